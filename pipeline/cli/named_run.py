@@ -96,7 +96,7 @@ def cluster(folder: RunFolder, invocation: Invocation, root: Path, local_gpus: i
     if not path.exists():
         raise UsageError(f"run {folder.key} was never started: there is no {path}")
     raw = _composed(folder, invocation)["cluster"]
-    plan, launcher = earlier.newest(folder.path), raw["launcher"]
+    plan, launcher = earlier.newest_plan(folder.path), raw["launcher"]
     nodes = plan.nodes if plan is not None and plan.launcher == launcher else ()
     if not raw["hosts"] and raw["hostfile"] is None and _has_names(launcher):
         raw = {**raw, "hosts": [_entry(node.host) for node in nodes]}
@@ -143,8 +143,8 @@ def _composed(folder: RunFolder, invocation: Invocation) -> dict[str, Any]:
 
 def _launchers(folder: RunFolder) -> list[str]:
     """Return the launchers by which something of the run may be under way."""
-    newest = earlier.newest(folder.path)
-    plans = [start.plan for start in starts.unended(folder.path)] + ([newest] if newest is not None else [])
+    newest = earlier.newest_plan(folder.path)
+    plans = [start.plan for start in starts.open_starts(folder.path)] + ([newest] if newest is not None else [])
     named: list[Any] = [plan.launcher for plan in plans] or [_section(folder, "cluster").get("launcher")]
     return list(dict.fromkeys(name for name in named if isinstance(name, str) and name.isidentifier()))
 
@@ -160,7 +160,7 @@ def _attached(folder: RunFolder, now: Mapping[str, Any]) -> dict[str, Any]:
         return raw
     try:
         known = {starts.host_of(str(entry["name"])).label: entry for entry in (*now["hosts"], *now["spares"])}
-        plan = earlier.newest(folder.path)
+        plan = earlier.newest_plan(folder.path)
         nodes = plan.nodes if plan is not None else ()
         hosts = own.get("hosts") or [{**_entry(node.host), "nproc_per_node": node.nproc_per_node} for node in nodes]
         entries = {"hosts": hosts, "spares": own.get("spares") or []}

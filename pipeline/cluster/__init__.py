@@ -1,5 +1,5 @@
-"""The launch of a run on its hosts: the plan as data, the probe of the hosts, one attempt from start to end.
+"""Launch a run on its hosts: probe them, render the plan as data, run one attempt from start to end.
 
-Entry points: ``plan.render`` (pure), ``attempt`` (start, follow, stop), ``preflight``, ``launchers`` (how hosts are
-reached) and ``agent``, which is sent to them.
+Entry points: ``plan.render`` (pure), ``attempt`` (start, follow, stop), ``preflight``, ``launchers`` (which reach the
+hosts) and ``agent``, which is sent to them.
 """

@@ -1,4 +1,4 @@
-"""One attempt of a run: probe, plan, start, follow to the end. Whatever happens, no process stays behind."""
+"""One attempt of a run: probe, plan, start, follow to the end. It never leaves a process behind."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any
 
 from pipeline.cluster import earlier, launchers, preflight, starts
 from pipeline.cluster.agent.running.claims import BUSY
-from pipeline.cluster.failures import cause, failure_text, first_error, is_echo, port_was_taken, seen_of_lost
+from pipeline.cluster.failures import cause, failure_text, first_error, is_consequence, lines_on_lost, port_was_taken
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import AttemptSpec, Outcome
 from pipeline.cluster.launchers.settings import REFUSE, SHARE, WAIT, busy_policy
 from pipeline.cluster.plan import render, warm_environment
 from pipeline.cluster.preflight import occupation
-from pipeline.cluster.preflight.versions import probed, refuse_others
+from pipeline.cluster.preflight.versions import probed, refuse_different
 from pipeline.cluster.running import RunningAttempt, Watchers
-from pipeline.cluster.stalls import OF_HOSTS, stall_text
+from pipeline.cluster.stalls import HOST_CAUSED, stall_text
 from pipeline.cluster.validation import validate
 from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.files import write_json
@@ -39,16 +39,16 @@ def run_attempt(
 ) -> LaunchPlan:
     """Run the trainer on all nodes to its end and return the plan that was run.
 
-    Afterwards ``spec.run_dir`` holds plan.json, attempts/N/<host>.log and .exit.json and, on launchers whose nodes
-    don't share the folder, metrics.jsonl and rank 0's outputs.
+    Afterwards ``spec.run_dir`` holds plan.json, attempts/N/<host>.log and .exit.json and, if the nodes don't share the
+    folder, metrics.jsonl and rank 0's outputs.
 
     Args:
-        hosts_context: ``closing(Hosts(cluster))``, or ``nullcontext`` of one that stays open for further attempts.
+        hosts_context: ``closing(Hosts(cluster))``, or ``nullcontext(hosts)`` to keep them for further attempts.
             Entered once signals are caught, left before they take effect.
         stop: ends an attempt that isn't in the main thread.
 
     Raises:
-        HostError: a host can't be had, can't take part or can't be started.
+        HostError: a host isn't granted, can't take part or can't be started.
         UsageError: the ranks can't share the global batch.
         TrainingError: names the host, rank and traceback of the first error.
         Killed: SIGINT, SIGTERM or SIGHUP. In every case nothing of the attempt runs any more.
@@ -79,9 +79,9 @@ def attach_attempt(
     watchers: Watchers,
     stop: Stop | None = None,
 ) -> None:
-    """Follow to its end an attempt whose own command is gone, then finish as ``run_attempt`` does.
+    """Follow an attempt whose own command is gone to its end, then fetch its outputs as ``run_attempt`` does.
 
-    What ended in the meantime is fetched too. ``plan`` is the attempt's plan; its hosts must be those of the cluster.
+    ``plan`` is the attempt's plan; its hosts must be those of the cluster.
 
     Raises:
         TrainingError, Killed: as ``run_attempt``.
@@ -105,22 +105,22 @@ def _run_once(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: Inte
         try:
             return _run_on_hosts(spec, hosts, watchers, signals)
         except HostError as error:
-            if not was_forestalled(error, hosts, spec):
+            if not was_claimed_first(error, hosts, spec):
                 raise
         signals.release()
-        # two runs that claimed one host each have both released it, and must not try again at the same moment
+        # if each of two runs claimed one host, both have released it: avoid that they try again at the same moment
         _pause(random.uniform(0.0, PROBE_AGAIN_S), spec, signals.check)
         hosts.forget()
 
 
 def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: Interruptible) -> RunningAttempt:
-    """Start on hosts that are free, with another port each time the rendezvous port was taken after the probe."""
+    """Start on free hosts; start again with another port if the rendezvous port was taken after the probe."""
     facts = _checked_hosts(spec, hosts)
     watchers.on_facts(facts)
     if spec.outputs.resume:
-        earlier.take_over(hosts.launcher, facts, spec.run_dir, watchers.on_note, is_restart=spec.is_restart)
+        earlier.end_and_collect(hosts.launcher, facts, spec.run_dir, watchers.on_note, is_restart=spec.is_restart)
     if spec.outputs.resume and not hosts.launcher.capabilities.shares_run_dir:
-        for note in earlier.clear_left(hosts.launcher, facts, spec.run_dir.parent):
+        for note in earlier.clear_leftovers(hosts.launcher, facts, spec.run_dir.parent):
             watchers.on_note(note)
     for port in hosts.ports():
         signals.check()
@@ -139,20 +139,25 @@ def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: 
 
 
 def _failure(running: RunningAttempt, outcome: Outcome) -> TrainingError:
-    """Return the error of an attempt that failed: the first error, and what the launcher knows besides."""
+    """Return the error of a failed attempt: a stall, the first error of a rank, or the launcher's reason."""
     first, why = first_error(running.ends), cause(running.ends)
     if running.verdict is not None:
-        text, why = stall_text(running.verdict, running.log_dir), "host" if running.verdict.kind in OF_HOSTS else "code"
-    elif outcome.hint and (first is None or is_echo(first[1])):  # the ranks' own errors say only that they were ended
+        text, why = (
+            stall_text(running.verdict, running.log_dir),
+            "host" if running.verdict.kind in HOST_CAUSED else "code",
+        )
+    elif outcome.hint and (first is None or is_consequence(first[1])):  # the ranks know only that they were ended
         text = f"training failed: {outcome.text}\nlogs: {running.log_dir}"
     else:
         text = failure_text(running.plan, running.ends, running.order, running.log_dir)
-        text += "".join(f"\n{line}" for line in [*seen_of_lost(running.lost, running.seen), outcome.text] if line)
-    return TrainingError(text + running.left, hint=outcome.hint, cause=outcome.cause or why, gone=running.gone)
+        text += "".join(
+            f"\n{line}" for line in [*lines_on_lost(running.lost, running.reach_answers), outcome.text] if line
+        )
+    return TrainingError(text + running.unstopped, hint=outcome.hint, cause=outcome.cause or why, gone=running.gone)
 
 
 def _checked_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
-    """Return the facts of the hosts. Raises HostError, UsageError: they can't run this."""
+    """Return the facts of the hosts after all checks. Raises HostError, UsageError: they can't run this attempt."""
     warm = warm_environment(hosts.cluster) if hosts.cluster.warm and _has_installed_torch(spec) else None
     facts = hosts.facts(spec.pack, probed(spec.versions), warm)
     trainer, strategy = _configured(spec, "trainer"), _configured(spec, "strategy")
@@ -164,14 +169,14 @@ def _checked_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
         shards=trainer.get("shards", 0),
         backend=strategy.get("backend", "auto"),
     )
-    refuse_others(facts, spec.versions, hosts.cluster.environment)
+    refuse_different(facts, spec.versions, hosts.cluster.environment)
     facts = hosts.connected()
     preflight.refuse(hosts.checks(), hosts.cluster.nnodes)
     return facts
 
 
 def _has_installed_torch(spec: AttemptSpec) -> bool:
-    """False for scripts, which import torch themselves, and for projects with a package of that name."""
+    """False for scripts, which import torch themselves, and for projects that contain a package ``torch``."""
     return spec.script is None and not (spec.run_dir / run_folder.CODE / "torch").exists()
 
 
@@ -182,32 +187,27 @@ def _configured(spec: AttemptSpec, section: str) -> dict[str, Any]:
 
 
 def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[NodeFacts], port: int) -> LaunchPlan:
-    """Render the plan and write it down.
-
-    Its run id is new, so that what is left of an earlier start can't be mistaken for this one.
-    """
+    """Render the plan and write plan.json. Its new run id tells this start from what earlier ones left on hosts."""
     run_id = journal.new_attempt_id(spec.run_key, spec.run_dir, spec.attempt, secrets.token_hex(3))
     plan = render(hosts.cluster, facts, spec, run_id=run_id, master_port=port)
     warm = plan.warm and _has_installed_torch(spec)
     plan = dataclasses.replace(plan, submission=launchers.submission(hosts.cluster, spec), warm=warm)
-    if not hosts.launcher.capabilities.shares_run_dir:  # where it is shared, its ranks see that a later attempt began
-        starts.note(plan, spec.run_dir)
+    if not hosts.launcher.capabilities.shares_run_dir:  # ranks that share it see there that a later attempt began
+        starts.record(plan, spec.run_dir)
     write_json(spec.run_dir / run_folder.PLAN, dataclasses.asdict(plan))
     journal.register_attempt(spec.run_dir, run_id)
     return plan
 
 
 def stop_run(cluster: Cluster, run_dir: Path, run_key: str) -> list[str]:
-    """End all processes of this run and return the labels of the hosts concerned.
+    """End all processes of this run and return the labels of the hosts that were asked.
 
-    These are the cluster's hosts, the spares of the newest attempt, and hosts of earlier attempts whose end no command
-    has seen.
-
-    Raises HostError that lists hosts that failed.
+    These are the cluster's hosts, the spares that the newest attempt used, and hosts of earlier attempts whose end no
+    command has seen. Raises HostError that lists hosts that failed.
     """
     plan = earlier.unfinished_plan(run_dir)
-    taken = {node.host for node in plan.nodes} if plan is not None else set()
-    spares = tuple(spare for spare in cluster.spares if spare.label in taken)
+    used = {node.host for node in plan.nodes} if plan is not None else set()
+    spares = tuple(spare for spare in cluster.spares if spare.label in used)
     cluster = dataclasses.replace(cluster, hosts=(*cluster.hosts, *spares))
     with closing(launchers.create(cluster)) as launcher:
         failures = launcher.stop(run_key, run_dir.resolve())
@@ -219,23 +219,23 @@ def stop_run(cluster: Cluster, run_dir: Path, run_key: str) -> list[str]:
 
 
 _POLL_S = 0.2
-PROBE_AGAIN_S = 5.0
+PROBE_AGAIN_S = 5.0  # between two probes of busy hosts
 
 
 def until_free(hosts: Hosts, spec: AttemptSpec, watchers: Watchers, check: Callable[[], None]) -> None:
-    """Refuse hosts that are in use by others, or wait until they are free, as ``cluster.when_busy`` says.
+    """Refuse busy hosts or wait until they are free, as ``cluster.when_busy`` says.
 
-    Waiting claims nothing. The start claims each host, and is refused if another run was quicker.
+    This claims no host: the start does, and fails if another run has claimed one first.
 
     Args:
         check: raises when a signal has arrived.
 
     Raises:
-        HostError: names who uses which host since when; or a host doesn't answer.
+        HostError: a host is busy (the text says with what, and since when), or doesn't answer.
     """
     if busy_policy(hosts.cluster) == SHARE or not isinstance(hosts.launcher, AgentLauncher):
         return
-    if not waits(hosts, spec):
+    if not may_wait(hosts, spec):
         occupation.refuse(_other_users(hosts, spec), hosts.cluster.nnodes)
         return
     waiting = Waiting(spec.run_dir)
@@ -248,7 +248,7 @@ def until_free(hosts: Hosts, spec: AttemptSpec, watchers: Watchers, check: Calla
 def _wait_until_free(
     hosts: Hosts, spec: AttemptSpec, watchers: Watchers, check: Callable[[], None], waiting: Waiting
 ) -> None:
-    """Probe the hosts again and again. A silent one is waited for as long as ranks train on without their command."""
+    """Probe the hosts until all are free. Wait for a silent one up to ``lease_s``, as its ranks do without us."""
     answered_at, reported = None, ""
 
     def progress() -> str:
@@ -277,13 +277,13 @@ def _wait_until_free(
 
 
 def _other_users(hosts: Hosts, spec: AttemptSpec) -> list[occupation.Occupation]:
-    """Return the other users of the hosts, by their last answers. Raises HostError."""
+    """Return which hosts others use, by the last probe. Raises HostError."""
     facts = hosts.facts(spec.pack, probed(spec.versions))
     return occupation.occupied(hosts.cluster, facts, journal.attempt_prefix(spec.run_key, spec.run_dir))
 
 
 def _pause(seconds: float, spec: AttemptSpec, check: Callable[[], None]) -> None:
-    """Sleep. Raises what ``check`` does, and HostError where `doit stop` was typed meanwhile: nothing runs yet."""
+    """Sleep. Raises what ``check`` raises, and HostError if `doit stop` was typed meanwhile."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         check()
@@ -292,12 +292,12 @@ def _pause(seconds: float, spec: AttemptSpec, check: Callable[[], None]) -> None
         time.sleep(_POLL_S)
 
 
-def waits(hosts: Hosts, spec: AttemptSpec) -> bool:
-    """True if this run waits for busy hosts. A restart does, as its user isn't there to start it again."""
+def may_wait(hosts: Hosts, spec: AttemptSpec) -> bool:
+    """True if this run waits for busy hosts; a restart does, because its user may not be there to repeat it."""
     policy = busy_policy(hosts.cluster)
     return policy == WAIT or (policy == REFUSE and spec.is_restart)
 
 
-def was_forestalled(error: HostError, hosts: Hosts, spec: AttemptSpec) -> bool:
-    """True if a start failed because another run claimed a host first, and this run waits for it."""
-    return BUSY in error.what and waits(hosts, spec)
+def was_claimed_first(error: HostError, hosts: Hosts, spec: AttemptSpec) -> bool:
+    """True if a start failed because another run claimed a host first, and this run may wait for it."""
+    return BUSY in error.what and may_wait(hosts, spec)

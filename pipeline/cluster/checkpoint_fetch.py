@@ -1,4 +1,4 @@
-"""New checkpoints, fetched while the training goes on, so that rank 0's host may be lost with its disk."""
+"""Fetch new checkpoints while the training goes on, so that rank 0's host may be lost with its disk."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from pipeline.core.specs import LaunchPlan, Outputs
 if TYPE_CHECKING:
     from pipeline.cluster.launchers import Launcher
 
-_COPY_S = 5.0
-_SHARE = 10  # times a fetch's duration until the next one: ssh's encryption takes rank 0's processor time
+_COPY_S = 5.0  # how long a copy to the mirror is waited for
+_PAUSE_FACTOR = 10  # times a fetch's duration until the next one: ssh's encryption takes rank 0's processor time
 
 
 class CheckpointFetch:
-    """Fetches checkpoints in a thread of its own, one at a time, at most every ``every_s`` seconds (0: never).
+    """Fetches checkpoints in a thread, one at a time, at most every ``every_s`` seconds (0: never).
 
-    The thread calls ``on_fetched`` when a checkpoint is here, and ``on_failed`` once when the run folder can't be
-    written.
+    The thread calls ``on_fetched`` after each checkpoint, and ``on_failed`` once if the run folder can't be written.
     """
 
     def __init__(
@@ -39,23 +38,20 @@ class CheckpointFetch:
         self._on_fetched, self._on_failed = on_fetched, on_failed
         self._has_failed = False
         self._thread: threading.Thread | None = None
-        self._is_here = threading.Event()
-        self._step, self._next = 0, time.monotonic() + every_s
+        self._fetched = threading.Event()
+        self._step, self._next_at = 0, time.monotonic() + every_s
 
-    def heard(self, step: int) -> None:
-        """Take the step of the newest checkpoint on rank 0's host, and fetch it if it is time."""
+    def offer(self, step: int) -> None:
+        """Fetch the checkpoint of ``step``, the newest on rank 0's host, if it is new and the pause is over."""
         busy = self._thread is not None and self._thread.is_alive()
-        if self._every_s and step > self._step and not busy and time.monotonic() >= self._next:
-            self._is_here.clear()
+        if self._every_s and step > self._step and not busy and time.monotonic() >= self._next_at:
+            self._fetched.clear()
             self._thread = threads.start(self._fetch, step, name="checkpoints", on_error=lambda _: None)
 
     def wait(self, *, copied: bool = True) -> None:
-        """Wait until nothing is being fetched, and what was is ``copied`` too.
-
-        After a good end the latter has a limit, as a mirror may hang.
-        """
+        """Wait for the end of a fetch. ``copied``: also for its copy to the mirror, else at most ``_COPY_S``."""
         if self._thread is not None:
-            self._is_here.wait()
+            self._fetched.wait()
             self._thread.join(None if copied else _COPY_S)
 
     def _fetch(self, step: int) -> None:
@@ -69,25 +65,31 @@ class CheckpointFetch:
                 self._on_failed(error)
             self._has_failed = True
         finally:
-            self._is_here.set()
+            self._fetched.set()
         if fetched:
             self._step = step
             self._on_fetched()
         now = time.monotonic()
-        self._next = now + max(self._every_s, _SHARE * (now - began))
+        self._next_at = now + max(self._every_s, _PAUSE_FACTOR * (now - began))
 
 
 def of_step(plan: LaunchPlan, step: int) -> LaunchPlan:
     """Return the plan with one checkpoint as its outputs; metrics.jsonl comes by the stream.
 
-    For a script these are all checkpoints, as of the time ``step`` in ms (``NodeBeat.saved``), as their names aren't
-    known.
+    Which files a script's checkpoint has isn't known: there ``step`` is a time in ms (``NodeBeat.saved``), and the
+    outputs are all files of ``checkpoints/`` written until then.
     """
     if plan.outputs.whole:
-        all_ = ("checkpoints",)
-        others = all_ if plan.outputs.others else ()
+        folder = ("checkpoints",)
+        others = folder if plan.outputs.others else ()
         outputs = Outputs(
-            resume=all_, final=(), needed=all_, whole=all_, until_s=step / 1000, others=others, work=plan.outputs.work
+            resume=folder,
+            final=(),
+            needed=folder,
+            whole=folder,
+            until_s=step / 1000,
+            others=others,
+            work=plan.outputs.work,
         )
         return dataclasses.replace(plan, outputs=outputs)
     name, shards = f"checkpoints/step-{step:08d}", f"checkpoints/shards-{step:08d}"

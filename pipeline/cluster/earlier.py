@@ -1,4 +1,4 @@
-"""What earlier attempts have left on hosts (ranks, checkpoints) after their controller was killed or lost them."""
+"""Find, follow, end and clear what earlier attempts left on hosts: ranks that still run, checkpoints, folders."""
 
 from __future__ import annotations
 
@@ -29,49 +29,48 @@ if TYPE_CHECKING:
     from pipeline.cluster.launchers import Launcher
     from pipeline.cluster.launchers.transport.answers import Answer
 
-_DONE = "collected"
+_COLLECTED = "collected"  # file of attempts/N: run id of the start whose outputs are all here
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Route:
-    """A launcher that reaches some hosts of a start; ``plan`` has the labels by which it knows them."""
+    """A launcher that reaches some hosts of a start, and the start's plan with the labels that this launcher uses."""
 
     launcher: Launcher
     plan: LaunchPlan
 
     def stop(self, run_dir: Path) -> dict[str, str]:
-        """Return host of the plan → why it could not be ended there."""
+        """End the run on these hosts; return host of the plan → why that failed."""
         failures = self.launcher.stop(self.plan.run_key, run_dir)
         return {node.host: failures[node.host] for node in self.plan.nodes if node.host in failures}
 
 
-def goes_on(cluster: Cluster, plan: LaunchPlan, run_dir: Path, say: Callable[[str], None]) -> bool:
-    """True if each node of an attempt whose command is gone still runs its part, or has ended well.
+def can_be_followed(cluster: Cluster, plan: LaunchPlan, run_dir: Path, say: Callable[[str], None]) -> bool:
+    """True if each node of an attempt whose command is gone still runs its part or has succeeded.
 
-    Then the attempt is followed to its end, and nothing of it is repeated. ``say`` takes the reason if it is over.
+    Otherwise the attempt is over, and ``say`` takes the reason.
 
     Args:
-        cluster: with the hosts of ``plan``.
-        run_dir: holds the ends that a command has seen; those hosts aren't asked.
+        cluster: has the hosts of ``plan``.
+        run_dir: records the ends that a command has seen. If all have ended, no host is asked.
 
     Raises:
-        HostError: a host doesn't answer, so it isn't known.
+        HostError: a host doesn't answer.
     """
-    known = _known_ends(plan, run_dir)
+    known = _recorded_failures(plan, run_dir)
     if known.keys() == {node.host for node in plan.nodes}:
         for host, how in known.items():
             say(f"attempt {plan.attempt} is over on {host}: {how}")
         return False
     with closing(launchers.create(cluster)) as launcher:
-        answers = _standing(launcher, plan)
+        answers = _node_states(launcher, plan)
         if any(answer.value is None for answer in answers.values()):
-            launcher.probe(None)  # raises HostError that says what is wrong with each host
-            answers = _standing(launcher, plan)
+            launcher.probe(None)  # raises HostError that names what is wrong with each host
+            answers = _node_states(launcher, plan)
     silent = {host: answer.error for host, answer in answers.items() if answer.value is None}
     if silent:
         raise HostError(
-            f"whether attempt {plan.attempt} still runs on {', '.join(silent)} can't be asked: "
-            f"{next(iter(silent.values()))}",
+            f"can't ask {', '.join(silent)} whether attempt {plan.attempt} still runs: {next(iter(silent.values()))}",
             hint="the same command again",
             hosts=[*silent],
         )
@@ -79,35 +78,35 @@ def goes_on(cluster: Cluster, plan: LaunchPlan, run_dir: Path, say: Callable[[st
     over = {host: value for host, value in values.items() if not value.get("alive") and value.get("code") != 0}
     for host, value in over.items():
         if value.get("reason"):
-            say(f"attempt {plan.attempt} is over on {host}: {known.get(host) or _how(value)}")
+            say(f"attempt {plan.attempt} is over on {host}: {known.get(host) or _end_in_words(value)}")
     return not over
 
 
-def renamed(cluster: Cluster, plan: LaunchPlan) -> LaunchPlan | None:
-    """Give the hosts of a plan the labels that they have in ``cluster``; None: they are other hosts.
+def with_current_labels(cluster: Cluster, plan: LaunchPlan) -> LaunchPlan | None:
+    """Return the plan with the labels that its hosts have in ``cluster``; None if they aren't the same hosts.
 
-    Hosts are recognised by host name, address and port of the ssh server, and user.
+    Hosts are compared by host name, address and port of the ssh server, and user.
     """
     if plan.launcher != cluster.launcher or len(plan.nodes) != cluster.nnodes:
         return None
     with closing(launchers.create(cluster)) as launcher:
-        answers = _standing(launcher, plan)
+        answers = _node_states(launcher, plan)
     values = {label: answer.value or {} for label, answer in answers.items()}
-    labels = {value.get("identity"): label for label, value in values.items()}  # other hosts have other ones
+    labels = {value.get("identity"): label for label, value in values.items()}
     if labels.keys() != {node.identity for node in plan.nodes}:
         return None
     named = tuple(dataclasses.replace(node, host=labels[node.identity]) for node in plan.nodes)
     return dataclasses.replace(plan, nodes=named)
 
 
-def _standing(launcher: Launcher, plan: LaunchPlan) -> dict[str, Answer]:
-    """Ask each host whether its part of the plan still runs, or how it has ended."""
+def _node_states(launcher: Launcher, plan: LaunchPlan) -> dict[str, Answer]:
+    """Ask each host whether its part of the plan still runs, or how it ended."""
     nodes = [{"identity": node.identity, "state_dir": node.state_dir} for node in plan.nodes]
     return launcher.ask({"do": "standing", "nodes": nodes})
 
 
-def _known_ends(plan: LaunchPlan, run_dir: Path) -> dict[str, str]:
-    """Return host → how its part failed, as a command has recorded it; the host's folder may be cleared since."""
+def _recorded_failures(plan: LaunchPlan, run_dir: Path) -> dict[str, str]:
+    """Return host → how its part failed, by the run folder's record; the host may have removed its own."""
     ends = {}
     for node in plan.nodes:
         path = run_dir / run_folder.ATTEMPTS / str(plan.attempt) / f"{node.host}.exit.json"
@@ -115,12 +114,12 @@ def _known_ends(plan: LaunchPlan, run_dir: Path) -> dict[str, str]:
             is_of_plan = path.stat().st_mtime_ns >= (run_dir / run_folder.PLAN).stat().st_mtime_ns
             end = documents.read(path)
             if is_of_plan and end["event"] == "NodeExit" and end["code"] != 0:
-                ends[node.host] = _how(end)
+                ends[node.host] = _end_in_words(end)
     return ends
 
 
-def _how(end: Mapping[str, Any]) -> str:
-    """Return how a node's part ended, in a line: its first error, else the agent's reason."""
+def _end_in_words(end: Mapping[str, Any]) -> str:
+    """Return a line about the end of a node's part: its first error, else the agent's reason."""
     if end.get("errors"):
         rank, message = int(end["errors"][0]["rank"]), str(end["errors"][0]["message"]).partition("\n")[0]
         return f"rank {rank}{'' if message.startswith('ended with ') else ':'} {message}"
@@ -129,15 +128,15 @@ def _how(end: Mapping[str, Any]) -> str:
     return "it was stopped (Ctrl-C or doit stop)" if first == "stopped" else explained_by_script(reason) or first
 
 
-def take_over(
+def end_and_collect(
     launcher: Launcher, facts: Sequence[NodeFacts], run_dir: Path, say: Callable[[str], None], *, is_restart: bool
 ) -> None:
     """End the earlier starts on their hosts, fetch their checkpoints into ``run_dir``, and clear the hosts.
 
     Args:
-        launcher: that of the new attempt, on the hosts of ``facts``.
-        say: takes what was fetched from other hosts, and the hosts that don't answer.
-        is_restart: this command ran the earlier attempts itself and has reported their lost hosts, so only its present
+        launcher: the launcher of the new attempt, whose hosts are those of ``facts``.
+        say: takes a line for each start that was fetched from other hosts, and for each host that doesn't answer.
+        is_restart: this command ran the earlier attempts itself and has reported their lost hosts, so only its current
             hosts are asked.
     """
     for start in _open_starts(run_dir):
@@ -145,40 +144,43 @@ def take_over(
             try:
                 routes = _routes(launcher, facts, start, run_dir, stack, is_restart=is_restart)
             except PacelineError as error:  # such as a start by another launcher
-                here = {node.host: fact.host for node in start.plan.nodes if (fact := _host_now(node, facts))}
+                here = {node.host: fact.host for node in start.plan.nodes if (fact := _current_host(node, facts))}
                 failures = {node.host: error.what for node in start.plan.nodes if node.host not in here}
                 for node in start.plan.nodes:
                     if node.host in here:
-                        say(_ended_by_start(start, node, here[node.host]))
+                        say(_ended_by_this_start(start, node, here[node.host]))
             else:
                 failures = {host: why for route in routes for host, why in route.stop(run_dir).items()}
                 if routes and routes[0].plan.nodes[0].host not in failures and _collected(routes[0], run_dir):
                     _clear(routes, start, run_dir, say)
                     if routes[0].launcher is not launcher:
-                        where = f"attempt {start.plan.attempt} was left on {start.plan.nodes[0].host}"
-                        say(f"{where}: it is ended there, and what it had saved is here")
+                        say(
+                            f"attempt {start.plan.attempt} was left on {start.plan.nodes[0].host}: it is ended there, and "
+                            "its checkpoints were fetched"
+                        )
         if not is_restart:
             for host, why in failures.items():
-                say(_unreached(start, host, why))
+                say(_unreached_line(start, host, why))
 
 
 def _clear(routes: Sequence[_Route], start: Start, run_dir: Path, say: Callable[[str], None]) -> None:
-    """Clear the hosts of a start whose outputs are here."""
+    """Clear the hosts of a start whose outputs were fetched."""
     for route in routes:
         for note in route.launcher.notes():
             say(f"WARNING: {note}")
         route.launcher.clean(route.plan)
-    nothing_is_left(start.plan, run_dir)
+    mark_collected(start.plan, run_dir)
 
 
 def stop_elsewhere(cluster: Cluster, run_dir: Path) -> tuple[list[str], dict[str, str]]:
-    """End what may still run of the run on hosts that ``cluster`` doesn't have, reached as its own hosts are.
+    """End processes of the run on hosts of earlier starts that aren't hosts of ``cluster``.
 
-    Returns the hosts, and what went wrong there. Nothing runs on a host whose lease is over.
+    Returns the hosts that were asked, and host → failure. A failure after the end of the lease doesn't count, because
+    nothing runs there any more.
     """
     stopped, failed = list[str](), dict[str, str]()
     known = {host.label for host in cluster.hosts}
-    for start in starts.unended(run_dir):
+    for start in starts.open_starts(run_dir):
         is_same = start.plan.launcher == cluster.launcher
         labels = [node.host for node in start.plan.nodes if not is_same or node.host not in known]
         if not labels:
@@ -190,7 +192,7 @@ def stop_elsewhere(cluster: Cluster, run_dir: Path) -> tuple[list[str], dict[str
             failures = dict.fromkeys(labels, error.what)
         stopped += [label for label in labels if label not in stopped]
         failed |= {
-            host: f"{_reason(why)}; {_until(start)}"
+            host: f"{_stop_failure(why)}; {_lease_words(start)}"
             for host, why in failures.items()
             if why.startswith(NOT_ENDED) or start.lease_ends > time.time()
         }
@@ -198,27 +200,27 @@ def stop_elsewhere(cluster: Cluster, run_dir: Path) -> tuple[list[str], dict[str
 
 
 def _open_starts(run_dir: Path) -> list[Start]:
-    """Return the open starts, the newest first, so that one with a later checkpoint is noticed.
+    """Return the open starts, the newest first, so that the latest checkpoint is fetched first.
 
-    The newest attempt is among them even if it was started before starts were noted.
+    Include the newest attempt even if an earlier version of Paceline started it, which recorded no starts.
     """
-    open_starts, newest_one = starts.unended(run_dir), unfinished_plan(run_dir)
-    if newest_one is not None and newest_one.run_id not in [start.plan.run_id for start in open_starts]:
-        open_starts.append(Start(plan=newest_one, followed_at=(run_dir / run_folder.PLAN).stat().st_mtime))
+    open_starts, newest = starts.open_starts(run_dir), unfinished_plan(run_dir)
+    if newest is not None and newest.run_id not in [start.plan.run_id for start in open_starts]:
+        open_starts.append(Start(plan=newest, followed_at=(run_dir / run_folder.PLAN).stat().st_mtime))
     return open_starts[::-1]
 
 
 def _routes(
     launcher: Launcher, facts: Sequence[NodeFacts], start: Start, run_dir: Path, stack: ExitStack, *, is_restart: bool
 ) -> list[_Route]:
-    """Return the routes to the hosts of a start, first the one to its node 0; none if node 0 can't be reached.
+    """Return the routes to the hosts of a start, the one to its node 0 first; none if node 0 can't be reached.
 
-    A present host may have had another name then; all others are reached by the names in the start's plan. Raises
-    PacelineError: they can't be reached.
+    Hosts of the new attempt are reached by ``launcher``, even if the start knew them by other names; all others by the
+    names in the start's plan. Raises PacelineError: they can't be reached.
     """
     plan, here = start.plan, dict[int, NodeFacts]()
-    if not (launcher.capabilities.shares_run_dir or _capabilities(plan).shares_run_dir):  # else nothing is collected
-        here = {node.node_rank: fact for node in plan.nodes if (fact := _host_now(node, facts)) is not None}
+    if not (launcher.capabilities.shares_run_dir or _capabilities(plan).shares_run_dir):  # else nothing is fetched
+        here = {node.node_rank: fact for node in plan.nodes if (fact := _current_host(node, facts)) is not None}
     nodes = tuple(
         dataclasses.replace(node, host=fact.host, identity=fact.identity)
         if (fact := here.get(node.node_rank)) is not None
@@ -228,13 +230,13 @@ def _routes(
     routes = []
     if here:
         routes.append(_Route(launcher=launcher, plan=dataclasses.replace(plan, nodes=nodes)))
-    away = [node.host for node in plan.nodes if node.node_rank not in here]
+    elsewhere = [node.host for node in plan.nodes if node.node_rank not in here]
     on_this_computer = plan.launcher != launcher.cluster.launcher and _capabilities(plan).is_this_computer
-    if away and (on_this_computer or starts.is_noted(plan.run_id, run_dir)) and not is_restart:
-        own = launcher.cluster
+    if elsewhere and (on_this_computer or starts.is_recorded(plan.run_id, run_dir)) and not is_restart:
+        base = launcher.cluster
         if on_this_computer:  # the cluster's hosts are elsewhere; ranks on this computer write to the run folder itself
-            own = dataclasses.replace(own, launcher=plan.launcher, hosts=(), ssh_config=None, workdir=None)
-        cluster = starts.cluster_with(own, plan, away)
+            base = dataclasses.replace(base, launcher=plan.launcher, hosts=(), ssh_config=None, workdir=None)
+        cluster = starts.cluster_with(base, plan, elsewhere)
         other = stack.enter_context(closing(launchers.create(cluster)))
         routes.append(_Route(launcher=other, plan=plan))
     if plan.nodes[0].node_rank not in here:  # node 0 is on the other route, if there is one
@@ -242,10 +244,10 @@ def _routes(
     return routes
 
 
-def _host_now(node: NodePlan, facts: Sequence[NodeFacts]) -> NodeFacts | None:
-    """Return the present host that is the node's host: by identity, else by machine and user.
+def _current_host(node: NodePlan, facts: Sequence[NodeFacts]) -> NodeFacts | None:
+    """Return the host of the new attempt that is the node's host: by identity, else by machine and user.
 
-    The latter holds at another address, and by another launcher.
+    Machine and user are the same at another address and under another launcher.
     """
     by_identity = next((fact for fact in facts if fact.identity == node.identity), None)
     wanted = (node.machine, _user(node.identity))
@@ -265,10 +267,10 @@ def _capabilities(plan: LaunchPlan) -> Capabilities:
 
 
 def _collected(route: _Route, run_dir: Path) -> bool:
-    """Fetch what a later attempt resumes from. True if nothing that is wanted is left on node 0.
+    """Fetch the files that a later attempt resumes from. True if nothing needed is left on node 0.
 
-    Of a start that was followed by others, only later checkpoints are wanted than theirs. A script's can't be compared,
-    so the newest start's count.
+    Of a start before the newest one, only checkpoints later than those here are needed. Checkpoints of scripts can't be
+    compared, so there only the newest start's are needed.
     """
     if journal.known_attempts(run_dir)[-1:] != [route.plan.run_id]:
         if route.plan.outputs.whole:
@@ -281,87 +283,84 @@ def _collected(route: _Route, run_dir: Path) -> bool:
     return route.launcher.collect(route.plan, run_dir, final=False)
 
 
-def _ended_by_start(start: Start, node: NodePlan, host: str) -> str:
-    """Describe a host that another launcher has reached; a start there ends all processes of its run."""
+def _ended_by_this_start(start: Start, node: NodePlan, host: str) -> str:
+    """Describe a host that an earlier start reached by another launcher; this start ends all processes of the run."""
     return (
         f"{node.host}: attempt {start.plan.attempt} was started there by cluster.launcher={start.plan.launcher}, and "
-        f"{node.host} is {host}: what runs of it is ended before this one starts; what it alone has of the run stays "
-        f"in {node.run_dir} and is not gone on from"
+        f"{node.host} is {host}: its processes are ended before this one starts; files that only it has stay in "
+        f"{node.run_dir} and are not used"
     )
 
 
-def _unreached(start: Start, host: str, why: str) -> str:
-    kept = "what it alone has of the run is not gone on from"
+def _unreached_line(start: Start, host: str, why: str) -> str:
+    kept = "files that only it has are not used"
     if host == start.plan.nodes[0].host and not start.plan.outputs.whole:
         kept = "the same command fetches its checkpoints once it answers"
-    return f"{host}: attempt {start.plan.attempt} was started there, and {_reason(why)}; {_until(start)}; {kept}"
+    return f"{host}: attempt {start.plan.attempt} was started there, and {_stop_failure(why)}; {_lease_words(start)}; {kept}"
 
 
-def _reason(why: str) -> str:
+def _stop_failure(why: str) -> str:
     return why if why.startswith(NOT_ENDED) else f"it could not be asked to stop ({why.partition(chr(10))[0]})"
 
 
-def _until(start: Start) -> str:
+def _lease_words(start: Start) -> str:
     when = time.strftime("%H:%M:%S", time.localtime(start.lease_ends))
     lease = f"cluster.lease_s={start.plan.lease_s:g}"
     if start.lease_ends > time.time():
         return f"its ranks may train on until {when} ({lease})"
-    return f"its ranks have ended by themselves by {when} ({lease})"
+    return f"its ranks have ended by {when} ({lease})"
 
 
-def nothing_is_left(plan: LaunchPlan, run_dir: Path) -> None:
-    """Note that later attempts need nothing from the hosts of ``plan``. A removed folder needs no note."""
+def mark_collected(plan: LaunchPlan, run_dir: Path) -> None:
+    """Record that later attempts need nothing from the hosts of ``plan``, unless the run folder was removed."""
     folder = run_dir / run_folder.ATTEMPTS / str(plan.attempt)
     if folder.is_dir():
-        (folder / _DONE).write_text(plan.run_id, encoding="utf-8")
-        starts.forget(plan.run_id, run_dir)
+        (folder / _COLLECTED).write_text(plan.run_id, encoding="utf-8")
+        starts.remove(plan.run_id, run_dir)
 
 
-def is_fetched(run_id: str, run_dir: Path) -> bool:
-    """True if nothing that the attempt has left on its hosts is wanted any more.
-
-    Either all of it is here, or a later attempt has begun without it.
-    """
-    known, number = journal.known_attempts(run_dir), journal.attempt_number(run_id)
-    return (
-        run_id in known and not _is_open(run_id, run_dir) and (known[-1] != run_id or _noted(run_dir, number) == run_id)
-    )
+def is_collected(run_id: str, run_dir: Path) -> bool:
+    """True if nothing on the attempt's hosts is needed: all was fetched, or a later attempt has begun without it."""
+    known = journal.known_attempts(run_dir)
+    if run_id not in known or _is_open(run_id, run_dir):
+        return False
+    return known[-1] != run_id or _collected_run_id(run_dir, journal.attempt_number(run_id)) == run_id
 
 
-def is_gone_on_from(run_id: str, run_dir: Path) -> bool:
-    """True if the next attempt fetches the checkpoints that this one has left on its hosts."""
+def is_resumed_from(run_id: str, run_dir: Path) -> bool:
+    """True if the next attempt fetches the checkpoints that this one left on its hosts."""
     return journal.known_attempts(run_dir)[-1:] == [run_id] or _is_open(run_id, run_dir)
 
 
 def _is_open(run_id: str, run_dir: Path) -> bool:
-    return starts.is_noted(run_id, run_dir) and not (run_dir / run_folder.RESULT).exists()
+    return starts.is_recorded(run_id, run_dir) and not (run_dir / run_folder.RESULT).exists()
 
 
-def _noted(run_dir: Path, attempt: int | str) -> str:
-    path = run_dir / run_folder.ATTEMPTS / str(attempt) / _DONE
+def _collected_run_id(run_dir: Path, attempt: int | str) -> str:
+    path = run_dir / run_folder.ATTEMPTS / str(attempt) / _COLLECTED
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
-def newest(run_dir: Path) -> LaunchPlan | None:
-    """Return the plan of the newest attempt; None: not known."""
+def newest_plan(run_dir: Path) -> LaunchPlan | None:
+    """Return the plan of the newest attempt; None if there is none."""
     return starts.read_plan(run_dir / run_folder.PLAN, run_dir)
 
 
 def unfinished_plan(run_dir: Path) -> LaunchPlan | None:
-    """Return the plan of the newest attempt, unless everything that it left is here."""
-    plan = newest(run_dir)
+    """Return the plan of the newest attempt; None if its hosts hold nothing more."""
+    plan = newest_plan(run_dir)
     if plan is None or not plan.nodes or journal.known_attempts(run_dir)[-1:] != [plan.run_id]:
         return None
-    return None if _noted(run_dir, plan.attempt) == plan.run_id else plan
+    return None if _collected_run_id(run_dir, plan.attempt) == plan.run_id else plan
 
 
-KEPT_S = 7 * 86_400.0  # for outputs of a run that this project doesn't know, which another clone may fetch
-SETTLED_S = 3600.0  # for folders without outputs, after which their controller counts as gone
+OUTPUTS_KEPT_S = 7 * 86_400.0  # for a run that this project doesn't know, whose outputs another clone may fetch
+EMPTY_KEPT_S = 3600.0  # for folders without outputs; then their controller counts as gone
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left:
-    """The folder of one attempt on one host, which no process there uses. ``name`` is ``RUN ID/node0``."""
+class Leftover:
+    """The folder that an attempt left on a host and that no process there uses. ``name`` is ``RUN ID/node0``."""
 
     host: str
     name: str
@@ -374,13 +373,13 @@ class Left:
         return self.name.partition("/")[0]
 
 
-def left_on_hosts(facts: Sequence[NodeFacts]) -> list[Left]:
-    """Return the folders that the hosts reported when they were probed."""
-    return [Left(host=fact.host, **row) for fact in facts for row in fact.extra.get("left", [])]
+def leftovers(facts: Sequence[NodeFacts]) -> list[Leftover]:
+    """Return the leftover folders in the hosts' answers to the probe."""
+    return [Leftover(host=fact.host, **row) for fact in facts for row in fact.extra.get("left", [])]
 
 
-def why_stays(left: Left, runs_dir: Path) -> str:
-    """Return why a folder is still wanted; '': it may be removed.
+def why_kept(left: Leftover, runs_dir: Path) -> str:
+    """Return the reason to keep a folder; '' if it may be removed.
 
     Args:
         runs_dir: this project's folder of runs.
@@ -389,29 +388,27 @@ def why_stays(left: Left, runs_dir: Path) -> str:
     key = begin[: -len("-abcdef-")]
     run_dir = runs_dir.resolve() / key
     ours = begin == journal.attempt_prefix(key, run_dir)
-    if ours and is_fetched(left.run_id, run_dir):
+    if ours and is_collected(left.run_id, run_dir):
         return ""
-    if ours and left.holds_outputs and is_gone_on_from(left.run_id, run_dir):
+    if ours and left.holds_outputs and is_resumed_from(left.run_id, run_dir):
         return f"run {key} goes on from its checkpoints: the same doit train fetches them"
     wanted = left.holds_outputs and (not ours or run_dir.exists())
-    limit_s = KEPT_S if wanted else SETTLED_S
-    if left.idle_s > limit_s:
+    if left.idle_s > (OUTPUTS_KEPT_S if wanted else EMPTY_KEPT_S):
         return ""
-    return f"it was in use {idle_words(left.idle_s)} ago" + (
-        ", and has outputs of a run unknown here" if wanted else ""
-    )
+    outputs = ", and has outputs of a run unknown here" if wanted else ""
+    return f"it was in use {idle_words(left.idle_s)} ago{outputs}"
 
 
-def clear_left(launcher: Launcher, facts: Sequence[NodeFacts], runs_dir: Path) -> list[str]:
-    """Remove the folders that may go, once for each probe; return a line for each host that had one."""
-    wanted = [left for left in left_on_hosts(facts) if not why_stays(left, runs_dir)]
-    names = [(fact, [left.name for left in wanted if left.host == fact.host]) for fact in facts]
-    gone = launcher.clear([(fact, chosen) for fact, chosen in names if chosen])
+def clear_leftovers(launcher: Launcher, facts: Sequence[NodeFacts], runs_dir: Path) -> list[str]:
+    """Remove the folders that nobody needs, once for each probe; return a line for each host that had one."""
+    unneeded = [left for left in leftovers(facts) if not why_kept(left, runs_dir)]
+    names = [(fact, [left.name for left in unneeded if left.host == fact.host]) for fact in facts]
+    removed_by_host = launcher.clear([(fact, chosen) for fact, chosen in names if chosen])
     for fact in facts:
         cast(dict[str, Any], fact.extra).pop("left", None)
     lines = []
-    for host, removed in gone.items():
-        size = sum(left.bytes for left in wanted if left.host == host and left.name in removed)
+    for host, removed in removed_by_host.items():
+        size = sum(left.bytes for left in unneeded if left.host == host and left.name in removed)
         what = f"what was left of {counted(len(removed), 'attempt')}, {file_size(size)}"
         lines += [f"{host}: removed {what}"] if removed else []
     return lines

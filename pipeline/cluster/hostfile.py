@@ -1,4 +1,4 @@
-"""Hostfiles: for ssh one ``user@host:port slots=N`` a line, for MPI ``host slots=N`` or ``host:N``."""
+"""Read hostfiles. Each line is ``user@host:port slots=N`` for ssh, ``host slots=N`` or ``host:N`` for MPI."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _LINE = re.compile(
     r"(?:(?P<user>[^@\s\[\]]+)@)?(?:\[(?P<v6>[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?)\]|(?P<name>[^\s@:\[\]]+))"
     r"(?::(?P<port>[^\s:]*))?$"
 )
-_UNSEEN = {"Cc": "control", "Cf": "invisible"}  # Unicode's categories
-_FORM = "a line is [user@]host[:port] [slots=N], an IPv6 address stands in brackets"
+_INVISIBLE = {"Cc": "control", "Cf": "invisible"}  # categories of Unicode
+_FORM = "a line is [user@]host[:port] [slots=N], an IPv6 address is written in brackets"
 
 
 def parse(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, ...]:
     """Return the hosts of an ssh hostfile in the file's order. ``slots`` is nproc_per_node.
 
     Args:
-        source: the file's name in errors.
+        source: the file's name, for errors.
         default_slots: nproc_per_node of lines without ``slots=``.
 
     Raises:
@@ -33,7 +33,7 @@ def parse(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, ...]
         host = _host(words, f"{source}:{number}", default_slots)
         if host.label in lines:
             raise UsageError(
-                f"{source}:{number}: {host.label} stands in line {lines[host.label]} already; "
+                f"{source}:{number}: {host.label} is in line {lines[host.label]} already; "
                 "name each node once, with slots=N for more ranks"
             )
         lines[host.label] = number
@@ -44,12 +44,12 @@ def parse(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, ...]
 
 
 def _lines(text: str, source: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and words of each line that isn't empty. Raises UsageError: an invisible character, or YAML."""
+    """Yield number and words of each line with words. Raises UsageError: an invisible character, or YAML."""
     for number, raw in enumerate(text.split("\n"), start=1):  # splitlines() ends a line at control characters too
         line = raw.partition("#")[0].rstrip("\r")
-        bad = next((mark for mark in line if unicodedata.category(mark) in _UNSEEN and mark != "\t"), None)
+        bad = next((mark for mark in line if unicodedata.category(mark) in _INVISIBLE and mark != "\t"), None)
         if bad is not None:
-            kind = _UNSEEN[unicodedata.category(bad)]
+            kind = _INVISIBLE[unicodedata.category(bad)]
             raise UsageError(f"{source}:{number}: {line!r} holds the {kind} character {bad!r}; take it out")
         words = line.split()
         if words and words[0].endswith(":"):  # such as YAML's "hosts: [node0, node1]"
@@ -67,8 +67,8 @@ _MPI_FORM = "a line is host [slots=N] [max_slots=N], or host:N"
 def parse_mpi(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, ...]:
     """Return the hosts of a hostfile for Open MPI or MPICH.
 
-    A host on several lines has the slots of all of them (one for a line without a number), as batch systems write it.
-    Raises UsageError.
+    The slots of a host on several lines are added up, as batch systems list a host once for each slot. Raises
+    UsageError.
     """
     slots: dict[str, list[int | None]] = {}
     for number, words in _lines(text, source):
@@ -76,10 +76,10 @@ def parse_mpi(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, 
         slots.setdefault(name, []).append(count)
     if not slots:
         raise UsageError(f"{source} names no host; {_MPI_FORM}")
-    return tuple(Host(name=name, nproc_per_node=_added(counts, default_slots)) for name, counts in slots.items())
+    return tuple(Host(name=name, nproc_per_node=_sum_of_slots(counts, default_slots)) for name, counts in slots.items())
 
 
-def _added(counts: list[int | None], default_slots: int) -> int:
+def _sum_of_slots(counts: list[int | None], default_slots: int) -> int:
     if counts == [None]:
         return default_slots
     return sum(1 if count is None else count for count in counts)
@@ -89,12 +89,12 @@ def _mpi_line(words: list[str], where: str) -> tuple[str, int | None]:
     """Return name and slots (None: not given) of a line."""
     name, colon, text = words[0].partition(":")
     if why := unfit_name(Host(name=name)):
-        raise UsageError(f"{where}: {words[0]!r} {why}; {_MPI_FORM}, and a user's name stands in ~/.ssh/config")
+        raise UsageError(f"{where}: {words[0]!r} {why}; {_MPI_FORM}, and a user name belongs in ~/.ssh/config")
     return name, _slots([f"slots={text}", *words[1:]] if colon else words[1:], where, _MPI_FORM)
 
 
 def _slots(words: list[str], where: str, form: str) -> int | None:
-    """Return the slots of a line (None: not given). ``max_slots=`` is MPI's and only has to be larger."""
+    """Return the slots of a line (None: not given). ``max_slots=`` is only checked not to be smaller."""
     counts: dict[str, int] = {}
     for word in words:
         key, equals, value = word.replace("max-slots", "max_slots").partition("=")
@@ -102,7 +102,7 @@ def _slots(words: list[str], where: str, form: str) -> int | None:
             raise UsageError(f"{where}: {word!r} is not understood; {form}")
         count = _number(value, f"{where}: {key}", 1, None)
         if key in counts:
-            raise UsageError(f"{where}: {key} is told twice, {counts[key]} and {count}; keep one of the two")
+            raise UsageError(f"{where}: {key} is given twice, {counts[key]} and {count}; keep one of the two")
         counts[key] = count
     slots = counts.get("slots")
     if slots is not None and slots > counts.get("max_slots", slots):

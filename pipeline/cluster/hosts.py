@@ -1,4 +1,4 @@
-"""A cluster's hosts: the launcher that reaches them, and their answers to the probe."""
+"""The hosts of a cluster: their launcher and their answers to its probe."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Hosts:
-    """A cluster's hosts with their answers to the probe, which are kept from one attempt to the next.
+    """The hosts of a cluster and their answers to the probe, kept from one attempt to the next.
 
-    Several attempts may share it: one may start while an earlier one still collects its outputs.
+    Attempts may overlap: one starts while an earlier one still collects its outputs.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -30,8 +30,8 @@ class Hosts:
         self._pack: PackSource | None = None
         self._modules: frozenset[str] = frozenset()
         self._ports: list[int] = []
-        self._connected = False  # True once all hosts have connected to each other
-        self._note = ""  # about their network
+        self._connected = False  # whether all hosts have connected to each other
+        self._network_note = ""
         self._reported: set[str] = set()
         self._checks: list[preflight.Check] | None = None
 
@@ -45,7 +45,7 @@ class Hosts:
     def grant(
         self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None], check: Callable[[], None]
     ) -> None:
-        """Wait for the hosts of one attempt, where a scheduler grants them. Raises HostError."""
+        """Wait until a scheduler grants the hosts of one attempt, if the cluster has one. Raises HostError."""
         if isinstance(self.launcher, GrantedLauncher):
             self.cluster = self.launcher.grant(spec, modules, say, check)
             self.forget()
@@ -60,12 +60,12 @@ class Hosts:
     ) -> list[NodeFacts]:
         """Return the facts of each host.
 
-        Hosts are probed again for another pack or more modules, and while one lacks the pack (the next start sends it).
+        Probe again for another pack or more modules, and as long as a host lacks the pack (a start sends it).
 
         Args:
             pack: the data that the attempt needs (None: none).
-            modules: distributions and modules to look for among what is installed there.
-            warm: the environment of the ranks that are to start there, for a warm parent.
+            modules: distributions and modules whose installed versions to report.
+            warm: environment of the ranks, to start a warm parent.
 
         Raises:
             HostError: a host doesn't answer.
@@ -80,33 +80,33 @@ class Hosts:
         return self._facts
 
     def connected(self) -> list[NodeFacts]:
-        """Return the facts with the network over which all hosts have connected to each other; tried once.
+        """Return the facts with the network over which all hosts reach each other, tried once after each probe.
 
-        Raises HostError that names who can't reach whom.
+        Raises HostError that names which host can't reach which.
         """
         if not self._connected:
-            self._facts, self._note = self.launcher.connect(self._facts)
+            self._facts, self._network_note = self.launcher.connect(self._facts)
             self._connected = True
         return self._facts
 
     def checks(self) -> list[preflight.Check]:
-        """Return preflight's short checks of the last answers."""
+        """Return the checks that precede every training, of the last answers."""
         if self._checks is None:
             self._checks = preflight.short(self.cluster, self._facts, self.launcher)
         return self._checks
 
     def ports(self) -> list[int]:
-        """Return ports that were free on node 0, in an order that starts at another port at each call."""
+        """Return ports that were free on node 0; each call starts with another one."""
         self._ports = [*self._ports[1:], *self._ports[:1]]
         return self._ports
 
     def notes(self, plan: LaunchPlan, facts: Sequence[NodeFacts]) -> list[str]:
-        """Return what the user should know of the hosts' shells, cores and network; each line once."""
-        whose = "this shell" if self.launcher.capabilities.shares_run_dir else "the login shell there"
-        seen = {fact.host: _not_ours(fact.extra.get("left_behind", {})) for fact in facts}
+        """Return remarks about the hosts' shells, checks and network that were not returned before."""
+        shell = "this shell" if self.launcher.capabilities.shares_run_dir else "the login shell there"
+        seen = {fact.host: _without_own_paths(fact.extra.get("left_behind", {})) for fact in facts}
         lines = [
-            *filter(None, [self._note]),
-            *rank_environment.left_behind(seen, whose=whose),
+            *filter(None, [self._network_note]),
+            *rank_environment.left_behind(seen, whose=shell),
             *tls_warnings(self.cluster, facts),
             *preflight.warnings(self.checks()),
         ]
@@ -115,7 +115,7 @@ class Hosts:
         return new
 
     def forget(self) -> None:
-        """Drop the answers, which may be outdated after a failure."""
+        """Drop the answers, which a failure may have made outdated."""
         self._facts = []
 
     def close(self) -> None:
@@ -123,10 +123,7 @@ class Hosts:
             self._launcher.close()
 
 
-def _not_ours(variables: Mapping[str, str]) -> dict[str, str]:
-    """Drop a PYTHONPATH that only makes Paceline or the project importable: a run has copies of both.
-
-    A checkout that isn't installed, and the code of a run that is reproduced, are imported that way.
-    """
+def _without_own_paths(variables: Mapping[str, str]) -> dict[str, str]:
+    """Drop a PYTHONPATH that only makes Paceline or the project importable, because a run has copies of both."""
     ours = {("PYTHONPATH", str(folder)) for folder in (places.HOME, places.ROOT)}
     return dict(variables.items() - ours)

@@ -7,6 +7,6 @@ from pipeline.keys.installed import version
 
 
 def usable_gpus() -> int:
-    """Count the GPUs that CUDA may see (``CUDA_VISIBLE_DEVICES``); 0 where torch was built for the CPU alone."""
+    """Count the GPUs that CUDA may see (``CUDA_VISIBLE_DEVICES``); 0 if torch was built without CUDA."""
     count = count_gpus()
     return 0 if count and (version("torch") or "").endswith("+cpu") else count

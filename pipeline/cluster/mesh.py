@@ -1,4 +1,4 @@
-"""ssh without a password among all hosts of a cluster, set up over the user's own access to them (`doit mesh`)."""
+"""Set up ssh without a password among all hosts of a cluster, over the user's own access to them (`doit mesh`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.core.tables import aligned, counted
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One host of the mesh: how the others log in to it, and what was changed on it."""
+    """One host of the mesh: how others log in to it, and what was changed on it."""
 
     host: str
     name: str
@@ -38,7 +38,7 @@ class Member:
 class Mesh:
     """The hosts and failed connections of a mesh.
 
-    ``failures``: (from, to) → why ssh failed; ``exact``: (from, to) → why it needs a port and a user.
+    ``failures``: (from, to) → why ssh failed; ``exact``: (from, to) → why ssh works only with a port and a user.
     """
 
     members: tuple[Member, ...]
@@ -52,7 +52,7 @@ class Mesh:
 
 @dataclass(frozen=True, kw_only=True)
 class Undone:
-    """What was removed from one host. ``lost``: why its record is incomplete, else ''."""
+    """What was removed from one host. ``lost``: why the record of changes on it is incomplete; '' if it isn't."""
 
     host: str
     keys: int
@@ -62,25 +62,25 @@ class Undone:
 
 
 def connect(cluster: Cluster) -> Mesh:
-    """Make missing keys, bring them to every host (two commands a host), then try every pair.
+    """Make missing keys, add them on every host, then try every pair (three commands a host).
 
     Raises:
         UsageError: the launcher reaches no other hosts.
         HostError: a host doesn't answer.
     """
     with closing(_launcher(cluster)) as launcher:
-        members = _offers(launcher, make=True)
+        members = _members(launcher, make=True)
         answers = launcher.ask({"do": "mesh_accept", **accepted(members)}, timeout_s=launcher.short_s + 20.0)
         values = launcher.demand("mesh", answers)
-        added = tuple(_with_added(member, values[member.host]) for member in members)
-        return Mesh(members=added, **_tried(launcher, members))
+        added = tuple(_with_additions(member, values[member.host]) for member in members)
+        return Mesh(members=added, **_try_pairs(launcher, members))
 
 
 def check(cluster: Cluster) -> Mesh:
-    """Try every pair; nothing is changed. Raises UsageError, HostError."""
+    """Try every pair and change nothing. Raises UsageError, HostError."""
     with closing(_launcher(cluster)) as launcher:
-        members = _offers(launcher, make=False)
-        return Mesh(members=tuple(members), **_tried(launcher, members))
+        members = _members(launcher, make=False)
+        return Mesh(members=tuple(members), **_try_pairs(launcher, members))
 
 
 def undo(cluster: Cluster) -> list[Undone]:
@@ -106,14 +106,14 @@ def _launcher(cluster: Cluster) -> AgentLauncher:
     )
 
 
-def _offers(launcher: AgentLauncher, *, make: bool) -> list[Member]:
+def _members(launcher: AgentLauncher, *, make: bool) -> list[Member]:
     answers = launcher.ask({"do": "mesh_offer", "check": not make}, timeout_s=launcher.short_s + 20.0)
     values = launcher.demand("mesh", answers)
     return [member(host, values[host.label]) for host in launcher.cluster.hosts]
 
 
 def member(host: Host, value: Mapping[str, Any]) -> Member:
-    """Return a host's offer, with the names that the others may use for it. Pure."""
+    """Return the host's keys and the names that others may use for it, from its answer. Pure."""
     address = host.address or str(value["address"])
     port = int(value["port"])
     return Member(
@@ -131,29 +131,29 @@ def member(host: Host, value: Mapping[str, Any]) -> Member:
 
 
 def known_name(name: str, port: int) -> str:
-    """Return a host as known_hosts spells it (sshd(8), SSH_KNOWN_HOSTS FILE FORMAT)."""
+    """Return a host in the spelling of known_hosts (sshd(8), SSH_KNOWN_HOSTS FILE FORMAT)."""
     return name if port == 22 else f"[{name}]:{port}"
 
 
 def accepted(members: Sequence[Member]) -> dict[str, Any]:
-    """Return what each host should accept: all public keys, and all host keys under their names. Pure."""
+    """Return the request that makes a host accept all public keys and know all host keys. Pure."""
     return {
-        "keys": [f"{one.public_key} {one.user}@{_plain(one.host)} {MARK}" for one in members],
+        "keys": [f"{one.public_key} {one.user}@{_without_user(one.host)} {MARK}" for one in members],
         "known": [{"names": one.names, "keys": one.host_keys} for one in members],
     }
 
 
-def _plain(label: str) -> str:
+def _without_user(label: str) -> str:
     return label.rpartition("@")[2]
 
 
-def _with_added(one: Member, value: Mapping[str, Any]) -> Member:
+def _with_additions(one: Member, value: Mapping[str, Any]) -> Member:
     return replace(
         one, added_keys=value["keys"], added_hosts=value["hosts"], conflicts=tuple(dict.fromkeys(value["conflicts"]))
     )
 
 
-def _tried(launcher: AgentLauncher, members: Sequence[Member]) -> dict[str, dict[tuple[str, str], str]]:
+def _try_pairs(launcher: AgentLauncher, members: Sequence[Member]) -> dict[str, dict[tuple[str, str], str]]:
     """Try every pair; return ``failures`` and ``exact`` of the mesh."""
     targets = [
         {"label": one.host, "name": one.name, "user": one.user, "address": one.address, "port": one.port}
@@ -174,7 +174,7 @@ def _tried(launcher: AgentLauncher, members: Sequence[Member]) -> dict[str, dict
 
 
 def table(mesh: Mesh) -> str:
-    """Return a line a host: its key, what was added there, and how many of the others it reaches."""
+    """Return a table with a row a host: its key, what was added there, and how many others it reaches."""
     rows = [("host", "login", "key", "keys added", "host keys added", "reaches")]
     others = len(mesh.members) - 1
     for one in mesh.members:
@@ -185,7 +185,7 @@ def table(mesh: Mesh) -> str:
     return aligned(rows)
 
 
-def demand_all(mesh: Mesh, *, checked_only: bool) -> None:
+def refuse_failures(mesh: Mesh, *, checked_only: bool) -> None:
     """Raise HostError that lists each failed connection, its reason and the fix."""
     if not mesh.failures:
         return
@@ -205,8 +205,8 @@ def demand_all(mesh: Mesh, *, checked_only: bool) -> None:
     raise HostError("\n".join([head, *rows]), hint="; then ".join(dict.fromkeys(hints)) or None)
 
 
-def only_exactly(mesh: Mesh) -> list[str]:
-    """Return a line for each host that its plain name doesn't reach, because of its port or user."""
+def unreached_by_name(mesh: Mesh) -> list[str]:
+    """Return a line for each host that ssh reaches only with its port and user, not by its plain name."""
     lines = []
     for to in mesh.members:
         sources = [source for source, target in mesh.exact if target == to.host]
@@ -220,13 +220,11 @@ def only_exactly(mesh: Mesh) -> list[str]:
     return lines
 
 
-def demand_whole(undone: Sequence[Undone]) -> None:
-    """Raise HostError that names the hosts whose records don't tell all that was added."""
+def refuse_incomplete_undo(undone: Sequence[Undone]) -> None:
+    """Raise HostError that names the hosts whose records of changes are incomplete."""
     rows = [f"  {one.host}: its ~/.ssh/{RECORD} {one.lost}" for one in undone if one.lost]
     if rows:
-        head = (
-            f"of {counted(len(rows), 'host')} only the public keys that carry the mark {MARK} could be told and removed"
-        )
+        head = f"on {counted(len(rows), 'host')} only the public keys that carry the mark {MARK} could be found and removed"
         raise HostError(
             "\n".join([f"{head}; host keys and a key pair that doit mesh made stay there", *rows]),
             hint=f"look there at ~/.ssh/{KNOWN}, and at ~/.ssh/{KEY} if nobody else made it",

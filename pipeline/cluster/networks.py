@@ -1,7 +1,6 @@
 """The network of the ranks: addresses and interfaces, whether all hosts reach each other, gloo's TLS. Pure.
 
-TLS are gloo's variables and the certificates of the configuration. NCCL and torch's store have no encryption, so
-gradients over NCCL and the addresses in the store stay in the clear.
+Only gloo can encrypt. Gradients over NCCL and the addresses in torch's store stay in the clear.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host, NodeFacts
 
 
-def address_and_interface(host: Host, seen: str, interfaces: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return the address where other hosts reach this one, and its interface (None: not known).
+def address_and_interface(host: Host, ssh_address: str, interfaces: Mapping[str, str]) -> tuple[str, str | None]:
+    """Return the address at which other hosts reach this one, and its interface (None: not known).
 
     Args:
-        seen: the address on which ssh reached it.
+        ssh_address: the address at which ssh reached the host.
         interfaces: address → interface, from its probe.
     """
     if host.address is not None or host.interface is None:
-        address = host.address or seen
+        address = host.address or ssh_address
         return address, host.interface or interfaces.get(address)
     held = by_interface(interfaces).get(host.interface, [])
-    return (seen if seen in held or not held else held[0]), host.interface
+    return (ssh_address if ssh_address in held or not held else held[0]), host.interface
 
 
 def by_interface(interfaces: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return interface → the addresses at which another host may reach it, IPv4 first, as gloo takes them."""
+    """Return interface → the addresses at which another host may reach it, IPv4 first, in gloo's order."""
     addresses: dict[str, list[str]] = defaultdict(list)
     for address, name in sorted(interfaces.items(), key=lambda item: ":" in item[0]):
         if not _is_loopback(address) and not address.startswith(("169.254.", "fe80:")):
@@ -41,31 +40,33 @@ def by_interface(interfaces: Mapping[str, str]) -> dict[str, list[str]]:
     return dict(addresses)
 
 
-def not_its_own(fact: NodeFacts) -> bool:
-    """True if the configured IP address is on no interface of the host. (A NAT's address can be valid all the same.)"""
+def is_foreign_address(fact: NodeFacts) -> bool:
+    """True if the configured IP address is on no interface of the host (a NAT's address can be valid all the same)."""
     interfaces: Mapping[str, str] = fact.extra.get("interfaces", {})
     if not interfaces or fact.address in interfaces or fact.address == fact.extra.get("ssh_address"):
         return False
-    return fact.address.replace(".", "").isdecimal() or ":" in fact.address  # each host resolves a name by itself
+    return (
+        fact.address.replace(".", "").isdecimal() or ":" in fact.address
+    )  # a name isn't checked here: each host resolves it
 
 
 def absent_interface(host: Host, fact: NodeFacts) -> list[str]:
-    """Report a configured interface that doesn't exist, and the host's own ones."""
+    """Report a configured interface that doesn't exist, and the interfaces that do."""
     interfaces: Mapping[str, str] = fact.extra.get("interfaces", {})
     if host.interface is None or not interfaces or host.interface in interfaces.values():
         return []
-    return [f"it has no interface {host.interface!r} with an address; {_has_instead(interfaces)}"]
+    return [f"it has no interface {host.interface!r} with an address; {_interfaces_hint(interfaces)}"]
 
 
 def loopback_interface(host: Host, fact: NodeFacts) -> list[str]:
-    """Report, among several hosts, a configured interface that only has loopback addresses."""
+    """Report a configured interface that has only loopback addresses."""
     interfaces: Mapping[str, str] = fact.extra.get("interfaces", {})
     held = [address for address, name in interfaces.items() if name == host.interface]
     if not held or not all(_is_loopback(address) for address in held):
         return []
     return [
         f"its interface {host.interface!r} has only {' and '.join(held)}, where no other host reaches it; "
-        f"{_has_instead(interfaces)}"
+        f"{_interfaces_hint(interfaces)}"
     ]
 
 
@@ -73,25 +74,25 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def _has_instead(interfaces: Mapping[str, str]) -> str:
+def _interfaces_hint(interfaces: Mapping[str, str]) -> str:
     has = "; ".join(f"{name} ({', '.join(held)})" for name, held in by_interface(interfaces).items())
     return (
         f"it has {has or 'none but the loopback'}: set cluster.interface, or interface: of its entry in cluster.hosts"
     )
 
 
-def others(facts: Sequence[NodeFacts]) -> dict[str, list[str]]:
+def common_interfaces(facts: Sequence[NodeFacts]) -> dict[str, list[str]]:
     """Return unused interfaces that all hosts have → their addresses.
 
-    Addresses that several hosts share, such as a container bridge's, are left out.
+    Leave out interfaces with an address that several hosts share, such as a container bridge's.
     """
-    shared: dict[str, list[str]] = {}
+    common: dict[str, list[str]] = {}
     held = [by_interface(fact.extra.get("interfaces", {})) for fact in facts]
     for name in sorted(set(held[0]).intersection(*held[1:])):
         addresses = [there[name][0] for there in held]
         if len(set(addresses)) == len(facts) and not any(fact.interface == name for fact in facts):
-            shared[name] = addresses
-    return shared
+            common[name] = addresses
+    return common
 
 
 def active_infiniband(fact: NodeFacts) -> list[Mapping[str, Any]]:
@@ -109,7 +110,7 @@ def nccl_devices(facts: Sequence[NodeFacts]) -> list[str | None]:
 
 
 def over_infiniband(hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[NodeFacts] | None:
-    """Return the facts with InfiniBand addresses; None unless all hosts have one and the configuration chose none."""
+    """Return the facts with InfiniBand addresses; None if a host has none, or the configuration names a network."""
     if len(hosts) < 2 or any(host.address or host.interface for host in hosts):
         return None
     moved = []
@@ -123,9 +124,9 @@ def over_infiniband(hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[N
 
 
 def loopback(fact: NodeFacts) -> dict[str, str]:
-    """Return the variables for ranks that share one host; empty where the interfaces aren't known (macOS).
+    """Return the variables that keep the ranks of a single host on its loopback; empty if unknown (macOS).
 
-    They override the host's own, as no other host has to reach these ranks.
+    They override the host's own variables, because no other host has to reach these ranks.
     """
     interfaces: Mapping[str, str] = fact.extra.get("interfaces", {})
     name = next((name for address, name in interfaces.items() if _is_loopback(address)), None)
@@ -133,10 +134,10 @@ def loopback(fact: NodeFacts) -> dict[str, str]:
 
 
 def variables(host: Host, fact: NodeFacts, nccl_devices: str | None, state_dir: str) -> dict[str, str]:
-    """Return the variables for gloo's and NCCL's interface and NCCL's InfiniBand ports. The host's own values stay.
+    """Return the variables for gloo's and NCCL's interface and for NCCL's InfiniBand ports.
 
-    A configured interface goes before the host's own variables. With InfiniBand ports NCCL logs which network it takes
-    (read by ``trainers/distributed/nccl.py``), unless its log is configured already.
+    Only a configured interface overrides variables that the host has already. With InfiniBand ports, let NCCL log which
+    network it uses (``trainers/distributed/nccl.py`` reads that), unless its log is configured already.
     """
     already = fact.extra.get("env", {})
     env = {}
@@ -150,8 +151,8 @@ def variables(host: Host, fact: NodeFacts, nccl_devices: str | None, state_dir: 
     return env
 
 
-_LONGEST_LIST = 10  # lines
-_NAMED = 3  # hosts in a line
+_MAX_ROWS = 10  # lines
+_NAMES_SHOWN = 3  # hosts in a line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +166,7 @@ class Unreached:
 
 
 def listeners(facts: Sequence[NodeFacts]) -> list[dict[str, Any]]:
-    """Return where each host listens: node 0 at each possible rendezvous port, every other host at one."""
+    """Return where each host is to listen: node 0 at each possible rendezvous port, every other host at one."""
     return [
         {"identity": fact.identity, "address": fact.address, "ports": _ports(fact)[: None if fact is facts[0] else 1]}
         for fact in facts
@@ -177,9 +178,9 @@ def _ports(fact: NodeFacts) -> list[int]:
 
 
 def unreached(answers: Sequence[Mapping[str, Any]]) -> list[Unreached]:
-    """Return the failed connections in the answers of all hosts, in their order.
+    """Return the failed connections in the answers of all hosts.
 
-    A port that another program took meanwhile is left out: the start will report it.
+    Leave out ports that another program took meanwhile: the start reports those.
     """
     taken = [{int(port) for port in answer.get("taken", {})} for answer in answers]
     return [
@@ -191,64 +192,65 @@ def unreached(answers: Sequence[Mapping[str, Any]]) -> list[Unreached]:
 
 
 def unreached_error(failures: Sequence[Unreached], facts: Sequence[NodeFacts]) -> HostError:
-    """Return the error: which host can't be reached, by which others, where, how that failed, and the fix."""
+    """Return the error: which hosts can't reach which, at which address, how that failed, and the fix."""
     ports: dict[tuple[int, int, str], list[int]] = defaultdict(list)
     for item in failures:
-        ports[item.source, item.target, _named(item.why, facts)].append(item.port)
+        ports[item.source, item.target, _with_host_name(item.why, facts)].append(item.port)
     sources: dict[tuple[int, str, tuple[int, ...]], list[int]] = defaultdict(list)
     for (source, target, why), target_ports in ports.items():
         sources[target, why, tuple(target_ports)].append(source)
-    rows = [_row(target, why, target_ports, who, facts) for (target, why, target_ports), who in sources.items()]
-    more = len(rows) - _LONGEST_LIST
-    rows = [*rows[:_LONGEST_LIST], *([f"  and {more} more like these"] if more > 0 else [])]
+    rows = [_failure_row(target, why, target_ports, who, facts) for (target, why, target_ports), who in sources.items()]
+    more = len(rows) - _MAX_ROWS
+    rows = [*rows[:_MAX_ROWS], *([f"  and {more} more like these"] if more > 0 else [])]
     head = "the hosts can't all connect to each other over TCP, so their ranks would wait for each other in vain:"
     unresolved = [item for item in failures if item.why.startswith(UNRESOLVED)]
-    foreign = next((fact for item in failures if not_its_own(fact := facts[item.target])), None)
-    hint = (
-        _mend_name(unresolved[0], facts)
-        if unresolved
-        else _mend_address(foreign)
-        if foreign is not None
-        else _mend(failures[0], facts)
-    )
+    foreign = next((fact for item in failures if is_foreign_address(fact := facts[item.target])), None)
+    if unresolved:
+        hint = _fix_name(unresolved[0], facts)
+    elif foreign is not None:
+        hint = _fix_address(foreign)
+    else:
+        hint = _fix_network(failures[0], facts)
     return HostError("\n".join([head, *rows]), hint=hint)
 
 
-def _named(why: str, facts: Sequence[NodeFacts]) -> str:
-    """Replace ``node 1`` at the beginning by the host's name."""
+def _with_host_name(why: str, facts: Sequence[NodeFacts]) -> str:
+    """Replace a leading ``node 1`` by the host's name."""
     first, _, rest = why.partition(" ")
     number, _, rest = rest.partition(" ")
     return f"{facts[int(number)].host} {rest}" if first == "node" and number.isdecimal() else why
 
 
-def _row(target: int, why: str, ports: Sequence[int], sources: Sequence[int], facts: Sequence[NodeFacts]) -> str:
+def _failure_row(
+    target: int, why: str, ports: Sequence[int], sources: Sequence[int], facts: Sequence[NodeFacts]
+) -> str:
     names = [facts[source].host for source in sources]
-    who = " and ".join(names) if len(names) <= _NAMED else f"{', '.join(names[:2])} and {len(names) - 2} more"
+    who = " and ".join(names) if len(names) <= _NAMES_SHOWN else f"{', '.join(names[:2])} and {len(names) - 2} more"
     if why.startswith(UNRESOLVED):
         whose = "its own" if list(sources) == [target] else f"{facts[target].host}'s"
         return f"  {who} can't resolve {whose} address {facts[target].address!r}: {why.removeprefix(UNRESOLVED)}"
     over = {interface for source in sources if (interface := facts[source].interface)}
-    where = _at(facts[target].address, ports) + (f" over {' or '.join(sorted(over))}" if over else "")
+    where = _with_ports(facts[target].address, ports) + (f" over {' or '.join(sorted(over))}" if over else "")
     return f"  {who} can't reach {facts[target].host} ({where}): {why}"
 
 
-def _at(address: str, ports: Sequence[int]) -> str:
+def _with_ports(address: str, ports: Sequence[int]) -> str:
     if len(ports) > 1:
         return f"{address}, ports {', '.join(map(str, ports))}"
     return f"[{address}]:{ports[0]}" if ":" in address else f"{address}:{ports[0]}"
 
 
-def _mend_name(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
+def _fix_name(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
     target = facts[failure.target]
-    seen = target.extra.get("ssh_address")
-    instead = f" for {seen}, where ssh reached it" if seen else ""
+    ssh_address = target.extra.get("ssh_address")
+    instead = f" for {ssh_address}, where ssh reached it" if ssh_address else ""
     return (
         f"address: of {target.host}'s entry in cluster.hosts is an IP address or a name that every host can look up; "
         f"leave it out{instead}, or put the name into /etc/hosts of every host"
     )
 
 
-def _mend_address(fact: NodeFacts) -> str:
+def _fix_address(fact: NodeFacts) -> str:
     held = by_interface(fact.extra["interfaces"]).items()
     has = ", ".join(f"{', '.join(addresses)} ({name})" for name, addresses in held)
     return (
@@ -257,7 +259,7 @@ def _mend_address(fact: NodeFacts) -> str:
     )
 
 
-def _mend(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
+def _fix_network(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
     """Return the fix: another network that every host has, else another address; and the firewall's rule."""
     source, target = facts[failure.source], facts[failure.target]
     if failure.why == LOST:
@@ -269,11 +271,11 @@ def _mend(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
     tool = "ip6tables" if ":" in source.address else "iptables"
     rule = f"sudo {tool} -I INPUT -p tcp -s {source.address} -j ACCEPT"
     firewall = f"let TCP between the hosts through, at every port (on {target.host}: {rule}, and so on)"
-    further = others(facts)
+    further = common_interfaces(facts)
     if further:
         names = [f"cluster.interface={shlex.quote(name)} ({', '.join(hosts)})" for name, hosts in further.items()]
         return f"{' or '.join(names)}; or {firewall}"
-    for fact in (target, source):  # the configuration has chosen another address
+    for fact in (target, source):  # the configuration names another address than ssh's
         if (seen := fact.extra.get("ssh_address")) not in (None, fact.address):
             return f"without address: and interface: of {fact.host} it is {seen}, where ssh reached it; or {firewall}"
     entries = ", ".join(f"{{name: {fact.host}, address: ADDRESS}}" for fact in facts[:2])
@@ -281,7 +283,7 @@ def _mend(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
     return f"{firewall}; or name addresses of another network: cluster.hosts='[{entries}{rest}]'"
 
 
-TLS_WARNED_DAYS = 90
+_TLS_WARNING_DAYS = 90
 _DAY_S = 86400.0
 _TLS_VARIABLES = {
     "tls_certificate": "GLOO_DEVICE_TRANSPORT_TCP_TLS_CERT",
@@ -297,11 +299,11 @@ def tls_files(cluster: Cluster) -> dict[str, str]:
 
 
 def tls_variables(cluster: Cluster, home: str) -> dict[str, str]:
-    """Return the variables that let gloo encrypt on a host with this home; empty: nothing is encrypted."""
-    named = tls_files(cluster)
-    if not named:
+    """Return the variables that make gloo encrypt on a host with this home folder; empty: nothing is encrypted."""
+    files = tls_files(cluster)
+    if not files:
         return {}
-    paths = {_TLS_VARIABLES[name]: f"{home}{path[1:]}" if path[:2] == "~/" else path for name, path in named.items()}
+    paths = {_TLS_VARIABLES[name]: f"{home}{path[1:]}" if path[:2] == "~/" else path for name, path in files.items()}
     return {"GLOO_DEVICE_TRANSPORT": "TCP_TLS", **paths}
 
 
@@ -324,19 +326,19 @@ def tls_problems(cluster: Cluster, fact: NodeFacts) -> list[str]:
         if "error" in seen:
             faults.append(f"cluster.{name}={path}: {seen['error']}")
         elif seen.get("until", fact.unix_time) < fact.unix_time:
-            faults.append(f"cluster.{name}={path} ended on {_day(seen['until'])}; put a new one there")
+            faults.append(f"cluster.{name}={path} expired on {_day(seen['until'])}; put a new one there")
     return faults
 
 
 def tls_warnings(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[str]:
-    """Return a line for each certificate that ends soon."""
+    """Return a line for each certificate that expires soon."""
     lines = []
     for fact in facts:
         for name, path in tls_files(cluster).items():
             until = fact.extra.get("certificates", {}).get(name, {}).get("until")
             days = None if until is None else (until - fact.unix_time) / _DAY_S
-            if days is not None and 0 <= days < TLS_WARNED_DAYS:
-                end = f"ends in {int(days)} days, on {_day(until)}"
+            if days is not None and 0 <= days < _TLS_WARNING_DAYS:
+                end = f"expires in {int(days)} days, on {_day(until)}"
                 lines.append(f"WARNING: {fact.host}: cluster.{name}={path} {end}; put a new one there before")
     return lines
 

@@ -1,7 +1,4 @@
-"""The launch plan, rendered from the cluster and the probed facts of its hosts.
-
-Pure: no clock, environment, file system or chance.
-"""
+"""Render the launch plan from the cluster and the facts of its hosts. Pure: no clock, environment, files, or chance."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ WORKERS_TERM_S = 3  # torchrun's limit for workers that ignore TERM; its default
 def render(
     cluster: Cluster, facts: Sequence[NodeFacts], spec: AttemptSpec, *, run_id: str, master_port: int
 ) -> LaunchPlan:
-    """Return every command, environment and folder of one attempt. Node ranks follow the cluster's order.
+    """Return every command, environment and folder of one attempt. Node ranks follow the order of the hosts.
 
     Args:
         run_id: TORCHELASTIC_RUN_ID, new for each start.
@@ -40,9 +37,15 @@ def render(
     devices = networks.nccl_devices(facts) if cluster.device == "cuda" else [None for _ in facts]
     nodes: list[NodePlan] = []
     first_rank = 0
-    for host, fact, own in zip(cluster.hosts, facts, devices, strict=True):
-        where = place(cluster, len(nodes), fact, spec, run_id)
-        node = _Node(host=host, fact=fact, place=where, node_rank=len(nodes), first_rank=first_rank, nccl_devices=own)
+    for host, fact, nccl_devices in zip(cluster.hosts, facts, devices, strict=True):
+        node = _Node(
+            host=host,
+            fact=fact,
+            place=place(cluster, len(nodes), fact, spec, run_id),
+            node_rank=len(nodes),
+            first_rank=first_rank,
+            nccl_devices=nccl_devices,
+        )
         nodes.append(_node_plan(node, rendezvous, spec))
         first_rank += host.nproc_per_node
     return LaunchPlan(
@@ -57,7 +60,7 @@ def render(
         stall_s=cluster.stall_s,
         collective_timeout_s=cluster.collective_timeout_s,
         checkpoint_fetch_s=cluster.checkpoint_fetch_s,
-        # a script may set variables before it imports torch; a parent that outlives the run would keep its container
+        # a script may set variables before it imports torch; a parent, which outlives the run, would keep a container
         warm=cluster.warm and spec.script is None and cluster.container is None,
         nodes=tuple(nodes),
         outputs=spec.outputs,
@@ -66,7 +69,7 @@ def render(
 
 @dataclass(frozen=True, kw_only=True)
 class _Rendezvous:
-    """Where the nodes of one start meet, and under which id."""
+    """Address, port and id of the rendezvous of one start."""
 
     cluster: Cluster
     run_id: str
@@ -115,7 +118,7 @@ def _node_plan(node: _Node, rendezvous: _Rendezvous, spec: AttemptSpec) -> NodeP
         env={
             **({variables.PROJECT: spec.project} if spec.script is not None else {}),
             **env,
-            **_own_ranks(node, rendezvous),
+            **_rank_variables(node, rendezvous),
             variables.COLLECTIVE_TIMEOUT_S: f"{rendezvous.cluster.collective_timeout_s:g}",
         },
         run_dir=place.run_dir,
@@ -128,7 +131,7 @@ def _node_plan(node: _Node, rendezvous: _Rendezvous, spec: AttemptSpec) -> NodeP
 
 
 def _network(node: _Node, cluster: Cluster) -> dict[str, str]:
-    """Return the variables that choose the ranks' network; on a single node that is the loopback."""
+    """Return the variables that choose the ranks' network: the loopback on a single node."""
     if cluster.nnodes == 1:
         return networks.loopback(node.fact)
     chosen = networks.variables(node.host, node.fact, node.nccl_devices, node.place.state_dir)
@@ -136,32 +139,29 @@ def _network(node: _Node, cluster: Cluster) -> dict[str, str]:
 
 
 def _numa_binding(node: _Node, device: str) -> dict[str, str | int]:
-    """Bind each rank to the cores near its GPU, where the host knows them and its torchrun can bind to them."""
+    """Return the option that binds each rank to the cores near its GPU, if host and torchrun support it."""
     host, fact = node.host, node.fact
     gpus = visible_gpus(fact.gpus, {**host.placement, **host.env})
     release = tuple(int(part) for part in re.findall(r"\d+", fact.torch_version or "")[:2])
-    able = fact.extra.get("numa", False) and release >= _NUMA_TORCH
-    return {"numa-binding": "node"} if device == "cuda" and able and host.nproc_per_node <= gpus else {}
+    supported = fact.extra.get("numa", False) and release >= _NUMA_TORCH
+    return {"numa-binding": "node"} if device == "cuda" and supported and host.nproc_per_node <= gpus else {}
 
 
 def _rendezvous(node: _Node, rendezvous: _Rendezvous) -> dict[str, str | int]:
-    """Return torchrun's rendezvous options.
-
-    With rendezvous=file each torchrun is on its own, and only the ranks meet.
-    """
-    alone = rendezvous.cluster.rendezvous == "file"
+    """Return torchrun's rendezvous options. With rendezvous=file each torchrun knows only its own node."""
+    per_node = rendezvous.cluster.rendezvous == "file"
     return {
-        "nnodes": 1 if alone else rendezvous.cluster.nnodes,
-        "node-rank": 0 if alone else node.node_rank,
+        "nnodes": 1 if per_node else rendezvous.cluster.nnodes,
+        "node-rank": 0 if per_node else node.node_rank,
         "rdzv-backend": "static",  # node ranks follow the list of hosts, and nothing that a peer sends is unpickled
         "rdzv-id": rendezvous.run_id,
-        "master-addr": LOOPBACK if alone else rendezvous.address,
-        "master-port": 0 if alone else rendezvous.port,
+        "master-addr": LOOPBACK if per_node else rendezvous.address,
+        "master-port": 0 if per_node else rendezvous.port,
     }
 
 
-def _own_ranks(node: _Node, rendezvous: _Rendezvous) -> dict[str, str]:
-    """Return what trainers.distributed reads instead of torchrun's RANK, if torchrun doesn't know all hosts."""
+def _rank_variables(node: _Node, rendezvous: _Rendezvous) -> dict[str, str]:
+    """Return the variables that replace torchrun's RANK in trainers.distributed if torchrun knows only its node."""
     cluster = rendezvous.cluster
     if cluster.rendezvous == "static":
         return {}
@@ -175,12 +175,12 @@ def _own_ranks(node: _Node, rendezvous: _Rendezvous) -> dict[str, str]:
 
 
 def torchrun(*, python: str, run_dir: str, options: dict[str, str | int]) -> tuple[str, ...]:
-    """Return the torchrun command of one node, from the snapshot, up to what its ranks run."""
+    """Return the torchrun command of one node without the program of its ranks."""
     return (python, f"{run_dir}/code/{TORCHRUN_FILE}", *(f"--{name}={value}" for name, value in options.items()))
 
 
 def argv(spec: AttemptSpec, node: _Node, options: dict[str, str | int]) -> tuple[str, ...]:
-    """Return the command of one node; ``options`` are torchrun's."""
+    """Return the command of one node. ``options``: options of torchrun."""
     config = ("--config", f"{node.place.run_dir}/config.json")
     starter = torchrun(python=node.fact.python, run_dir=node.place.run_dir, options=options)
     if spec.script is None:
@@ -202,11 +202,11 @@ def environment(
     one_thread: bool = False,
     network: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the variables for torchrun on a node, on top of those of its own shell. The host's ``env`` wins.
+    """Return the variables to add to a node's shell environment for torchrun. The host's ``env`` overrides them.
 
     Args:
-        one_thread: one thread a rank, instead of a rank's share of the cores. Where processors compute, the number of
-            threads decides the last bits of a result, so a host's number of cores must not decide it.
+        one_thread: one thread a rank instead of its share of the cores. On CPUs the last bits of a result depend on the
+            number of threads, which therefore must not depend on the host.
         network: the variables that choose the ranks' network.
     """
     threads = 1 if one_thread else max(1, fact.cpus // (host.nproc_per_node * host.shared_by))
@@ -216,16 +216,16 @@ def environment(
         **(network or {}),
         **host.placement,
         **host.env,
-        variables.DEVICE: "cuda" if device == "cuda" else "cpu",  # as the key says it
+        variables.DEVICE: "cuda" if device == "cuda" else "cpu",  # as in the run's key
         **_python_path(f"{run_dir}/code", host.env.get("PYTHONPATH", "")),
     }
 
 
 def warm_environment(cluster: Cluster) -> dict[str, Any] | None:
-    """Return what is known of the ranks' environment before any host has answered, for a warm parent.
+    """Return the part of the ranks' environment that is known before the probe, to start warm parents with it.
 
-    None: ranks run in containers; or hosts differ in it, or have a PYTHONPATH of their own, which decides what Python
-    imports at its start.
+    None if ranks run in containers, if the hosts' settings differ, or if they set PYTHONPATH, because that decides what
+    Python imports at its start.
     """
     if cluster.container is not None:
         return None
@@ -239,9 +239,9 @@ def warm_environment(cluster: Cluster) -> dict[str, Any] | None:
 
 
 def _python_path(code: str, configured: str) -> dict[str, str]:
-    """Put the snapshot first in PYTHONPATH, or other code than the hashed one would run.
+    """Return PYTHONPATH with the snapshot first, so that exactly the hashed code runs.
 
-    Relative folders are left out: they belong to the project, whose modules are in the snapshot.
+    Relative folders are left out: they are folders of the project, whose modules are in the snapshot.
 
     Raises:
         UsageError: a folder that PYTHONPATH can't hold.

@@ -1,4 +1,4 @@
-"""A started plan, followed to the end of every node; afterwards nothing of it is left behind."""
+"""Start a plan, follow it to the end of every node, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from trainers.contract.beats import NodeBeat, NodeLook
 if TYPE_CHECKING:
     from pipeline.cluster.launchers import Following, Launcher
 
-STOP_S = 8.0  # agents: TERM, 3 s, KILL; the rest of the promised 10 s is for the way there
-NOTE_S = 2.0
+STOP_S = 8.0  # agents: TERM, 3 s, KILL; the rest of the promised 10 s is for the network
+RANK_ROWS_S = 2.0  # between two writes of the ranks' state
 _POLL_S = 0.5
-_MOST_QUESTIONED = 3  # lost hosts, as the others have little time to answer
+_MAX_ASKED_ABOUT = 3  # lost hosts, because the others have little time to answer
 _COLLECT_AGAIN_S = 2.0
-_ASK_AGAIN_S = 5.0  # between two questions to the other hosts
-_ANSWERED_S = 3.5  # after which missing answers are no longer waited for
+_ASK_AGAIN_S = 5.0  # between two requests to the other hosts
+_ANSWER_S = 3.5  # how long their answers are waited for
 
 Ends = dict[str, NodeExit | NodeLost]
 Progress = LaunchPlan | Event | Verdict
-"""What ``Watchers.on_event`` takes."""
+"""The events that ``Watchers.on_event`` takes."""
 
 
 def nothing(*_: object) -> None:
@@ -65,16 +65,14 @@ class Watchers:
         on_line: takes the ranks' lines.
         on_note: takes each remark about the hosts, once.
         on_facts: takes the facts of the hosts, before anything starts.
-        on_job: takes what a batch scheduler was asked for, and what it does.
+        on_job: takes each line about waiting: for a batch scheduler, busy or silent hosts, or outputs.
         on_launch: called when a start begins, with a function that returns its progress (words that follow "still").
         on_start: called when all nodes have started.
-        on_wait: takes the words for a wait for silent hosts ('': the wait is over).
-        on_end: called when all nodes have ended well. Their hosts are free from then on, though the outputs are still
-            to be fetched.
-        on_checkpoint: called when the run folder has a new checkpoint, and after a bad end the last one (None: not
-            wanted).
-        on_event: takes the plan when it is followed, each event of its nodes, and the verdict on ranks that no longer
-            move.
+        on_wait: takes a description of a wait for silent hosts; '' when it is over.
+        on_end: called when all nodes have succeeded. Their hosts are free from then on, before the outputs are fetched.
+        on_checkpoint: called when the run folder has a new checkpoint, and after a failure the last one. None: not
+            wanted.
+        on_event: takes the plan before it is followed, each event of its nodes, and the verdict on a stall.
     """
 
     on_line: Callable[[LogLine], None]
@@ -90,7 +88,7 @@ class Watchers:
 
 
 class RunningAttempt:
-    """One plan on its way from its start to the end of all nodes."""
+    """One plan from its start to the end of all nodes."""
 
     def __init__(
         self,
@@ -111,27 +109,29 @@ class RunningAttempt:
             stall_s=plan.stall_s,
             collective_timeout_s=plan.collective_timeout_s,
         )
-        self.notes: list[str] = []  # on ranks and connections, as `doit status` shows them
-        self.verdict: Verdict | None = None  # on a rank that held the others up
-        self.lost: list[str] = []  # hosts that no longer answer and that the others were asked to reach
-        self.seen: dict[str, tuple[str, ...]] = {}  # other host → its answer for each lost one
-        self.gone: tuple[str, ...] = ()  # lost hosts that no new connection reached either
-        self.left = ""  # message about hosts that could not be stopped
+        self.notes: list[str] = []  # about ranks and connections, for `doit status`
+        self.verdict: Verdict | None = None  # on a stall
+        self.lost: list[str] = []  # silent hosts that the others were asked to reach
+        self.reach_answers: dict[str, tuple[str, ...]] = {}  # other host → its answers for ``lost``, in the same order
+        self.gone: tuple[str, ...] = ()  # lost hosts that a new connection didn't reach either
+        self.unstopped = ""  # message about hosts that could not be stopped
         self.silent: dict[str, NodeSilent] = {}  # hosts that don't answer at the moment
         self._waited_for: set[str] = set()  # silent hosts that were reported
         self._replaceable = spec.replaceable
-        self._questioned_at = 0.0  # when the others were asked to reach the silent hosts
+        self._asked_at = 0.0  # time of the last request to reach the silent hosts
         self.order: list[str] = []  # hosts in the order of their ends
         self._on_checkpoint = watchers.on_checkpoint or nothing
-        is_here = launcher.capabilities.shares_run_dir and watchers.on_checkpoint is None
-        every_s = 0.0 if is_here else plan.checkpoint_fetch_s
-        self._fetch = CheckpointFetch(launcher, plan, spec.run_dir, every_s, self._on_checkpoint, self._not_fetched)
+        needs_no_fetch = launcher.capabilities.shares_run_dir and watchers.on_checkpoint is None
+        every_s = 0.0 if needs_no_fetch else plan.checkpoint_fetch_s
+        self._fetch = CheckpointFetch(
+            launcher, plan, spec.run_dir, every_s, self._on_checkpoint, self._report_not_fetched
+        )
         self._files = ExitStack()
         self._logs: dict[str, IO[str]] = {}
-        self._shown: dict[str, int] = {}  # host → lines of its log that were shown already
+        self._lines_to_skip: dict[str, int] = {}  # host → lines of its log that another command has shown
         self._metrics: IO[str] | None = None
         self._metrics_at = 0
-        self._checked_at = self._noted_at = 0.0
+        self._checked_at = self._rows_at = 0.0
         self._followed = False
 
     @property
@@ -151,7 +151,7 @@ class RunningAttempt:
         """Run the plan to the end of all nodes.
 
         Args:
-            started: another command has started it; only follow.
+            started: only follow, because another command has started the plan.
 
         Raises HostError, Killed.
         """
@@ -166,29 +166,29 @@ class RunningAttempt:
                 self._follow()
             except BaseException:
                 self.signals.hold()
-                self._stop_rest()
+                self._stop_unended()
                 self._finish(keep_final=False)
                 raise
         self.signals.hold()
         if not self.ended_well:
-            self._stop_rest()
+            self._stop_unended()
         else:
             self._tracebacks.release()
-            self._name_slow_ranks()
+            self._report_slow_ranks()
             self.watchers.on_end()
         self._finish(keep_final=self.ended_well)
 
     def _open(self, *, started: bool) -> None:
-        """Open the files that are written here.
+        """Open the log and metrics files.
 
-        The logs of an attempt that runs already are sent again from their beginning; lines that another command has
-        shown are not shown again.
+        Hosts send the logs of a running attempt again from the beginning, so count the lines that another command has
+        shown already.
         """
         self.log_dir.mkdir(parents=True, exist_ok=True)
         for node in self.plan.nodes:
             path = self.log_dir / f"{node.host}.log"
             if started and path.exists():
-                self._shown[node.host] = path.read_bytes().count(b"\n")
+                self._lines_to_skip[node.host] = path.read_bytes().count(b"\n")
             mode = "w" if started else "a"
             self._logs[node.host] = self._files.enter_context(path.open(mode, encoding="utf-8"))
         if not self.launcher.capabilities.shares_run_dir:
@@ -203,25 +203,25 @@ class RunningAttempt:
             self._metrics_at = path.stat().st_size
 
     def _follow(self) -> None:
-        """Handle events until every node has ended, or, after the first bad end, until STOP_S have passed."""
+        """Handle events until every node has ended, or until STOP_S after the first failure."""
         self._followed = True
         self.watchers.on_start()
         self.watchers.on_event(self.plan)
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         following = self.launcher.follow(self.plan, events.put, metrics_at=self._metrics_at)
         deadline: float | None = None
-        pruning = self.launcher.capabilities.shares_run_dir  # on a shared folder rank 0 sees the file itself
+        pruning = self.launcher.capabilities.shares_run_dir  # with a shared folder, rank 0 sees the file itself
         try:
             while len(self.ends) < self.plan.nnodes and (deadline is None or time.monotonic() < deadline):
-                self._next(events)
+                self._handle_event(events)
                 self.signals.check()
                 self._check_folder()
                 if not pruning and (self.run_dir / run_folder.PRUNE).exists():
                     following.prune()
                     pruning = True
                 if deadline is None:
-                    self._judge(following)
-                self._judge_silence(following, is_over=deadline is not None or self._has_failed)
+                    self._check_for_stall(following)
+                self._check_silent_hosts(following, is_over=deadline is not None or self._has_failed)
                 if deadline is None and self._has_failed:
                     self._ask_about_lost(following)
                     following.stop()
@@ -231,13 +231,13 @@ class RunningAttempt:
             following.stop()
             deadline = time.monotonic() + STOP_S
             while len(self.ends) + len(self.silent) < self.plan.nnodes and time.monotonic() < deadline:
-                self._next(events, quiet=True)
+                self._handle_event(events, quiet=True)
             raise
         finally:
             following.close()
 
-    def _judge(self, following: Following) -> None:
-        """Where no rank moves any more, say which one holds the others up; the run is ended for it."""
+    def _check_for_stall(self, following: Following) -> None:
+        """If no rank moves any more, set ``verdict``, which ends the run, and report which rank holds the others up."""
         now = time.monotonic()
         slow = self.watch.slow_network(now, partial(following.look, None))
         if slow is not None:
@@ -247,45 +247,45 @@ class RunningAttempt:
         if self.verdict is not None:
             self.notes.append(self.verdict.text)
             self.watchers.on_event(self.verdict)
-            self._noted_at = 0.0
-            self._note_ranks()
+            self._rows_at = 0.0
+            self._write_rank_rows()
             self.watchers.on_line(LogLine(host=self.verdict.host, rank=self.verdict.rank, text=self.verdict.text))
 
     def _newest_saved(self) -> int:
-        """Return ``NodeBeat.saved`` of the shared run folder. The names of a script's checkpoints aren't known."""
+        """Return the shared run folder's newest checkpoint as ``NodeBeat.saved`` gives it: a step, for scripts a time."""
         return newest_change(str(self.run_dir)) if self.plan.outputs.whole else newest_step(self.run_dir)
 
-    def _judge_silence(self, following: Following, *, is_over: bool) -> None:
+    def _check_silent_hosts(self, following: Following, *, is_over: bool) -> None:
         """Decide whether the silent hosts are lost.
 
-        They are if the run is over without them (``is_over``), or if the other hosts see that they are dead. Otherwise
-        their ranks may train on under their lease, and the attempt waits for them.
+        They are if the run is over (``is_over``), or if no other host reaches them. Otherwise the attempt waits for
+        them, because their ranks may train on until their lease ends.
         """
         others = [node.host for node in self.plan.nodes if node.host not in self.silent and node.host not in self.ends]
         now = time.monotonic()
-        if self.silent and not is_over and others and now - self._questioned_at > _ASK_AGAIN_S:
-            self._questioned_at = now
+        if self.silent and not is_over and others and now - self._asked_at > _ASK_AGAIN_S:
+            self._asked_at = now
             self._ask_to_reach(following, [*self.silent])
-        late = now - self._questioned_at > _ANSWERED_S
-        witnesses = [host for host in others if host in self.seen] if late else others
+        is_late = now - self._asked_at > _ANSWER_S
+        witnesses = [host for host in others if host in self.reach_answers] if is_late else others
         for host in [*self.silent]:
             is_alone = not others and self.plan.nnodes == 1
-            unknown = failures.ssh_server(self.plan, host) is None or (is_alone and self._replaceable)
-            if is_over or unknown or failures.is_dead(host, self.lost, self.seen, witnesses):
+            not_awaited = failures.ssh_server(self.plan, host) is None or (is_alone and self._replaceable)
+            if is_over or not_awaited or failures.is_dead(host, self.lost, self.reach_answers, witnesses):
                 self._record_end(NodeLost(host=host, reason=self.silent[host].reason))
-        if late or not others or set(others) <= self.seen.keys():
+        if is_late or not others or set(others) <= self.reach_answers.keys():
             self._report_silence()
 
     def _report_silence(self) -> None:
-        """Report once for each silent host why it is waited for, and until when at most."""
+        """Report once for each silent host that it is waited for, and how long."""
         new = [host for host in self.silent if host not in self._waited_for]
         for host in new:
             ends = time.strftime("%H:%M:%S", time.localtime(time.time() + self.plan.lease_s))
             until = f"{ends} (cluster.lease_s={self.plan.lease_s:g})"
             line = f"{host} {self.silent[host].reason}; its ranks may train on until {until}, so it is waited for"
             at = self.lost.index(host) if host in self.lost else None
-            seen = {} if at is None else {other: answers[at : at + 1] for other, answers in self.seen.items()}
-            self.watchers.on_job("\n".join([line, *failures.seen_of_lost([host], seen)]))
+            on_host = {} if at is None else {other: given[at : at + 1] for other, given in self.reach_answers.items()}
+            self.watchers.on_job("\n".join([line, *failures.lines_on_lost([host], on_host)]))
         if new:
             self._waited_for.update(new)
             self._report_wait()
@@ -295,26 +295,26 @@ class RunningAttempt:
         self.watchers.on_wait(f"waiting for {hosts}, whose ranks may train on" if hosts else "")
 
     def _ask_about_lost(self, following: Following) -> None:
-        """Let the other nodes check whether they reach the lost ones, unless they have answered that already."""
+        """Ask the other nodes whether they reach the lost ones, unless they have answered that already."""
         lost = [host for host, end in self.ends.items() if isinstance(end, NodeLost) and not end.answers]
-        if not self.seen or not set(lost) <= set(self.lost):
+        if not self.reach_answers or not set(lost) <= set(self.lost):
             self._ask_to_reach(following, lost)
 
     def _ask_to_reach(self, following: Following, silent: Sequence[str]) -> None:
         servers = {host: failures.ssh_server(self.plan, host) for host in silent}
         known = {host: server for host, server in servers.items() if server is not None}
-        self.lost, self.seen = [*known][:_MOST_QUESTIONED], {}
+        self.lost, self.reach_answers = [*known][:_MAX_ASKED_ABOUT], {}
         if self.lost:
             following.look([known[host] for host in self.lost])
 
-    def _not_fetched(self, error: OSError) -> None:
+    def _report_not_fetched(self, error: OSError) -> None:
         why, host = error.strerror or error, self.plan.nodes[0].host
-        self._show(f"WARNING: checkpoints can't be brought to {self.run_dir} ({why}); they stay on {host}")
+        self._show(f"WARNING: checkpoints can't be written to {self.run_dir} ({why}); they stay on {host}")
 
-    def _is_collected(self, *, final: bool) -> bool:
-        """Fetch the outputs. True if they are here.
+    def _collected(self, *, final: bool) -> bool:
+        """Fetch the outputs; True if that succeeded.
 
-        Raises TrainingError, OSError: only after a good end, where a broken connection is tried again for ``lease_s``.
+        Raises TrainingError, OSError: only for final outputs. Their fetch is tried again for ``lease_s``.
         """
         try:
             fetched = self._collect_final() if final else self.launcher.collect(self.plan, self.run_dir, final=False)
@@ -324,7 +324,7 @@ class RunningAttempt:
         except OSError as error:
             if final:
                 raise
-            self._not_fetched(error)
+            self._report_not_fetched(error)
             return False
 
     def _collect_final(self) -> bool:
@@ -338,32 +338,29 @@ class RunningAttempt:
                 if not is_reported:
                     self.watchers.on_job(f"{error.what}; it is tried again for {self.plan.lease_s:g} s")
                 is_reported = True
-            self.signals.release()  # Ctrl-C loses nothing: the same command fetches them
+            self.signals.release()  # Ctrl-C loses nothing: the same command fetches the outputs
             time.sleep(_COLLECT_AGAIN_S)
             self.signals.hold()
 
-    def _note_ranks(self) -> None:
-        """Write the state of the ranks for `doit status`; a full disk or a removed folder is reported elsewhere."""
+    def _write_rank_rows(self) -> None:
+        """Write the state of the ranks for `doit status`. Ignore errors: a full disk or removed folder shows elsewhere."""
         now = time.monotonic()
-        if now - self._noted_at >= NOTE_S and self.watch.last:
-            self._noted_at = now
+        if now - self._rows_at >= RANK_ROWS_S and self.watch.last:
+            self._rows_at = now
             with suppress(OSError):
                 usages = {host: node.usage for host, node in self.watch.nodes.items() if node.usage is not None}
                 status.write_rank_rows(self.log_dir, status.rank_rows(self.watch.last.values()), self.notes, usages)
 
-    def _name_slow_ranks(self) -> None:
+    def _report_slow_ranks(self) -> None:
         slow = status.slow_ranks(status.rank_rows(self.watch.last.values()))
         for note in slow:
             self._show(note)
         self.notes += slow
-        self._noted_at = 0.0
-        self._note_ranks()
+        self._rows_at = 0.0
+        self._write_rank_rows()
 
     def _check_folder(self) -> None:
-        """Check that the run folder is still this attempt's; on hosts with copies only the controller sees it.
-
-        Raises TrainingError once it is gone.
-        """
+        """Raise TrainingError if the run folder no longer belongs to this attempt. Agents check a shared folder."""
         now = time.monotonic()
         if self.launcher.capabilities.shares_run_dir or now - self._checked_at < _POLL_S:
             return
@@ -374,12 +371,12 @@ class RunningAttempt:
                 "the run was going on",
                 hint="the same command again",
             )
-        starts.followed(self.plan.run_id, self.run_dir)
+        starts.renew(self.plan.run_id, self.run_dir)
 
     def _folder_is_ours(self) -> bool:
         return journal.known_attempts(self.run_dir)[-1:] == [self.plan.run_id]
 
-    def _next(self, events: queue.SimpleQueue[Event], quiet: bool = False) -> None:
+    def _handle_event(self, events: queue.SimpleQueue[Event], *, quiet: bool = False) -> None:
         try:
             event = events.get(timeout=_POLL_S)
         except queue.Empty:
@@ -387,79 +384,81 @@ class RunningAttempt:
                 log.flush()
             return
         self.watchers.on_event(event)
-        if isinstance(event, LogLine):
-            rank = "-" if event.rank is None else event.rank
-            self._logs[event.host].write(f"{rank} | {event.text}\n")
-            self._shown[event.host] = self._shown.get(event.host, 0) - 1
-            if is_worth_showing(event) and not quiet and self._shown[event.host] < 0:
-                self._tracebacks.add(event)
-        elif isinstance(event, MetricsLine):
-            if self._metrics is not None:
-                self._metrics.write(event.text + "\n")
-                self._metrics.flush()
-        elif isinstance(event, NodeBeat):
-            self.watch.heard(event)
-            self._note_ranks()
-            saved = self._newest_saved() if self.launcher.capabilities.shares_run_dir else event.saved
-            if saved:
-                self._fetch.heard(saved)
-        elif isinstance(event, NodeLook):
-            if event.peers:
-                self.seen[event.host] = event.peers
-            else:
-                self.watch.seen(event)
-        elif isinstance(event, NodeSilent):
-            self.silent[event.host] = event
-            self._questioned_at = 0.0
-        elif isinstance(event, NodeAnswers):
-            self.silent.pop(event.host, None)
-            if event.host in self._waited_for:
-                self._waited_for.remove(event.host)
-                self.watchers.on_job(f"{event.host} answers again, after {event.silent_s:.0f} s; nothing is lost")
-                self._report_wait()
-        else:
-            self._record_end(event)
+        match event:
+            case LogLine():
+                self._take_line(event, quiet=quiet)
+            case MetricsLine():
+                if self._metrics is not None:
+                    self._metrics.write(event.text + "\n")
+                    self._metrics.flush()
+            case NodeBeat():
+                self.watch.take_beat(event)
+                self._write_rank_rows()
+                if saved := self._newest_saved() if self.launcher.capabilities.shares_run_dir else event.saved:
+                    self._fetch.offer(saved)
+            case NodeLook(peers=()):
+                self.watch.take_look(event)
+            case NodeLook():
+                self.reach_answers[event.host] = event.peers
+            case NodeSilent():
+                self.silent[event.host] = event
+                self._asked_at = 0.0
+            case NodeAnswers():
+                self.silent.pop(event.host, None)
+                if event.host in self._waited_for:
+                    self._waited_for.remove(event.host)
+                    self.watchers.on_job(f"{event.host} answers again, after {event.silent_s:.0f} s; nothing is lost")
+                    self._report_wait()
+            case NodeExit() | NodeLost():
+                self._record_end(event)
+
+    def _take_line(self, line: LogLine, *, quiet: bool) -> None:
+        rank = "-" if line.rank is None else line.rank
+        self._logs[line.host].write(f"{rank} | {line.text}\n")
+        self._lines_to_skip[line.host] = self._lines_to_skip.get(line.host, 0) - 1
+        if is_worth_showing(line) and not quiet and self._lines_to_skip[line.host] < 0:
+            self._tracebacks.add(line)
 
     def _record_end(self, end: NodeExit | NodeLost) -> None:
-        """Record how a node has ended."""
+        """Record how a node ended."""
         self.silent.pop(end.host, None)
         self.ends[end.host] = end
-        self.watch.ended(end.host)
+        self.watch.remove(end.host)
         self.order.append(end.host)
         kind = {"event": type(end).__name__}
-        if self._folder_is_ours():  # a removed folder isn't made again for this
+        if self._folder_is_ours():  # don't make a removed folder again
             write_json(self.log_dir / f"{end.host}.exit.json", {**kind, **dataclasses.asdict(end)})
 
-    def _stop_rest(self) -> None:
-        """Stop by a separate command what the streams could not end; it also keeps a late start from beginning."""
-        sure = {host for host, end in self.ends.items() if isinstance(end, NodeExit)}
-        if len(sure) == self.plan.nnodes:
+    def _stop_unended(self) -> None:
+        """Stop nodes whose end isn't known by a separate request, which also keeps a late start from beginning."""
+        ended = {host for host, end in self.ends.items() if isinstance(end, NodeExit)}
+        if len(ended) == self.plan.nnodes:
             return
         failures = self.launcher.stop(self.plan.run_key, self.run_dir, bar=self.plan.run_id)
         lost = {host for host, end in self.ends.items() if isinstance(end, NodeLost)}
         self.gone = tuple(host for host, why in failures.items() if host in lost and not why.startswith(NOT_ENDED))
-        unsure = {host: why for host, why in failures.items() if host not in sure}
-        self.left = "".join(f"\n{host}{_not_stopped(why, self.plan.lease_s)}" for host, why in unsure.items())
-        self.signals.left = self.left
+        self.unstopped = "".join(
+            f"\n{host}{_not_stopped(why, self.plan.lease_s)}" for host, why in failures.items() if host not in ended
+        )
+        self.signals.left = self.unstopped
 
     def _finish(self, *, keep_final: bool) -> None:
-        """Fetch the outputs (after a bad end: what a later attempt resumes from) and clear the nodes.
+        """Fetch the outputs (after a failure only checkpoints) and clear the nodes.
 
-        What could not be fetched stays there, and the next attempt fetches it (pipeline/cluster/earlier.py). If no end
-        was recorded, the run folder may be away for a while (renamed, not mounted) or its disk full, so nothing is
-        cleared.
+        Files that could not be fetched stay there for the next attempt (pipeline/cluster/earlier.py). If no end was
+        recorded, the run folder may be renamed or unmounted or its disk full, so nothing is cleared.
         """
         self._fetch.wait(copied=not keep_final)
         was_recorded = bool(self.ends) and self._folder_is_ours()
         if not was_recorded and self._followed and not self.launcher.capabilities.shares_run_dir:
             return
-        if was_recorded and not self._is_collected(final=keep_final):
+        if was_recorded and not self._collected(final=keep_final):
             return
         if was_recorded and not keep_final:
             self._on_checkpoint()
         self.launcher.clean(self.plan)
         if was_recorded and not self.launcher.capabilities.shares_run_dir:
-            earlier.nothing_is_left(self.plan, self.run_dir)
+            earlier.mark_collected(self.plan, self.run_dir)
 
 
 def _not_stopped(why: str, lease_s: float) -> str:
@@ -467,5 +466,5 @@ def _not_stopped(why: str, lease_s: float) -> str:
         return f": {why}"
     return (
         f" could not be asked to stop ({why.partition(chr(10))[0]}); its agent ends the run by itself at once when "
-        f"it is cut off from every other node, else {lease_s:g} s after the last word from here"
+        f"it is cut off from every other node, else {lease_s:g} s after the last contact"
     )

@@ -1,4 +1,4 @@
-"""Replacement of lost hosts: spares take their places, or fewer hosts and ranks go on. Pure."""
+"""Replace lost hosts by spares, or go on with fewer hosts and ranks. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from pipeline.core.tables import counted
 
 
 def replace(cluster: Cluster, gone: Collection[str]) -> tuple[Cluster, list[str]] | None:
-    """Put spares in the places of the hosts ``gone``; None where one has no fitting spare.
+    """Put spares in the places of the hosts ``gone``; None if one of them has no fitting spare.
 
-    Returns the new cluster and a line for each replacement. A spare has as many ranks and the same variables as the
-    host
-    it replaces, because a run's key contains these. A lost host is no longer a spare.
+    Returns the new cluster and a line for each replacement. A spare must have as many ranks and the same variables as
+    the host that it replaces, because both count in the key. Spares among ``gone`` are dropped.
     """
     spares = [spare for spare in cluster.spares if spare.label not in gone]
     hosts, lines = list(cluster.hosts), []
     for place, host in enumerate(cluster.hosts):
         if host.label not in gone:
             continue
-        spare = next((spare for spare in spares if not against(spare, host)), None)
+        spare = next((spare for spare in spares if not why_unfit(spare, host)), None)
         if spare is None:
             return None
         spares.remove(spare)
@@ -31,12 +30,12 @@ def replace(cluster: Cluster, gone: Collection[str]) -> tuple[Cluster, list[str]
 
 
 def shrink(cluster: Cluster, gone: Collection[str], fits: Callable[[int], bool]) -> tuple[Cluster, list[str]] | None:
-    """Go on with as many of the remaining hosts as possible, at least ``min_nodes``; None where that isn't allowed.
+    """Keep as many of the remaining hosts as possible, at least ``min_nodes``; None if that isn't possible.
 
-    Returns the new cluster and a line that says so. Hosts that aren't needed become spares.
+    Returns the new cluster and a line about the change. Remaining hosts that can't be used become spares.
 
     Args:
-        fits: whether a number of ranks can take the run over.
+        fits: tells whether the run can go on with a number of ranks.
     """
     left = [host for host in cluster.hosts if host.label not in gone]
     for count in range(len(left), max(cluster.min_nodes, 1) - 1, -1):
@@ -50,17 +49,17 @@ def shrink(cluster: Cluster, gone: Collection[str], fits: Callable[[int], bool])
 
 
 def idle(cluster: Cluster, gone: Collection[str]) -> list[str]:
-    """Return a line for each spare that could take none of the places of the hosts ``gone``."""
+    """Return a line for each spare that fits none of the places of the hosts ``gone``."""
     lines = []
     for spare in cluster.spares:
-        reasons = [against(spare, host) for host in cluster.hosts if host.label in gone]
+        reasons = [why_unfit(spare, host) for host in cluster.hosts if host.label in gone]
         if reasons and all(reasons) and spare.label not in gone:
             lines.append(f"spare {spare.label} can't take its place: {reasons[0]}")
     return lines
 
 
-def without_use(cluster: Cluster) -> str:
-    """Return a warning if spares are named and no attempt could need one, else ''."""
+def unused_warning(cluster: Cluster) -> str:
+    """Return a warning if spares are configured but can never be used, else ''."""
     if not cluster.spares or cluster.max_restarts:
         return ""
     return (
@@ -69,8 +68,8 @@ def without_use(cluster: Cluster) -> str:
     )
 
 
-def against(spare: Host, host: Host) -> str:
-    """Return why a spare can't take a host's place (value seen, value wanted); '': it can. Secrets aren't shown."""
+def why_unfit(spare: Host, host: Host) -> str:
+    """Return why a spare can't take a host's place (value seen, value wanted), without secrets; '' if it can."""
     own, wanted = spare.nproc_per_node, host.nproc_per_node
     if own != wanted:
         return f"it has {counted(own, 'rank')} (nproc_per_node={own}), and {host.label} has {wanted}"

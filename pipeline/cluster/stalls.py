@@ -1,4 +1,4 @@
-"""Detection of stalls: whether the ranks of an attempt still move, and which one holds the others up. Pure."""
+"""Detect stalls: whether the ranks of an attempt still move, and which one holds the others up. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pipeline.core.tables import counted
 from trainers.contract.beats import Collectives, NodeBeat, NodeLook, Phase, RankBeat, RankLook
 
 LOOK_S = 8.0
-"""How long the nodes have to answer a look; then the answers that have come are judged."""
+"""How long the nodes have to answer a look (a request to describe their ranks); then judge without the rest."""
 
-_LONGER = 10  # times the longest pauses so far (steps, evaluations, checkpoints)
-_PATIENCE = 4  # times stall_s, before the first step and while files are written
-_TICK_S = 2.0  # the most that counts between two checks; in a longer time this process was stopped itself
+_PAUSE_FACTOR = 10  # times the second longest pause so far (of steps, evaluations, checkpoints)
+_PATIENT_FACTOR = 4  # times stall_s, before the first step and while files are written
+_MAX_TICK_S = 2.0  # longest time between two checks that counts; if it was longer, this process was stopped itself
 _WINDOW_S = 20.0  # over which the share of waiting in the steps' time is measured
-_MOSTLY = 0.8  # share of waiting from which the network is examined
-_TRIES = 5  # windows, as at a single moment nothing may wait to be sent
-_BEFORE_TIMEOUT = 0.9  # of collective_timeout_s, after which ranks give up without naming the culprit
+_MAX_WAITING_SHARE = 0.8  # a larger share makes the network be examined
+_MAX_TRIES = 5  # windows, because at a single moment no bytes may wait to be sent
+_BEFORE_TIMEOUT = 0.9  # of collective_timeout_s, when ranks would give up without naming the culprit
 
 
 @dataclass(kw_only=True)
@@ -31,73 +31,71 @@ class Watch:
     stall_s: float
     collective_timeout_s: float
     nodes: dict[str, NodeBeat] = field(default_factory=dict)
-    last: dict[int, tuple[str, RankBeat]] = field(default_factory=dict)  # by rank, also of those that have ended
+    last: dict[int, tuple[str, RankBeat]] = field(default_factory=dict)  # by rank; ended ranks stay
     idle_s: float = 0.0
     _looks: dict[str, NodeLook] = field(default_factory=dict)
     _pauses_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # the two longest; one may be an accident
-    _looked: float = 0.0
+    _checked_at: float = 0.0
     _moved: bool = False  # since the last check
-    _look_begun: float | None = None
+    _look_at: float | None = None  # time of the request for looks that wasn't judged yet
     _window: tuple[float, dict[int, RankBeat]] | None = None
     _slow: tuple[float, float] | None = None  # share of waiting, seconds of a step; set while the network is examined
     _tries: int = 0
 
-    def heard(self, node: NodeBeat) -> None:
+    def take_beat(self, node: NodeBeat) -> None:
         """Take a node's report on its ranks."""
         before, has_begun = self.nodes.get(node.host), self._has_begun()
         self.nodes[node.host] = node
         self.last.update({beat.rank: (node.host, beat) for beat in node.ranks})
-        if before is None or _moves(before) != _moves(node):
-            if has_begun and self.idle_s > _TICK_S:  # a beat comes each second, so less is no pause
+        if before is None or _progress(before) != _progress(node):
+            if has_begun and self.idle_s > _MAX_TICK_S:  # beats come each second, so a shorter time is no pause
                 self._pauses_s = sorted([*self._pauses_s, self.idle_s])[-2:]
-            self.idle_s, self._moved, self._look_begun = 0.0, True, None
+            self.idle_s, self._moved, self._look_at = 0.0, True, None
 
-    def ended(self, host: str) -> None:
+    def remove(self, host: str) -> None:
         """Forget a node that has ended."""
         self.nodes.pop(host, None)
 
-    def seen(self, look: NodeLook) -> None:
+    def take_look(self, look: NodeLook) -> None:
         """Take a node's answer to a look."""
         self._looks[look.host] = look
 
     def check(self, now: float, ask: Callable[[], None]) -> Verdict | None:
-        """Call ``ask`` for a look once nothing moves any more, and judge the answers. To be called about once a second.
+        """Call ``ask`` for looks once no rank moves any more, and return the verdict on them when they have arrived.
 
-        ``now`` comes from a monotonic clock.
+        To be called about once a second, with ``now`` from a monotonic clock.
         """
-        passed_s = min(now - self._looked, _TICK_S) if self._looked else 0.0
-        self._looked = now
+        passed_s = min(now - self._checked_at, _MAX_TICK_S) if self._checked_at else 0.0
+        self._checked_at = now
         self.idle_s += 0.0 if self._moved else passed_s
         self._moved = False
         ranks = self._ranks()
         if not ranks or self.idle_s < self._limit_s(ranks):
             return None
-        if self._look_begun is None:
-            self._look_begun, self._looks = now, {}
+        if self._look_at is None:
+            self._look_at, self._looks = now, {}
             ask()
         looks = [rank for look in self._looks.values() for rank in look.ranks]
-        if len(self._looks) == len(self.nodes) or (now - self._look_begun > LOOK_S and looks):
-            if _of_script(ranks) and not is_held_up(looks):
-                self.idle_s, self._look_begun = 0.0, None  # examined again after another stall_s
+        if len(self._looks) == len(self.nodes) or (now - self._look_at > LOOK_S and looks):
+            if _is_script(ranks) and not is_hang(looks):
+                self.idle_s, self._look_at = 0.0, None  # look again after another stall_s
                 return None
             return judge(looks, self.hosts, self.idle_s) if looks else None
         return None
 
     def slow_network(self, now: float, ask: Callable[[], None]) -> Verdict | None:
-        """Return the connection that the ranks of a moving run mostly wait for; None where no bytes wait.
+        """Call ``ask`` for looks if the ranks of a moving run mostly wait, and return the connection that is too slow.
 
-        Args:
-            waiting: the part of the steps' time that even the busiest rank spends in collectives, 0 to 1.
-            step_s: seconds that a step takes.
+        None: the ranks don't wait, the looks haven't arrived, or no bytes wait to be sent. ``now`` as in ``check``.
         """
-        if self._tries >= _TRIES or self._look_begun is not None or not self._has_begun():
+        if self._tries >= _MAX_TRIES or self._look_at is not None or not self._has_begun():
             return None
         beats = {rank.rank: rank for rank in self._ranks()}
         if self._slow is not None and len(self._looks) == len(self.nodes):
             looks = [rank for look in self._looks.values() for rank in look.ranks]
             cause = slow_network(looks, self.hosts, *self._slow)
             self._slow, self._window = None, None
-            self._tries = _TRIES if cause else self._tries + 1
+            self._tries = _MAX_TRIES if cause else self._tries + 1
             return cause
         if self._window is None or self._window[1].keys() != beats.keys():
             self._window = now, beats
@@ -106,19 +104,19 @@ class Watch:
             steps = min(beat.step - before[rank].step for rank, beat in beats.items())
             own_s = max(beat.own_s - before[rank].own_s for rank, beat in beats.items())
             self._window = now, beats
-            if steps >= 1 and len(self.nodes) > 1 and 1 - own_s / (now - since) >= _MOSTLY:
+            if steps >= 1 and len(self.nodes) > 1 and 1 - own_s / (now - since) >= _MAX_WAITING_SHARE:
                 self._slow, self._looks = (1 - own_s / (now - since), (now - since) / steps), {}
                 ask()
         return None
 
     def _limit_s(self, ranks: list[RankBeat]) -> float:
-        if _of_script(ranks):
+        if _is_script(ranks):
             return self.stall_s
         waits = any(rank.phase == Phase.WAITING for rank in ranks)
-        if not self._has_begun() and not waits:  # imports, compilation, an entry that measures: no limit is known
+        if not self._has_begun() and not waits:  # imports, compilation, measurements: these have no limit
             return math.inf
         patient = not self._has_begun() or any(rank.phase in (Phase.SAVING, Phase.ENDING) for rank in ranks)
-        limit_s = max(self.stall_s * (_PATIENCE if patient else 1), _LONGER * self._pauses_s[0])
+        limit_s = max(self.stall_s * (_PATIENT_FACTOR if patient else 1), _PAUSE_FACTOR * self._pauses_s[0])
         if waits:
             limit_s = min(limit_s, max(self.stall_s, _BEFORE_TIMEOUT * self.collective_timeout_s))
         return limit_s
@@ -132,31 +130,31 @@ class Watch:
         return [rank for node in self.nodes.values() for rank in node.ranks]
 
 
-def _of_script(ranks: list[RankBeat]) -> bool:
+def _is_script(ranks: list[RankBeat]) -> bool:
     return any(rank.phase == Phase.RUNNING_A_SCRIPT for rank in ranks)
 
 
-def _moves(node: NodeBeat) -> list[tuple[int, int]]:
+def _progress(node: NodeBeat) -> list[tuple[int, int]]:
     return [(rank.pid, rank.moves) for rank in node.ranks]
 
 
-SPINS_FROM = 0.5
-"""Cores that a rank keeps busy if it computes; a rank that waits over gloo keeps a few hundredths busy."""
+BUSY_CORES = 0.5
+"""Least number of cores that a computing rank keeps busy; a rank that waits over gloo uses a few hundredths."""
 
-OF_HOSTS = ("slow link", "dropped link", "stopped", "disk")
-"""The kinds caused by the host, not the code: a retry may succeed."""
+HOST_CAUSED = ("slow link", "dropped link", "stopped", "disk")
+"""Kinds that the host causes, not the code, so a retry may succeed."""
 
-_IN_COLLECTIVE = "/torch/distributed/"
+_TORCH_DISTRIBUTED = "/torch/distributed/"
 _WAITS_IN_DDP = ("/torch/nn/parallel/distributed.py", " in _engine_run_backward")
-"""DistributedDataParallel waits in C++ for buffers and, in the backward pass, for gradients."""
+"""Frames in which DistributedDataParallel waits in C++: for buffers and, in the backward pass, for gradients."""
 _WAITS_FOR_WORKER = " in _try_get_data"  # of torch.utils.data.dataloader
-_SLEEPS = {  # kind → parts of the names of functions in which Linux lets a process sleep (/proc/PID/wchan)
+_SLEEP_KINDS = {  # kind → parts of names of kernel functions in which the process sleeps (/proc/PID/wchan)
     "locked file": ("lock_inode_wait",),
     "lock": ("futex",),
     "connection": ("wait_woken", "unix_stream", "sk_wait", "inet_csk_accept", "wait_for_more_packets"),
 }
-_UNREAD_FROM = 16 << 10
-_DROPPED_FROM = 3  # times that the kernel has sent the same bytes again: 1.5 s at least
+_UNREAD_LIMIT_BYTES = 16 << 10
+_RESENT_LIMIT = 3  # times that the kernel has sent the same bytes again, which takes at least 1.5 s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,64 +173,65 @@ class Verdict:
 
 
 def judge(looks: Sequence[RankLook], hosts: Mapping[str, str], idle_s: float) -> Verdict:
-    """Return which rank holds the run up.
+    """Return the verdict: which rank holds the run up, and why.
 
     Args:
         looks: one for each rank that answered, at least one.
         hosts: address → label, of every node.
-        idle_s: for how long no rank has moved.
+        idle_s: seconds since a rank has moved.
     """
     ranked = sorted(looks, key=lambda look: look.beat.rank)
     stopped = [look for look in ranked if _is_stopped(look)]
     if stopped:
-        return _verdict(stopped[0], "stopped", ranked, idle_s)
-    nccl = _Nccl.of(ranked)
+        return _describe_hang(stopped[0], "stopped", ranked, idle_s)
+    nccl = _Nccl.of_ranks(ranked)
     busy = [look for look in ranked if not nccl.waits(look)]
-    hung = [look for look in busy if not _waits(look)]
+    hung = [look for look in busy if not _is_in_collective(look)]
     if hung:
-        culprit = min(hung, key=lambda look: (look.state != "D", _place(look), look.beat.rank))
-        return _verdict(culprit, _kind(culprit), ranked, idle_s, waited_in=nccl.next)
+        culprit = min(hung, key=lambda look: (look.state != "D", _position(look), look.beat.rank))
+        return _describe_hang(culprit, _kind(culprit), ranked, idle_s, waited_in=nccl.next)
     if busy and nccl.differs:
-        return _left_out(busy[0], ranked, nccl, idle_s)
+        return _describe_skipped(busy[0], ranked, nccl, idle_s)
     head = f"{_head(idle_s)}: all ranks wait in a collective in {_where(ranked[0])}"
-    link = _link(ranked, hosts, head)
+    link = _describe_link(ranked, hosts, head)
     if link is not None:
         return link
-    return _pending(ranked, nccl, idle_s) if nccl.pending else _apart(ranked, idle_s)
+    return _describe_pending(ranked, nccl, idle_s) if nccl.pending else _describe_mismatch(ranked, idle_s)
 
 
-def is_held_up(looks: Sequence[RankLook]) -> bool:
-    """True if ranks of a script that do nothing are a hang: one is stopped, or one waits in a collective.
+def is_hang(looks: Sequence[RankLook]) -> bool:
+    """True if idle ranks of a script hang: one is stopped, or one waits in a collective.
 
-    A script may also wait for its user, a licence or a stalled download, after which it continues by itself.
+    Otherwise the script may wait for its user, a licence or a download, and go on by itself.
     """
-    return any(_is_stopped(look) or _waits(look) for look in looks)
+    return any(_is_stopped(look) or _is_in_collective(look) for look in looks)
 
 
 def slow_network(looks: Sequence[RankLook], hosts: Mapping[str, str], waiting: float, step_s: float) -> Verdict | None:
-    """The connection for which the ranks of a run that goes on wait most of the time; None where no bytes wait.
+    """Return the connection that the ranks of a moving run mostly wait for; None if no bytes wait to be sent.
 
     Args:
-        waiting: the part of the steps' time that even the busiest rank spends in collectives, 0 to 1.
+        waiting: the share of the steps' time that even the busiest rank spends in collectives, 0 to 1.
         step_s: seconds that a step takes.
     """
     head = f"steps take {step_s:.3g} s, {waiting:.0%} of it waiting in collectives"
-    return _link(sorted(looks, key=lambda look: look.beat.rank), hosts, head)
+    return _describe_link(sorted(looks, key=lambda look: look.beat.rank), hosts, head)
 
 
 def stall_text(verdict: Verdict, log_dir: Path) -> str:
     """Return the message for the user about a run that was ended for a stall."""
     stack = "".join(f"\n  {frame}" for frame in verdict.stack)
-    where = f"\nwhere it stands, innermost first:{stack}" if stack else ""
+    where = f"\nits stack, innermost first:{stack}" if stack else ""
     return f"training failed on {verdict.host}: {verdict.text}{where}\nlogs: {log_dir}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Nccl:
-    """NCCL's record of all ranks, of the first process group in which they differ, or in which all wait.
+    """NCCL's counts of collectives in the first process group where ranks differ, else in the first where all wait.
 
-    ``rows`` are by rank. ``differs``: some ranks have reached fewer collectives than others. ``pending``: all have
-    reached the same number, and the last hasn't ended. ``next``: the first one that the foremost ranks wait in.
+    ``rows`` maps ranks to counts. ``differs``: some ranks have entered fewer collectives than others. ``pending``: all
+    have entered the same number, and none has finished the last one. ``next``: the collective in which the ranks that
+    are farthest wait.
     """
 
     rows: Mapping[int, Collectives]
@@ -241,14 +240,13 @@ class _Nccl:
     next: str = ""
 
     @classmethod
-    def of(cls, looks: Sequence[RankLook]) -> _Nccl:
+    def of_ranks(cls, looks: Sequence[RankLook]) -> _Nccl:
         groups: dict[str, dict[int, Collectives]] = {}
         for look in looks:
             for row in look.nccl:
                 groups.setdefault(row.group, {})[look.beat.rank] = row
-        groups_of_ranks = [cls._of_group(rows) for rows in groups.values() if len(rows) > 1]
-        ranked = sorted(groups_of_ranks, key=lambda one: (not one.differs, not one.pending))
-        return ranked[0] if ranked else cls(rows={})
+        records = [cls._of_group(rows) for rows in groups.values() if len(rows) > 1]
+        return min(records, key=lambda one: (not one.differs, not one.pending), default=cls(rows={}))
 
     @classmethod
     def _of_group(cls, rows: Mapping[int, Collectives]) -> _Nccl:
@@ -258,10 +256,10 @@ class _Nccl:
         return cls(rows=rows, differs=differs, pending=pending, next=most.next and f"NCCL's {_numbered(most)}")
 
     def waits(self, look: RankLook) -> bool:
-        """True if a rank waits for others: by this record if it covers the rank, else by the rank's report or stack."""
+        """True if a rank waits for others: by NCCL's counts if they cover the rank, else by its report or stack."""
         row = self.rows.get(look.beat.rank)
         if row is None or not (self.differs or self.pending):
-            return _waits(look)
+            return _is_in_collective(look)
         return self.pending or row.given > min(other.given for other in self.rows.values())
 
 
@@ -273,34 +271,38 @@ def _is_stopped(look: RankLook) -> bool:
     return look.state in ("T", "t")
 
 
-def _waits(look: RankLook) -> bool:
-    """True if a rank is in a collective: by its own report or, for one that the model has made, by its stack."""
-    if look.beat.phase == Phase.WAITING or any(_IN_COLLECTIVE in frame for frame in look.stack[:3]):
+def _is_in_collective(look: RankLook) -> bool:
+    """True if a rank is in a collective by its report, or by its stack (a collective of the model or a script)."""
+    if look.beat.phase == Phase.WAITING or any(_TORCH_DISTRIBUTED in frame for frame in look.stack[:3]):
         return True
-    computes = look.beat.phase != Phase.RUNNING_A_SCRIPT or look.cpu >= SPINS_FROM or look.state == "R"
+    computes = look.beat.phase != Phase.RUNNING_A_SCRIPT or look.cpu >= BUSY_CORES or look.state == "R"
     return not computes and any(place in frame for place in _WAITS_IN_DDP for frame in look.stack[:2])
 
 
-def _place(look: RankLook) -> tuple[int, int]:
+def _position(look: RankLook) -> tuple[int, int]:
     return look.beat.step, look.beat.collectives
 
 
 def _own_line(look: RankLook) -> str:
-    """Return the innermost line of a script's rank that is neither Python's nor torch's: its collective."""
+    """Return the innermost line of a script's own code, which identifies the collective; '' for other programs."""
     return _at(look) if look.beat.phase == Phase.RUNNING_A_SCRIPT else ""
 
 
 def _kind(look: RankLook) -> str:
     if look.state == "D":
         return "disk"
-    if look.cpu >= SPINS_FROM or look.state == "R":  # it may share its core with others
+    if look.cpu >= BUSY_CORES or look.state == "R":  # state R: it may share a core
         return "spins"
     if any(frame.endswith(_WAITS_FOR_WORKER) for frame in look.stack):
         return "worker"
-    return next((kind for kind, names in _SLEEPS.items() if any(name in look.sleeps_in for name in names)), "sleeps")
+    return next(
+        (kind for kind, names in _SLEEP_KINDS.items() if any(name in look.sleeps_in for name in names)), "sleeps"
+    )
 
 
-def _verdict(culprit: RankLook, kind: str, looks: Sequence[RankLook], idle_s: float, *, waited_in: str = "") -> Verdict:
+def _describe_hang(
+    culprit: RankLook, kind: str, looks: Sequence[RankLook], idle_s: float, *, waited_in: str = ""
+) -> Verdict:
     beat, host = culprit.beat, culprit.host
     why = {
         "stopped": f"process {beat.pid} is stopped (SIGSTOP, or a debugger holds it); it would go on with "
@@ -313,20 +315,21 @@ def _verdict(culprit: RankLook, kind: str, looks: Sequence[RankLook], idle_s: fl
         "worker": "it waits for a worker process of its DataLoader, which sends nothing",
         "sleeps": f"it sleeps{' in the loading of data' if beat.phase == Phase.LOADING else ''} ({_sleep(culprit)})",
     }[kind]
-    too = [look for look in looks if look is not culprit and _is_stopped(look)]
-    others = [look for look in looks if look is not culprit and look not in too]
+    stopped = [look for look in looks if look is not culprit and _is_stopped(look)]
+    others = [look for look in looks if look is not culprit and look not in stopped]
     inside = f" in {waited_in}" if waited_in else ""
-    also = "".join(f"; rank {look.beat.rank} on {look.host} (process {look.beat.pid}) is stopped, too" for look in too)
+    also = "".join(
+        f"; rank {look.beat.rank} on {look.host} (process {look.beat.pid}) is stopped, too" for look in stopped
+    )
     wait = f"{also}; {_ranks(others)} {_wait(others)} for it{inside}" if others else also
     text = f"{_head(idle_s)}: rank {beat.rank} on {host} hangs in {_where(culprit)}: {why}{_at(culprit)}{wait}"
     return Verdict(rank=beat.rank, host=host, kind=kind, text=text, stack=culprit.stack)
 
 
-def _link(looks: Sequence[RankLook], hosts: Mapping[str, str], head: str) -> Verdict | None:
-    """Return the connection on which bytes wait, and which of its hosts has most of such connections.
+def _describe_link(looks: Sequence[RankLook], hosts: Mapping[str, str], head: str) -> Verdict | None:
+    """Describe the connection on which bytes wait to be sent, and blame the host that has most such connections.
 
-    If the other side has much that it hasn't read, its process is slow (its cores are busy with something else), not
-    the connection.
+    Ignore connections whose receiver has many unread bytes: its process is slow, not the connection.
     """
     connections = [
         (look, hosts.get(item.peer, item.peer), item)
@@ -340,8 +343,8 @@ def _link(looks: Sequence[RankLook], hosts: Mapping[str, str], head: str) -> Ver
     pairs = [
         (look, peer, item)
         for look, peer, item in connections
-        if item.sent_again >= _DROPPED_FROM
-        or ((item.unsent_bytes or item.sent_again) and unread[look.host, peer] < _UNREAD_FROM)
+        if item.sent_again >= _RESENT_LIMIT
+        or ((item.unsent_bytes or item.sent_again) and unread[look.host, peer] < _UNREAD_LIMIT_BYTES)
     ]
     if not pairs:
         return None
@@ -351,7 +354,7 @@ def _link(looks: Sequence[RankLook], hosts: Mapping[str, str], head: str) -> Ver
         host, rank = peer, next((one.beat.rank for one in looks if one.host == peer), None)
     else:
         host, rank = look.host, look.beat.rank
-    dropped = item.sent_again >= _DROPPED_FROM
+    dropped = item.sent_again >= _RESENT_LIMIT
     why = f"sent {item.sent_again} times in vain" if dropped else "not sent yet, or not received"
     text = (
         f"{head}, and the connection from {look.host} to {peer} {'is down' if dropped else 'is too slow'}: "
@@ -360,26 +363,26 @@ def _link(looks: Sequence[RankLook], hosts: Mapping[str, str], head: str) -> Ver
     return Verdict(rank=rank, host=host, kind="dropped link" if dropped else "slow link", text=text)
 
 
-def _left_out(culprit: RankLook, looks: Sequence[RankLook], nccl: _Nccl, idle_s: float) -> Verdict:
-    """Describe a rank that has skipped a collective, by NCCL's record, and waits in something else."""
+def _describe_skipped(culprit: RankLook, looks: Sequence[RankLook], nccl: _Nccl, idle_s: float) -> Verdict:
+    """Describe a rank that skipped a collective, by NCCL's counts, and waits for something else."""
     others = [look for look in looks if nccl.waits(look)]
     text = (
         f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} went on without a collective that "
-        f"{_ranks(others)} {_wait(others)} in, {nccl.next}: it stands in {_where(culprit)}{_at(culprit)}; every rank "
+        f"{_ranks(others)} {_wait(others)} in, {nccl.next}: it is in {_where(culprit)}{_at(culprit)}; every rank "
         "must join every collective"
     )
     return Verdict(rank=culprit.beat.rank, host=culprit.host, kind="skipped", text=text, stack=culprit.stack)
 
 
-def _pending(looks: Sequence[RankLook], nccl: _Nccl, idle_s: float) -> Verdict:
-    """Describe ranks that have handed equally many collectives to their GPUs: the same ones, or different ones."""
+def _describe_pending(looks: Sequence[RankLook], nccl: _Nccl, idle_s: float) -> Verdict:
+    """Describe ranks that have entered equally many NCCL collectives: the same ones, or different ones."""
     first = looks[0]
     kinds = Counter(row.next for row in nccl.rows.values())
     if len(kinds) == 1:
         text = (
             f"{_head(idle_s)}: {_ranks(looks)} wait in the same collective in {_where(first)}, {nccl.next}: a GPU "
-            "hangs in what it computes before, or what NCCL sends doesn't arrive (cluster.env.NCCL_DEBUG=INFO tells "
-            "its ways)"
+            "hangs in what it computes before, or what NCCL sends doesn't arrive (cluster.env.NCCL_DEBUG=INFO shows "
+            "its connections)"
         )
         return Verdict(rank=None, host=first.host, kind="collective", text=text, stack=first.stack)
     rarest = min(kinds, key=lambda name: (kinds[name], -max(n for n, row in nccl.rows.items() if row.next == name)))
@@ -395,11 +398,11 @@ def _pending(looks: Sequence[RankLook], nccl: _Nccl, idle_s: float) -> Verdict:
     return Verdict(rank=culprit.beat.rank, host=culprit.host, kind="skipped", text=text, stack=culprit.stack)
 
 
-def _apart(looks: Sequence[RankLook], idle_s: float) -> Verdict:
-    """Describe ranks that are all in a collective: the one in another collective than most (of two, the one ahead)."""
+def _describe_mismatch(looks: Sequence[RankLook], idle_s: float) -> Verdict:
+    """Describe ranks that are all in collectives: blame the one in another than most (of two, the one that is ahead)."""
     groups: dict[tuple[int, int, int, str], list[RankLook]] = {}
     for look in looks:
-        groups.setdefault((*_place(look), look.beat.phase, _own_line(look)), []).append(look)
+        groups.setdefault((*_position(look), look.beat.phase, _own_line(look)), []).append(look)
     first = looks[0]
     if len(groups) == 1:
         text = (
@@ -409,19 +412,21 @@ def _apart(looks: Sequence[RankLook], idle_s: float) -> Verdict:
         return Verdict(rank=None, host=first.host, kind="collective", text=text, stack=first.stack)
     place = min(groups, key=lambda key: (len(groups[key]), [-part for part in key[:3]], key[3]))
     culprit, others = groups[place][0], [look for look in looks if look not in groups[place]]
-    other = max(others, key=_place)
-    if culprit.beat.phase == Phase.RUNNING_A_SCRIPT:  # its position isn't known, so neither which rank went on
+    other = max(others, key=_position)
+    if (
+        culprit.beat.phase == Phase.RUNNING_A_SCRIPT
+    ):  # the position in a script isn't known, so neither is the rank that went on
         text = (
             f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} is in another collective than "
-            f"{_ranks(others)}: it stands{_at(culprit)}, {_ranks(others)}{_at(other)}; every rank must join the same "
+            f"{_ranks(others)}: it is{_at(culprit)}, {_ranks(others)}{_at(other)}; every rank must join the same "
             "collectives in the same order"
         )
         return Verdict(rank=culprit.beat.rank, host=culprit.host, kind="skipped", text=text, stack=culprit.stack)
-    went_on = (_place(culprit), culprit.beat.phase) > (_place(other), other.beat.phase)
+    went_on = (_position(culprit), culprit.beat.phase) > (_position(other), other.beat.phase)
     what = "went on without a collective" if went_on else "is in a collective"
     text = (
         f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} {what} that {_ranks(others)} "
-        f"{_wait(others) + ' in' if went_on else 'never came to'}: it stands in {_where(culprit)}{_at(culprit)}, "
+        f"{_wait(others) + ' in' if went_on else 'never came to'}: it is in {_where(culprit)}{_at(culprit)}, "
         f"{_ranks(others)} in {_where(other)}{_at(other)}; every rank must join every collective"
     )
     return Verdict(rank=culprit.beat.rank, host=culprit.host, kind="skipped", text=text, stack=culprit.stack)
@@ -432,7 +437,7 @@ def _head(idle_s: float) -> str:
 
 
 def _where(look: RankLook) -> str:
-    """Return ``step 58 (loading data)``, or ``the script``, whose steps aren't known."""
+    """Return ``step 58 (loading data)``; ``the script`` for a script, whose steps aren't known."""
     if look.beat.phase == Phase.RUNNING_A_SCRIPT:
         return "the script"
     step = f"step {look.beat.step}" if look.beat.step else "what comes before its first step"
@@ -440,7 +445,7 @@ def _where(look: RankLook) -> str:
 
 
 def _at(look: RankLook) -> str:
-    """Return `` at models/net.py:12 in forward``: the innermost line that is neither Python's nor torch's."""
+    """Return `` at models/net.py:12 in forward``: the innermost line of neither Python's nor torch's own code."""
     own = [frame for frame in look.stack if "/torch/" not in frame and "/lib/python" not in frame]
     return _shortened(next(iter(own or look.stack), ""))
 

@@ -1,10 +1,10 @@
-"""Starts of a run whose end no command has seen yet: their names and hosts.
+"""Open starts of a run: those whose hosts may still hold processes or files of it.
 
-plan.json describes only the newest start, and a run may continue on other hosts than it began on, as its key doesn't
-contain their names. So each start whose hosts have copies of the run folder first writes attempts/N/start-*.json. The
-file is removed once everything that the start has left on its hosts is here.
+plan.json describes only the newest start, and a run may go on with other hosts, because its key doesn't contain their
+names. So each start whose hosts have copies of the run folder first writes attempts/N/start-*.json. That file is
+removed once everything was fetched from the hosts.
 
-A run folder may come from anyone, so only labels are read from it: run ids, host names, folders that carry the run id.
+A run folder may come from anyone, so only labels are read from it: run ids, host names, folders named by the run id.
 How a host is reached (launcher, interpreter, ssh configuration) always comes from the command line and conf/.
 """
 
@@ -28,63 +28,60 @@ from pipeline.core.specs import SCRIPT_OUTPUTS, TRAINING_OUTPUTS, Cluster, Host,
 from pipeline.runs import journal
 from trainers.contract import run_folder
 
-_CONNECT_S = 5.0  # for hosts that the command doesn't name, which may be gone for good
-_NOT_LABELS = ("argv", "env")  # fields of a node that are not written down
+_CONNECT_S = 5.0  # short, because hosts that the command doesn't name may no longer exist
+_NOT_RECORDED = ("argv", "env")  # fields of a node
 _RUN_ID = re.compile(r"(?P<key>\w+)-[0-9a-f]{6}-(?P<attempt>\d+)-[0-9a-f]+")
 _LABEL = re.compile(r"(?:(?P<user>[^@]*)@)?(?P<name>[^@]+?)(?::(?P<port>\d{1,5}))?")
-_LONGEST = 1000  # characters of a text
+_MAX_CHARACTERS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A start by its labels (``plan`` without commands and environments).
-
-    ``followed_at`` is the unix time at which a command last followed it.
-    """
+    """A start: its ``plan`` without commands and environments, and the unix time when a command last followed it."""
 
     plan: LaunchPlan
     followed_at: float
 
     @property
     def lease_ends(self) -> float:
-        """Unix time after which none of its ranks trains any more, if no command has followed it since."""
+        """Unix time after which none of its ranks runs any more, unless a command follows it again."""
         return self.followed_at + self.plan.lease_s
 
 
-def note(plan: LaunchPlan, run_dir: Path) -> None:
-    """Write down that ``plan`` is about to start, and on which hosts."""
+def record(plan: LaunchPlan, run_dir: Path) -> None:
+    """Record the hosts on which ``plan`` is about to start."""
     path = _path(plan.run_id, run_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
     value = dataclasses.asdict(dataclasses.replace(plan, submission=""))
-    nodes = [{name: field for name, field in node.items() if name not in _NOT_LABELS} for node in value["nodes"]]
+    nodes = [{name: field for name, field in node.items() if name not in _NOT_RECORDED} for node in value["nodes"]]
     write_json(path, {**value, "nodes": nodes})
 
 
-def followed(run_id: str, run_dir: Path) -> None:
-    """Record that a command follows the start now, which renews the lease of its hosts."""
-    with suppress(OSError):  # a start of an earlier version has no file
+def renew(run_id: str, run_dir: Path) -> None:
+    """Record that a command follows the start now, which renews its lease."""
+    with suppress(OSError):  # earlier versions wrote no such file
         os.utime(_path(run_id, run_dir))
 
 
-def forget(run_id: str, run_dir: Path) -> None:
-    """Remove the note of a start: everything that it has left on its hosts is here."""
+def remove(run_id: str, run_dir: Path) -> None:
+    """Remove the record of a start whose hosts hold nothing more."""
     _path(run_id, run_dir).unlink(missing_ok=True)
 
 
-def is_noted(run_id: str, run_dir: Path) -> bool:
-    """True if something of the start may still be on its hosts."""
+def is_recorded(run_id: str, run_dir: Path) -> bool:
+    """True if the hosts of the start may still hold something of it."""
     return _path(run_id, run_dir).is_file()
 
 
-def unended(run_dir: Path) -> list[Start]:
-    """Return the noted starts of a run, the oldest first; damaged notes are skipped."""
+def open_starts(run_dir: Path) -> list[Start]:
+    """Return the recorded starts of a run, the oldest first; skip damaged records."""
     starts = [start for path in run_dir.glob("attempts/*/start-*.json") if (start := _read(path, run_dir)) is not None]
     order = {run_id: number for number, run_id in enumerate(journal.known_attempts(run_dir))}
     return sorted(starts, key=lambda start: (start.plan.attempt, order.get(start.plan.run_id, len(order))))
 
 
 def read_plan(path: Path, run_dir: Path) -> LaunchPlan | None:
-    """Return the labels in a plan of ``run_dir``; None where it is missing, damaged or invalid."""
+    """Read a plan of ``run_dir`` without commands and environments; None if it is missing, damaged or invalid."""
     try:
         return plan_of(documents.read(path), run_dir)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
@@ -92,9 +89,9 @@ def read_plan(path: Path, run_dir: Path) -> LaunchPlan | None:
 
 
 def plan_of(value: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
-    """Read the labels of a plan from its JSON, checking the form of each; commands and environments stay empty.
+    """Build a plan from its JSON and check the form of each field; commands and environments stay empty.
 
-    Raises KeyError, TypeError, ValueError, AttributeError: it is damaged, or no plan of this run folder.
+    Raises KeyError, TypeError, ValueError, AttributeError: it is damaged, or not a plan of this run folder.
     """
     run_id = _text(value["run_id"])
     form = _RUN_ID.fullmatch(run_id)
@@ -107,7 +104,7 @@ def plan_of(value: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
         run_key=form["key"],
         run_id=run_id,
         attempt=int(form["attempt"]),
-        launcher=_word(value["launcher"]),
+        launcher=_name(value["launcher"]),
         master_addr=_address(value["master_addr"]),
         master_port=_count(value["master_port"]),
         world_size=_count(value["world_size"]),
@@ -121,15 +118,15 @@ def plan_of(value: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
 
 
 def cluster_with(cluster: Cluster, plan: LaunchPlan, labels: Collection[str]) -> Cluster:
-    """Return ``cluster`` with those hosts of the plan that ``labels`` names, to reach them as the cluster's own.
+    """Return ``cluster`` with the hosts of the plan that ``labels`` names, reached with the cluster's settings.
 
     Raises:
-        UsageError: another launcher has started them.
+        UsageError: the plan was started by another launcher.
     """
     if plan.launcher != cluster.launcher:
         raise UsageError(
-            f"cluster.launcher={plan.launcher} has started it there, and these words reach hosts by {cluster.launcher}",
-            hint=f"doit stop {plan.run_key} cluster=<the one that it was trained on>",
+            f"cluster.launcher={plan.launcher} started it there, and this command reaches hosts by {cluster.launcher}",
+            hint=f"doit stop {plan.run_key} cluster=<the cluster of that attempt>",
         )
     known = {host.label: host for host in (*cluster.hosts, *cluster.spares)}
     pythons = {host.python for host in cluster.hosts}
@@ -139,7 +136,7 @@ def cluster_with(cluster: Cluster, plan: LaunchPlan, labels: Collection[str]) ->
 
 
 def host_of(label: str) -> Host:
-    """Return the host with this label. Raises ValueError: it isn't a host's label."""
+    """Return the host with this label. Raises ValueError: not a valid label."""
     form = _LABEL.fullmatch(_text(label))
     if form is None:
         raise ValueError(f"{label!r} is no label of a host")
@@ -153,7 +150,7 @@ def _node(row: Mapping[str, Any], number: int, run_id: str, run_dir: Path) -> No
     if row["node_rank"] != number:
         raise ValueError(f"node {number} has the rank {row['node_rank']!r}")
     place, state = _text(row["run_dir"]), _text(row["state_dir"])
-    if not _is_place(place, state, run_id, run_dir):
+    if not _is_folder_of(run_id, place, state, run_dir):
         raise ValueError(f"{place!r} is no folder of run {run_id}")
     return NodePlan(
         node_rank=number,
@@ -171,8 +168,8 @@ def _node(row: Mapping[str, Any], number: int, run_id: str, run_dir: Path) -> No
     )
 
 
-def _is_place(place: str, state: str, run_id: str, run_dir: Path) -> bool:
-    """True if a launcher would keep this start there: below a host's workdir, or in the run folder itself."""
+def _is_folder_of(run_id: str, place: str, state: str, run_dir: Path) -> bool:
+    """True if a launcher could have put this start there: below a host's workdir, or in the run folder itself."""
     parts = place.split("/")
     if not place.startswith(("/", "~/")) or ".." in (*parts, *state.split("/")):
         return False
@@ -183,12 +180,12 @@ def _is_place(place: str, state: str, run_id: str, run_dir: Path) -> bool:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
+    if not isinstance(value, str) or len(value) > _MAX_CHARACTERS or not value.isprintable():
         raise ValueError(f"{str(value)[:40]!r} is no line of text")
     return value
 
 
-def _word(value: Any) -> str:
+def _name(value: Any) -> str:
     if re.fullmatch(r"[\w-]*", _text(value)) is None:
         raise ValueError(f"{value!r} is no name")
     return str(value)

@@ -54,9 +54,9 @@ def validate_hosts(cluster: Cluster, facts: Sequence[NodeFacts], *, backend: str
 
 
 def check_batch(global_batch_size: int, world_size: int, accumulate_steps: int = 1, shards: int = 0) -> None:
-    """Refuse a global batch that the ranks (or ``shards``) can't share, micro-batch by micro-batch.
+    """Raise UsageError if the global batch can't be divided among the ranks (or ``shards``) and micro-batches.
 
-    Raises UsageError that names the nearest sizes that they can.
+    The error names the nearest sizes that can.
     """
     parts = (shards or world_size) * accumulate_steps
     if global_batch_size % parts == 0:
@@ -74,7 +74,7 @@ def check_batch(global_batch_size: int, world_size: int, accumulate_steps: int =
 
 
 def _same_node(facts: Sequence[NodeFacts]) -> list[str]:
-    """Report names, addresses or ssh ports that lead to the same host, also as different users."""
+    """Report entries that name the same host, even by another address, port or user."""
     by_node = defaultdict(list)
     for fact in facts:
         by_node[fact.extra.get("machine") or fact.identity].append(fact)
@@ -87,15 +87,15 @@ def _same_node(facts: Sequence[NodeFacts]) -> list[str]:
 
 
 def _loopback(facts: Sequence[NodeFacts]) -> list[str]:
-    """Report hosts whose address is a loopback, where hosts with other addresses can't reach them."""
-    inside = [fact.address.startswith("127.") or fact.address == "::1" for fact in facts]
-    if all(inside) or not any(inside):
+    """Report hosts with a loopback address if other hosts have other addresses and so can't reach them."""
+    is_loopback = [fact.address.startswith("127.") or fact.address == "::1" for fact in facts]
+    if all(is_loopback) or not any(is_loopback):
         return []
     return [
         f"  {fact.host}: its address is {fact.address}, where the other nodes can't reach it; "
         "set cluster.hosts[].address"
-        for fact, loops in zip(facts, inside, strict=True)
-        if loops
+        for fact, loopback in zip(facts, is_loopback, strict=True)
+        if loopback
     ]
 
 
@@ -115,7 +115,7 @@ def _unfit(host: Host, fact: NodeFacts, backend: str, device: str) -> list[str]:
             f"uv pip install --python {fact.python} torch) "
             "or point cluster.python at an interpreter that has it"
         )
-    # the probe doesn't run under the configured environment, which may hide some of what it counts
+    # the probe counts GPUs without the configured environment, which may hide some of them
     gpus = visible_gpus(fact.gpus // host.shared_by, {**host.placement, **host.env})
     problems += _device_differs(gpus, device)
     if device == "cpu":
@@ -131,7 +131,7 @@ def _unfit(host: Host, fact: NodeFacts, backend: str, device: str) -> list[str]:
 
 
 def _device_differs(gpus: int, device: str) -> list[str]:
-    """Compare the GPUs with the kind of device in the run's key, which was fixed before the probe."""
+    """Compare the GPUs with the device in the run's key, which was computed before the probe."""
     if device == "cuda" and gpus == 0:
         return ["cluster.device=cuda, but it has no GPU that CUDA may see; take cluster.device=cpu"]
     if device == "auto" and gpus > 0:
@@ -141,7 +141,7 @@ def _device_differs(gpus: int, device: str) -> list[str]:
 
 
 def visible_gpus(installed: int, env: Mapping[str, str]) -> int:
-    """Return how many of a host's GPUs a configured environment leaves visible."""
+    """Return how many of a host's GPUs are visible in the configured environment."""
     chosen = env.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return installed
@@ -149,7 +149,7 @@ def visible_gpus(installed: int, env: Mapping[str, str]) -> int:
 
 
 def _torch_versions(facts: Sequence[NodeFacts]) -> list[str]:
-    """Report differing torch releases, which may use different protocols; a local suffix (+cpu, +cu128) may differ."""
+    """Report different torch releases, which may use different protocols. Ignore local suffixes (+cpu, +cu128)."""
     versions = {fact.host: fact.torch_version.partition("+")[0] for fact in facts if fact.torch_version}
     if len(set(versions.values())) <= 1:
         return []

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.cluster import hostfile
 from pipeline.cluster.launchers import LAUNCHERS, containers
 from pipeline.cluster.launchers.settings import POLICIES, Capabilities
-from pipeline.cluster.spares import against
+from pipeline.cluster.spares import why_unfit
 from pipeline.cluster.validation import visible_gpus
 from pipeline.config.errors.unknown_key import HOST_FIELDS, not_of_a_host
 from pipeline.config.values import encodable, typed
@@ -50,7 +50,7 @@ def _refuse_duplicates(hosts: Sequence[Host], spares: Sequence[Host]) -> None:
 def _refuse_unfit_spares(hosts: Sequence[Host], spares: Sequence[Host]) -> None:
     """Refuse spares whose ranks or variables differ from every host's: both count in a run's key."""
     for spare in spares:
-        reasons = [against(spare, host) for host in hosts]
+        reasons = [why_unfit(spare, host) for host in hosts]
         if all(reasons):
             raise UsageError(
                 f"cluster.spares {spare.label} can take no host's place: {reasons[0]}; "

@@ -53,7 +53,7 @@ def unfinished_attempt(run: Run) -> tuple[LaunchPlan, Cluster]:
         raise UsageError(f"nothing of run {run.key.short} is under way", hint="doit train with the same words")
     known = {host.label: host for host in (*cluster.hosts, *cluster.spares)}
     unknown = [node.host for node in plan.nodes if node.host not in known]
-    if unknown and (same := earlier.renamed(cluster, plan)) is not None:
+    if unknown and (same := earlier.with_current_labels(cluster, plan)) is not None:
         plan = same
     elif unknown:
         raise UsageError(
@@ -73,7 +73,7 @@ def attempt_to_attach(run: Run, say: Callable[[str], None]) -> tuple[LaunchPlan,
     """
     plan, cluster = unfinished_attempt(run)
     last = journal.read(run.folder.journal)[-1:]
-    if last and last[0].state not in UNDER_WAY and not earlier.goes_on(cluster, plan, run.folder.path, say):
+    if last and last[0].state not in UNDER_WAY and not earlier.can_be_followed(cluster, plan, run.folder.path, say):
         raise UsageError(
             f"nothing of run {run.key.short} is under way: it is {last[0].state}, {last[0].first_line}",
             hint=f"doit train with the same words starts {next_start(run)}",
@@ -93,7 +93,7 @@ def surviving_attempt(work: Work) -> tuple[LaunchPlan, Cluster] | None:
     work.say.doing(f"asking the hosts of attempt {plan.attempt} whether it still runs")
     wanted = work.run.config.cluster
     try:
-        return (plan, cluster) if earlier.goes_on(cluster, plan, work.run.folder.path, work.say) else None
+        return (plan, cluster) if earlier.can_be_followed(cluster, plan, work.run.folder.path, work.say) else None
     except HostError as error:
         if wanted.max_restarts > 0 or not {host.label for host in wanted.hosts}.issuperset(error.hosts):
             return None

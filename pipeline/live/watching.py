@@ -66,7 +66,7 @@ class AttemptFiles:
         self._beaten = 0
 
     def look(self) -> Iterator[Any]:
-        plan = earlier.newest(self._folder.path)
+        plan = earlier.newest_plan(self._folder.path)
         if plan is None:
             return
         if self._plan is None or plan.run_id != self._plan.run_id:

@@ -67,7 +67,7 @@ def end_leftovers(run: Run, say: Callable[[str], None]) -> None:
     lock = RunLock(run.folder)
     if not lock.take():
         return
-    cluster, plan = run.config.cluster, earlier.newest(run.folder.path)
+    cluster, plan = run.config.cluster, earlier.newest_plan(run.folder.path)
     key = run.key.short
     try:
         if plan is not None and plan.launcher != cluster.launcher:

@@ -58,7 +58,7 @@ def test_a_plain_name_that_the_hosts_own_configuration_leads_elsewhere_is_named(
     made = mesh.connect(cluster(hosts))
     assert list(made.failures) == [("node0", "node1")]
     with pytest.raises(HostError, match=r"node0 can't log in to node1 .*: `ssh \S+`: .*port 2222") as hit:
-        mesh.demand_all(made, checked_only=True)
+        mesh.refuse_failures(made, checked_only=True)
     assert "on node0: its ssh configuration changes what 'ssh " in str(hit.value)
     assert "without --check" not in str(hit.value)
 
@@ -89,7 +89,7 @@ def test_another_host_key_under_the_same_name_is_left_and_named(hosts: Lab) -> N
     made = mesh.connect(cluster(hosts))
     assert made.members[0].conflicts == (address,)
     with pytest.raises(HostError, match="node0 can't log in to node1") as caught:
-        mesh.demand_all(made, checked_only=False)
+        mesh.refuse_failures(made, checked_only=False)
     assert f"on node0: ssh-keygen -R '{address}'" in str(caught.value)
     assert f"{address} {wrong}" in on(hosts, "node0", "cat ~/.ssh/known_hosts").stdout
 

@@ -231,8 +231,8 @@ def test_an_attempt_that_came_to_this_computer_over_ssh_is_ended_by_a_local_star
     assert done.returncode == 0, done.stdout
     (ended,) = tmp_path.glob("work/runs/*/node0")
     assert (
-        "here: attempt 1 was started there by cluster.launcher=pssh, and here is localhost: what runs of it is ended "
-        f"before this one starts; what it alone has of the run stays in {ended} and is not gone on from\n"
+        "here: attempt 1 was started there by cluster.launcher=pssh, and here is localhost: its processes are ended "
+        f"before this one starts; files that only it has stay in {ended} and are not used\n"
     ) in done.stdout
     assert json.loads((ended / "agent" / "exit.json").read_text())["code"] != 0
     assert project.result()["attempts"] == 2

@@ -172,7 +172,7 @@ def test_each_fault_of_gpus_infiniband_and_software_is_named_with_what_mends_it(
         "GPU memory": "warning: 15360 MiB (wanted: 81920 MiB, as node0 has it); the smallest memory limits the batch "
         "of all",
         "GPU errors": "failed: GPU 0: 2 uncorrectable memory errors since its driver was loaded (wanted: 0); sudo "
-        "nvidia-smi --gpu-reset -i 0 there, or others by CUDA_VISIBLE_DEVICES in cluster.hosts[].env",
+        "nvidia-smi --gpu-reset -i 0 there, or other GPUs by CUDA_VISIBLE_DEVICES in cluster.hosts[].env",
         "GPU clocks": "warning: GPU 0 is slowed down by heat (software) (wanted: ); nvidia-smi -q -d "
         "PERFORMANCE,TEMPERATURE,POWER -i 0 there",
         "GPU processes": "warning: GPU 0 is used by /usr/sbin/sshd (pid 1, 300 MiB) (wanted: ); ps -fp 1 there shows "

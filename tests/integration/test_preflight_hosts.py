@@ -72,7 +72,7 @@ def test_each_fault_of_a_host_is_named_with_what_is_wanted_and_what_mends_it(lab
         "open files": "warning: a process of the login may have 256 (wanted: at least 512 for 2 ranks); "
         "echo '* - nofile 65536' | sudo tee -a /etc/security/limits.d/paceline.conf there",
         "MTU": "warning: 1400 on eth0 (wanted: 1500, as node0 has it); "
-        "sudo ip link set dev INTERFACE mtu N: what is larger than the smallest on the way gets lost",
+        "sudo ip link set dev INTERFACE mtu N: packets larger than the smallest on the way get lost",
         "shared memory": "warning: 4.0 MiB free in /dev/shm (wanted: at least 64.0 MiB); "
         "sudo mount -o remount,size=8G /dev/shm there; of a container: docker run --shm-size=8g",
         "disk": "warning: 4.0 MiB free for /var/tmp/small/paceline (wanted: at least 2.0 GiB); "

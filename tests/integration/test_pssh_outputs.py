@@ -102,7 +102,7 @@ def test_what_an_attempt_left_on_another_host_is_ended_there_and_gone_on_with(la
         hosts.launcher.start(plan, stub.spec().pack, facts, stub.run_dir)
     wait_until(lambda: on(lab, "node0", f"ls {plan.nodes[0].run_dir}/checkpoints/*.json").returncode == 0)
     run_attempt(stub.spec(2), closing(Hosts(other)), Watchers(on_line=lines.append, on_note=notes.append))
-    assert notes[:1] == ["attempt 1 was left on node0: it is ended there, and what it had saved is here"]
+    assert notes[:1] == ["attempt 1 was left on node0: it is ended there, and its checkpoints were fetched"]
     assert "found ['step-00000001.json', 'step-00000001.pt']" in [line.text for line in lines]
     assert on(lab, "node0", "ls ~/.cache/paceline/runs").stdout == ""
 

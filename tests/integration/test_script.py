@@ -641,7 +641,7 @@ def test_a_script_whose_rank_stands_still_while_another_waits_for_it_is_ended_an
     assert re.search(
         r"ERROR: training failed on localhost: no rank has moved for \d+ s: rank 1 on localhost hangs in the script: "
         r"it sleeps \(\S+\) at \S*train\.py:7 in <module>; rank 0 on localhost waits for it\n"
-        r"where it stands, innermost first:\n  \S+/train\.py:7 in <module>\n",
+        r"its stack, innermost first:\n  \S+/train\.py:7 in <module>\n",
         done.stdout,
     ), done.stdout
 

@@ -307,9 +307,9 @@ def test_who_waits_asks_until_nobody_is_there_and_outlives_a_host_that_does_not_
 def test_a_start_that_another_run_forestalled_is_tried_again_where_waiting_is_wanted(tmp_path: Path) -> None:
     error = HostError("start: node0: is busy: bob's run a has GPU 0")
     _, hosts, spec = waiting(tmp_path, "wait", [])
-    assert attempt.was_forestalled(error, hosts, spec)
-    assert not attempt.was_forestalled(HostError("the disk is full"), hosts, spec)
+    assert attempt.was_claimed_first(error, hosts, spec)
+    assert not attempt.was_claimed_first(HostError("the disk is full"), hosts, spec)
     _, hosts, spec = waiting(tmp_path, "refuse", [])
-    assert not attempt.was_forestalled(error, hosts, spec)
+    assert not attempt.was_claimed_first(error, hosts, spec)
     spec.is_restart = True
-    assert attempt.was_forestalled(error, hosts, spec)
+    assert attempt.was_claimed_first(error, hosts, spec)

@@ -12,7 +12,7 @@ import pytest
 from pipeline.cluster.agent.host import container
 from pipeline.cluster.launchers import containers
 from pipeline.cluster.launchers.slurm import SlurmConfig, script
-from pipeline.cluster.preflight.versions import agreed, refuse_others
+from pipeline.cluster.preflight.versions import agreed, refuse_different
 from pipeline.config.cluster import build_cluster
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import HostError, UsageError
@@ -117,14 +117,14 @@ class _Pods:
 def test_hosts_with_other_images_are_refused_with_the_command_that_brings_one() -> None:
     here, other = (facts(number, extra={"container": {"digest": f"sha256:{number}"}}) for number in range(2))
     assert agreed([here, here], {IMAGE: ""}) == {IMAGE: "sha256:0"}
-    bring = r"bring one image to every host \(podman save IMAGE \| ssh HOST podman load"
+    bring = r"copy one image to every host \(podman save IMAGE \| ssh HOST podman load"
     with pytest.raises(HostError, match=rf"node1: container image sha256:1 \(node0 has sha256:0\)[^$]*try: {bring}"):
         agreed([here, other], {IMAGE: ""})
-    refuse_others([here], {IMAGE: "sha256:0"}, {})
+    refuse_different([here], {IMAGE: "sha256:0"}, {})
     with pytest.raises(
         HostError, match=r"node1: container image sha256:1 \(the key says sha256:0\)[^$]*the same command"
     ):
-        refuse_others([here, other], {IMAGE: "sha256:0"}, {})
+        refuse_different([here, other], {IMAGE: "sha256:0"}, {})
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def begin(run_dir: Path, attempt: int, cluster: Cluster, **plan: Any) -> LaunchP
         run_key="k", run_id=run_id, attempt=attempt, launcher=cluster.launcher, master_addr="", master_port=1,
         world_size=1, lease_s=600.0, nodes=nodes, **plan,
     )  # fmt: skip
-    starts.note(made, run_dir)
+    starts.record(made, run_dir)
     journal.register_attempt(run_dir, run_id)
     return made
 
@@ -97,7 +97,7 @@ def bring(hosts: Hosts, run_dir: Path, *now: str, is_restart: bool = False) -> l
     """What is said when the next attempt begins on the hosts ``now``."""
     said = list[str]()
     facts: Any = [Fact(name) for name in now]
-    earlier.take_over(hosts.create(on(*now)), facts, run_dir, said.append, is_restart=is_restart)
+    earlier.end_and_collect(hosts.create(on(*now)), facts, run_dir, said.append, is_restart=is_restart)
     return said
 
 
@@ -116,11 +116,11 @@ def test_an_attempt_on_other_hosts_is_ended_there_and_its_checkpoints_come(hosts
     plan = begin(tmp_path, 1, on("node0", user="ann"))
     hosts.steps["ann@node0"] = 7
     assert bring(hosts, tmp_path, "node2") == [
-        "attempt 1 was left on ann@node0: it is ended there, and what it had saved is here"
+        "attempt 1 was left on ann@node0: it is ended there, and its checkpoints were fetched"
     ]
     assert hosts.told == [("stop", "ann@node0"), ("clean", "ann@node0")]
     assert steps(tmp_path) == ["step-00000007"]
-    assert earlier.is_fetched(plan.run_id, tmp_path)
+    assert earlier.is_collected(plan.run_id, tmp_path)
     assert bring(hosts, tmp_path, "node2") == []
     assert len(hosts.told) == 2, "once"
 
@@ -142,7 +142,7 @@ def placed(run_dir: Path, cluster: Cluster) -> None:
     """Attempt 1 on node0, which has told its machine."""
     plan = begin(run_dir, 1, cluster)
     node = dataclasses.replace(plan.nodes[0], identity="node0 192.0.2.1:22 uid 0", machine="m0")
-    starts.note(dataclasses.replace(plan, nodes=(node,)), run_dir)
+    starts.record(dataclasses.replace(plan, nodes=(node,)), run_dir)
 
 
 def test_a_host_at_another_of_its_addresses_is_asked_by_that_one(hosts: Hosts, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_host_at_another_of_its_addresses_is_asked_by_that_one(hosts: Hosts, t
     hosts.steps["other"] = 7
     said = list[str]()
     facts: Any = [Fact("other", "node0 198.51.100.1:22 uid 0", "m0")]
-    earlier.take_over(hosts.create(on("other")), facts, tmp_path, said.append, is_restart=False)
+    earlier.end_and_collect(hosts.create(on("other")), facts, tmp_path, said.append, is_restart=False)
     assert (said, hosts.told) == ([], [("stop", "other"), ("clean", "other")])
     assert steps(tmp_path) == ["step-00000007"]
 
@@ -159,7 +159,7 @@ def test_a_host_at_another_of_its_addresses_is_asked_by_that_one(hosts: Hosts, t
 def test_another_user_or_machine_is_another_host(hosts: Hosts, tmp_path: Path, uid: int, machine: str | None) -> None:
     placed(tmp_path, on("node0"))
     facts: Any = [Fact("other", f"node0 198.51.100.1:22 uid {uid}", machine)]
-    earlier.take_over(hosts.create(on("other")), facts, tmp_path, lambda _: None, is_restart=False)
+    earlier.end_and_collect(hosts.create(on("other")), facts, tmp_path, lambda _: None, is_restart=False)
     assert hosts.told == [("stop", "node0"), ("clean", "node0")]
 
 
@@ -171,10 +171,10 @@ def test_of_a_host_that_another_launcher_has_reached_is_said_that_the_start_ends
     launcher = hosts.create(on("localhost"))
     launcher.capabilities = Capabilities(shares_run_dir=True)
     facts: Any = [Fact("localhost", "node0 127.0.0.1:0 uid 0", "m0")]
-    earlier.take_over(launcher, facts, tmp_path, said.append, is_restart=False)
+    earlier.end_and_collect(launcher, facts, tmp_path, said.append, is_restart=False)
     assert said == [
-        "node0: attempt 1 was started there by cluster.launcher=mpi, and node0 is localhost: what runs of it is ended "
-        f"before this one starts; what it alone has of the run stays in /w/runs/{run_id}/node0 and is not gone on from"
+        "node0: attempt 1 was started there by cluster.launcher=mpi, and node0 is localhost: its processes are ended "
+        f"before this one starts; files that only it has stay in /w/runs/{run_id}/node0 and are not used"
     ]
     assert hosts.told == []
 
@@ -182,7 +182,7 @@ def test_of_a_host_that_another_launcher_has_reached_is_said_that_the_start_ends
 def test_of_a_host_that_does_not_answer_is_said_until_when_it_may_train_on(hosts: Hosts, tmp_path: Path) -> None:
     hosts.silent = ("node0",)
     plan = begin(tmp_path, 1, on("node0"))
-    until = time.strftime("%H:%M:%S", time.localtime(starts.unended(tmp_path)[0].lease_ends))
+    until = time.strftime("%H:%M:%S", time.localtime(starts.open_starts(tmp_path)[0].lease_ends))
     assert bring(hosts, tmp_path, "node2", is_restart=True) == []
     assert hosts.told == [], "the command that lost it has told of it"
     assert bring(hosts, tmp_path, "node2") == [
@@ -190,12 +190,12 @@ def test_of_a_host_that_does_not_answer_is_said_until_when_it_may_train_on(hosts
         f"on until {until} (cluster.lease_s=600); the same command fetches its checkpoints once it answers"
     ]
     begin(tmp_path, 2, on("node2"))
-    assert not earlier.is_fetched(plan.run_id, tmp_path), "no leftover that may go"
+    assert not earlier.is_collected(plan.run_id, tmp_path), "no leftover that may go"
 
     hosts.silent = ()
     bring(hosts, tmp_path, "node0")
     assert steps(tmp_path) == ["step-00000007"], "it was ahead, though a later attempt began"
-    assert starts.unended(tmp_path) == []
+    assert starts.open_starts(tmp_path) == []
 
 
 def test_an_older_attempt_that_is_behind_takes_nothing_back(hosts: Hosts, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_stop_asks_the_hosts_of_every_attempt_that_nobody_has_seen_the_end_of(ho
     path = next(tmp_path.glob("attempts/1/start-*.json"))
     os.utime(path, (0, time.time() - 601))
     assert earlier.stop_elsewhere(on("node2"), tmp_path) == (["node0"], {}), "its lease is over"
-    starts.followed(plan.run_id, tmp_path)
+    starts.renew(plan.run_id, tmp_path)
     assert earlier.stop_elsewhere(on("node2"), tmp_path)[1] != {}
 
 
@@ -242,7 +242,7 @@ def test_what_is_noted_of_a_start_are_labels_and_hosts_are_reached_as_the_words_
     begin(tmp_path, 1, on("node0", python="/then/python", secrets={"TOKEN": "hunter2"}, env={"TOKEN": "***"}))
     (path,) = tmp_path.glob("attempts/1/start-*.json")
     assert not [word for word in ("hunter2", "evil.sh", "/then/python", "lab", "argv") if word in path.read_text()]
-    (start,) = starts.unended(tmp_path)
+    (start,) = starts.open_starts(tmp_path)
     assert start.plan.nodes[0].argv == ()
     now = dataclasses.replace(on("node1", python="/now/python", user="ann"), ssh_config="now")
     way = starts.cluster_with(now, start.plan, ["node0", "ann@node1", "bob@node2:22"])
@@ -271,7 +271,7 @@ def test_a_start_whose_labels_have_another_form_is_none(field: str, value: Any, 
     noted = json.loads(path.read_text())
     (noted if field in noted else noted["nodes"][0])[field] = value
     path.write_text(json.dumps(noted))
-    assert starts.unended(tmp_path) == []
+    assert starts.open_starts(tmp_path) == []
 
 
 def test_a_start_that_is_no_json_or_lies_elsewhere_is_none(tmp_path: Path) -> None:
@@ -282,4 +282,4 @@ def test_a_start_that_is_no_json_or_lies_elsewhere_is_none(tmp_path: Path) -> No
     for number, text in enumerate(("{}", "[" * 99999, '"', '{"run_id": 1' + "0" * 9999 + "}")):
         (tmp_path / "attempts" / "1" / f"start-{number}.json").write_text(text)
     (tmp_path / "attempts" / "1" / "start-9.json").symlink_to("/dev/zero")
-    assert starts.unended(tmp_path) == []
+    assert starts.open_starts(tmp_path) == []

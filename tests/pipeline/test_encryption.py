@@ -49,7 +49,7 @@ def test_a_file_that_is_not_there_or_has_ended_is_refused_with_the_host_and_the_
     absent = facts(1, extra={"certificates": {"tls_key": {"error": "No such file or directory"}}})
     text = refused(encrypted(1, 1), holding(0, tls_certificate=-1), absent)
     assert text.splitlines()[1:] == [
-        "  node0: cluster.tls_certificate=/etc/pki/host.pem ended on 2001-09-08; put a new one there",
+        "  node0: cluster.tls_certificate=/etc/pki/host.pem expired on 2001-09-08; put a new one there",
         "  node1: cluster.tls_key=~/host.key: No such file or directory",
     ]
 
@@ -58,7 +58,7 @@ def test_a_certificate_that_ends_within_90_days_is_a_warning() -> None:
     found = [holding(0, tls_certificate=89.5, tls_ca=91), holding(1, tls_certificate=400)]
     validate(encrypted(1, 1), found, global_batch_size=2)
     assert tls_warnings(encrypted(1, 1), found) == [
-        "WARNING: node0: cluster.tls_certificate=/etc/pki/host.pem ends in 89 days, on 2001-12-07; put a new one there "
+        "WARNING: node0: cluster.tls_certificate=/etc/pki/host.pem expires in 89 days, on 2001-12-07; put a new one there "
         "before"
     ]
 

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.cluster import preflight
 from pipeline.cluster.agent.host import software
-from pipeline.cluster.preflight.versions import agreed, differing, refuse_others
+from pipeline.cluster.preflight.versions import agreed, differing, refuse_different
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host, NodeFacts
@@ -22,7 +22,7 @@ KEY = {"python": "3.12.1", "torch": "2.15.0+cpu"}
 
 def refused(*found: NodeFacts, told: dict[str, str] | None = None, key: dict[str, str] = KEY) -> str:
     with pytest.raises(HostError) as caught:
-        refuse_others(found, key, told or {})
+        refuse_different(found, key, told or {})
     return str(caught.value)
 
 
@@ -34,7 +34,7 @@ def word_of(text: str) -> dict[str, str]:
 
 
 def test_hosts_as_the_key_says_pass() -> None:
-    refuse_others([facts(0), facts(1)], KEY, {})
+    refuse_different([facts(0), facts(1)], KEY, {})
 
 
 def test_all_differences_stand_in_one_message_whose_word_works_when_it_is_typed() -> None:
@@ -101,7 +101,7 @@ def test_an_import_that_the_key_calls_absent_is_found_on_a_host_with_the_version
     assert "  node0, node1: cv2 4.10 (the key says absent), google.cloud.storage 2.18.0 (the key says absent)" in text
     told = word_of(text)
     assert told == {"cv2": "4.10", "google.cloud.storage": "2.18.0", "bare": "unknown"}
-    refuse_others([facts(0, extra={"modules": found})], {**key, **told}, told)
+    refuse_different([facts(0, extra={"modules": found})], {**key, **told}, told)
 
 
 def test_what_the_key_has_and_a_host_lacks_is_refused(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_what_the_key_has_and_a_host_lacks_is_refused(tmp_path: Path) -> None:
     text = refused(lacking, key=key)
     assert "  node0: flash-attn absent (the key says 2.8.3)" in text
     assert "which is the key of a run on such hosts (whose code can do without flash-attn)" in text
-    refuse_others([lacking], {**key, **word_of(text)}, {})
-    refuse_others([facts(0, extra={"packages": {}, "modules": {"flash-attn": "unknown"}})], key, {})
+    refuse_different([lacking], {**key, **word_of(text)}, {})
+    refuse_different([facts(0, extra={"packages": {}, "modules": {"flash-attn": "unknown"}})], key, {})
 
 
 @pytest.mark.slow
@@ -130,11 +130,11 @@ def test_what_no_index_gave_is_compared_by_its_content(tmp_path: Path, monkeypat
     monkeypatch.syspath_prepend(str(tmp_path))
     key = {"mine": str(of_key("mine", [str(tmp_path)]))}
     assert key["mine"].startswith("1.0 (content ")
-    refuse_others([facts(0, extra={"packages": software.packages(["mine"])})], key, {})
+    refuse_different([facts(0, extra={"packages": software.packages(["mine"])})], key, {})
     (tmp_path / "mine-1.0.dist-info" / "RECORD").write_text("mine/__init__.py,sha256=other,1\n")
     other = facts(0, extra={"packages": software.packages(["mine"])})
     assert f"(the key says {key['mine']})" in refused(other, key=key)
-    refuse_others([other], {**key, **word_of(refused(other, key=key))}, {})
+    refuse_different([other], {**key, **word_of(refused(other, key=key))}, {})
 
 
 def test_packages_of_debian_count() -> None:

@@ -28,7 +28,7 @@ def test_lines_without_slots_take_the_default() -> None:
 
 
 def test_duplicate_names_both_lines() -> None:
-    with pytest.raises(UsageError, match=r"^hosts:4: me@a:22 stands in line 1 already"):
+    with pytest.raises(UsageError, match=r"^hosts:4: me@a:22 is in line 1 already"):
         parse("me@a:22\n\nme@b\nme@a:22 slots=2\n", "hosts")
 
 
@@ -46,13 +46,16 @@ def test_duplicate_names_both_lines() -> None:
         ("a slots=²", "hosts:1: slots='²' must be"),
         ("a gpus=2", "hosts:1: 'gpus=2' is not understood"),
         ("a b", "hosts:1: 'b' is not understood"),
-        ("a slots=1 slots=2", "hosts:1: slots is told twice, 1 and 2; keep one of the two"),
+        ("a slots=1 slots=2", "hosts:1: slots is given twice, 1 and 2; keep one of the two"),
         ("a slots=2 max_slots=1", "hosts:1: slots=2 is more than max_slots=1"),
         ("a\0b", "hosts:1: 'a\\x00b' holds the control character '\\x00'; take it out"),
         ("a\x1cb", "hosts:1: 'a\\x1cb' holds the control character '\\x1c'; take it out"),
         ("no\u200bde0", "hosts:1: 'no\\u200bde0' holds the invisible character '\\u200b'; take it out"),
         ("fd00::7", "hosts:1: 'fd00::7' is not a host"),
-        ("[gpu]", "hosts:1: '[gpu]' is not a host; a line is [user@]host[:port] [slots=N], an IPv6 address stands in"),
+        (
+            "[gpu]",
+            "hosts:1: '[gpu]' is not a host; a line is [user@]host[:port] [slots=N], an IPv6 address is written in",
+        ),
         ("@a", "hosts:1: '@a' is not a host"),
         ("-oProxyCommand=x", "hosts:1: '-oProxyCommand=x' is not a host"),
         ("a;b", "hosts:1: 'a;b' is not a host name that ssh can be given: it holds ';'"),

@@ -77,7 +77,7 @@ def folder_of(runs_dir: Path, evil: Path) -> RunFolder:
     plan = {**asdict(PLAN), "run_key": folder.key, "run_id": run_id, "nodes": nodes}
     write_json(folder.path / "plan.json", plan)
     write_json(folder.path / "attempts/1/start-aa.json", {"plan": plan, **plan, "cluster": {**way, "settings": {}}})
-    assert len(starts.unended(folder.path)) == 1
+    assert len(starts.open_starts(folder.path)) == 1
     return folder
 
 

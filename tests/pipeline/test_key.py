@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.preflight import versions_there
+from pipeline.cluster.preflight import versions_on_hosts
 from pipeline.config.build import RunConfig, build
 from pipeline.core.errors import UsageError
 from pipeline.execution.run import overridden
@@ -211,6 +211,6 @@ def test_what_the_hosts_have_is_the_keys_where_it_is_told() -> None:
 
 def test_asking_the_hosts_needs_hosts_that_are_known_before_the_run() -> None:
     with pytest.raises(UsageError, match=r"cluster\.environment=hosts: cluster=slurm grants hosts when the run starts"):
-        versions_there(configured("cluster=slurm", "cluster.nproc_per_node=1").cluster, ENVIRONMENT)
+        versions_on_hosts(configured("cluster=slurm", "cluster.nproc_per_node=1").cluster, ENVIRONMENT)
     with pytest.raises(UsageError, match=r"cluster\.environment=here must be hosts, or versions of distributions"):
         configured("cluster.environment=here")

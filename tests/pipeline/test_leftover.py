@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.cluster.agent import node
 from pipeline.cluster.agent.running import leftovers, processes
-from pipeline.cluster.earlier import Left, clear_left, why_stays
+from pipeline.cluster.earlier import Leftover, clear_leftovers, why_kept
 from pipeline.runs import journal
 from trainers.contract import variables
 
@@ -108,9 +108,9 @@ def test_checkpoints_are_wanted_whatever_a_script_calls_them(tmp_path: Path, fil
     assert leftovers.holds_outputs(str(made)) == wanted
 
 
-def one(run_dir: Path, attempt: int, *, idle_s: float, holds_outputs: bool = True, nonce: str = "aa") -> Left:
+def one(run_dir: Path, attempt: int, *, idle_s: float, holds_outputs: bool = True, nonce: str = "aa") -> Leftover:
     name = f"{journal.new_attempt_id(KEY, run_dir, attempt, nonce)}/node0"
-    return Left(host="node0", name=name, idle_s=idle_s, holds_outputs=holds_outputs, bytes=1)
+    return Leftover(host="node0", name=name, idle_s=idle_s, holds_outputs=holds_outputs, bytes=1)
 
 
 def test_what_a_run_can_still_be_gone_on_with_stays_and_what_is_here_already_goes(tmp_path: Path) -> None:
@@ -119,27 +119,27 @@ def test_what_a_run_can_still_be_gone_on_with_stays_and_what_is_here_already_goe
     first, second = one(run_dir, 1, idle_s=61.0), one(run_dir, 2, idle_s=90 * DAY_S)
     for left_there in (first, second):
         journal.register_attempt(run_dir, left_there.run_id)
-    assert why_stays(first, tmp_path) == "", "a later attempt has begun"
-    assert why_stays(second, tmp_path) == (
+    assert why_kept(first, tmp_path) == "", "a later attempt has begun"
+    assert why_kept(second, tmp_path) == (
         f"run {KEY} goes on from its checkpoints: the same doit train fetches them"
     ), "at any age"
     (run_dir / "attempts" / "2").mkdir(parents=True)
     (run_dir / "attempts" / "2" / "collected").write_text(second.run_id)
-    assert why_stays(second, tmp_path) == ""
+    assert why_kept(second, tmp_path) == ""
 
 
 def test_of_runs_that_are_unknown_here_the_age_decides(tmp_path: Path) -> None:
     other = Path("/another/clone/runs") / KEY
-    assert why_stays(one(other, 1, idle_s=6 * DAY_S), tmp_path) == (
+    assert why_kept(one(other, 1, idle_s=6 * DAY_S), tmp_path) == (
         "it was in use 6 days ago, and has outputs of a run unknown here"
     )
-    assert why_stays(one(other, 1, idle_s=8 * DAY_S), tmp_path) == ""
-    assert why_stays(one(other, 1, idle_s=HOUR_S / 2, holds_outputs=False), tmp_path) == "it was in use 30 minutes ago"
-    assert why_stays(one(other, 1, idle_s=2 * HOUR_S, holds_outputs=False), tmp_path) == ""
+    assert why_kept(one(other, 1, idle_s=8 * DAY_S), tmp_path) == ""
+    assert why_kept(one(other, 1, idle_s=HOUR_S / 2, holds_outputs=False), tmp_path) == "it was in use 30 minutes ago"
+    assert why_kept(one(other, 1, idle_s=2 * HOUR_S, holds_outputs=False), tmp_path) == ""
     removed = one(tmp_path / KEY, 1, idle_s=2 * HOUR_S)
-    assert why_stays(removed, tmp_path) == "", "its run folder was removed: nobody can ask for it"
+    assert why_kept(removed, tmp_path) == "", "its run folder was removed: nobody can ask for it"
     (tmp_path / KEY).mkdir()
-    assert why_stays(removed, tmp_path) != "", "its list of attempts can't be read"
+    assert why_kept(removed, tmp_path) != "", "its list of attempts can't be read"
 
 
 def test_lines_tell_what_a_host_has_removed(tmp_path: Path) -> None:
@@ -157,5 +157,5 @@ def test_lines_tell_what_a_host_has_removed(tmp_path: Path) -> None:
     }
     facts: Any = [Fact]
     launcher: Any = Clears()
-    assert clear_left(launcher, facts, tmp_path) == ["node1: removed what was left of 1 attempt, 3.0 MB"]
-    assert clear_left(launcher, facts, tmp_path) == []
+    assert clear_leftovers(launcher, facts, tmp_path) == ["node1: removed what was left of 1 attempt, 3.0 MB"]
+    assert clear_leftovers(launcher, facts, tmp_path) == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.cluster.mesh import Member, Mesh, accepted, demand_all, known_name, member, only_exactly, table
+from pipeline.cluster.mesh import Member, Mesh, accepted, known_name, member, refuse_failures, table, unreached_by_name
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Host
 
@@ -42,7 +42,7 @@ def test_a_pair_that_does_not_connect_is_named_with_the_reason_and_the_command()
     mesh = Mesh(members=members, failures={("a", "b"): "ann@10.0.0.2: Permission denied (publickey)."})
     assert [line.split()[-3:] for line in table(mesh).splitlines()[1:]] == [["0", "of", "1"], ["1", "of", "1"]]
     with pytest.raises(HostError) as caught:
-        demand_all(mesh, checked_only=True)
+        refuse_failures(mesh, checked_only=True)
     text = str(caught.value)
     assert "1 of 2 connections can't be made" in text
     assert "a can't log in to b (ann@10.0.0.2 port 22): ann@10.0.0.2: Permission denied (publickey)." in text
@@ -53,8 +53,8 @@ def test_a_host_with_a_port_of_its_own_tells_which_entry_the_plain_name_needs() 
     members = (offer(Host(name="a"), "10.0.0.1"), offer(Host(name="b"), "10.0.0.2", port=2222))
     why = "`ssh b`: connect to host b port 22: Connection refused"
     mesh = Mesh(members=members, failures={}, exact={("a", "b"): why})
-    demand_all(mesh, checked_only=True)
-    assert only_exactly(mesh) == [
+    refuse_failures(mesh, checked_only=True)
+    assert unreached_by_name(mesh) == [
         f"b: reached only as ssh -p 2222 ann@10.0.0.2 from a ({why}); mpirun types the plain name: it needs there in "
         "~/.ssh/config: Host b / HostName 10.0.0.2 / Port 2222 / User ann"
     ]

@@ -140,14 +140,14 @@ WRONG: list[tuple[str, Cluster, dict[str, Any], str]] = [
         ONE,
         {"links": {"eth1": {"state": "up", "mtu": 1400, "speed_mbit": 10000}}},
         "warning node1: MTU: 1400 on eth1 (wanted: 1500, as node0 has it); "
-        "sudo ip link set dev INTERFACE mtu N: what is larger than the smallest on the way gets lost",
+        "sudo ip link set dev INTERFACE mtu N: packets larger than the smallest on the way get lost",
     ),
     (
         "a link that is down",
         ONE,
         {"links": {"eth1": {"state": "lowerlayerdown", "mtu": 1500, "speed_mbit": None}}},
         "warning node1: link: lowerlayerdown on eth1 (wanted: up); "
-        "sudo ip link set dev INTERFACE up there, or another one by cluster.hosts[].interface",
+        "sudo ip link set dev INTERFACE up there, or another interface by cluster.hosts[].interface",
     ),
     (
         "a slow link",

@@ -47,7 +47,7 @@ def test_errors_heat_and_foreign_processes_of_a_gpu_are_named() -> None:
     what = replace(CUDA, hosts=(Host(name="node0"), Host(name="node1")))
     assert found(what, told(0, {"gpus": A100}), told(1)) == [
         "failed node0: GPU errors: GPU 1: 2 uncorrectable memory errors since its driver was loaded (wanted: 0); sudo "
-        "nvidia-smi --gpu-reset -i 1 there, or others by CUDA_VISIBLE_DEVICES in cluster.hosts[].env",
+        "nvidia-smi --gpu-reset -i 1 there, or other GPUs by CUDA_VISIBLE_DEVICES in cluster.hosts[].env",
         "warning node0: GPU clocks: GPU 1 is slowed down by heat (software) and heat (hardware); "
         "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i 1 there",
         "warning node0: GPU processes: GPU 1 is used by /opt/venv/bin/python, -u (pid 4242, 61230 MiB); "

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.cluster import preflight
 from pipeline.cluster.agent.host import probe as agent
-from pipeline.cluster.earlier import left_on_hosts, why_stays
+from pipeline.cluster.earlier import leftovers, why_kept
 from pipeline.cluster.launchers.transport.probe_answer import node_facts
 from pipeline.cluster.networks import tls_warnings
 from pipeline.cluster.preflight import occupation
@@ -71,7 +71,7 @@ def taken(value: dict[str, Any]) -> tuple[list[NodeFacts], HostError | None]:
 def test_the_answer_of_an_agent_is_taken_as_it_is(answer: dict[str, Any]) -> None:
     facts = node_facts("node0", answer)
     assert (facts.host, facts.hostname, facts.extra) == ("node0", os.uname().nodename, answer["extra"])
-    assert [left.bytes for left in left_on_hosts([facts])] == [10]
+    assert [left.bytes for left in leftovers([facts])] == [10]
 
 
 def test_a_wrong_type_in_any_place_is_an_error_that_names_host_and_field_or_harms_nothing(
@@ -98,7 +98,7 @@ def test_a_wrong_type_in_any_place_is_an_error_that_names_host_and_field_or_harm
             occupation.occupied(hosts, facts, "")
             tls_warnings(hosts, facts)
             provenance.environment(facts[0])
-            [why_stays(left, tmp_path) for left in left_on_hosts(facts)]
+            [why_kept(left, tmp_path) for left in leftovers(facts)]
     assert refused > 500
 
 

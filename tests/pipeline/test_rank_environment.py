@@ -131,5 +131,5 @@ def test_the_pythonpath_of_the_project_itself_is_nothing_to_take_along(
 ) -> None:
     monkeypatch.setattr(places, "ROOT", tmp_path)
     for folder in (tmp_path, places.HOME):
-        assert hosts._not_ours({"PYTHONPATH": str(folder), "NCCL_ALGO": "Tree"}) == {"NCCL_ALGO": "Tree"}
-    assert hosts._not_ours({"PYTHONPATH": "/else"}) == {"PYTHONPATH": "/else"}
+        assert hosts._without_own_paths({"PYTHONPATH": str(folder), "NCCL_ALGO": "Tree"}) == {"NCCL_ALGO": "Tree"}
+    assert hosts._without_own_paths({"PYTHONPATH": "/else"}) == {"PYTHONPATH": "/else"}

@@ -63,9 +63,9 @@ def test_a_host_that_could_not_be_asked_is_told_of_until_its_lease_ends() -> Non
 
 
 def test_spares_without_a_further_attempt_are_remarked_on() -> None:
-    assert "cluster.max_restarts=0 allows none" in spares.without_use(CLUSTER)
-    assert spares.without_use(replace(CLUSTER, max_restarts=1)) == ""
-    assert spares.without_use(replace(CLUSTER, spares=())) == ""
+    assert "cluster.max_restarts=0 allows none" in spares.unused_warning(CLUSTER)
+    assert spares.unused_warning(replace(CLUSTER, max_restarts=1)) == ""
+    assert spares.unused_warning(replace(CLUSTER, spares=())) == ""
 
 
 def test_no_spare_takes_the_place_of_a_host_that_a_sweep_has_dealt_out() -> None:
@@ -172,13 +172,13 @@ def test_what_the_other_nodes_see_of_a_lost_host_tells_its_kinds_apart() -> None
     two = plan("n0 10.0.0.1:22 uid 0", "n1 fe80::1:2200 uid 0", "n2 127.0.0.1:0 uid 0")
     assert failures.ssh_server(two, "node1") == ("fe80::1", 2200)
     assert failures.ssh_server(two, "node2") is None
-    assert failures.seen_of_lost(["node1"], {"node0": ["unreachable"], "node2": ["silent"]}) == [
+    assert failures.lines_on_lost(["node1"], {"node0": ["unreachable"], "node2": ["silent"]}) == [
         "node1: the host is alive, as node2 sees, but its ssh server says nothing: frozen, or overloaded"
     ]
-    assert failures.seen_of_lost(["node1"], {"node0": ["unreachable"], "node2": ["unreachable"]}) == [
+    assert failures.lines_on_lost(["node1"], {"node0": ["unreachable"], "node2": ["unreachable"]}) == [
         "node1: node0 and node2 can't reach it either: the host, or its link, is down"
     ]
-    assert failures.seen_of_lost(["node1"], {"node0": ["answers"]}) == [
+    assert failures.lines_on_lost(["node1"], {"node0": ["answers"]}) == [
         "node1: its ssh server answers node0: the host is alive, but can't be reached from here"
     ]
 
@@ -197,7 +197,7 @@ def test_a_silent_host_is_dead_only_if_no_other_one_reaches_it(node0: str, node2
     assert failures.is_dead("node1", ["node3", "node1"], seen, ["node0", "node2"]) == dead
     assert not failures.is_dead("node1", ["node3"], seen, ["node0"]), "nobody was asked of it"
     assert not failures.is_dead("node1", ["node1"], {}, []), "there is nobody to ask"
-    assert failures.seen_of_lost(["node1"], {}) == []
+    assert failures.lines_on_lost(["node1"], {}) == []
 
 
 def test_a_torn_last_line_of_the_metrics_is_cut_off_and_comes_again(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_run_that_has_ended_well_does_not_wait_for_a_mirror_that_hangs(
     launcher.go_on.set()
     where = plan("n0 10.0.0.1:22 uid 0")
     fetch = CheckpointFetch(cast("Launcher", launcher), where, tmp_path, 1e-9, lambda: (goes_on.wait(HANG_S), None)[1])
-    fetch.heard(40)
+    fetch.offer(40)
     fetch.wait(copied=False)
     assert len(launcher.asked) == 1
     assert not goes_on.is_set()
@@ -244,18 +244,18 @@ def test_a_run_that_has_ended_well_does_not_wait_for_a_mirror_that_hangs(
 def test_new_checkpoints_are_fetched_one_at_a_time_without_the_metrics_that_are_being_written(tmp_path: Path) -> None:
     launcher = Collecting()
     fetch = CheckpointFetch(cast("Launcher", launcher), plan("n0 10.0.0.1:22 uid 0"), tmp_path, 1e-9)
-    fetch.heard(40)
-    fetch.heard(80)
+    fetch.offer(40)
+    fetch.offer(80)
     launcher.go_on.set()
     fetch.wait()
     assert [files[0] for files in launcher.asked] == ["checkpoints/step-00000040.pt"]
     assert not any("metrics" in file for file in launcher.asked[0])
-    fetch._next = 0.0
-    fetch.heard(40)
+    fetch._next_at = 0.0
+    fetch.offer(40)
     fetch.wait()
     assert len(launcher.asked) == 1, "it is here already"
     never = CheckpointFetch(cast("Launcher", launcher), plan("n0 10.0.0.1:22 uid 0"), tmp_path, 0.0)
-    never.heard(80)
+    never.offer(80)
     never.wait()
     assert len(launcher.asked) == 1
 
@@ -266,8 +266,8 @@ def test_a_run_folder_that_takes_no_checkpoint_is_told_once_and_tried_again(tmp_
     where = plan("n0 10.0.0.1:22 uid 0")
     fetch = CheckpointFetch(cast("Launcher", launcher), where, tmp_path, 1e-9, on_failed=told.append)
     for full in (True, True, False, True):
-        launcher.full, fetch._next, fetch._step = full, 0.0, 0
-        fetch.heard(40)
+        launcher.full, fetch._next_at, fetch._step = full, 0.0, 0
+        fetch.offer(40)
         fetch.wait()
     assert len(launcher.asked) == 4
     assert [error.strerror for error in told] == ["No space left on device"] * 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.stalls import OF_HOSTS, is_held_up, judge, slow_network, stall_text
+from pipeline.cluster.stalls import HOST_CAUSED, is_hang, judge, slow_network, stall_text
 from trainers.contract.beats import Collectives, Phase, RankBeat, RankLook, Socket
 
 STARTING, LOADING, COMPUTING, WAITING, UPDATING, EVALUATING, SAVING, ENDING, SCRIPT = Phase
@@ -64,7 +64,7 @@ CASES = {
         ],
         0,
         "skipped",
-        "rank 0 on node0 is in another collective than rank 1 on node1 and rank 2 on node2: it stands at "
+        "rank 0 on node0 is in another collective than rank 1 on node1 and rank 2 on node2: it is at "
         "code/train.py:14 in <module>, rank 1 on node1 and rank 2 on node2 at trainers/net.py:12 in forward; every",
     ),
     "stopped in a collective": (
@@ -182,7 +182,7 @@ CASES = {
         [rank(0, nccl=nccl(30, 29)), rank(1, nccl=nccl(29, 29))],
         1,
         "skipped",
-        "without a collective that rank 0 on node0 waits in, NCCL's all_reduce of 1000 Float (number 30): it stands in",
+        "without a collective that rank 0 on node0 waits in, NCCL's all_reduce of 1000 Float (number 30): it is in",
     ),
     "ranks on GPUs in two collectives": (
         [rank(0, **ON_GPU, nccl=nccl(20)), rank(1, **ON_GPU, nccl=nccl(20, name="broadcast of 5×5 Half"))],
@@ -256,7 +256,7 @@ def test_many_ranks_are_counted_and_a_stack_shows_the_own_line_first() -> None:
 
 
 def test_a_slow_link_and_a_stopped_rank_are_kinds_that_a_host_is_blamed_for() -> None:
-    assert {"slow link", "stopped"} < set(OF_HOSTS)
+    assert {"slow link", "stopped"} < set(HOST_CAUSED)
 
 
 @pytest.mark.parametrize(
@@ -271,4 +271,4 @@ def test_a_slow_link_and_a_stopped_rank_are_kinds_that_a_host_is_blamed_for() ->
 def test_a_script_that_does_nothing_hangs_only_if_a_rank_is_stopped_or_waits_for_another(
     looks: list[RankLook], held: bool
 ) -> None:
-    assert is_held_up(looks) is held
+    assert is_hang(looks) is held

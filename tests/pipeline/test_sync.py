@@ -46,7 +46,7 @@ def test_what_is_named_goes_below_the_workdir_or_to_a_folder_of_its_own(tree: Pa
 @pytest.mark.parametrize(
     ("words", "to", "why"),
     [
-        (["nope"], None, r"/nope can't be brought to the hosts: No such file or directory"),
+        (["nope"], None, r"/nope can't be copied to the hosts: No such file or directory"),
         (["/"], None, "it is the whole disk"),
         (["run"], "relative", "to=relative must be an absolute folder"),
         (["run"], "/data/../etc", "must be an absolute folder"),

@@ -25,7 +25,7 @@ class Attempt:
         self.now += 1.0
         for number, phase in enumerate(phases):
             self.moves[number] += moves
-            self.watch.heard(NodeBeat(host=f"node{number}", ranks=(self.beat(number, step, phase),)))
+            self.watch.take_beat(NodeBeat(host=f"node{number}", ranks=(self.beat(number, step, phase),)))
         return self.watch.check(self.now, self.ask)
 
     def beat(self, number: int, step: int, phase: int) -> RankBeat:
@@ -37,7 +37,7 @@ class Attempt:
         for number, host in enumerate(self.answering):
             phase = WAITING if self.state == "T" else SCRIPT
             look = RankLook(beat=self.beat(number, 5, phase), host=host, state=self.state if number else "S")
-            self.watch.seen(NodeLook(host=host, ranks=(look,)))
+            self.watch.take_look(NodeLook(host=host, ranks=(look,)))
 
     def held(self, at_most: int, **how: object) -> tuple[int, Verdict | None]:
         """Seconds until somebody is named."""
@@ -112,8 +112,8 @@ def test_a_controller_that_slept_and_ranks_that_have_ended_are_no_stall() -> Non
     attempt.now += 7200.0
     assert attempt.second(moves=False) is None
     assert attempt.held(20)[1] is None
-    attempt.watch.ended("node0")
-    attempt.watch.ended("node1")
+    attempt.watch.remove("node0")
+    attempt.watch.remove("node1")
     attempt.now += 1.0
     assert all(attempt.watch.check(attempt.now + second, attempt.ask) is None for second in range(200))
 
@@ -126,7 +126,7 @@ def test_a_connection_that_ranks_mostly_wait_for_is_named_once_and_nothing_is_en
         attempt.asked += 1
         for number in range(2):
             look = RankLook(beat=attempt.beat(number, 5, WAITING), host=f"node{number}", sockets=stuck[:number])
-            attempt.watch.seen(NodeLook(host=f"node{number}", ranks=(look,)))
+            attempt.watch.take_look(NodeLook(host=f"node{number}", ranks=(look,)))
 
     said = []
     for second in range(1, 101):

@@ -18,7 +18,7 @@ from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import relative, session
 from pipeline.cluster import launchers
-from pipeline.cluster.earlier import Left, clear_left, idle_words, left_on_hosts, why_stays
+from pipeline.cluster.earlier import Leftover, clear_leftovers, idle_words, leftovers, why_kept
 from pipeline.comparing.listing import day
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
@@ -435,7 +435,7 @@ def clean_hosts(options: Mapping[str, str]) -> None:
     with closing(launchers.create(config.cluster)) as launcher:
         with waiting(note, "asking the hosts"):
             facts = launcher.probe(None)
-        reasons = [(left, why_stays(left, config.runs_dir)) for left in left_on_hosts(facts)]
+        reasons = [(left, why_kept(left, config.runs_dir)) for left in leftovers(facts)]
         going = [left for left, why in reasons if not why]
         for left, why in reasons:
             if why:
@@ -447,12 +447,12 @@ def clean_hosts(options: Mapping[str, str]) -> None:
         amount = f"what was left of {counted(len(going), 'attempt')}, {file_size(sum(left.bytes for left in going))}"
         if is_on(options, "yes") or agreed(amount):
             with waiting(note, "removing it"):
-                lines = clear_left(launcher, facts, config.runs_dir)
+                lines = remove_leftovers(launcher, facts, config.runs_dir)
             for line in lines or ["it is in use again, so nothing was removed"]:
                 say(line)
 
 
-def _hosts_table(going: Sequence[Left]) -> str:
+def _hosts_table(going: Sequence[Leftover]) -> str:
     rows = [("host", "attempt", "unused for", "frees")]
     rows += [(left.host, left.name, idle_words(left.idle_s), file_size(left.bytes)) for left in going]
     return aligned(rows)

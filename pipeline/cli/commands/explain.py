@@ -11,7 +11,7 @@ from pipeline.cli.commands.finished import other_arithmetic
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say, say_folded, say_log
 from pipeline.cli.session import ROOT, Session, relative, session
-from pipeline.cluster.spares import without_use
+from pipeline.cluster.spares import unused_warning
 from pipeline.config.overrides import origins
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.execution import dry_run
@@ -36,7 +36,7 @@ def plan() -> None:
         return
     say(shapes[shape](trials))
     current = session()
-    if shape == "text" and not current.sweeps and (idle := without_use(current.config.cluster)):
+    if shape == "text" and not current.sweeps and (idle := unused_warning(current.config.cluster)):
         say(idle)
 
 

@@ -175,7 +175,7 @@ def mesh() -> None:
         for one in undone:
             key = ", and the key pair that was made there" if one.key_removed else ""
             say(f"{one.host}: removed {counted(one.keys, 'public key')} and {counted(one.hosts, 'host key')}{key}")
-        meshes.demand_whole(undone)
+        meshes.refuse_incomplete_undo(undone)
         return
     with waiting(note, "trying ssh among the hosts"):
         made = meshes.check(cluster) if check else meshes.connect(cluster)
@@ -185,9 +185,9 @@ def mesh() -> None:
             note(f"warning: {member.host}: {warning}")
         for name in member.conflicts:
             note(f"warning: {member.host}: its known_hosts has another key for {name}, which was left as it is")
-    for text in meshes.only_exactly(made):
+    for text in meshes.unreached_by_name(made):
         note(f"warning: {text}")
-    meshes.demand_all(made, checked_only=check)
+    meshes.refuse_failures(made, checked_only=check)
     say(f"{counted(len(made.members), 'host')}, {counted(made.pairs, 'connection')} without a password: all work")
 
 

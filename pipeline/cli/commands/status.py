@@ -19,7 +19,7 @@ from pipeline.cli.loader import leave_if_interrupted
 from pipeline.cli.output import note, say, say_folded, say_log
 from pipeline.cli.session import relative, session
 from pipeline.cli.words.command_name import as_typed
-from pipeline.cluster.failures import is_echo, shortened, without_message
+from pipeline.cluster.failures import is_consequence, shortened, without_message
 from pipeline.comparing import reading
 from pipeline.comparing.reading import ComparedRun, command_line
 from pipeline.core import documents, locks
@@ -295,7 +295,7 @@ def examined(folder: RunFolder) -> dict[str, Any]:
 def _errors(folder: RunFolder, attempt: int) -> list[_FailedRank]:
     """Return the errors of an attempt's ranks, the earliest first, without errors that another error caused."""
     errors = sorted(_all_errors(folder, attempt), key=lambda rank: rank.error.unix_time)
-    return [rank for rank in errors if not is_echo(rank.error)] or errors
+    return [rank for rank in errors if not is_consequence(rank.error)] or errors
 
 
 def _all_errors(folder: RunFolder, attempt: int) -> Iterator[_FailedRank]:

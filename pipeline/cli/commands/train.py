@@ -22,7 +22,7 @@ from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.cli.words.command_name import as_typed
 from pipeline.cluster.failures import is_worth_showing
 from pipeline.cluster.local_gpus import usable_gpus
-from pipeline.cluster.spares import without_use
+from pipeline.cluster.spares import unused_warning
 from pipeline.config.build import RunConfig
 from pipeline.config.schema import NotifyConfig
 from pipeline.core import locks
@@ -145,7 +145,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
     shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
     with screen_of_run(run) as screen, notices_of_run(run, screen.say) as notices:
         screen.say(f"run {run.key.short}: {shape}, {cluster.launcher}")
-        if idle := without_use(cluster):
+        if idle := unused_warning(cluster):
             screen.say(idle)
         services = replace(
             complete.single_run_services(),

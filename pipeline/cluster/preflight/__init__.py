@@ -1,8 +1,7 @@
-"""Checks that every host of a cluster can take part, without starting anything there.
+"""Check that every host of a cluster can take part. Starts nothing there.
 
-``examine`` probes the hosts and does all checks, ``short`` does those before every training of several nodes, ``judge``
-turns answers into checks (pure). A check is a function from facts to ``Check`` records, with a line in
-docs/troubleshooting.md.
+``examine`` probes the hosts and makes all checks, ``short`` those before every training on several nodes, and ``judge``
+turns answers into checks (pure). Each check is explained in docs/troubleshooting.md.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cluster import launchers, validation
-from pipeline.cluster.earlier import clear_left
+from pipeline.cluster.earlier import clear_leftovers
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.launchers.transport.answers import Answer
 from pipeline.cluster.preflight import clock, gpus, network, occupation, resources, versions
 from pipeline.cluster.preflight.judgement import ALL, Check, State, from_error, refuse, warnings
-from pipeline.cluster.preflight.versions import agreed, probed, refuse_others
+from pipeline.cluster.preflight.versions import agreed, probed, refuse_different
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.files import canonical_json
 from pipeline.core.specs import Cluster, Host, NodeFacts
@@ -34,19 +33,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Check", "Report", "State", "as_json", "examine", "from_error", "judge", "refuse", "short", "summary", "table",
-    "versions_there", "warnings",
+    "versions_on_hosts", "warnings",
 ]  # fmt: skip
 
 
-_GPU_S = 5.0  # how long nvidia-smi may take, which without persistence mode wakes every GPU first
+_GPU_S = 5.0  # how long nvidia-smi may take: without persistence mode it wakes every GPU first
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The facts of the hosts, and their checks.
-
-    ``refusals`` are errors of the plan and of the run's key.
-    """
+    """The facts of the hosts and their checks. ``refusals``: hosts that don't fit the configuration or the key."""
 
     facts: Sequence[NodeFacts]
     checks: Sequence[Check]
@@ -78,7 +74,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class _DeepAnswers:
-    """The results of a deep examination: nvidia-smi's answers, clocks over a shorter round trip, further checks."""
+    """The results of a deep examination: nvidia-smi's answers, times of a shorter round trip, further checks."""
 
     gpus: Mapping[str, Mapping[str, str] | None] = field(default_factory=dict)
     clocks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -86,7 +82,7 @@ class _DeepAnswers:
 
 
 def judge(cluster: Cluster, facts: Sequence[NodeFacts], deep: _DeepAnswers | None = None) -> list[Check]:
-    """Return all checks of the answers. Pure."""
+    """Return all checks of the facts and deep answers. Pure."""
     known = deep or _DeepAnswers()
     gpus_probed: dict[str, Any] = {fact.host: fact.extra.get("system", {}).get("gpus") for fact in facts}
     return [
@@ -100,7 +96,7 @@ def judge(cluster: Cluster, facts: Sequence[NodeFacts], deep: _DeepAnswers | Non
 
 
 def short(cluster: Cluster, facts: Sequence[NodeFacts], launcher: Launcher) -> list[Check]:
-    """Return the checks before a training of several nodes. A single node reports by itself what it lacks."""
+    """Return the checks before a training on several nodes. A single node needs none: its start shows what it lacks."""
     if cluster.nnodes < 2:
         return []
     folders = shared_folders(cluster, launcher, None)
@@ -122,11 +118,11 @@ def examine(
     """Check every host, or the scheduler that grants them.
 
     Args:
-        versions: those that the key of a run would hold.
-        deep: also do what takes time.
-        runs_dir: the runs of this project; hosts then also remove what no run needs any more. Some launchers say that
-            all hosts share it.
-        on_note: takes what was removed.
+        versions: name → version in the key of a run.
+        deep: also make the checks that take time.
+        runs_dir: the project's runs; if given, remove leftovers that no run needs from the hosts, and check that hosts
+            share this folder if the launcher requires that.
+        on_note: takes a line for each host from which something was removed.
 
     Raises:
         HostError: lists each host that doesn't answer, and the fix.
@@ -134,14 +130,14 @@ def examine(
     key = versions or {}
     with closing(launchers.create(cluster)) as launcher:
         if isinstance(launcher, GrantedLauncher):
-            return _rehearsed(launcher)
+            return _scheduler_report(launcher)
         facts = launcher.probe(None, probed(key))
-        for note in clear_left(launcher, facts, runs_dir) if runs_dir else ():
+        for note in clear_leftovers(launcher, facts, runs_dir) if runs_dir else ():
             on_note(note)
         refusals = []
         try:
             validation.validate_hosts(cluster, facts, backend=backend)
-            refuse_others(facts, key, cluster.environment)
+            refuse_different(facts, key, cluster.environment)
             facts = launcher.connect(facts)[0]
         except HostError as error:
             refusals.append(error)
@@ -150,8 +146,8 @@ def examine(
     return Report(facts=facts, checks=checks, refusals=refusals)
 
 
-def versions_there(cluster: Cluster, key: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of ``key`` with the versions on the hosts, probed once for all runs of this process.
+def versions_on_hosts(cluster: Cluster, key: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of ``key`` with their versions on the hosts; probe once for all runs of this process.
 
     Raises:
         HostError: a host doesn't answer, or the hosts differ.
@@ -159,20 +155,20 @@ def versions_there(cluster: Cluster, key: Mapping[str, str]) -> dict[str, str]:
     """
     hosts = [(host.label, host.python, host.env.get("PYTHONPATH")) for host in cluster.hosts]
     where = [cluster.launcher, cluster.ssh_config, cluster.container, *cluster.container_mounts]
-    question = canonical_json([where, hosts, dict(key)])
-    if question not in _versions_by_question:
+    request = canonical_json([where, hosts, dict(key)])
+    if request not in _versions_by_request:
         with closing(launchers.create(cluster)) as launcher:
             if isinstance(launcher, GrantedLauncher):
                 what = f"cluster.environment=hosts: cluster={cluster.launcher} grants hosts when the run starts"
-                raise UsageError(what, hint="cluster.environment='{torch: 2.9.1}', with the versions that they have")
-            _versions_by_question[question] = agreed(launcher.probe(None, probed(key)), key)
-    return _versions_by_question[question]
+                raise UsageError(what, hint="cluster.environment='{torch: 2.9.1}', with the versions of the hosts")
+            _versions_by_request[request] = agreed(launcher.probe(None, probed(key)), key)
+    return _versions_by_request[request]
 
 
-_versions_by_question: dict[str, dict[str, str]] = {}
+_versions_by_request: dict[str, dict[str, str]] = {}
 
 
-def _rehearsed(launcher: GrantedLauncher) -> Report:
+def _scheduler_report(launcher: GrantedLauncher) -> Report:
     checks = [Check(host=ALL, name="scheduler", state=State.OK, seen=line) for line in launcher.scheduler.rehearse()]
     return Report(facts=(), checks=checks)
 
@@ -204,7 +200,7 @@ _SHARED_FOLDER = "shared folder"
 
 
 def shared_folders(cluster: Cluster, launcher: Launcher, runs_dir: Path | None) -> list[str]:
-    """Return the folders that are shared by all hosts, as the configuration or the launcher says."""
+    """Return the folders that all hosts must share, by the configuration or the launcher."""
     folders = [cluster.rendezvous_dir] if cluster.rendezvous_dir else []
     if runs_dir is not None and launcher.capabilities.shares_run_dir and cluster.nnodes > 1:
         folders.append(str(runs_dir))
@@ -214,10 +210,8 @@ def shared_folders(cluster: Cluster, launcher: Launcher, runs_dir: Path | None) 
 def shared_folder_checks(cluster: Cluster, ask: Callable[..., Mapping[str, Answer]], folder: str) -> list[Check]:
     """Check that all hosts share a folder: the first writes a file, the others look for it, the first removes it.
 
-    The file has a new name each time: a network file system may hide a file whose name was looked up before it existed.
-
-    Args:
-        ask: ``Launcher.ask``.
+    The file has a new name each time, because a network file system may hide a file that was looked up before it
+    existed. ``ask`` is ``Launcher.ask``.
     """
     first, *others = cluster.hosts
     request = {"do": "shared", "folder": folder, "mark": secrets.token_hex(6)}
@@ -251,7 +245,7 @@ def _not_shared(host: Host, seen: str, wanted: str) -> Check:
 
 # ------------------------------------------------------------------------------------------------------ shown as text
 def table(facts: Sequence[NodeFacts], width: int) -> str:
-    """Return the facts as aligned text, a host a line, in at most ``width`` columns."""
+    """Return a table of the facts with a row a host, at most ``width`` columns wide."""
     rows = [("host", "address", "interface", "python", "torch", "gpus", "cpus", "memory", "disk free")]
     rows += [
         (
@@ -271,7 +265,7 @@ def table(facts: Sequence[NodeFacts], width: int) -> str:
 
 
 def summary(checks: Sequence[Check]) -> str:
-    """Return a line a check: on how many hosts it is ok, the hosts where it isn't, and the first one's value."""
+    """Return a table with a row a check: how many hosts are ok, which are not, and the value of the worst."""
     rows: list[tuple[str, ...]] = [("check", "ok", "warning", "failed", "seen")]
     for name in dict.fromkeys(check.name for check in checks):
         of_check = [check for check in checks if check.name == name]

@@ -1,4 +1,4 @@
-"""nvidia-smi's answers about a host's GPUs, parsed and judged. Pure: the agent sends the text unchanged."""
+"""Parse and check nvidia-smi's answers about a host's GPUs. Pure: the agent sends them unchanged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.cluster.preflight.judgement import Check, State, compared, judged
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from pipeline.core.tables import counted
 
-# bits of clocks_throttle_reasons.active for slowdowns that nobody configured (nvml.h, nvmlClocksEventReason…)
+# bits of clocks_throttle_reasons.active, without those that are configured (nvml.h, nvmlClocksEventReason…)
 _SLOWED_BY = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
 
 
@@ -24,7 +24,7 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU as nvidia-smi describes it. None: this GPU or driver doesn't say."""
+    """One GPU as nvidia-smi describes it; None for values that its GPU or driver doesn't report."""
 
     index: int
     uuid: str
@@ -85,7 +85,7 @@ def _number(cell: str) -> int | None:
 def unanswered(
     cluster: Cluster, answers_by_host: Mapping[str, Mapping[str, str] | None], waited_s: float
 ) -> Iterator[Check]:
-    """Yield a check for each host whose nvidia-smi says nothing about the ranks' GPUs."""
+    """Yield a failed check for each host whose nvidia-smi reports no GPUs although ranks need them."""
     for host, answers in answers_by_host.items() if cluster.device == "cuda" else ():
         if parse(answers or {}):
             continue
@@ -105,7 +105,7 @@ def checks(
     """Compare models and memory over the hosts; check errors, clocks and processes of each GPU that ranks may use.
 
     Args:
-        said: host → nvidia-smi's answers; None where it isn't installed.
+        answers: host → nvidia-smi's answers; None if it isn't installed.
     """
     if cluster.device != "cuda":
         return
@@ -141,7 +141,7 @@ def _judged(host: str, gpu: Gpu) -> Iterator[Check]:
     which = f"GPU {gpu.index}"
     if gpu.uncorrected_errors is not None:
         seen = f"{which}: {counted(gpu.uncorrected_errors, 'uncorrectable memory error')} since its driver was loaded"
-        hint = f"sudo nvidia-smi --gpu-reset -i {gpu.index} there, or others by CUDA_VISIBLE_DEVICES in "
+        hint = f"sudo nvidia-smi --gpu-reset -i {gpu.index} there, or other GPUs by CUDA_VISIBLE_DEVICES in "
         hint += "cluster.hosts[].env"
         is_ok = gpu.uncorrected_errors == 0
         yield judged(host, "GPU errors", seen, is_ok, wanted="0", hint=hint, otherwise=State.FAILED)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pipeline.core.errors import HostError
 from pipeline.core.tables import counted
 
-_NAMED = 4  # hosts in a line; the rest is counted
-ALL = ""  # the host of a check that concerns no single one
+_HOSTS_NAMED = 4  # in a line; the others are counted
+ALL = ""  # host of a check that concerns all hosts
 
 
 class State(enum.StrEnum):
@@ -24,14 +24,14 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One judgement about one host.
+    """The result of one check of one host.
 
     Attributes:
-        host: the host's label; ALL where none can be named alone.
-        name: what was checked, as in docs/troubleshooting.md.
-        seen: the value there, in words.
-        wanted: the value that would do; may be empty where ``seen`` says it.
-        hint: the command or override that fixes it; empty where the check is ok.
+        host: the host's label, or ALL.
+        name: name of the check, as in docs/troubleshooting.md.
+        seen: the value found there.
+        wanted: the value needed; empty if ``seen`` makes it clear.
+        hint: the command or override that fixes it; empty if the check is ok.
     """
 
     host: str
@@ -45,14 +45,14 @@ class Check:
 def judged(
     host: str, name: str, seen: str, is_ok: bool, *, wanted: str = "", hint: str = "", otherwise: State = State.WARNING
 ) -> Check:
-    """Return a check that is ok, or in the state ``otherwise`` with the value wanted and the fix."""
+    """Return a check that is ok, or else has the state ``otherwise`` with the value wanted and the fix."""
     if is_ok:
         return Check(host=host, name=name, state=State.OK, seen=seen)
     return Check(host=host, name=name, state=otherwise, seen=seen, wanted=wanted, hint=hint)
 
 
 def lines(checks: Iterable[Check]) -> list[str]:
-    """Return a line for each result, with all hosts that have the same one."""
+    """Return a line for each different result, with all hosts that have it."""
     hosts: dict[tuple[str, str, str, str], list[str]] = {}
     for check in checks:
         hosts.setdefault((check.name, check.seen, check.wanted, check.hint), []).append(check.host)
@@ -60,8 +60,8 @@ def lines(checks: Iterable[Check]) -> list[str]:
 
 
 def _line(hosts: Sequence[str], name: str, seen: str, wanted: str, hint: str) -> str:
-    where = ", ".join(host for host in hosts[:_NAMED] if host != ALL)
-    more = f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else ""
+    where = ", ".join(host for host in hosts[:_HOSTS_NAMED] if host != ALL)
+    more = f" and {len(hosts) - _HOSTS_NAMED} more" if len(hosts) > _HOSTS_NAMED else ""
     head = f"{where}{more}: " if where else ""
     return f"{head}{name}: {seen}{f' (wanted: {wanted})' if wanted else ''}{f'; {hint}' if hint else ''}"
 
@@ -71,7 +71,7 @@ def of_state(checks: Iterable[Check], state: State) -> list[Check]:
 
 
 def warnings(checks: Iterable[Check]) -> list[str]:
-    """Return what the user should know before a training, a line each."""
+    """Return the warnings as lines."""
     return [f"warning: {line}" for line in lines(of_state(checks, State.WARNING))]
 
 
@@ -85,7 +85,7 @@ def refuse(checks: Sequence[Check], hosts: int) -> None:
 
 
 def from_error(error: HostError, name: str, labels: Iterable[str]) -> list[Check]:
-    """Return an error of another part as failed checks: its lines are ``  HOST: what``."""
+    """Return the lines of an error as failed checks; a line ``HOST: text`` is a check of that host."""
     known, refused = set(labels), []
     for line in error.what.splitlines()[1:] or [error.what]:
         who, separator, what = line.strip().partition(": ")
@@ -100,12 +100,12 @@ def from_error(error: HostError, name: str, labels: Iterable[str]) -> list[Check
 def compared(
     name: str, values: Mapping[str, str], *, state: State, hint: str, where: Mapping[str, str] | None = None
 ) -> list[Check]:
-    """Check that all hosts have the same value. The most frequent one is wanted, on a tie the first host's.
+    """Check that all hosts have the same value: the most frequent one, on a tie the first host's.
 
     Args:
-        values: host → its value; hosts whose value isn't known are left out.
+        values: host → its value; hosts with unknown values are left out.
         state: the state of a host with another value.
-        where: host → words that are shown after its value but not compared.
+        where: host → text that is shown after its value but not compared.
     """
     if not values:
         return []

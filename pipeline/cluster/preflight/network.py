@@ -30,7 +30,7 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
     for host, link in links.items():
         yield _up(host, link["state"], where[host])
     mtus = {host: str(link["mtu"]) for host, link in links.items() if link["mtu"]}
-    hint = "sudo ip link set dev INTERFACE mtu N: what is larger than the smallest on the way gets lost"
+    hint = "sudo ip link set dev INTERFACE mtu N: packets larger than the smallest on the way get lost"
     yield from compared("MTU", mtus, state=State.WARNING, hint=hint, where=where)
     speeds = {host: f"{link['speed_mbit']} Mbit/s" for host, link in links.items() if link["speed_mbit"]}
     hint = "check its cable and the switch's port (ethtool INTERFACE): the slowest link sets the pace of all"
@@ -39,7 +39,7 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
 
 
 def _own_name(fact: NodeFacts) -> Iterator[Check]:
-    """Check the host's name: without a configured interface gloo and NCCL take the address of that name."""
+    """Check the host's own name: without a configured interface, gloo and NCCL use its address."""
     name = fact.extra.get("system", {}).get("own_name")
     if name is None:
         return
@@ -49,7 +49,7 @@ def _own_name(fact: NodeFacts) -> Iterator[Check]:
         yield judged(fact.host, "host name", seen, False, wanted=f"{fact.address} at once", hint=hint)
         return
     addresses, has_interface = name["addresses"], bool(fact.interface or fact.extra.get("env"))
-    # Debian's installer maps the own name to 127.0.1.1, which gloo would announce to the other hosts
+    # Debian's installer maps the host's name to 127.0.1.1, which gloo would announce to the other hosts
     looped = bool(addresses) and all(_is_loopback(address) for address in addresses)
     is_ok = not looped if addresses else has_interface
     unresolved = "not resolved, and need not be" if is_ok else "not resolved"
@@ -76,7 +76,7 @@ def _link(fact: NodeFacts) -> Mapping[str, Any] | None:
 
 def _up(host: str, state: str, where: str) -> Check:
     is_up = state in ("up", "unknown")  # a loopback or a tunnel has no state
-    hint = "sudo ip link set dev INTERFACE up there, or another one by cluster.hosts[].interface"
+    hint = "sudo ip link set dev INTERFACE up there, or another interface by cluster.hosts[].interface"
     return judged(host, "link", f"{state}{where}", is_up, wanted="up", hint=hint)
 
 

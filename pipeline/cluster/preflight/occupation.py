@@ -17,7 +17,7 @@ from pipeline.core.tables import counted
 
 @dataclass(frozen=True, kw_only=True)
 class Occupation:
-    """The users of one host in words: ``runs`` with claims there, and ``processes`` of no known run."""
+    """The users of one host, as texts: ``runs`` that claim it, and ``processes`` that belong to no known run."""
 
     host: str
     runs: tuple[str, ...]
@@ -32,14 +32,14 @@ def occupied(cluster: Cluster, facts: Sequence[NodeFacts], attempts: str) -> lis
     """Return the hosts that others use.
 
     Args:
-        attempts: the beginning of the ids of this run's own attempts, which make way for it; '': it has none.
+        attempts: prefix of the ids of this run's own attempts, which don't count as others; '' if it has none.
     """
     occupations = []
     for host, fact in zip(cluster.hosts, facts, strict=True):
         system = fact.extra.get("system", {})
         own_claim = claim(cluster, host, attempts, "")
         rows = [row for row in system.get("claims", []) if collide(row, own_claim)]
-        # the claims tell of the processes of these runs
+        # processes of these runs are known by their claims
         known = {attempts, *(row["attempts"] for row in system.get("claims", []))} - {""}
         answers = system.get("gpus") or {} if cluster.device == "cuda" else {}
         processes = tuple(_processes(host, answers, known))
@@ -65,7 +65,7 @@ def _processes(host: Host, answers: Mapping[str, str], known: set[str]) -> Itera
 
 
 def _owners(text: str) -> Iterator[tuple[int, tuple[str, str, str]]]:
-    """Yield pid → user, since when in words, PACELINE_NODE."""
+    """Yield pid → user, start as a text, PACELINE_NODE."""
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",", 3)]
         if len(cells) == 4 and cells[0].isdecimal() and cells[2].isdecimal():
@@ -73,7 +73,7 @@ def _owners(text: str) -> Iterator[tuple[int, tuple[str, str, str]]]:
 
 
 def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[Check]:
-    """Check the hosts for preflight, which belongs to no run: the user's own runs are named too."""
+    """Return the checks of preflight: all runs count, also the user's own."""
     state = State.FAILED if busy_policy(cluster) == REFUSE else State.WARNING
     return [
         judged(one.host, "occupied", one.who, False, wanted="nobody", hint=WHEN_BUSY_HINT, otherwise=state)
@@ -82,7 +82,7 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[Check]:
 
 
 def refuse(occupations: Sequence[Occupation], nnodes: int) -> None:
-    """Raise HostError that names who uses which host, if one is in use."""
+    """Raise HostError that names the users of each busy host, if there is one."""
     if occupations:
         rows = [f"  {one.host} is busy: {one.who}" for one in occupations]
         head = f"{len(occupations)} of {counted(nnodes, 'host')} {'is' if len(occupations) == 1 else 'are'} busy:"

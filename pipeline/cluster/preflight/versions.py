@@ -1,6 +1,6 @@
-"""The hosts' Python and libraries compared with the run's key, and their NCCL, CUDA and driver with each other. Pure.
+"""Compare the hosts' Python and libraries with the run's key, and their NCCL, CUDA and driver with each other. Pure.
 
-``validation.validate`` compares torch's own release.
+``validation.validate`` compares the releases of torch.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pipeline.core.printable import hydra_value
 from pipeline.core.specs import Cluster, NodeFacts
 from pipeline.keys import ABSENT, IMAGE
 
-# CUDA's major release → the first driver for it (docs.nvidia.com/deploy/cuda-compatibility, minor versions)
+# CUDA's major release → its oldest driver (docs.nvidia.com/deploy/cuda-compatibility, minor versions)
 _OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 
 
 def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
-    """Compare Python, and where the ranks use GPUs the GPU software."""
+    """Compare Python and, if the ranks use GPUs, the GPU software."""
     install = "install the same version everywhere, or set cluster.python"
     pythons = {fact.host: ".".join(fact.python_version.split(".")[:2]) for fact in facts}
     yield from compared("Python", pythons, state=State.WARNING, hint=install)
@@ -38,7 +38,7 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
 
 
 def _nccl(fact: NodeFacts) -> str | None:
-    """Return the version of NVIDIA's package, which torch's own packages require; other torch builds contain NCCL."""
+    """Return the version of NVIDIA's NCCL package, which torch from PyPI requires; None if torch contains NCCL."""
     packages = fact.extra.get("packages", {})
     return next((version for name, version in packages.items() if re.fullmatch(r"nvidia-nccl-cu\d+", name)), None)
 
@@ -54,20 +54,20 @@ def _driver_too_old(host: str, driver: str, cuda: str) -> Iterator[Check]:
 
 Versions = Mapping[str, str]
 
-_BRING = "bring one image to every host (podman save IMAGE | ssh HOST podman load, or docker's)"
+_COPY_IMAGE = "copy one image to every host (podman save IMAGE | ssh HOST podman load, or docker's)"
 _UNKNOWN = "unknown"  # version of a module that no installed distribution lists among its files
-_BARE = re.compile(r"\d[\w+-]*(\.[\w+-]+){2,}")  # with more than one dot Hydra doesn't read it as a number
+_UNQUOTED = re.compile(r"\d[\w+-]*(\.[\w+-]+){2,}")  # Hydra doesn't take a text with two dots for a number
 
 
-def refuse_others(facts: Sequence[NodeFacts], key: Versions, configured: Versions) -> None:
-    """Refuse hosts whose Python or libraries differ from the key, as their weights would differ too.
+def refuse_different(facts: Sequence[NodeFacts], key: Versions, configured: Versions) -> None:
+    """Refuse hosts whose Python or libraries differ from the key, because their weights would differ, too.
 
     Args:
         key: name of a distribution (or ``python``) → version, as in key.json.
         configured: the value of ``cluster.environment``.
 
     Raises:
-        HostError: every difference, and one word that makes the run fit the hosts.
+        HostError: lists every difference, and the override that makes the key fit the hosts.
     """
     by_host = {fact.host: differing(fact, key) for fact in facts}
     different = {host: versions for host, versions in by_host.items() if versions}
@@ -78,11 +78,11 @@ def refuse_others(facts: Sequence[NodeFacts], key: Versions, configured: Version
         what = ", ".join(f"{name} {version} (the key says {key[name]})" for name, version in versions.items())
         rows.setdefault(what, []).append(host)
     lines = [f"  {', '.join(hosts)}: {what}" for what, hosts in rows.items()]
-    raise HostError("\n".join(["the hosts differ from the run's key:", *lines]), hint=_mend(by_host, configured))
+    raise HostError("\n".join(["the hosts differ from the run's key:", *lines]), hint=_fix(by_host, configured))
 
 
 def agreed(facts: Sequence[NodeFacts], key: Versions) -> dict[str, str]:
-    """Return the key's names with the versions on all hosts; what a host can't say keeps the key's version.
+    """Return the key's names with the versions of the hosts; a version that no probe reports stays as in the key.
 
     Raises:
         HostError: the hosts differ.
@@ -98,19 +98,19 @@ def agreed(facts: Sequence[NodeFacts], key: Versions) -> dict[str, str]:
     if rows:
         hint = "install the same versions everywhere, or cluster.python=<an interpreter that has them>"
         if IMAGE in key:
-            hint = f"{_BRING}; or cluster.container=NAME@sha256:<the same digest for all hosts>"
+            hint = f"{_COPY_IMAGE}; or cluster.container=NAME@sha256:<the same digest for all hosts>"
         raise HostError("\n".join(["the hosts differ, and a run has one key:", *rows]), hint=hint)
     return wanted
 
 
 def probed(key: Versions) -> list[str]:
-    """Return the names that a probe looks for, also modules that the key calls absent."""
+    """Return the names whose versions a probe reports, including modules that are absent in the key."""
     return [name for name in key if name not in ("python", IMAGE)]
 
 
 def differing(fact: NodeFacts, key: Versions) -> dict[str, str]:
-    """Return name → version (or ``absent``) where a host differs from the key. What its probe can't say is left out."""
-    installed = {name: _there(fact, name) for name in key}
+    """Return name → version (or ``absent``) on a host that differs from the key; leave out unknown versions."""
+    installed = {name: _version_on(fact, name) for name in key}
     return {
         name: version
         for name, version in installed.items()
@@ -118,35 +118,35 @@ def differing(fact: NodeFacts, key: Versions) -> dict[str, str]:
     }
 
 
-def _there(fact: NodeFacts, name: str) -> str | None:
-    """Return the version of a distribution, or of the one with a module that the key calls absent; None: not known."""
+def _version_on(fact: NodeFacts, name: str) -> str | None:
+    """Return the version of a distribution, or of the distribution with a module of that name; None: not known."""
     if name == "python":
         return fact.python_version
     if name == IMAGE:
         return (fact.extra.get("container") or {}).get("digest")
-    there = {"torch": fact.torch_version, **fact.extra.get("packages", {})}
+    installed = {"torch": fact.torch_version, **fact.extra.get("packages", {})}
     modules = fact.extra.get("modules")
-    return there.get(_normal(name)) or (modules.get(name, ABSENT) if modules is not None else None)
+    return installed.get(_normal(name)) or (modules.get(name, ABSENT) if modules is not None else None)
 
 
-def _mend(by_host: Mapping[str, dict[str, str]], configured: Versions) -> str:
-    """Return the override that accepts the hosts as they are, if all have the same versions; else what to install."""
+def _fix(by_host: Mapping[str, dict[str, str]], configured: Versions) -> str:
+    """Return the override that makes the key fit the hosts, if all have the same versions; else what to install."""
     if any(IMAGE in versions for versions in by_host.values()):
-        return f"the same command, if the image has just changed; else {_BRING}"
+        return f"the same command, if the image has just changed; else {_COPY_IMAGE}"
     same = len({tuple(sorted(versions.items())) for versions in by_host.values()}) == 1
     others = "install the key's versions there, or cluster.python=<an interpreter that has them>"
     if not same:
         return f"hosts of one run need the same versions: {others}"
     versions = next(iter(by_host.values()))
     listed = ", ".join(f"{name}: {_value(version)}" for name, version in sorted({**configured, **versions}.items()))
-    word = f"cluster.environment={shlex.quote(f'{{{listed}}}')}"
+    override = f"cluster.environment={shlex.quote(f'{{{listed}}}')}"
     lacking = [name for name, version in versions.items() if version == ABSENT]
     but = f" (whose code can do without {', '.join(lacking)})" if lacking else ""
-    return f"{word}, which is the key of a run on such hosts{but}; or {others}"
+    return f"{override}, which is the key of a run on such hosts{but}; or {others}"
 
 
 def _value(version: str) -> str:
-    return version if _BARE.fullmatch(version) else hydra_value(version)
+    return version if _UNQUOTED.fullmatch(version) else hydra_value(version)
 
 
 def _normal(name: str) -> str:
@@ -154,5 +154,5 @@ def _normal(name: str) -> str:
 
 
 def _comparable(version: str) -> str:
-    """Return a version in one spelling: folder names have ``_`` for ``-``, a Python from its repository is 3.12.1+."""
+    """Return a version without differences of spelling: ``_`` for ``-`` in folder names, 3.12.1+ of a Python build."""
     return version.replace("_", "-").removesuffix("+")

@@ -1,6 +1,6 @@
-"""Files, data packs and environments on all hosts before a run (`doit sync`).
+"""Bring files, data packs and environments to all hosts before a run (`doit sync`).
 
-Compare by digests, send what differs, compare again.
+Compare by digests, send the differences, compare again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pipeline.core.tables import some_names
 
 __all__ = ["Folder", "Tree", "TreeState", "compare", "compare_pack", "ensure", "folders", "remote", "send", "tree_of"]
 
-_HASHED_BYTES_PER_S = 20e6  # slower hosts are given up
+_HASHED_BYTES_PER_S = 20e6  # a slower host counts as one that doesn't answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
-    """The files that the hosts should have, by name below ``place``."""
+    """The files that the hosts should have, by their names below ``place``."""
 
     name: str
     place: str
@@ -53,11 +53,11 @@ class TreeState:
     """The state of one tree on one host.
 
     Attributes:
-        differ: how many files are absent or different; ``named`` are some of their names.
-        absent: how many of them are absent.
-        more: how many files are only there; ``more_named`` are some of their names.
-        in_the_way: files or folders that can't stay beside the wanted ones.
-        sha256: the digest of the wanted names there.
+        differ: number of files that are absent or different there; ``named`` are some of their names.
+        absent: number of files that are absent there.
+        more: number of files that exist only there; ``more_named`` are some of their names.
+        in_the_way: files where folders belong, and folders where files belong.
+        sha256: digest of the wanted files as they are there.
     """
 
     host: str
@@ -73,7 +73,7 @@ class TreeState:
 
 
 def remote(cluster: Cluster) -> AgentLauncher:
-    """Return the launcher of hosts with files of their own; close it afterwards. Raises UsageError, HostError."""
+    """Return a launcher that reaches its hosts over ssh, to be closed by the caller. Raises UsageError, HostError."""
     launcher = launchers.create(cluster)
     if isinstance(launcher, AgentLauncher) and launcher.transport.remote_shell(cluster.hosts[0]):
         return launcher
@@ -81,19 +81,19 @@ def remote(cluster: Cluster) -> AgentLauncher:
     launcher.close()
     raise UsageError(
         f"doit sync brings files to hosts over ssh, and cluster.launcher={cluster.launcher} "
-        + ("has the ranks read them here, or where all share them" if shares else "reaches hosts in another way"),
+        + ("lets ranks read files of this computer or a shared folder" if shares else "reaches hosts in another way"),
         hint="cluster=pssh cluster.hostfile=FILE, or cluster=two_node after doit lab --hosts 2",
     )
 
 
 def tree_of(folder: Folder) -> Tree:
-    """Return the tree of a folder here. Raises UsageError: a file can't be read."""
+    """Return the tree of a folder on this computer. Raises UsageError: a file can't be read."""
     try:
         files = trees.listing(str(folder.source))
     except OSError as error:
         raise UsageError(f"{error.filename or folder.source} can't be read: {error.strerror}") from error
     except SystemExit as error:
-        raise UsageError(f"{error}, so it can't be brought to the hosts") from error
+        raise UsageError(f"{error}, so it can't be copied to the hosts") from error
     return Tree(name=folder.name, place=folder.place, files=files)
 
 
@@ -138,20 +138,22 @@ def compare_pack(launcher: AgentLauncher, pack: PackSource, facts: Sequence[Node
         path = place or f"{launcher.workdir}/data/{pack.digest}"
         tree = Tree(name=f"data pack {pack.digest[:12]}", place=path, files=files)
         hosts = [host for host in launcher.cluster.hosts if host.label in there]
-        states += [replace(one, more=0) for one in compare(launcher, [tree], hosts)]  # without its stamps.json
+        states += [
+            replace(one, more=0) for one in compare(launcher, [tree], hosts)
+        ]  # a host's pack also has stamps.json
     return states
 
 
 def send(launcher: AgentLauncher, folders: Sequence[Folder], *, delete: bool, heartbeat: Heartbeat) -> list[TreeState]:
-    """Send to each host what differs there, to several hosts at once, and return the states afterwards.
+    """Send each host the files that differ there, several hosts at once, and return the states afterwards.
 
     Args:
-        delete: also remove there what a folder doesn't have here.
-        heartbeat: takes what is being waited for, and a line about how fast each host got how much.
+        delete: also remove files there that the folder here doesn't have.
+        heartbeat: takes the current activity, and a line with bytes and speed of each host.
 
     Raises:
-        UsageError: a file here can't be read.
-        HostError: a host doesn't answer, has no rsync, or has no room.
+        UsageError: a file on this computer can't be read.
+        HostError: a host doesn't answer, has no rsync, or has no space left.
     """
     heartbeat.doing("hashing the files here")
     wanted = [tree_of(folder) for folder in folders]
@@ -165,12 +167,12 @@ def send(launcher: AgentLauncher, folders: Sequence[Folder], *, delete: bool, he
     copies = _copies(launcher, folders, stale, delete=delete)
     _rsync(copies, wanted=wanted, delete=delete, heartbeat=heartbeat)
     if delete:
-        _say_removed(before, heartbeat)
+        _report_removed(before, heartbeat)
     heartbeat.doing("hashing what the hosts have")
     return compare(launcher, wanted)
 
 
-def _say_removed(before: Sequence[TreeState], heartbeat: Heartbeat) -> None:
+def _report_removed(before: Sequence[TreeState], heartbeat: Heartbeat) -> None:
     for state in before:
         if state.more:
             heartbeat(
@@ -188,23 +190,21 @@ def _rsync(copies: Sequence[rsync.Copy], *, wanted: Sequence[Tree], delete: bool
     heartbeat(progress.text())
     if failures:
         rows = [f"  {host}: {why}" for host, why in failures.items()]
-        raise HostError("\n".join(["not everything could be brought:", *rows]), hint="the same command, which goes on")
+        raise HostError("\n".join(["not everything could be sent:", *rows]), hint="the same command, which goes on")
 
 
 def _refuse_to_replace(before: Sequence[TreeState]) -> None:
-    """Raise HostError if something there would have to be removed, as delete=1 wasn't given."""
+    """Raise HostError if something there would have to be removed, which only delete=1 allows."""
     rows = [f"  {state.host}: in {state.place}: {some_names(state.in_the_way)}" for state in before if state.in_the_way]
     if rows:
-        head = (
-            "files there stand where folders belong, or folders where files do, and nothing there is removed unasked:"
-        )
+        head = "there are files where folders belong, or folders where files belong, and nothing is removed unasked:"
         raise HostError("\n".join([head, *rows]), hint="move them away there; or delete=1, which removes them")
 
 
 def _copies(
     launcher: AgentLauncher, folders: Sequence[Folder], stale: AbstractSet[tuple[str, str]], *, delete: bool
 ) -> list[rsync.Copy]:
-    """Return a copy for each host and place of ``stale``, after its folder there is made. Raises HostError."""
+    """Make the folders of ``stale`` (host, place), and return a copy for each. Raises HostError."""
     labels = {label for label, _ in stale}
     hosts = [host for host in launcher.cluster.hosts if host.label in labels]
     places = _places(launcher, folders, hosts, delete=delete)
@@ -219,21 +219,21 @@ def _copies(
 def _places(
     launcher: AgentLauncher, folders: Sequence[Folder], hosts: Sequence[Host], *, delete: bool
 ) -> dict[str, list[str]]:
-    """Make the place of each folder on each host and return the paths. Raises HostError: also where rsync is absent."""
+    """Make the place of each folder on each host and return the paths. Raises HostError, also if rsync is missing."""
     places = [{"place": one.place, "is_file": one.is_file} for one in folders]
     request = {"do": "make_places", "delete": delete, "places": places}
     values = launcher.demand("making room", launcher.ask(request, hosts=hosts))
     lacking = [host.label for host in hosts if not values[host.label]["rsync"]]
     if lacking:
         raise HostError(
-            f"{', '.join(lacking)}: there is no rsync, which brings files and folders",
+            f"{', '.join(lacking)}: there is no rsync, which doit sync needs on both sides",
             hint="there: sudo apt-get install rsync (Debian, Ubuntu), or sudo dnf install rsync (Fedora)",
         )
     return {host.label: list(values[host.label]["places"]) for host in hosts}
 
 
 class _Progress:
-    """The progress of each host."""
+    """How many bytes each host has received."""
 
     def __init__(self, copies: Sequence[rsync.Copy], total_bytes: Mapping[str, int]) -> None:
         labels = list(dict.fromkeys(copy.host.label for copy in copies))
@@ -250,11 +250,11 @@ class _Progress:
         return self._transfer.text({host: sum(of.values()) for host, of in self._bytes.items()}, time.monotonic())
 
 
-_LONGEST_S = 7200.0
+_INSTALL_TIMEOUT_S = 7200.0
 
 
 def ensure(launcher: AgentLauncher, lock: LockFile, heartbeat: Heartbeat) -> list[Environment]:
-    """Return the environments of all hosts, after making those that are missing (whole or not at all).
+    """Make the environments that are missing (completely or not at all), and return those of all hosts.
 
     Raises:
         HostError: names the hosts that failed, the installer's last lines, and the command that repeats it.
@@ -286,7 +286,7 @@ def _make(
     heartbeat.doing(so_far)
     hosts = [host for host in launcher.cluster.hosts if host.label in lacking]
     request = {"do": "make_environment", "workdir": launcher.workdir, "wheelhouse": wheelhouse, "lock": lock.text}
-    answers = launcher.ask({**request, **lock.request}, hosts=hosts, timeout_s=_LONGEST_S)
+    answers = launcher.ask({**request, **lock.request}, hosts=hosts, timeout_s=_INSTALL_TIMEOUT_S)
     _refuse_failed(launcher, answers)
 
 

@@ -1,4 +1,4 @@
-"""The folders to sync, their places on the hosts, and rsync to several hosts at once over the launcher's ssh."""
+"""Run rsync to several hosts at once over the launcher's ssh. Folders and their places on the hosts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.core.specs import Host
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """A folder or a single file: ``source`` here (absolute), ``place`` on the hosts (absolute, or below ``~/``)."""
+    """A folder or file: ``source`` on this computer (absolute), ``place`` on the hosts (absolute, or below ``~/``)."""
 
     name: str
     source: Path
@@ -33,18 +33,20 @@ class Folder:
 
 
 def folders(words: Sequence[str], *, to: str | None, workdir: str, root: Path) -> list[Folder]:
-    """Return the folders named by ``words``; each goes to ``to``/NAME, or to ``workdir``/folders/NAME.
+    """Return the folders that ``words`` name; each goes to ``to``/NAME, or to ``workdir``/folders/NAME.
 
     Args:
-        root: the folder that relative words begin at.
+        root: start of relative paths.
 
     Raises:
-        UsageError: a word names nothing or has no name, two have the same one, or ``to`` isn't absolute.
+        UsageError: no such file or folder, two with the same name, or ``to`` isn't absolute.
     """
     if to is not None and (not to.startswith("/") or ".." in to.split("/")):
         raise UsageError(f"to={to} must be an absolute folder on the hosts, such as to=/data/shared")
     if to is not None and not words:
-        raise UsageError("to= says where files and folders go, and none is named", hint="doit sync cluster=… to=… PATH")
+        raise UsageError(
+            "to= says where files and folders go, and no file or folder is named", hint="doit sync cluster=… to=… PATH"
+        )
     base = (to if to is not None else f"{workdir}/folders").rstrip("/")
     named = [_folder(word, base, root) for word in words]
     for folder in named:
@@ -60,10 +62,10 @@ def _folder(word: str, base: str, root: Path) -> Folder:
     try:
         source = path.resolve(strict=True)
     except OSError as error:
-        raise UsageError(f"{path} can't be brought to the hosts: {error.strerror}") from error
+        raise UsageError(f"{path} can't be copied to the hosts: {error.strerror}") from error
     name = source.name if path.name in ("", "..") else path.name
     if not name or not (source.is_dir() or source.is_file()):
-        raise UsageError(f"{path} can't be brought to the hosts: {'it is the whole disk' if not name else 'no file'}")
+        raise UsageError(f"{path} can't be copied to the hosts: {'it is the whole disk' if not name else 'no file'}")
     return Folder(name=name, source=source, place=f"{base}/{name}")
 
 
@@ -74,12 +76,12 @@ _INSTALL = {
     "Linux": "sudo apt-get install rsync (Debian, Ubuntu), or sudo dnf install rsync (Fedora)",
 }
 _PROGRESS = re.compile(rb"([\d,]+)\s+\d+%\s+\S+/s")
-_LONGEST_ERROR = 600
+_MAX_ERROR = 600  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """One folder for one host. ``shell`` is the command that reaches it, ``place`` the absolute path there."""
+    """A folder to copy to a host. ``shell`` is the ssh command to the host, ``place`` the absolute path there."""
 
     host: Host
     folder: Folder
@@ -87,14 +89,14 @@ class Copy:
     shell: Sequence[str]
 
     def argv(self, *, delete: bool) -> list[str]:
-        """Return rsync's command. No shell reads the source or the place, which may hold any character."""
-        into = "" if self.folder.is_file else "/"
+        """Return rsync's command. No shell parses the paths, so they may contain any character."""
+        slash = "" if self.folder.is_file else "/"  # copies the content into the place
         name = f"[{self.host.name}]" if ":" in self.host.name else self.host.name
         argv = [_program(), "--recursive", "--links", "--perms", "--times", "--checksum", "--protect-args"]
-        argv += ["--prune-empty-dirs"]  # empty folders are ignored, and must not replace a file
+        argv += ["--prune-empty-dirs"]  # they aren't compared, and must not replace a file
         argv += [f"--timeout={_SILENT_S}", f"--partial-dir={PARTIAL}", "--info=progress2", "--outbuf=N"]
         argv += ["--delete"] if delete and not self.folder.is_file else []
-        source, place = f"{self.folder.source}{into}", f"{name}:{self.place}{into}"
+        source, place = f"{self.folder.source}{slash}", f"{name}:{self.place}{slash}"
         return [*argv, "-e", " ".join(map(_quoted, self.shell)), "--", source, place]
 
 
@@ -105,7 +107,7 @@ def _quoted(word: str) -> str:
 
 @cache
 def _program() -> str:
-    """Return rsync's path. Raises HostError: there is none, or it is too old."""
+    """Return rsync's path. Raises HostError: rsync is missing or too old."""
     program = process.find("rsync")
     hint = _INSTALL.get(platform.system(), "install rsync 3.1 or newer")
     if program is None:
@@ -124,20 +126,20 @@ class _Running:
 
 
 def copy_all(copies: Iterable[Copy], *, delete: bool, on_bytes: Callable[[str, str, int], None]) -> dict[str, str]:
-    """Run the copies, at most ``AT_ONCE`` at a time. Returns host label → its first failure.
+    """Run the copies, at most ``AT_ONCE`` at a time; return host label → its first failure.
 
     Args:
         on_bytes: takes host label, name of the folder, and its bytes so far.
 
     Raises:
-        HostError: there is no rsync here.
+        HostError: this computer has no rsync.
     """
     waiting, failures = deque(copies), dict[str, str]()
     with _Pool() as pool:
         while waiting or pool.running:
             while waiting and len(pool.running) < AT_ONCE:
                 copy = waiting.popleft()
-                if copy.host.label not in failures:  # the other folders of a host would fail alike
+                if copy.host.label not in failures:  # a host's other folders would fail, too
                     pool.begin(copy, delete=delete)
             for one in pool.ended(on_bytes):
                 if one.child.returncode != 0:
@@ -146,7 +148,7 @@ def copy_all(copies: Iterable[Copy], *, delete: bool, on_bytes: Callable[[str, s
 
 
 class _Pool:
-    """rsync processes with their output; leaving the ``with`` block ends them."""
+    """Running rsync processes and their output; leaving the ``with`` block ends them."""
 
     def __init__(self) -> None:
         self.running: list[_Running] = []
@@ -194,9 +196,9 @@ class _Pool:
 
 
 def _failure(one: _Running) -> str:
-    """Return rsync's own words, without the lines that every failure has."""
+    """Return rsync's error message without the lines that every failure has."""
     text = one.stderr.decode(errors="replace")
     if "is your shell clean" in text or "unexpected tag" in text:
-        return "its login prints something, which rsync takes for an answer: `ssh HOST true` must print nothing"
+        return "its login prints something, which rsync mistakes for its own data: `ssh HOST true` must print nothing"
     lines = [line for line in text.splitlines() if line.strip() and "rsync error: some files" not in line]
-    return f"rsync ended with code {one.child.returncode}: {'; '.join(lines)[-_LONGEST_ERROR:]}"
+    return f"rsync ended with code {one.child.returncode}: {'; '.join(lines)[-_MAX_ERROR:]}"
