@@ -155,8 +155,8 @@ def end_and_collect(
                     _clear(routes, start, run_dir, say)
                     if routes[0].launcher is not launcher:
                         say(
-                            f"attempt {start.plan.attempt} was left on {start.plan.nodes[0].host}: it is ended there, and "
-                            "its checkpoints were fetched"
+                            f"attempt {start.plan.attempt} was left on {start.plan.nodes[0].host}: it is ended there, "
+                            "and its checkpoints were fetched"
                         )
         if not is_restart:
             for host, why in failures.items():
@@ -296,7 +296,8 @@ def _unreached_line(start: Start, host: str, why: str) -> str:
     kept = "files that only it has are not used"
     if host == start.plan.nodes[0].host and not start.plan.outputs.whole:
         kept = "the same command fetches its checkpoints once it answers"
-    return f"{host}: attempt {start.plan.attempt} was started there, and {_stop_failure(why)}; {_lease_words(start)}; {kept}"
+    begun = f"attempt {start.plan.attempt} was started there"
+    return f"{host}: {begun}, and {_stop_failure(why)}; {_lease_words(start)}; {kept}"
 
 
 def _stop_failure(why: str) -> str:

@@ -224,7 +224,7 @@ def refuse_incomplete_undo(undone: Sequence[Undone]) -> None:
     """Raise HostError that names the hosts whose records of changes are incomplete."""
     rows = [f"  {one.host}: its ~/.ssh/{RECORD} {one.lost}" for one in undone if one.lost]
     if rows:
-        head = f"on {counted(len(rows), 'host')} only the public keys that carry the mark {MARK} could be found and removed"
+        head = f"on {counted(len(rows), 'host')} only public keys with the mark {MARK} could be found and removed"
         raise HostError(
             "\n".join([f"{head}; host keys and a key pair that doit mesh made stay there", *rows]),
             hint=f"look there at ~/.ssh/{KNOWN}, and at ~/.ssh/{KEY} if nobody else made it",

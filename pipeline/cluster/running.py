@@ -252,7 +252,7 @@ class RunningAttempt:
             self.watchers.on_line(LogLine(host=self.verdict.host, rank=self.verdict.rank, text=self.verdict.text))
 
     def _newest_saved(self) -> int:
-        """Return the shared run folder's newest checkpoint as ``NodeBeat.saved`` gives it: a step, for scripts a time."""
+        """Return the newest checkpoint of the shared run folder as ``NodeBeat.saved``: a step, for scripts a time."""
         return newest_change(str(self.run_dir)) if self.plan.outputs.whole else newest_step(self.run_dir)
 
     def _check_silent_hosts(self, following: Following, *, is_over: bool) -> None:
@@ -343,7 +343,7 @@ class RunningAttempt:
             self.signals.hold()
 
     def _write_rank_rows(self) -> None:
-        """Write the state of the ranks for `doit status`. Ignore errors: a full disk or removed folder shows elsewhere."""
+        """Write the state of the ranks for `doit status`. A full disk or a removed folder shows elsewhere."""
         now = time.monotonic()
         if now - self._rows_at >= RANK_ROWS_S and self.watch.last:
             self._rows_at = now

@@ -399,7 +399,7 @@ def _describe_pending(looks: Sequence[RankLook], nccl: _Nccl, idle_s: float) -> 
 
 
 def _describe_mismatch(looks: Sequence[RankLook], idle_s: float) -> Verdict:
-    """Describe ranks that are all in collectives: blame the one in another than most (of two, the one that is ahead)."""
+    """Describe ranks that are all in collectives: blame the one in another than most (of two, the one further on)."""
     groups: dict[tuple[int, int, int, str], list[RankLook]] = {}
     for look in looks:
         groups.setdefault((*_position(look), look.beat.phase, _own_line(look)), []).append(look)

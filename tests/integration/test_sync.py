@@ -94,7 +94,9 @@ def test_a_file_where_a_folder_belongs_is_named_with_its_host(cluster: Cluster, 
 def test_a_host_that_prints_at_login_is_told_so(cluster: Cluster, source: Path, lab: Lab) -> None:
     on(lab, "node0", "echo 'echo welcome' > ~/.bashrc")
     try:
-        with pytest.raises(HostError, match=r"node0: its login prints something, which rsync mistakes for its own data"):
+        with pytest.raises(
+            HostError, match=r"node0: its login prints something, which rsync mistakes for its own data"
+        ):
             brought(cluster, source)
     finally:
         on(lab, "node0", "rm ~/.bashrc")

@@ -230,8 +230,8 @@ def test_hosts_of_another_launcher_are_not_reached_and_that_is_said(hosts: Hosts
     begin(tmp_path, 1, dataclasses.replace(on("node0"), launcher="mpi"))
     said = bring(hosts, tmp_path, "node2")
     assert said[0].startswith(
-        "node0: attempt 1 was started there, and it could not be asked to stop (cluster.launcher=mpi has started it "
-        "there, and these words reach hosts by pssh); its ranks may train on until "
+        "node0: attempt 1 was started there, and it could not be asked to stop (cluster.launcher=mpi started it "
+        "there, and this command reaches hosts by pssh); its ranks may train on until "
     )
     _, failed = earlier.stop_elsewhere(on("node0"), tmp_path)
     assert list(failed) == ["node0"], "its name means another host to another launcher"

@@ -58,8 +58,8 @@ def test_a_certificate_that_ends_within_90_days_is_a_warning() -> None:
     found = [holding(0, tls_certificate=89.5, tls_ca=91), holding(1, tls_certificate=400)]
     validate(encrypted(1, 1), found, global_batch_size=2)
     assert tls_warnings(encrypted(1, 1), found) == [
-        "WARNING: node0: cluster.tls_certificate=/etc/pki/host.pem expires in 89 days, on 2001-12-07; put a new one there "
-        "before"
+        "WARNING: node0: cluster.tls_certificate=/etc/pki/host.pem expires in 89 days, on 2001-12-07; put a new one "
+        "there before"
     ]
 
 

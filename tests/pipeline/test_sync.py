@@ -50,7 +50,7 @@ def test_what_is_named_goes_below_the_workdir_or_to_a_folder_of_its_own(tree: Pa
         (["/"], None, "it is the whole disk"),
         (["run"], "relative", "to=relative must be an absolute folder"),
         (["run"], "/data/../etc", "must be an absolute folder"),
-        ([], "/data", "none is named"),
+        ([], "/data", "no file or folder is named"),
         (["run", "inner/run"], None, "would both go to ~/work/folders/run"),
         (["/dev/null"], None, "no file"),
     ],

@@ -447,7 +447,7 @@ def clean_hosts(options: Mapping[str, str]) -> None:
         amount = f"what was left of {counted(len(going), 'attempt')}, {file_size(sum(left.bytes for left in going))}"
         if is_on(options, "yes") or agreed(amount):
             with waiting(note, "removing it"):
-                lines = remove_leftovers(launcher, facts, config.runs_dir)
+                lines = clear_leftovers(launcher, facts, config.runs_dir)
             for line in lines or ["it is in use again, so nothing was removed"]:
                 say(line)
 
