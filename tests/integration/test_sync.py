@@ -70,7 +70,7 @@ def test_what_differs_is_sent_and_what_is_more_stays_until_it_is_not_wanted(
     (source / "more").mkdir()  # empty, so it takes nothing's place
     assert [one.more for one in brought(cluster, source)[0]] == [0, 1]
     (source / "more" / "now").touch()
-    with pytest.raises(HostError, match=r"nothing there is removed unasked:\n  node1: in .*: more\n"):
+    with pytest.raises(HostError, match=r"nothing is removed unasked:\n  node1: in .*: more\n"):
         brought(cluster, source)
     assert (there / "more").is_file()
     (there / "else").touch()
@@ -103,7 +103,7 @@ def test_a_host_that_prints_at_login_is_told_so(cluster: Cluster, source: Path, 
 
 
 def test_hosts_that_share_this_computers_files_need_nothing_brought() -> None:
-    with pytest.raises(UsageError, match="the ranks read them here"):
+    with pytest.raises(UsageError, match="lets ranks read files of this computer"):
         sync.remote(Cluster(launcher="local", hosts=(Host(name="localhost"),)))
 
 
