@@ -341,6 +341,19 @@ HEAD = "# @package _global_\n"
 
 
 @pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("dataset=imagenet", "dataset=folder dataset.source=FOLDER for images in one folder a class, "),
+        ("model=vit_b_16", "model=torchvision model.arch=NAME for one of torchvision's, "),
+    ],
+)
+def test_a_name_that_is_like_no_option_comes_with_the_ways_to_others(word: str, hint: str) -> None:
+    with pytest.raises(UsageError, match="has no option '[a-z0-9_]+'; valid: ") as refused:
+        compose_config([word])
+    assert (refused.value.hint or "").startswith(hint)
+
+
+@pytest.mark.parametrize(
     ("name", "text", "said"),
     [
         ("experiment/x", HEAD + "trainer:\n  epochss: 3\n",

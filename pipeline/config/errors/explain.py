@@ -47,6 +47,12 @@ _NO_TEXT = re.compile(r"Cannot convert '(list|dict)' to string")
 _A_LIST = "Cannot merge DictConfig with ListConfig"
 _NO_FIELD = re.compile(r"Interpolation key '([^']+)' not found")
 _BLANK = re.compile(r"\s")
+_OTHERS = {  # group → how to choose what has no option of its own
+    "dataset": "dataset=folder dataset.source=FOLDER for images in one folder a class, dataset=torchvision "
+    "dataset.class=NAME for one of torchvision's, dataset=own for a function of yours",
+    "model": "model=torchvision model.arch=NAME for one of torchvision's, model=own model.target=MODULE:CLASS for one of "
+    "yours",
+}
 _STEPS = re.compile(r"(\d+)(?:\.\.\.?|-|:)(\d+)")  # 0..3, a range in other languages
 _BEGINS_AN_EXPRESSION = re.compile(r"[\[{]|\w+\(")  # a list, a mapping or a function, which quotes would make a text
 _HOSTS_ARE = (
@@ -334,9 +340,10 @@ def _missing_option(error: MissingConfigException, culprit: str) -> UsageError:
             f"{culprit}: a folder or file is no option of dataset; one with a folder for each class is dataset=folder",
             hint=f"dataset=folder dataset.source={shell_word(value)}",
         )
-    place = files.place_of_entry(str(error), culprit, group, option) or culprit
+    place, options = files.place_of_entry(str(error), culprit, group, option) or culprit, error.options or ()
     return UsageError(
-        f"{place}: {group or 'config'} has no option {option!r}; {suggestion(option, error.options or ())}"
+        f"{place}: {group or 'config'} has no option {option!r}; {suggestion(option, options)}",
+        hint=None if nearest(option, options) else _OTHERS.get(group),
     )
 
 
