@@ -348,7 +348,7 @@ HEAD = "# @package _global_\n"
     ],
 )
 def test_a_name_that_is_like_no_option_comes_with_the_ways_to_others(word: str, hint: str) -> None:
-    with pytest.raises(UsageError, match="has no option '[a-z0-9_]+'; valid: ") as refused:
+    with pytest.raises(UsageError, match=r"has no option '[a-z0-9_]+'; valid: ") as refused:
         compose_config([word])
     assert (refused.value.hint or "").startswith(hint)
 

@@ -153,7 +153,7 @@ def test_hydras_short_flags_behind_the_verb_are_hydras(line: str, monkeypatch: p
         ("--cfg job model.hiden=3", "ERROR: unknown key 'model.hiden'; "),
         ("--cfg job +x={a:1}", "ERROR: unknown key 'x'; "),
         ("-m seed=range(1,1)", "ERROR: seed=range(1,1) has no value in it"),
-        ("-cd / --cfg job model=nope", "ERROR: model=nope: model has no option 'nope'; valid: "),
+        ("-cd / --cfg job schedule=nope", "ERROR: schedule=nope: schedule has no option 'nope'; valid: "),
     ],
 )
 def test_what_doit_refuses_the_application_refuses_with_the_same_line(line: str, said: str) -> None:

@@ -170,7 +170,7 @@ def test_an_option_of_each_kind_is_found_and_changes_no_run_that_is_there(projec
     assert "model has no option 'mime'; did you mean mine? valid: mine, own, resnet18" in said[-3]
     assert "did you mean model.strength=2? valid in model: name, strength" in said[-2]
     assert "'x'" in said[-1]
-    assert "Integer" in said[-1]
+    assert "is no whole number" in said[-1]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_they_count_in_a_key_by_the_values_that_they_set(mine: Path) -> None:
     ("text", "said"),
     [
         ("seed: 1\ntrainer:\n  epohcs: 3\n", "{file}, line 3: unknown key 'trainer.epohcs'; did you mean trainer.epoc"),
-        ("trainer:\n  epochs: many\n", "{file}, line 2: trainer.epochs: Value 'many' of type 'str' could not be conve"),
+        ("trainer:\n  epochs: many\n", "{file}, line 2: trainer.epochs: 'many' is no whole number"),
         ("defaults:\n  - trackig: none\n", "{file}, line 2: there is no group 'trackig' to override; did you mean "),
         ("defaults:\n  - tracking: nnone\n", "{file}, line 2: tracking has no option 'nnone'; did you mean none?"),
         ("defaults:\n  - quickstart\n", "{file}: 'quickstart' chooses no option, and its defaults list does nothing e"),

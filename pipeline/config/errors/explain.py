@@ -50,8 +50,8 @@ _BLANK = re.compile(r"\s")
 _OTHERS = {  # group → how to choose what has no option of its own
     "dataset": "dataset=folder dataset.source=FOLDER for images in one folder a class, dataset=torchvision "
     "dataset.class=NAME for one of torchvision's, dataset=own for a function of yours",
-    "model": "model=torchvision model.arch=NAME for one of torchvision's, model=own model.target=MODULE:CLASS for one of "
-    "yours",
+    "model": "model=torchvision model.arch=NAME for one of torchvision's, model=own model.target=MODULE:CLASS for one "
+    "of yours",
 }
 _STEPS = re.compile(r"(\d+)(?:\.\.\.?|-|:)(\d+)")  # 0..3, a range in other languages
 _BEGINS_AN_EXPRESSION = re.compile(r"[\[{]|\w+\(")  # a list, a mapping or a function, which quotes would make a text
