@@ -128,7 +128,7 @@ def _fetch(config: RunConfig, pack: Pack | Tree | None) -> PlannedTask:
         paths = ", ".join(str(one.path) for one in config.script.data)
         source = f"{paths}, digest {pack.digest[:12]}" if pack is not None and pack.path else ""
         return PlannedTask(
-            name="fetch", done=True, why="; ".join([source or "program.data names none", *config.script.notes])
+            name="fetch", done=True, why="; ".join([source or "no data (program.data)", *config.script.notes])
         )
     if pack is None or pack.path is None:
         return PlannedTask(name="fetch", done=False, why=f"{config.train.dataset.name} isn't here")
