@@ -340,10 +340,10 @@ def _missing_option(error: MissingConfigException, culprit: str) -> UsageError:
             f"{culprit}: a folder or file is no option of dataset; one with a folder for each class is dataset=folder",
             hint=f"dataset=folder dataset.source={shell_word(value)}",
         )
-    place, options = files.place_of_entry(str(error), culprit, group, option) or culprit, error.options or ()
+    place, known = files.place_of_entry(str(error), culprit, group, option) or culprit, error.options or ()
     return UsageError(
-        f"{place}: {group or 'config'} has no option {option!r}; {suggestion(option, options)}",
-        hint=None if nearest(option, options) else _OTHERS.get(group),
+        f"{place}: {group or 'config'} has no option {option!r}; {suggestion(option, known)}",
+        hint=None if nearest(option, known) else _OTHERS.get(group),
     )
 
 
