@@ -183,7 +183,7 @@ def _attempt_until_done(kept: KeptHosts, work: Work, first: int, last: int, rest
         except HostError as error:
             raise _with_shards_hint(error, work.run) from error
         except TrainingError as error:
-            if error.gone:
+            if error.gone or error.cause == "host":  # a connection may hang
                 kept.close()
             _prepare_restart(work, number, last, restarts, with_hint(error, work.run))
         except Killed as error:

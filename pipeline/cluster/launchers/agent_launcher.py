@@ -165,7 +165,7 @@ class AgentLauncher:
         Raises:
             HostError: lists every host that failed.
         """
-        self.transport.shares_connections = True
+        self.transport.shares_connections, self._silent = True, set()
         if self.environment is not None and not self.transport.pythons:
             self.transport.pythons = self._interpreters(self.environment)
         request = {**agent_requests.probe(self.cluster, pack, modules, self.registry(Path())), "warm": warm}
@@ -328,9 +328,8 @@ class AgentLauncher:
             with lock:
                 return opened(tuple(offsets.items()))
 
-        lease_s = (
-            0.0 if self.capabilities.is_this_computer else plan.lease_s
-        )  # no network between them that could break
+        # no network lies between this computer and itself that could break
+        lease_s = 0.0 if self.capabilities.is_this_computer else plan.lease_s
         return Streams(connections, opening, emit, metrics_at, token, lease_s)
 
     def connection(self, host: Host) -> Connection:
