@@ -98,7 +98,7 @@ def overview() -> str:
         "doit's own options come before the verb; `doit help run` lists them.",
         "Exit codes: 0 done or up to date, 1 failed, 2 a defect, 3 wrong usage.",
     ]
-    return "\n".join(lines)
+    return _page_of(lines)
 
 
 def verb_page(name: str) -> str:
@@ -107,7 +107,7 @@ def verb_page(name: str) -> str:
     lines = [
         _usage(name, verb),
         "",
-        *textwrap.wrap(f"{verb.summary[0].upper()}{verb.summary[1:]}. {verb.details}", _width()),
+        f"{verb.summary[0].upper()}{verb.summary[1:]}. {verb.details}",
         "",
         *_options(name, verb),
         *(_groups() if verb.composes and verb.shows_groups else []),
@@ -116,7 +116,15 @@ def verb_page(name: str) -> str:
     ]
     if verb.composes and not verb.shows_groups:
         lines += ["", "paths.runs=FOLDER and tracking.uri=ADDRESS set where runs and records are stored."]
-    return "\n".join(lines)
+    return _page_of(lines)
+
+
+def _page_of(lines: Iterable[str]) -> str:
+    """Join the lines of a page; sentences are wrapped, while tables are already, and commands can be copied."""
+    sentences_wrapped = (
+        [line] if not line or line.startswith((" ", "usage: ")) else textwrap.wrap(line, _width()) for line in lines
+    )
+    return "\n".join(part for parts in sentences_wrapped for part in parts)
 
 
 def _usage(name: str, verb: Verb) -> str:

@@ -31,6 +31,16 @@ def test_help_of_a_verb_has_its_options_the_groups_with_a_line_each_and_examples
     assert "  doit train experiment=quickstart" in page.splitlines()
 
 
+@pytest.mark.parametrize("columns", [60, 80, 110])
+def test_pages_keep_to_the_width_of_the_terminal_but_for_commands(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setattr(pages, "width", lambda: columns)
+    for page in (pages.overview(), *map(pages.verb_page, VERBS)):
+        long = [line for line in page.splitlines() if len(line) > columns]
+        assert [line for line in long if not line.startswith(("  doit ", "usage: "))] == [], columns
+
+
 def test_every_verb_option_group_and_choice_is_explained() -> None:
     for name, verb in VERBS.items():
         page = pages.verb_page(name)
