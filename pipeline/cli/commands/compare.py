@@ -45,8 +45,6 @@ from pipeline.sweep.folder import SweepFolder, TrialEntry
 from pipeline.sweep.report import BY
 from trainers.contract import run_folder
 
-_TWO = 2
-
 
 def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
     """Return the runs to compare.
@@ -154,16 +152,17 @@ def diff() -> None:
 
 def _pair(runs_dir: Path, named: Sequence[str]) -> list[RunFolder]:
     """Return the two runs; of one name the run and its reproduction. Raises UsageError."""
-    if len(named) not in (1, _TWO):
-        raise UsageError("doit diff takes two runs, or one that was reproduced", hint="doit diff 495e1d cf0848")
-    folders = [index.find(runs_dir, key) for key in named]
-    if len(folders) == _TWO:
-        return folders
-    made = [*(runs_dir / again.FOLDER / folders[0].key / "runs").glob(f"*/{run_folder.RESULT}")]
-    if not made:
-        key = folders[0].key
-        raise UsageError(f"run {key} has no reproduction here to compare it with", hint=f"doit reproduce {key}")
-    return [folders[0], RunFolder(made[0].parent)]
+    match [index.find(runs_dir, key) for key in named]:
+        case [first, second]:
+            return [first, second]
+        case [run]:
+            made = [*(runs_dir / again.FOLDER / run.key / "runs").glob(f"*/{run_folder.RESULT}")]
+            if made:
+                return [run, RunFolder(made[0].parent)]
+            raise UsageError(
+                f"run {run.key} has no reproduction here to compare it with", hint=f"doit reproduce {run.key}"
+            )
+    raise UsageError("doit diff takes two runs, or one that was reproduced", hint="doit diff 495e1d cf0848")
 
 
 def _replayed(runs: Sequence[RunFolder], parting: Parting, ranks: int) -> tuple[str, Origin | None]:
