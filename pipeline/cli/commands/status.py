@@ -56,9 +56,9 @@ def status() -> None:
         say(line)
     if step_lines and not index.rows(runs_dir):
         return
-    watches, any_run, awaited = is_on(invocation.options, "watch"), not is_named and _names_no_run(), None
-    if watches and any_run and sys.stderr.isatty():
-        awaited = _await_next(runs_dir)
+    watches = is_on(invocation.options, "watch")
+    any_run = not is_named and _names_no_run()
+    awaited = _await_next(runs_dir) if watches and any_run and sys.stderr.isatty() else None
     folder = awaited or _named_or_newest()
     sweep = trials.under_way(runs_dir, folder) if any_run else None
     if watches and sweep is not None:
