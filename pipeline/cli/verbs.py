@@ -361,6 +361,7 @@ _VERBS: Mapping[str, Verb] = {
             "budget": _BUDGET,
             "dry_run": Option("1", "only show what would run, and why (doit plan)", stands_for="plan"),
             "force": _FORCE,
+            "prove": Option("1", "then kill a repetition of it, and compare what comes of it (doit prove)"),
         },
         examples=(
             "train experiment=quickstart",

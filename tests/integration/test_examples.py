@@ -116,6 +116,8 @@ def test_a_resume_is_proven_and_without_a_line_of_it_the_culprit_is_named(tmp_pa
     example = copy_of("resume", tmp_path)
     said = example.typed(example.commands.replace("prove last", "prove last --kills 1"))
     assert re.search(r"PROVEN \w{12}: killed 1 time \(after [\d.]+ s\), and outputs, metrics and steps are equal", said)
+    (line,) = [line for line in example.commands.splitlines() if " torchrun " in line][:1]
+    assert re.search(r"PROVEN \w{12} before: runs/", example.typed(line.replace("torchrun ", "torchrun --prove ", 1)))
     script = example.folder / "train.py"
     whole = script.read_text()
     for line, culprit in (

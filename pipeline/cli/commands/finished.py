@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline import tracking
 from pipeline.cli import answers
+from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say_folded
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.cluster.agent.host import processors
@@ -43,7 +44,10 @@ def is_fetched() -> bool:
 
 
 def is_trained() -> bool:
-    """Whether the run is finished; then it is reported, and a record that no tracking server got is completed."""
+    """Whether the run is finished, and --prove asks for no more.
+
+    A finished run is reported, and a record that no tracking server got is completed.
+    """
     current = session()
     try:
         finished = is_finished(current)
@@ -51,7 +55,7 @@ def is_trained() -> bool:
         return False
     if finished and current.run is not None and current.run.accepted is None:
         _record_what_is_missing(current, current.run.folder)
-    return finished
+    return finished and not is_on(current.invocation.options, "prove")
 
 
 def is_finished(current: Session) -> bool:

@@ -18,6 +18,7 @@ from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.comparing import certificate
+from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError, os_reason
 from pipeline.core.files import expanded, replaceable_path, system_temporary_prefix, write_hint, write_json
 from pipeline.core.printable import printable_lines
@@ -381,6 +382,7 @@ def _archive(named: str) -> Path | None:
 # ---------------------------------------------------------------------------------------------- proofs
 _KILLS = 3
 _MOST_KILLS = 1000
+_PROOF = "proof.json"
 
 
 def prove() -> None:
@@ -404,6 +406,16 @@ def prove() -> None:
     _tell(folder, _proven(folder, kills=kills, seed=seed))
 
 
+def prove_once() -> None:
+    """Prove a run, unless that was done. Raises as ``prove``."""
+    folder = session().folder()
+    written = _place(folder) / _PROOF
+    if (documents.read_or_none(written) or {}).get("proven") is True:
+        say(f"PROVEN {folder.key} before: {relative(written)}")
+    else:
+        prove()
+
+
 def _proven(folder: RunFolder, *, kills: int, seed: int) -> Proof:
     config = session().config
     return proving.prove(
@@ -418,7 +430,7 @@ def _place(folder: RunFolder) -> Path:
 
 def _tell(folder: RunFolder, proof: Proof) -> None:
     """Write and print the proof. Raises PacelineError: it is not proven."""
-    written = _place(folder) / "proof.json"
+    written = _place(folder) / _PROOF
     write_json(written, _data(proof))
     shown = f"{printable_lines(proving.text(proof))}\n  {relative(written)}"
     error = None if proof.proven else PacelineError(f"{shown}{_differences(proof)}")

@@ -79,15 +79,24 @@ def _fetch_data(current: Session) -> None:
 
 
 def train() -> None:
-    """Train the run. With `doit -a`, a finished run is repeated in a separate folder and compared."""
+    """Train the run. With `doit -a`, a finished run is repeated in a separate folder and compared.
+
+    With ``--prove``, the run is proven after that, or at once if it is finished.
+    """
     current = session()
-    run = current.run
-    if current.invocation.again and run is not None and run.reason is None:
+    run, options = current.run, current.invocation.options
+    is_done = run is not None and run.reason is None
+    proves = is_on(options, "prove") and not is_on(options, "detach")  # the detached command proves it
+    if current.invocation.again and run is not None and is_done:
         from pipeline.cli.commands.reproduce import reproduce_run  # git, archives, MLflow: for `doit -a` alone
 
         reproduce_run(run.folder)
-    else:
+    elif not (proves and is_done):
         _train(current)
+    if proves:
+        from pipeline.cli.commands.reproduce import prove_once  # as above
+
+        prove_once()
 
 
 def train_all(current: Session) -> None:

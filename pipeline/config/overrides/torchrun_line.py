@@ -45,7 +45,7 @@ _NOT_NEEDED = {
     **dict.fromkeys(_RENDEZVOUS, "Paceline starts every node and chooses the rendezvous"),
     **dict.fromkeys(_OUTPUT, "the output of every rank is kept in runs/KEY/attempts"),
 }
-_OWN_FLAGS = ("--json", "--dry-run", "--force", "--detach")
+_OWN_FLAGS = ("--json", "--dry-run", "--force", "--detach", "--prove")
 _ARGUMENT = re.compile(r"program\.args\.([\w-]+)=(.*)")
 _TRANSLATED = ("nnodes", "nproc_per_node", "max_restarts", "module", "no_python")
 
