@@ -11,6 +11,7 @@ import os
 import random
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -93,6 +94,7 @@ def next_port() -> None:
     import torch.distributed as dist  # here: only ranks need it
 
     if dist.is_initialized():
+        time.sleep(0.1)  # until gloo's threads hold the group no more: the last one to hold it would abort
         dist.destroy_process_group()
     port, _, rest = os.environ["TEST_PORTS"].partition(" ")
     os.environ["MASTER_PORT"], os.environ["TEST_PORTS"] = port, rest
