@@ -9,19 +9,15 @@ case goes to script_stalls.jsonl in the working directory.
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
 
-from measure import DOIT, ROOT, checked, surroundings
-from stalls import LONGEST_S, STALL_S, Case, counted, strike_from_outside
+from measure import ROOT, checked, surroundings
+from stalls import STALL_S, Case, counted, follow, strike_from_outside
 
 from pipeline import lab
 
@@ -56,10 +52,9 @@ class Data(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         in_worker = torch.utils.data.get_worker_info() is not None
-        if strikes and index == 64 * options.at and options.kind == "its loader's worker sleeps" and in_worker:
-            time.sleep(1e6)
-        if strikes and index == 64 * options.at and options.kind == "sleeps in the data set":
-            time.sleep(1e6)
+        sleeps = "its loader's worker sleeps" if in_worker else "sleeps in the data set"
+        if strikes and index == 64 * options.at and options.kind == sleeps:
+            print("now", flush=True), time.sleep(1e6)
         return torch.ones(16), index % 4
 
 
@@ -162,43 +157,24 @@ def run_case(project: Path, case: Case, hosts: lab.Lab) -> dict[str, object]:
     runs = project.parent / f"runs{case.number}"
     words = [*where, f"cluster.stall_s={STALL_S:g}", "tracking=none", f"paths.runs={runs}", "program.script=hangs.py"]
     words += [f'program.args.kind="{case.kind}"', f"program.args.rank={case.rank}", f"program.args.at={case.step}"]
-    child = subprocess.Popen(
-        [*DOIT, "train", *words],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(project)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    watchdog = threading.Timer(LONGEST_S, child.send_signal, (signal.SIGINT,))
-    watchdog.start()
-    struck, named, lines = 0.0, 0.0, []
+    is_cut = case.kind == "its link is cut"
+    blame = re.compile(r"no rank has moved|training failed")
+
+    def strike() -> None:
+        lab.cut(hosts, case.host) if is_cut else strike_from_outside(case, runs, hosts)
+
     try:
-        for line in child.stdout or ():
-            lines.append(line.rstrip())
-            if not struck and line.rstrip().endswith("now"):
-                struck = time.monotonic()
-                if case.kind == "its link is cut":
-                    lab.cut(hosts, case.host)
-                else:
-                    strike_from_outside(case, runs, hosts)
-            if struck and not named and re.search(r"no rank has moved|training failed", line):
-                named = time.monotonic()
+        code, lines, after_s = follow(project, words, lambda line: line.endswith("now"), strike, blame)
     finally:
-        watchdog.cancel()
-        if child.poll() is None and sys.exc_info()[0] is not None:
-            child.send_signal(signal.SIGINT)
-        child.wait()
-        if case.kind == "its link is cut":
+        if is_cut:
             lab.restore(hosts, case.host)
     said = "\n".join(lines)
-    failure = next((line for line in lines if re.search(r"no rank has moved|training failed", line)), "")
+    failure = next((line for line in lines if blame.search(line)), "")
     if case.kind in HEALTHY:
-        right = child.returncode == 0 and not failure
+        right = code == 0 and not failure
     else:
         text = said[said.find(failure) :] if failure else ""
         right = re.search(KINDS[case.kind].format(rank=case.rank, host=case.host), text, re.DOTALL) is not None
-    after_s = round(named - struck, 1) if named and struck else None
     untimed = (*HEALTHY, "its link is cut")  # that one is noticed by ssh, in its own time
     in_time = after_s is None or case.kind in untimed or after_s <= STALL_S + 5 + LOOK_S
     return {"right": right and in_time, "after_s": after_s, "said": said[said.find(failure) :][:400] if failure else ""}

@@ -178,38 +178,72 @@ def run_case(project: Path, case: Case, hosts: lab.Lab | None) -> dict[str, obje
     runs = project.parent / f"runs{case.number}"
     words = [*where, f"trainer.epochs={epochs}", f"cluster.stall_s={STALL_S:g}", "tracking=none"]
     words += [f"paths.runs={runs}", f"paths.data={project.parent}/data", "experiment=quickstart"]
-    env = {**os.environ, "PYTHONPATH": str(project)}
+    blame = re.compile(r"no rank has moved|is too slow|was slow")
+    reached = re.compile(r"epoch +\d+/\d+ +step +(\d+)/")
+
+    def strikes(line: str) -> bool:
+        match = reached.search(line)
+        return match is not None and int(match[1]) >= case.step
+
+    try:
+        code, lines, after_s = follow(
+            project, words, strikes, lambda: strike_from_outside(case, runs, hosts), blame, ends_at="is too slow"
+        )
+    finally:
+        if case.kind.startswith("behind") and hosts:
+            lab.restore(hosts, f"node{case.rank}")
+    said = "\n".join(lines)
+    wanted = KINDS.get(case.kind, "").format(rank=case.rank, host=case.host)
+    right = re.search(wanted, said) is not None if wanted else not blame.search(said) and code == 0
+    verdict = next((line for line in lines if blame.search(line)), "")
+    return {"right": right, "after_s": after_s, "said": verdict or ("" if right else said[-600:])}
+
+
+def follow(
+    project: Path,
+    words: Sequence[str],
+    strikes: Callable[[str], bool],
+    strike: Callable[[], None],
+    blame: re.Pattern[str],
+    *,
+    ends_at: str | None = None,
+) -> tuple[int, list[str], float | None]:
+    """Run `doit train` with these words to its end, at most LONGEST_S.
+
+    Args:
+        strikes: whether the training has reached the step of the fault, by a line of it; then ``strike`` is called.
+        blame: what a message that names a culprit has; the run is interrupted at one that holds ``ends_at``.
+
+    Returns:
+        Its exit code, its lines, and the seconds from the fault to the first message.
+    """
     child = subprocess.Popen(
-        [*DOIT, "train", *words], cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*DOIT, "train", *words],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(project)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     watchdog = threading.Timer(LONGEST_S, child.send_signal, (signal.SIGINT,))
     watchdog.start()
-    struck, named, lines = 0.0, 0.0, []
+    struck, named, lines = 0.0, 0.0, list[str]()
     try:
         for line in child.stdout or ():
             lines.append(line.rstrip())
-            reached = re.search(r"epoch +\d+/\d+ +step +(\d+)/", line)
-            if not struck and reached and int(reached[1]) >= case.step:
+            if not struck and strikes(line.rstrip()):
                 struck = time.monotonic()
-                strike_from_outside(case, runs, hosts)
-            if struck and not named and re.search(r"no rank has moved|is too slow|was slow", line):
+                strike()
+            if struck and not named and blame.search(line):
                 named = time.monotonic()
-                if "is too slow" in line:
+                if ends_at is not None and ends_at in line:
                     child.send_signal(signal.SIGINT)
     finally:
         watchdog.cancel()
         if child.poll() is None and sys.exc_info()[0] is not None:
             child.send_signal(signal.SIGINT)
         child.wait()
-        if case.kind.startswith("behind") and hosts:
-            lab.restore(hosts, f"node{case.rank}")
-    said = "\n".join(lines)
-    blamed = re.search(r"no rank has moved|is too slow|was slow", said) is not None
-    wanted = KINDS.get(case.kind, "").format(rank=case.rank, host=case.host)
-    right = re.search(wanted, said) is not None if wanted else not blamed and child.returncode == 0
-    told = next((line for line in lines if re.search(r"no rank has moved|too slow|was slow", line)), "")
-    after_s = round(named - struck, 1) if named and struck else None
-    return {"right": right, "after_s": after_s, "said": told or ("" if right else said[-600:])}
+    return child.returncode, lines, round(named - struck, 1) if named and struck else None
 
 
 def strike_from_outside(case: Case, runs: Path, hosts: lab.Lab | None) -> None:
