@@ -77,10 +77,13 @@ def test_a_rank_is_seen_by_its_number_and_counts_as_idle_while_it_waits(rank: Ra
     assert (then.moves, then.for_s >= 0.3) == (first.moves, True)
 
 
-def test_work_of_a_child_a_file_and_a_line_of_the_log_are_moves(rank: Rank) -> None:
+def test_work_of_a_child_a_file_and_a_printed_line_are_moves_but_no_line_of_the_agent(rank: Rank) -> None:
     rank.moves_while("write")
     assert rank.moves_while("child") == 1
     assert rank.moves_while("write") == 1
+    time.sleep(0.1)  # it prints, and waits again
     before = rank.beat().moves
-    (rank.state / "log").write_text("0 | step 50 loss 0.3\n")
+    (rank.state / "ranks/x/attempt_0/0/stdout.log").write_text("step 50 loss 0.3\n")
+    assert rank.beat().moves == before + 1
+    (rank.state / "log").write_text("- | paceline: WARNING: process 12 is stopped\n")
     assert rank.beat().moves == before + 1

@@ -10,6 +10,8 @@ from importlib import import_module
 from .wire import Json
 
 PEERS = 3  # other nodes that one without a controller tries to reach: a second each, where nothing comes back
+RANK_OUTPUTS = "ranks/*/attempt_*/*/std*.log"
+"""What ranks print, in a node's state folder: a file for each stream."""
 
 
 def server_address(request: Json) -> tuple[str, int]:

@@ -33,6 +33,7 @@ from trainers.contract.beats import (
     Socket,
 )
 
+from ..node import RANK_OUTPUTS
 from ..wire import Json
 from .processes import LINUX, open_files, stat_fields
 
@@ -257,14 +258,14 @@ class Beats:
     """The heartbeats of a node's ranks. For a script, ``moves`` counts the calls before which it had worked.
 
     Work is processor time, bytes read or written and pages read from a disk, by the rank and its children; wake-ups of
-    its main thread; a line in the node's log or a metric, which count for all ranks.
+    its main thread; a printed line or a metric, which count for all ranks.
     """
 
     def __init__(self, node: Json) -> None:
         self._node = node
         self._known: dict[int, tuple[float, dict[int, _Work]]] = {}
         self._moves: dict[int, tuple[int, float]] = {}
-        self._files: list[int] = []
+        self._sizes: dict[str, int] = {}
 
     def read(self) -> list[RankBeat]:
         """Return each readable rank's heartbeat."""
@@ -283,10 +284,15 @@ class Beats:
         return beat._replace(moves=moves, for_s=round(now - since, 3))
 
     def _wrote(self) -> bool:
-        """Whether a line or a metric came since the last call; checkpoints count as written bytes."""
-        paths = (self._node["state_dir"], "log"), (self._node["run_dir"], run_folder.METRICS)
-        before, self._files = self._files, [_size(os.path.join(*path)) for path in paths]
-        return self._files != before
+        """Whether a rank printed or logged a metric since the last call; checkpoints count as written bytes.
+
+        The node's log isn't looked at, because the agent's own lines (of a stopped process) are in it, too.
+        """
+        state = self._node["state_dir"]
+        paths = glob.glob(os.path.join(glob.escape(state), RANK_OUTPUTS))
+        paths += [os.path.join(state, "torchrun.log"), os.path.join(self._node["run_dir"], run_folder.METRICS)]
+        before, self._sizes = self._sizes, {path: _size(path) for path in paths}
+        return self._sizes != before
 
 
 class _Work:

@@ -20,7 +20,7 @@ from trainers.contract import variables
 from ..host import container
 from ..host.reach import encoded_name
 from ..log_lines import Rules, Tail
-from ..node import from_environment, own_node, peers_of
+from ..node import RANK_OUTPUTS, from_environment, own_node, peers_of
 from ..reasons import FULL, THERE, full_disk, reason
 from ..wire import REMOVED, Json, in_thread, say, touch, write_json
 from . import warm
@@ -408,7 +408,7 @@ class Supervisor:
     def find_outputs(self) -> None:
         if not os.path.isdir(self.path("ranks")):  # torchrun creates it after a second
             return
-        for path in glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/std*.log")):
+        for path in glob.glob(os.path.join(glob.escape(self.state), RANK_OUTPUTS)):
             if path not in self.tails:
                 local_rank = int(os.path.basename(os.path.dirname(path)))
                 self.tails[path] = (self.node["first_rank"] + local_rank, Tail(path, self.rules))
