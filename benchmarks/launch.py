@@ -41,7 +41,7 @@ def main() -> int:
 
         def paceline(index: int) -> float:
             started = time.time()
-            return first_step(train(place, f"runs{index}", f"+cluster.env.PAIR='{index}'"), started)
+            return first_step(train(place, f"+cluster.env.PAIR='{index}'"), started)
 
         def by_hand(_: int) -> float:
             clean()
@@ -49,7 +49,7 @@ def main() -> int:
             checked(["sh", "-c", script, "sh", pssh], cwd=ROOT)
             return first_step(home("node0"), started)
 
-        script = prepare(train(place, "warm-up"))
+        script = prepare(train(place))
         by_hand(0)
         a, b = interleaved(paceline, by_hand, pairs)
     for host in HOSTS:
@@ -58,12 +58,16 @@ def main() -> int:
     return verdict(("doit train", "pssh + torchrun by hand"), a, b, TARGET)
 
 
-def train(place: Path, runs: str, *words: str) -> Path:
-    """Train in a new folder of runs; the run's folder. The data pack is on the hosts after the first time."""
-    tracking = f"tracking.uri=sqlite:///{place}/mlflow.db"
-    checked([*DOIT, "train", *OVERRIDES, *words, f"paths.runs={place}/{runs}", tracking], cwd=ROOT)
-    (run,) = (path.parent for path in (place / runs).glob("*/result.json"))
-    return run
+def train(place: Path, *words: str) -> Path:
+    """Train; return the new run's folder. From the second time on, hosts have the data, and sources are parsed."""
+    runs = place / "runs"
+    known = set(runs.glob("*/result.json"))
+    checked(
+        [*DOIT, "train", *OVERRIDES, *words, f"paths.runs={runs}", f"tracking.uri=sqlite:///{place}/mlflow.db"],
+        cwd=ROOT,
+    )
+    (result,) = {*runs.glob("*/result.json")} - known
+    return result.parent
 
 
 def prepare(run: Path) -> str:
