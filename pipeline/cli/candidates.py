@@ -47,7 +47,7 @@ def _names(verb: str, current: str, root: Path) -> Iterator[str]:
         yield from (verb_flags.spelt(*pair).partition(" ")[0] for pair in VERBS[verb].options.items())
         return
     yield from (f"{name}=" for name in VERBS[verb].options)
-    if not VERBS[verb].composes:
+    if not VERBS[verb].overrides:
         return
     section, point, _ = current.lstrip("+~").partition(".")
     if point:
@@ -61,8 +61,7 @@ def _names(verb: str, current: str, root: Path) -> Iterator[str]:
 
 def _keys(verb: str, before: Sequence[str], root: Path) -> Iterator[str]:
     """Return the keys of the runs, if the verb takes one as a bare word."""
-    known = VERBS[verb]
-    if (known.takes_paths and known.bare == "KEY") or "run" in known.options:
+    if "run" in VERBS[verb].options:
         yield from _option_values("run", "KEY", before, root)
 
 
@@ -78,7 +77,7 @@ def _values(verb: str, before: Sequence[str], current: str, root: Path) -> Itera
         if group.name == name:
             yield from (f"{typed}{option}" for option in group.options)
     section, point, field = name.lstrip("+~").partition(".")
-    if point and VERBS[verb].composes and _fields(section).get(field) == "bool":
+    if point and VERBS[verb].overrides and _fields(section).get(field) == "bool":
         yield from (f"{typed}true", f"{typed}false")
 
 

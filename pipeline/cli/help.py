@@ -42,7 +42,7 @@ def requested(argv: Sequence[str]) -> str | None:
         return _page(words[1:])
     if any(word in _FLAGS for word in argv):
         return _page([word for word in words if word in VERBS or word in COMMANDS])
-    if words[1:] == ["help"] and words[0] in VERBS and not VERBS[words[0]].takes_paths:  # there it may be a name
+    if words[1:] == ["help"] and words[0] in VERBS and not VERBS[words[0]].bare:  # there it may be a name
         return verb_page(words[0])
     if words[:1] == ["info"] and words[1:2] and words[1] in VERBS:
         return verb_page(words[1])
@@ -105,16 +105,16 @@ def verb_page(name: str) -> str:
     """Return a verb's purpose, options, groups and examples."""
     verb = VERBS[name]
     lines = [
-        _usage(name, verb),
+        f"usage: {verb.usage(name)}",
         "",
         f"{verb.summary[0].upper()}{verb.summary[1:]}. {verb.details}",
         "",
         *_options(name, verb),
-        *(_groups() if verb.composes and verb.shows_groups else []),
+        *(_groups() if verb.shows_groups else []),
         "Examples:",
         *_examples(verb.examples),
     ]
-    if verb.composes and not verb.shows_groups:
+    if verb.overrides and not verb.shows_groups:
         lines += ["", "paths.runs=FOLDER and tracking.uri=ADDRESS set where runs and records are stored."]
     return _page_of(lines)
 
@@ -125,11 +125,6 @@ def _page_of(lines: Iterable[str]) -> str:
         [line] if not line or line.startswith((" ", "usage: ")) else textwrap.wrap(line, _width()) for line in lines
     )
     return "\n".join(part for parts in sentences_wrapped for part in parts)
-
-
-def _usage(name: str, verb: Verb) -> str:
-    bare = f" [{verb.bare} …]" if verb.takes_paths else " [KEY]" if "run" in verb.options else ""
-    return f"usage: doit {name}{bare}{' [OVERRIDE …]' * verb.composes}{' [--OPTION …]' * bool(verb.options)}"
 
 
 def _options(name: str, verb: Verb) -> list[str]:

@@ -150,12 +150,12 @@ def parse(argv: Sequence[str]) -> Invocation:
         if not value.isprintable():
             raise UsageError(f"{name}={value!r} holds what can't be printed; is a shell variable wrong?")
     overrides = tuple(word for word in given if _option(word, verb) not in own)
-    if overrides and not VERBS[verb].composes:
+    if overrides and not VERBS[verb].overrides:
         name, _, value = overrides[0].partition("=")
         close = nearest(name, own)
         meant = f"did you mean {close}={value}? " if close else ""
         raise UsageError(f"doit {verb} takes no {name!r}; {meant}valid: {', '.join(own)}")
-    paths = tuple(words[words.index(verb) + 1 :]) if VERBS[verb].takes_paths else ()
+    paths = tuple(words[words.index(verb) + 1 :]) if VERBS[verb].bare else ()
     again = any(map(_ALWAYS_EXECUTE.fullmatch, argv))
     return Invocation(verb=verb, overrides=overrides, options=options, again=again, paths=paths)
 

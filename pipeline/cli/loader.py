@@ -126,7 +126,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
     def _compose(self) -> None:
         """Refuse a bad override now, with exit code 3, instead of in the middle of a task."""
         verb = self._invocation.verb
-        if verb is not None and VERBS[verb].composes:
+        if verb is not None and VERBS[verb].overrides:
             from pipeline.cli.session import session  # what composes: not for `doit list` and help
 
             try:

@@ -91,7 +91,7 @@ class Session:
             root=ROOT,
             local_gpus=usable_gpus(),
             shares_batch=verb is None or verb.shares_batch,
-            must_exist=verb is None or not verb.chooses,
+            must_exist=verb is None or verb.overrides != "filter",
             steps=_step_source,
         )
         config = named_run.built(self.invocation, make) if self._of_named_run else make()

@@ -43,18 +43,14 @@ class Verb(NamedTuple):
         examples: command lines without the leading `doit`.
         details: further text of its help.
         options: its own options.
-        composes: whether it takes Hydra overrides.
-        shows_groups: whether its help lists the groups of the configuration.
-        shares_batch: whether the ranks must be able to share the global batch.
-        chooses: whether its overrides filter existing runs.
+        overrides: what Hydra's overrides are for: the run to "train", "set" any fields, "name" a run, say in which
+            "place" runs and records lie, or "filter" existing runs; '': it takes none.
         sweeps: whether overrides may have several values.
-        module: the module of ``pipeline.cli.commands`` with the function of the verb's name; imported when the verb
-        runs.
+        module: the module of ``pipeline.cli.commands`` with the function of the verb's name, imported when it runs.
         is_done: a function of ``commands.finished``: whether there is nothing to do; '': there always is.
         after: verbs whose tasks come first, unless ``run=KEY`` names an existing run.
         answers: only its output is shown, without doit's line about the task.
-        takes_paths: whether it takes any number of bare arguments: files, folders, keys or names.
-        bare: its bare arguments in the usage line; by default the form of the option ``run``.
+        bare: its bare arguments in the usage line, if it takes any number of files, folders, keys or names.
         goes_on: whether it continues when nobody reads its output any more (`| head`).
     """
 
@@ -62,84 +58,169 @@ class Verb(NamedTuple):
     examples: tuple[str, ...]
     details: str = ""
     options: Mapping[str, Option] = MappingProxyType({})
-    composes: bool = True
-    shows_groups: bool = True
-    shares_batch: bool = True
-    chooses: bool = False
+    overrides: str = "train"
     sweeps: bool = False
     module: str = "train"
     is_done: str = ""
     after: tuple[str, ...] = ()
     answers: bool = False
-    takes_paths: bool = False
     bare: str = ""
     goes_on: bool = False
+
+    @property
+    def shows_groups(self) -> bool:
+        """Whether its help lists the groups of the configuration."""
+        return self.overrides in ("train", "set")
+
+    @property
+    def shares_batch(self) -> bool:
+        """Whether the ranks must be able to share the global batch."""
+        return self.overrides in ("train", "name")
+
+    def usage(self, name: str) -> str:
+        """Return the usage line of the verb ``name``."""
+        bare = f" [{self.bare} …]" if self.bare else " [KEY]" if "run" in self.options else ""
+        return f"doit {name}{bare}{' [OVERRIDE …]' * bool(self.overrides)}{' [--OPTION …]' * bool(self.options)}"
 
 
 _SWEEP = Option("NAME", "the trials of a sweep; its name as a bare argument means the same")
 
-COMPARING: Mapping[str, Verb] = {
-    "report": Verb(
-        module="compare",
-        answers=True,
-        takes_paths=True,
-        bare="[KEY|SWEEP …]",
+_DETACH = Option("1", "start it and return: it goes on without this terminal; doit status, wait, logs and stop find it")
+_BUDGET = Option("TIME", "end it in order after so long (90s, 30m, 1h30m), with a checkpoint; the same command goes on")
+
+# fmt: off
+_VERBS: Mapping[str, Verb] = {
+    "fetch": Verb(is_done="is_fetched",
+        summary="download, check and pack the data set",
+        details="Data that is already packed is not downloaded again. Every file is checked against its digest.",
+        examples=("fetch dataset=mnist", "fetch dataset=cifar10 dataset.source=/data/cifar-10-python.tar.gz")),
+    "preflight": Verb(module="diagnostics", overrides="set", answers=True,
+        summary="check every host of the cluster",
+        details="Checks software, GPUs, cores, memory, disk, limits, clock and network of each host, as a training on "
+        "several nodes does. A failed check gives exit code 1, a warning does not. docs/troubleshooting.md explains "
+        "each check.",
+        options={
+            "deep": Option("1", "also the slow checks: all of nvidia-smi, folders that must be shared"),
+            "measure": Option("1", "also time a matrix product on each rank and an all-reduce on each host and pair"),
+            "baseline": Option("save", "measure, and save the figures; later ones may be at most a fifth lower"),
+        },
+        examples=("preflight cluster=two_node", "preflight cluster=pssh cluster.hostfile=hosts.txt --deep")),
+    "queue": Verb(module="hosts", overrides="place", answers=True,
+        summary="who computes on the cluster's hosts, and which runs wait for them",
+        details="Runs of all users are listed by their claims, processes on GPUs too. Of runs that wait "
+        "(cluster.when_busy=wait) those of this project are known: docs/sharing-hosts.md.",
+        examples=("queue cluster=two_node", "queue cluster=ours --json")),
+    "plan": Verb(module="explain", answers=True,
+        summary="what would run, why, and the exact command of each host",
+        details="Contacts no host and writes nothing. With several values (seed=1,2) it lists the trials.",
+        options={"format": Option("text|mermaid|dot", "text, or the steps as a graph")},
+        examples=("plan experiment=quickstart", "plan experiment=quickstart seed='range(3)' --format mermaid")),
+    "config": Verb(module="explain", overrides="set", answers=True,
+        summary="the composed configuration and the source of each value",
+        details="A source is a file of conf/, your own defaults (conf/local.yaml, ~/.config/paceline/defaults.yaml), "
+        "the command line, or the default of a settings class (docs/configuration.md). The output is YAML.",
+        examples=("config experiment=quickstart optimizer.lr=0.2",)),
+    "why": Verb(module="explain", answers=True,
+        summary="why a run is not up to date: how it differs from a finished one",
+        details="Shows the fields that differ from the nearest finished run.",
+        options={"run": RUN, "step": Option("NAME", "explain this step of yours instead of a run")},
+        examples=("why experiment=quickstart optimizer.lr=0.2", "why cf0848", "why --step clean")),
+    "accept": Verb(module="reproduce",
+        summary="declare the difference from a finished run harmless",
+        details="The run is then accepted, not proven. doit train then starts nothing, and every view of the run "
+        "shows the mark. doit reproduce proves the run.",
+        options={
+            "run": Option("KEY", "the finished run: its key, the beginning of it, or last; default: the nearest one"),
+            "undo": Option("1", "withdraw the acceptance"),
+        },
+        examples=("accept experiment=quickstart", "accept cf0848 experiment=quickstart",
+            "accept experiment=quickstart --undo")),
+    "step": Verb(module="steps", overrides="set", answers=True, bare="[NAME …]",
+        summary="run your own steps and what they need; without a name: their state",
+        details="NAME is that of a step (conf/step/NAME.yaml). A step runs again only if its command or function, "
+        "inputs, parameters or code change. Its outputs are in runs/steps. See docs/steps.md.",
+        options={"n": Option("N", "so many independent steps at once", stands_for="-n")},
+        examples=("step", "step clean", "step clean split -n 2", "step clean step.clean.args.rate=0.3")),
+    "dag": Verb(module="steps", overrides="set", answers=True,
+        summary="the graph of steps, data set, training and report",
+        details="Shows the state of each. With overrides it shows what their run is made of; without, all steps.",
+        options={"format": Option("mermaid|dot", "for Mermaid, or for Graphviz")},
+        examples=("dag", "dag dataset.source=step:clean --format dot")),
+    "train": Verb(is_done="is_trained", after=("fetch",), goes_on=True,
+        summary="train: fetch data, launch torchrun on every host, evaluate, record",
+        details="A finished run is not repeated; --force repeats it and compares. The same command takes up what "
+        "still trains of an interrupted run, or resumes it from its last checkpoint. With doit's option -v 0 only "
+        "warnings, errors and the result are shown, with -v 2 also the output of torchrun (docs/watching.md).",
+        options={
+            "preflight.deep": Option("1", "first run all checks of doit preflight --deep"),
+            "detach": _DETACH,
+            "budget": _BUDGET,
+            "dry_run": Option("1", "only show what would run, and why (doit plan)", stands_for="plan"),
+            "force": Option("1", "repeat a finished run, and compare the two", stands_for="-a"),
+            "prove": Option("1", "then kill a repetition of it, and compare what comes of it (doit prove)"),
+        },
+        examples=("train experiment=quickstart",
+            "train model=resnet50 optimizer=adam optimizer.lr=1e-3 trainer.epochs=20 cluster=two_node")),
+    "torchrun": Verb(overrides="name", goes_on=True,
+        summary="train with a torchrun command line as it is: torchrun … train.py …",
+        details="torchrun's options mean what they mean there, and what follows the script is the script's. "
+        "Overrides, --cluster NAME and --sweep NAME=VALUES stand before the script. Without --nproc-per-node there is "
+        "one rank, or as many as a named cluster has. A command may stand in front (plan torchrun …). `paceline run "
+        "train.py …` starts one process without torchrun. Files and folders in arguments are part of the key: "
+        "docs/own-scripts.md.",
+        examples=("torchrun --nproc-per-node 2 train.py --lr 0.1",
+            "torchrun --cluster two_node -m my_package.train --lr 0.1",
+            "torchrun --nproc-per-node 2 --sweep lr=0.1,0.01 train.py --epochs 3")),
+    "attach": Verb(goes_on=True,
+        summary="take over a running training whose command was closed or killed",
+        details="Its hosts continue for cluster.lease_s (600 s). attach shows their further output, fetches the "
+        "results and records them. `doit train` with the same words does so too, and starts the run where nothing is "
+        "left.",
+        options={"run": RUN},
+        examples=("attach experiment=quickstart cluster=two_node", "attach cf0848")),
+    "sweep": Verb(module="sweep", sweeps=True, goes_on=True,
+        summary="train every combination of values, or values that a search chooses",
+        details="Values with commas, range(…) and choice(…), or a named grid (sweep=NAME); with search=NAME Optuna "
+        "chooses. Each trial is an ordinary run; a finished one is not repeated.",
+        options={
+            "detach": _DETACH,
+            "budget": _BUDGET,
+            "max_trials": Option("N", "start at most N trials; the same command goes on with the others"),
+            "dry_run": Option("1", "list the trials, which of them would run, and why; start nothing"),
+            "n": Option("N", "so many trials at once on the same hosts (sweep.slots=N)", stands_for="sweep.slots"),
+            "retry_failed": Option("1", "also retry trials that failed by an error in the code or a wrong value"),
+            "fork": Option("1", "if a sweep of that name differs, start another one (NAME-2)"),
+        },
+        examples=("sweep experiment=quickstart optimizer.lr=0.1,0.01 seed='range(3)'",
+            "sweep experiment=quickstart search=tpe 'optimizer.lr=tag(log,interval(1e-3,1))'")),
+    "report": Verb(module="compare", overrides="filter", answers=True, bare="[KEY|SWEEP …]",
         summary="results of a sweep or of runs, as a table and a self-contained page",
-        details="Default: the newest sweep, grouped over seeds. KEY and overrides choose runs as in doit compare. "
-        "The page is written to runs/reports, together with a certificate (doit verify).",
+        details="Default: the newest sweep, grouped over seeds. KEY and overrides choose runs as in doit compare. The "
+        "page is written to runs/reports, together with a certificate (doit verify).",
         options={
             "sweep": Option("NAME", "a sweep, as a bare argument too; default: the newest"),
             "format": Option("html|markdown|json", "the page, or the same as Markdown or JSON"),
             "file": FILE,
         },
-        examples=(
-            "report",
-            "report 5bb24236b1de --json",
-            "report 495e1d",
-            "report model=resnet18 --output nets.html",
-        ),
-        shows_groups=False,
-        shares_batch=False,
-        chooses=True,
-    ),
-    "verify": Verb(
-        module="reproduce",
-        answers=True,
-        takes_paths=True,
-        bare="KEY|FILE …",
+        examples=("report", "report 5bb24236b1de --json", "report 495e1d", "report model=resnet18 --output nets.html")),
+    "verify": Verb(module="reproduce", overrides="place", answers=True, bare="KEY|FILE …",
         summary="check a certificate, and whether its run still matches it",
-        details="KEY stands for the certificate that doit report KEY wrote. A certificate contains its own digest: "
-        "it proves integrity, not authorship. If the run's folder is present, its files, code and data are hashed too. "
+        details="KEY stands for the certificate that doit report KEY wrote. A certificate contains its own digest: it "
+        "proves integrity, not authorship. If the run's folder is present, its files, code and data are hashed too. "
         "Exit code 1: altered; 3: not a certificate.",
-        examples=("verify 495e1d", "verify runs/reports/495e1d67c76d.certificate.json"),
-        shows_groups=False,
-        shares_batch=False,
-    ),
-    "compare": Verb(
-        module="compare",
-        answers=True,
-        takes_paths=True,
-        bare="[KEY|SWEEP …]",
+        examples=("verify 495e1d", "verify runs/reports/495e1d67c76d.certificate.json")),
+    "compare": Verb(module="compare", overrides="filter", answers=True, bare="[KEY|SWEEP …]",
         summary="what differs between runs, compared with the spread over seeds",
-        details="KEY is a run's key or its first digits; overrides filter as in doit runs, experiment=NAME too. "
-        "Runs that differ only in their seed form one configuration; the first one is compared with the "
-        "others. No claim is made about runs that are unfinished, unproven or accepted. See "
-        "docs/comparing.md.",
+        details="KEY is a run's key or its first digits; overrides filter as in doit runs, experiment=NAME too. Runs "
+        "that differ only in their seed form one configuration; the first one is compared with the others. No claim "
+        "is made about runs that are unfinished, unproven or accepted. See docs/comparing.md.",
         options={
             "sweep": _SWEEP,
             "metric": Option("NAME,…", "only these metrics"),
             "markdown": Option("1", "as tables in Markdown"),
         },
-        examples=("compare 495e1d cf0848", "compare experiment=quickstart --markdown", "compare 5bb242"),
-        shows_groups=False,
-        shares_batch=False,
-        chooses=True,
-    ),
-    "plot": Verb(
-        module="compare",
-        answers=True,
-        takes_paths=True,
-        bare="[KEY|SWEEP …]",
+        examples=("compare 495e1d cf0848", "compare experiment=quickstart --markdown", "compare 5bb242")),
+    "plot": Verb(module="compare", overrides="filter", answers=True, bare="[KEY|SWEEP …]",
         summary="plot a metric with its spread over seeds",
         details="KEY and overrides choose runs as in doit compare. NaN and infinite values leave a gap.",
         options={
@@ -149,26 +230,16 @@ COMPARING: Mapping[str, Verb] = {
             "file": Option("FILE", "write a picture: .svg, .png or .pdf", flag="output"),
             "sweep": _SWEEP,
         },
-        examples=("plot 495e1d cf0848 --metric train/loss --log", "plot experiment=quickstart --output curves.pdf"),
-        shows_groups=False,
-        shares_batch=False,
-        chooses=True,
-    ),
-}
-
-RECORDING: Mapping[str, Verb] = {
-    "record": Verb(
-        module="records",
+        examples=("plot 495e1d cf0848 --metric train/loss --log", "plot experiment=quickstart --output curves.pdf")),
+    "evaluate": Verb(module="records", after=("train",),
+        summary="accuracy, per-class report and confusion matrix of a run",
+        options={"run": RUN},
+        examples=("evaluate cf0848", "evaluate experiment=quickstart")),
+    "record": Verb(module="records", overrides="name",
         summary="replay a run into MLflow (exactly once)",
         options={"run": RUN},
-        examples=("record cf0848", "record cf0848 tracking.uri=http://mlflow:5000"),
-        shows_groups=False,
-    ),
-    "predict": Verb(
-        module="records",
-        answers=True,
-        takes_paths=True,
-        bare="[KEY] IMAGE …",
+        examples=("record cf0848", "record cf0848 tracking.uri=http://mlflow:5000")),
+    "predict": Verb(module="records", overrides="place", answers=True, bare="[KEY] IMAGE …",
         summary="classify image files with the network of a finished run",
         details="The network is that of doit publish, with the run's own normalisation. Images are turned, cut and "
         "resized as doit fetch does it for dataset=folder. The first word is the run's key, or last.",
@@ -176,246 +247,40 @@ RECORDING: Mapping[str, Verb] = {
             "run": Option("KEY", "the run; default: the newest"),
             "top": Option("N", "how many classes of each image are shown (3)"),
         },
-        examples=("predict cf0848 cat.jpg dog.jpg", "predict last photos/*.jpg --top 1 --json"),
-        shows_groups=False,
-        shares_batch=False,
-    ),
-    "publish": Verb(
-        module="records",
+        examples=("predict cf0848 cat.jpg dog.jpg", "predict last photos/*.jpg --top 1 --json")),
+    "publish": Verb(module="records", overrides="name",
         summary="register the final weights of a run as a model in MLflow",
         details="The model loads without this code. The network is built by the run's own code, exported with "
-        "torch.export and checked against the run's evaluation. Publishing the same run under the same name"
-        " again adds no version. docs/publishing.md shows how to load it.",
+        "torch.export and checked against the run's evaluation. Publishing the same run under the same name again "
+        "adds no version. docs/publishing.md shows how to load it.",
         options={
             "run": RUN,
             "name": Option("NAME", "the registered model; created if it doesn't exist"),
             "alias": Option("ALIAS", "an alias of this version, such as champion"),
         },
-        examples=("publish cf0848 --name digits --alias champion",),
-        shows_groups=False,
-    ),
-    "ui": Verb(
-        module="records",
-        takes_paths=True,
-        bare="[KEY …]",
+        examples=("publish cf0848 --name digits --alias champion",)),
+    "ui": Verb(module="records", overrides="name", bare="[KEY …]",
         summary="open MLflow to compare the runs",
         details="KEY … are keys of runs or their first digits: the page then opens with only these runs.",
         options={
             "port": Option("N", "the port to listen on; default: 5000, or a free one"),
             "charts": Option("METRIC,…", "only the charts of these metrics"),
         },
-        examples=(
-            "ui",
-            "ui cf0848 495e1d --charts val/accuracy",
-            "ui --port 5001 tracking.uri=sqlite:////data/mlflow.db",
-        ),
-        shows_groups=False,
-    ),
-    "mcp": Verb(
-        module="mcp",
-        answers=True,
+        examples=("ui", "ui cf0848 495e1d --charts val/accuracy",
+            "ui --port 5001 tracking.uri=sqlite:////data/mlflow.db")),
+    "mcp": Verb(module="mcp", overrides="", answers=True,
         summary="serve runs and trainings to an agent (MCP)",
         details="Needs the extra mcp. Its tools runs, show, compare, train and triage answer over stdin and stdout "
         "with the JSON of their verbs: docs/agents.md.",
-        examples=("mcp",),
-        composes=False,
-        shows_groups=False,
-    ),
-    "server": Verb(
-        module="records",
+        examples=("mcp",)),
+    "server": Verb(module="records", overrides="name",
         summary="run a tracking server for a team, until Ctrl-C",
-        details="Set its address and storage by the fields tracking.server_*, best in conf/tracking. Passwords come"
-        " only from the environment: PGPASSWORD or ~/.pgpass for PostgreSQL, MLFLOW_AUTH_ADMIN_PASSWORD for"
-        " the first login. See docs/mlflow-server.md.",
-        examples=(
-            "server",
-            "server tracking.server_host=0.0.0.0 tracking.server_allowed_hosts=[node0]",
-            "server tracking.server_store=postgresql://team@db/mlflow tracking.server_artifacts=/data/mlartifacts",
-        ),
-        shows_groups=False,
-    ),
-}
-
-_DETACH = Option("1", "start it and return: it goes on without this terminal; doit status, wait, logs and stop find it")
-_BUDGET = Option("TIME", "end it in order after so long (90s, 30m, 1h30m), with a checkpoint; the same command goes on")
-_STEPS_AT_ONCE = Option("N", "so many independent steps at once", stands_for="-n")
-_FORCE = Option("1", "repeat a finished run, and compare the two", stands_for="-a")
-_SWEEP_FLAGS = {
-    "detach": _DETACH,
-    "budget": _BUDGET,
-    "max_trials": Option("N", "start at most N trials; the same command goes on with the others"),
-    "dry_run": Option("1", "list the trials, which of them would run, and why; start nothing"),
-    "n": Option("N", "so many trials at once on the same hosts (sweep.slots=N)", stands_for="sweep.slots"),
-    "retry_failed": Option("1", "also retry trials that failed by an error in the code or a wrong value"),
-    "fork": Option("1", "if a sweep of that name differs, start another one (NAME-2)"),
-}
-
-_VERBS: Mapping[str, Verb] = {
-    "fetch": Verb(
-        is_done="is_fetched",
-        summary="download, check and pack the data set",
-        details="Data that is already packed is not downloaded again. Every file is checked against its digest.",
-        examples=("fetch dataset=mnist", "fetch dataset=cifar10 dataset.source=/data/cifar-10-python.tar.gz"),
-    ),
-    "preflight": Verb(
-        module="diagnostics",
-        answers=True,
-        summary="check every host of the cluster",
-        details="Checks software, GPUs, cores, memory, disk, limits, clock and network of each host, as a training "
-        "on several nodes does. A failed check gives exit code 1, a warning does not. "
-        "docs/troubleshooting.md explains each check.",
-        options={
-            "deep": Option("1", "also the slow checks: all of nvidia-smi, folders that must be shared"),
-            "measure": Option("1", "also time a matrix product on each rank and an all-reduce on each host and pair"),
-            "baseline": Option("save", "measure, and save the figures; later ones may be at most a fifth lower"),
-        },
-        examples=(
-            "preflight cluster=two_node",
-            "preflight cluster=pssh cluster.hostfile=hosts.txt --deep",
-        ),
-        shares_batch=False,
-    ),
-    "queue": Verb(
-        module="hosts",
-        answers=True,
-        summary="who computes on the cluster's hosts, and which runs wait for them",
-        details="Runs of all users are listed by their claims, processes on GPUs too. Of runs that wait "
-        "(cluster.when_busy=wait) those of this project are known: docs/sharing-hosts.md.",
-        examples=("queue cluster=two_node", "queue cluster=ours --json"),
-        shares_batch=False,
-        shows_groups=False,
-    ),
-    "plan": Verb(
-        module="explain",
-        answers=True,
-        summary="what would run, why, and the exact command of each host",
-        details="Contacts no host and writes nothing. With several values (seed=1,2) it lists the trials.",
-        options={"format": Option("text|mermaid|dot", "text, or the steps as a graph")},
-        examples=("plan experiment=quickstart", "plan experiment=quickstart seed='range(3)' --format mermaid"),
-    ),
-    "config": Verb(
-        module="explain",
-        answers=True,
-        summary="the composed configuration and the source of each value",
-        details="A source is a file of conf/, your own defaults (conf/local.yaml, ~/.config/paceline/defaults.yaml),"
-        " the command line, or the default of a settings class "
-        "(docs/configuration.md). The output is YAML.",
-        examples=("config experiment=quickstart optimizer.lr=0.2",),
-        shares_batch=False,
-    ),
-    "why": Verb(
-        module="explain",
-        answers=True,
-        summary="why a run is not up to date: how it differs from a finished one",
-        details="Shows the fields that differ from the nearest finished run.",
-        options={"run": RUN, "step": Option("NAME", "explain this step of yours instead of a run")},
-        examples=("why experiment=quickstart optimizer.lr=0.2", "why cf0848", "why --step clean"),
-    ),
-    "accept": Verb(
-        module="reproduce",
-        summary="declare the difference from a finished run harmless",
-        details="The run is then accepted, not proven. doit train then starts nothing, and every view of the run "
-        "shows the mark. doit reproduce proves the run.",
-        options={
-            "run": Option("KEY", "the finished run: its key, the beginning of it, or last; default: the nearest one"),
-            "undo": Option("1", "withdraw the acceptance"),
-        },
-        examples=(
-            "accept experiment=quickstart",
-            "accept cf0848 experiment=quickstart",
-            "accept experiment=quickstart --undo",
-        ),
-    ),
-    "step": Verb(
-        module="steps",
-        answers=True,
-        takes_paths=True,
-        bare="[NAME …]",
-        summary="run your own steps and what they need; without a name: their state",
-        details="NAME is that of a step (conf/step/NAME.yaml). A step runs again only if its command or "
-        "function, inputs, parameters or code change. Its outputs are in runs/steps. See docs/steps.md.",
-        options={"n": _STEPS_AT_ONCE},
-        examples=("step", "step clean", "step clean split -n 2", "step clean step.clean.args.rate=0.3"),
-        shares_batch=False,
-    ),
-    "dag": Verb(
-        module="steps",
-        answers=True,
-        summary="the graph of steps, data set, training and report",
-        details="Shows the state of each. With overrides it shows what their run is made of; without, all steps.",
-        options={"format": Option("mermaid|dot", "for Mermaid, or for Graphviz")},
-        examples=("dag", "dag dataset.source=step:clean --format dot"),
-        shares_batch=False,
-    ),
-    "train": Verb(
-        goes_on=True,
-        is_done="is_trained",
-        after=("fetch",),
-        summary="train: fetch data, launch torchrun on every host, evaluate, record",
-        details="A finished run is not repeated; --force repeats it and compares. The same command takes up "
-        "what still trains of an interrupted run, or resumes it from its last checkpoint. With doit's option -v 0 only "
-        "warnings, errors and the result are shown, with -v 2 also the output of torchrun (docs/watching.md).",
-        options={
-            "preflight.deep": Option("1", "first run all checks of doit preflight --deep"),
-            "detach": _DETACH,
-            "budget": _BUDGET,
-            "dry_run": Option("1", "only show what would run, and why (doit plan)", stands_for="plan"),
-            "force": _FORCE,
-            "prove": Option("1", "then kill a repetition of it, and compare what comes of it (doit prove)"),
-        },
-        examples=(
-            "train experiment=quickstart",
-            "train model=resnet50 optimizer=adam optimizer.lr=1e-3 trainer.epochs=20 cluster=two_node",
-        ),
-    ),
-    "torchrun": Verb(
-        goes_on=True,
-        summary="train with a torchrun command line as it is: torchrun … train.py …",
-        details="torchrun's options mean what they mean there, and what follows the script is the script's. Overrides, "
-        "--cluster NAME and --sweep NAME=VALUES stand before the script. Without --nproc-per-node there is one rank, "
-        "or as many as a named cluster has. A command may stand in front (plan torchrun …). `paceline run train.py …` "
-        "starts one process without torchrun. Files and folders in arguments are part of the key: docs/own-scripts.md.",
-        examples=(
-            "torchrun --nproc-per-node 2 train.py --lr 0.1",
-            "torchrun --cluster two_node -m my_package.train --lr 0.1",
-            "torchrun --nproc-per-node 2 --sweep lr=0.1,0.01 train.py --epochs 3",
-        ),
-        shows_groups=False,
-    ),
-    "attach": Verb(
-        goes_on=True,
-        summary="take over a running training whose command was closed or killed",
-        details="Its hosts continue for cluster.lease_s (600 s). attach shows their further output, fetches the "
-        "results and records them. `doit train` with the same words does so too, and starts the run "
-        "where nothing is left.",
-        options={"run": RUN},
-        examples=("attach experiment=quickstart cluster=two_node", "attach cf0848"),
-    ),
-    "sweep": Verb(
-        goes_on=True,
-        module="sweep",
-        summary="train every combination of values, or values that a search chooses",
-        details="Values with commas, range(…) and choice(…), or a named grid (sweep=NAME); with search=NAME Optuna "
-        "chooses. Each trial is an ordinary run; a finished one is not repeated.",
-        options=_SWEEP_FLAGS,
-        examples=(
-            "sweep experiment=quickstart optimizer.lr=0.1,0.01 seed='range(3)'",
-            "sweep experiment=quickstart search=tpe 'optimizer.lr=tag(log,interval(1e-3,1))'",
-        ),
-        sweeps=True,
-    ),
-    **COMPARING,
-    "evaluate": Verb(
-        module="records",
-        after=("train",),
-        summary="accuracy, per-class report and confusion matrix of a run",
-        options={"run": RUN},
-        examples=("evaluate cf0848", "evaluate experiment=quickstart"),
-    ),
-    **RECORDING,
-    "runs": Verb(
-        module="runs",
-        answers=True,
+        details="Set its address and storage by the fields tracking.server_*, best in conf/tracking. Passwords come "
+        "only from the environment: PGPASSWORD or ~/.pgpass for PostgreSQL, MLFLOW_AUTH_ADMIN_PASSWORD for the first "
+        "login. See docs/mlflow-server.md.",
+        examples=("server", "server tracking.server_host=0.0.0.0 tracking.server_allowed_hosts=[node0]",
+            "server tracking.server_store=postgresql://team@db/mlflow tracking.server_artifacts=/data/mlartifacts")),
+    "runs": Verb(module="runs", overrides="filter", answers=True,
         summary="list the runs and the fields in which they differ",
         details="Overrides filter: model=resnet18 seed=1 lists the runs with these values. accuracy is that of the "
         "test images, time that of the training. What all have in common stands above; a failed run's line says why. "
@@ -425,24 +290,14 @@ _VERBS: Mapping[str, Verb] = {
             "sort": Option("time|accuracy|train_s|size|state|key", "the order; the newest or largest comes last"),
             "wide": Option("1", "all columns, and lines as long as they are"),
         },
-        examples=(
-            "runs",
-            "runs model=resnet18 --state FAILED",
-            "runs dataset=digits --sort accuracy",
-            "runs --sort size",
-        ),
-        shows_groups=False,
-        shares_batch=False,
-        chooses=True,
-    ),
-    "clean": Verb(
-        module="clean",
-        answers=True,
+        examples=("runs", "runs model=resnet18 --state FAILED", "runs dataset=digits --sort accuracy",
+            "runs --sort size")),
+    "clean": Verb(module="clean", overrides="filter", answers=True,
         summary="delete runs that are no longer needed, after a question",
         details="Shows the space that each frees, then asks. Default: failed runs, and runs superseded by a newer "
-        "finished run of the same configuration. Each rule narrows the choice, and overrides filter as in "
-        "doit runs. Never deleted: a run in progress, and a result that a sweep names, that was accepted "
-        "for another key, or that MLflow doesn't have yet.",
+        "finished run of the same configuration. Each rule narrows the choice, and overrides filter as in doit runs. "
+        "Never deleted: a run in progress, and a result that a sweep names, that was accepted for another key, or "
+        "that MLflow doesn't have yet.",
         options={
             "state": Option("STATE", "runs in this state: FAILED, KILLED, PRUNED, FINISHED, …"),
             "superseded": Option("1", "runs with a newer finished run of the same configuration, data and ranks"),
@@ -454,52 +309,28 @@ _VERBS: Mapping[str, Verb] = {
             "steps": Option("1", "instead of runs: outputs of your steps that nothing needs any more"),
             "yes": Option("1", "don't ask", short="y"),
         },
-        examples=(
-            "clean",
-            "clean --state KILLED --older-than 30",
-            "clean model=resnet18 --keep-best 5",
-            "clean --checkpoints",
-            "clean --hosts cluster=two_node",
-            "clean --steps",
-        ),
-        shows_groups=False,
-        shares_batch=False,
-        chooses=True,
-    ),
-    "status": Verb(
-        module="status",
-        answers=True,
+        examples=("clean", "clean --state KILLED --older-than 30", "clean model=resnet18 --keep-best 5",
+            "clean --checkpoints", "clean --hosts cluster=two_node", "clean --steps")),
+    "status": Verb(module="status", overrides="name", answers=True,
         summary="progress of a run, and the steps that are running",
         options={
             "run": NEWEST._replace(value="KEY|SWEEP"),
             "watch": Option("1", "follow it, or the running sweep, to its end; Ctrl-C does not stop it"),
         },
-        examples=("status", "status cf0848", "status --watch"),
-        shows_groups=False,
-    ),
-    "triage": Verb(
-        module="status",
-        answers=True,
+        examples=("status", "status cf0848", "status --watch")),
+    "triage": Verb(module="status", overrides="name", answers=True,
         summary="what failed of a run, where, the evidence and the next command",
         details="At most a thousand tokens, for people and for agents (--json).",
         options={"run": NEWEST},
-        examples=("triage", "triage cf0848 --json"),
-        shows_groups=False,
-    ),
-    "wait": Verb(
-        module="status",
-        answers=True,
+        examples=("triage", "triage cf0848 --json")),
+    "wait": Verb(module="status", overrides="name", answers=True,
         summary="wait until a run or a sweep has ended; exit code 0: it finished",
         options={
             "run": NEWEST._replace(value="KEY|SWEEP"),
             "sweep": Option("NAME", "a sweep instead of a run, as a bare argument too"),
         },
-        examples=("wait", "wait cf0848", "wait 5bb242 --json"),
-        shows_groups=False,
-    ),
-    "logs": Verb(
-        module="status",
-        answers=True,
+        examples=("wait", "wait cf0848", "wait 5bb242 --json")),
+    "logs": Verb(module="status", overrides="name", answers=True,
         summary="the output of the hosts of a run",
         options={
             "run": NEWEST,
@@ -507,148 +338,98 @@ _VERBS: Mapping[str, Verb] = {
             "step": Option("NAME", "the output of this step of yours instead of a run"),
             "follow": Option("1", "the newest lines, and further ones until the run has ended", short="f"),
         },
-        examples=("logs", "logs cf0848 --host node1", "logs --follow", "logs --step clean"),
-        shows_groups=False,
-    ),
-    "reproduce": Verb(
-        module="reproduce",
-        bare="KEY|ID|FILE",
+        examples=("logs", "logs cf0848 --host node1", "logs --follow", "logs --step clean")),
+    "reproduce": Verb(module="reproduce", overrides="place",
         summary="repeat a finished run from its provenance and compare",
-        details="Uses its commit and its uncommitted changes, in a separate checkout; compares weights, metrics and"
-        " steps. Only cluster, paths, tracking and dataset.source of the configuration can be changed.",
+        details="Uses its commit and its uncommitted changes, in a separate checkout; compares weights, metrics and "
+        "steps. Only cluster, paths, tracking and dataset.source of the configuration can be changed.",
         options={
             "run": Option("KEY|ID|FILE", "the run's key, the id of an MLflow run, or an archive of doit export"),
             "keep": Option("1", "keep the checkout"),
         },
-        examples=("reproduce 495e1d", "reproduce 495e1d.tar.gz cluster=two_node"),
-        shares_batch=False,
-        shows_groups=False,
-    ),
-    "prove": Verb(
-        module="reproduce",
-        answers=True,
+        examples=("reproduce 495e1d", "reproduce 495e1d.tar.gz cluster=two_node")),
+    "prove": Verb(module="reproduce", overrides="place", answers=True,
         summary="kill a repetition of a finished run, and compare what comes of it",
         details="Repeats the run as doit reproduce does, kills its ranks at moments drawn from a seed, gives the same "
         "command again, and compares outputs and metrics. Where they differ it names the culprit: no checkpoint, one "
-        "that isn't read, optimizer or random state that isn't restored, another order of data, a time or path in the "
-        "output. A run that nobody has repeated yet is repeated undisturbed first. See docs/proving.md.",
+        "that isn't read, optimizer or random state that isn't restored, another order of data, a time or path in "
+        "the output. A run that nobody has repeated yet is repeated undisturbed first. See docs/proving.md.",
         options={
             "run": RUN,
             "kills": Option("N", "how often it is killed (3)"),
             "moments": Option("SEED", "the seed of the moments (0)"),
         },
-        examples=("prove 495e1d", "prove last --kills 10 --moments 1"),
-        shares_batch=False,
-        shows_groups=False,
-    ),
-    "diff": Verb(
-        module="compare",
-        answers=True,
-        takes_paths=True,
-        bare="KEY [KEY]",
+        examples=("prove 495e1d", "prove last --kills 10 --moments 1")),
+    "diff": Verb(module="compare", overrides="place", answers=True, bare="KEY [KEY]",
         summary="where two trainings part: step, rank, module and operator",
         details="Compares the digests of two runs (trainer.digests=N), or of a run and its reproduction, then trains "
         "the steps around the first difference of both again, on this computer, and compares what each operator gave. "
         "Exit code 1: they differ. See docs/diff.md.",
         options={"replay": Option("0", "compare the digests alone")},
-        examples=("diff 495e1d cf0848", "diff 495e1d"),
-        shows_groups=False,
-        shares_batch=False,
-    ),
-    "export": Verb(
-        module="reproduce",
+        examples=("diff 495e1d cf0848", "diff 495e1d")),
+    "export": Verb(module="reproduce", overrides="place",
         summary="write a run as one archive",
         options={
             "run": RUN,
             "weights": Option("1", "include the final weights"),
             "to": Option("FILE", "the archive; default: runs/exports/KEY.tar.gz", flag="output"),
         },
-        examples=("export 495e1d --weights --output /tmp/run.tar.gz",),
-        shares_batch=False,
-        shows_groups=False,
-    ),
-    "stop": Verb(
-        module="hosts",
+        examples=("export 495e1d --weights --output /tmp/run.tar.gz",)),
+    "stop": Verb(module="hosts", overrides="name",
         summary="stop a run on all of its hosts",
         options={"run": Option("KEY", "the run; default without overrides: the one in progress")},
-        examples=("stop", "stop cf0848"),
-        shows_groups=False,
-    ),
-    "allreduce": Verb(
-        module="diagnostics",
+        examples=("stop", "stop cf0848")),
+    "allreduce": Verb(module="diagnostics", overrides="set",
         summary="measure the all-reduce bandwidth of the cluster, with checked sums",
         options={
             "min_bytes": Option("SIZE", "the smallest message (8)"),
             "max_bytes": Option("SIZE", "the largest (64M over gloo, 1G over nccl)"),
             "iterations": Option("N", "measurements of each size (20)"),
         },
-        examples=("allreduce cluster=two_node --max-bytes 16M --iterations 50",),
-        shares_batch=False,
-    ),
-    "benchmark": Verb(
-        module="diagnostics",
-        after=("fetch",),
+        examples=("allreduce cluster=two_node --max-bytes 16M --iterations 50",)),
+    "benchmark": Verb(module="diagnostics", overrides="set", after=("fetch",),
         summary="measure throughput and scaling against a plain PyTorch loop",
         options={
             "pairs": Option("N", "alternating blocks of each loop (5)"),
             "block_s": Option("S", "seconds of a block (2)"),
             "against": Option("NAME,…", "also other loops: tuned, guide, lightning, accelerate"),
         },
-        examples=("benchmark model=resnet18 --against guide,lightning", "benchmark cluster=two_node --pairs 7"),
-        shares_batch=False,
-    ),
-    "profile": Verb(
-        module="diagnostics",
-        after=("fetch",),
+        examples=("benchmark model=resnet18 --against guide,lightning", "benchmark cluster=two_node --pairs 7")),
+    "profile": Verb(module="diagnostics", after=("fetch",),
         summary="trace a few training steps of rank 0 with torch's profiler",
         options={"steps": Option("N", "how many (5)")},
-        examples=("profile experiment=quickstart --steps 3",),
-    ),
-    "mesh": Verb(
-        module="hosts",
+        examples=("profile experiment=quickstart --steps 3",)),
+    "mesh": Verb(module="hosts", overrides="place",
         summary="set up ssh without a password between all hosts of the cluster",
-        details="You need ssh access to each host. Creates an ed25519 key where a host has none, copies public keys"
-        " and host keys to all hosts, each once, and tries every pair. Asks for no password; host-key "
-        "checking stays on.",
+        details="You need ssh access to each host. Creates an ed25519 key where a host has none, copies public keys "
+        "and host keys to all hosts, each once, and tries every pair. Asks for no password; host-key checking stays "
+        "on.",
         options={
             "check": Option("1", "only try every pair; change nothing"),
             "undo": Option("1", "remove exactly what it added"),
         },
-        examples=("mesh cluster=two_node", "mesh cluster=pssh cluster.hostfile=hosts.txt --check"),
-        shares_batch=False,
-        shows_groups=False,
-    ),
-    "sync": Verb(
-        module="hosts",
-        takes_paths=True,
-        bare="[PATH …]",
+        examples=("mesh cluster=two_node", "mesh cluster=pssh cluster.hostfile=hosts.txt --check")),
+    "sync": Verb(module="hosts", overrides="place", bare="[PATH …]",
         summary="copy environment, data and files to all hosts before a run",
         details="With the overrides of a training it copies what that needs. With cluster.environment_from=lock it "
         "installs requirements-nodes.lock on hosts that lack it. PATH … are files and folders of this computer "
-        "(relative to the project), which rsync copies to cluster.workdir/folders/NAME. Each host then "
-        "hashes what it has. Nothing is deleted there without --delete.",
+        "(relative to the project), which rsync copies to cluster.workdir/folders/NAME. Each host then hashes what it "
+        "has. Nothing is deleted there without --delete.",
         options={
             "to": Option("FOLDER", "an absolute folder on the hosts instead of cluster.workdir/folders"),
             "check": Option("1", "only show what differs; change nothing"),
             "delete": Option("1", "delete files there that a folder doesn't have here"),
             "data": Option("0", "without the data pack"),
         },
-        examples=(
-            "sync cluster=two_node experiment=quickstart",
-            "sync cluster=two_node --no-data --to /data/shared notebooks ./lists/train.txt",
-        ),
-        shares_batch=False,
-        shows_groups=False,
-    ),
-    "lab": Verb(
-        module="hosts",
+        examples=("sync cluster=two_node experiment=quickstart",
+            "sync cluster=two_node --no-data --to /data/shared notebooks ./lists/train.txt")),
+    "lab": Verb(module="hosts", overrides="",
         summary="simulated SSH hosts on this computer: --hosts 2 starts two",
         details="Needs Linux, root, openssh-server and iproute2. Without an option it shows the state of the lab.",
         options={"hosts": Option("N", "start a lab of so many hosts"), "down": Option("1", "remove it")},
-        examples=("lab --hosts 2", "lab --down"),
-        composes=False,
-    ),
+        examples=("lab --hosts 2", "lab --down")),
 }
+# fmt: on
 
 _WITHOUT_JSON = ("torchrun", "ui", "server", "mcp")  # what follows is a script's; they serve until they are stopped
 VERBS: Mapping[str, Verb] = {

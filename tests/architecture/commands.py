@@ -29,9 +29,7 @@ def page() -> str:
 
 
 def _section(name: str, verb: Verb) -> str:
-    bare = f" [{verb.bare} …]" if verb.takes_paths else " [KEY]" if "run" in verb.options else ""
-    usage = f"doit {name}{bare}{' [OVERRIDE …]' * verb.composes}{' [--OPTION …]' * bool(verb.options)}"
-    parts = [f"## doit {name}\n", f"`{usage}`\n"]
+    parts = [f"## doit {name}\n", f"`{verb.usage(name)}`\n"]
     if verb.details:
         parts.append(f"{_cell(verb.details)}\n")
     if options := list(_options(verb)):

@@ -133,7 +133,7 @@ def without_equals(word: str, after: str, verb: str) -> str | None:
 
     ``after`` is the next bare word, '' if that is a command.
     """
-    if word.endswith(".py") and VERBS[verb].composes:
+    if word.endswith(".py") and VERBS[verb].overrides:
         return f"program.script={shlex.quote(word)}"
     name, _, value = word.partition(":")
     value = value or after
@@ -152,7 +152,7 @@ def _meant(name: str, value: str, verb: str) -> str | None:
     plain = {option.replace("_", ""): option for option in VERBS[verb].options}
     if (close := nearest(name.replace("_", ""), plain, 0.8)) is not None and name not in unknown_key.MEANT:
         return verb_flags.spelt(plain[close], VERBS[verb].options[plain[close]])
-    if not VERBS[verb].composes:
+    if not VERBS[verb].overrides:
         return None
     if file := re.fullmatch(rf"(?:conf/)?{unknown_key.MEANT.get(name, name)}/([\w-]+)\.ya?ml", value):
         value = file[1]

@@ -109,6 +109,6 @@ def _value(typed: str, option: Option, rest: list[str], verb: str) -> str:
 def _names_run(word: str, verb: str) -> bool:
     """Whether a bare word after a verb is a run's key; any word is, if it may also be a sweep or a file."""
     known = VERBS[verb]
-    if "run" not in known.options or known.takes_paths or is_override(word) or word.startswith("-"):
+    if "run" not in known.options or known.bare or is_override(word) or word.startswith("-"):
         return False
     return word not in VERBS and (_KEY.fullmatch(word) is not None or "|" in known.options["run"].value)

@@ -71,7 +71,7 @@ def meant(word: str, argv: Sequence[str], verb: str | None) -> str | None:
         return f"the trials of a sweep are written {joined}: {_line(several)}"
     if named := _named_run(word, verb):
         return named
-    if VERBS[verb].composes and (chosen := _option(word)):
+    if VERBS[verb].overrides and (chosen := _option(word)):
         return f"a choice is written with its group: {_instead(argv, at, 1, ' or '.join(chosen))}"
     after = "" if "=" in behind or behind in VERBS else behind
     set_by = flags.without_equals(word, after, verb)
