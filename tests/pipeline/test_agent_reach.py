@@ -67,14 +67,14 @@ def test_thirty_two_nodes_reach_each_other_at_every_port_of_the_first(monkeypatc
 
 
 def test_a_node_has_no_more_connections_open_than_a_process_may_have_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    step, seen = reach.ReachCheck.step, list[int]()
+    seen, dial = list[int](), reach.ReachCheck.dial
 
-    def counted(self: reach.ReachCheck) -> None:
-        seen.append(len(self.active))
-        step(self)
+    def counted(self: reach.ReachCheck, node: int, port: int) -> reach.Steps[None]:
+        seen.append(self.dialling + 1)
+        return dial(self, node, port)
 
     monkeypatch.setattr(reach, "AT_ONCE", 2)
-    monkeypatch.setattr(reach.ReachCheck, "step", counted)
+    monkeypatch.setattr(reach.ReachCheck, "dial", counted)
     assert checked(nodes(6), *range(6)) == [{"taken": {}, "failed": []}] * 6
     assert max(seen) == 2
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,18 +114,10 @@ def compare(launcher: AgentLauncher, wanted: Sequence[Tree], hosts: Sequence[Hos
 
 
 def _state_of(host: str, tree: Tree, answer: Mapping[str, Any]) -> TreeState:
-    named, more_named = tuple(answer["named"]), tuple(answer["more_named"])
-    counts = {name: int(answer[name]) for name in ("differ", "absent", "more")}
-    return TreeState(
-        host=host,
-        tree=tree,
-        place=str(answer["place"]),
-        named=named,
-        more_named=more_named,
-        in_the_way=tuple(answer["in_the_way"]),
-        sha256=str(answer["sha256"]),
-        **counts,
-    )
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in answer.items()
+    }
+    return TreeState(host=host, tree=tree, **fields)
 
 
 def compare_pack(launcher: AgentLauncher, pack: PackSource, facts: Sequence[NodeFacts]) -> list[TreeState]:
@@ -164,30 +156,42 @@ def send(launcher: AgentLauncher, folders: Sequence[Folder], *, delete: bool, he
         return before
     if not delete:
         _refuse_to_replace(before)
-    copies = _copies(launcher, folders, stale, delete=delete)
+    hosts = [host for host in launcher.cluster.hosts if host.label in {label for label, _ in stale}]
+    places = _places(launcher, folders, hosts, delete=delete)
+    copies = [
+        rsync.Copy(host=host, folder=folder, place=place, shell=launcher.transport.remote_shell(host))
+        for host in hosts
+        for folder, place in zip(folders, places[host.label], strict=True)
+        if (host.label, place) in stale
+    ]
     _rsync(copies, wanted=wanted, delete=delete, heartbeat=heartbeat)
-    if delete:
-        _report_removed(before, heartbeat)
+    for state in before:
+        if delete and state.more:
+            names = some_names(state.more_named, state.more)
+            heartbeat(f"{state.host}: removed from {state.place} what isn't here: {names}")
     heartbeat.doing("hashing what the hosts have")
     return compare(launcher, wanted)
-
-
-def _report_removed(before: Sequence[TreeState], heartbeat: Heartbeat) -> None:
-    for state in before:
-        if state.more:
-            heartbeat(
-                f"{state.host}: removed from {state.place} what isn't here: {some_names(state.more_named, state.more)}"
-            )
 
 
 def _rsync(copies: Sequence[rsync.Copy], *, wanted: Sequence[Tree], delete: bool, heartbeat: Heartbeat) -> None:
     """Run the copies. Raises HostError."""
     if not copies:
         return
-    progress = _Progress(copies, {tree.name: tree.total_bytes for tree in wanted})
-    heartbeat.doing(progress.text)
-    failures = rsync.copy_all(copies, delete=delete, on_bytes=progress.on_bytes)
-    heartbeat(progress.text())
+    sizes, total, arrived = {tree.name: tree.total_bytes for tree in wanted}, Counter[str](), dict[str, Counter[str]]()
+    for copy in copies:
+        total[copy.host.label] += sizes[copy.folder.name]
+        arrived[copy.host.label] = Counter()
+    transfer = Transfer.begin("files", [*arrived], max(total.values()))
+
+    def on_bytes(host: str, name: str, count_bytes: int) -> None:
+        arrived[host][name] = count_bytes
+
+    def progress() -> str:
+        return transfer.text({host: of.total() for host, of in arrived.items()}, time.monotonic())
+
+    heartbeat.doing(progress)
+    failures = rsync.copy_all(copies, delete=delete, on_bytes=on_bytes)
+    heartbeat(progress())
     if failures:
         rows = [f"  {host}: {why}" for host, why in failures.items()]
         raise HostError("\n".join(["not everything could be sent:", *rows]), hint="the same command, which goes on")
@@ -199,21 +203,6 @@ def _refuse_to_replace(before: Sequence[TreeState]) -> None:
     if rows:
         head = "there are files where folders belong, or folders where files belong, and nothing is removed unasked:"
         raise HostError("\n".join([head, *rows]), hint="move them away there; or delete=1, which removes them")
-
-
-def _copies(
-    launcher: AgentLauncher, folders: Sequence[Folder], stale: AbstractSet[tuple[str, str]], *, delete: bool
-) -> list[rsync.Copy]:
-    """Make the folders of ``stale`` (host, place), and return a copy for each. Raises HostError."""
-    labels = {label for label, _ in stale}
-    hosts = [host for host in launcher.cluster.hosts if host.label in labels]
-    places = _places(launcher, folders, hosts, delete=delete)
-    return [
-        rsync.Copy(host=host, folder=folder, place=place, shell=launcher.transport.remote_shell(host))
-        for host in hosts
-        for folder, place in zip(folders, places[host.label], strict=True)
-        if (host.label, place) in stale
-    ]
 
 
 def _places(
@@ -230,24 +219,6 @@ def _places(
             hint="there: sudo apt-get install rsync (Debian, Ubuntu), or sudo dnf install rsync (Fedora)",
         )
     return {host.label: list(values[host.label]["places"]) for host in hosts}
-
-
-class _Progress:
-    """How many bytes each host has received."""
-
-    def __init__(self, copies: Sequence[rsync.Copy], total_bytes: Mapping[str, int]) -> None:
-        labels = list(dict.fromkeys(copy.host.label for copy in copies))
-        each = {
-            label: sum(total_bytes[copy.folder.name] for copy in copies if copy.host.label == label) for label in labels
-        }
-        self._transfer = Transfer.begin("files", labels, max(each.values(), default=0))
-        self._bytes: dict[str, dict[str, int]] = {label: {} for label in labels}
-
-    def on_bytes(self, host: str, name: str, count_bytes: int) -> None:
-        self._bytes[host][name] = count_bytes
-
-    def text(self) -> str:
-        return self._transfer.text({host: sum(of.values()) for host, of in self._bytes.items()}, time.monotonic())
 
 
 _INSTALL_TIMEOUT_S = 7200.0
@@ -276,6 +247,7 @@ def ensure(launcher: AgentLauncher, lock: LockFile, heartbeat: Heartbeat) -> lis
 def _make(
     launcher: AgentLauncher, lock: LockFile, wheelhouse: str | None, lacking: Sequence[str], heartbeat: Heartbeat
 ) -> None:
+    """Let hosts make their environments. Raises HostError if one failed."""
     count = len(re.findall(r"^[A-Za-z0-9]", lock.text, re.MULTILINE))  # includes packages for other systems
 
     def so_far() -> str:
@@ -283,22 +255,16 @@ def _make(
         each = ", ".join(f"{label} {arrived.get(label, 0)}" for label in lacking)
         return f"making the environment, of at most {count} packages: {each}"
 
-    heartbeat.doing(so_far)
-    hosts = [host for host in launcher.cluster.hosts if host.label in lacking]
-    request = {"do": "make_environment", "workdir": launcher.workdir, "wheelhouse": wheelhouse, "lock": lock.text}
-    answers = launcher.ask({**request, **lock.request}, hosts=hosts, timeout_s=_INSTALL_TIMEOUT_S)
-    _refuse_failed(launcher, answers)
-
-
-def _refuse_failed(launcher: AgentLauncher, answers: dict[str, Answer]) -> None:
-    """Raise HostError if a host failed."""
-
     def explained(host: Host, answer: Answer) -> tuple[str, str | None]:
         if answer.value is None or "repeat" not in answer.value:
             return launcher.transport.explain(host, answer)
         repeat = str(answer.value["repeat"]).replace("'", "'\\''")
         return str(answer.reported_error), f"{ssh_command(host, launcher.cluster.ssh_config)} '{repeat}'"
 
+    heartbeat.doing(so_far)
+    hosts = [host for host in launcher.cluster.hosts if host.label in lacking]
+    request = {"do": "make_environment", "workdir": launcher.workdir, "wheelhouse": wheelhouse, "lock": lock.text}
+    answers = launcher.ask({**request, **lock.request}, hosts=hosts, timeout_s=_INSTALL_TIMEOUT_S)
     rows, hints = launcher.failures(answers, explained)
     if rows:
         what = f"the environment could not be made on {len(rows)} of {launcher.cluster.nnodes} hosts"

@@ -6,8 +6,8 @@ import os
 import platform
 import re
 import selectors
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -119,86 +119,66 @@ def _program() -> str:
     return program
 
 
-class _Running:
-    def __init__(self, copy: Copy, child: Popen[bytes]) -> None:
-        self.copy, self.child, self.stdout, self.stderr = copy, child, b"", b""
-        self.open = 2  # open pipes
-
-
 def copy_all(copies: Iterable[Copy], *, delete: bool, on_bytes: Callable[[str, str, int], None]) -> dict[str, str]:
-    """Run the copies, at most ``AT_ONCE`` at a time; return host label → its first failure.
+    """Run the copies, at most ``AT_ONCE`` at a time; return host label → its first failure. An exception ends them.
 
     Args:
-        on_bytes: takes host label, name of the folder, and its bytes so far.
+        on_bytes: takes host label, name of the folder, and its bytes so far; called in several threads.
 
     Raises:
         HostError: this computer has no rsync.
     """
-    waiting, failures = deque(copies), dict[str, str]()
-    with _Pool() as pool:
-        while waiting or pool.running:
-            while waiting and len(pool.running) < AT_ONCE:
-                copy = waiting.popleft()
-                if copy.host.label not in failures:  # a host's other folders would fail, too
-                    pool.begin(copy, delete=delete)
-            for one in pool.ended(on_bytes):
-                if one.child.returncode != 0:
-                    failures.setdefault(one.copy.host.label, _failure(one))
+    failures, children = dict[str, str](), list[Popen[bytes]]()
+
+    def copy_one(copy: Copy) -> None:
+        label = copy.host.label
+        if label in failures:  # the host's other folders would fail, too
+            return
+        children.append(child := process.stream(copy.argv(delete=delete)))
+        stderr = _output(child, lambda count: on_bytes(label, copy.folder.name, count))
+        if child.wait() != 0:
+            failures.setdefault(label, _failure(child.returncode, stderr))
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        running = [pool.submit(copy_one, copy) for copy in copies]
+        try:
+            for one in running:
+                one.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in children:
+                child.terminate()
+            raise
     return failures
 
 
-class _Pool:
-    """Running rsync processes and their output; leaving the ``with`` block ends them."""
-
-    def __init__(self) -> None:
-        self.running: list[_Running] = []
-        self._selector = selectors.DefaultSelector()
-
-    def __enter__(self) -> _Pool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for one in self.running:
-            one.child.terminate()
-        for one in self.running:
-            one.child.wait()
-        self._selector.close()
-
-    def begin(self, copy: Copy, *, delete: bool) -> None:
-        child = process.stream(copy.argv(delete=delete))
-        one = _Running(copy, child)
-        self.running.append(one)
-        if child.stdin is not None:
-            child.stdin.close()
+def _output(child: Popen[bytes], on_bytes: Callable[[int], None]) -> str:
+    """Read both pipes to their ends, and return the end of stderr."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdin.close()
+    stdout = stderr = b""
+    with selectors.DefaultSelector() as selector, child.stdout, child.stderr:
         for pipe in (child.stdout, child.stderr):
-            if pipe is not None:
-                self._selector.register(pipe, selectors.EVENT_READ, one)
-
-    def ended(self, on_bytes: Callable[[str, str, int], None]) -> list[_Running]:
-        """Wait for output, and return the processes that have ended."""
-        for key, _ in self._selector.select():
-            one: _Running = key.data
-            data = os.read(key.fd, 1 << 16)
-            if not data:
-                self._selector.unregister(key.fileobj)
-                one.open -= 1
-            elif one.child.stdout is not None and key.fd == one.child.stdout.fileno():
-                one.stdout = (one.stdout + data)[-4096:]
-                for sent in _PROGRESS.findall(one.stdout)[-1:]:
-                    on_bytes(one.copy.host.label, one.copy.folder.name, int(sent.replace(b",", b"")))
-            else:
-                one.stderr = (one.stderr + data)[-4096:]
-        over = [one for one in self.running if one.open == 0]
-        for one in over:
-            one.child.wait()
-            self.running.remove(one)
-        return over
+            selector.register(pipe, selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select():
+                data = os.read(key.fd, 1 << 16)
+                if not data:
+                    selector.unregister(key.fileobj)
+                elif key.fileobj is child.stderr:
+                    stderr = (stderr + data)[-4096:]
+                else:
+                    stdout = (stdout + data)[-4096:]
+                    for sent in _PROGRESS.findall(stdout)[-1:]:
+                        on_bytes(int(sent.replace(b",", b"")))
+    return stderr.decode(errors="replace")
 
 
-def _failure(one: _Running) -> str:
+def _failure(code: int, stderr: str) -> str:
     """Return rsync's error message without the lines that every failure has."""
-    text = one.stderr.decode(errors="replace")
-    if "is your shell clean" in text or "unexpected tag" in text:
+    if "is your shell clean" in stderr or "unexpected tag" in stderr:
         return "its login prints something, which rsync mistakes for its own data: `ssh HOST true` must print nothing"
-    lines = [line for line in text.splitlines() if line.strip() and "rsync error: some files" not in line]
-    return f"rsync ended with code {one.child.returncode}: {'; '.join(lines)[-_MAX_ERROR:]}"
+    lines = [line for line in stderr.splitlines() if line.strip() and "rsync error: some files" not in line]
+    return f"rsync ended with code {code}: {'; '.join(lines)[-_MAX_ERROR:]}"

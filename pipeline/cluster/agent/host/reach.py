@@ -3,7 +3,8 @@
 All nodes do this at the same time and independently: each listens, and tries the others until they answer or its time
 is up. A node that starts late refuses connections at first and is tried again.
 
-One loop over non-blocking sockets, because importing asyncio would take more processor time than all of this.
+Every connection is a generator over non-blocking sockets, because importing asyncio would take more processor time than
+all of this.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Generator
 
 from ..node import own_node
 from ..wire import Json, in_thread, say
@@ -37,6 +37,15 @@ LOST = "small packets pass, large ones are lost"
 WHOLE = "whole"
 UNRESOLVED = "can't resolve it: "
 BACKLOG = 256
+NEVER = float("inf")
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+    Steps = Generator[tuple[socket.socket | None, int, float], bool, T]
+    """Yields a socket, the event that is waited for, and until when; is sent whether it has come."""
 
 
 def reach(request: Json) -> None:
@@ -53,273 +62,203 @@ def check_reach(nodes: list[Json], me: int, hello: str, answer: str, slow_s: flo
         answer: the reply that only nodes of this check know, followed by the node's number.
         slow_s: seconds that a login may take.
     """
-    one = ReachCheck(nodes, me, hello, answer, LIMIT_S + slow_s)
-    try:
-        return one.run()
-    finally:
-        one.close()
+    with contextlib.closing(Loop()) as loop:
+        return ReachCheck(loop, nodes, me, hello, answer, LIMIT_S + slow_s).run()
+
+
+class Loop:
+    """Runs generators of ``Steps``."""
+
+    def __init__(self) -> None:
+        self.selector = selectors.DefaultSelector()  # its data is the generator that waits for the socket
+        self.waits: dict[Steps[None], tuple[socket.socket | None, float]] = {}
+
+    def begin(self, steps: Steps[None]) -> None:
+        self._resume(steps, None)
+
+    def _resume(self, steps: Steps[None], is_ready: bool | None) -> None:
+        one, _ = self.waits.pop(steps, (None, 0.0))
+        if one is not None:
+            self.selector.unregister(one)  # before the generator may close it
+        with contextlib.suppress(StopIteration):
+            one, event, until = next(steps) if is_ready is None else steps.send(is_ready)
+            self.waits[steps] = (one, until)
+            if one is not None:
+                self.selector.register(one, event, steps)
+
+    def step(self) -> None:
+        """Resume what has its event, or has waited long enough."""
+        for key, _ in self.selector.select(POLL_S):
+            self._resume(key.data, True)
+        now = time.monotonic()
+        for steps in [steps for steps, (_, until) in self.waits.items() if until <= now]:
+            self._resume(steps, False)
+
+    def run_while(self, wanted: Callable[[], bool], longest_s: float = NEVER) -> None:
+        until = time.monotonic() + longest_s
+        while wanted() and time.monotonic() < until:
+            self.step()
+
+    def close(self) -> None:
+        for steps in [*self.waits]:
+            steps.close()
+        self.selector.close()
 
 
 class ReachCheck:
     """The check on one node: its listeners and its connections to the others."""
 
-    def __init__(self, nodes: list[Json], me: int, hello: str, answer: str, limit_s: float) -> None:
-        self.nodes, self.me, self.hello, self.answer, self.limit_s = nodes, me, hello, answer, limit_s
+    def __init__(self, loop: Loop, nodes: list[Json], me: int, hello: str, answer: str, limit_s: float) -> None:
+        self.loop, self.nodes, self.me, self.hello, self.answer, self.limit_s = loop, nodes, me, hello, answer, limit_s
         self.others = [*range(me + 1, len(nodes)), *range(me)]  # each node starts with another one
-        self.awaited = {
-            (other, port) for other in self.others for port in nodes[me]["ports"]
-        }  # connections that haven't arrived yet
+        # connections that haven't arrived yet
+        self.awaited = {(other, port) for other in self.others for port in nodes[me]["ports"]}
         self.retry_s = min(RETRY_S, RETRY_OF_ONE_S * len(nodes))
         self.names = Resolver()
-        self.selector = selectors.DefaultSelector()  # its data is what handles an event of the socket
-        self.greeted: set[socket.socket] = set()  # connections that the other side will close
-        self.active: list[Dial] = []
+        self.greeted = 0  # connections that the other side will close
+        self.dialling = 0
+        self.failed: list[Json] = []
 
     def run(self) -> Json:
         taken = self.listen()
-        targets = [(other, port) for other in self.others for port in self.nodes[other]["ports"]]
-        waiting = [Dial(self, other, port, large=self.gets_large(other, port)) for other, port in reversed(targets)]
-        failed: list[Json] = []
-        while waiting or self.active:
-            while waiting and len(self.active) < AT_ONCE:
-                self.active.append(waiting.pop())
-                self.active[-1].begin()
-            self.step()
-            over = [dial for dial in self.active if dial.over]
-            self.active = [dial for dial in self.active if not dial.over]
-            failed += [{"node": dial.node, "port": dial.port, "why": dial.why} for dial in over if dial.why]
-        self.step_while(lambda: bool(self.awaited), CONNECT_S + 5 * RETRY_S)  # nodes that start late can still connect
-        self.step_while(
-            lambda: bool(self.greeted), CONNECT_S + 5 * RETRY_S
-        )  # the other side closes first, so that the port is free at once
+        for other in self.others:
+            for port in self.nodes[other]["ports"]:
+                self.loop.run_while(lambda: self.dialling >= AT_ONCE)
+                self.loop.begin(self.dial(other, port))
+        self.loop.run_while(lambda: self.dialling > 0)
+        # nodes that start late can still connect; then the other side closes first, so that the port is free at once
+        for wanted in (lambda: bool(self.awaited), lambda: self.greeted > 0):
+            self.loop.run_while(wanted, CONNECT_S + 5 * RETRY_S)
         own = self.names.why(self.nodes[self.me]["address"])  # torchrun looks it up here too
-        failed += [{"node": self.me, "port": port, "why": own} for port in self.nodes[self.me]["ports"] if own]
-        return {"taken": taken, "failed": failed}
+        self.failed += [{"node": self.me, "port": port, "why": own} for port in self.nodes[self.me]["ports"] if own]
+        return {"taken": taken, "failed": self.failed}
 
-    def gets_large(self, other: int, port: int) -> bool:
-        return other in self.others[:LARGE_TO] and port == self.nodes[other]["ports"][0]
-
-    def step_while(self, wanted: Callable[[], bool], longest_s: float) -> None:
-        until = time.monotonic() + longest_s
-        while wanted() and time.monotonic() < until:
-            self.step()
-
-    def step(self) -> None:
-        """Handle events, or timeouts."""
-        for key, _ in self.selector.select(POLL_S):
-            if is_open(key.fileobj):  # an event before this one may have closed it
-                key.data()
-        for dial in self.active:
-            dial.look()
-
+    # ------------------------------------------------------------------------------------ connections of the others
     def listen(self) -> dict[int, str]:
         """Listen on this node's ports; return those that other programs hold, with the system's reasons."""
         taken: dict[int, str] = {}
         for port in self.nodes[self.me]["ports"]:
             try:
-                listeners = open_listeners(self.nodes[self.me]["address"], port)
+                for listener in open_listeners(self.nodes[self.me]["address"], port):
+                    self.loop.begin(self.accept(listener))
             except OSError as error:
                 taken[port] = error.strerror or str(error)
                 self.awaited -= {(other, port) for other in self.others}
-                continue
-            for listener in listeners:
-                self.watch(listener, selectors.EVENT_READ, partial(self.accept, listener))
         return taken
 
-    def accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # the other side has closed it
-            connection, _ = listener.accept()
-            connection.setblocking(False)
-            received = bytearray()
-            self.watch(connection, selectors.EVENT_READ, lambda: self.serve(connection, received))
+    def accept(self, listener: socket.socket) -> Steps[None]:
+        with listener:
+            while True:
+                yield listener, selectors.EVENT_READ, NEVER
+                with contextlib.suppress(OSError):  # the other side has closed it
+                    self.loop.begin(self.serve(listener.accept()[0]))
 
-    def serve(self, connection: socket.socket, received: bytearray) -> None:
+    def serve(self, connection: socket.socket) -> Steps[None]:
         """Answer one connection, which the other side closes; other greetings get no answer."""
-        data = receive_now(connection)
-        if data is None:
-            return
-        received += data
-        if not data or len(received) > (len(LARGE) if connection in self.greeted else LINE_BYTES):
-            self.leave(connection)
-            return
-        if connection in self.greeted:
-            if len(received) == len(LARGE):
-                with contextlib.suppress(OSError):
-                    connection.send(f"{WHOLE}\n".encode())
-            return
-        if b"\n" not in received:
-            return
-        word, _, node = received.decode("ascii", "replace").strip().partition(" ")
-        if word != self.hello or not node.isdecimal():
-            self.leave(connection)
-            return
-        with contextlib.suppress(OSError):
-            connection.send(f"{self.answer} {self.me}\n".encode())
-            self.awaited.discard((int(node), int(connection.getsockname()[1])))
-            self.greeted.add(connection)
-            received.clear()
+        with connection:
+            connection.setblocking(False)
+            word, _, node = (yield from read_line(connection, NEVER)).partition(" ")
+            if word != self.hello or not node.isdecimal():
+                return
+            with contextlib.suppress(OSError):
+                connection.send(f"{self.answer} {self.me}\n".encode())
+                self.awaited.discard((int(node), int(connection.getsockname()[1])))
+            self.greeted += 1
+            try:
+                more = yield from read_until(connection, NEVER, lambda data: len(data) >= len(LARGE))
+                if len(more) == len(LARGE):
+                    with contextlib.suppress(OSError):
+                        connection.send(f"{WHOLE}\n".encode())
+                    yield from read_until(connection, NEVER, bool)
+            finally:
+                self.greeted -= 1
 
-    def watch(self, one: socket.socket, events: int, handle: Callable[[], None]) -> None:
-        self.selector.register(one, events, handle)
+    # -------------------------------------------------------------------------------------- connections to the others
+    def dial(self, node: int, port: int) -> Steps[None]:
+        """Try one port of another node until it answers or its time is up; note why it can't be reached."""
+        self.dialling += 1
+        until, silent = time.monotonic() + self.limit_s, 0
+        while True:
+            began = time.monotonic()
+            why, is_final = yield from self.attempt(node, port, until)
+            now = time.monotonic()
+            if why is None:
+                why = f"timed out after {TRIES * CONNECT_S:g} s"
+                silent += now - began < CONNECT_S + LATE_S
+                is_final = silent == TRIES
+            if not why or is_final or now + self.retry_s >= until:
+                break
+            yield None, 0, now + self.retry_s
+        self.dialling -= 1
+        self.failed += [{"node": node, "port": port, "why": why}] if why else []
 
-    def leave(self, one: socket.socket) -> None:
-        self.greeted.discard(one)
-        self.selector.unregister(one)
-        one.close()
-
-    def close(self) -> None:
-        for key in list(self.selector.get_map().values()):
-            if isinstance(key.fileobj, socket.socket):
-                self.leave(key.fileobj)
-        self.selector.close()
-
-
-class Dial:
-    """The attempts to reach one port of another node; ``why`` it can't be reached, '' if it can.
-
-    ``large``: also send more than one packet. If routers drop large packets and their error messages are lost,
-    connections open but the first gradients never arrive.
-    """
-
-    def __init__(self, check: ReachCheck, node: int, port: int, *, large: bool) -> None:
-        self.check, self.node, self.port, self.large = check, node, port, large
-        self.address = check.nodes[node]["address"]
-        self.why, self.silent, self.over = "", 0, False
-        self.socket: socket.socket | None = None
-        self.places: list[tuple[int, object]] = []  # family and address that are still to be tried
-        self.connected = self.resolved = self.refused = False
-        self.until = self.began = self.retry_at = self.sent_at = 0.0
-
-    def begin(self) -> None:
-        self.until = time.monotonic() + self.check.limit_s
-        self.retry()
-
-    def retry(self) -> None:
-        self.began, self.retry_at, self.resolved, self.refused = time.monotonic(), 0.0, False, False
-        self.look()
-
-    def look(self) -> None:
-        """Handle timeouts: try again, or give up."""
-        now = time.monotonic()
-        if self.over:
-            return
-        if self.retry_at:
-            if now >= self.retry_at:
-                self.retry()
-        elif self.connected:
-            if now > max(self.until, self.began + RETRY_S):
-                self.failed(LOST if self.sent_at else FOREIGN, final=bool(self.sent_at))
-        elif now - self.began >= CONNECT_S:
-            self.silent += now - self.began < CONNECT_S + LATE_S
-            self.failed(f"timed out after {TRIES * CONNECT_S:g} s", final=self.silent == TRIES)
-        elif not self.resolved:
-            self.look_up()
-
-    def look_up(self) -> None:
-        places = self.check.names.places(self.address)
-        if places is None:
-            return
-        self.resolved = True
+    def attempt(self, node: int, port: int, until: float) -> Steps[tuple[str | None, bool]]:
+        """Return why one attempt failed ('': it didn't; None: no answer came), and whether others would fail, too."""
+        late, refused, code = time.monotonic() + CONNECT_S, False, 0
+        while (places := self.names.places(self.nodes[node]["address"])) is None:
+            if time.monotonic() >= late:
+                return None, False
+            yield None, 0, 0.0
         if isinstance(places, Exception):
-            self.failed(unresolved(places), final=True)
-        else:
-            self.places = list(places)
-            self.connect()
+            return unresolved(places), True
+        for family, place in places:
+            with contextlib.ExitStack() as stack:
+                try:
+                    one = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                    one.setblocking(False)
+                    code = one.connect_ex((place[0], port, *place[2:]))  # type: ignore[index]  # [2:]: IPv6's scope
+                    if code == errno.EINPROGRESS:
+                        if not (yield one, selectors.EVENT_WRITE, late):
+                            return None, False
+                        code = one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                except OSError as error:
+                    code = error.errno or errno.EIO
+                if not code:
+                    return (yield from self.greet(one, node, port, max(until, late - CONNECT_S + RETRY_S)))
+                refused |= code == errno.ECONNREFUSED  # it may listen soon, whatever its other addresses answer
+        return ("refused", False) if refused else (os.strerror(code), True)
 
-    def connect(self) -> None:
-        """Connect to the next address."""
-        family, place = self.places.pop(0)
-        try:
-            self.socket = socket.socket(family, socket.SOCK_STREAM)
-            self.socket.setblocking(False)
-            code = self.socket.connect_ex((place[0], self.port, *place[2:]))  # type: ignore[index]  # [2:]: IPv6's scope
-        except OSError as error:
-            code = error.errno or errno.EIO
-        if code in (0, errno.EINPROGRESS) and self.socket is not None:
-            self.check.watch(self.socket, selectors.EVENT_WRITE, self.greet)
-        else:
-            self.unconnected(code)
+    def greet(self, one: socket.socket, node: int, port: int, until: float) -> Steps[tuple[str, bool]]:
+        """Check that the expected node answers, and that it gets more than one packet.
 
-    def unconnected(self, code: int) -> None:
-        self.hang_up()
-        self.refused |= code == errno.ECONNREFUSED  # it may listen soon, whatever its other addresses answer
-        if self.places:
-            self.connect()
-        elif self.refused:
-            self.failed("refused")
-        else:
-            self.failed(os.strerror(code), final=True)
-
-    def greet(self) -> None:
-        """Handle the end of connecting: send the greeting, or note the failure."""
-        assert self.socket is not None
-        code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            self.unconnected(code)
-            return
-        self.connected, received = True, bytearray()
+        If routers drop large packets and their error messages are lost, connections open but the first gradients never
+        arrive.
+        """
         with contextlib.suppress(OSError):
-            self.socket.send(f"{self.check.hello} {self.check.me}\n".encode())
-        self.check.selector.modify(self.socket, selectors.EVENT_READ, lambda: self.recognise(received))
-
-    def recognise(self, received: bytearray) -> None:
-        """Check whether the expected node answers; else note what does."""
-        assert self.socket is not None
-        data = receive_now(self.socket)
-        if data is None:
-            return
-        received += data
-        if data and b"\n" not in received and len(received) <= LINE_BYTES:
-            return
-        if self.sent_at:
-            late = time.monotonic() - self.sent_at >= LARGE_S
-            self.ended(LOST if late and received != f"{WHOLE}\n".encode() else "")
-            return
-        word, _, number = received.decode("ascii", "replace").strip().partition(" ")
-        if word != self.check.answer:
-            self.failed(FOREIGN)
-        elif number != str(self.node):
-            self.failed(f"node {number} answers there")
-        elif self.large:
-            self.sent_at = time.monotonic()
-            received.clear()
-            with contextlib.suppress(OSError):  # the other side has closed it
-                self.socket.send(LARGE)
-        else:
-            self.ended("")
-
-    def ended(self, why: str) -> None:
-        self.hang_up()
-        self.why, self.over = why, True
-
-    def failed(self, why: str, *, final: bool = False) -> None:
-        """Note a failed attempt; try again while there is time, unless it is ``final``."""
-        self.hang_up()
-        self.why = why
-        self.retry_at = time.monotonic() + self.check.retry_s
-        self.over = final or self.retry_at >= self.until
-
-    def hang_up(self) -> None:
-        if self.socket is not None:
-            if self.socket in self.check.selector.get_map():
-                self.check.leave(self.socket)
-            self.socket.close()
-        self.socket, self.connected = None, False
+            one.send(f"{self.hello} {self.me}\n".encode())
+        word, _, number = (yield from read_line(one, until)).partition(" ")
+        if word != self.answer:
+            return FOREIGN, False
+        if number != str(node):
+            return f"node {number} answers there", False
+        if node not in self.others[:LARGE_TO] or port != self.nodes[node]["ports"][0]:
+            return "", True
+        sent_at = time.monotonic()
+        with contextlib.suppress(OSError):  # the other side has closed it
+            one.send(LARGE)
+        is_whole = (yield from read_line(one, until)) == WHOLE
+        return "" if is_whole or time.monotonic() - sent_at < LARGE_S else LOST, True
 
 
-def is_open(one: object) -> bool:
-    """False if an earlier event of the same round has closed it."""
-    return isinstance(one, socket.socket) and one.fileno() >= 0
+def read_until(one: socket.socket, until: float, is_enough: Callable[[bytes], bool]) -> Steps[bytes]:
+    """Return what has come once that is enough, or when the other side closes, or at ``until``."""
+    data = b""
+    while not is_enough(data) and (yield one, selectors.EVENT_READ, until):
+        try:
+            more = one.recv(len(LARGE))
+        except BlockingIOError:
+            continue
+        except OSError:
+            more = b""
+        if not more:
+            break
+        data += more
+    return data
 
 
-def receive_now(one: socket.socket) -> bytes | None:
-    """Return the received bytes; b'': the other side has closed; None: nothing yet."""
-    try:
-        return one.recv(len(LARGE))
-    except BlockingIOError:
-        return None
-    except OSError:
-        return b""
+def read_line(one: socket.socket, until: float) -> Steps[str]:
+    data = yield from read_until(one, until, lambda data: b"\n" in data or len(data) > LINE_BYTES)
+    return data.decode("ascii", "replace").strip()
 
 
 class Resolver:
