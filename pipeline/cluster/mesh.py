@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.cluster import launchers
-from pipeline.cluster.agent.host.mesh import AT_ONCE, KEY, KNOWN, MARK, RECORD, TRY_S
+from pipeline.cluster.agent.host.mesh import AT_ONCE, MARK, TRY_S
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
@@ -52,13 +52,12 @@ class Mesh:
 
 @dataclass(frozen=True, kw_only=True)
 class Undone:
-    """What was removed from one host. ``lost``: why the record of changes on it is incomplete; '' if it isn't."""
+    """What was removed from one host."""
 
     host: str
     keys: int
     hosts: int
     key_removed: bool
-    lost: str = ""
 
 
 def connect(cluster: Cluster) -> Mesh:
@@ -70,10 +69,13 @@ def connect(cluster: Cluster) -> Mesh:
     """
     with closing(_launcher(cluster)) as launcher:
         members = _members(launcher, make=True)
-        answers = launcher.ask({"do": "mesh_accept", **accepted(members)}, timeout_s=launcher.short_s + 20.0)
-        values = launcher.demand("mesh", answers)
-        added = tuple(_with_additions(member, values[member.host]) for member in members)
-        return Mesh(members=added, **_try_pairs(launcher, members))
+        values = _asked(launcher, {"do": "mesh_accept", **accepted(members)})
+        added = [
+            replace(one, added_keys=value["keys"], added_hosts=value["hosts"], conflicts=tuple(value["conflicts"]))
+            for one in members
+            for value in [values[one.host]]
+        ]
+        return Mesh(members=tuple(added), **_try_pairs(launcher, members))
 
 
 def check(cluster: Cluster) -> Mesh:
@@ -86,29 +88,30 @@ def check(cluster: Cluster) -> Mesh:
 def undo(cluster: Cluster) -> list[Undone]:
     """Remove what ``connect`` added. Raises UsageError, HostError."""
     with closing(_launcher(cluster)) as launcher:
-        values = launcher.demand("mesh", launcher.ask({"do": "mesh_undo"}, timeout_s=launcher.short_s + 20.0))
+        values = _asked(launcher, {"do": "mesh_undo"})
         return [Undone(host=host.label, **values[host.label]) for host in cluster.hosts]
 
 
 def _launcher(cluster: Cluster) -> AgentLauncher:
     launcher = launchers.create(cluster)
-    if launcher.capabilities.is_this_computer is False and cluster.nnodes < 2:
-        launcher.close()
-        raise UsageError(
-            f"doit mesh connects hosts with each other, and the cluster has {counted(cluster.nnodes, 'host')}"
-        )
-    if isinstance(launcher, AgentLauncher) and not launcher.capabilities.is_this_computer:
+    if isinstance(launcher, AgentLauncher) and not launcher.capabilities.is_this_computer and cluster.nnodes > 1:
         return launcher
     launcher.close()
+    if cluster.nnodes < 2 and not launcher.capabilities.is_this_computer:
+        what = f"doit mesh connects hosts with each other, and the cluster has {counted(cluster.nnodes, 'host')}"
+        raise UsageError(what)
     raise UsageError(
         f"doit mesh connects hosts that ssh reaches, and cluster.launcher={cluster.launcher} reaches none",
         hint="cluster=pssh cluster.hostfile=FILE, or cluster=two_node after doit lab --hosts 2",
     )
 
 
+def _asked(launcher: AgentLauncher, request: dict[str, Any], longer_s: float = 20.0) -> dict[str, dict[str, Any]]:
+    return launcher.demand("mesh", launcher.ask(request, timeout_s=launcher.short_s + longer_s))
+
+
 def _members(launcher: AgentLauncher, *, make: bool) -> list[Member]:
-    answers = launcher.ask({"do": "mesh_offer", "check": not make}, timeout_s=launcher.short_s + 20.0)
-    values = launcher.demand("mesh", answers)
+    values = _asked(launcher, {"do": "mesh_offer", "check": not make})
     return [member(host, values[host.label]) for host in launcher.cluster.hosts]
 
 
@@ -138,19 +141,9 @@ def known_name(name: str, port: int) -> str:
 def accepted(members: Sequence[Member]) -> dict[str, Any]:
     """Return the request that makes a host accept all public keys and know all host keys. Pure."""
     return {
-        "keys": [f"{one.public_key} {one.user}@{_without_user(one.host)} {MARK}" for one in members],
+        "keys": [f"{one.public_key} {one.user}@{one.host.rpartition('@')[2]} {MARK}" for one in members],
         "known": [{"names": one.names, "keys": one.host_keys} for one in members],
     }
-
-
-def _without_user(label: str) -> str:
-    return label.rpartition("@")[2]
-
-
-def _with_additions(one: Member, value: Mapping[str, Any]) -> Member:
-    return replace(
-        one, added_keys=value["keys"], added_hosts=value["hosts"], conflicts=tuple(dict.fromkeys(value["conflicts"]))
-    )
 
 
 def _try_pairs(launcher: AgentLauncher, members: Sequence[Member]) -> dict[str, dict[tuple[str, str], str]]:
@@ -159,9 +152,7 @@ def _try_pairs(launcher: AgentLauncher, members: Sequence[Member]) -> dict[str, 
         {"label": one.host, "name": one.name, "user": one.user, "address": one.address, "port": one.port}
         for one in members
     ]
-    rounds = -(-len(members) // AT_ONCE)
-    answers = launcher.ask({"do": "mesh_try", "targets": targets}, timeout_s=launcher.short_s + rounds * TRY_S)
-    values = launcher.demand("mesh", answers)
+    values = _asked(launcher, {"do": "mesh_try", "targets": targets}, -(-len(members) // AT_ONCE) * TRY_S)
     return {
         kind: {
             (one.host, target): str(why)
@@ -189,8 +180,8 @@ def refuse_failures(mesh: Mesh, *, checked_only: bool) -> None:
     """Raise HostError that lists each failed connection, its reason and the fix."""
     if not mesh.failures:
         return
-    targets = {one.host: one for one in mesh.members}
-    rows = [f"  {source} can't log in to {_login(targets[to])}: {why}" for (source, to), why in mesh.failures.items()]
+    logins = {one.host: f"{one.host} ({one.user}@{one.address} port {one.port})" for one in mesh.members}
+    rows = [f"  {source} can't log in to {logins[to]}: {why}" for (source, to), why in mesh.failures.items()]
     lacks = checked_only and any(not why.startswith("`ssh ") for why in mesh.failures.values())
     hints = ["doit mesh with the same words, without --check"] if lacks else []
     typed = {source: why.split("`")[1] for (source, _), why in mesh.failures.items() if why.startswith("`ssh ")}
@@ -218,18 +209,3 @@ def unreached_by_name(mesh: Mesh) -> list[str]:
                 f"{entry}"
             )
     return lines
-
-
-def refuse_incomplete_undo(undone: Sequence[Undone]) -> None:
-    """Raise HostError that names the hosts whose records of changes are incomplete."""
-    rows = [f"  {one.host}: its ~/.ssh/{RECORD} {one.lost}" for one in undone if one.lost]
-    if rows:
-        head = f"on {counted(len(rows), 'host')} only public keys with the mark {MARK} could be found and removed"
-        raise HostError(
-            "\n".join([f"{head}; host keys and a key pair that doit mesh made stay there", *rows]),
-            hint=f"look there at ~/.ssh/{KNOWN}, and at ~/.ssh/{KEY} if nobody else made it",
-        )
-
-
-def _login(one: Member) -> str:
-    return f"{one.host} ({one.user}@{one.address} port {one.port})"

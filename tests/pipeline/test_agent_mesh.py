@@ -31,59 +31,38 @@ def said(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return fields
 
 
-@pytest.mark.parametrize(
-    "text", ['{"authorized_keys": ["ssh', "null", '{"authorized_keys": 5, "known_hosts": [1]}', "[]"]
-)
-def test_a_damaged_record_stops_mesh_and_undo_takes_what_carries_the_mark(
-    ssh: Path, said: dict[str, Any], text: str
-) -> None:
+def test_undo_takes_lines_with_the_mark_and_no_others(ssh: Path, said: dict[str, Any]) -> None:
     ssh.mkdir()
-    (ssh / "authorized_keys").write_text(f"ssh-ed25519 AAAAown me\n{OURS}\n")
-    (ssh / "paceline-mesh.json").write_text(text)
-    with pytest.raises(SystemExit, match=r"its ~/\.ssh/paceline-mesh\.json, .* is damaged .*doit mesh --undo"):
-        mesh.mesh_offer(OFFER)
-    mesh.mesh_undo({})
-    assert said == {
-        "keys": 1,
-        "hosts": 0,
-        "key_removed": False,
-        "lost": "was damaged and is now ~/.ssh/paceline-mesh.json.damaged",
-    }
-    assert (ssh / "authorized_keys").read_text() == "ssh-ed25519 AAAAown me\n"
-    assert [file.name for file in sorted(ssh.iterdir())] == ["authorized_keys", "paceline-mesh.json.damaged"]
-
-
-def test_a_record_with_a_key_that_is_no_text_is_damaged(ssh: Path) -> None:
-    ssh.mkdir()
-    (ssh / "paceline-mesh.json").write_text('{"made_key": true}')
-    with pytest.raises(mesh.DamagedRecord, match="made_key is True"):
-        mesh.read_record()
-
-
-def test_undo_takes_lines_that_somebody_has_edited_and_no_others(ssh: Path, said: dict[str, Any]) -> None:
-    ssh.mkdir()
-    mesh.add_to_record(authorized_keys=[OURS, OURS.replace("ours", "more")], known_hosts=["b ssh-ed25519 AAAAb"])
     others = f"ssh-ed25519 AAAAown me\n# {OURS}\n"
     (ssh / "authorized_keys").write_text(f"{others}no-pty {OURS}\n{OURS.replace('ours', 'more')}\r\n")
-    (ssh / "known_hosts").write_text("a ssh-ed25519 AAAAb\r\nb ssh-ed25519 AAAAb\r\n")
+    (ssh / "known_hosts").write_text("a ssh-ed25519 AAAAb\r\nb ssh-ed25519 AAAAb (doit mesh)\r\n")
     mesh.mesh_undo({})
-    assert (said["keys"], said["hosts"]) == (2, 1)
+    assert said == {"keys": 2, "hosts": 1, "key_removed": False}
     assert (ssh / "authorized_keys").read_text() == others
     assert (ssh / "known_hosts").read_bytes() == b"a ssh-ed25519 AAAAb\r\n"
+    assert [file.name for file in sorted(ssh.iterdir())] == ["authorized_keys", "known_hosts"]
 
 
-def test_keys_with_the_mark_go_where_the_record_is_gone(ssh: Path, said: dict[str, Any]) -> None:
+def test_undo_takes_the_key_pair_that_was_made_and_leaves_one_that_was_put_in_its_place(
+    ssh: Path, said: dict[str, Any]
+) -> None:
     ssh.mkdir()
-    (ssh / "authorized_keys").write_text(f"{OURS}\n")
+    assert mesh.make_key()
+    marked = (ssh / "id_ed25519.pub").read_text()
     mesh.mesh_undo({})
-    assert (said["keys"], said["lost"]) == (1, "is gone")
+    assert said == {"keys": 0, "hosts": 0, "key_removed": True}
     assert list(ssh.iterdir()) == []
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(ssh / "id_ed25519")], check=True)
+    (ssh / "id_ed25519.pub").write_text(marked)
+    mesh.mesh_undo({})
+    assert said["key_removed"] is False
+    assert (ssh / "id_ed25519").exists()
 
 
 def test_there_is_nothing_to_undo_where_ssh_has_no_folder(ssh: Path, said: dict[str, Any]) -> None:
     ssh.write_text("")
     mesh.mesh_undo({})
-    assert said == {"keys": 0, "hosts": 0, "key_removed": False, "lost": ""}
+    assert said == {"keys": 0, "hosts": 0, "key_removed": False}
 
 
 @pytest.mark.parametrize(

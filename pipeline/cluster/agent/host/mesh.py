@@ -1,7 +1,7 @@
 """ssh without passwords among the nodes of a cluster: this node's keys, the keys that it accepts, and undo.
 
-Also whether this node reaches each of the others by `ssh NAME` alone, as mpirun does. Everything added is recorded in
-``~/.ssh/paceline-mesh.json``, so that ``mesh_undo`` removes exactly that.
+Also whether this node reaches each of the others by `ssh NAME` alone, as mpirun does. Every added line, and a key pair
+that was made, has a comment that ends with ``MARK``, so that ``mesh_undo`` removes exactly that.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import getpass
 import glob
-import json
 import os
 import re
 import shutil
@@ -20,23 +19,22 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from ..node import server_address
-from ..reasons import HERE, THERE
+from ..reasons import THERE
 from ..wire import Json, say
 
-KEY, AUTHORIZED, KNOWN, RECORD = "id_ed25519", "authorized_keys", "known_hosts", "paceline-mesh.json"
-MARK = "(doit mesh)"  # the end of the comment of every public key that was added
+KEY, AUTHORIZED, KNOWN, _LOCK = "id_ed25519", "authorized_keys", "known_hosts", "paceline-mesh.lock"
+MARK = "(doit mesh)"
 _PUBLIC = re.compile(r"(?:ssh-|ecdsa-|sk-)\S+ [A-Za-z0-9+/=]+")
 
 
-def ssh_path(name: str = "") -> str:
-    return os.path.join(os.path.expanduser("~/.ssh"), name) if name else os.path.expanduser("~/.ssh")
+def ssh_path(name: str) -> str:
+    return os.path.join(os.path.expanduser("~/.ssh"), name)
 
 
 @contextlib.contextmanager
 def home_lock() -> Iterator[None]:
     """Hold the lock of a home that several nodes share."""
-
-    with open(ssh_path("paceline-mesh.lock"), "w", encoding="utf-8") as file:
+    with open(ssh_path(_LOCK), "w", encoding="utf-8") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -54,7 +52,6 @@ def mesh_offer(request: Json) -> None:
             )
         make_folder()
         with home_lock():
-            read_record()  # raises SystemExit where it is damaged: what is added then couldn't be undone
             made = make_key()
     say(
         user=getpass.getuser(),
@@ -69,7 +66,7 @@ def mesh_offer(request: Json) -> None:
 
 def make_folder() -> None:
     """Create ~/.ssh for its owner alone. Raises SystemExit: it, or a file to be extended, is something else."""
-    place = ssh_path()
+    place = os.path.expanduser("~/.ssh")
     if os.path.lexists(place) and not os.path.isdir(place):
         kind = f"a link to {os.readlink(place)}, where no folder is" if os.path.islink(place) else "no folder"
         raise SystemExit(f"~/.ssh there is {kind}; move it away{THERE}mv ~/.ssh ~/.ssh.old")
@@ -84,9 +81,10 @@ def make_key() -> bool:
     """Create a key pair without a passphrase if there is none. Return whether one was created."""
     if os.path.exists(ssh_path(KEY)):
         return False
-    comment = f"{getpass.getuser()}@{os.uname().nodename}"
-    run_keygen("-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", ssh_path(KEY))
-    add_to_record(made_key=public_key())
+    comment = f"{getpass.getuser()}@{os.uname().nodename} {MARK}"
+    done = run_program(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", ssh_path(KEY)])
+    if done.returncode:
+        raise SystemExit(f"ssh-keygen there: {(done.stderr or done.stdout).strip()[-300:]}")
     return True
 
 
@@ -100,7 +98,7 @@ def public_key() -> str:
         raise SystemExit(
             f"~/.ssh/{KEY} there is open to others (mode {mode}), so ssh doesn't use it{THERE}chmod 600 ~/.ssh/{KEY}"
         )
-    done = run_keygen("-y", "-P", "", "-f", ssh_path(KEY), check=False)
+    done = run_program(["ssh-keygen", "-y", "-P", "", "-f", ssh_path(KEY)])
     match = _PUBLIC.match(done.stdout)
     if match is not None:
         return match.group(0)
@@ -116,23 +114,11 @@ def public_key() -> str:
     )
 
 
-def run_keygen(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    done = run_program(["ssh-keygen", *words])
-    if check and done.returncode:
-        raise SystemExit(f"ssh-keygen there: {(done.stderr or done.stdout).strip()[-300:]}")
-    return done
-
-
 def run_program(words: list[str], limit_s: float | None = None) -> subprocess.CompletedProcess[str]:
     """Run a program without standard input. Raises OSError, subprocess.TimeoutExpired."""
+    stdin = subprocess.DEVNULL
     return subprocess.run(
-        words,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=limit_s,
-        check=False,
+        words, stdin=stdin, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False
     )
 
 
@@ -192,7 +178,7 @@ def missing_hosts(known: list[Json]) -> tuple[list[str], list[str]]:
             if other:
                 conflicts.append(name)
             else:
-                lines += [f"{name} {key}" for key in new]
+                lines += [f"{name} {key} {MARK}" for key in new]
     return lines, conflicts
 
 
@@ -200,15 +186,14 @@ def known_keys(name: str) -> set[str]:
     """Return the keys in known_hosts for a name, hashed or not."""
     if not os.path.exists(ssh_path(KNOWN)):
         return set()
-    done = run_keygen("-F", name, "-f", ssh_path(KNOWN), check=False)
+    done = run_program(["ssh-keygen", "-F", name, "-f", ssh_path(KNOWN)])
     lines = (line for line in done.stdout.splitlines() if not line.startswith("#"))
     return {match.group(0) for line in lines if (match := _PUBLIC.search(line))}
 
 
 def append_lines(name: str, lines: list[str]) -> int:
-    """Add lines to a file of ~/.ssh and record them; return how many."""
+    """Add lines to a file of ~/.ssh; return how many."""
     if lines:
-        add_to_record(**{name: [*read_record().get(name, []), *lines]})
         write_lines(name, [*read_lines(name), *lines])
     elif os.path.exists(ssh_path(name)):
         os.chmod(ssh_path(name), 0o600)
@@ -235,110 +220,42 @@ def write_lines(name: str, lines: Iterable[str]) -> None:
     os.replace(temporary, place)
 
 
-class DamagedRecord(SystemExit):
-    """The record of the additions is unreadable."""
-
-
-def read_record() -> Json:
-    """Return the recorded additions; {} without any. Raises DamagedRecord."""
-    try:
-        with open(ssh_path(RECORD), encoding="utf-8") as file:
-            value = json.load(file)
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise DamagedRecord(damaged_record(str(error))) from None
-    texts = [value.get(name, []) for name in (AUTHORIZED, KNOWN)] if isinstance(value, dict) else [None]
-    if not all(isinstance(lines, list) and all(isinstance(line, str) for line in lines) for lines in texts):
-        raise DamagedRecord(damaged_record(f"no lists of lines in {json.dumps(value)[:200]}"))
-    if not isinstance(value.get("made_key", ""), str):
-        raise DamagedRecord(damaged_record(f"made_key is {value['made_key']!r}"))
-    return dict(value)
-
-
-def damaged_record(why: str) -> str:
-    return (
-        f"its ~/.ssh/{RECORD}, which tells what doit mesh added there, is damaged ({why}){HERE}doit mesh --undo with "
-        f"the same words, which takes back the keys that carry the mark {MARK}"
-    )
-
-
-def add_to_record(**fields: object) -> None:
-    """Record a change before it is made, so that a kill in between can still be undone."""
-    write_lines(RECORD, [json.dumps({**read_record(), **fields})])
-
-
 # ---------------------------------------------------------------------------------------------- undo
 def mesh_undo(_: Json) -> None:
-    """Remove the lines that were added here, and the key pair if it was created here and is unchanged.
-
-    If the record is damaged or lost, only public keys with Paceline's mark are removed; ``lost`` says why.
-    """
-    if not (os.path.lexists(ssh_path(RECORD)) or marked_lines()):
-        say(keys=0, hosts=0, key_removed=False, lost="")
-        return
-    with home_lock():
-        record, lost = lines_to_remove()
-        ours = bool(record.get("made_key")) and record["made_key"] == public_key()  # may raise: nothing is changed yet
-        counts = [remove_lines(name, record.get(name, [])) for name in (AUTHORIZED, KNOWN)]
-        for name in [KEY, f"{KEY}.pub"] if ours else []:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(ssh_path(name))
-        with contextlib.suppress(FileNotFoundError):
-            if lost:
-                os.replace(ssh_path(RECORD), ssh_path(f"{RECORD}.damaged"))
-        for name in (RECORD, "paceline-mesh.lock"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(ssh_path(name))
-    say(keys=counts[0], hosts=counts[1], key_removed=ours, lost=lost)
+    """Remove the lines that were added here, and the key pair if it was created here and is unchanged."""
+    counts, ours = [0, 0], False
+    if made_here() or any(is_ours(line) for name in (AUTHORIZED, KNOWN) for line in read_lines(name)):
+        with home_lock():
+            ours = made_here() and public_key() in read_lines(f"{KEY}.pub")[0]  # may raise: nothing is changed yet
+            counts = [remove_lines(name) for name in (AUTHORIZED, KNOWN)]
+            for name in [*([KEY, f"{KEY}.pub"] if ours else []), _LOCK]:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(ssh_path(name))
+    say(keys=counts[0], hosts=counts[1], key_removed=ours)
 
 
-def lines_to_remove() -> tuple[Json, str]:
-    """Return the lines to remove, and the problem of the record if it can't tell them."""
-    try:
-        record = read_record()
-    except DamagedRecord:
-        return {AUTHORIZED: marked_lines()}, f"was damaged and is now ~/.ssh/{RECORD}.damaged"
-    return (record, "") if record or not marked_lines() else ({AUTHORIZED: marked_lines()}, "is gone")
+def made_here() -> bool:
+    return any(map(is_ours, read_lines(f"{KEY}.pub"))) and os.path.exists(ssh_path(KEY))
 
 
-def marked_lines() -> list[str]:
-    """Return the lines of authorized_keys with Paceline's mark."""
-    return [line for line in read_lines(AUTHORIZED) if line.rstrip().endswith(MARK)]
+def is_ours(line: str) -> bool:
+    """Whether a line was added here; a user may have put options before its key."""
+    return line.rstrip().endswith(MARK) and not line.lstrip().startswith("#")
 
 
-def remove_lines(name: str, ours: list[str]) -> int:
-    """Remove each of these lines once, from the end; a file that becomes empty is removed too."""
+def remove_lines(name: str) -> int:
+    """Remove our lines from a file; one that becomes empty is removed too."""
     lines = read_lines(name)
-    before = len(lines)
-    for line in ours:
-        matches = [
-            number for number, other in enumerate(lines) if is_our_line(line, other, with_options=name == AUTHORIZED)
-        ]
-        if matches:
-            del lines[matches[-1]]  # the last one: ours were appended
-    if len(lines) != before:
-        if lines:
-            write_lines(name, lines)
+    kept = [line for line in lines if not is_ours(line)]
+    if len(kept) < len(lines):
+        if kept:
+            write_lines(name, kept)
         else:
             os.unlink(ssh_path(name))
-    return before - len(lines)
-
-
-def is_our_line(line: str, other: str, *, with_options: bool) -> bool:
-    """Whether ``other`` is a line that was added here, or still admits the same key.
-
-    An editor may have changed its end, or a user may have put options before the key.
-    """
-    if other.rstrip() == line.rstrip():
-        return True
-    key = line.split()[1:2]
-    return with_options and not other.lstrip().startswith("#") and bool(key) and key[0] in other.split()
+    return len(lines) - len(kept)
 
 
 # ---------------------------------------------------------------------------- logins to other nodes
-
-
 AT_ONCE = 8  # connections of one node: sshd refuses by chance from the 10th that hasn't logged in yet (MaxStartups)
 CONNECT_S = 8
 LOGIN_S = 3 * CONNECT_S
