@@ -11,8 +11,6 @@ How a host is reached (launcher, interpreter, ssh configuration) always comes fr
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
-import math
 import os
 import re
 from collections.abc import Collection, Mapping
@@ -24,6 +22,7 @@ from typing import Any
 from pipeline.core import documents
 from pipeline.core.errors import UsageError
 from pipeline.core.files import write_json
+from pipeline.core.shapes import Kind, Maybe, matching, whole, wrong
 from pipeline.core.specs import SCRIPT_OUTPUTS, TRAINING_OUTPUTS, Cluster, Host, LaunchPlan, NodePlan, unfit_name
 from pipeline.runs import journal
 from trainers.contract import run_folder
@@ -32,7 +31,23 @@ _CONNECT_S = 5.0  # short, because hosts that the command doesn't name may no lo
 _NOT_RECORDED = ("argv", "env")  # fields of a node
 _RUN_ID = re.compile(r"(?P<key>\w+)-[0-9a-f]{6}-(?P<attempt>\d+)-[0-9a-f]+")
 _LABEL = re.compile(r"(?:(?P<user>[^@]*)@)?(?P<name>[^@]+?)(?::(?P<port>\d{1,5}))?")
-_MAX_CHARACTERS = 1000
+_LINE = Kind("a line of text", lambda value: isinstance(value, str) and len(value) <= 1000 and value.isprintable())
+_ADDRESS = matching(r"[\w.-]{0,255}\Z|[0-9A-Fa-f.:]*(%[\w.-]+)?\Z", "an address, or the name of a host")
+_COUNT = whole(1 << 32)
+_SECONDS = Kind("seconds", lambda value: type(value) in (int, float) and 0 <= value < float("inf"))
+_OF_NODE = {
+    **dict.fromkeys(("host", "identity", "run_dir", "data_dir", "state_dir"), _LINE),
+    "machine": Maybe(_LINE),
+    "address": _ADDRESS,
+    **dict.fromkeys(("node_rank", "first_rank", "nproc_per_node"), _COUNT),
+}
+_OF_PLAN = {
+    "run_id": matching(rf"{_RUN_ID.pattern}\Z", "a run id"),
+    **dict.fromkeys(("run_key", "launcher"), matching(r"[\w-]{0,255}\Z", "a name")),
+    "master_addr": _ADDRESS,
+    **dict.fromkeys(("attempt", "master_port", "world_size"), _COUNT),
+    **dict.fromkeys(("lease_s", "stall_s", "collective_timeout_s", "checkpoint_fetch_s"), _SECONDS),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,29 +106,20 @@ def read_plan(path: Path, run_dir: Path) -> LaunchPlan | None:
 def plan_of(value: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
     """Build a plan from its JSON and check the form of each field; commands and environments stay empty.
 
-    Raises KeyError, TypeError, ValueError, AttributeError: it is damaged, or not a plan of this run folder.
+    Raises KeyError, TypeError, ValueError: it is damaged, or not a plan of this run folder.
     """
-    run_id = _text(value["run_id"])
+    if why := wrong(value, {**_OF_PLAN, "nodes": [_OF_NODE]}):
+        raise ValueError(why)
+    run_id, nodes = value["run_id"], value["nodes"]
     form = _RUN_ID.fullmatch(run_id)
     if form is None or form["key"] != value["run_key"] or int(form["attempt"]) != value["attempt"]:
         raise ValueError(f"{run_id!r} is no run id of attempt {value['attempt']!r} of run {value['run_key']!r}")
-    rows = value["nodes"]
-    if not isinstance(rows, list) or len({row["host"] for row in rows}) != len(rows):
-        raise ValueError("its nodes are no list of different hosts")
+    if len({node["host"] for node in nodes}) != len(nodes):
+        raise ValueError("it names a host twice")
     return LaunchPlan(
-        run_key=form["key"],
-        run_id=run_id,
-        attempt=int(form["attempt"]),
-        launcher=_name(value["launcher"]),
-        master_addr=_address(value["master_addr"]),
-        master_port=_count(value["master_port"]),
-        world_size=_count(value["world_size"]),
-        nodes=tuple(_node(row, number, run_id, run_dir) for number, row in enumerate(rows)),
+        **{name: value[name] for name in _OF_PLAN},
+        nodes=tuple(_node(row, number, run_id, run_dir) for number, row in enumerate(nodes)),
         outputs=SCRIPT_OUTPUTS if value["outputs"]["whole"] else TRAINING_OUTPUTS,
-        lease_s=_seconds(value["lease_s"]),
-        stall_s=_seconds(value["stall_s"]),
-        collective_timeout_s=_seconds(value["collective_timeout_s"]),
-        checkpoint_fetch_s=_seconds(value["checkpoint_fetch_s"]),
     )
 
 
@@ -137,7 +143,7 @@ def cluster_with(cluster: Cluster, plan: LaunchPlan, labels: Collection[str]) ->
 
 def host_of(label: str) -> Host:
     """Return the host with this label. Raises ValueError: not a valid label."""
-    form = _LABEL.fullmatch(_text(label))
+    form = _LABEL.fullmatch(label) if label.isprintable() else None
     if form is None:
         raise ValueError(f"{label!r} is no label of a host")
     host = Host(name=form["name"], user=form["user"], port=int(form["port"]) if form["port"] else None)
@@ -149,23 +155,10 @@ def host_of(label: str) -> Host:
 def _node(row: Mapping[str, Any], number: int, run_id: str, run_dir: Path) -> NodePlan:
     if row["node_rank"] != number:
         raise ValueError(f"node {number} has the rank {row['node_rank']!r}")
-    place, state = _text(row["run_dir"]), _text(row["state_dir"])
-    if not _is_folder_of(run_id, place, state, run_dir):
-        raise ValueError(f"{place!r} is no folder of run {run_id}")
-    return NodePlan(
-        node_rank=number,
-        host=host_of(row["host"]).label,
-        identity=_text(row["identity"]),
-        machine=_text(row.get("machine", "")),
-        address=_address(row["address"]),
-        argv=(),
-        env={},
-        run_dir=place,
-        data_dir=_text(row["data_dir"]),
-        state_dir=state,
-        first_rank=_count(row["first_rank"]),
-        nproc_per_node=_count(row["nproc_per_node"]),
-    )
+    if not _is_folder_of(run_id, row["run_dir"], row["state_dir"], run_dir):
+        raise ValueError(f"{row['run_dir']!r} is no folder of run {run_id}")
+    fields: dict[str, Any] = {name: row.get(name) or "" if name == "machine" else row[name] for name in _OF_NODE}
+    return NodePlan(**{**fields, "host": host_of(row["host"]).label}, argv=(), env={})
 
 
 def _is_folder_of(run_id: str, place: str, state: str, run_dir: Path) -> bool:
@@ -177,37 +170,6 @@ def _is_folder_of(run_id: str, place: str, state: str, run_dir: Path) -> bool:
         return state == f"{place}/agent"
     own = f"{place}/attempts/{journal.attempt_number(run_id)}/agent-{run_id}"
     return place == str(run_dir.resolve()) and re.fullmatch(rf"{re.escape(own)}(/node\d+)?", state) is not None
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > _MAX_CHARACTERS or not value.isprintable():
-        raise ValueError(f"{str(value)[:40]!r} is no line of text")
-    return value
-
-
-def _name(value: Any) -> str:
-    if re.fullmatch(r"[\w-]*", _text(value)) is None:
-        raise ValueError(f"{value!r} is no name")
-    return str(value)
-
-
-def _address(value: Any) -> str:
-    """Return an IP address or a host's name; '' where there is none."""
-    if re.fullmatch(r"[\w.-]*", _text(value)) is None:
-        ipaddress.ip_address(value)
-    return str(value)
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
-        raise ValueError(f"{str(value)[:40]!r} is no count")
-    return value
-
-
-def _seconds(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"{str(value)[:40]!r} is no time")
-    return float(value)
 
 
 def _path(run_id: str, run_dir: Path) -> Path:
