@@ -11,7 +11,7 @@ from pipeline.cluster import launchers
 from pipeline.cluster.agent.node import address_towards
 from pipeline.cluster.hostfile import parse_mpi
 from pipeline.cluster.launchers import LAUNCHERS
-from pipeline.cluster.launchers.mpi import Mpirun, brief, explain, lost_its_folder, not_open_mpi, unfit_for_mpirun
+from pipeline.cluster.launchers.mpi import brief, command, explain, lost_its_folder, not_open_mpi, unfit_for_mpirun
 from pipeline.cluster.launchers.transport.answers import Answer, Output
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
@@ -20,14 +20,6 @@ from trainers.core.config import ConfigError
 
 GOLDEN = Path(__file__).parent / "golden"
 SETTINGS = LAUNCHERS.settings("mpi")
-FULL = Mpirun(
-    program="/opt/openmpi/bin/mpirun",
-    tmp="/tmp/paceline-1/2",
-    as_root=True,
-    ssh_args=("-F", "/tmp/paceline-1/ssh_config", "-o", "BatchMode=yes"),
-    network="10.0.0.0/24",
-    options=("--prefix", "/opt/openmpi"),
-)
 FRAMED = """ssh: connect to host node1 port 22: {why}
 --------------------------------------------------------------------------
 ORTE was unable to reliably start one or more daemons.
@@ -41,12 +33,21 @@ after it
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "mpirun"),
-    [("plain", Mpirun(program="mpirun", tmp="/tmp/paceline-1/2", as_root=False)), ("full", FULL)],
-)
-def test_the_command_is_the_one_that_was_read_by_a_person(name: str, mpirun: Mpirun) -> None:
-    words = mpirun.command(Host(name="node1"), ["/bin/sh", "-c", "it's $(touch x)"])
+@pytest.mark.parametrize("name", ["plain", "full"])
+def test_the_command_is_the_one_that_was_read_by_a_person(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, is_full = Host(name="node1"), name == "full"
+    settings = (
+        SETTINGS(btl_tcp_if_include="10.0.0.0/24", mpirun=["--prefix", "/opt/openmpi"]) if is_full else SETTINGS()
+    )
+    monkeypatch.setattr("os.geteuid", lambda: 0 if is_full else 1000)
+    words = command(
+        Cluster(launcher="mpi", hosts=(host,), settings=settings),
+        host,
+        ["/bin/sh", "-c", "it's $(touch x)"],
+        program="/opt/openmpi/bin/mpirun" if is_full else "mpirun",
+        tmp="/tmp/paceline-1/2",
+        ssh_config="/tmp/paceline-1/ssh_config" if is_full else None,
+    )
     assert "\n".join(words) + "\n" == (GOLDEN / f"mpi_{name}.txt").read_text()
 
 

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, ClassVar
 
@@ -76,34 +77,24 @@ class MpiConfig(ClusterConfig):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mpirun:
-    """The arguments of a call of mpirun.
+def command(
+    cluster: Cluster, host: Host, agent: Sequence[str], *, program: str, tmp: str, ssh_config: str | None
+) -> list[str]:
+    """Return the argv that runs ``agent`` once on ``host``, without a shell and with mpirun's stdin.
 
-    Attributes:
+    Args:
         tmp: a folder for this call alone.
-        ssh_args: further arguments of its ssh.
-        network: an interface or a subnet for its own connections; None: mpirun chooses.
-        options: further options of mpirun.
     """
-
-    program: str
-    tmp: str
-    as_root: bool
-    ssh_args: Sequence[str] = ()
-    network: str | None = None
-    options: Sequence[str] = ()
-
-    def command(self, host: Host, agent: Sequence[str]) -> list[str]:
-        """Return the argv that runs ``agent`` once on ``host``, without a shell and with mpirun's stdin."""
-        argv = [self.program, "--host", host.name, "-n", "1", "--wdir", "/"]
-        argv += ["--bind-to", "none"]  # else all ranks of the host would share the agent's one core
-        argv += ["--mca", "orte_local_tmp_base", self.tmp]  # two mpiruns at once remove each other's folders in /tmp
-        argv += ["--allow-run-as-root"] if self.as_root else []
-        argv += ["--mca", "plm_rsh_args", " ".join(self.ssh_args)] if self.ssh_args else []
-        if self.network:
-            argv += ["--mca", "btl_tcp_if_include", self.network, "--mca", "oob_tcp_if_include", self.network]
-        return [*argv, *self.options, *agent]
+    argv = [program, "--host", host.name, "-n", "1", "--wdir", "/"]
+    argv += ["--bind-to", "none"]  # else all ranks of the host would share the agent's one core
+    argv += ["--mca", "orte_local_tmp_base", tmp]  # two mpiruns at once remove each other's folders in /tmp
+    argv += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    if ssh_config:
+        within = f"ConnectTimeout={math.ceil(cluster.connect_timeout_s)}"
+        argv += ["--mca", "plm_rsh_args", f"-F {ssh_config} -o BatchMode=yes -o {within}"]
+    if network := cluster.settings.btl_tcp_if_include:
+        argv += ["--mca", "btl_tcp_if_include", network, "--mca", "oob_tcp_if_include", network]
+    return [*argv, *cluster.settings.mpirun, *agent]
 
 
 class MpiTransport(Transport):
@@ -147,13 +138,13 @@ class MpiTransport(Transport):
     def render(cls, cluster: Cluster, spec: AttemptSpec) -> str:
         """Return the command that reaches each host. Raises UsageError: mpirun can't take one of the hosts' names."""
         _refuse_unfit_names(cluster)
-        command = _mpirun(cluster, "mpirun", "<a folder of its own>", cluster.ssh_config).command
-        rows = [f"{shlex.join(command(host, []))} <node agent of {host.label}>" for host in cluster.hosts]
-        return "\n".join(rows) + "\n"
+        shown = partial(command, cluster, program="mpirun", tmp="<a folder of its own>", ssh_config=cluster.ssh_config)
+        return "".join(f"{shlex.join(shown(host, []))} <node agent of {host.label}>\n" for host in cluster.hosts)
 
     def stream_argv(self, host: Host) -> list[str]:
         tmp = tempfile.mkdtemp(dir=self._folder)
-        return _mpirun(self.cluster, self._program, tmp, self._ssh_config).command(host, agent_argv(host.python))
+        agent = agent_argv(host.python)
+        return command(self.cluster, host, agent, program=self._program, tmp=tmp, ssh_config=self._ssh_config)
 
     def _passed_on(self, ssh_config: str | None) -> str | None:
         """Return the file under a name that mpirun passes on unchanged."""
@@ -178,19 +169,6 @@ class MpiTransport(Transport):
     def explain(self, host: Host, answer: Answer) -> tuple[str, str | None]:
         network = self.cluster.settings.btl_tcp_if_include
         return explain(host, answer, ssh_config=self.cluster.ssh_config, network=network)
-
-
-def _mpirun(cluster: Cluster, program: str, tmp: str, ssh_config: str | None) -> Mpirun:
-    within = f"ConnectTimeout={math.ceil(cluster.connect_timeout_s)}"
-    args = ("-F", ssh_config, "-o", "BatchMode=yes", "-o", within) if ssh_config else ()
-    return Mpirun(
-        program=program,
-        tmp=tmp,
-        as_root=os.geteuid() == 0,
-        ssh_args=args,
-        network=cluster.settings.btl_tcp_if_include,
-        options=cluster.settings.mpirun,
-    )
 
 
 def _refuse_unfit_names(cluster: Cluster) -> None:

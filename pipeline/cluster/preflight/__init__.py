@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.launchers.transport.answers import Answer
 from pipeline.cluster.preflight import clock, gpus, network, occupation, resources, versions
-from pipeline.cluster.preflight.judgement import ALL, Check, State, from_error, refuse, warnings
+from pipeline.cluster.preflight.judgement import ALL, Check, State, from_error, judged, refuse, warnings
 from pipeline.cluster.preflight.versions import agreed, probed, refuse_different
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.files import canonical_json
@@ -72,26 +72,25 @@ class Report:
             raise HostError("\n".join(error.what for error in errors), hint="; then ".join(hints) or None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _DeepAnswers:
-    """The results of a deep examination: nvidia-smi's answers, times of a shorter round trip, further checks."""
+def judge(
+    cluster: Cluster,
+    facts: Sequence[NodeFacts],
+    gpus_by_host: Mapping[str, Mapping[str, str] | None] | None = None,
+    clocks: Mapping[str, Mapping[str, float]] | None = None,
+) -> list[Check]:
+    """Return all checks of the facts. Pure.
 
-    gpus: Mapping[str, Mapping[str, str] | None] = field(default_factory=dict)
-    clocks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    checks: Sequence[Check] = ()
-
-
-def judge(cluster: Cluster, facts: Sequence[NodeFacts], deep: _DeepAnswers | None = None) -> list[Check]:
-    """Return all checks of the facts and deep answers. Pure."""
-    known = deep or _DeepAnswers()
+    Args:
+        gpus_by_host: nvidia-smi's answers of a deep examination, in the place of the probe's.
+        clocks: times of a round trip shorter than the probe's.
+    """
     gpus_probed: dict[str, Any] = {fact.host: fact.extra.get("system", {}).get("gpus") for fact in facts}
     return [
         *versions.checks(cluster, facts),
         *resources.checks(cluster, facts),
-        *clock.checks(facts, known.clocks),
+        *clock.checks(facts, clocks or {}),
         *network.checks(cluster, facts),
-        *gpus.checks(cluster, facts, {**gpus_probed, **known.gpus}),
-        *known.checks,
+        *gpus.checks(cluster, facts, {**gpus_probed, **(gpus_by_host or {})}),
     ]
 
 
@@ -99,11 +98,7 @@ def short(cluster: Cluster, facts: Sequence[NodeFacts], launcher: Launcher) -> l
     """Return the checks before a training on several nodes. A single node needs none: its start shows what it lacks."""
     if cluster.nnodes < 2:
         return []
-    folders = shared_folders(cluster, launcher, None)
-    return [
-        *judge(cluster, facts),
-        *(check for folder in folders for check in shared_folder_checks(cluster, launcher.ask, folder)),
-    ]
+    return [*judge(cluster, facts), *_shared_folders(cluster, launcher, None)]
 
 
 def examine(
@@ -130,7 +125,8 @@ def examine(
     key = versions or {}
     with closing(launchers.create(cluster)) as launcher:
         if isinstance(launcher, GrantedLauncher):
-            return _scheduler_report(launcher)
+            lines = launcher.scheduler.rehearse()
+            return Report(facts=(), checks=[Check(ALL, "scheduler", State.OK, line) for line in lines])
         facts = launcher.probe(None, probed(key))
         for note in clear_leftovers(launcher, facts, runs_dir) if runs_dir else ():
             on_note(note)
@@ -141,9 +137,8 @@ def examine(
             facts = launcher.connect(facts)[0]
         except HostError as error:
             refusals.append(error)
-        deep_answers = _examine_deeply(cluster, launcher, runs_dir) if deep else None
-    checks = [*judge(cluster, facts, deep_answers), *occupation.checks(cluster, facts)]
-    return Report(facts=facts, checks=checks, refusals=refusals)
+        checks = _examine_deeply(cluster, facts, launcher, runs_dir) if deep else judge(cluster, facts)
+    return Report(facts=facts, checks=[*checks, *occupation.checks(cluster, facts)], refusals=refusals)
 
 
 def versions_on_hosts(cluster: Cluster, key: Mapping[str, str]) -> dict[str, str]:
@@ -168,19 +163,16 @@ def versions_on_hosts(cluster: Cluster, key: Mapping[str, str]) -> dict[str, str
 _versions_by_request: dict[str, dict[str, str]] = {}
 
 
-def _scheduler_report(launcher: GrantedLauncher) -> Report:
-    checks = [Check(host=ALL, name="scheduler", state=State.OK, seen=line) for line in launcher.scheduler.rehearse()]
-    return Report(facts=(), checks=checks)
-
-
-def _examine_deeply(cluster: Cluster, launcher: AgentLauncher, runs_dir: Path | None) -> _DeepAnswers:
+def _examine_deeply(
+    cluster: Cluster, facts: Sequence[NodeFacts], launcher: AgentLauncher, runs_dir: Path | None
+) -> list[Check]:
     requested = time.time()
     answers = launcher.ask({"do": "examine", "gpu_s": _GPU_S if cluster.device == "cuda" else 0.0})
     answered = time.time()
     values = {host: answer.value for host, answer in answers.items() if answer.value and answer.error is None}
     hint = "doit preflight --deep again; what it says of ssh"
     silent = [
-        Check(host=host, name="agent", state=State.FAILED, seen=str(answer.error), wanted="an answer", hint=hint)
+        Check(host, "agent", State.FAILED, str(answer.error), "an answer", hint)
         for host, answer in answers.items()
         if host not in values
     ]
@@ -189,22 +181,18 @@ def _examine_deeply(cluster: Cluster, launcher: AgentLauncher, runs_dir: Path | 
         for host, value in values.items()
     }
     gpus_by_host = {host: value["gpus"] for host, value in values.items()}
-    checks = [*silent, *gpus.unanswered(cluster, gpus_by_host, _GPU_S)]
-    for folder in shared_folders(cluster, launcher, runs_dir):
-        checks += shared_folder_checks(cluster, launcher.ask, folder)
-    return _DeepAnswers(gpus=gpus_by_host, clocks=clocks, checks=checks)
+    unanswered = gpus.unanswered(cluster, gpus_by_host, _GPU_S)
+    shared = _shared_folders(cluster, launcher, runs_dir)
+    return [*judge(cluster, facts, gpus_by_host, clocks), *silent, *unanswered, *shared]
 
 
 # ------------------------------------------------------------------------------------------ folders shared by all hosts
-_SHARED_FOLDER = "shared folder"
-
-
-def shared_folders(cluster: Cluster, launcher: Launcher, runs_dir: Path | None) -> list[str]:
-    """Return the folders that all hosts must share, by the configuration or the launcher."""
+def _shared_folders(cluster: Cluster, launcher: Launcher, runs_dir: Path | None) -> list[Check]:
+    """Check the folders that all hosts must share, by the configuration or the launcher."""
     folders = [cluster.rendezvous_dir] if cluster.rendezvous_dir else []
     if runs_dir is not None and launcher.capabilities.shares_run_dir and cluster.nnodes > 1:
         folders.append(str(runs_dir))
-    return folders
+    return [check for folder in folders for check in shared_folder_checks(cluster, launcher.ask, folder)]
 
 
 def shared_folder_checks(cluster: Cluster, ask: Callable[..., Mapping[str, Answer]], folder: str) -> list[Check]:
@@ -213,34 +201,35 @@ def shared_folder_checks(cluster: Cluster, ask: Callable[..., Mapping[str, Answe
     The file has a new name each time, because a network file system may hide a file that was looked up before it
     existed. ``ask`` is ``Launcher.ask``.
     """
+    hint = "mount the same file system on every host, or name another folder (cluster.rendezvous_dir=, paths.runs=)"
+
+    def shared(host: Host, seen: str, is_ok: bool, wanted: str = "") -> Check:
+        return judged(host.label, "shared folder", seen, is_ok, wanted=wanted, hint=hint, otherwise=State.FAILED)
+
     first, *others = cluster.hosts
     request = {"do": "shared", "folder": folder, "mark": secrets.token_hex(6)}
     written = ask({**request, "act": "write"}, hosts=[first]).get(first.label)
     if written is None:  # a launcher without agents
         return []
     if written.error is not None:
-        return [_not_shared(first, f"can't write into {folder}: {written.error}", "a folder that it can write")]
+        seen = f"can't write into {folder}: {written.error}"
+        return [shared(first, seen, False, "a folder that it can write")]
     try:
         answers = ask({**request, "act": "look"}, hosts=others) if others else {}
     finally:
         ask({**request, "act": "remove"}, hosts=[first])
-    checks = [Check(host=first.label, name=_SHARED_FOLDER, state=State.OK, seen=f"{folder} is written")]
-    return [*checks, *(_shared_check(host, answers.get(host.label), first, folder) for host in others)]
-
-
-def _shared_check(host: Host, answer: Answer | None, first: Host, folder: str) -> Check:
-    if answer is None or answer.value is None or answer.error is not None:
-        return _not_shared(host, f"{folder}: {answer.error if answer else 'no answer'}", "an answer")
-    if answer.value["there"]:
-        seen = f"{folder} is the same as on {first.label}"
-        return Check(host=host.label, name=_SHARED_FOLDER, state=State.OK, seen=seen)
-    is_other = f" there isn't the folder of that name on {first.label}" if answer.value["folder"] else " isn't there"
-    return _not_shared(host, f"{folder}{is_other}", "one folder for all")
-
-
-def _not_shared(host: Host, seen: str, wanted: str) -> Check:
-    hint = "mount the same file system on every host, or name another folder (cluster.rendezvous_dir=, paths.runs=)"
-    return Check(host=host.label, name=_SHARED_FOLDER, state=State.FAILED, seen=seen, wanted=wanted, hint=hint)
+    checks = [shared(first, f"{folder} is written", True)]
+    for host in others:
+        answer = answers.get(host.label)
+        if answer is None or answer.value is None or answer.error is not None:
+            checks.append(shared(host, f"{folder}: {answer.error if answer else 'no answer'}", False, "an answer"))
+        elif answer.value["there"]:
+            checks.append(shared(host, f"{folder} is the same as on {first.label}", True))
+        else:
+            is_other = answer.value["folder"]
+            seen = f" there isn't the folder of that name on {first.label}" if is_other else " isn't there"
+            checks.append(shared(host, f"{folder}{seen}", False, "one folder for all"))
+    return checks
 
 
 # ------------------------------------------------------------------------------------------------------ shown as text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pipeline.cluster.preflight.judgement import ALL, Check, judged
 from pipeline.core.specs import NodeFacts
@@ -12,8 +12,7 @@ TOLERATED_S = 2.0
 _HINT = "sudo chronyc makestep there, or sudo timedatectl set-ntp true"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Offset:
+class Offset(NamedTuple):
     """How far a clock is ahead of this computer's (negative: behind), and the possible error of that."""
 
     offset_s: float
@@ -33,14 +32,7 @@ def offset(times: Mapping[str, float]) -> Offset:
             when the host ``began`` and finished (``said``) its answer.
     """
     there, back = times["began"] - times["asked"], times["said"] - times["answered"]
-    return Offset(offset_s=(there + back) / 2, error_s=abs(there - back) / 2)
-
-
-def times(fact: NodeFacts) -> dict[str, float] | None:
-    """Return the times of the probe; None if the launcher didn't record them."""
-    if not {"asked", "answered", "began"} <= fact.extra.keys():
-        return None
-    return {**{name: float(fact.extra[name]) for name in ("asked", "answered", "began")}, "said": fact.unix_time}
+    return Offset((there + back) / 2, abs(there - back) / 2)
 
 
 def checks(facts: Sequence[NodeFacts], shorter: Mapping[str, Mapping[str, float]]) -> Iterator[Check]:
@@ -49,29 +41,23 @@ def checks(facts: Sequence[NodeFacts], shorter: Mapping[str, Mapping[str, float]
     Args:
         shorter: host → times of a round trip shorter than the probe's, if there was one.
     """
-    times_by_host = {fact.host: round_trip for fact in facts if (round_trip := shorter.get(fact.host) or times(fact))}
-    offsets = {host: offset(round_trip) for host, round_trip in times_by_host.items()}
-    if len(offsets) > 1 and _all_differ_alike(list(offsets.values())):
-        # the median tells how far this computer is off
-        median_s = sorted(measured.offset_s for measured in offsets.values())[len(offsets) // 2]
+    offsets = {}
+    for fact in facts:
+        times = shorter.get(fact.host) or {**fact.extra, "said": fact.unix_time}
+        if {"asked", "answered", "began"} <= times.keys():  # not where a launcher didn't record them
+            offsets[fact.host] = offset(times)
+    ordered = sorted(measured.offset_s for measured in offsets.values())
+    all_differ = len(ordered) > 1 and all(measured.at_least_s > TOLERATED_S for measured in offsets.values())
+    if all_differ and ordered[-1] - ordered[0] <= TOLERATED_S:  # alike, so this computer's clock is wrong
+        median_s = ordered[len(ordered) // 2]
         seen = f"this computer's is {_difference(-median_s)} those of all hosts, which agree"
         hint = _HINT.replace(" there", " here")
         yield judged(ALL, "clock", seen, False, wanted=f"within {TOLERATED_S:g} s", hint=hint)
         return
     for host, measured in offsets.items():
-        yield _judged(host, measured)
-
-
-def _all_differ_alike(offsets: Sequence[Offset]) -> bool:
-    """True if all hosts are off by the same, so that this computer's clock is wrong."""
-    values = [measured.offset_s for measured in offsets]
-    return all(measured.at_least_s > TOLERATED_S for measured in offsets) and max(values) - min(values) <= TOLERATED_S
-
-
-def _judged(host: str, measured: Offset) -> Check:
-    seen = f"{_difference(measured.offset_s)} this computer's (±{measured.error_s:.2f} s)"
-    is_ok = measured.at_least_s <= TOLERATED_S
-    return judged(host, "clock", seen, is_ok, wanted=f"within {TOLERATED_S:g} s", hint=_HINT)
+        seen = f"{_difference(measured.offset_s)} this computer's (±{measured.error_s:.2f} s)"
+        is_ok = measured.at_least_s <= TOLERATED_S
+        yield judged(host, "clock", seen, is_ok, wanted=f"within {TOLERATED_S:g} s", hint=_HINT)
 
 
 def _difference(offset_s: float) -> str:

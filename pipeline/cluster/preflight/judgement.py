@@ -22,7 +22,7 @@ class State(enum.StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Check:
     """The result of one check of one host.
 
@@ -46,38 +46,31 @@ def judged(
     host: str, name: str, seen: str, is_ok: bool, *, wanted: str = "", hint: str = "", otherwise: State = State.WARNING
 ) -> Check:
     """Return a check that is ok, or else has the state ``otherwise`` with the value wanted and the fix."""
-    if is_ok:
-        return Check(host=host, name=name, state=State.OK, seen=seen)
-    return Check(host=host, name=name, state=otherwise, seen=seen, wanted=wanted, hint=hint)
+    return Check(host, name, State.OK, seen) if is_ok else Check(host, name, otherwise, seen, wanted, hint)
 
 
 def lines(checks: Iterable[Check]) -> list[str]:
     """Return a line for each different result, with all hosts that have it."""
-    hosts: dict[tuple[str, str, str, str], list[str]] = {}
+    hosts_of: dict[tuple[str, str, str, str], list[str]] = {}
     for check in checks:
-        hosts.setdefault((check.name, check.seen, check.wanted, check.hint), []).append(check.host)
-    return [_line(labels, *what) for what, labels in hosts.items()]
-
-
-def _line(hosts: Sequence[str], name: str, seen: str, wanted: str, hint: str) -> str:
-    where = ", ".join(host for host in hosts[:_HOSTS_NAMED] if host != ALL)
-    more = f" and {len(hosts) - _HOSTS_NAMED} more" if len(hosts) > _HOSTS_NAMED else ""
-    head = f"{where}{more}: " if where else ""
-    return f"{head}{name}: {seen}{f' (wanted: {wanted})' if wanted else ''}{f'; {hint}' if hint else ''}"
-
-
-def of_state(checks: Iterable[Check], state: State) -> list[Check]:
-    return [check for check in checks if check.state == state]
+        hosts_of.setdefault((check.name, check.seen, check.wanted, check.hint), []).append(check.host)
+    rows = []
+    for (name, seen, wanted, hint), hosts in hosts_of.items():
+        where = ", ".join(host for host in hosts[:_HOSTS_NAMED] if host != ALL)
+        more = f" and {len(hosts) - _HOSTS_NAMED} more" if len(hosts) > _HOSTS_NAMED else ""
+        needed, fix = f" (wanted: {wanted})" if wanted else "", f"; {hint}" if hint else ""
+        rows.append(f"{f'{where}{more}: ' if where else ''}{name}: {seen}{needed}{fix}")
+    return rows
 
 
 def warnings(checks: Iterable[Check]) -> list[str]:
     """Return the warnings as lines."""
-    return [f"warning: {line}" for line in lines(of_state(checks, State.WARNING))]
+    return [f"warning: {line}" for line in lines(check for check in checks if check.state == State.WARNING)]
 
 
 def refuse(checks: Sequence[Check], hosts: int) -> None:
     """Raise HostError that lists every failed check, if there is one. ``hosts`` is the size of the cluster."""
-    failed = of_state(checks, State.FAILED)
+    failed = [check for check in checks if check.state == State.FAILED]
     if failed:
         known = {check.host for check in failed} - {ALL}
         who = f"{len(known)} of {counted(hosts, 'host')}" if known else "the hosts"
@@ -91,9 +84,10 @@ def from_error(error: HostError, name: str, labels: Iterable[str]) -> list[Check
         who, separator, what = line.strip().partition(": ")
         hosts = who.split(", ")
         named = bool(separator) and known.issuperset(hosts)
-        for host in hosts if named else [ALL]:
-            seen = what if named else line.strip()
-            refused.append(Check(host=host, name=name, state=State.FAILED, seen=seen, hint=error.hint or ""))
+        seen = what if named else line.strip()
+        refused += [
+            Check(host, name, State.FAILED, seen, hint=error.hint or "") for host in (hosts if named else [ALL])
+        ]
     return refused
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from pipeline.cluster.preflight.judgement import Check, State, compared, judged
 from pipeline.core.specs import Cluster, NodeFacts
@@ -25,10 +24,14 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
         return
     for fact in facts:
         yield from _own_name(fact)
-    links = {fact.host: link for fact in facts if (link := _link(fact))}
+    # of the interface that the collectives use
+    all_links = {fact.host: fact.extra.get("system", {}).get("links", {}).get(fact.interface) for fact in facts}
+    links = {host: link for host, link in all_links.items() if link}
     where = {fact.host: f" on {fact.interface}" for fact in facts}
     for host, link in links.items():
-        yield _up(host, link["state"], where[host])
+        is_up = link["state"] in ("up", "unknown")  # a loopback or a tunnel has no state
+        hint = "sudo ip link set dev INTERFACE up there, or another interface by cluster.hosts[].interface"
+        yield judged(host, "link", f"{link['state']}{where[host]}", is_up, wanted="up", hint=hint)
     mtus = {host: str(link["mtu"]) for host, link in links.items() if link["mtu"]}
     hint = "sudo ip link set dev INTERFACE mtu N: packets larger than the smallest on the way get lost"
     yield from compared("MTU", mtus, state=State.WARNING, hint=hint, where=where)
@@ -50,7 +53,9 @@ def _own_name(fact: NodeFacts) -> Iterator[Check]:
         return
     addresses, has_interface = name["addresses"], bool(fact.interface or fact.extra.get("env"))
     # Debian's installer maps the host's name to 127.0.1.1, which gloo would announce to the other hosts
-    looped = bool(addresses) and all(_is_loopback(address) for address in addresses)
+    looped = bool(addresses) and all(
+        ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses
+    )
     is_ok = not looped if addresses else has_interface
     unresolved = "not resolved, and need not be" if is_ok else "not resolved"
     yield judged(
@@ -64,28 +69,16 @@ def _own_name(fact: NodeFacts) -> Iterator[Check]:
     )
 
 
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-def _link(fact: NodeFacts) -> Mapping[str, Any] | None:
-    """Return the link of the interface that the collectives use."""
-    link: Mapping[str, Any] | None = fact.extra.get("system", {}).get("links", {}).get(fact.interface)
-    return link
-
-
-def _up(host: str, state: str, where: str) -> Check:
-    is_up = state in ("up", "unknown")  # a loopback or a tunnel has no state
-    hint = "sudo ip link set dev INTERFACE up there, or another interface by cluster.hosts[].interface"
-    return judged(host, "link", f"{state}{where}", is_up, wanted="up", hint=hint)
-
-
 def _infiniband(facts: Sequence[NodeFacts]) -> Iterator[Check]:
     active, rates = {}, {}
     for fact in facts:
         ports = fact.extra.get("system", {}).get("infiniband", [])
         for port in ports:
-            yield _port(fact.host, port)
+            netdev = f", {port['netdev']}" if port["netdev"] else ""
+            state = f"{port['state']} ({port['phys_state']}), {port['rate']}, {port['link_layer']}{netdev}"
+            seen, is_active = f"{port['device']} port {port['port']} is {state}", port["state"] == "ACTIVE"
+            hint = _PORT_HINTS.get(port["state"]) or _PORT_HINTS.get(port["phys_state"], "ibstatus there")
+            yield judged(fact.host, "InfiniBand", seen, is_active, wanted="ACTIVE", hint=hint)
         running = [port for port in ports if port["state"] == "ACTIVE"]
         if ports:
             active[fact.host] = counted(len(running), "active port")
@@ -94,11 +87,3 @@ def _infiniband(facts: Sequence[NodeFacts]) -> Iterator[Check]:
     hint = "ibstatus on both hosts shows the difference"
     yield from compared("InfiniBand", active, state=State.WARNING, hint=hint)
     yield from compared("InfiniBand rate", rates, state=State.WARNING, hint=hint)
-
-
-def _port(host: str, port: Mapping[str, Any]) -> Check:
-    netdev = f", {port['netdev']}" if port["netdev"] else ""
-    state = f"{port['state']} ({port['phys_state']}), {port['rate']}, {port['link_layer']}{netdev}"
-    seen = f"{port['device']} port {port['port']} is {state}"
-    hint = _PORT_HINTS.get(port["state"]) or _PORT_HINTS.get(port["phys_state"], "ibstatus there")
-    return judged(host, "InfiniBand", seen, port["state"] == "ACTIVE", wanted="ACTIVE", hint=hint)
