@@ -47,7 +47,7 @@ def test_a_node_that_does_not_share_the_folder_of_runs_says_so(
     monkeypatch.setenv("SLURMD_NODENAME", "node1")
     monkeypatch.setenv("SLURM_NODEID", "1")
     with pytest.raises(SystemExit):
-        JobNode({"scheduler": "slurm_node", "folder": "/no/such/runs/0123456789ab/slurm/d4e5f6"})
+        JobNode({"scheduler": "slurm", "folder": "/no/such/runs/0123456789ab/slurm/d4e5f6"})
     said = capsys.readouterr().err
     assert said.startswith("paceline: node1: /no/such/runs/0123456789ab/slurm/d4e5f6 isn't there; all nodes must share")
     assert "paths.runs" in said

@@ -13,8 +13,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from pipeline.cluster import launchers
-from pipeline.cluster.agent.running import kubernetes_pod
 from pipeline.cluster.agent.running.job import JobNode
+from pipeline.cluster.agent.schedulers import kubernetes as kubernetes_pod
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.launchers.job_folder import JobFolder
@@ -144,7 +144,7 @@ def test_a_container_that_is_started_a_second_time_takes_no_part(
 ) -> None:
     for name, value in {"PACELINE_POD_NAME": "a-1", "PET_NODE_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    request = {"scheduler": "kubernetes_pod", "folder": str(tmp_path)}
+    request = {"scheduler": "kubernetes", "folder": str(tmp_path)}
     (tmp_path / "node-1").touch()
     assert JobNode(request).number == 1
     (tmp_path / "node-1").write_text("{}\n")
@@ -170,7 +170,7 @@ def test_a_pod_waits_for_others_as_long_as_its_controller_does(tmp_path: Path, m
     fake = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
     monkeypatch.setattr("pipeline.cluster.agent.running.job.time", fake)
     monkeypatch.setattr("pipeline.cluster.agent.running.watches.time", fake)
-    assert list(JobNode({"scheduler": "kubernetes_pod", "folder": str(folder.path)}).starts(5.0)) == []
+    assert list(JobNode({"scheduler": "kubernetes", "folder": str(folder.path)}).starts(5.0)) == []
     assert 103 <= clock[0] <= 105
 
 

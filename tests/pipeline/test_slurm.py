@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.cluster import launchers
 from pipeline.cluster.agent.host.probe import probe
-from pipeline.cluster.agent.running import slurm_node
+from pipeline.cluster.agent.schedulers import slurm as slurm_node
 from pipeline.cluster.launchers import LAUNCHERS, job_folder
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher

@@ -46,8 +46,6 @@ COMMANDS = {
     "mesh_undo": "host.mesh",
 }
 """Command → the module with the function of that name: what a command doesn't use isn't sent for it."""
-SCHEDULERS = ("running.slurm_node", "running.kubernetes_pod")
-"""Modules of which ``job`` takes the one that its request names."""
 
 
 def main() -> int:

@@ -317,7 +317,7 @@ def _remove_dangling(arrays: Path) -> None:
 class SlurmScheduler(Scheduler):
     """Submits batch jobs by sbatch."""
 
-    name, agent, folder, script = "Slurm", "slurm_node", FOLDERS, "job.sh"
+    name, agent, folder, script = "Slurm", "slurm", FOLDERS, "job.sh"
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)

@@ -70,7 +70,7 @@ class JobNode:
 
     def __init__(self, request: Json) -> None:
         self.request, self.folder = request, request["folder"]
-        self.scheduler = import_module(f".{request['scheduler']}", __package__)
+        self.scheduler = import_module(f"..schedulers.{request['scheduler']}", __package__)
         self.name, self.number, self.restart = self.scheduler.who()
         self.path = os.path.join(self.folder, f"node-{self.number}")
         if not os.path.isfile(self.path):

@@ -19,7 +19,7 @@ from typing import Any
 import trainers
 from pipeline.cluster import agent
 from pipeline.cluster.agent.loader import CONTRACT, PACKAGE, PACKAGES, RANKS, path_of
-from pipeline.cluster.agent.main import COMMANDS, SCHEDULERS
+from pipeline.cluster.agent.main import COMMANDS
 from trainers import contract
 
 _REPOSITORY = Path(trainers.__file__).parents[1]
@@ -105,8 +105,9 @@ def _of_file(code: CodeType, path: str) -> CodeType:
 def needed_modules(commands: Sequence[str], texts: Mapping[str, str]) -> list[str]:
     """Return the names of the modules that these commands import, also by a name that is a string."""
     modules = ["main", *(COMMANDS[command] for command in commands if command in COMMANDS)]
-    modules += SCHEDULERS if "job" in commands else ()
     needed = [PACKAGE, *(f"{PACKAGE}.{name}" for name in modules)]
+    if "job" in commands:  # which takes the one that its request names
+        needed += sorted(name for name in texts if name.startswith(f"{PACKAGE}.schedulers."))
     for name in needed:  # which grows
         imported = {module for one in _IMPORT.finditer(texts[name]) for module in _imported(name, *one.groups())}
         imported |= {package for package in PACKAGES if name.startswith(f"{package}.")}
