@@ -117,8 +117,7 @@ def unkeyed(nodes: Sequence[Mapping[str, Any]], field: str = "program.inputs") -
     if absent:
         are = "isn't" if len(absent) == 1 else "aren't"
         parts.append(f"{_names_were(absent)} looked for and {are} in the snapshot")
-    them = "it" if len(kinds) == 1 else "them"
-    return f"its key is not complete: {'; '.join(parts)}; add {them} to {field}"
+    return f"its key is not complete: {'; '.join(parts)}; {dependencies.added_to(field, [*read, *absent])}"
 
 
 def _names_were(names: list[str]) -> str:

@@ -10,6 +10,7 @@ from pipeline.execution.run import Run
 from pipeline.runs import checkpoints, journal
 from pipeline.runs.checkpoints import resume_offer
 from trainers.contract import run_folder
+from trainers.script import workdir
 from trainers.script.settings import ScriptConfig
 
 NO_CHECKPOINT = "from the beginning: there is no checkpoint yet"
@@ -45,6 +46,8 @@ def _of_script(run_dir: Path, settings: ScriptConfig, left: LaunchPlan | None) -
     elsewhere = ""
     if left is not None and not saved and not _wrote_here(left, run_dir):
         elsewhere = f"attempt {left.attempt} has left on {left.nodes[0].host}"
+    if (own := workdir.checkpoints_to_resume(settings, run_dir).get(workdir.BY_ITSELF)) is not None:
+        return f"from {own.name}, which the script looks for by itself"
     if not settings.resumes:
         parts = ["from the beginning: no argument of the script has {resume}"]
         if saved or elsewhere:

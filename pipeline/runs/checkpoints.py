@@ -73,7 +73,7 @@ def resume_offer(run_dir: Path, settings: ScriptConfig) -> str:
 
     '' if an argument names it already, or there is no checkpoint. Raises OSError.
     """
-    if settings.resumes or (newest := newest_of_script(run_dir, settings)) is None:
+    if checkpoints_to_resume(settings, run_dir) or (newest := newest_of_script(run_dir, settings)) is None:
         return ""
     source = run_dir / run_folder.CODE / (settings.script or "")
     text = source.read_text(encoding="utf-8", errors="replace") if source.is_file() else ""

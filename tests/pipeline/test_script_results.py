@@ -49,7 +49,8 @@ def test_a_result_made_without_the_seal_does_not_count_where_the_seal_is_asked_f
     ],
 )
 def test_what_the_key_lacks_was_read_or_only_looked_for(found: dict[str, str], said: str) -> None:
-    assert unkeyed([{"unkeyed": found}]) == f"its key is not complete: {said} to program.inputs"
+    word = f"program.inputs=[{','.join(found)}]"
+    assert unkeyed([{"unkeyed": found}]) == f"its key is not complete: {said} to program.inputs: '{word}'"
     assert unkeyed([{"unkeyed": {}}, {}]) is None
 
 
@@ -71,7 +72,10 @@ def test_what_another_node_read_counts_as_what_the_first_one_did(tmp_path: Path)
     part.write_text("2")
     assert key_lacks(folder, key) == f"{part}, which it read and its key lacks, changed"
     write_sealed(folder.path / "nodes/1/dependencies.json", {**record, "unkeyed": {"part1.txt": "read"}})
-    assert key_lacks(folder, key) == "its key is not complete: part1.txt was read; add it to program.inputs"
+    assert (
+        key_lacks(folder, key)
+        == "its key is not complete: part1.txt was read; add it to program.inputs: 'program.inputs=[part1.txt]'"
+    )
 
 
 def test_a_run_whose_key_is_not_complete_is_no_other_ones_nearest_finished_run(tmp_path: Path) -> None:

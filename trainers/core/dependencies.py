@@ -51,6 +51,8 @@ from trainers.core.observer import (
     WRITTEN,
 )  # fmt: skip
 
+NOTES = "seen"
+"""Folder of an attempt for the notes of its processes."""
 _COPIED = f"{run_folder.SCRIPT_OUTSIDE}/"
 _RECORDS = (".git", ".hg")  # a folder or, in a worktree, a file that names the folder
 _SYSTEM = (
@@ -149,7 +151,7 @@ class Observed:
         first: str = "",
     ) -> None:
         """``folder`` belongs to this attempt; ``first`` is code that each process runs first. Raises OSError."""
-        self.notes, self.site = folder / "seen", folder / "site"
+        self.notes, self.site = folder / NOTES, folder / "site"
         for path in (self.notes, self.site):
             path.mkdir(parents=True)
         arguments = {
@@ -587,10 +589,17 @@ def message(unkeyed: Collection[Unkeyed], field: str = "program.inputs") -> list
     for was_read in (True, False):
         paths = [item.path for item in unkeyed if item.was_read is was_read]
         if paths:
-            was, are, them = ("was", "isn't", "it") if len(paths) == 1 else ("were", "aren't", "them")
+            was, are = ("was", "isn't") if len(paths) == 1 else ("were", "aren't")
             what = f"{joined(paths)} {was} " + ("read" if was_read else f"looked for and {are} in the snapshot")
-            lines.append(f"the key is not complete: {what}; add {them} to {field}")
+            lines.append(f"the key is not complete: {what}; {added_to(field, paths)}")
     return lines
+
+
+def added_to(field: str, paths: Sequence[str]) -> str:
+    """Return ``add it to program.inputs: 'program.inputs=[a.txt]'``; without the word if that would be long."""
+    word = f"{field}=[{','.join(paths)}]"
+    can_be_typed = len(word) <= 60 and re.fullmatch(r"[\w.,=/\[\]-]+", word) is not None
+    return f"add {'it' if len(paths) == 1 else 'them'} to {field}" + (f": '{word}'" if can_be_typed else "")
 
 
 def outside(paths: Sequence[str], hint: str = "program.data sends {them} to the hosts, as a part of the key") -> str:

@@ -71,6 +71,11 @@ def newest_checkpoint(folder: Path, pattern: str | None = None, *, counts: Count
     return None
 
 
+def is_best(path: Path) -> bool:
+    """Whether a name says that a file holds the best weights so far, not the newest."""
+    return _BEST.search(path.name) is not None
+
+
 def _candidates(folder: Path, counts: Counts | None) -> Iterator[_Candidate]:
     """Yield files, and folders that are one checkpoint; other folders (of a run, of a version) are searched."""
     try:

@@ -165,11 +165,12 @@ class Attempt:
         if not resume:
             self.set_aside()
         if self.is_first and resume:
-            shown = ", ".join(f"{{{name}}} is {self.shown(path)}" for name, path in resume.items())
-            say(f"{NOTE}goes on from a checkpoint: {shown}")
+            say(f"{NOTE}goes on from a checkpoint: {', '.join(map(self.shown_checkpoint, resume.items()))}")
         for folder in (self.run_dir / run_folder.CHECKPOINTS, self.run_dir / run_folder.OUTPUTS, self.folder):
             folder.mkdir(exist_ok=True, parents=True)
-        for name in ("lib", "mlflow", "seen", "site"):
+        if self.is_first:
+            workdirs.keep_looked_for(self.run_dir)
+        for name in ("lib", "mlflow", dependencies.NOTES, "site"):
             path = self.folder / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         besides = workdirs.take_carried(self.run_dir, self.started.node_rank) if self.is_sent else {}
@@ -200,6 +201,13 @@ class Attempt:
         """The folder for files of earlier attempts that this one replaces."""
         return self.run_dir / run_folder.ATTEMPTS / str(self.number) / "before"
 
+    def shown_checkpoint(self, item: tuple[str, Path]) -> str:
+        """Return ``{resume} is checkpoints/last.pt``, or a checkpoint of the working directory by its name there."""
+        name, path = item
+        if name == workdirs.BY_ITSELF:
+            return f"{path.relative_to(self.work).as_posix()}, which {self.name} looks for by itself"
+        return f"{{{name}}} is {self.shown(path)}"
+
     def shown(self, path: Path) -> str:
         """Return the path relative to the run folder."""
         return path.relative_to(self.run_dir).as_posix()
@@ -222,6 +230,8 @@ class Attempt:
     def checkpoint_warning(self, paths: Paths) -> str:
         """Return the warning about an attempt that failed before it had logged and saved anything."""
         given = " and ".join(self.shown(path) for path in paths.resume.values())
+        if workdirs.BY_ITSELF in paths.resume:
+            return f"{self.name} ended before it had logged or saved anything, beside {given}; --force starts over"
         return (
             f"{self.name} ended before it had logged or saved anything, and had to go on from {given}; if it "
             "can't read that, program.resume_pattern='GLOB' names another checkpoint, and program.resume_pattern=none "

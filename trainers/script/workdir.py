@@ -16,12 +16,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainers.contract import run_folder
+from trainers.core import dependencies
+from trainers.core.observer import ABSENT, NO_STAT, WORK
 from trainers.script.files import write_json
 from trainers.script.recorder import keep_unrecorded
-from trainers.script.resume import newest_checkpoint, whole_since
+from trainers.script.resume import is_best, newest_checkpoint, whole_since
 from trainers.script.settings import ScriptConfig
 
-_LAID = "laid"
+BY_ITSELF = ""
+"""In place of a placeholder's name: the script looks for its checkpoint by itself."""
+_LAID, _LOOKED_FOR = "laid", "looked_for.json"
 
 Stamps = Mapping[str, Sequence[int]]
 """Path in the run folder → size and time of the last write (ns)."""
@@ -79,7 +83,11 @@ def checkpoints_to_resume(settings: ScriptConfig, run_dir: Path) -> dict[str, Pa
     """Return placeholder ({resume}, {resume:GLOB}) → its checkpoint; placeholders without one are missing.
 
     Checkpoints lie in {checkpoints} or, if no argument names that folder, in the working directory of the first node.
+    ``BY_ITSELF`` stands for the checkpoint of a script without placeholders that looks for one by a name of its own.
     """
+    if not settings.resumes:
+        own = _looked_for_checkpoint(run_dir)
+        return {} if own is None else {BY_ITSELF: own}
     work, known = copy_of(run_dir, 0), given(run_dir, 0)
     chosen_for: dict[str, Path] = {}
     for name in settings.resume_names:
@@ -91,6 +99,44 @@ def checkpoints_to_resume(settings: ScriptConfig, run_dir: Path) -> dict[str, Pa
         if chosen is not None:
             chosen_for[name] = chosen
     return chosen_for
+
+
+def _looked_for_checkpoint(run_dir: Path) -> Path | None:
+    """Return the newest complete checkpoint that an attempt looked for in vain in its working directory, then wrote.
+
+    That is ``latest.pt`` of ``if os.path.exists("latest.pt")``. None on several nodes, because only the first one has
+    the file. Files with best in their names are left out: a script looks for them to compare, not to go on.
+    """
+    work, folders = copy_of(run_dir, 0), [*(run_dir / run_folder.WORK).glob("node*/" + run_folder.WORK_COPY)]
+    if folders != [work]:
+        return None
+    known = given(run_dir, 0)
+    written_times = {
+        path: whole_since(path)
+        for path in (work / name for name in looked_for(run_dir))
+        if path.is_file() and not is_best(path) and not is_given(path, run_dir, known)
+    }
+    complete = {path: time_ns for path, time_ns in written_times.items() if time_ns > 0}
+    return max(complete, key=lambda path: complete[path], default=None)
+
+
+def looked_for(run_dir: Path) -> list[str]:
+    """Return the paths in the first node's working copy that its attempts looked for in vain."""
+    folder = folder_of(run_dir, 0)
+    try:
+        before: list[str] = json.loads((folder / _LOOKED_FOR).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        before = []
+    with suppress(OSError):  # an attempt that was not observed
+        notes = dependencies.Seen(folder / dependencies.NOTES).of(ABSENT, NO_STAT, kinds=(WORK,))
+        return list(dict.fromkeys([*before, *(note.path for note in notes)]))
+    return before
+
+
+def keep_looked_for(run_dir: Path) -> None:
+    """Keep the result of ``looked_for`` for later attempts, whose own notes no longer show it. Raises OSError."""
+    if names := looked_for(run_dir):
+        write_json(folder_of(run_dir, 0) / _LOOKED_FOR, names)
 
 
 def checkpoints_stamp(settings: ScriptConfig, run_dir: Path) -> str:

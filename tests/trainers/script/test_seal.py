@@ -120,7 +120,8 @@ def test_what_the_snapshot_lacks_is_named_although_the_run_failed_for_it(run: Sc
         (run.project / name).touch()
     said = run.start(code=1)
     wanted = "configs/a.yaml and plugin.py were looked for and aren't in the snapshot; add them to program.inputs"
-    assert f"paceline: WARNING: the key is not complete: {wanted}\n" in said
+    typed = "'program.inputs=[configs/a.yaml,plugin.py]'"
+    assert f"paceline: WARNING: the key is not complete: {wanted}: {typed}\n" in said
     assert "configs/a.yaml was looked for and isn't in the snapshot; add it" in run.start(
         code=1, env={"PACELINE_PROJECT": "/nowhere"}
     )
