@@ -26,6 +26,18 @@ from pipeline.core.places import HOME, IS_INSTALLED
 
 _MOST_COLUMNS = 110
 _FLAGS = ("-h", "--help")
+_RUN = (
+    "usage: doit run [-m] [--cluster NAME] [--sweep NAME=VALUES] [OVERRIDE …] SCRIPT.py [ARGUMENT …]",
+    "",
+    "Train with a script as one process, as python SCRIPT.py ARGUMENT … does; what is finished isn't repeated. What "
+    "follows the script is the script's, which starts where this is typed, in a copy of the project. Several ranks: "
+    "doit torchrun.",
+    "",
+    "Examples:",
+    "  doit run train.py --lr 0.1",
+    "  doit run --sweep lr=0.1,0.01 train.py --epochs 3",
+    "  doit why run train.py --lr 0.1",
+)
 _RECIPE = "A recipe: options and fields that go together. Words on the command line win."
 
 
@@ -55,6 +67,8 @@ def _page(words: Sequence[str]) -> str:
     name = words[0]
     if name in VERBS:
         return verb_page(name)
+    if name == "run":
+        return f"{_page_of(_RUN)}\n\nOf a task of dodo.py it is doit's own command:\n{_of_doit(name)}"
     if name in COMMANDS:
         return _of_doit(name)
     raise UsageError(f"there is no command {name!r}; {suggestion(name, VERBS)}")
@@ -80,7 +94,7 @@ def overview() -> str:
         "",
         "  doit VERB [KEY …] [OVERRIDE …] [--OPTION …]",
         "",
-        *_table([(name, verb.summary) for name, verb in VERBS.items()]),
+        *_table([*_verbs()]),
         "",
         "Overrides (Hydra's syntax): GROUP=OPTION or FIELD=VALUE, in any order.",
         "",
@@ -99,6 +113,13 @@ def overview() -> str:
         "Exit codes: 0 done or up to date, 1 failed, 2 a defect, 3 wrong usage.",
     ]
     return _page_of(lines)
+
+
+def _verbs() -> Iterator[tuple[str, str]]:
+    for name, verb in VERBS.items():
+        yield name, verb.summary
+        if name == "torchrun":
+            yield "run", "train with a script as one process: run train.py --lr 0.1"
 
 
 def verb_page(name: str) -> str:

@@ -143,8 +143,10 @@ def _start_with_overrides() -> None:
     words, notes = verb_flags.as_words(sys.argv[1:]), list[str]()
     if "torchrun" in words or "run" in words:
         from pipeline.config.overrides import torchrun_line  # the settings of scripts: for such a line alone
+        from pipeline.core.processes.heartbeat import waiting
 
-        words, notes = torchrun_line.translated(words, clone.started_in(), clone.ROOT, VERBS)
+        with waiting(note_usual, "reading torchrun's options, for which torch is imported"):
+            words, notes = torchrun_line.translated(words, clone.started_in(), clone.ROOT, VERBS)
     if words != sys.argv[1:]:
         for note in notes:
             note_usual(note)
@@ -167,7 +169,7 @@ def refuse_unknown(tasks: list[Task], words: list[str], verb: str | None, argv: 
 
         if meant := wrong_words.meant(word, argv or words, verb):
             raise invalid(f"{word!r} is no command; {meant}")
-        raise invalid(f"there is no command {word!r}; {suggestion(word, [n for n in names if n[0] != '_'])}")
+        raise invalid(f"there is no command {word!r}; {suggestion(word, ['run', *(n for n in names if n[0] != '_')])}")
 
 
 def invalid(text: str) -> InvalidCommand:

@@ -20,6 +20,7 @@ from doit.doit_cmd import DoitMain  # noqa: E402
 
 from pipeline.cli import answers, clone  # noqa: E402
 from pipeline.cli import help as pages  # noqa: E402
+from pipeline.cli.invocation import HELP_WORDS  # noqa: E402
 from pipeline.cli.loader import leave  # noqa: E402
 from pipeline.cli.words.command_name import TYPED, as_typed  # noqa: E402
 from pipeline.core import places  # noqa: E402
@@ -48,6 +49,9 @@ def main() -> int:
                 print(said, flush=True)
             return 0
         here = places.enclosing(Path.cwd())
+        if not HELP_WORDS.isdisjoint(words) and (text := pages.requested(words)) is not None:  # in any folder
+            print(as_typed(text), flush=True)
+            return 0
         if here is None:
             return _without_project(words)
         clone.refuse_another(here)
@@ -60,12 +64,10 @@ def main() -> int:
 
 
 def _without_project(words: list[str]) -> int:
-    """Answer outside of a project: help alone. Raises UsageError."""
-    text = pages.requested(words or ["help"])
-    if text is None:
+    """Answer a bare `paceline` outside of a project by the overview. Raises UsageError: there are words."""
+    if words:
         raise clone.no_project()
-    text = as_typed(text)
-    print(text if words else f"{text}\n\nThere is no project here: {clone.INIT}", flush=True)
+    print(f"{as_typed(pages.overview())}\n\nThere is no project here: {clone.INIT}", flush=True)
     return 0
 
 

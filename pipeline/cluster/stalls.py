@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,6 +145,8 @@ BUSY_CORES = 0.5
 HOST_CAUSED = ("slow link", "dropped link", "stopped", "disk")
 """Kinds that the host causes, not the code, so a retry may succeed."""
 
+_CODE_OF_RUN = re.compile(r"^/\S*/(?:[0-9a-f]{12}|node\d+)/(?:work/node\d+/above/above/)?code/")
+"""What stands before a path of the project in a frame: the run's copy of the code, on this computer or on a host."""
 _TORCH_DISTRIBUTED = "/torch/distributed/"
 _WAITS_IN_DDP = ("/torch/nn/parallel/distributed.py", " in _engine_run_backward")
 """Frames in which DistributedDataParallel waits in C++: for buffers and, in the backward pass, for gradients."""
@@ -220,7 +223,7 @@ def slow_network(looks: Sequence[RankLook], hosts: Mapping[str, str], waiting: f
 
 def stall_text(verdict: Verdict, log_dir: Path) -> str:
     """Return the message for the user about a run that was ended for a stall."""
-    stack = "".join(f"\n  {frame}" for frame in verdict.stack)
+    stack = "".join(f"\n  {_CODE_OF_RUN.sub('', frame)}" for frame in verdict.stack)
     where = f"\nits stack, innermost first:{stack}" if stack else ""
     return f"training failed on {verdict.host}: {verdict.text}{where}\nlogs: {log_dir}"
 
@@ -452,7 +455,9 @@ def _at(look: RankLook) -> str:
 
 def _shortened(frame: str) -> str:
     path, _, rest = frame.rpartition(":")
-    return f" at {'/'.join(PurePath(path).parts[-2:])}:{rest}" if frame else ""
+    inside = _CODE_OF_RUN.sub("", path)
+    shown = inside if inside != path else "/".join(PurePath(path).parts[-2:])
+    return f" at {shown}:{rest}" if frame else ""
 
 
 def _sleep(look: RankLook) -> str:

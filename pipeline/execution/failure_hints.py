@@ -7,13 +7,15 @@ import sys
 from importlib import metadata
 
 from pipeline.cluster import launchers
-from pipeline.core.errors import TrainingError
+from pipeline.core.errors import TrainingError, nearest
 from pipeline.core.specs import Cluster
 from pipeline.execution.run import Run
 
 _MISSING_FILE = re.compile(r"No such file or directory: '(?P<path>[^']+)'")
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>\w+)")
 _HALF_IMPORTED = re.compile(r"partially initialized module")
+_UNKNOWN_OPTION = re.compile(r"error: unrecognized arguments: (?P<option>--[\w-]+)")
+_OPTION = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
 _OWN_FRAME = re.compile(r'File "(?P<module>\w+)\.py"')  # a file of the project's own folder
 
 OF_SCRIPTS = (  # (pattern in the failure, hint); the first match counts
@@ -22,10 +24,22 @@ OF_SCRIPTS = (  # (pattern in the failure, hint); the first match counts
         "cluster.env.{what}='${{oc.env:{what}}}' in front of the script passes this shell's variable on: the ranks get "
         "only those that are named",
     ),
+    (
+        r"out of memory|MemoryError|can(?:no|')t allocate memory",
+        "a smaller batch or model, or fewer workers of the loader",
+    ),
     (r"EOF when reading a line", "a run has no keyboard: let the script take the answer as an argument"),
     (
         r"(?:unrecognized arguments|[Nn]o such option):.*(?P<what>--(?:nnodes|nproc[-_]per[-_]node|max[-_]restarts))\b",
         "{what} is an option of torchrun, whose options stand in front of the script: doit torchrun {what} N SCRIPT",
+    ),
+    (
+        r"unrecognized arguments:.* ?(?P<what>--(?:sweep|cluster|dry-run|force|detach|prove))\b",
+        "{what} is an option of this command, whose options stand in front of the script: doit run {what} … SCRIPT",
+    ),
+    (
+        r"unrecognized arguments: (?P<name>[A-Za-z]\w*)=(?P<value>\S+)",
+        "an argument of this script is written --{name} {value}",
     ),
     (
         r"invalid \w+ value: '(?P<what>[^',]+,[^']*)'",
@@ -51,10 +65,17 @@ def hinting(error: TrainingError, hint: str) -> TrainingError:
 
 def script_hint(failure: str) -> str | None:
     """Return the hint for an error that scripts make when they are started as a run."""
+    if (typo := _UNKNOWN_OPTION.search(failure)) and (close := nearest(typo["option"], _options_in(failure, typo))):
+        return f"did you mean {close}?"
     for pattern, hint in OF_SCRIPTS:
         if match := re.search(pattern, failure):
             return hint.format(**match.groupdict())
     return None
+
+
+def _options_in(failure: str, but: re.Match[str]) -> list[str]:
+    """Return the options that argparse's usage lists in a failure."""
+    return sorted({*_OPTION.findall(failure[: but.start()])})
 
 
 def pip_hint(failure: str, cluster: Cluster) -> str | None:

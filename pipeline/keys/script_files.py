@@ -321,4 +321,4 @@ def _sibling_names(path: Path) -> list[str]:
 
 def _refuse_leading_out(field: str, pattern: str) -> None:
     if pattern.startswith(("/", "~")) or ".." in Path(pattern).parts:
-        raise UsageError(f"{field}: {pattern!r} leads out of its folder; write it relative, without ..")
+        raise UsageError(f"{field}: {pattern!r} leads out of its folder; write it relative to the project, without ..")

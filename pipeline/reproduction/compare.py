@@ -300,7 +300,8 @@ def text(verdict: Verdict) -> str:
     elif verdict.reproduced:
         lines.append(f"REPRODUCED {verdict.run}: {verdict.compared}, metrics and steps are equal")
     else:
-        lines.append(f"NOT REPRODUCED {verdict.run}: {len(verdict.outcome)} field(s) differ")
+        differ = "differs" if len(verdict.outcome) == 1 else "differ"
+        lines.append(f"NOT REPRODUCED {verdict.run}: {counted(len(verdict.outcome), 'value')} {differ}")
         lines += [f"  {item}" for item in verdict.outcome]
         if verdict.hardware is not None:
             beyond = ", ".join(item.field for item in verdict.far)

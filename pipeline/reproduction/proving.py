@@ -28,6 +28,7 @@ from pipeline.reproduction.reproduce import reproduce, train_again
 from pipeline.runs import checkpoints, journal, metrics_file
 from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder
+from trainers.script.resume import newest_checkpoint
 
 FOLDER_SUFFIX = "-killed"
 _EARLIEST, _LATEST = 0.1, 0.95  # of the time from the first to the last row of metrics
@@ -99,9 +100,10 @@ class Proof:
     """What came of it: ``culprit`` is None where the results are equal.
 
     ``resumed_at``: the first step of each later attempt that logged one; ``differs_at``: the first step whose metrics
-    differ; ``started_over``: the last attempt began at the run's first step; ``lacks_last``: nothing differs but that
-    metrics of the last step are missing; ``only_totals``: nothing differs but metrics that are logged once; ``offer``:
-    the override that would give the script its checkpoint.
+    differ; ``started_over``: the last attempt began at the run's first step; ``was_resumed``: the recorded run itself
+    was resumed, at ``resumed_at``, and an undisturbed one differs from there on; ``lacks_last``: nothing differs but
+    that metrics of the last step are missing; ``only_totals``: nothing differs but metrics that are logged once;
+    ``offer``: the override that would give the script its checkpoint.
     """
 
     verdict: Verdict
@@ -109,6 +111,7 @@ class Proof:
     resumed_at: tuple[int, ...] = ()
     differs_at: int | None = None
     started_over: bool = False
+    was_resumed: bool = False
     lacks_last: bool = False
     only_totals: bool = False
     offer: str = ""
@@ -158,7 +161,12 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
     files_alone = evidence.differs_at is None and _are_files(verdict) and _differ_by_times(folder, again, verdict)
     is_dense = [*before] == [*range(min(before), max(before) + 1)] if before else False
     restores_random = _restores_random(again.code)
-    found = culprit(evidence, files_alone=files_alone, is_dense=is_dense, restores_random=restores_random)
+    of = evidence
+    resumed_at = tuple(step for step in _first_steps(folder.path)[1:] if step is not None)
+    if not killing.kills and resumed_at and evidence.differs_at is not None and evidence.differs_at >= resumed_at[0]:
+        evidence = dataclasses.replace(evidence, resumed_at=resumed_at, was_resumed=True)
+        of = dataclasses.replace(evidence, kills=(_interruption_of(folder.path),))
+    found = culprit(of, files_alone=files_alone, is_dense=is_dense, restores_random=restores_random)
     return dataclasses.replace(evidence, culprit=found)
 
 
@@ -275,6 +283,13 @@ def _kill(run_dir: Path, after_s: float) -> Kill:
     return Kill(after_s=after_s, checkpoint=str(newest.relative_to(run_dir)), holds=saved_state.kinds(newest))
 
 
+def _interruption_of(run_dir: Path) -> Kill:
+    """Return the interruption of a finished run, with the newest checkpoint that it left, in its outputs perhaps."""
+    newest = _newest_checkpoint(run_dir) or newest_checkpoint(run_dir / run_folder.OUTPUTS)
+    holds = saved_state.kinds(newest) if newest is not None else frozenset[str]()
+    return Kill(after_s=0.0, checkpoint=None if newest is None else str(newest), holds=holds)
+
+
 def _newest_checkpoint(run_dir: Path) -> Path | None:
     settings = checkpoints.settings_of(run_dir)
     if settings is None:
@@ -381,7 +396,11 @@ def text(proof: Proof) -> str:
     run = proof.verdict.run
     if proof.culprit is not None and not proof.kills:
         finding, mend = proof.culprit.value
-        return f"NOT PROVEN {run}: it comes out otherwise\n  culprit  {finding}\n  mend     {mend}"
+        why = "it comes out otherwise"
+        if proof.was_resumed:
+            steps = ", ".join(map(str, proof.resumed_at))
+            why = f"it was itself resumed, at step {steps}; an undisturbed run differs from step {proof.differs_at} on"
+        return f"NOT PROVEN {run}: {why}\n  culprit  {finding}\n  mend     {mend}"
     if not proof.verdict.reproduced and proof.culprit is None:
         return f"NOTHING PROVEN {run}: its results can't be compared to the bit"
     if not proof.kills:

@@ -25,6 +25,7 @@ from pipeline.core import redact
 from pipeline.core.errors import DataError, PacelineError, TrainingError, UsageError, os_reason
 from pipeline.core.files import expanded, write_json
 from pipeline.core.locks import FileLock
+from pipeline.core.places import ROOT
 from pipeline.core.printable import hydra_quoted
 from pipeline.core.processes import git, process
 from pipeline.core.processes.heartbeat import waiting
@@ -125,7 +126,8 @@ def _ignored(recipe: Recipe, given: Sequence[str]) -> list[str]:
 
 def _origin(recipe: Recipe) -> str:
     if recipe.commit is None:
-        return "the run's own copy of its code, which is not from a commit, with the project's conf/ as it is now"
+        conf = ", with the project's conf/ as it is now" if (ROOT / "conf").is_dir() else ""
+        return f"the run's own copy of its code, which is not from a commit{conf}"
     return f"{recipe.commit[:10]}{' with its patch' if recipe.patch else ''}"
 
 

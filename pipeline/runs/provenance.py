@@ -298,12 +298,10 @@ def collect(
 def _without_commit(root: Path) -> Changes:
     """Return no changes, for a folder without a commit.
 
-    ``left_out`` says so if a commit could be expected: in a repository before its first commit, or in one that git
-    refuses to read.
+    ``left_out`` says so for a repository that git refuses to read. Before a first commit the copy of the code in the
+    run folder is what `doit reproduce` takes, as without a repository.
     """
     why = git.refusal(root)
-    if why is None and git.answer(root, "rev-parse", "--is-inside-work-tree") == "true\n":
-        why = "the repository has no commit yet"
     return Changes(patch=b"", left_out=(f"everything: {why}",) if why else ())
 
 

@@ -54,6 +54,6 @@ def test_a_run_of_two_hosts_is_made_again_elsewhere(tmp_path: Path, lab: Lab) ->
     )
     assert "topology     nnodes: 2 → 1; other ranks, other weights" in shown
     assert f"NOT REPRODUCED {key}: " in shown
-    assert "field(s) differ\n  nnodes: 2 → 1\n  test/accuracy: 2.0 → " in shown
+    assert "values differ\n  nnodes: 2 → 1\n  test/accuracy: 2.0 → " in shown
     assert f"  weights_sha256: {'0' * 64} → " in shown
     assert "packages" not in shown

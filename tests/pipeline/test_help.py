@@ -51,9 +51,16 @@ def test_every_verb_option_group_and_choice_is_explained() -> None:
     assert {group.name: group.default for group in groups()}["model"] == "resnet18"
 
 
-@pytest.mark.parametrize("words", [["tabcompletion", "--help"], ["help", "run"], ["list", "-h"]])
+@pytest.mark.parametrize("words", [["tabcompletion", "--help"], ["list", "-h"]])
 def test_doits_own_commands_show_doits_own_page(words: list[str]) -> None:
     assert (pages.requested(words) or "").startswith("PURPOSE")
+
+
+def test_run_is_explained_as_the_start_of_a_script_and_then_as_doits_own() -> None:
+    script, _, of_doit = (pages.requested(["help", "run"]) or "").partition("doit's own command:\n")
+    assert script.startswith("usage: doit run [-m] [--cluster NAME]")
+    assert of_doit.startswith("PURPOSE")
+    assert "\n  run " in pages.overview()
 
 
 def test_the_commands_of_tab_completion_can_be_copied() -> None:

@@ -215,10 +215,10 @@ def test_a_shallow_clone_and_a_merge_in_progress_come_back(repository: Path, tmp
     assert tree(again) == tree(copy)
 
 
-def test_a_repository_without_a_commit_says_that_nothing_is_kept(tmp_path: Path) -> None:
+def test_a_repository_without_a_commit_is_like_none_as_the_run_has_its_own_copy(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
     found, _ = of(tmp_path)
-    assert (found.git_commit, found.left_out) == (None, ("everything: the repository has no commit yet",))
+    assert (found.git_commit, found.left_out) == (None, ())
 
 
 def test_a_repository_that_git_refuses_says_why_and_what_mends_it(

@@ -137,6 +137,14 @@ def test_a_script_whose_checkpoint_no_argument_names_is_offered_its_own_option(t
     assert resume_offer(tmp_path, ScriptConfig(script="train.py")) == ""
 
 
+def test_a_run_that_was_resumed_when_it_was_made_is_the_one_that_differs() -> None:
+    evidence = replace(proof(resumed_at=6, differs_at=6), was_resumed=True, culprit=Culprit.RANDOM)
+    assert proving.text(evidence).splitlines()[:2] == [
+        "NOT PROVEN a: it was itself resumed, at step 6; an undisturbed run differs from step 6 on",
+        "  culprit  random state not restored (order of data, dropout and augmentation follow from it)",
+    ]
+
+
 def test_a_checkpoint_in_the_scripts_folder_is_shown_where_the_script_wrote_it() -> None:
     kept = Kill(after_s=1.0, checkpoint="work/node0/above/above/code/gpt/out/ckpt.pt")
     evidence = replace(proof(kept, started_over=True), culprit=Culprit.NOT_READ)

@@ -207,7 +207,7 @@ def test_what_differs_is_named_field_by_field_with_the_reason_in_the_key(tmp_pat
     )
     assert not verdict.reproduced
     assert text(verdict).splitlines() == [
-        f"NOT REPRODUCED {KEY.short}: 2 field(s) differ",
+        f"NOT REPRODUCED {KEY.short}: 2 values differ",
         "  test/accuracy: 0.5 → 0.25",
         f"  weights_sha256: {'a' * 64} → {'b' * 64}",
         f"its key is {key.short} here, because of:",

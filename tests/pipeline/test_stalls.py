@@ -37,9 +37,10 @@ def nccl(given: int, ended: int = 15, name: str = "all_reduce of 1000 Float") ->
     return (Collectives(group="1", given=3, ended=3), row)
 
 
-IN_BACKWARD = ("/venv/lib/torch/autograd/graph.py:9 in _engine_run_backward", "/run/code/train.py:14 in <module>")
+CODE = "/runs/0123456789ab/work/node0/above/above/code"
+IN_BACKWARD = ("/venv/lib/torch/autograd/graph.py:9 in _engine_run_backward", f"{CODE}/train.py:14 in <module>")
 SCRIPTED: dict[str, Any] = {"phase": SCRIPT, "step": 0, "collectives": 0}
-ASLEEP = {**SCRIPTED, "stack": ("/run/code/train.py:8 in load",), "sleeps_in": "hrtimer_nanosleep"}
+ASLEEP = {**SCRIPTED, "stack": (f"{CODE}/train.py:8 in load",), "sleeps_in": "hrtimer_nanosleep"}
 IN_LOADER = "/venv/lib/torch/utils/data/dataloader.py:1276 in _try_get_data"
 ON_GPU: dict[str, Any] = {"phase": COMPUTING, "state": "R", "cpu": 1.0}
 SLEEPING: dict[str, Any] = {"phase": LOADING, "collectives": 59, "sleeps_in": "hrtimer_nanosleep"}
@@ -54,7 +55,7 @@ CASES = {
         [rank(0, **SCRIPTED, stack=IN_BACKWARD), rank(1, **ASLEEP)],
         1,
         "sleeps",
-        "rank 1 on node1 hangs in the script: it sleeps (hrtimer_nanosleep) at code/train.py:8 in load; rank 0 on",
+        "rank 1 on node1 hangs in the script: it sleeps (hrtimer_nanosleep) at train.py:8 in load; rank 0 on",
     ),
     "a script's rank in another collective": (
         [
@@ -65,7 +66,7 @@ CASES = {
         0,
         "skipped",
         "rank 0 on node0 is in another collective than rank 1 on node1 and rank 2 on node2: it is at "
-        "code/train.py:14 in <module>, rank 1 on node1 and rank 2 on node2 at trainers/net.py:12 in forward; every",
+        "train.py:14 in <module>, rank 1 on node1 and rank 2 on node2 at trainers/net.py:12 in forward; every",
     ),
     "stopped in a collective": (
         [rank(0), rank(1), rank(2, state="T"), rank(3)],
@@ -101,7 +102,7 @@ CASES = {
         [rank(0, **SCRIPTED, stack=IN_BACKWARD), rank(1, **{**ASLEEP, "sleeps_in": "locks_lock_inode_wait"})],
         1,
         "locked file",
-        "it waits for a file that another process has locked at code/train.py:8 in load",
+        "it waits for a file that another process has locked at train.py:8 in load",
     ),
     "a connection": (
         [rank(0, **SCRIPTED, stack=IN_BACKWARD), rank(1, **{**ASLEEP, "sleeps_in": "wait_woken"})],

@@ -184,7 +184,7 @@ def test_a_line_that_starts_no_script_is_answered_with_the_one_that_does(line: s
         ("torchrun --nproc-per-node 2 --lr 0.1 train.py --b 3", "unrecognized arguments: --lr\n  try: doit "
          "torchrun --nproc-per-node 2 train.py --b 3 --lr 0.1"),
         ("torchrun --hostfile hosts train.py", "try: doit torchrun cluster=pssh cluster.hostfile=FILE …"),
-        ("torchrun --zzz", "try: torchrun --help"),
+        ("torchrun --zzz", "try: doit torchrun --nproc-per-node 2 train.py --lr 0.1"),
     ],
 )  # fmt: skip
 def test_options_of_the_script_before_it_are_shown_behind_it(line: str, said: str, folder: Path) -> None:

@@ -31,9 +31,10 @@ from pipeline.core.specs import LAST, UNDER_WAY, LogLine, RankError, State
 from pipeline.core.tables import counted
 from pipeline.execution.attempting import formatted as as_line
 from pipeline.execution.failure_hints import OF_SCRIPTS
+from pipeline.execution.next_start import next_start_in
 from pipeline.live.pictures import RunPicture, first_state
 from pipeline.live.watching import AttemptFiles, SweepFiles, follow_run, follow_sweep, is_under_way
-from pipeline.runs import index, journal
+from pipeline.runs import checkpoints, index, journal
 from pipeline.runs import status as run_status
 from pipeline.runs.folder import RunFolder
 from pipeline.sweep import folder as sweeps
@@ -342,7 +343,7 @@ def _next(folder: RunFolder, run: ComparedRun, host: str, traceback: str) -> str
     if run.state in (State.FINISHED, index.ACCEPTED):
         return f"nothing: it is {run.state}"
     if run.state in UNDER_WAY or run.state == State.KILLED:
-        return f"{again}; it goes on where it was"
+        return f"{again}; it starts {next_start_in(folder.path, checkpoints.settings_of(folder.path))}"
     return f"{_fix(run, host, traceback)}, then {again}"
 
 

@@ -46,6 +46,10 @@ _NOT_NEEDED = {
     **dict.fromkeys(_OUTPUT, "the output of every rank is kept in runs/KEY/attempts"),
 }
 _OWN_FLAGS = ("--json", "--dry-run", "--force", "--detach", "--prove")
+_OF_THIS_COMMAND = {
+    *("--sweep", "--cluster", "--nproc-per-node", "--nnodes", "--max-restarts", "--dry-run", "--force", "--detach"),
+    "--prove",
+}
 _ARGUMENT = re.compile(r"program\.args\.([\w-]+)=(.*)")
 _TRANSLATED = ("nnodes", "nproc_per_node", "max_restarts", "module", "no_python")
 
@@ -97,6 +101,8 @@ def translated(
     Raises:
         UsageError: an option that torchrun doesn't have, or that has no counterpart.
     """
+    if [*argv] == ["run"]:
+        raise UsageError("run needs a script", hint="doit run train.py --lr 0.1; doit help run")
     at = next((at for at, word in enumerate(argv) if word in ("torchrun", "run")), None)
     if at is None or not _is_translatable(argv[:at], argv[at], argv[at + 1 :]):
         return [*argv], []
@@ -106,6 +112,9 @@ def translated(
     has_verb = any(word in verbs for word in argv[:at])
     begin = [*argv[:at], *([] if has_verb else ["sweep" if line.sweep else "train"]), *own]
     notes = [f"{', '.join(options)}: not needed, as {why}" for why, options in line.not_needed.items()]
+    if behind := _behind_by_mistake(line, folder):
+        given = f"{line.script} gets {', '.join(behind)}, as what stands behind it"
+        notes.append(f"note: {given}; options of {argv[at]} stand in front of the script")
     return [*begin, *_overrides(line, folder, root, splits="sweep" in argv[:at])], notes
 
 
@@ -118,6 +127,11 @@ def _own_flags(typed: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _refuse_misplaced(line: _Line, typed: Sequence[str], folder: Path, root: Path) -> None:
     """Refuse python as the script, a path that a shell has split at blanks, and overrides behind the script."""
+    if line.module and line.script.endswith(".py"):
+        raise UsageError(
+            f"-m takes the name of a module, and {line.script} is a file",
+            hint=f"doit {shlex.join(word for word in typed if word not in ('-m', '--module'))}",
+        )
     if line.module or line.no_python:
         return
     begin = f"doit {shlex.join(typed[: len(typed) - len(line.args) - 1])}"
@@ -137,6 +151,17 @@ def _refuse_misplaced(line: _Line, typed: Sequence[str], folder: Path, root: Pat
         if any(os.path.isfile(place / path) for place in (folder, root)):  # noqa: PTH113  (no error for a long text)
             words = shlex.join([path, *line.args[end:]])
             raise UsageError(f"there is no {line.script}: a shell splits words at blanks", hint=f"{begin} {words}")
+
+
+def _behind_by_mistake(line: _Line, folder: Path) -> list[str]:
+    """Return options of this command that stand behind a script whose source doesn't have them."""
+    options = [word.partition("=")[0] for word in line.args]
+    ours = [word for word in options if word.replace("_", "-") in _OF_THIS_COMMAND]
+    try:
+        source = (folder / line.script).read_text(encoding="utf-8", errors="replace") if ours else ""
+    except OSError:
+        return []
+    return [word for word in ours if word not in source]
 
 
 def _is_translatable(before: Sequence[str], name: str, rest: Sequence[str]) -> bool:
@@ -169,6 +194,8 @@ def _instead(typed: Sequence[str], error: str) -> str:
     refused = error.removeprefix("unrecognized arguments: ").split()
     if "--hostfile" in refused:
         return "doit torchrun cluster=pssh cluster.hostfile=FILE …"
+    if script is None and "training_script" in error:
+        return "doit torchrun --nproc-per-node 2 train.py --lr 0.1"
     if script is None or refused == error.split():
         return "torchrun --help"
     before, of_script, previous = list[str](), list[str](), ""
@@ -214,7 +241,8 @@ def _of_run(typed: Sequence[str]) -> _Line:
             is_module = True
         elif word.startswith("-"):
             raise UsageError(
-                f"run has no option {word}; it has -m, --cluster NAME, --sweep NAME=VALUES, {', '.join(_OWN_FLAGS)}"
+                f"run has no option {word}; it has -m, --cluster NAME, --sweep NAME=VALUES, {', '.join(_OWN_FLAGS)}",
+                hint=_behind_script(typed, len(typed) - len(left) - 1),
             )
         else:
             overrides.append(word)
@@ -230,6 +258,14 @@ def _of_run(typed: Sequence[str]) -> _Line:
         module=is_module,
         with_torchrun=False,
     )
+
+
+def _behind_script(typed: Sequence[str], at: int) -> str | None:
+    """Return the line with the words from ``at`` to the script behind it, whose own they are as a rule."""
+    script = next((place for place, word in enumerate(typed) if word.endswith(".py")), None)
+    if script is None:
+        return None
+    return f"doit run {shlex.join([*typed[:at], *typed[script:], *typed[at:script]])}"
 
 
 def _overrides(line: _Line, folder: Path, root: Path, *, splits: bool) -> Iterator[str]:
@@ -287,8 +323,10 @@ def _ranks(line: _Line) -> Iterator[str]:
             f"--nproc-per-node={count}: the number of ranks is part of a run's key, so it is typed",
             hint=f"--nproc-per-node={os.cpu_count()}",
         )
-    else:
+    elif count == "auto" or re.fullmatch(r"[1-9]\d*", count):
         yield f"cluster.nproc_per_node={count}"
+    else:
+        raise UsageError(f"--nproc-per-node={count} must be a whole number from 1, gpu or auto")
 
 
 def _named(args: Sequence[str]) -> dict[str, Any] | None:
