@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import Any
 
 from pipeline.cluster import earlier, launchers, preflight, starts
 from pipeline.cluster.agent.running.claims import BUSY
@@ -24,7 +23,7 @@ from pipeline.cluster.preflight import occupation
 from pipeline.cluster.preflight.versions import probed, refuse_different
 from pipeline.cluster.running import RunningAttempt, Watchers
 from pipeline.cluster.stalls import HOST_CAUSED, stall_text
-from pipeline.cluster.validation import validate
+from pipeline.cluster.validation import check_batch, validate_hosts
 from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.files import write_json
 from pipeline.core.processes.signals import Interruptible, Stop
@@ -160,15 +159,12 @@ def _checked_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
     """Return the facts of the hosts after all checks. Raises HostError, UsageError: they can't run this attempt."""
     warm = warm_environment(hosts.cluster) if hosts.cluster.warm and _has_installed_torch(spec) else None
     facts = hosts.facts(spec.pack, probed(spec.versions), warm)
-    trainer, strategy = _configured(spec, "trainer"), _configured(spec, "strategy")
-    validate(  # a script has neither section
-        hosts.cluster,
-        facts,
-        global_batch_size=trainer.get("global_batch_size", hosts.cluster.world_size),
-        accumulate_steps=trainer.get("accumulate_steps", 1),
-        shards=trainer.get("shards", 0),
-        backend=strategy.get("backend", "auto"),
-    )
+    config = json.loads((spec.run_dir / run_folder.CONFIG).read_text(encoding="utf-8"))
+    trainer, strategy = config.get("trainer", {}), config.get("strategy", {})  # a script has neither section
+    ranks = hosts.cluster.world_size
+    batch_size, micro_batches = trainer.get("global_batch_size", ranks), trainer.get("accumulate_steps", 1)
+    check_batch(batch_size, ranks, micro_batches, trainer.get("shards", 0))
+    validate_hosts(hosts.cluster, facts, backend=strategy.get("backend", "auto"))
     refuse_different(facts, spec.versions, hosts.cluster.environment)
     facts = hosts.connected()
     preflight.refuse(hosts.checks(), hosts.cluster.nnodes)
@@ -178,12 +174,6 @@ def _checked_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
 def _has_installed_torch(spec: AttemptSpec) -> bool:
     """False for scripts, which import torch themselves, and for projects that contain a package ``torch``."""
     return spec.script is None and not (spec.run_dir / run_folder.CODE / "torch").exists()
-
-
-def _configured(spec: AttemptSpec, section: str) -> dict[str, Any]:
-    config = json.loads((spec.run_dir / run_folder.CONFIG).read_text(encoding="utf-8"))
-    settings: dict[str, Any] = config.get(section, {})
-    return settings
 
 
 def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[NodeFacts], port: int) -> LaunchPlan:
@@ -238,42 +228,35 @@ def until_free(hosts: Hosts, spec: AttemptSpec, watchers: Watchers, check: Calla
     if not may_wait(hosts, spec):
         occupation.refuse(_other_users(hosts, spec), hosts.cluster.nnodes)
         return
-    waiting = Waiting(spec.run_dir)
-    try:
-        _wait_until_free(hosts, spec, watchers, check, waiting)
-    finally:
-        waiting.is_over()
-
-
-def _wait_until_free(
-    hosts: Hosts, spec: AttemptSpec, watchers: Watchers, check: Callable[[], None], waiting: Waiting
-) -> None:
-    """Probe the hosts until all are free. Wait for a silent one up to ``lease_s``, as its ranks do without us."""
-    answered_at, reported = None, ""
+    waiting, answered_at, reported = Waiting(spec.run_dir), None, ""
 
     def progress() -> str:
         return reported
 
-    while True:
-        try:
-            busy = _other_users(hosts, spec)
-        except HostError as error:
-            if answered_at is None or time.monotonic() - answered_at > hosts.cluster.lease_s:
-                raise
-            text = f"waiting, and a host doesn't answer: {error.what}; it is asked again"
-        else:
-            if not busy:
-                return
-            answered_at = time.monotonic()
-            waiting.for_host(busy[0].host, busy[0].who)
-            text = f"waiting for {busy[0].host}: {busy[0].who}"
-        if not reported:
-            watchers.on_launch(progress)
-        if text != reported:
-            reported = text
-            watchers.on_job(text)
-        _pause(PROBE_AGAIN_S, spec, check)
-        hosts.forget()
+    try:
+        while True:
+            try:
+                busy = _other_users(hosts, spec)
+            except HostError as error:
+                # a silent one is waited for up to lease_s, as its ranks do without us
+                if answered_at is None or time.monotonic() - answered_at > hosts.cluster.lease_s:
+                    raise
+                text = f"waiting, and a host doesn't answer: {error.what}; it is asked again"
+            else:
+                if not busy:
+                    return
+                answered_at = time.monotonic()
+                waiting.for_host(busy[0].host, busy[0].who)
+                text = f"waiting for {busy[0].host}: {busy[0].who}"
+            if not reported:
+                watchers.on_launch(progress)
+            if text != reported:
+                reported = text
+                watchers.on_job(text)
+            _pause(PROBE_AGAIN_S, spec, check)
+            hosts.forget()
+    finally:
+        waiting.is_over()
 
 
 def _other_users(hosts: Hosts, spec: AttemptSpec) -> list[occupation.Occupation]:

@@ -81,16 +81,9 @@ def of_step(plan: LaunchPlan, step: int) -> LaunchPlan:
     """
     if plan.outputs.whole:
         folder = ("checkpoints",)
+        outputs = Outputs(resume=folder, final=(), needed=folder, whole=folder, until_s=step / 1000)
         others = folder if plan.outputs.others else ()
-        outputs = Outputs(
-            resume=folder,
-            final=(),
-            needed=folder,
-            whole=folder,
-            until_s=step / 1000,
-            others=others,
-            work=plan.outputs.work,
-        )
+        outputs = dataclasses.replace(outputs, others=others, work=plan.outputs.work)
         return dataclasses.replace(plan, outputs=outputs)
     name, shards = f"checkpoints/step-{step:08d}", f"checkpoints/shards-{step:08d}"
     files = (f"{name}.pt", f"{name}.json", f"{shards}/rank-*.pt", "checkpoints/best.*")

@@ -32,7 +32,7 @@ _MEMORY = re.compile(  # SIGKILL may come from the kernel's out-of-memory killer
     re.IGNORECASE,
 )
 _AGENT_REASON = re.compile(  # an agent's reasons to end its ranks, whose errors are then consequences
-    r"(?:the controller has not been heard of|isolated: |torchrun of the first node has ended, and the controller|"
+    r"\A(?:the controller has not been heard of|isolated: |torchrun of the first node has ended, and the controller|"
     r"cannot write to |the node agent could not go on).*"
 )
 FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
@@ -44,19 +44,18 @@ def is_consequence(error: RankError) -> bool:
     return _CONSEQUENCE.search(error.message) is not None
 
 
-def _ended_early(error: RankError) -> bool:
-    return error.message.startswith("ended with exit code 0 ")
-
-
 def first_error(ends: Mapping[str, NodeExit | NodeLost]) -> tuple[str, RankError] | None:
     """Return host and error of the first rank that failed by itself; if none did, of the first consequence.
 
     A rank that only ended too early with exit code 0 comes after ranks with errors. All times are the controller's.
     """
     errors = [(host, error) for host, end in ends.items() if isinstance(end, NodeExit) for error in end.errors]
-    return min(
-        errors, key=lambda pair: (is_consequence(pair[1]), _ended_early(pair[1]), pair[1].unix_time), default=None
-    )
+
+    def order(pair: tuple[str, RankError]) -> tuple[bool, bool, float]:
+        error = pair[1]
+        return is_consequence(error), error.message.startswith("ended with exit code 0 "), error.unix_time
+
+    return min(errors, key=order, default=None)
 
 
 def port_was_taken(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost]) -> bool:
@@ -71,7 +70,7 @@ def cause(ends: Mapping[str, NodeExit | NodeLost]) -> str:
     lost = any(isinstance(end, NodeLost) for end in ends.values())
     if lost and (first is None or is_consequence(first[1])):
         return "host"
-    if _full_disk(ends) is not None and (first is None or not _is_informative(first[1])):
+    if _exit_with(FULL_DISK, ends) is not None and (first is None or not _is_informative(first[1])):
         return "disk"
     if first is not None and _CONFIG.match(first[1].message):
         return "config"
@@ -84,14 +83,9 @@ def _is_informative(error: RankError) -> bool:
     return not is_consequence(error) and not error.message.startswith("ended with ")
 
 
-def _full_disk(ends: Mapping[str, NodeExit | NodeLost]) -> NodeExit | None:
-    """Return the host whose agent reports a full disk; its ranks may not even have written their error."""
-    return next((end for end in ends.values() if isinstance(end, NodeExit) and FULL_DISK.search(end.reason)), None)
-
-
-def _ended_by_agent(ends: Mapping[str, NodeExit | NodeLost]) -> NodeExit | None:
-    """Return the host whose agent itself decided to end its ranks."""
-    return next((end for end in ends.values() if isinstance(end, NodeExit) and _AGENT_REASON.match(end.reason)), None)
+def _exit_with(pattern: re.Pattern[str], ends: Mapping[str, NodeExit | NodeLost]) -> NodeExit | None:
+    """Return the end whose reason is its agent's own, such as a full disk, which may keep ranks from telling theirs."""
+    return next((end for end in ends.values() if isinstance(end, NodeExit) and pattern.search(end.reason)), None)
 
 
 def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], order: Sequence[str], log_dir: Path) -> str:
@@ -99,12 +93,12 @@ def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], orde
 
     An error that the trainer explains gets no traceback, which would only push the explanation off the screen.
     """
-    first, full = first_error(ends), _full_disk(ends)
+    first, full = first_error(ends), _exit_with(FULL_DISK, ends)
     lost = next((end for host in order if isinstance(end := ends[host], NodeLost)), None)
     if lost is not None and (first is None or is_consequence(first[1])):
         what = f"training failed: {lost.host} {lost.reason}"
         host = lost.host
-    elif (ended_by := _ended_by_agent(ends)) is not None and (first is None or is_consequence(first[1])):
+    elif (ended_by := _exit_with(_AGENT_REASON, ends)) is not None and (first is None or is_consequence(first[1])):
         host = ended_by.host
         what = f"training failed on {host}: {ended_by.reason.partition(chr(10))[0]}"
     elif first is not None and (full is None or _is_informative(first[1])):
@@ -114,7 +108,8 @@ def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], orde
         what = f"training failed on {host}, rank {error.rank}: {message}"
         folder = next((Path(node.run_dir).name for node in plan.nodes if node.host == host), "")
         if error.traceback.strip() and not explained:
-            what += "\n" + _indented(shortened(without_message(error.traceback, error.message), folder))
+            trace = shortened(without_message(error.traceback, error.message), folder)
+            what += "".join(f"\n  {line}" for line in trace.rstrip().splitlines())
         what += f"\n{_MISMATCH_HINT}" if _MISMATCH in error.message else ""
         also = ranks_with_same_error(error, ends)
         what += f"\nthe same on {also}" if also else ""
@@ -157,10 +152,6 @@ def _kind(error: RankError) -> tuple[str, str]:
     """Return type and place of an error, to compare ranks: its message may name a device or shape of its rank."""
     places = re.findall(r'^ *File "[^"]*/([^/"]+)", line (\d+)', error.traceback, flags=re.MULTILINE)
     return (error.message.partition(":")[0], str(places)) if places else (error.message, "")
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.rstrip().splitlines())
 
 
 _REACH_TEXTS = {

@@ -76,13 +76,10 @@ def parse_mpi(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, 
         slots.setdefault(name, []).append(count)
     if not slots:
         raise UsageError(f"{source} names no host; {_MPI_FORM}")
-    return tuple(Host(name=name, nproc_per_node=_sum_of_slots(counts, default_slots)) for name, counts in slots.items())
-
-
-def _sum_of_slots(counts: list[int | None], default_slots: int) -> int:
-    if counts == [None]:
-        return default_slots
-    return sum(1 if count is None else count for count in counts)
+    return tuple(
+        Host(name=name, nproc_per_node=default_slots if counts == [None] else sum(count or 1 for count in counts))
+        for name, counts in slots.items()
+    )
 
 
 def _mpi_line(words: list[str], where: str) -> tuple[str, int | None]:

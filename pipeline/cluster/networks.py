@@ -5,12 +5,13 @@ Only gloo can encrypt. Gradients over NCCL and the addresses in torch's store st
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from pipeline.cluster.agent.host.reach import LOST, UNRESOLVED
 from pipeline.core.errors import HostError, UsageError
@@ -45,40 +46,28 @@ def is_foreign_address(fact: NodeFacts) -> bool:
     interfaces: Mapping[str, str] = fact.extra.get("interfaces", {})
     if not interfaces or fact.address in interfaces or fact.address == fact.extra.get("ssh_address"):
         return False
-    return (
-        fact.address.replace(".", "").isdecimal() or ":" in fact.address
-    )  # a name isn't checked here: each host resolves it
+    # a name isn't checked here: each host resolves it
+    return fact.address.replace(".", "").isdecimal() or ":" in fact.address
 
 
-def absent_interface(host: Host, fact: NodeFacts) -> list[str]:
-    """Report a configured interface that doesn't exist, and the interfaces that do."""
+def interface_problems(host: Host, fact: NodeFacts, *, is_alone: bool) -> list[str]:
+    """Report a configured interface that doesn't exist or, unless the host is the only one, has loopback addresses."""
     interfaces: Mapping[str, str] = fact.extra.get("interfaces", {})
-    if host.interface is None or not interfaces or host.interface in interfaces.values():
+    if host.interface is None or not interfaces:
         return []
-    return [f"it has no interface {host.interface!r} with an address; {_interfaces_hint(interfaces)}"]
-
-
-def loopback_interface(host: Host, fact: NodeFacts) -> list[str]:
-    """Report a configured interface that has only loopback addresses."""
-    interfaces: Mapping[str, str] = fact.extra.get("interfaces", {})
     held = [address for address, name in interfaces.items() if name == host.interface]
-    if not held or not all(_is_loopback(address) for address in held):
+    if held and (is_alone or not all(map(_is_loopback, held))):
         return []
-    return [
-        f"its interface {host.interface!r} has only {' and '.join(held)}, where no other host reaches it; "
-        f"{_interfaces_hint(interfaces)}"
-    ]
+    what = f"it has no interface {host.interface!r} with an address"
+    if held:
+        what = f"its interface {host.interface!r} has only {' and '.join(held)}, where no other host reaches it"
+    has = "; ".join(f"{name} ({', '.join(there)})" for name, there in by_interface(interfaces).items())
+    where = "set cluster.interface, or interface: of its entry in cluster.hosts"
+    return [f"{what}; it has {has or 'none but the loopback'}: {where}"]
 
 
 def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
-
-
-def _interfaces_hint(interfaces: Mapping[str, str]) -> str:
-    has = "; ".join(f"{name} ({', '.join(held)})" for name, held in by_interface(interfaces).items())
-    return (
-        f"it has {has or 'none but the loopback'}: set cluster.interface, or interface: of its entry in cluster.hosts"
-    )
 
 
 def common_interfaces(facts: Sequence[NodeFacts]) -> dict[str, list[str]]:
@@ -155,8 +144,7 @@ _MAX_ROWS = 10  # lines
 _NAMES_SHOWN = 3  # hosts in a line
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unreached:
+class Unreached(NamedTuple):
     """A failed connection from ``source`` to ``target`` (indices of hosts) at ``port``."""
 
     source: int
@@ -167,14 +155,11 @@ class Unreached:
 
 def listeners(facts: Sequence[NodeFacts]) -> list[dict[str, Any]]:
     """Return where each host is to listen: node 0 at each possible rendezvous port, every other host at one."""
+    ports = [list(fact.extra.get("free_ports", [fact.free_port])) for fact in facts]
     return [
-        {"identity": fact.identity, "address": fact.address, "ports": _ports(fact)[: None if fact is facts[0] else 1]}
-        for fact in facts
+        {"identity": fact.identity, "address": fact.address, "ports": free if number == 0 else free[:1]}
+        for number, (fact, free) in enumerate(zip(facts, ports, strict=True))
     ]
-
-
-def _ports(fact: NodeFacts) -> list[int]:
-    return list(fact.extra.get("free_ports", [fact.free_port]))
 
 
 def unreached(answers: Sequence[Mapping[str, Any]]) -> list[Unreached]:
@@ -184,7 +169,7 @@ def unreached(answers: Sequence[Mapping[str, Any]]) -> list[Unreached]:
     """
     taken = [{int(port) for port in answer.get("taken", {})} for answer in answers]
     return [
-        Unreached(source=source, target=item["node"], port=item["port"], why=item["why"])
+        Unreached(source, item["node"], item["port"], item["why"])
         for source, answer in enumerate(answers)
         for item in answer.get("failed", [])
         if item["port"] not in taken[item["node"]]
@@ -193,55 +178,48 @@ def unreached(answers: Sequence[Mapping[str, Any]]) -> list[Unreached]:
 
 def unreached_error(failures: Sequence[Unreached], facts: Sequence[NodeFacts]) -> HostError:
     """Return the error: which hosts can't reach which, at which address, how that failed, and the fix."""
-    ports: dict[tuple[int, int, str], list[int]] = defaultdict(list)
+    ports_of: dict[tuple[int, int, str], list[int]] = defaultdict(list)
     for item in failures:
-        ports[item.source, item.target, _with_host_name(item.why, facts)].append(item.port)
+        ports_of[item.source, item.target, item.why].append(item.port)
     sources: dict[tuple[int, str, tuple[int, ...]], list[int]] = defaultdict(list)
-    for (source, target, why), target_ports in ports.items():
-        sources[target, why, tuple(target_ports)].append(source)
-    rows = [_failure_row(target, why, target_ports, who, facts) for (target, why, target_ports), who in sources.items()]
-    more = len(rows) - _MAX_ROWS
-    rows = [*rows[:_MAX_ROWS], *([f"  and {more} more like these"] if more > 0 else [])]
+    for (source, target, why), ports in ports_of.items():
+        sources[target, why, tuple(ports)].append(source)
+    rows = [_failure_row(*of, who, facts) for of, who in sources.items()]
+    more = [f"  and {len(rows) - _MAX_ROWS} more like these"] if len(rows) > _MAX_ROWS else []
     head = "the hosts can't all connect to each other over TCP, so their ranks would wait for each other in vain:"
     unresolved = [item for item in failures if item.why.startswith(UNRESOLVED)]
     foreign = next((fact for item in failures if is_foreign_address(fact := facts[item.target])), None)
     if unresolved:
-        hint = _fix_name(unresolved[0], facts)
+        hint = _fix_name(facts[unresolved[0].target])
     elif foreign is not None:
         hint = _fix_address(foreign)
     else:
         hint = _fix_network(failures[0], facts)
-    return HostError("\n".join([head, *rows]), hint=hint)
-
-
-def _with_host_name(why: str, facts: Sequence[NodeFacts]) -> str:
-    """Replace a leading ``node 1`` by the host's name."""
-    first, _, rest = why.partition(" ")
-    number, _, rest = rest.partition(" ")
-    return f"{facts[int(number)].host} {rest}" if first == "node" and number.isdecimal() else why
+    return HostError("\n".join([head, *rows[:_MAX_ROWS], *more]), hint=hint)
 
 
 def _failure_row(
     target: int, why: str, ports: Sequence[int], sources: Sequence[int], facts: Sequence[NodeFacts]
 ) -> str:
-    names = [facts[source].host for source in sources]
+    names, to = [facts[source].host for source in sources], facts[target]
     who = " and ".join(names) if len(names) <= _NAMES_SHOWN else f"{', '.join(names[:2])} and {len(names) - 2} more"
     if why.startswith(UNRESOLVED):
-        whose = "its own" if list(sources) == [target] else f"{facts[target].host}'s"
-        return f"  {who} can't resolve {whose} address {facts[target].address!r}: {why.removeprefix(UNRESOLVED)}"
+        whose = "its own" if list(sources) == [target] else f"{to.host}'s"
+        return f"  {who} can't resolve {whose} address {to.address!r}: {why.removeprefix(UNRESOLVED)}"
+    address = f"[{to.address}]" if ":" in to.address and len(ports) == 1 else to.address
+    where = f"{address}, ports {', '.join(map(str, ports))}" if len(ports) > 1 else f"{address}:{ports[0]}"
     over = {interface for source in sources if (interface := facts[source].interface)}
-    where = _with_ports(facts[target].address, ports) + (f" over {' or '.join(sorted(over))}" if over else "")
-    return f"  {who} can't reach {facts[target].host} ({where}): {why}"
+    where += f" over {' or '.join(sorted(over))}" if over else ""
+    return f"  {who} can't reach {to.host} ({where}): {_with_host_name(why, facts)}"
 
 
-def _with_ports(address: str, ports: Sequence[int]) -> str:
-    if len(ports) > 1:
-        return f"{address}, ports {', '.join(map(str, ports))}"
-    return f"[{address}]:{ports[0]}" if ":" in address else f"{address}:{ports[0]}"
+def _with_host_name(why: str, facts: Sequence[NodeFacts]) -> str:
+    """Replace the number of ``node 1 answers there`` by the host's name."""
+    number = re.match(r"node (\d+)(?= )", why)
+    return f"{facts[int(number[1])].host}{why[number.end() :]}" if number else why
 
 
-def _fix_name(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
-    target = facts[failure.target]
+def _fix_name(target: NodeFacts) -> str:
     ssh_address = target.extra.get("ssh_address")
     instead = f" for {ssh_address}, where ssh reached it" if ssh_address else ""
     return (

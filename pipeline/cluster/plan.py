@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from pipeline.cluster import networks
 from pipeline.cluster.launchers import containers
@@ -33,27 +33,21 @@ def render(
         master_port: a port that was free on node 0.
     """
     address = facts[0].address if cluster.nnodes > 1 else LOOPBACK
-    rendezvous = _Rendezvous(cluster=cluster, run_id=run_id, address=address, port=master_port)
+    start = _Start(cluster=cluster, spec=spec, run_id=run_id, address=address, port=master_port)
     devices = networks.nccl_devices(facts) if cluster.device == "cuda" else [None for _ in facts]
-    nodes: list[NodePlan] = []
-    first_rank = 0
-    for host, fact, nccl_devices in zip(cluster.hosts, facts, devices, strict=True):
-        node = _Node(
-            host=host,
-            fact=fact,
-            place=place(cluster, len(nodes), fact, spec, run_id),
-            node_rank=len(nodes),
-            first_rank=first_rank,
-            nccl_devices=nccl_devices,
+    first_ranks = accumulate((host.nproc_per_node for host in cluster.hosts), initial=0)
+    nodes = [
+        _Node(start, host, fact, place(cluster, number, fact, spec, run_id), number, first_rank, nccl_devices).plan()
+        for number, (host, fact, first_rank, nccl_devices) in enumerate(
+            zip(cluster.hosts, facts, first_ranks, devices, strict=False)
         )
-        nodes.append(_node_plan(node, rendezvous, spec))
-        first_rank += host.nproc_per_node
+    ]
     return LaunchPlan(
         run_key=spec.run_key,
         run_id=run_id,
         attempt=spec.attempt,
         launcher=cluster.launcher,
-        master_addr=rendezvous.address,
+        master_addr=address,
         master_port=master_port,
         world_size=cluster.world_size,
         lease_s=cluster.lease_s,
@@ -67,20 +61,20 @@ def render(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rendezvous:
-    """Address, port and id of the rendezvous of one start."""
+class _Start(NamedTuple):
+    """What all nodes of one start share: ``address``, ``port`` and ``run_id`` are those of its rendezvous."""
 
     cluster: Cluster
+    spec: AttemptSpec
     run_id: str
     address: str
     port: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Node:
+class _Node(NamedTuple):
     """One host with its facts, its folders and its first rank."""
 
+    start: _Start
     host: Host
     fact: NodeFacts
     place: Place
@@ -88,109 +82,99 @@ class _Node:
     first_rank: int
     nccl_devices: str | None
 
+    def plan(self) -> NodePlan:
+        host, fact, place, spec, cluster = self.host, self.fact, self.place, self.start.spec, self.start.cluster
+        env = environment(
+            host,
+            fact,
+            run_dir=place.run_dir,
+            device=cluster.device,
+            one_thread=spec.script is None and cluster.device != "cuda",
+            network=self._network(),
+        )
+        return NodePlan(
+            node_rank=self.node_rank,
+            host=host.label,
+            identity=fact.identity,
+            machine=fact.extra.get("machine") or "",
+            address=fact.address,
+            argv=self._argv(),
+            env={
+                **({variables.PROJECT: spec.project} if spec.script is not None else {}),
+                **env,
+                **self._rank_variables(),
+                variables.COLLECTIVE_TIMEOUT_S: f"{cluster.collective_timeout_s:g}",
+            },
+            run_dir=place.run_dir,
+            data_dir=place.data_dir,
+            state_dir=place.state_dir,
+            first_rank=self.first_rank,
+            nproc_per_node=host.nproc_per_node,
+            container=containers.of_node(cluster, fact),
+        )
 
-def _node_plan(node: _Node, rendezvous: _Rendezvous, spec: AttemptSpec) -> NodePlan:
-    host, fact, place = node.host, node.fact, node.place
-    options = {
-        "nproc-per-node": host.nproc_per_node,
-        **_rendezvous(node, rendezvous),
-        "local-addr": fact.address,
-        "max-restarts": 0,
-        "log-dir": f"{place.state_dir}/ranks",
-        "redirects": 3,  # one file a rank, so the agent knows each line's rank
-        **_numa_binding(node, rendezvous.cluster.device),
-    }
-    env = environment(
-        host,
-        fact,
-        run_dir=place.run_dir,
-        device=rendezvous.cluster.device,
-        one_thread=spec.script is None and rendezvous.cluster.device != "cuda",
-        network=_network(node, rendezvous.cluster),
-    )
-    return NodePlan(
-        node_rank=node.node_rank,
-        host=host.label,
-        identity=fact.identity,
-        machine=fact.extra.get("machine") or "",
-        address=fact.address,
-        argv=argv(spec, node, options),
-        env={
-            **({variables.PROJECT: spec.project} if spec.script is not None else {}),
-            **env,
-            **_rank_variables(node, rendezvous),
-            variables.COLLECTIVE_TIMEOUT_S: f"{rendezvous.cluster.collective_timeout_s:g}",
-        },
-        run_dir=place.run_dir,
-        data_dir=place.data_dir,
-        state_dir=place.state_dir,
-        first_rank=node.first_rank,
-        nproc_per_node=host.nproc_per_node,
-        container=containers.of_node(rendezvous.cluster, fact),
-    )
+    def _network(self) -> dict[str, str]:
+        """Return the variables that choose the ranks' network: the loopback on a single node."""
+        if self.start.cluster.nnodes == 1:
+            return networks.loopback(self.fact)
+        chosen = networks.variables(self.host, self.fact, self.nccl_devices, self.place.state_dir)
+        return {**chosen, **tls_variables(self.start.cluster, self.fact.home)}
 
+    def _rank_variables(self) -> dict[str, str]:
+        """Return the variables that replace torchrun's RANK in trainers.distributed if torchrun knows only its node."""
+        cluster = self.start.cluster
+        if cluster.rendezvous == "static":
+            return {}
+        return {
+            variables.FIRST_RANK: str(self.first_rank),
+            variables.NODE_RANK: str(self.node_rank),
+            variables.NNODES: str(cluster.nnodes),
+            variables.WORLD_SIZE: str(cluster.world_size),
+            variables.RENDEZVOUS_FILE: f"{cluster.rendezvous_dir}/{self.start.run_id}",
+        }
 
-def _network(node: _Node, cluster: Cluster) -> dict[str, str]:
-    """Return the variables that choose the ranks' network: the loopback on a single node."""
-    if cluster.nnodes == 1:
-        return networks.loopback(node.fact)
-    chosen = networks.variables(node.host, node.fact, node.nccl_devices, node.place.state_dir)
-    return {**chosen, **tls_variables(cluster, node.fact.home)}
+    def _options(self) -> dict[str, str | int]:
+        """Return torchrun's options. With rendezvous=file each torchrun knows only its own node."""
+        per_node = self.start.cluster.rendezvous == "file"
+        return {
+            "nproc-per-node": self.host.nproc_per_node,
+            "nnodes": 1 if per_node else self.start.cluster.nnodes,
+            "node-rank": 0 if per_node else self.node_rank,
+            "rdzv-backend": "static",  # node ranks follow the list of hosts, and nothing that a peer sends is unpickled
+            "rdzv-id": self.start.run_id,
+            "master-addr": LOOPBACK if per_node else self.start.address,
+            "master-port": 0 if per_node else self.start.port,
+            "local-addr": self.fact.address,
+            "max-restarts": 0,
+            "log-dir": f"{self.place.state_dir}/ranks",
+            "redirects": 3,  # one file a rank, so the agent knows each line's rank
+            **({"numa-binding": "node"} if self._binds_to_numa_nodes() else {}),
+        }
 
+    def _binds_to_numa_nodes(self) -> bool:
+        """True if host and torchrun can bind each rank to the cores near its GPU."""
+        host, fact = self.host, self.fact
+        gpus = visible_gpus(fact.gpus, {**host.placement, **host.env})
+        release = tuple(int(part) for part in re.findall(r"\d+", fact.torch_version or "")[:2])
+        is_able = fact.extra.get("numa", False) and release >= _NUMA_TORCH
+        return self.start.cluster.device == "cuda" and is_able and host.nproc_per_node <= gpus
 
-def _numa_binding(node: _Node, device: str) -> dict[str, str | int]:
-    """Return the option that binds each rank to the cores near its GPU, if host and torchrun support it."""
-    host, fact = node.host, node.fact
-    gpus = visible_gpus(fact.gpus, {**host.placement, **host.env})
-    release = tuple(int(part) for part in re.findall(r"\d+", fact.torch_version or "")[:2])
-    supported = fact.extra.get("numa", False) and release >= _NUMA_TORCH
-    return {"numa-binding": "node"} if device == "cuda" and supported and host.nproc_per_node <= gpus else {}
-
-
-def _rendezvous(node: _Node, rendezvous: _Rendezvous) -> dict[str, str | int]:
-    """Return torchrun's rendezvous options. With rendezvous=file each torchrun knows only its own node."""
-    per_node = rendezvous.cluster.rendezvous == "file"
-    return {
-        "nnodes": 1 if per_node else rendezvous.cluster.nnodes,
-        "node-rank": 0 if per_node else node.node_rank,
-        "rdzv-backend": "static",  # node ranks follow the list of hosts, and nothing that a peer sends is unpickled
-        "rdzv-id": rendezvous.run_id,
-        "master-addr": LOOPBACK if per_node else rendezvous.address,
-        "master-port": 0 if per_node else rendezvous.port,
-    }
-
-
-def _rank_variables(node: _Node, rendezvous: _Rendezvous) -> dict[str, str]:
-    """Return the variables that replace torchrun's RANK in trainers.distributed if torchrun knows only its node."""
-    cluster = rendezvous.cluster
-    if cluster.rendezvous == "static":
-        return {}
-    return {
-        variables.FIRST_RANK: str(node.first_rank),
-        variables.NODE_RANK: str(node.node_rank),
-        variables.NNODES: str(cluster.nnodes),
-        variables.WORLD_SIZE: str(cluster.world_size),
-        variables.RENDEZVOUS_FILE: f"{cluster.rendezvous_dir}/{rendezvous.run_id}",
-    }
-
-
-def torchrun(*, python: str, run_dir: str, options: dict[str, str | int]) -> tuple[str, ...]:
-    """Return the torchrun command of one node without the program of its ranks."""
-    return (python, f"{run_dir}/code/{TORCHRUN_FILE}", *(f"--{name}={value}" for name, value in options.items()))
-
-
-def argv(spec: AttemptSpec, node: _Node, options: dict[str, str | int]) -> tuple[str, ...]:
-    """Return the command of one node. ``options``: options of torchrun."""
-    config = ("--config", f"{node.place.run_dir}/config.json")
-    starter = torchrun(python=node.fact.python, run_dir=node.place.run_dir, options=options)
-    if spec.script is None:
-        return (*starter, "-m", spec.trainer, *config)
-    places = spec.pack.inside if spec.pack is not None else ()
-    data = [word for inside in places for word in ("--data", f"{node.place.data_dir}/{inside}")]
-    of_script = ("--script", spec.script, "--node-rank", str(node.node_rank), *data)
-    if not spec.uses_torchrun:
-        starter, of_script = (node.fact.python,), (*of_script, "--log-dir", str(options["log-dir"]))
-    return (node.fact.python, "-m", spec.trainer, *config, *of_script, "--", *starter)
+    def _argv(self) -> tuple[str, ...]:
+        spec, python, options = self.start.spec, self.fact.python, self._options()
+        config = ("--config", f"{self.place.run_dir}/config.json")
+        starter: tuple[str, ...] = (
+            python,
+            f"{self.place.run_dir}/code/{TORCHRUN_FILE}",
+            *(f"--{name}={value}" for name, value in options.items()),
+        )
+        if spec.script is None:
+            return (*starter, "-m", spec.trainer, *config)
+        places = spec.pack.inside if spec.pack is not None else ()
+        data = [word for inside in places for word in ("--data", f"{self.place.data_dir}/{inside}")]
+        of_script = ("--script", spec.script, "--node-rank", str(self.node_rank), *data)
+        if not spec.uses_torchrun:
+            starter, of_script = (python,), (*of_script, "--log-dir", str(options["log-dir"]))
+        return (python, "-m", spec.trainer, *config, *of_script, "--", *starter)
 
 
 def environment(

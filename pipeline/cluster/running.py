@@ -251,10 +251,6 @@ class RunningAttempt:
             self._write_rank_rows()
             self.watchers.on_line(LogLine(host=self.verdict.host, rank=self.verdict.rank, text=self.verdict.text))
 
-    def _newest_saved(self) -> int:
-        """Return the newest checkpoint of the shared run folder as ``NodeBeat.saved``: a step, for scripts a time."""
-        return newest_change(str(self.run_dir)) if self.plan.outputs.whole else newest_step(self.run_dir)
-
     def _check_silent_hosts(self, following: Following, *, is_over: bool) -> None:
         """Decide whether the silent hosts are lost.
 
@@ -394,7 +390,11 @@ class RunningAttempt:
             case NodeBeat():
                 self.watch.take_beat(event)
                 self._write_rank_rows()
-                if saved := self._newest_saved() if self.launcher.capabilities.shares_run_dir else event.saved:
+                saved = event.saved  # a step, for scripts a time
+                if self.launcher.capabilities.shares_run_dir:
+                    whole, folder = self.plan.outputs.whole, self.run_dir
+                    saved = newest_change(str(folder)) if whole else newest_step(folder)
+                if saved:
                     self._fetch.offer(saved)
             case NodeLook(peers=()):
                 self.watch.take_look(event)

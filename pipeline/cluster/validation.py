@@ -14,25 +14,6 @@ from pipeline.core.tables import counted
 OLDEST_PYTHON = (3, 11)  # for trainers/
 
 
-def validate(
-    cluster: Cluster,
-    facts: Sequence[NodeFacts],
-    *,
-    global_batch_size: int,
-    accumulate_steps: int = 1,
-    shards: int = 0,
-    backend: str = "auto",
-) -> None:
-    """Refuse a batch or hosts that can't work.
-
-    Raises:
-        UsageError: the ranks can't share the global batch evenly.
-        HostError: one text that lists every host that can't take part, the value seen and the fix.
-    """
-    check_batch(global_batch_size, cluster.world_size, accumulate_steps, shards)
-    validate_hosts(cluster, facts, backend=backend)
-
-
 def validate_hosts(cluster: Cluster, facts: Sequence[NodeFacts], *, backend: str = "auto") -> None:
     """Refuse hosts that can't take part.
 
@@ -42,8 +23,7 @@ def validate_hosts(cluster: Cluster, facts: Sequence[NodeFacts], *, backend: str
     problems = [*_same_node(facts), *_loopback(facts)]
     for host, fact in zip(cluster.hosts, facts, strict=True):
         unfit = [
-            *networks.absent_interface(host, fact),
-            *(networks.loopback_interface(host, fact) if cluster.nnodes > 1 else []),
+            *networks.interface_problems(host, fact, is_alone=cluster.nnodes == 1),
             *tls_problems(cluster, fact),
             *_unfit(host, fact, backend, cluster.device),
         ]

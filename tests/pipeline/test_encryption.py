@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.cluster.agent.host.checks import certificates
 from pipeline.cluster.networks import tls_warnings
-from pipeline.cluster.validation import validate
+from pipeline.cluster.validation import validate_hosts
 from pipeline.config.cluster import build_cluster
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, NodeFacts
@@ -56,7 +56,7 @@ def test_a_file_that_is_not_there_or_has_ended_is_refused_with_the_host_and_the_
 
 def test_a_certificate_that_ends_within_90_days_is_a_warning() -> None:
     found = [holding(0, tls_certificate=89.5, tls_ca=91), holding(1, tls_certificate=400)]
-    validate(encrypted(1, 1), found, global_batch_size=2)
+    validate_hosts(encrypted(1, 1), found)
     assert tls_warnings(encrypted(1, 1), found) == [
         "WARNING: node0: cluster.tls_certificate=/etc/pki/host.pem expires in 89 days, on 2001-12-07; put a new one "
         "there before"
@@ -66,7 +66,7 @@ def test_a_certificate_that_ends_within_90_days_is_a_warning() -> None:
 @pytest.mark.parametrize(("backend", "device"), [("nccl", "cpu"), ("auto", "cuda")])
 def test_nccl_is_refused_for_it_does_not_encrypt(backend: str, device: str) -> None:
     with pytest.raises(UsageError, match=r"is NCCL, which doesn't encrypt\n  try: strategy\.backend=gloo"):
-        validate(encrypted(1, device=device), [facts(0)], global_batch_size=1, backend=backend)
+        validate_hosts(encrypted(1, device=device), [facts(0)], backend=backend)
 
 
 @pytest.mark.parametrize(

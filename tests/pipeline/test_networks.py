@@ -10,7 +10,7 @@ import pytest
 from pipeline.cluster import networks
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.local import LocalTransport
-from pipeline.cluster.validation import validate
+from pipeline.cluster.validation import validate_hosts
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from tests.pipeline.test_plan import cluster, facts, refused, rendered
@@ -61,9 +61,9 @@ def test_the_loopback_is_no_interface_between_hosts_and_does_for_one() -> None:
         "  node0: its interface 'lo' has only 127.0.0.1 and ::1, where no other host reaches it; it has eth0 "
         "(10.0.0.1): set cluster.interface, or interface: of its entry in cluster.hosts"
     ]
-    validate(Cluster(launcher="pssh", hosts=hosts[:1]), [alone], global_batch_size=2)
+    validate_hosts(Cluster(launcher="pssh", hosts=hosts[:1]), [alone])
     routed = facts(0, extra={"interfaces": {**held, "fd00::1": "lo"}})
-    validate(Cluster(launcher="pssh", hosts=hosts), [routed, facts(1)], global_batch_size=2)
+    validate_hosts(Cluster(launcher="pssh", hosts=hosts), [routed, facts(1)])
 
 
 def port(device: str, netdev: str | None = None, **change: str) -> dict[str, Any]:

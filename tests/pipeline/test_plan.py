@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.plan import environment, render
-from pipeline.cluster.validation import validate
+from pipeline.cluster.validation import check_batch, validate_hosts
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
 
@@ -144,9 +144,9 @@ def test_the_ranks_of_one_node_meet_and_speak_on_the_loopback_alone() -> None:
     assert "GLOO_SOCKET_IFNAME" not in rendered(cluster(2), facts(0)).nodes[0].env, "interfaces that aren't known"
 
 
-def refused(what: Cluster, *found: NodeFacts, batch: int = 120, backend: str = "auto") -> str:
+def refused(what: Cluster, *found: NodeFacts, backend: str = "auto") -> str:
     with pytest.raises(HostError) as caught:
-        validate(what, found, global_batch_size=batch, backend=backend)
+        validate_hosts(what, found, backend=backend)
     return str(caught.value)
 
 
@@ -154,7 +154,7 @@ def test_global_batch_that_cannot_be_shared_names_the_nearest_good_ones() -> Non
     with pytest.raises(
         UsageError, match=r"global_batch_size=10 can.t be shared evenly by 4 ranks; nearest that can: 8 or 12"
     ):
-        validate(cluster(2, 2), [facts(0), facts(1)], global_batch_size=10)
+        check_batch(10, 4)
 
 
 def test_one_node_under_two_names() -> None:
@@ -176,7 +176,7 @@ def test_more_ranks_than_gpus_unless_gloo_is_asked_for() -> None:
     text = refused(cluster(4, 4, device="cuda"), *found)
     assert "node0: nproc_per_node=4 is more than its 2 GPUs" in text
     assert "node1" not in text
-    validate(cluster(4, 4, device="cuda"), found, global_batch_size=8, backend="gloo")
+    validate_hosts(cluster(4, 4, device="cuda"), found, backend="gloo")
 
 
 def test_gpus_that_the_configured_environment_hides_do_not_count() -> None:
@@ -224,14 +224,14 @@ def test_with_a_shared_file_each_torchrun_is_alone() -> None:
 def test_micro_batches_count_before_anything_starts() -> None:
     text = r"global_batch_size=12 can.t be shared evenly by 4 ranks × 2 micro-batches .*; nearest that can: 8 or 16"
     with pytest.raises(UsageError, match=text):
-        validate(cluster(2, 2), [facts(0), facts(1)], global_batch_size=12, accumulate_steps=2)
+        check_batch(12, 4, 2)
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
 def test_ranks_may_share_a_gpu_but_not_over_nccl(backend: str) -> None:
-    validate(cluster(2, device="cuda"), [facts(0, gpus=1)], global_batch_size=2, backend=backend)
+    validate_hosts(cluster(2, device="cuda"), [facts(0, gpus=1)], backend=backend)
     with pytest.raises(HostError, match=r"nproc_per_node=2 is more than its 1 GPU, and NCCL"):
-        validate(cluster(2, device="cuda"), [facts(0, gpus=1)], global_batch_size=2, backend="nccl")
+        validate_hosts(cluster(2, device="cuda"), [facts(0, gpus=1)], backend="nccl")
 
 
 def test_hosts_with_gpus_are_refused_until_the_key_says_cuda_or_cpu() -> None:
@@ -240,7 +240,7 @@ def test_hosts_with_gpus_are_refused_until_the_key_says_cuda_or_cpu() -> None:
         "node0: it has 8 GPUs, and the run's key says cpu; take cluster.device=cuda, or cluster.device=cpu to" in text
     )
     assert "node1" not in text
-    validate(cluster(1, 1, device="cpu"), [facts(0, gpus=8), facts(1)], global_batch_size=8)
+    validate_hosts(cluster(1, 1, device="cpu"), [facts(0, gpus=8), facts(1)])
 
 
 def test_a_host_without_gpus_is_refused_where_the_key_says_cuda() -> None:

@@ -24,7 +24,6 @@ from .wire import Json, say
 
 COMMANDS = {
     "probe": "host.probe",
-    "examine": "host.checks",
     "shared": "host.checks",
     "reach": "host.reach",
     "start": "running.supervisor",

@@ -19,17 +19,17 @@ from pipeline.cluster.agent.running.claims import BUSY
 from pipeline.cluster.launchers.base import NOT_ENDED, Environment, LockFile, Outcome, PackSource, Transport, workdir_of
 from pipeline.cluster.launchers.settings import WHEN_BUSY_HINT, Capabilities, capabilities
 from pipeline.cluster.launchers.transport import agent_requests
-from pipeline.cluster.launchers.transport.answers import Answer, answer_in, received_bytes
+from pipeline.cluster.launchers.transport.answers import Answer, parse_answer, received_bytes
 from pipeline.cluster.launchers.transport.downloads import receive, receive_others
 from pipeline.cluster.launchers.transport.payload import message, new_token
 from pipeline.cluster.launchers.transport.probe_answer import node_facts
 from pipeline.cluster.launchers.transport.streams import Connection, Streams
 from pipeline.cluster.launchers.transport.uploads import (
     SLOWEST_BYTES_PER_S,
+    WITH_RUN_BYTES,
     Transfer,
     append,
     append_run,
-    is_sent_with_run,
     pack_bytes,
     weights_bytes,
 )
@@ -102,10 +102,12 @@ class AgentLauncher:
             begin = stdin.tell()
             if payload is not None:
                 payload(stdin)
-                self.transfer = Transfer.begin(what, labels, stdin.tell() - begin)
+                self.transfer = Transfer(what, labels, stdin.tell() - begin)
             stdin.flush()
             outputs = self.transport.exchange(stdin, hosts, timeout_s or self.short_s)
-        return {label: answer_in(output, token) for label, output in outputs.items()}
+        return {
+            label: Answer(value=parse_answer(output.stdout, token), output=output) for label, output in outputs.items()
+        }
 
     def demand(self, doing: str, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
         """Return the values of all answers.
@@ -153,7 +155,12 @@ class AgentLauncher:
         return ANSWER_S + (first_s if slow_s is None else min(first_s, max(CONNECT_AGAIN_S, slow_s)))
 
     def probe(
-        self, pack: PackSource | None, modules: Sequence[str] = (), warm: Mapping[str, Any] | None = None
+        self,
+        pack: PackSource | None,
+        modules: Sequence[str] = (),
+        warm: Mapping[str, Any] | None = None,
+        *,
+        gpu_s: float = agent_requests.GPU_S,
     ) -> list[NodeFacts]:
         """Return the facts of every host, in the cluster's order.
 
@@ -161,6 +168,7 @@ class AgentLauncher:
             modules: names to look for among what is installed there.
             warm: before a start, the environment of its ranks (``plan.warm_environment``): a warm parent imports torch
                 meanwhile.
+            gpu_s: how long nvidia-smi is waited for.
 
         Raises:
             HostError: lists every host that failed.
@@ -168,11 +176,11 @@ class AgentLauncher:
         self.transport.shares_connections, self._silent = True, set()
         if self.environment is not None and not self.transport.pythons:
             self.transport.pythons = self._interpreters(self.environment)
-        request = {**agent_requests.probe(self.cluster, pack, modules, self.registry(Path())), "warm": warm}
+        request = agent_requests.probe(self.cluster, pack, modules, self.registry(Path()), gpu_s) | {"warm": warm}
         requested_at, began = time.time(), time.monotonic()
         values = self.demand("probe", self.ask(request, timeout_s=self.short_s))
         answered_s = min(time.monotonic() - began, self.short_s)  # longer if this process was stopped itself
-        self.transport.slow_s = max(self.slow_s, slowness_s(answered_s))
+        self.transport.slow_s = max(self.slow_s, 1.5 * answered_s if answered_s > USUAL_S else 0.0)
         when = {"asked": requested_at, "answered": time.time()}  # unix times here, to compare the host's clock
         return [self._facts(host, values[host.label], when) for host in self.cluster.hosts]
 
@@ -246,7 +254,10 @@ class AgentLauncher:
 
     def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[NodeFacts], run_dir: Path) -> None:
         """Send what is missing and start torchrun on all nodes at once. Raises HostError: some may have started."""
-        small_pack = self._provide(pack, facts) if pack is not None else None
+        is_small = pack is not None and pack_bytes(pack.path) * len(facts) <= WITH_RUN_BYTES
+        small_pack = pack if is_small and any(fact.pack_path is None for fact in facts) else None
+        if pack is not None and small_pack is None:
+            self.send_pack(pack, facts)
         digest = pack.digest if pack else ""
         request = agent_requests.start(self.cluster, self._request(plan, run_dir), plan, run_dir, digest)
         answers = self.ask(
@@ -277,14 +288,6 @@ class AgentLauncher:
         """Return new remarks for the user, a line each."""
         notes, self._notes = self._notes, []
         return notes
-
-    def _provide(self, pack: PackSource, facts: list[NodeFacts]) -> PackSource | None:
-        """Send a large pack to the hosts that lack it; return a small one, which is sent with the run."""
-        lacking = any(fact.pack_path is None for fact in facts)
-        if lacking and is_sent_with_run(pack, len(facts)):
-            return pack
-        self.send_pack(pack, facts)
-        return None
 
     def send_pack(self, pack: PackSource, facts: Sequence[NodeFacts]) -> None:
         """Send the data pack to all hosts that lack it, at once. A host has it whole, with its digests, or not at all.
@@ -419,12 +422,3 @@ class AgentLauncher:
             label: answer.value for label, answer in answers.items() if answer.value and answer.reported_error is None
         }
         return {label: list(value["removed"]) for label, value in done.items()}
-
-
-def slowness_s(answered_s: float) -> float:
-    """Return how long further connections may take until they answer; 0: the usual limits are enough.
-
-    Args:
-        answered_s: after which all hosts had answered the probe.
-    """
-    return 1.5 * answered_s if answered_s > USUAL_S else 0.0

@@ -88,7 +88,9 @@ class GrantedLauncher:
             nodes, own = self._polled().nodes, names
             names = [f"{self.scheduler.node_name}{number}" for number in range(self.cluster.nnodes)]
             say(", ".join(f"{name} is {of} on {nodes.get(of) or '?'}" for name, of in zip(names, own, strict=True)))
-        return self._named(names)
+        hosts = tuple(dataclasses.replace(one, name=name) for one, name in zip(self.cluster.hosts, names, strict=True))
+        self.cluster = dataclasses.replace(self.cluster, hosts=hosts)
+        return self.cluster
 
     def _own_job(self, spec: AttemptSpec, say: Callable[[str], None], check: Callable[[], None]) -> GrantedJob | None:
         """Return the job that waits or runs for this run already, and end all others. Raises PacelineError."""
@@ -192,14 +194,6 @@ class GrantedLauncher:
             if not left or time.monotonic() >= deadline:
                 return {title: f"{NOT_ENDED}{why}" for title, why in remains.items()}
             time.sleep(LOOK_S)
-
-    def _named(self, names: Sequence[str]) -> Cluster:
-        """Give the cluster's hosts their names."""
-        hosts = tuple(
-            dataclasses.replace(host, name=name) for host, name in zip(self.cluster.hosts, names, strict=True)
-        )
-        self.cluster = dataclasses.replace(self.cluster, hosts=hosts)
-        return self.cluster
 
     def _request(self, spec: AttemptSpec, modules: Sequence[str]) -> dict[str, Any]:
         """Return the first request to every node of the job."""

@@ -72,10 +72,14 @@ class JobFolder:
             file.seek(0, 2)
             file.write(json.dumps(order) + "\n")
 
+    def tell(self, **order: Any) -> None:
+        """Like ``order``, unless the folder was removed, which ends everything too."""
+        with contextlib.suppress(OSError):
+            self.order(**order)
+
     def end(self, restart: int) -> None:
         """Tell all nodes to end what they run in that life of the job."""
-        with contextlib.suppress(OSError):  # the folder was removed, which ends it too
-            self.order(restart=restart, end=True)
+        self.tell(restart=restart, end=True)
 
     def beat(self) -> None:
         """Tell nodes that wait for a start that a command still intends to give one."""
@@ -84,9 +88,7 @@ class JobFolder:
 
     def leave(self, restart: int | None = None) -> None:
         """Tell all nodes to end what they do and let the job end; with ``restart`` only in that life of the job."""
-        which = {} if restart is None else {"restart": restart}
-        with contextlib.suppress(OSError):  # the folder was removed, which ends it too
-            self.order(**which, leave=True)
+        self.tell(**({} if restart is None else {"restart": restart}), leave=True)
 
     def orders(self) -> list[dict[str, Any]]:
         """Return all orders so far."""
@@ -140,11 +142,6 @@ class JobFolder:
         except (OSError, ValueError):
             return None
         return value if isinstance(value, dict) and value.get("run_id") == run_id else None
-
-    def look(self, restart: int, peers: Sequence[tuple[str, int]] | None) -> None:
-        """Ask all nodes for the state of their ranks."""
-        with contextlib.suppress(OSError):
-            self.order(restart=restart, look=peers)
 
     def looks(self, number: int, run_id: str) -> list[dict[str, Any]]:
         """Return one node's answers to ``look`` in a start."""
@@ -206,7 +203,8 @@ class JobFollower:
         """Do nothing: rank 0 sees the request in the shared run folder."""
 
     def look(self, peers: Sequence[tuple[str, int]] | None = ()) -> None:
-        self._folder.look(self._restart, peers)
+        """Ask all nodes for the state of their ranks."""
+        self._folder.tell(restart=self._restart, look=peers)
 
     def close(self) -> None:
         """Emit no more events."""

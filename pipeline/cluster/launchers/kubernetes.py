@@ -355,8 +355,8 @@ class KubernetesScheduler(Scheduler):
     def jobs(self, run_key: str, run_dir: Path) -> list[GrantedJob]:
         """Return the jobs with the run's label, the newest first."""
         names = [job["metadata"]["name"] for job in reversed(self.api.jobs(_label(run_key, run_dir)))]
-        folders = [JobFolder(run_dir / FOLDERS / name.rpartition("-")[2], self.script) for name in names]
-        return [self._granted(name, folder) for name, folder in zip(names, folders, strict=True)]
+        folders = run_dir / FOLDERS
+        return [self._granted(name, JobFolder(folders / name.rpartition("-")[2], self.script)) for name in names]
 
     def poll(self, job: GrantedJob, before: JobState | None = None) -> JobState:
         try:
@@ -393,15 +393,23 @@ class KubernetesScheduler(Scheduler):
 
 def yaml_of(value: Object) -> str:
     """Return a manifest as a file that kubectl takes."""
-    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120)
-    return text
+    return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120))
 
 
 def _manifest(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Object:
     """Return the manifest of a run's job. Raises UsageError: pods can't work in this run folder, or as this user."""
     host, settings = cluster.hosts[0], cluster.settings
     _refuse_elsewhere("paths.runs", run_dir, settings.mount_path)
-    _refuse_secrets(cluster)
+    if names := sorted({name for one in cluster.hosts for name in one.secrets}):  # many users may read a manifest
+        raise UsageError(
+            f"cluster.env holds secrets ({', '.join(names)}), which pods get from a Secret of the namespace alone: "
+            f"kubectl create secret generic mine --from-env-file=FILE, then cluster.env_from=[mine/{names[0]}]"
+        )
+    if settings.run_as_user is None and os.getuid() == 0:
+        raise UsageError(
+            "this command runs as root, and so would the pods, which most clusters refuse; "
+            "cluster.run_as_user=<the id of a user who may write in paths.runs>, or 0 where root is allowed"
+        )
     gpus = host.nproc_per_node if cluster.device == "cuda" else 0
     return manifest(
         PodJob(
@@ -412,7 +420,7 @@ def _manifest(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Obje
             nnodes=cluster.nnodes,
             nproc_per_node=host.nproc_per_node,
             gpus=gpus if settings.gpus is None else settings.gpus,
-            uid=_user(settings.run_as_user, os.getuid()),
+            uid=os.getuid() if settings.run_as_user is None else settings.run_as_user,
             gid=os.getgid(),
             settings=settings,
         )
@@ -435,22 +443,3 @@ def _refuse_elsewhere(name: str, path: Path, mount_path: str) -> None:
             f"{name} is {path}, which is not on the volume that pods mount at cluster.mount_path={mount_path}; "
             f"mount the volume there on this computer too, and set {name} to a folder below it"
         )
-
-
-def _refuse_secrets(cluster: Cluster) -> None:
-    """Raise UsageError for secrets in cluster.env: many users may read a manifest, and the files beside it."""
-    names = sorted({name for host in cluster.hosts for name in host.secrets})
-    if names:
-        raise UsageError(
-            f"cluster.env holds secrets ({', '.join(names)}), which pods get from a Secret of the namespace alone: "
-            f"kubectl create secret generic mine --from-env-file=FILE, then cluster.env_from=[mine/{names[0]}]"
-        )
-
-
-def _user(chosen: int | None, own: int) -> int:
-    if chosen is None and own == 0:
-        raise UsageError(
-            "this command runs as root, and so would the pods, which most clusters refuse; "
-            "cluster.run_as_user=<the id of a user who may write in paths.runs>, or 0 where root is allowed"
-        )
-    return own if chosen is None else chosen

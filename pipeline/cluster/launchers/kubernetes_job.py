@@ -225,7 +225,8 @@ def state_of(
     silent = [pod for pod in now if pod.phase == "Succeeded" and pod.name not in ended]
     gone = judged.text or next((f"{pod.words} ended without a word" for pod in silent), "")
     has_ended = value is None or is_over(value)
-    over = has_ended or _is_broken(now) or bool(judged.text)
+    is_broken = any(pod.taken or pod.code or pod.leaving or pod.phase in ("Failed", "Succeeded") for pod in now)
+    over = has_ended or is_broken or bool(judged.text)
     suspended = conditions(value or {}).get("Suspended")
     why = suspended or waiting(now, job.nnodes, warnings)
     words, hint = f"waiting for {job.title}: {why}", "" if suspended else help_for(why)
@@ -249,11 +250,6 @@ def state_of(
         nodes={pod.name: pod.node for pod in pods},
         pods=pods,
     )
-
-
-def _is_broken(pods: Sequence[Pod]) -> bool:
-    """True if a pod ended, or is about to."""
-    return any(pod.taken or pod.code or pod.leaving or pod.phase in ("Failed", "Succeeded") for pod in pods)
 
 
 def _labels(job: GrantedJob) -> dict[str, str]:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -204,13 +205,12 @@ _LONGEST_S = 3.0
 
 @dataclass
 class _Batch:
-    """Jobs to be submitted together."""
+    """Jobs to be submitted together, each with its id to come."""
 
     environ: Mapping[str, str]
     jobs: list[Job] = field(default_factory=list)
+    ids: list[Future[str]] = field(default_factory=list)
     newest: float = 0.0
-    done: threading.Event = field(default_factory=threading.Event)
-    results: list[str | PacelineError] = field(default_factory=list)  # each job's id, or why it has none
 
     def takes(self, job: Job, environ: Mapping[str, str]) -> bool:
         """True if the job can be an element of the array, which has one script and one environment."""
@@ -238,52 +238,45 @@ class Arrays:
         with self._lock:
             if self._batch is None or not self._batch.takes(job, environ):
                 self._batch = _Batch(environ=environ)
-            batch = self._batch
+            batch, id_ = self._batch, Future[str]()
             batch.jobs.append(job)
+            batch.ids.append(id_)
             batch.newest = time.monotonic()
-            number = len(batch.jobs) - 1
-        if number == 0:
+        if id_ is batch.ids[0]:
             self._lead(batch, side_by_side)
-        batch.done.wait()
-        result = batch.results[number]
-        if isinstance(result, PacelineError):
-            raise HostError(result.what, hint=result.hint)
-        return result
+        return id_.result()
 
     def _lead(self, batch: _Batch, most: int) -> None:
         """Wait for further jobs, at most ``most``, then submit all of them. Runs in the thread of the first job."""
-        began = time.monotonic()
+        until = time.monotonic() + _LONGEST_S
         try:
-            while len(batch.jobs) < most and time.monotonic() - began < _LONGEST_S:
-                if time.monotonic() - batch.newest >= _QUIET_S:
-                    break
+            while len(batch.jobs) < most and time.monotonic() < min(until, batch.newest + _QUIET_S):
                 time.sleep(0.02)
             with self._lock:
                 if self._batch is batch:
                     self._batch = None
-            batch.results = self._submitted(batch)
-        except PacelineError as error:
-            batch.results = [error] * len(batch.jobs)
+            self._submit(batch)
         except BaseException as error:
-            batch.results = [HostError(f"the job could not be submitted: {error}")] * len(batch.jobs)
-            raise
-        finally:
-            batch.done.set()
+            own = error if isinstance(error, PacelineError) else HostError(f"the job could not be submitted: {error}")
+            for id_ in batch.ids:
+                id_.set_exception(HostError(own.what, hint=own.hint))
+            if own is not error:
+                raise
 
-    def _submitted(self, batch: _Batch) -> list[str | PacelineError]:
+    def _submit(self, batch: _Batch) -> None:
         if len(batch.jobs) > 1:
             try:
-                return [*self._together(batch)]
+                for id_, of_element in zip(batch.ids, self._together(batch), strict=True):
+                    id_.set_result(of_element)
+                return
             except RefusedError:  # a site may allow no array, or fewer jobs than this one has elements
                 for job in batch.jobs:
                     (Path(job.folder) / ELEMENT).unlink(missing_ok=True)
-        results: list[str | PacelineError] = []
-        for job in batch.jobs:
+        for job, id_ in zip(batch.jobs, batch.ids, strict=True):
             try:
-                results.append(self._alone(job, batch.environ))
+                id_.set_result(self._alone(job, batch.environ))
             except PacelineError as error:
-                results.append(error)
-        return results
+                id_.set_exception(error)
 
     def _alone(self, job: Job, environ: Mapping[str, str]) -> str:
         folder = Path(job.folder)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cluster import launchers, validation
 from pipeline.cluster.earlier import clear_leftovers
-from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.launchers.transport.answers import Answer
 from pipeline.cluster.preflight import clock, gpus, network, occupation, resources, versions
@@ -72,26 +70,19 @@ class Report:
             raise HostError("\n".join(error.what for error in errors), hint="; then ".join(hints) or None)
 
 
-def judge(
-    cluster: Cluster,
-    facts: Sequence[NodeFacts],
-    gpus_by_host: Mapping[str, Mapping[str, str] | None] | None = None,
-    clocks: Mapping[str, Mapping[str, float]] | None = None,
-) -> list[Check]:
-    """Return all checks of the facts. Pure.
-
-    Args:
-        gpus_by_host: nvidia-smi's answers of a deep examination, in the place of the probe's.
-        clocks: times of a round trip shorter than the probe's.
-    """
-    gpus_probed: dict[str, Any] = {fact.host: fact.extra.get("system", {}).get("gpus") for fact in facts}
+def judge(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[Check]:
+    """Return all checks of the facts. Pure."""
     return [
         *versions.checks(cluster, facts),
         *resources.checks(cluster, facts),
-        *clock.checks(facts, clocks or {}),
+        *clock.checks(facts),
         *network.checks(cluster, facts),
-        *gpus.checks(cluster, facts, {**gpus_probed, **(gpus_by_host or {})}),
+        *gpus.checks(cluster, facts, _gpu_answers(facts)),
     ]
+
+
+def _gpu_answers(facts: Sequence[NodeFacts]) -> dict[str, Any]:
+    return {fact.host: fact.extra.get("system", {}).get("gpus") for fact in facts}
 
 
 def short(cluster: Cluster, facts: Sequence[NodeFacts], launcher: Launcher) -> list[Check]:
@@ -128,6 +119,8 @@ def examine(
             lines = launcher.scheduler.rehearse()
             return Report(facts=(), checks=[Check(ALL, "scheduler", State.OK, line) for line in lines])
         facts = launcher.probe(None, probed(key))
+        if deep:  # again: a round trip over an open connection is shorter, so clocks are compared more exactly
+            facts = launcher.probe(None, probed(key), gpu_s=_GPU_S)
         for note in clear_leftovers(launcher, facts, runs_dir) if runs_dir else ():
             on_note(note)
         refusals = []
@@ -137,7 +130,10 @@ def examine(
             facts = launcher.connect(facts)[0]
         except HostError as error:
             refusals.append(error)
-        checks = _examine_deeply(cluster, facts, launcher, runs_dir) if deep else judge(cluster, facts)
+        checks = judge(cluster, facts)
+        if deep:
+            checks += [*gpus.unanswered(cluster, _gpu_answers(facts), _GPU_S)]
+            checks += _shared_folders(cluster, launcher, runs_dir)
     return Report(facts=facts, checks=[*checks, *occupation.checks(cluster, facts)], refusals=refusals)
 
 
@@ -161,29 +157,6 @@ def versions_on_hosts(cluster: Cluster, key: Mapping[str, str]) -> dict[str, str
 
 
 _versions_by_request: dict[str, dict[str, str]] = {}
-
-
-def _examine_deeply(
-    cluster: Cluster, facts: Sequence[NodeFacts], launcher: AgentLauncher, runs_dir: Path | None
-) -> list[Check]:
-    requested = time.time()
-    answers = launcher.ask({"do": "examine", "gpu_s": _GPU_S if cluster.device == "cuda" else 0.0})
-    answered = time.time()
-    values = {host: answer.value for host, answer in answers.items() if answer.value and answer.error is None}
-    hint = "doit preflight --deep again; what it says of ssh"
-    silent = [
-        Check(host, "agent", State.FAILED, str(answer.error), "an answer", hint)
-        for host, answer in answers.items()
-        if host not in values
-    ]
-    clocks = {
-        host: {"asked": requested, "answered": answered, "began": value["began"], "said": value["unix_time"]}
-        for host, value in values.items()
-    }
-    gpus_by_host = {host: value["gpus"] for host, value in values.items()}
-    unanswered = gpus.unanswered(cluster, gpus_by_host, _GPU_S)
-    shared = _shared_folders(cluster, launcher, runs_dir)
-    return [*judge(cluster, facts, gpus_by_host, clocks), *silent, *unanswered, *shared]
 
 
 # ------------------------------------------------------------------------------------------ folders shared by all hosts

@@ -35,15 +35,11 @@ def offset(times: Mapping[str, float]) -> Offset:
     return Offset((there + back) / 2, abs(there - back) / 2)
 
 
-def checks(facts: Sequence[NodeFacts], shorter: Mapping[str, Mapping[str, float]]) -> Iterator[Check]:
-    """Check the clock of each host, or this computer's if all hosts differ from it by the same offset.
-
-    Args:
-        shorter: host → times of a round trip shorter than the probe's, if there was one.
-    """
+def checks(facts: Sequence[NodeFacts]) -> Iterator[Check]:
+    """Check the clock of each host, or this computer's if all hosts differ from it by the same offset."""
     offsets = {}
     for fact in facts:
-        times = shorter.get(fact.host) or {**fact.extra, "said": fact.unix_time}
+        times = {**fact.extra, "said": fact.unix_time}
         if {"asked", "answered", "began"} <= times.keys():  # not where a launcher didn't record them
             offsets[fact.host] = offset(times)
     ordered = sorted(measured.offset_s for measured in offsets.values())

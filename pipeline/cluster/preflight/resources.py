@@ -25,7 +25,9 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
         system = fact.extra.get("system", {})
         yield _cores(host, fact, system)
         yield _memory(host, fact, system)
-        yield _disk(cluster, fact)
+        free = f"free for {cluster.workdir or '~/.cache/paceline'}"
+        hint = "make room there, or cluster.workdir= a folder on another disk"
+        yield _at_least(fact.host, "disk", fact.disk_free_bytes, DISK, free, hint)
         if system.get("shared_memory"):
             yield _shared_memory(cluster, host, system["shared_memory"])
         if system.get("limits"):
@@ -58,12 +60,6 @@ def _memory(host: Host, fact: NodeFacts, system: dict[str, Any]) -> Check:
     return _at_least(
         fact.host, "memory", left, wanted, whose, "end what takes it there, or fewer ranks: nproc_per_node"
     )
-
-
-def _disk(cluster: Cluster, fact: NodeFacts) -> Check:
-    folder = cluster.workdir or "~/.cache/paceline"
-    hint = "make room there, or cluster.workdir= a folder on another disk"
-    return _at_least(fact.host, "disk", fact.disk_free_bytes, DISK, f"free for {folder}", hint)
 
 
 def _shared_memory(cluster: Cluster, host: Host, shm: dict[str, int]) -> Check:

@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
+from pipeline.cluster.agent.host.software import normal
 from pipeline.cluster.preflight.judgement import Check, State, compared, judged
 from pipeline.core.errors import HostError
 from pipeline.core.printable import hydra_value
@@ -126,7 +127,7 @@ def _version_on(fact: NodeFacts, name: str) -> str | None:
         return (fact.extra.get("container") or {}).get("digest")
     installed = {"torch": fact.torch_version, **fact.extra.get("packages", {})}
     modules = fact.extra.get("modules")
-    return installed.get(_normal(name)) or (modules.get(name, ABSENT) if modules is not None else None)
+    return installed.get(normal(name)) or (modules.get(name, ABSENT) if modules is not None else None)
 
 
 def _fix(by_host: Mapping[str, dict[str, str]], configured: Versions) -> str:
@@ -147,10 +148,6 @@ def _fix(by_host: Mapping[str, dict[str, str]], configured: Versions) -> str:
 
 def _value(version: str) -> str:
     return version if _UNQUOTED.fullmatch(version) else hydra_value(version)
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _comparable(version: str) -> str:

@@ -181,7 +181,7 @@ def _rsync(copies: Sequence[rsync.Copy], *, wanted: Sequence[Tree], delete: bool
     for copy in copies:
         total[copy.host.label] += sizes[copy.folder.name]
         arrived[copy.host.label] = Counter()
-    transfer = Transfer.begin("files", [*arrived], max(total.values()))
+    transfer = Transfer("files", [*arrived], max(total.values()))
 
     def on_bytes(host: str, name: str, count_bytes: int) -> None:
         arrived[host][name] = count_bytes

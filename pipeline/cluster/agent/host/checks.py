@@ -12,7 +12,6 @@ import re
 import resource
 import socket
 import threading
-import time
 
 from ..running.claims import described_claims
 from ..wire import Json, in_thread, say
@@ -179,13 +178,6 @@ def text(path: str) -> str:
 
 def number(digits: str) -> int | None:
     return int(digits) if digits.isdecimal() else None
-
-
-def examine(request: Json) -> None:
-    """Return slow facts, which no training's probe waits for; and the clock again, over a shorter round trip."""
-    began = time.time()
-    gpus = gpu_state(request["gpu_s"]) if request["gpu_s"] else None
-    say(gpus=gpus, began=began, unix_time=time.time())
 
 
 def shared(request: Json) -> None:

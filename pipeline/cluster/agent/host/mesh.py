@@ -303,22 +303,13 @@ def login_errors(target: Json) -> tuple[str, str]:
 
 def name_for_login(target: Json) -> str:
     """Return the name by which this node calls the other one: its name in cluster.hosts, if it resolves here."""
-    for line in ssh_options_of(target["name"]):
-        if line.startswith("hostname "):
-            try:
-                socket.getaddrinfo(line.partition(" ")[2], None)
-            except (OSError, UnicodeError):
-                break
+    with contextlib.suppress(OSError, UnicodeError, subprocess.TimeoutExpired):
+        settings = run_program(["ssh", "-G", "--", target["name"]], LOGIN_S).stdout  # of this node's ssh configuration
+        host_names = re.findall(r"^hostname (.*)$", settings, re.MULTILINE)
+        if host_names:
+            socket.getaddrinfo(host_names[0], None)
             return str(target["name"])
     return str(target["address"])
-
-
-def ssh_options_of(name: str) -> list[str]:
-    """Return what this node's ssh configuration sets for a name."""
-    try:
-        return run_program(["ssh", "-G", "--", name], LOGIN_S).stdout.splitlines()
-    except subprocess.TimeoutExpired:
-        return []
 
 
 def login_error(*words: str) -> str:

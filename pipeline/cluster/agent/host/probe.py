@@ -18,7 +18,7 @@ from ..running.processes import LINUX
 from ..running.staging import free_bytes, holds_pack
 from ..running.warm import warm_up
 from ..wire import Json, say
-from .checks import certificates, facts
+from .checks import certificates, facts, text
 from .processors import count_cpus, count_gpus, hardware
 from .software import software
 
@@ -62,17 +62,12 @@ def numa(system: str = "/sys") -> bool:
         return False
     try:
         vendors = glob.glob(f"{system}/bus/pci/devices/*/vendor")
-        folders = [os.path.dirname(path) for path in vendors if text_of(path) == "0x10de"]
-        nodes = {text_of(os.path.join(folder, "numa_node")) for folder in folders}
-        cores = [cores_of(text_of(f"{system}/devices/system/node/node{node}/cpulist")) for node in nodes]
+        folders = [os.path.dirname(path) for path in vendors if text(path) == "0x10de"]
+        nodes = {text(os.path.join(folder, "numa_node")) for folder in folders}
+        cores = [cores_of(text(f"{system}/devices/system/node/node{node}/cpulist")) for node in nodes]
         return bool(cores) and all(node_cores & os.sched_getaffinity(0) for node_cores in cores)
-    except (AttributeError, OSError, ValueError):  # a node of -1 has no folder; macOS tells no affinity
+    except (AttributeError, ValueError):  # a node of -1 has no folder; macOS tells no affinity
         return False
-
-
-def text_of(path: str) -> str:
-    with open(path, encoding="ascii") as file:
-        return file.read().strip()
 
 
 def cores_of(ranges: str) -> set[int]:

@@ -30,7 +30,9 @@ ENV_NAMES = (
 GPU_S = 1.0  # how long a probe waits for nvidia-smi, which takes seconds where no GPU is in use
 
 
-def probe(cluster: Cluster, pack: PackSource | None, modules: Sequence[str], registry: str) -> dict[str, Any]:
+def probe(
+    cluster: Cluster, pack: PackSource | None, modules: Sequence[str], registry: str, gpu_s: float = GPU_S
+) -> dict[str, Any]:
     """Return the request for the facts of a host; ``registry`` is the folder there in which agents register."""
     return {
         "do": "probe",
@@ -45,7 +47,7 @@ def probe(cluster: Cluster, pack: PackSource | None, modules: Sequence[str], reg
         "pack_digest": pack.digest if pack else "",
         "pack_places": [str(pack.path)] if pack else [],
         "certificates": tls_files(cluster),
-        "gpu_s": GPU_S if cluster.device == "cuda" else 0.0,
+        "gpu_s": gpu_s if cluster.device == "cuda" else 0.0,
         "container": containers.wanted(cluster),
     }
 
@@ -73,6 +75,8 @@ def start(cluster: Cluster, run: dict[str, Any], plan: LaunchPlan, run_dir: Path
 
 def of_run(cluster: Cluster, plan: LaunchPlan, registry: str, slow_s: float) -> dict[str, Any]:
     """Return what start, follow, collect and clean share: the parts of all nodes, found there by identity."""
+    shares_run_dir = capabilities(cluster).shares_run_dir
+    meets = plan.nnodes > 1 and cluster.rendezvous != "file"  # torchrun of each node waits for the others
     return {
         "run_key": plan.run_key,
         "run_id": plan.run_id,
@@ -80,24 +84,14 @@ def of_run(cluster: Cluster, plan: LaunchPlan, registry: str, slow_s: float) -> 
         "lease_s": plan.lease_s,
         "warm": plan.warm,
         "slow_s": slow_s,
-        "rendezvous": [plan.master_addr, plan.master_port] if _has_rendezvous(cluster, plan) else None,
+        "rendezvous": [plan.master_addr, plan.master_port] if meets else None,
         "registry": registry,
         "env_passed": rank_environment.IN_CONTAINER if cluster.container else rank_environment.PASSED,
         "nodes": [
-            {**dataclasses.asdict(node), "remove": [_removed(cluster, node.run_dir, node.state_dir)]}
+            {**dataclasses.asdict(node), "remove": [node.state_dir if shares_run_dir else node.run_dir]}
             for node in plan.nodes
         ],
     }
-
-
-def _has_rendezvous(cluster: Cluster, plan: LaunchPlan) -> bool:
-    """True if torchrun of each node waits for the others at one address."""
-    return plan.nnodes > 1 and cluster.rendezvous != "file"
-
-
-def _removed(cluster: Cluster, run_dir: str, state_dir: str) -> str:
-    """Return the folder that ``clean`` removes on a node."""
-    return state_dir if capabilities(cluster).shares_run_dir else run_dir
 
 
 def resources(host: Host, device: str) -> list[str]:

@@ -57,11 +57,6 @@ class Answer:
         return self.output.note or (stderr[-1] if stderr else "no answer")
 
 
-def answer_in(output: Output, token: str) -> Answer:
-    """Return the newest answer to the request that carried ``token``."""
-    return Answer(value=parse_answer(output.stdout, token), output=output)
-
-
 _RECEIVED = "received"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and end of line
 

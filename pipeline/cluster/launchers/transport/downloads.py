@@ -86,7 +86,8 @@ def receive(
         needed = _needed(outputs, temporary)
         missing = [name for name in needed if not (temporary / name).exists()]
         if final and (damaged or missing):
-            raise _incomplete(host, damaged, missing)
+            what = f"damaged on the way: {', '.join(damaged)}" if damaged else f"missing: {', '.join(missing)}"
+            raise TrainingError(f"{host} ended well, but its outputs could not be collected; {what}")
         here = run_dir / run_folder.NODES / str(rank) if rank else run_dir
         # where the host could not send all, what is here of it stays: it may be the only copy
         for name in outputs.whole if outputs.until_s is None and not unsent else ():
@@ -201,11 +202,6 @@ def _needed(outputs: Outputs, folder: Path) -> tuple[str, ...]:
     """Return the files that a good end has left."""
     pruned = outputs.pruned is not None and (folder / outputs.pruned).exists()
     return (outputs.pruned,) if outputs.pruned and pruned else outputs.needed
-
-
-def _incomplete(host: str, damaged: list[str], missing: list[str]) -> TrainingError:
-    what = f"damaged on the way: {', '.join(damaged)}" if damaged else f"missing: {', '.join(missing)}"
-    return TrainingError(f"{host} ended well, but its outputs could not be collected; {what}")
 
 
 def _extract(

@@ -6,7 +6,7 @@ import json
 import tarfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import IO
@@ -18,12 +18,7 @@ from trainers.contract import run_folder
 
 SLOWEST_BYTES_PER_S = 1e6  # slower transfers are given up
 NOT_SENT = "stamps.json"  # a file of a pack: which files need not be hashed again on this computer
-_WITH_RUN_BYTES = 8 << 20  # for all hosts together: a smaller pack is sent with the run, which saves a round trip
-
-
-def is_sent_with_run(pack: PackSource, nnodes: int) -> bool:
-    """True if a pack is so small that it is sent together with the run."""
-    return pack_bytes(pack.path) * nnodes <= _WITH_RUN_BYTES
+WITH_RUN_BYTES = 8 << 20  # for all hosts together: a smaller pack is sent with the run, which saves a round trip
 
 
 def pack_bytes(folder: Path) -> int:
@@ -55,7 +50,7 @@ def append_run(stdin: IO[bytes], run_dir: Path, pack: PackSource | None) -> None
     """Append the run as a node needs it: code, config, what an attempt resumes from, and a small pack."""
     with tarfile.open(fileobj=stdin, mode="w|", dereference=True) as archive:
         for path, name in _staged(run_dir):
-            archive.add(path, arcname=name, filter=_no_caches)
+            archive.add(path, arcname=name, filter=lambda member: None if "__pycache__" in member.name else member)
         if pack is not None:
             archive.add(pack.path, arcname="pack")
 
@@ -98,14 +93,10 @@ def _staged(run_dir: Path) -> Iterable[tuple[Path, str]]:
             yield shards, str(shards.relative_to(run_dir))
 
 
-def _no_caches(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    return None if "__pycache__" in member.name else member
-
-
 _NAMED = 4  # hosts in a line
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Transfer:
     """A payload on its way to hosts.
 
@@ -113,13 +104,9 @@ class Transfer:
     """
 
     what: str
-    hosts: tuple[str, ...]
+    hosts: Sequence[str]
     total_bytes: int
-    began: float
-
-    @classmethod
-    def begin(cls, what: str, hosts: Sequence[str], total_bytes: int) -> Transfer:
-        return cls(what=what, hosts=tuple(hosts), total_bytes=total_bytes, began=time.monotonic())
+    began: float = field(default_factory=time.monotonic)
 
     def text(self, arrived: Mapping[str, int], now: float) -> str:
         """Return the progress and mean rate of each host; of many hosts those that are furthest behind.
