@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -18,7 +17,7 @@ from pipeline.cluster.agent.schedulers import kubernetes as kubernetes_pod
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.launchers.job_folder import JobFolder
-from pipeline.cluster.launchers.kubernetes import PodJob, manifest, yaml_of
+from pipeline.cluster.launchers.kubernetes import manifest, yaml_of
 from pipeline.cluster.launchers.kubernetes_api import KINDS, Object
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.core.errors import UsageError
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 GOLDEN = Path(__file__).parent / "golden"
 SETTINGS = LAUNCHERS.settings("kubernetes")
 NEEDED = {"image": "registry.local/torch:2.9", "pvc": "shared", "mount_path": "/shared"}
-FULL = {
+FULL: dict[str, Any] = {
     "cpu": "8",
     "memory": "64Gi",
     "shm_size": "8Gi",
@@ -49,27 +48,25 @@ FULL = {
 }
 
 
-def job(**change: Any) -> PodJob:
-    """Two nodes with four ranks each, in a folder that a shell could take apart."""
-    return PodJob(
-        name="paceline-0123456789ab-d4e5f6",
-        run="0123456789ab-1a2b3c",
-        folder="/shared/it's a $(touch x) run",
-        python="python3",
-        nnodes=2,
-        nproc_per_node=4,
-        gpus=4,
-        uid=1000,
-        gid=100,
-        settings=SETTINGS(**{**NEEDED, "nnodes": 2, **change}),
-    )
+@pytest.fixture(autouse=True)
+def _group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getgid", lambda: 100)
+
+
+def made_of(nnodes: int = 2, **change: Any) -> Object:
+    """The manifest of nodes with four ranks each, in a folder that a shell could take apart."""
+    settings = SETTINGS(**{**NEEDED, "nnodes": nnodes, "run_as_user": 1000, **change})
+    hosts = tuple(Host(name=f"granted{number}", nproc_per_node=4) for number in range(nnodes))
+    cluster = Cluster(launcher="kubernetes", hosts=hosts, settings=settings, device="cuda")
+    return manifest(cluster, "0123456789ab", Path("/shared/it's a $(touch x) run"), "d4e5f6")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_manifest_is_the_one_that_was_read_by_a_person(kind: str) -> None:
-    made = manifest(job(kind=kind, **FULL))
+    made = made_of(kind=kind, **FULL)
     for words in (value for value in _lists(made) if value[:2] == ["sh", "-c"]):
-        assert words[2:4] == ['exec "$$@" < "$$0"', "/shared/it's a $$(touch x) run/request"], "the API reads $(NAME)"
+        request = "/shared/it's a $$(touch x) run/kubernetes/d4e5f6/request"
+        assert words[2:4] == ['exec "$$@" < "$$0"', request], "the API reads $(NAME)"
     shown = yaml.safe_load(yaml_of(made).replace("$$", "$"))
     for words in (value for value in _lists(shown) if value[:2] == ["sh", "-c"]):
         assert words[-1] == BOOTSTRAP
@@ -98,7 +95,7 @@ def test_a_manifest_has_only_fields_and_types_of_the_published_schemas(
     kind: str, model: str, change: dict[str, Any]
 ) -> None:
     models = pytest.importorskip("kubeflow_trainer_api.models")
-    made = manifest(job(kind=kind, **change))
+    made = made_of(kind=kind, **change)
     assert _same(getattr(models, model), made)
 
 
@@ -111,8 +108,7 @@ def _same(model: Any, value: Object) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_names_are_valid_dns_labels_also_those_of_the_pods(kind: str) -> None:
-    settings = SETTINGS(**NEEDED, kind=kind, nnodes=1000)
-    made = manifest(dataclasses.replace(job(), nnodes=1000, settings=settings))
+    made = made_of(nnodes=1000, kind=kind)
     names = [made["metadata"]["name"], *(pod.name for pod in pods_of(made))]
     assert len(names) == 1001
     assert max(map(len, names)) <= 60, "three more characters are the API's"
@@ -131,7 +127,7 @@ def test_a_run_whose_key_is_no_dns_label_has_a_name_all_the_same(tmp_path: Path)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pod_knows_its_number_by_what_its_operator_sets(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = []
-    for pod in pods_of(manifest(job(kind=kind))):
+    for pod in pods_of(made_of(kind=kind)):
         with monkeypatch.context() as environ:
             for name, value in {**pod.environ, "PACELINE_POD_NAME": pod.name}.items():
                 environ.setenv(name, value)
@@ -204,7 +200,7 @@ def test_doit_attach_names_the_command_that_finds_a_job_again(
 
 
 def test_root_is_asked_for_by_name() -> None:
-    made = manifest(dataclasses.replace(job(), uid=0))
+    made = made_of(run_as_user=0)
     assert made["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"] is False
 
 

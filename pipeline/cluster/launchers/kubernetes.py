@@ -14,7 +14,7 @@ import yaml  # type: ignore[import-untyped]
 from pipeline.cluster.launchers.base import AttemptSpec, GrantedJob, JobState, Outcome, Scheduler
 from pipeline.cluster.launchers.job_folder import REQUEST, JobFolder
 from pipeline.cluster.launchers.kubernetes_api import JOB, KINDS, RUN, Api, Object, UnansweredError
-from pipeline.cluster.launchers.kubernetes_job import claim_words, known, pod_of, state_of
+from pipeline.cluster.launchers.kubernetes_job import claim_words, pod_of, state_of
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.core.errors import HostError, UsageError, suggestion
@@ -169,61 +169,53 @@ _PATCHED = (
 """The fields of its runtime's pods that a TrainJob may change."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PodJob:
-    """One job before it is created.
-
-    ``folder`` is shared with the controller; ``gpus`` are those of a node; ``uid`` and ``gid`` are those of its
-    processes.
-    """
-
-    name: str
-    run: str
-    folder: str
-    python: str
-    nnodes: int
-    nproc_per_node: int
-    gpus: int
-    uid: int
-    gid: int
-    settings: KubernetesConfig
-
-
-def manifest(job: PodJob) -> Object:
-    """Return the whole object for ``cluster.kind``.
+def manifest(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Object:
+    """Return the manifest of a run's job. Raises UsageError: pods can't work in this run folder, or as this user.
 
     Both kinds run the same pod on each node: one agent, with its request in a file on the volume that all mount.
     """
-    kind = KINDS[job.settings.kind]
+    settings = cluster.settings
+    _refuse_elsewhere("paths.runs", run_dir, settings.mount_path)
+    if names := sorted({name for one in cluster.hosts for name in one.secrets}):  # many users may read a manifest
+        raise UsageError(
+            f"cluster.env holds secrets ({', '.join(names)}), which pods get from a Secret of the namespace alone: "
+            f"kubectl create secret generic mine --from-env-file=FILE, then cluster.env_from=[mine/{names[0]}]"
+        )
+    if settings.run_as_user is None and os.getuid() == 0:
+        raise UsageError(
+            "this command runs as root, and so would the pods, which most clusters refuse; "
+            "cluster.run_as_user=<the id of a user who may write in paths.runs>, or 0 where root is allowed"
+        )
+    kind, name = KINDS[settings.kind], f"paceline-{_word(run_key)}-{nonce}"
+    template = _pod_template(cluster, name, run_dir / FOLDERS / nonce)
     return {
         "apiVersion": kind.api_version,
         "kind": kind.name,
-        "metadata": {"name": job.name, "labels": {**job.settings.labels, RUN: job.run}},
-        "spec": _trainjob(job) if job.settings.kind == "trainjob" else _indexed_job(job),
+        "metadata": {"name": name, "labels": {**settings.labels, RUN: _label(run_key, run_dir)}},
+        "spec": _trainjob(cluster, template) if settings.kind == "trainjob" else _indexed_job(cluster.nnodes, template),
     }
 
 
-def _indexed_job(job: PodJob) -> Object:
+def _indexed_job(nnodes: int, template: Object) -> Object:
     """Return one pod a node, numbered by the API. No pod is retried alone, as the others would wait for it."""
     return {
         "completionMode": "Indexed",
-        "completions": job.nnodes,
-        "parallelism": job.nnodes,
+        "completions": nnodes,
+        "parallelism": nnodes,
         "backoffLimit": 0,
         "ttlSecondsAfterFinished": _KEPT_S,
-        "template": _pod_template(job),
+        "template": template,
     }
 
 
-def _trainjob(job: PodJob) -> Object:
+def _trainjob(cluster: Cluster, template: Object) -> Object:
     """Return the runtime's pod with our container in it, and a patch for what a trainer has no field for."""
-    template = _pod_template(job)
     pod = template["spec"]
     (container,) = pod["containers"]
     trainer = {
         "image": container["image"],
-        "numNodes": job.nnodes,
-        "numProcPerNode": job.nproc_per_node,
+        "numNodes": cluster.nnodes,
+        "numProcPerNode": cluster.hosts[0].nproc_per_node,
         "command": container["command"],
         "env": container["env"],
         **({"resourcesPerNode": container["resources"]} if "resources" in container else {}),
@@ -237,7 +229,7 @@ def _trainjob(job: PodJob) -> Object:
     }
     jobs = [{"name": "node", "template": {"spec": {"template": patch}}}]
     return {
-        "runtimeRef": {"name": job.settings.runtime},
+        "runtimeRef": {"name": cluster.settings.runtime},
         "trainer": trainer,
         "runtimePatches": [
             {"manager": "paceline/launcher", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
@@ -245,8 +237,9 @@ def _trainjob(job: PodJob) -> Object:
     }
 
 
-def _pod_template(job: PodJob) -> Object:
-    settings = job.settings
+def _pod_template(cluster: Cluster, name: str, folder: Path) -> Object:
+    settings = cluster.settings
+    uid = os.getuid() if settings.run_as_user is None else settings.run_as_user
     chosen = {
         "serviceAccountName": settings.service_account,
         "nodeSelector": dict(settings.node_selector),
@@ -257,30 +250,33 @@ def _pod_template(job: PodJob) -> Object:
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,  # nothing in the pod speaks to the API
         "terminationGracePeriodSeconds": _GRACE_S,
-        **{name: value for name, value in chosen.items() if value},
+        **{field_name: value for field_name, value in chosen.items() if value},
         "securityContext": {
-            "runAsNonRoot": job.uid != 0,
-            "runAsUser": job.uid,
-            "runAsGroup": job.gid,
+            "runAsNonRoot": uid != 0,
+            "runAsUser": uid,
+            "runAsGroup": os.getgid(),
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "volumes": [
             {"name": "runs", "persistentVolumeClaim": {"claimName": settings.pvc}},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": settings.shm_size}},
         ],
-        "containers": [_container(job)],
+        "containers": [_container(cluster, folder)],
     }
-    return {"metadata": {"labels": {JOB: job.name}}, "spec": spec}
+    return {"metadata": {"labels": {JOB: name}}, "spec": spec}
 
 
-def _container(job: PodJob) -> Object:
-    settings = job.settings
-    request = f"{job.folder}/{REQUEST}"
-    command = ["sh", "-c", 'exec "$@" < "$0"', request, job.python, "-E", "-c", BOOTSTRAP]
+def _container(cluster: Cluster, folder: Path) -> Object:
+    host, settings = cluster.hosts[0], cluster.settings
+    agent = [host.python or "python3", "-E", "-c", BOOTSTRAP]
+    command = ["sh", "-c", 'exec "$@" < "$0"', f"{folder}/{REQUEST}", *agent]
+    gpus = settings.gpus
+    if gpus is None:
+        gpus = host.nproc_per_node if cluster.device == "cuda" else 0
     limits = {
         "cpu": settings.cpu,
         "memory": settings.memory,
-        settings.gpu_resource: str(job.gpus) if job.gpus else None,
+        settings.gpu_resource: str(gpus) if gpus else None,
     }
     resources = {name: value for name, value in limits.items() if value is not None}
     return {
@@ -332,10 +328,10 @@ class KubernetesScheduler(Scheduler):
     def render(cls, cluster: Cluster, spec: AttemptSpec, nonce: str = "<random>") -> str:
         if spec.pack is not None:
             _refuse_elsewhere("paths.data", spec.pack.path, cluster.settings.mount_path)
-        return yaml_of(_manifest(cluster, spec.run_key, spec.run_dir, nonce))
+        return yaml_of(manifest(cluster, spec.run_key, spec.run_dir, nonce))
 
     def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: dict[str, Any]) -> GrantedJob:
-        made = _manifest(cluster, spec.run_key, spec.run_dir, folder.path.name)
+        made = manifest(cluster, spec.run_key, spec.run_dir, folder.path.name)
         env_from = [place.rpartition("/")[2] for place in cluster.settings.env_from]
         folder.make(yaml_of(made), {**request, "env_from": env_from, "hide": rules()}, cluster.nnodes)
         self.api.create(made)
@@ -370,14 +366,14 @@ class KubernetesScheduler(Scheduler):
             )
         is_waited_for = not job.is_started and sum(pod.phase == "Running" for pod in pods) < job.nnodes
         warnings = self.api.warnings(job.id) if is_waited_for else []
-        return state_of(job, value, pods, known(before, pods), warnings, self.api.log, self.api.kubectl)
+        return state_of(job, value, pods, before, self.api, warnings)
 
     def cancel(self, job: GrantedJob) -> None:
         self.api.delete(job.id)
 
     def rehearse(self) -> list[str]:
         settings, kind = self.cluster.settings, self.api.kind
-        made = _manifest(self.cluster, "preflight", Path(settings.mount_path), "rehearsal")
+        made = manifest(self.cluster, "preflight", Path(settings.mount_path), "rehearsal")
         self.api.create(made, dry_run=True)
         if not os.access(settings.mount_path, os.W_OK | os.X_OK):
             raise HostError(
@@ -394,37 +390,6 @@ class KubernetesScheduler(Scheduler):
 def yaml_of(value: Object) -> str:
     """Return a manifest as a file that kubectl takes."""
     return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120))
-
-
-def _manifest(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Object:
-    """Return the manifest of a run's job. Raises UsageError: pods can't work in this run folder, or as this user."""
-    host, settings = cluster.hosts[0], cluster.settings
-    _refuse_elsewhere("paths.runs", run_dir, settings.mount_path)
-    if names := sorted({name for one in cluster.hosts for name in one.secrets}):  # many users may read a manifest
-        raise UsageError(
-            f"cluster.env holds secrets ({', '.join(names)}), which pods get from a Secret of the namespace alone: "
-            f"kubectl create secret generic mine --from-env-file=FILE, then cluster.env_from=[mine/{names[0]}]"
-        )
-    if settings.run_as_user is None and os.getuid() == 0:
-        raise UsageError(
-            "this command runs as root, and so would the pods, which most clusters refuse; "
-            "cluster.run_as_user=<the id of a user who may write in paths.runs>, or 0 where root is allowed"
-        )
-    gpus = host.nproc_per_node if cluster.device == "cuda" else 0
-    return manifest(
-        PodJob(
-            name=f"paceline-{_word(run_key)}-{nonce}",
-            run=_label(run_key, run_dir),
-            folder=str(run_dir / FOLDERS / nonce),
-            python=host.python or "python3",
-            nnodes=cluster.nnodes,
-            nproc_per_node=host.nproc_per_node,
-            gpus=gpus if settings.gpus is None else settings.gpus,
-            uid=os.getuid() if settings.run_as_user is None else settings.run_as_user,
-            gid=os.getgid(),
-            settings=settings,
-        )
-    )
 
 
 def _label(run_key: str, run_dir: Path) -> str:

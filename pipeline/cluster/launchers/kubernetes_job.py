@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.cluster.agent.wire import SAYS
 from pipeline.cluster.launchers.base import GrantedJob, JobState, Outcome
-from pipeline.cluster.launchers.kubernetes_api import JOB, Object, help_for
+from pipeline.cluster.launchers.kubernetes_api import JOB, Api, Object, help_for
 from pipeline.core.errors import HostError
 from pipeline.core.printable import printable
 
@@ -192,31 +192,20 @@ class PodsState(JobState):
     pods: tuple[Pod, ...] = ()
 
 
-def known(before: JobState | None, now: Iterable[Pod]) -> tuple[Pod, ...]:
-    """Return the pods of an earlier state and those of ``now``, each when last seen."""
-    earlier = before.pods if isinstance(before, PodsState) else ()
-    return tuple({pod.uid: pod for pod in (*earlier, *now)}.values())
-
-
 def state_of(
     job: GrantedJob,
     value: Object | None,
     now: Sequence[Pod],
-    pods: tuple[Pod, ...],
+    before: JobState | None,
+    api: Api,
     warnings: Sequence[str],
-    log: Callable[[str], Sequence[str]],
-    kubectl: str,
 ) -> PodsState:
-    """Return the state of ``job``.
+    """Return the state of ``job`` with the pods ``now``; ``value`` is what the API shows of it, None: no such job.
 
-    Args:
-        value: the job as the API shows it; None: it doesn't know it any more.
-        now: the pods that it shows.
-        pods: those and earlier ones.
-        warnings: of the API's events, the newest last.
-        log: a pod's name → its last lines.
-        kubectl: the first words of a command for the job's namespace.
+    ``before``: an earlier state. ``warnings``: of the API's events, the newest last.
     """
+    seen = before.pods if isinstance(before, PodsState) else ()
+    pods = tuple({pod.uid: pod for pod in (*seen, *now)}.values())  # each when last seen
     is_deleted = value is None or bool(value["metadata"].get("deletionTimestamp"))
     ends, labels = _ends(job), _labels(job)
     ended = {name: float(end["now"]) for name, end in zip(labels, ends, strict=False) if end is not None}
@@ -244,9 +233,9 @@ def state_of(
         is_idle=has_ended or not any(pod.phase == "Running" for pod in now),
         is_settled=bool(outcome.text) or not is_lost,
         gone=f"was taken away: {job.title} was deleted" if is_deleted else gone,
-        remains=f"{left} goes on; {kubectl} delete pods --force -l {JOB}={job.id}" if left else "",
+        remains=f"{left} goes on; {api.kubectl} delete pods --force -l {JOB}={job.id}" if left else "",
         outcome=outcome,
-        error=_ended_early(job, value, now, judged, log, kubectl) if over and not job.is_started else None,
+        error=_ended_early(job, value, now, judged, api) if over and not job.is_started else None,
         nodes={pod.name: pod.node for pod in pods},
         pods=pods,
     )
@@ -264,20 +253,13 @@ def _ends(job: GrantedJob) -> list[Object | None]:
     return [job.folder.end_of(number, started[-1]) for number in range(job.nnodes)] if started else []
 
 
-def _ended_early(
-    job: GrantedJob,
-    value: Object | None,
-    pods: Sequence[Pod],
-    judged: Outcome,
-    log: Callable[[str], Sequence[str]],
-    kubectl: str,
-) -> HostError:
+def _ended_early(job: GrantedJob, value: Object | None, pods: Sequence[Pod], judged: Outcome, api: Api) -> HostError:
     if value is None:
         return HostError(
             f"{job.title} was deleted before the run began",
-            hint=f"the same command creates another one; {kubectl} get events shows who may have done it",
+            hint=f"the same command creates another one; {api.kubectl} get events shows who may have done it",
         )
-    lines = [line for pod in pods if pod.code for line in [*pod.last_words.splitlines(), *log(pod.name)]]
+    lines = [line for pod in pods if pod.code for line in [*pod.last_words.splitlines(), *api.log(pod.name)]]
     printed = list(dict.fromkeys([line for line in lines if line.startswith(SAYS)] or lines))[-4:]
     why = judged.text or "; ".join(filter(None, conditions(value).values())) or "it doesn't say why"
     return HostError(

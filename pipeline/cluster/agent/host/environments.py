@@ -18,7 +18,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
 from importlib.util import find_spec
 
 from ..running.staging import make_folder
@@ -55,12 +54,11 @@ def make_environment(request: Json) -> None:
         raise SystemExit(f"{sys.executable} is Python {sys.version.split()[0]}, and 3.11 or newer is needed")
     make_folder(os.path.dirname(place))
     lock = f"{place}.txt"
-    with environment_lock(f"{place}.lock"):
+    with open(f"{place}.lock", "a", encoding="utf-8") as one_at_a_time:  # also across hosts that share the folder
+        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
         if not os.path.exists(os.path.join(place, "bin", "python")):
             remove_unfinished(place)
-            with open(
-                lock, "w", encoding="utf-8"
-            ) as file:  # only with the lock: another installer may have been reading it
+            with open(lock, "w", encoding="utf-8") as file:  # not before: another installer may have been reading it
                 file.write(request["lock"])
             folder = tempfile.mkdtemp(prefix=f"{os.path.basename(place)}.", dir=os.path.dirname(place))
             try:
@@ -76,14 +74,6 @@ def make_environment(request: Json) -> None:
                 if os.path.realpath(place) != os.path.realpath(folder):
                     shutil.rmtree(folder, ignore_errors=True)
     say(python=os.path.join(place, "bin", "python"), packages=count_of(place))
-
-
-@contextlib.contextmanager
-def environment_lock(path: str) -> Iterator[None]:
-    """Hold the lock of an environment, also across hosts that share the folder; it ends with its process."""
-    with open(path, "a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def remove_unfinished(place: str) -> None:
@@ -131,12 +121,9 @@ def run_commands(steps: list[list[str]], folder: str) -> str:
             if code != 0:
                 output.seek(0)
                 lines = output.read().decode(errors="replace").splitlines()
-                last_lines = "\n".join(
-                    f"      {line}" for line in [line for line in lines if line.strip()][-LAST_LINES:]
-                )
-                return (
-                    f"{os.path.basename(argv[0])} ended with code {code} while it made the environment:\n{last_lines}"
-                )
+                last_lines = [f"      {line}" for line in lines if line.strip()][-LAST_LINES:]
+                what = f"{os.path.basename(argv[0])} ended with code {code} while it made the environment:"
+                return "\n".join([what, *last_lines])
     return ""
 
 

@@ -71,13 +71,9 @@ class Streams:
         token: str,
         lease_s: float = 0.0,
     ) -> None:
-        self._stopping = threading.Event()
-        self._pruning = False
-        self._closing = threading.Event()
-        self._emit = emit
-        self._streams = [
-            _Stream(item, opening, emit, self._closing, metrics_at, token, lease_s) for item in connections
-        ]
+        self.opening, self.emit, self.metrics_at, self.token, self.lease_s = opening, emit, metrics_at, token, lease_s
+        self.closing, self._stopping, self._pruning = threading.Event(), threading.Event(), False
+        self._streams = [_Stream(self, connection) for connection in connections]
         for stream in self._streams:
             threads.start(stream.read, name=f"follow {stream.label}", on_error=stream.failed)
         threads.start(self._beat, name="beats", on_error=self._beats_failed)
@@ -85,7 +81,7 @@ class Streams:
     def _beat(self) -> None:
         """Renew every node's lease each second. ``stop`` and ``prune`` are repeated, as a stream may have broken."""
         looked = time.monotonic()
-        while not self._closing.is_set():
+        while not self.closing.is_set():
             word = b"prune\n" if self._pruning else b"beat\n"
             self._send_to_all(b"stop\n" if self._stopping.is_set() else word)
             now = time.monotonic()
@@ -94,7 +90,7 @@ class Streams:
             looked = now
             if not self._stopping.wait(BEAT_S):
                 continue
-            self._closing.wait(BEAT_S / 2)
+            self.closing.wait(BEAT_S / 2)
 
     def _beats_failed(self, why: str) -> None:
         for stream in self._streams:
@@ -122,27 +118,17 @@ class Streams:
 
     def close(self) -> None:
         """End the streams (not the training)."""
-        self._closing.set()
+        self.closing.set()
         self._stopping.set()
         for stream in self._streams:
             stream.end()
 
 
 class _Stream:
-    def __init__(
-        self,
-        connection: Connection,
-        opening: Callable[[dict[str, int]], bytes],
-        emit: Callable[[Event], None],
-        closing: threading.Event,
-        metrics_at: int,
-        token: str,
-        lease_s: float,
-    ) -> None:
-        self._lease_s = lease_s
+    def __init__(self, streams: Streams, connection: Connection) -> None:
+        self._streams, self._emit, self._closing = streams, streams.emit, streams.closing
         self._connection, self._argv, self.label = connection, connection.argv, connection.host
-        self._opening, self._emit, self._closing, self._token = opening, emit, closing, token
-        self._offsets = {"log": 0, "metrics": metrics_at}
+        self._offsets = {"log": 0, "metrics": streams.metrics_at}
         self._child: Popen[bytes] | None = None
         self._opened = False  # the agent has read its request, and reads beats from here on
         self._answered = False  # on this connection
@@ -162,7 +148,7 @@ class _Stream:
             finally:
                 self._hang_up()
             limit_s = max(LOST_S, _SILENT_S + self._slow_s, self._connection.silent_s)
-            if self._lost_s > limit_s and (not self._ever_answered or self._lost_s > self._lease_s):
+            if self._lost_s > limit_s and (not self._ever_answered or self._lost_s > self._streams.lease_s):
                 break
             if self._lost_s > limit_s and not self._silence_reported:
                 self._silence_reported = True
@@ -189,7 +175,7 @@ class _Stream:
     def _follow(self) -> bool:
         """Emit the events of one connection. True: the node has ended."""
         for line in self._lines():
-            answer = parse_stream(line, self._token, self.label, time.time())
+            answer = parse_stream(line, self._streams.token, self.label, time.time())
             if answer is None:
                 if line.strip() and not self._answered:
                     self._why_broken = (
@@ -229,7 +215,7 @@ class _Stream:
             raise RuntimeError("a stream has pipes")
         threads.start(self._read_stderr, child, name=f"stderr of {self.label}", on_error=self._note_failure)
         with contextlib.suppress(OSError):  # stderr says why it ended
-            child.stdin.write(self._opening({f"{name}_at": at for name, at in self._offsets.items()}))
+            child.stdin.write(self._streams.opening({f"{name}_at": at for name, at in self._offsets.items()}))
             child.stdin.flush()
             self._opened = True
         yield from _lines_of(child, child.stdout)
