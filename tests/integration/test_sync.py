@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster import sync
-from pipeline.cluster.sync import rsync
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.specs import Cluster, Host
@@ -79,7 +78,7 @@ def test_what_differs_is_sent_and_what_is_more_stays_until_it_is_not_wanted(
     assert lines[1:] == [f"node1: removed from /root/a 'workdir'/folders/{NAME} what isn't here: else, more"]
     assert (there / "more" / "now").exists()
 
-    monkeypatch.setattr(rsync, "copy_all", None)  # nothing differs, so nothing is sent
+    monkeypatch.setattr(sync, "copy_all", None)  # nothing differs, so nothing is sent
     assert [one.differ for one in brought(cluster, source)[0]] == [0, 0]
 
 

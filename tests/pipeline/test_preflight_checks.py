@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.cluster import preflight
 from pipeline.cluster.preflight import State, judgement
-from pipeline.cluster.preflight.clock import offset
+from pipeline.cluster.preflight.resources import offset
 from pipeline.core.specs import Cluster, NodeFacts
 from tests.pipeline.test_plan import cluster, facts
 

@@ -14,7 +14,7 @@ import pytest
 from pipeline.cluster import preflight
 from pipeline.cluster.agent.host import probe as agent
 from pipeline.cluster.earlier import leftovers, why_kept
-from pipeline.cluster.launchers.transport.probe_answer import node_facts
+from pipeline.cluster.launchers.transport.answers import node_facts
 from pipeline.cluster.networks import tls_warnings
 from pipeline.cluster.preflight import occupation
 from pipeline.core.errors import HostError

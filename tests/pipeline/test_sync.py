@@ -14,8 +14,7 @@ from pipeline.cli.commands.hosts import line
 from pipeline.cluster import sync
 from pipeline.cluster.agent.host import trees
 from pipeline.cluster.launchers.transport.answers import Answer
-from pipeline.cluster.sync import Tree, TreeState, rsync
-from pipeline.cluster.sync.rsync import Folder, folders
+from pipeline.cluster.sync import Folder, Tree, TreeState, folders
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
 
@@ -65,12 +64,12 @@ def test_what_cannot_be_brought_is_refused(tree: Path, words: list[str], to: str
 def test_rsync_gets_every_value_as_one_word(tree: Path) -> None:
     folder = Folder(name=tree.name, source=tree, place="/d $(x)")
     shell = ["ssh", "-F", "/it's here/config", "-o", "BatchMode=yes"]
-    argv = rsync.Copy(host=Host(name="fe80::1"), folder=folder, place="/d $(x)", shell=shell).argv(delete=False)
+    argv = sync.Copy(host=Host(name="fe80::1"), folder=folder, place="/d $(x)", shell=shell).argv(delete=False)
     assert argv[-4:] == ["'ssh' '-F' '/it''s here/config' '-o' 'BatchMode=yes'", "--", f"{tree}/", "[fe80::1]:/d $(x)/"]
     assert {"--protect-args", "--checksum"} <= set(argv)
     assert "--delete" not in argv
     one_file = Folder(name="run", source=tree / "run", place="/d")
-    argv = rsync.Copy(host=Host(name="a"), folder=one_file, place="/d", shell=shell).argv(delete=True)
+    argv = sync.Copy(host=Host(name="a"), folder=one_file, place="/d", shell=shell).argv(delete=True)
     assert argv[-2:] == [str(tree / "run"), "a:/d"]
     assert "--delete" not in argv, "beside a single file lies what is nobody's business"
 
@@ -79,15 +78,15 @@ def test_an_absent_or_old_rsync_is_told_with_the_command_that_brings_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    rsync._program.cache_clear()
+    sync._program.cache_clear()
     with pytest.raises(HostError, match="needs rsync on this computer") as absent:
-        rsync._program()
+        sync._program()
     assert "apt-get install rsync" in str(absent.value)
     (tmp_path / "rsync").write_text("#!/bin/sh\necho 'openrsync: protocol version 29'\n")
     (tmp_path / "rsync").chmod(0o755)
     with pytest.raises(HostError, match=r"needs rsync 3\.1 or newer; .*openrsync"):
-        rsync._program()
-    rsync._program.cache_clear()
+        sync._program()
+    sync._program.cache_clear()
 
 
 def test_hosts_without_rsync_are_named(tree: Path) -> None:

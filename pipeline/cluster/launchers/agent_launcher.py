@@ -19,10 +19,9 @@ from pipeline.cluster.agent.running.claims import BUSY
 from pipeline.cluster.launchers.base import NOT_ENDED, Environment, LockFile, Outcome, PackSource, Transport, workdir_of
 from pipeline.cluster.launchers.settings import WHEN_BUSY_HINT, Capabilities, capabilities
 from pipeline.cluster.launchers.transport import agent_requests
-from pipeline.cluster.launchers.transport.answers import Answer, parse_answer, received_bytes
+from pipeline.cluster.launchers.transport.answers import Answer, node_facts, parse_answer, received_bytes
 from pipeline.cluster.launchers.transport.downloads import receive, receive_others
 from pipeline.cluster.launchers.transport.payload import message, new_token
-from pipeline.cluster.launchers.transport.probe_answer import node_facts
 from pipeline.cluster.launchers.transport.streams import Connection, Streams
 from pipeline.cluster.launchers.transport.uploads import (
     SLOWEST_BYTES_PER_S,

@@ -15,8 +15,7 @@ from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, GrantedJob, 
 from pipeline.cluster.launchers.job_folder import JobFolder, JobFollower
 from pipeline.cluster.launchers.settings import Capabilities, capabilities
 from pipeline.cluster.launchers.transport import agent_requests
-from pipeline.cluster.launchers.transport.answers import Answer
-from pipeline.cluster.launchers.transport.probe_answer import node_facts
+from pipeline.cluster.launchers.transport.answers import Answer, node_facts
 from pipeline.core.errors import HostError, PacelineError
 from pipeline.core.specs import Cluster, Event, Host, LaunchPlan, NodeFacts
 from pipeline.keys import rank_environment

@@ -18,7 +18,7 @@ from pipeline.cluster import launchers, validation
 from pipeline.cluster.earlier import clear_leftovers
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.launchers.transport.answers import Answer
-from pipeline.cluster.preflight import clock, gpus, network, occupation, resources, versions
+from pipeline.cluster.preflight import gpus, occupation, resources, versions
 from pipeline.cluster.preflight.judgement import ALL, Check, State, from_error, judged, refuse, warnings
 from pipeline.cluster.preflight.versions import agreed, probed, refuse_different
 from pipeline.core.errors import HostError, UsageError
@@ -75,8 +75,6 @@ def judge(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[Check]:
     return [
         *versions.checks(cluster, facts),
         *resources.checks(cluster, facts),
-        *clock.checks(facts),
-        *network.checks(cluster, facts),
         *gpus.checks(cluster, facts, _gpu_answers(facts)),
     ]
 

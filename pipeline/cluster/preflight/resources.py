@@ -1,11 +1,15 @@
-"""The resources of a host for the ranks: cores, memory, disk, shared memory, open files, locked memory. Pure."""
+"""A host's resources for the ranks (cores, memory, disk, limits), its clock, name, link and InfiniBand ports. Pure.
+
+``networks`` checks whether hosts reach each other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import ipaddress
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from pipeline.cluster.preflight.judgement import Check, State, judged
+from pipeline.cluster.preflight.judgement import ALL, Check, State, compared, judged
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from pipeline.core.tables import counted
 
@@ -19,7 +23,7 @@ _LIMITS = "/etc/security/limits.d/paceline.conf"
 
 
 def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
-    """Check the resources of each host; what its probe doesn't contain is skipped."""
+    """Check each host; what its probe doesn't contain is skipped."""
     world_size = cluster.world_size  # a sum over all hosts
     for host, fact in zip(cluster.hosts, facts, strict=True):
         system = fact.extra.get("system", {})
@@ -33,6 +37,8 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
         if system.get("limits"):
             yield _open_files(world_size, fact.host, *system["limits"]["open_files"])
             yield from _locked_memory(cluster, host, system)
+    yield from _clocks(facts)
+    yield from _network(cluster, facts)
 
 
 def _cores(host: Host, fact: NodeFacts, system: dict[str, Any]) -> Check:
@@ -112,3 +118,137 @@ def _locked_memory(cluster: Cluster, host: Host, system: dict[str, Any]) -> Iter
 
 def _gib(count: int) -> str:
     return f"{count / _GIB:.1f} GiB" if count >= _GIB / 10 else f"{count / (1 << 20):.1f} MiB"
+
+
+# ------------------------------------------------------------------------------------------------------------ clocks
+TOLERATED_S = 2.0
+_CLOCK_HINT = "sudo chronyc makestep there, or sudo timedatectl set-ntp true"
+
+
+class Offset(NamedTuple):
+    """How far a clock is ahead of this computer's (negative: behind), and the possible error of that."""
+
+    offset_s: float
+    error_s: float
+
+    @property
+    def at_least_s(self) -> float:
+        """The least difference that is certain."""
+        return max(0.0, abs(self.offset_s) - self.error_s)
+
+
+def offset(times: Mapping[str, float]) -> Offset:
+    """Compute an offset like NTP (RFC 5905, section 8).
+
+    Args:
+        times: unix seconds by this computer's clock when it ``asked`` and was ``answered``, and by the host's clock
+            when the host ``began`` and finished (``said``) its answer.
+    """
+    there, back = times["began"] - times["asked"], times["said"] - times["answered"]
+    return Offset((there + back) / 2, abs(there - back) / 2)
+
+
+def _clocks(facts: Sequence[NodeFacts]) -> Iterator[Check]:
+    """Check the clock of each host, or this computer's if all hosts differ from it by the same offset."""
+    offsets = {}
+    for fact in facts:
+        times = {**fact.extra, "said": fact.unix_time}
+        if {"asked", "answered", "began"} <= times.keys():  # not where a launcher didn't record them
+            offsets[fact.host] = offset(times)
+    ordered = sorted(measured.offset_s for measured in offsets.values())
+    all_differ = len(ordered) > 1 and all(measured.at_least_s > TOLERATED_S for measured in offsets.values())
+    if all_differ and ordered[-1] - ordered[0] <= TOLERATED_S:  # alike, so this computer's clock is wrong
+        median_s = ordered[len(ordered) // 2]
+        seen = f"this computer's is {_difference(-median_s)} those of all hosts, which agree"
+        hint = _CLOCK_HINT.replace(" there", " here")
+        yield judged(ALL, "clock", seen, False, wanted=f"within {TOLERATED_S:g} s", hint=hint)
+        return
+    for host, measured in offsets.items():
+        seen = f"{_difference(measured.offset_s)} this computer's (±{measured.error_s:.2f} s)"
+        is_ok = measured.at_least_s <= TOLERATED_S
+        yield judged(host, "clock", seen, is_ok, wanted=f"within {TOLERATED_S:g} s", hint=_CLOCK_HINT)
+
+
+def _difference(offset_s: float) -> str:
+    return f"{abs(offset_s):.2f} s {'ahead of' if offset_s >= 0 else 'behind'}"
+
+
+# ----------------------------------------------------------------------------------------------------------- network
+_PORT_HINTS = {
+    "INIT": "start the fabric's subnet manager (opensm)",
+    "ARMED": "start the fabric's subnet manager (opensm)",
+    "Polling": "check its cable and the switch's port",
+    "Disabled": "ibportstate -D 0 PORT enable there",
+    "Sleep": "check its cable and the switch's port",
+}
+
+
+def _network(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
+    """Check the hosts of clusters with more than one node; a single node needs no network."""
+    if cluster.nnodes < 2:
+        return
+    for fact in facts:
+        yield from _own_name(fact)
+    # of the interface that the collectives use
+    all_links = {fact.host: fact.extra.get("system", {}).get("links", {}).get(fact.interface) for fact in facts}
+    links = {host: link for host, link in all_links.items() if link}
+    where = {fact.host: f" on {fact.interface}" for fact in facts}
+    for host, link in links.items():
+        is_up = link["state"] in ("up", "unknown")  # a loopback or a tunnel has no state
+        hint = "sudo ip link set dev INTERFACE up there, or another interface by cluster.hosts[].interface"
+        yield judged(host, "link", f"{link['state']}{where[host]}", is_up, wanted="up", hint=hint)
+    mtus = {host: str(link["mtu"]) for host, link in links.items() if link["mtu"]}
+    hint = "sudo ip link set dev INTERFACE mtu N: packets larger than the smallest on the way get lost"
+    yield from compared("MTU", mtus, state=State.WARNING, hint=hint, where=where)
+    speeds = {host: f"{link['speed_mbit']} Mbit/s" for host, link in links.items() if link["speed_mbit"]}
+    hint = "check its cable and the switch's port (ethtool INTERFACE): the slowest link sets the pace of all"
+    yield from compared("link speed", speeds, state=State.WARNING, hint=hint, where=where)
+    yield from _infiniband(facts)
+
+
+def _own_name(fact: NodeFacts) -> Iterator[Check]:
+    """Check the host's own name: without a configured interface, gloo and NCCL use its address."""
+    name = fact.extra.get("system", {}).get("own_name")
+    if name is None:
+        return
+    hint = f"a line '{fact.address} {fact.hostname}' in its /etc/hosts, in place of 127.0.1.1"
+    if "slow_s" in name:
+        seen = f"{fact.hostname} isn't resolved within {name['slow_s']:g} s, for which torchrun waits several times"
+        yield judged(fact.host, "host name", seen, False, wanted=f"{fact.address} at once", hint=hint)
+        return
+    addresses, has_interface = name["addresses"], bool(fact.interface or fact.extra.get("env"))
+    # Debian's installer maps the host's name to 127.0.1.1, which gloo would announce to the other hosts
+    looped = bool(addresses) and all(
+        ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses
+    )
+    is_ok = not looped if addresses else has_interface
+    unresolved = "not resolved, and need not be" if is_ok else "not resolved"
+    yield judged(
+        fact.host,
+        "host name",
+        f"{fact.hostname} is {', '.join(addresses) or unresolved}{'' if is_ok else ' there'}",
+        is_ok,
+        wanted=f"{fact.address}, where the other hosts reach it",
+        hint=hint if has_interface else f"{hint}, or cluster.interface=",
+        otherwise=State.WARNING if has_interface else State.FAILED,
+    )
+
+
+def _infiniband(facts: Sequence[NodeFacts]) -> Iterator[Check]:
+    active, rates = {}, {}
+    for fact in facts:
+        ports = fact.extra.get("system", {}).get("infiniband", [])
+        for port in ports:
+            netdev = f", {port['netdev']}" if port["netdev"] else ""
+            state = f"{port['state']} ({port['phys_state']}), {port['rate']}, {port['link_layer']}{netdev}"
+            seen, is_active = f"{port['device']} port {port['port']} is {state}", port["state"] == "ACTIVE"
+            hint = _PORT_HINTS.get(port["state"]) or _PORT_HINTS.get(port["phys_state"], "ibstatus there")
+            yield judged(fact.host, "InfiniBand", seen, is_active, wanted="ACTIVE", hint=hint)
+        running = [port for port in ports if port["state"] == "ACTIVE"]
+        if ports:
+            active[fact.host] = counted(len(running), "active port")
+        if running:
+            rates[fact.host] = min(port["rate"] for port in running)
+    hint = "ibstatus on both hosts shows the difference"
+    yield from compared("InfiniBand", active, state=State.WARNING, hint=hint)
+    yield from compared("InfiniBand rate", rates, state=State.WARNING, hint=hint)

@@ -2,7 +2,8 @@
 
 A login shell may print anything around them, a connection may end in the middle of a line, and a file of the node may
 be damaged; none of that may end the thread that reads. Each answer carries the token of its request, so nothing else
-that a host prints is mistaken for one.
+that a host prints is mistaken for one. A damaged Python or an altered agent may answer anything, so the types of all
+facts in the answer to the probe are checked once, here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.core.specs import LogLine, NodeExit, NodeLost, RankError
+from pipeline.core.errors import HostError
+from pipeline.core.shapes import NUMBER, SWITCH, TEXT, WHOLE, Either, Maybe, matching, whole, wrong
+from pipeline.core.specs import LogLine, NodeExit, NodeFacts, NodeLost, RankError
 from trainers.contract.beats import NodeBeat, NodeLook
 
 ENDLESS = "its login prints without end"
@@ -173,3 +176,77 @@ def node_end(host: str, value: Mapping[str, Any], clock_correction_s: float) -> 
 def _escaped(text: str) -> str:
     """Escape control characters, which would move a terminal's cursor or set its colours; the log has them raw."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+# -------------------------------------------------------------------------------------------------------- of the probe
+_PORT, _VERSION = whole(1 << 16, "a port"), matching(r"\d{1,9}\.\d{1,9}", "a version")
+_TEXTS, _LIMIT = {"*": TEXT}, Maybe(WHOLE)
+_CLAIM = {
+    **dict.fromkeys(("attempts", "words", "group", "user", "what"), TEXT),
+    "resources": [TEXT],
+    "since": NUMBER,
+}
+_LINK = {"state": TEXT, "mtu": _LIMIT, "speed_mbit": _LIMIT}
+_INFINIBAND = {
+    **dict.fromkeys(("device", "state", "phys_state", "rate", "link_layer", "gid"), TEXT),
+    "port": _LIMIT,
+    "netdev": Maybe(TEXT),
+}
+_SYSTEM = {
+    "limits": {"open_files": (_LIMIT, _LIMIT), "locked_memory_bytes": (_LIMIT, _LIMIT)},
+    "shared_memory": Maybe({"size_bytes": WHOLE, "free_bytes": WHOLE}),
+    "memory_available_bytes": _LIMIT,
+    "cgroup": {"cpus": Maybe(NUMBER), "memory_bytes": _LIMIT, "memory_used_bytes": _LIMIT},
+    "links": {"*": _LINK},
+    "infiniband": [_INFINIBAND],
+    "gpus": Maybe(_TEXTS),
+    "claims": [_CLAIM],
+    "own_name": Either(({"addresses": [TEXT]}, {"slow_s": NUMBER})),
+}
+_HARDWARE = {
+    **dict.fromkeys(("cpu_model", "cpu_id", "cpu_flags"), Maybe(TEXT)),
+    "gpu_driver": Maybe(_VERSION),
+    "gpu_models": [TEXT],
+}
+_LEFT = {"name": TEXT, "idle_s": NUMBER, "holds_outputs": SWITCH, "bytes": WHOLE}
+_ANSWER = {
+    **dict.fromkeys(("identity", "hostname", "address", "python", "home"), TEXT),
+    **dict.fromkeys(("interface", "pack_path"), Maybe(TEXT)),
+    "python_version": _VERSION,
+    "torch_version": Maybe(TEXT),
+    **dict.fromkeys(("gpus", "cpus", "memory_bytes", "disk_free_bytes"), WHOLE),
+    "free_port": _PORT,
+    "unix_time": NUMBER,
+    "extra": {
+        "interfaces": _TEXTS,
+        "free_ports": (_PORT,) * 4,
+        "ssh_port": WHOLE,
+        "ssh_address": TEXT,
+        "machine": Maybe(TEXT),
+        "torch_cuda": Maybe(TEXT),
+        **dict.fromkeys(("env", "left_behind", "packages", "modules"), _TEXTS),
+        "certificates": {"*": {"until": Maybe(NUMBER), "error": Maybe(TEXT)}},
+        "container": Maybe({**dict.fromkeys(("engine", "image", "digest"), TEXT), "gpus": SWITCH}),
+        "hardware": _HARDWARE,
+        "left": [_LEFT],
+        "numa": SWITCH,
+        "system": _SYSTEM,
+        "began": NUMBER,
+    },
+}
+
+
+def node_facts(host: str, value: Mapping[str, Any]) -> NodeFacts:
+    """Return the facts in the answer of ``host``; unknown fields are left out.
+
+    Raises:
+        HostError: a field is missing or of another type; names the host, the field and the value.
+    """
+    if why := wrong(value, _ANSWER):
+        raise HostError(
+            f"probe: {host} can't take part: its answer has {why}",
+            hint=f"run the command again; if it stays so, another interpreter for {host} (cluster.python=) or host",
+            hosts=[host],
+        )
+    fields: dict[str, Any] = {name: value.get(name) for name in _ANSWER}
+    return NodeFacts(host=host, **fields)
