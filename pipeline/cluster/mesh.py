@@ -107,7 +107,7 @@ def _launcher(cluster: Cluster) -> AgentLauncher:
 
 
 def _asked(launcher: AgentLauncher, request: dict[str, Any], longer_s: float = 20.0) -> dict[str, dict[str, Any]]:
-    return launcher.demand("mesh", launcher.ask(request, timeout_s=launcher.short_s + longer_s))
+    return launcher.demand("mesh", request, timeout_s=launcher.short_s + longer_s)
 
 
 def _members(launcher: AgentLauncher, *, make: bool) -> list[Member]:

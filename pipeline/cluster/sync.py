@@ -159,7 +159,7 @@ def compare(launcher: AgentLauncher, wanted: Sequence[Tree], hosts: Sequence[Hos
     }
     timeout_s = launcher.short_s + sum(tree.total_bytes for tree in wanted) / _HASHED_BYTES_PER_S
     hosts = launcher.cluster.hosts if hosts is None else hosts
-    values = launcher.demand("comparing", launcher.ask(request, hosts=hosts, timeout_s=timeout_s))
+    values = launcher.demand("comparing", request, hosts=hosts, timeout_s=timeout_s)
     return [
         _state_of(host.label, tree, answer)
         for host in hosts
@@ -265,7 +265,7 @@ def _places(
     """Make the place of each folder on each host and return the paths. Raises HostError, also if rsync is missing."""
     places = [{"place": one.place, "is_file": one.is_file} for one in folders]
     request = {"do": "make_places", "delete": delete, "places": places}
-    values = launcher.demand("making room", launcher.ask(request, hosts=hosts))
+    values = launcher.demand("making room", request, hosts=hosts)
     lacking = [host.label for host in hosts if not values[host.label]["rsync"]]
     if lacking:
         raise HostError(

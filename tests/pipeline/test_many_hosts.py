@@ -15,12 +15,16 @@ from pipeline.core.specs import Cluster, Host
 NODES = [{"identity": f"host{number} 10.0.{number // 256}.{number % 256}:22 uid 0"} for number in range(1000)]
 
 
-def test_an_error_of_many_hosts_shows_the_first_ones_and_how_many_more_there_are() -> None:
+def test_an_error_of_many_hosts_shows_the_first_ones_and_how_many_more_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     hosts = tuple(Host(name=f"host{number}") for number in range(300))
     launcher = AgentLauncher(LocalTransport(Cluster(launcher="local", hosts=hosts)))
     missing = Output(code=None, note="program not found: python4")
+    answers = {host.label: Answer(value=None, output=missing) for host in hosts}
+    monkeypatch.setattr(launcher, "ask", lambda *_: answers)
     with pytest.raises(HostError) as caught:
-        launcher.demand("probe", {host.label: Answer(value=None, output=missing) for host in hosts})
+        launcher.demand("probe", {})
     lines = str(caught.value).splitlines()
     assert lines[0] == "probe: 300 of 300 hosts can't take part"
     assert lines[1].startswith("  host0: program not found")

@@ -3,46 +3,22 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.launchers.pssh import shares_already
-from pipeline.core.specs import Host
+from pipeline.cluster.launchers.pssh import PsshTransport
+from pipeline.core.processes import process
+from pipeline.core.specs import Cluster, Host
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh: apt-get install openssh-client")
-
-Shares = Callable[[str], tuple[bool, int]]
-
-
-@pytest.fixture
-def shares(tmp_path: Path) -> Shares:
-    """Whether hosts a, b and c share with that configuration, and how often ssh ran."""
-
-    def shared(config: str) -> tuple[bool, int]:
-        (tmp_path / "config").write_text(config.replace("INCLUDED", str(tmp_path / "included")))
-        calls: list[str] = []
-
-        def settings_of(host: Host, *options: str) -> tuple[str, str]:
-            calls.append(host.name)
-            argv = ["ssh", "-F", str(tmp_path / "config"), *options, "-G", "--", host.name]
-            done = subprocess.run(argv, capture_output=True, text=True, check=True)
-            return done.stdout, done.stderr
-
-        return shares_already([Host(name=name) for name in "abc"], settings_of), len(calls)
-
-    return shared
-
-
-def test_one_host_is_asked_where_no_file_mentions_it(shares: Shares) -> None:
-    assert shares("Host *\n  User me\n") == (False, 1)
 
 
 @pytest.mark.parametrize(
     ("config", "own"),
     [
+        ("Host *\n  User me\n", False),
         ("Host *\n  ControlMaster auto\n  ControlPath ~/%C\n", True),
         ("Host c\n  controlpath=~/%C\n", True),
         ("Host *\n  ControlPath none\n", False),
@@ -50,15 +26,13 @@ def test_one_host_is_asked_where_no_file_mentions_it(shares: Shares) -> None:
         ("Host c\n  Include INCLUDED\n", True),
     ],
 )
-def test_all_hosts_are_asked_where_a_file_mentions_it(shares: Shares, tmp_path: Path, config: str, own: bool) -> None:
+def test_connections_that_are_shared_already_stay_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, own: bool
+) -> None:
+    monkeypatch.setattr(process, "find", lambda *names: names[0])  # pssh isn't needed for that
     (tmp_path / "included").write_text("ControlPath ~/%C\n")
-    shared, calls = shares(config)
-    assert shared is own
-    assert calls > 1
-
-
-def test_all_hosts_are_asked_where_ssh_does_not_say_what_it_reads() -> None:
-    """Another program of that name, or one without any configuration."""
-    hosts = [Host(name="a"), Host(name="b")]
-    assert shares_already(hosts, lambda host, *_: (f"controlpath {'/x' if host.name == 'b' else 'none'}\n", ""))
-    assert not shares_already(hosts, lambda *_: ("controlpath none\n", ""))
+    (tmp_path / "config").write_text(config.replace("INCLUDED", str(tmp_path / "included")))
+    hosts = tuple(Host(name=name) for name in "abc")
+    cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(tmp_path / "config"))
+    with closing(PsshTransport(cluster)) as transport:
+        assert ("ControlPath" not in " ".join(transport.stream_argv(hosts[0]))) is own

@@ -13,7 +13,6 @@ from pipeline.cli import invocation
 from pipeline.cli.commands.hosts import line
 from pipeline.cluster import sync
 from pipeline.cluster.agent.host import trees
-from pipeline.cluster.launchers.transport.answers import Answer
 from pipeline.cluster.sync import Folder, Tree, TreeState, folders
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
@@ -93,10 +92,7 @@ def test_hosts_without_rsync_are_named(tree: Path) -> None:
     class Launcher:
         cluster = Cluster(launcher="pssh", hosts=(Host(name="a"), Host(name="b")))
 
-        def ask(self, request: dict[str, Any], **_: object) -> dict[str, Answer]:
-            return {}
-
-        def demand(self, *_: object) -> dict[str, Any]:
+        def demand(self, *_: object, **__: object) -> dict[str, Any]:
             return {"a": {"rsync": True, "places": []}, "b": {"rsync": False, "places": []}}
 
     with pytest.raises(HostError, match="b: there is no rsync") as caught:

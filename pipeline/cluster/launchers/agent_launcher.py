@@ -108,11 +108,12 @@ class AgentLauncher:
             label: Answer(value=parse_answer(output.stdout, token), output=output) for label, output in outputs.items()
         }
 
-    def demand(self, doing: str, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
-        """Return the values of all answers.
+    def demand(self, doing: str, request: dict[str, Any], **asking: Any) -> dict[str, dict[str, Any]]:
+        """Return the values of all answers to a request; ``asking``: as in ``ask``.
 
         Raises HostError that lists the hosts that failed (the first of many) and the fix.
         """
+        answers = self.ask(request, **asking)
 
         def explained(host: Host, answer: Answer) -> tuple[str, str | None]:
             why, hint = self.transport.explain(host, answer)
@@ -177,7 +178,7 @@ class AgentLauncher:
             self.transport.pythons = self._interpreters(self.environment)
         request = agent_requests.probe(self.cluster, pack, modules, self.registry(Path()), gpu_s) | {"warm": warm}
         requested_at, began = time.time(), time.monotonic()
-        values = self.demand("probe", self.ask(request, timeout_s=self.short_s))
+        values = self.demand("probe", request, timeout_s=self.short_s)
         answered_s = min(time.monotonic() - began, self.short_s)  # longer if this process was stopped itself
         self.transport.slow_s = max(self.slow_s, 1.5 * answered_s if answered_s > USUAL_S else 0.0)
         when = {"asked": requested_at, "answered": time.time()}  # unix times here, to compare the host's clock
@@ -224,8 +225,8 @@ class AgentLauncher:
             "answer": secrets.token_hex(8),
             "slow_s": self.slow_s,
         }
-        answers = self.ask(request, timeout_s=self.short_s + _LISTENING_S)
-        values = self.demand("checking that the hosts reach each other", answers)
+        timeout_s = self.short_s + _LISTENING_S
+        values = self.demand("checking that the hosts reach each other", request, timeout_s=timeout_s)
         failures = networks.unreached([values[host.label] for host in self.cluster.hosts])
         if failures:
             raise networks.unreached_error(failures, facts)
@@ -236,7 +237,7 @@ class AgentLauncher:
         Raises HostError.
         """
         request = {"do": "find_environment", "workdir": self.workdir, **lock.request}
-        values = self.demand("looking for the environment", self.ask(request))
+        values = self.demand("looking for the environment", request)
         return [Environment(host=host.label, **values[host.label]) for host in self.cluster.hosts]
 
     def _interpreters(self, lock: LockFile) -> dict[str, str]:
@@ -259,12 +260,12 @@ class AgentLauncher:
             self.send_pack(pack, facts)
         digest = pack.digest if pack else ""
         request = agent_requests.start(self.cluster, self._request(plan, run_dir), plan, run_dir, digest)
-        answers = self.ask(
+        self.demand(
+            "start",
             request,
             timeout_s=self.short_s + 20.0 + weights_bytes(run_dir) * len(facts) / SLOWEST_BYTES_PER_S,
             payload=(lambda stdin: append_run(stdin, run_dir, small_pack)) if request["stage"] else None,
         )
-        self.demand("start", answers)
 
     def starting(self) -> str:
         """Return the progress of ``start`` for another thread, as words that follow "still"."""
@@ -297,14 +298,14 @@ class AgentLauncher:
         lacking = {fact.host for fact in facts if fact.pack_path is None}
         if not lacking:
             return
-        answers = self.ask(
+        self.demand(
+            "sending the data pack",
             {"do": "put_pack", "workdir": self.workdir, "pack_digest": pack.digest},
             hosts=[host for host in self.cluster.hosts if host.label in lacking],
             timeout_s=self.short_s + pack_bytes(pack.path) * len(lacking) / SLOWEST_BYTES_PER_S,
             payload=lambda stdin: append(stdin, pack.path, "."),
             what="the data pack",
         )
-        self.demand("sending the data pack", answers)
 
     def _request(self, plan: LaunchPlan, run_dir: Path) -> dict[str, Any]:
         return agent_requests.of_run(self.cluster, plan, self.registry(run_dir), self.slow_s)

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -44,6 +44,7 @@ _MOST_BYTES = 32 << 20  # longer than any answer with what a login prints before
 _SHOWN_BYTES = 4096  # of an output that was cut off
 _AT_ONCE = 8  # ssh clients
 _FILES, _FILES_OF_HOST = 512, 16  # pssh opens about nine for each host, the live streams three
+_SHARES = re.compile(r"^controlpath (?!none$)", re.MULTILINE)  # in the output of `ssh -G`
 _RECONNECT_TIMEOUT_S = 2.0  # so that a broken stream is tried again within streams.LOST_S
 
 
@@ -123,12 +124,12 @@ class PsshTransport(Transport):
         own configuration are kept: they may be the only way past a second factor.
         """
 
-        def settings_of(host: Host, *options: str) -> tuple[str, str]:
-            done = process.run([*self._ssh(host, {}), *options, "-G", "--", host.name])
-            return done.stdout, done.stderr
+        def shares_already(host: Host) -> bool:
+            return bool(_SHARES.search(process.run([*self._ssh(host, {}), "-G", "--", host.name]).stdout))
 
-        if shares_already(self.cluster.hosts, settings_of):
-            return {}
+        with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+            if any(pool.map(shares_already, self.cluster.hosts)):
+                return {}
         return {"ControlMaster": "auto", "ControlPath": f"{self._sockets}/%C", "ControlPersist": "30"}
 
     def close(self) -> None:
@@ -288,33 +289,3 @@ def _is_endless(folder: Path) -> bool:
     with contextlib.suppress(OSError):  # there is nothing yet
         return any(path.stat().st_size > 2 * _MOST_BYTES for path in folder.iterdir())
     return False
-
-
-# ------------------------------------------------------------------------------------ the user's own ssh configuration
-_READ = re.compile(r"^debug1: Reading configuration data (.+?)\r?$", re.MULTILINE)
-_MENTIONED = re.compile(r"controlpath|include.*[%$]", re.IGNORECASE)  # an include that depends on the host
-_SET = re.compile(r"^controlpath (?!none$)", re.MULTILINE)
-
-
-def shares_already(hosts: Sequence[Host], settings_of: Callable[..., tuple[str, str]]) -> bool:
-    """True if the user's ssh configuration shares connections to one of these hosts.
-
-    ``ssh -G`` takes ten milliseconds of a core for a host. So ssh first names the files that it reads for one host,
-    which are the same for all hosts. Only if one of them mentions shared connections, ``ssh -G`` runs for all of them.
-
-    Args:
-        settings_of: a host, further options of ``ssh -G`` → its output and its errors.
-    """
-    files = _READ.findall(settings_of(hosts[0], "-v")[1])
-    if files and not any(map(_MENTIONED.search, _texts(files))):
-        return False
-    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
-        return any(pool.map(lambda host: _SET.search(settings_of(host)[0]), hosts))
-
-
-def _texts(files: Sequence[str]) -> Iterator[str]:
-    for name in files:
-        try:
-            yield Path(name).read_text(encoding="utf-8", errors="replace")
-        except OSError:  # ssh cuts long names, and may read what this process can't
-            yield "controlpath"
