@@ -148,7 +148,9 @@ class GrantedLauncher:
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
 
     @staticmethod
-    def _pause(seconds: float, check: Callable[[], None], is_ready: Callable[[], bool] = lambda: False) -> bool:
+    def _pause(
+        seconds: float, check: Callable[[], None] = lambda: None, is_ready: Callable[[], bool] = lambda: False
+    ) -> bool:
         """Sleep. True as soon as ``is_ready`` is."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
@@ -276,16 +278,14 @@ class GrantedLauncher:
 
     def outcome(self, plan: LaunchPlan) -> Outcome:
         """Return what the scheduler did to the job after a bad end; waits until that is decided."""
-        job, deadline = self.job, time.monotonic() + self.scheduler.settle_s
+        job = self.job
         if _is_left(job):
             return Outcome()
-        state = self._polled()
         # only agents that leave let the scheduler decide whether it queues the job again
-        if not state.is_settled and self.scheduler.requeues:  # no further start comes in this life of the job
+        if not self._polled().is_settled and self.scheduler.requeues:  # no further start comes in this life of the job
             job.folder.leave(restart=job.life)
-        while not state.is_settled and time.monotonic() < deadline:
-            time.sleep(LOOK_S)
-            state = self._polled()
+        self._pause(self.scheduler.settle_s, is_ready=lambda: self._polled().is_settled)
+        state = self._polled()
         if _is_left(job):
             return Outcome()
         if state.outcome.again and not self.scheduler.requeues:
@@ -314,13 +314,15 @@ class GrantedLauncher:
 
     def _end_start(self) -> dict[str, str]:
         """End the start in this life of the job; the job stays. Returns job → why the start goes on."""
-        job, deadline = self.job, time.monotonic() + self.scheduler.end_s
+        job = self.job
         job.folder.end(job.life)
-        while time.monotonic() < deadline:
-            has_ended = job.folder.path.is_dir() and job.folder.is_idle(job.life, job.nnodes)
-            if has_ended or self._polled().is_idle:
-                return {}
-            time.sleep(LOOK_S)
+
+        def has_ended() -> bool:
+            is_idle = job.folder.path.is_dir() and job.folder.is_idle(job.life, job.nnodes)
+            return is_idle or self._polled().is_idle
+
+        if self._pause(self.scheduler.end_s, is_ready=has_ended):
+            return {}
         return {job.title: f"{NOT_ENDED}its nodes don't answer; {job.end_command}"}
 
     def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:

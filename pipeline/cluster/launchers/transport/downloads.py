@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import errno
 import os
-import select
 import shutil
 import tarfile
 import tempfile
@@ -24,7 +23,7 @@ from typing import IO, Any
 from pipeline.cluster.agent.running.look import SETTLED_S
 from pipeline.cluster.launchers.transport.answers import parse
 from pipeline.cluster.launchers.transport.payload import message, new_token
-from pipeline.cluster.launchers.transport.streams import Connection
+from pipeline.cluster.launchers.transport.streams import Connection, read_some
 from pipeline.core import tars
 from pipeline.core.errors import PacelineError, TrainingError, os_reason
 from pipeline.core.files import temporary_prefix, write_hint
@@ -276,7 +275,7 @@ class Patient:
 
     def read(self, size: int = 1 << 16) -> bytes:
         """Return at most ``size`` bytes; none at the end. Raises TimeoutError when nothing comes."""
-        data = self._rest or self._next()
+        data = self._rest or read_some(self._child, self._pipe, self._silent_s)
         self._rest = data[size:]
         return data[:size]
 
@@ -293,17 +292,6 @@ class Patient:
         end = data.index(b"\n") + 1
         self._rest = data[end:] + self._rest
         return data[:end]
-
-    def _next(self) -> bytes:
-        poll, silent_s = select.poll(), 0.0
-        poll.register(self._pipe.fileno(), select.POLLIN)
-        while silent_s < self._silent_s:  # counts polls, as time in which this process was stopped is no silence
-            if poll.poll(_LOOK_S * 1000):
-                return os.read(self._pipe.fileno(), 1 << 16)
-            if self._child.poll() is not None:  # a shared connection of ssh may keep its pipes open
-                return b""
-            silent_s += _LOOK_S
-        raise TimeoutError(f"nothing came for {self._silent_s:g} s")
 
 
 def _last_words(child: Popen[bytes]) -> str:

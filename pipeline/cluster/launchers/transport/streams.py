@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import subprocess
@@ -277,20 +278,27 @@ class _Stream:
 
 
 def _lines_of(child: Popen[bytes], pipe: IO[bytes]) -> Iterator[bytes]:
-    """Yield lines until the end of the pipe or of the child.
-
-    A shared connection of ssh may keep the pipe open after the child has ended.
-    """
-    rest, poll = b"", select.poll()
-    poll.register(pipe.fileno(), select.POLLIN)
-    while True:
-        if poll.poll(_RETRY_S * 1000):
-            data = os.read(pipe.fileno(), 1 << 18)
-            if not data:
-                break
-            *whole, rest = (rest + data).split(b"\n")
-            yield from (line + b"\n" for line in whole)
-        elif child.poll() is not None:
-            break
+    """Yield lines until the end of the pipe or of the child."""
+    rest = b""
+    while data := read_some(child, pipe):
+        *whole, rest = (rest + data).split(b"\n")
+        yield from (line + b"\n" for line in whole)
     if rest:
         yield rest
+
+
+def read_some(child: Popen[bytes], pipe: IO[bytes], silent_s: float = math.inf) -> bytes:
+    """Return what a child has printed; nothing at the end of the pipe or of the child.
+
+    A shared connection of ssh may keep the pipe open after the child has ended. Raises TimeoutError: nothing has come
+    for ``silent_s``.
+    """
+    poll, waited_s = select.poll(), 0.0
+    poll.register(pipe.fileno(), select.POLLIN)
+    while waited_s < silent_s:  # counts polls, as time in which this process was stopped is no silence
+        if poll.poll(_RETRY_S * 1000):
+            return os.read(pipe.fileno(), 1 << 18)
+        if child.poll() is not None:
+            return b""
+        waited_s += _RETRY_S
+    raise TimeoutError(f"nothing came for {silent_s:g} s")
