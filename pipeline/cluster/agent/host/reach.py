@@ -71,18 +71,21 @@ class Loop:
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()  # its data is the generator that waits for the socket
-        self.waits: dict[Steps[None], tuple[socket.socket | None, float]] = {}
+        self.waits: dict[Steps[None], socket.socket | None] = {}
+        self.until: dict[Steps[None], float] = {}  # of those that don't wait for ever
 
     def begin(self, steps: Steps[None]) -> None:
         self._resume(steps, None)
 
     def _resume(self, steps: Steps[None], is_ready: bool | None) -> None:
-        one, _ = self.waits.pop(steps, (None, 0.0))
-        if one is not None:
+        self.until.pop(steps, None)
+        if (one := self.waits.pop(steps, None)) is not None:
             self.selector.unregister(one)  # before the generator may close it
         with contextlib.suppress(StopIteration):
             one, event, until = next(steps) if is_ready is None else steps.send(is_ready)
-            self.waits[steps] = (one, until)
+            self.waits[steps] = one
+            if until < NEVER:
+                self.until[steps] = until
             if one is not None:
                 self.selector.register(one, event, steps)
 
@@ -91,7 +94,7 @@ class Loop:
         for key, _ in self.selector.select(POLL_S):
             self._resume(key.data, True)
         now = time.monotonic()
-        for steps in [steps for steps, (_, until) in self.waits.items() if until <= now]:
+        for steps in [steps for steps, until in self.until.items() if until <= now]:
             self._resume(steps, False)
 
     def run_while(self, wanted: Callable[[], bool], longest_s: float = NEVER) -> None:
