@@ -35,11 +35,11 @@ def render(
     address = facts[0].address if cluster.nnodes > 1 else LOOPBACK
     start = _Start(cluster=cluster, spec=spec, run_id=run_id, address=address, port=master_port)
     devices = networks.nccl_devices(facts) if cluster.device == "cuda" else [None for _ in facts]
-    first_ranks = accumulate((host.nproc_per_node for host in cluster.hosts), initial=0)
+    first_ranks = [0, *accumulate(host.nproc_per_node for host in cluster.hosts)][:-1]
     nodes = [
         _Node(start, host, fact, place(cluster, number, fact, spec, run_id), number, first_rank, nccl_devices).plan()
         for number, (host, fact, first_rank, nccl_devices) in enumerate(
-            zip(cluster.hosts, facts, first_ranks, devices, strict=False)
+            zip(cluster.hosts, facts, first_ranks, devices, strict=True)
         )
     ]
     return LaunchPlan(
