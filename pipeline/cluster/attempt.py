@@ -149,9 +149,7 @@ def _failure(running: RunningAttempt, outcome: Outcome) -> TrainingError:
         text = f"training failed: {outcome.text}\nlogs: {running.log_dir}"
     else:
         text = failure_text(running.plan, running.ends, running.order, running.log_dir)
-        text += "".join(
-            f"\n{line}" for line in [*lines_on_lost(running.lost, running.reach_answers), outcome.text] if line
-        )
+        text += "".join(f"\n{line}" for line in [*lines_on_lost(running.reached), outcome.text] if line)
     return TrainingError(text + running.unstopped, hint=outcome.hint, cause=outcome.cause or why, gone=running.gone)
 
 

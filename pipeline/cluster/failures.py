@@ -171,31 +171,18 @@ def ssh_server(plan: LaunchPlan, host: str) -> tuple[str, int] | None:
     return (address, int(port)) if port.isdecimal() and port != "0" else None
 
 
-def is_dead(host: str, asked_about: Sequence[str], answers: Mapping[str, Sequence[str]], others: Sequence[str]) -> bool:
-    """True if none of the ``others`` could reach the host, which means that its ranks are cut off.
-
-    Args:
-        asked_about: the hosts that the others were asked to reach.
-        answers: other host → its answers for ``asked_about``, in the same order.
-    """
-    if host not in asked_about or not others or not set(others) <= answers.keys():
-        return False
-    at = asked_about.index(host)
-    return all(at < len(answers[other]) and answers[other][at] in _DEAD for other in others)
+def is_dead(answers: Mapping[str, str], others: Sequence[str]) -> bool:
+    """True if none of the ``others`` could reach a host, by their ``answers``: its ranks are cut off."""
+    return bool(others) and all(answers.get(other) in _DEAD for other in others)
 
 
-def lines_on_lost(lost: Sequence[str], answers: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a line for each lost host: whether other hosts could reach it.
-
-    Args:
-        answers: other host → its answers for ``lost``, in the same order.
-    """
+def lines_on_lost(reached: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return a line for each lost host: whether others could reach it. ``reached``: lost host → other → its answer."""
     lines = []
-    for number, host in enumerate(lost):
-        answer_of = {who: given[number] for who, given in answers.items() if number < len(given)}
-        best = next((kind for kind in _REACH_TEXTS if kind in answer_of.values()), None)
+    for host, answers in reached.items():
+        best = next((kind for kind in _REACH_TEXTS if kind in answers.values()), None)
         if best is not None:
-            who = " and ".join(name for name, kind in answer_of.items() if kind == best)
+            who = " and ".join(other for other, kind in answers.items() if kind == best)
             lines.append(f"{host}: {_REACH_TEXTS[best].format(who=who)}")
     return lines
 

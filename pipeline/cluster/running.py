@@ -111,8 +111,7 @@ class RunningAttempt:
         )
         self.notes: list[str] = []  # about ranks and connections, for `doit status`
         self.verdict: Verdict | None = None  # on a stall
-        self.lost: list[str] = []  # silent hosts that the others were asked to reach
-        self.reach_answers: dict[str, tuple[str, ...]] = {}  # other host → its answers for ``lost``, in the same order
+        self.reached: dict[str, dict[str, str]] = {}  # silent host → other host → whether that one reaches it
         self.gone: tuple[str, ...] = ()  # lost hosts that a new connection didn't reach either
         self.unstopped = ""  # message about hosts that could not be stopped
         self.silent: dict[str, NodeSilent] = {}  # hosts that don't answer at the moment
@@ -263,13 +262,14 @@ class RunningAttempt:
             self._asked_at = now
             self._ask_to_reach(following, [*self.silent])
         is_late = now - self._asked_at > _ANSWER_S
-        witnesses = [host for host in others if host in self.reach_answers] if is_late else others
+        answered = set[str]().union(*self.reached.values())
+        witnesses = [host for host in others if host in answered] if is_late else others
         for host in [*self.silent]:
             is_alone = not others and self.plan.nnodes == 1
             not_awaited = failures.ssh_server(self.plan, host) is None or (is_alone and self._replaceable)
-            if is_over or not_awaited or failures.is_dead(host, self.lost, self.reach_answers, witnesses):
+            if is_over or not_awaited or failures.is_dead(self.reached.get(host, {}), witnesses):
                 self._record_end(NodeLost(host=host, reason=self.silent[host].reason))
-        if is_late or not others or set(others) <= self.reach_answers.keys():
+        if is_late or answered.issuperset(others):
             self._report_silence()
 
     def _report_silence(self) -> None:
@@ -279,9 +279,7 @@ class RunningAttempt:
             ends = time.strftime("%H:%M:%S", time.localtime(time.time() + self.plan.lease_s))
             until = f"{ends} (cluster.lease_s={self.plan.lease_s:g})"
             line = f"{host} {self.silent[host].reason}; its ranks may train on until {until}, so it is waited for"
-            at = self.lost.index(host) if host in self.lost else None
-            on_host = {} if at is None else {other: given[at : at + 1] for other, given in self.reach_answers.items()}
-            self.watchers.on_job("\n".join([line, *failures.lines_on_lost([host], on_host)]))
+            self.watchers.on_job("\n".join([line, *failures.lines_on_lost({host: self.reached.get(host, {})})]))
         if new:
             self._waited_for.update(new)
             self._report_wait()
@@ -293,15 +291,15 @@ class RunningAttempt:
     def _ask_about_lost(self, following: Following) -> None:
         """Ask the other nodes whether they reach the lost ones, unless they have answered that already."""
         lost = [host for host, end in self.ends.items() if isinstance(end, NodeLost) and not end.answers]
-        if not self.reach_answers or not set(lost) <= set(self.lost):
+        if not any(self.reached.values()) or not self.reached.keys() >= {*lost}:
             self._ask_to_reach(following, lost)
 
     def _ask_to_reach(self, following: Following, silent: Sequence[str]) -> None:
         servers = {host: failures.ssh_server(self.plan, host) for host in silent}
-        known = {host: server for host, server in servers.items() if server is not None}
-        self.lost, self.reach_answers = [*known][:_MAX_ASKED_ABOUT], {}
-        if self.lost:
-            following.look([known[host] for host in self.lost])
+        known = [(host, server) for host, server in servers.items() if server is not None][:_MAX_ASKED_ABOUT]
+        self.reached = {host: {} for host, _ in known}
+        if known:
+            following.look([server for _, server in known])
 
     def _report_not_fetched(self, error: OSError) -> None:
         why, host = error.strerror or error, self.plan.nodes[0].host
@@ -399,7 +397,8 @@ class RunningAttempt:
             case NodeLook(peers=()):
                 self.watch.take_look(event)
             case NodeLook():
-                self.reach_answers[event.host] = event.peers
+                for answers, answer in zip(self.reached.values(), event.peers, strict=False):
+                    answers[event.host] = answer
             case NodeSilent():
                 self.silent[event.host] = event
                 self._asked_at = 0.0
