@@ -111,7 +111,7 @@ class PsshTransport(Transport):
         process.allow_open_files(_FILES + _FILES_OF_HOST * cluster.nnodes)
         settings = cluster.settings
         self.environment = lock_file(settings.environment_from, settings.wheelhouse) if settings is not None else None
-        self._pssh, self._ssh_program = program, ssh
+        self._pssh = program
         prefix = temporary_prefix("paceline")
         self._sockets = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # a socket's path has to be short
         self._shared = self._shared_connection()
