@@ -88,13 +88,14 @@ def _exit_with(pattern: re.Pattern[str], ends: Mapping[str, NodeExit | NodeLost]
     return next((end for end in ends.values() if isinstance(end, NodeExit) and pattern.search(end.reason)), None)
 
 
-def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], order: Sequence[str], log_dir: Path) -> str:
+def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], log_dir: Path) -> str:
     """Return the message for users: host, rank, message and traceback of the first error, and the path of the logs.
 
+    ``ends`` are in the order in which the nodes have ended.
     An error that the trainer explains gets no traceback, which would only push the explanation off the screen.
     """
     first, full = first_error(ends), _exit_with(FULL_DISK, ends)
-    lost = next((end for host in order if isinstance(end := ends[host], NodeLost)), None)
+    lost = next((end for end in ends.values() if isinstance(end, NodeLost)), None)
     if lost is not None and (first is None or is_consequence(first[1])):
         what = f"training failed: {lost.host} {lost.reason}"
         host = lost.host
@@ -116,12 +117,12 @@ def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], orde
     elif full is not None:
         what, host = f"training failed on {full.host}: {full.reason}", full.host
     else:
-        host = order[0] if order else plan.nodes[0].host
+        host = next(iter(ends), plan.nodes[0].host)
         last = ends.get(host)
         reason = last.reason if last is not None else "no node answered"
         notes = [line for line in reason.split("\n") if not line.startswith(_STARTER_LINES)]
         what = f"training failed on {host}: {explained_by_script(reason) or chr(10).join(notes)}"
-    others = [name for name in order if name != host]
+    others = [name for name in ends if name != host]
     gone = [name for name in others if isinstance(ends.get(name), NodeLost)]
     ended = [name for name in others if name not in gone]
     what += f"\nno longer answers either: {', '.join(gone)}" if gone else ""

@@ -118,7 +118,6 @@ class RunningAttempt:
         self._waited_for: set[str] = set()  # silent hosts that were reported
         self._replaceable = spec.replaceable
         self._asked_at = 0.0  # time of the last request to reach the silent hosts
-        self.order: list[str] = []  # hosts in the order of their ends
         self._on_checkpoint = watchers.on_checkpoint or nothing
         needs_no_fetch = launcher.capabilities.shares_run_dir and watchers.on_checkpoint is None
         every_s = 0.0 if needs_no_fetch else plan.checkpoint_fetch_s
@@ -423,7 +422,6 @@ class RunningAttempt:
         self.silent.pop(end.host, None)
         self.ends[end.host] = end
         self.watch.remove(end.host)
-        self.order.append(end.host)
         kind = {"event": type(end).__name__}
         if self._folder_is_ours():  # don't make a removed folder again
             write_json(self.log_dir / f"{end.host}.exit.json", {**kind, **dataclasses.asdict(end)})

@@ -74,7 +74,7 @@ def test_an_exit_code_of_0_comes_before_its_echoes_and_behind_what_a_rank_tells_
 
 def test_text_names_host_rank_traceback_and_logs() -> None:
     ends = {"node0": ended("node0", error(0, 1.0, ECHO)), "node1": ended("node1", error(1, 1.2, "ValueError: boom"))}
-    text = failure_text(PLAN, ends, ["node0", "node1"], Path("runs/k/attempts/1"))
+    text = failure_text(PLAN, ends, Path("runs/k/attempts/1"))
     assert text == (
         "training failed on node1, rank 1: ValueError: boom\n  Traceback …\n"
         "ended with it: node0\nlogs: runs/k/attempts/1"
@@ -83,7 +83,7 @@ def test_text_names_host_rank_traceback_and_logs() -> None:
 
 def test_hosts_that_are_lost_together_have_not_ended() -> None:
     ends = {host: NodeLost(host=host, reason="no longer answers") for host in ("node0", "node1")}
-    text = failure_text(PLAN, ends, ["node0", "node1"], Path("logs"))
+    text = failure_text(PLAN, ends, Path("logs"))
     assert text == "training failed: node0 no longer answers\nno longer answers either: node1\nlogs: logs"
 
 
@@ -103,12 +103,12 @@ def test_what_several_ranks_end_with_is_told_once_with_the_persons_own_file_and_
     ranks = [failed(rank) for rank in (0, 1, 2, 4)]
     ends = {"node0": ended("node0", *ranks[:2]), "node1": ended("node1", *ranks[2:], error(5, 9.0, ECHO))}
     plan = dataclasses.replace(PLAN, nodes=tuple(dataclasses.replace(item, run_dir="/r/k") for item in PLAN.nodes))
-    assert failure_text(plan, ends, ["node0"], Path("logs")) == (
+    assert failure_text(plan, ends, Path("logs")) == (
         "training failed on node0, rank 0: RuntimeError: shapes (32x0)\n"
         "  Traceback (most recent call last):\n"
         '    File "trainers/models/mine.py", line 61, in forward\n      return self.head(x)\n             ^^^^\n'
         '    File "/env/torch/nn/modules/linear.py", line 134, in forward\n      return F.linear()\n'
-        "the same on ranks 1–2, 4\nlogs: logs"
+        "the same on ranks 1–2, 4\nended with it: node1\nlogs: logs"
     )
 
 
@@ -116,7 +116,7 @@ def test_what_several_ranks_end_with_is_told_once_with_the_persons_own_file_and_
 def test_the_error_is_told_once_wherever_its_class_is_of(before: str) -> None:
     message = "E: two\nlines."
     failed = RankError(rank=1, unix_time=1, message=message, traceback=f"Traceback …\n  File …\n{before}{message}\n")
-    text = failure_text(PLAN, {"node1": ended("node1", failed)}, ["node1"], Path("logs"))
+    text = failure_text(PLAN, {"node1": ended("node1", failed)}, Path("logs"))
     assert text == "training failed on node1, rank 1: E: two\nlines.\n  Traceback …\n    File …\nlogs: logs"
 
 
@@ -133,14 +133,14 @@ def test_what_a_rank_says_moves_no_cursor_and_sets_no_colour() -> None:
 def test_a_mismatch_that_gloo_has_found_is_told_in_words() -> None:
     said = "[enforce fail] 24 vs 8. Is there a distributed collective mismatch in your code? (signal 6 (SIGABRT))"
     ends = {"node0": ended("node0", error(0, 2.0, ECHO)), "node1": ended("node1", error(1, 1.0, said))}
-    text = failure_text(PLAN, ends, ["node1", "node0"], Path("logs"))
+    text = failure_text(PLAN, ends, Path("logs"))
     assert text.startswith(f"training failed on node1, rank 1: {said}\n")
     assert "\nranks were in different collectives: one of them has left one out, or made one of its own" in text
 
 
 def test_an_error_that_the_trainer_explains_is_shown_without_its_traceback() -> None:
     ends = {"node0": ended("node0", error(0, 1.0, "TrainerError: x.pt could not be written (No space left on device)"))}
-    text = failure_text(PLAN, ends, ["node0"], Path("logs"))
+    text = failure_text(PLAN, ends, Path("logs"))
     assert text == "training failed on node0, rank 0: x.pt could not be written (No space left on device)\nlogs: logs"
 
 
@@ -149,15 +149,15 @@ def test_a_lost_node_comes_before_the_echoes_it_caused() -> None:
         "node0": ended("node0", error(0, 1.0, ECHO)),
         "node1": NodeLost(host="node1", reason="no longer answers: x"),
     }
-    text = failure_text(PLAN, ends, ["node0", "node1"], Path("logs"))
+    text = failure_text(PLAN, ends, Path("logs"))
     assert text.startswith("training failed: node1 no longer answers: x")
 
 
 def test_without_rank_errors_torchruns_own_words_are_shown() -> None:
     ends = {"node0": ended("node0", reason="torchrun ended with exit code 1\nNo module named torch")}
-    assert "node0: torchrun ended with exit code 1\nNo module" in failure_text(PLAN, ends, ["node0"], Path("logs"))
+    assert "node0: torchrun ended with exit code 1\nNo module" in failure_text(PLAN, ends, Path("logs"))
     ends = {"node0": ended("node0", reason="torchrun ended with exit code 1\nx\npaceline: error: no foo in PATH")}
-    assert failure_text(PLAN, ends, ["node0"], Path("l")) == "training failed on node0: no foo in PATH\nlogs: l"
+    assert failure_text(PLAN, ends, Path("l")) == "training failed on node0: no foo in PATH\nlogs: l"
 
 
 def test_only_node_zero_can_have_lost_the_port() -> None:
@@ -171,11 +171,11 @@ def test_a_full_disk_is_the_cause_where_other_hosts_only_tell_of_its_end(tmp_pat
     """The rank there could not write down its own error."""
     full = "a rank failed; the host has a full disk ([Errno 28] No space left on device: '/w', 0 bytes are free there)"
     ends = {"node1": ended("node1", error(1, 1.0, ECHO)), "node0": ended("node0", reason=full)}
-    text = failure_text(PLAN, ends, ["node1", "node0"], tmp_path)
+    text = failure_text(PLAN, ends, tmp_path)
     assert text == f"training failed on node0: {full}\nended with it: node1\nlogs: {tmp_path}"
     assert cause(ends) == "disk"
     ends["node1"] = ended("node1", error(1, 1.0, "ValueError: boom"))
-    assert failure_text(PLAN, ends, ["node1", "node0"], tmp_path).startswith("training failed on node1, rank 1: Val")
+    assert failure_text(PLAN, ends, tmp_path).startswith("training failed on node1, rank 1: Val")
 
 
 def test_the_journal_gets_one_line_of_an_error() -> None:

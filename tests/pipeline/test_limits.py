@@ -125,7 +125,7 @@ def test_ranks_that_their_agent_ended_are_told_of_with_its_reason() -> None:
     def said(*messages: str) -> str:
         errors = tuple(RankError(rank=0, unix_time=5.0, message=message, traceback="") for message in messages)
         end = NodeExit(host=host, code=1, reason=f"{why}\n{tail}", errors=errors)
-        return failure_text(PLAN, {host: end}, [host], Path("logs"))
+        return failure_text(PLAN, {host: end}, Path("logs"))
 
     assert said().startswith(f"training failed on {host}: {why}\n")
     assert said("ended with signal 15 (SIGTERM)").startswith(f"training failed on {host}: {why}\n")
