@@ -22,9 +22,7 @@ _MISMATCH_HINT = (
     "ranks were in different collectives: one of them has left one out, or made one of its own; every rank must join "
     "every collective"
 )
-_NEEDS_NO_TRACEBACK = re.compile(
-    r"(?:TrainerError|ConfigError): "
-)  # raised by trainers with a text that explains everything
+_NEEDS_NO_TRACEBACK = re.compile(r"(?:TrainerError|ConfigError): ")  # raised by trainers; its text explains everything
 _SCRIPT_ERROR = re.compile(r"^paceline: error: (.*)", re.MULTILINE)  # printed by trainers.script.start
 _CONFIG = re.compile(r"(?:ConfigError|SyntaxError|IndentationError|ModuleNotFoundError): ")
 _MEMORY = re.compile(  # SIGKILL may come from the kernel's out-of-memory killer

@@ -184,9 +184,8 @@ def compare_pack(launcher: AgentLauncher, pack: PackSource, facts: Sequence[Node
         path = place or f"{launcher.workdir}/data/{pack.digest}"
         tree = Tree(name=f"data pack {pack.digest[:12]}", place=path, files=files)
         hosts = [host for host in launcher.cluster.hosts if host.label in there]
-        states += [
-            replace(one, more=0) for one in compare(launcher, [tree], hosts)
-        ]  # a host's pack also has stamps.json
+        compared = compare(launcher, [tree], hosts)
+        states += [replace(one, more=0) for one in compared]  # a host's pack also has stamps.json
     return states
 
 

@@ -21,12 +21,8 @@ from pipeline.keys import rank_environment
 from pipeline.runs import journal
 from trainers.contract import run_folder
 
-ENV_NAMES = (
-    "GLOO_SOCKET_IFNAME",
-    "NCCL_SOCKET_IFNAME",
-    "NCCL_IB_HCA",
-    "NCCL_DEBUG*",
-)  # variables that a host may have set, which then stay
+# variables that a host may have set, which then stay
+ENV_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DEBUG*")
 GPU_S = 1.0  # how long a probe waits for nvidia-smi, which takes seconds where no GPU is in use
 
 
