@@ -92,7 +92,7 @@ def test_an_address_without_a_way_does_not_hide_that_another_one_of_the_name_lis
     two[1]["address"] = "both"
     known = {"both": [(socket.AF_INET, ("127.0.0.2", 0)), (socket.AF_INET, ("255.255.255.255", 0))]}
     alone = [(socket.AF_INET, ("127.0.0.1", 0))]
-    monkeypatch.setattr(reach.Resolver, "places", lambda _, address: known.get(address, alone))
+    monkeypatch.setattr(reach.ReachCheck, "places", lambda _, address: known.get(address, alone))
     monkeypatch.setattr(reach, "open_listeners", lambda _, port: [socket.create_server(("127.0.0.2", port))])
     two[0]["ports"] = []
     assert checked(two, 0, 1, late=1) == [{"taken": {}, "failed": []}] * 2

@@ -117,7 +117,7 @@ class ReachCheck:
         # connections that haven't arrived yet
         self.awaited = {(other, port) for other in self.others for port in nodes[me]["ports"]}
         self.retry_s = min(RETRY_S, RETRY_OF_ONE_S * len(nodes))
-        self.names = Resolver()
+        self.known: dict[str, list[tuple[int, object]] | Exception | None] = {}  # of each address
         self.greeted = 0  # connections that the other side will close
         self.dialling = 0
         self.failed: list[Json] = []
@@ -132,9 +132,32 @@ class ReachCheck:
         # nodes that start late can still connect; then the other side closes first, so that the port is free at once
         for wanted in (lambda: bool(self.awaited), lambda: self.greeted > 0):
             self.loop.run_while(wanted, CONNECT_S + 5 * RETRY_S)
-        own = self.names.why(self.nodes[self.me]["address"])  # torchrun looks it up here too
-        self.failed += [{"node": self.me, "port": port, "why": own} for port in self.nodes[self.me]["ports"] if own]
+        self.loop.run_while(lambda: self.places(self.nodes[self.me]["address"]) is None)  # torchrun looks it up, too
+        own = self.places(self.nodes[self.me]["address"])
+        if isinstance(own, Exception):
+            self.failed += [
+                {"node": self.me, "port": one, "why": unresolved(own)} for one in self.nodes[self.me]["ports"]
+            ]
         return {"taken": taken, "failed": self.failed}
+
+    def places(self, address: str) -> list[tuple[int, object]] | Exception | None:
+        """Return families and addresses, or why there is none; None: not known yet.
+
+        Names are resolved in threads, because a name server may not answer for long.
+        """
+        if address not in self.known:
+            self.known[address] = None
+            try:
+                self.known[address] = resolve(address.encode("ascii"), socket.AI_NUMERICHOST)
+            except (OSError, UnicodeError):  # it is a name
+                in_thread(self.look_up, address, on_error=lambda _: None)
+        return self.known[address]
+
+    def look_up(self, address: str) -> None:
+        try:
+            self.known[address] = resolve(address)
+        except (OSError, UnicodeError) as error:  # UnicodeError: a part of the name is empty or too long
+            self.known[address] = error
 
     # ------------------------------------------------------------------------------------ connections of the others
     def listen(self) -> dict[int, str]:
@@ -198,7 +221,7 @@ class ReachCheck:
     def attempt(self, node: int, port: int, until: float) -> Steps[tuple[str | None, bool]]:
         """Return why one attempt failed ('': it didn't; None: no answer came), and whether others would fail, too."""
         late, refused, code = time.monotonic() + CONNECT_S, False, 0
-        while (places := self.names.places(self.nodes[node]["address"])) is None:
+        while (places := self.places(self.nodes[node]["address"])) is None:
             if time.monotonic() >= late:
                 return None, False
             yield None, 0, 0.0
@@ -262,35 +285,6 @@ def read_until(one: socket.socket, until: float, is_enough: Callable[[bytes], bo
 def read_line(one: socket.socket, until: float) -> Steps[str]:
     data = yield from read_until(one, until, lambda data: b"\n" in data or len(data) > LINE_BYTES)
     return data.decode("ascii", "replace").strip()
-
-
-class Resolver:
-    """Resolves names in threads, because a name server may not answer for long."""
-
-    def __init__(self) -> None:
-        self.known: dict[str, list[tuple[int, object]] | Exception | None] = {}
-
-    def places(self, address: str) -> list[tuple[int, object]] | Exception | None:
-        """Return families and addresses, or why there is none; None: not known yet."""
-        if address not in self.known:
-            self.known[address] = None
-            try:
-                self.known[address] = resolve(address.encode("ascii"), socket.AI_NUMERICHOST)
-            except (OSError, UnicodeError):  # it is a name
-                in_thread(self._look_up, address, on_error=lambda _: None)
-        return self.known[address]
-
-    def _look_up(self, address: str) -> None:
-        try:
-            self.known[address] = resolve(address)
-        except (OSError, UnicodeError) as error:  # UnicodeError: a part of the name is empty or too long
-            self.known[address] = error
-
-    def why(self, address: str) -> str:
-        """Return why an address can't be resolved; empty if it can."""
-        while (resolved := self.places(address)) is None:
-            time.sleep(POLL_S)
-        return unresolved(resolved) if isinstance(resolved, Exception) else ""
 
 
 def resolve(address: str | bytes, flags: int = 0) -> list[tuple[int, object]]:
