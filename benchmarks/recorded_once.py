@@ -19,8 +19,8 @@ from pathlib import Path
 
 from benchmarks.measure import DOIT, ROOT, chosen, spread, working
 from benchmarks.recording import EXPERIMENT, STEPS, metric_rows, only_run, server, started, wait_for
-from pipeline import tracking
 from pipeline.cluster.agent.host.probe import free_ports
+from pipeline.tracking import recorder
 from tests.pipeline import tracking_folder
 
 AT_ONCE = 8
@@ -110,7 +110,7 @@ def forked(run: Path, uri: str) -> int:
     child = os.fork()
     if child:
         return child
-    recorded = tracking.record(run, uri, EXPERIMENT)
+    recorded = recorder.record(run, uri, EXPERIMENT)
     if not recorded.complete:
         print(f"  {run.name}: {recorded.message}", flush=True)
     os._exit(0 if recorded.complete else 1)

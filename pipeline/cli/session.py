@@ -31,7 +31,7 @@ from pipeline.execution.initial_weights import InitialWeights
 from pipeline.execution.run import Run, initial_weights_of, prepare
 from pipeline.runs import index
 from pipeline.runs.folder import RunFolder
-from pipeline.tracking.tracker_settings import refuse_missing
+from pipeline.tracking.destinations import refuse_missing
 
 if TYPE_CHECKING:  # of Hydra, steps and sweeps nothing is imported before it is needed
     from omegaconf import DictConfig

@@ -46,7 +46,7 @@ _VARIABLES = ("text", "soft", "ground", "box", "line", "good", "bad", "rest", *(
 _INK = {name: f"#fe{number:02x}ef" for number, name in enumerate(_VARIABLES)}
 """Placeholders of the page's colours while matplotlib draws; each becomes a style sheet variable (light or dark)."""
 _NAMES = {ink: name for name, ink in _INK.items()}
-_TITLE = "title:"  # prefix of an artist's id that becomes the title of its element, shown on hover
+_TITLE = "title:"
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 40
 _NAME_CHAR = 7.2  # approximate width of a character
@@ -82,7 +82,7 @@ def curves(bands: Sequence[Band], *, title: str, axis: str, log: bool = False, c
     inks = [(band, _INK[f"c{colours[band.label]}" if band.label in colours else "rest"]) for band in bands]
     inks.sort(key=lambda item: item[1] != _INK["rest"])  # grey curves are drawn first, below the others
     with _drawing(_WIDTH / 72, _HEIGHT / 72) as figure:
-        axes = figure.add_axes(_share_of_page(_LEFT, _BOTTOM, _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM))
+        axes = _axes(figure, _LEFT, _BOTTOM, _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM)
         if not _draw(axes, inks, axis, log=log, most=_FEW if len(bands) <= COLOURS else _MANY):
             return ""
         axes.grid(axis="y", linewidth=0.7)
@@ -140,17 +140,16 @@ def parallel(names: Sequence[str], lines: Sequence[Line], *, less_is_better: boo
         places = [_LEFT + at * (_WIDTH - 2 * _LEFT) / max(1, len(names) - 1) for at in range(len(names))]
         levels = []
         for at, (name, x) in enumerate(zip(names, places, strict=True)):
-            axes = figure.add_axes(_share_of_page(x, _BOTTOM, 1, _HEIGHT - _TOP - 20 - _BOTTOM))
+            axes = _axes(figure, x, _BOTTOM, 1, _HEIGHT - _TOP - 20 - _BOTTOM)
             levels.append(_upright(axes, name, [line.values[at] for line in lines], int(_WIDTH / len(names))))
         for line, heights in zip(lines, zip(*levels, strict=True), strict=True):
             share = None if heights[-1] is None else (heights[-1] - _BOTTOM) / (_HEIGHT - _TOP - 20 - _BOTTOM)
             quality = 0.0 if share is None else 1 - share if less_is_better else share
             ink = _INK["rest" if share is None else f"q{level(quality)}"]
-            title = f"{_TITLE}{printable(line.title)}"
             drawn = [(x, y) for x, y in zip(places, heights, strict=True) if y is not None]
             xs, ys = zip(*drawn, strict=True) if drawn else ((), ())
-            at_pixels = IdentityTransform()
-            figure.add_artist(Line2D(xs, ys, color=ink, zorder=quality - 1, transform=at_pixels, gid=title))
+            style: Any = {"color": ink, "zorder": quality - 1, "gid": _titled(line.title)}
+            figure.add_artist(Line2D(xs, ys, transform=IdentityTransform(), **style))
         return _element(figure, f"parallel coordinates of {len(lines)} trials: {', '.join(names)}")
 
 
@@ -204,12 +203,11 @@ def forest(names: Sequence[str], inks: Sequence[int | None], panels: Mapping[str
     """
     height = _BOTTOM + _TOP + 2 * _LINE * len(names)
     with _drawing(_WIDE / 72, height / 72) as figure:
-        shown = [_cut(name, _ROW_CHARS) for name in map(printable, names)]
+        shown = [_cut(name, _ROW_CHARS) for name in names]
         left = 16 + _NAME_CHAR * max(map(len, shown))
         each = (_WIDE - left) / len(panels)
         for number, (metric, row) in enumerate(panels.items()):
-            place = (left + number * each + 8, _BOTTOM, each - 24, height - _BOTTOM - _TOP)
-            axes = figure.add_axes((place[0] / _WIDE, place[1] / height, place[2] / _WIDE, place[3] / height))
+            axes = _axes(figure, left + number * each + 8, _BOTTOM, each - 24, height - _BOTTOM - _TOP)
             _draw_intervals(axes, row, inks)
             axes.set_yticks(range(len(names)), shown if number == 0 else [""] * len(names))
             axes.set_xlabel(printable(metric), labelpad=6)
@@ -226,7 +224,7 @@ def _draw_intervals(axes: Axes, row: Sequence[Interval | None], inks: Sequence[i
         if item is None:
             continue
         colour = _INK["soft" if ink is None else f"c{ink}"]
-        title = f"{_TITLE}{printable(item.title)}"
+        title = _titled(item.title)
         if item.low is not None and item.high is not None:
             ends = [within(span, end) for end in (item.low, item.high)]
             axes.plot(ends, [at, at], color=colour, gid=title, solid_capstyle="butt")
@@ -245,20 +243,19 @@ def cells(rows: Sequence[str], columns: Sequence[str], inside: Sequence[Cell], *
     lines = max((len(cell.lines) for cell in inside), default=1)
     letters = max((len(line) for cell in inside for line in cell.lines), default=1)
     wide, high = max(26, 12 + _NAME_CHAR * letters), max(26, 8 + _LINE * lines)
-    names = [[_cut(printable(name), _CELL_CHARS) for name in side] for side in (rows, columns)]
+    names = [[_cut(name, _CELL_CHARS) for name in side] for side in (rows, columns)]
     left, below = 40 + _NAME_CHAR * max(map(len, names[0])), 44.0
     turned = _NAME_CHAR * max(map(len, names[1])) > wide
     below += _NAME_CHAR * max(map(len, names[1])) if turned else 0
     width, height = left + wide * len(columns) + 8, below + high * len(rows) + 4
     with _drawing(width / 72, height / 72) as figure:
-        axes = figure.add_axes((left / width, below / height, 1 - (left + 8) / width, 1 - (below + 4) / height))
+        axes = _axes(figure, left, below, wide * len(columns), high * len(rows))
         axes.set_xlim(0, len(columns))
         axes.set_ylim(len(rows), 0)
         for cell in inside:
             face = _INK["box" if cell.level is None else f"q{cell.level}"]
-            gid = f"{_TITLE}{printable(cell.title)}" if cell.title else None
-            place = (cell.column, cell.row)
-            axes.add_patch(Rectangle(place, 1, 1, facecolor=face, edgecolor=_INK["ground"], linewidth=1, gid=gid))
+            style: Any = {"ec": _INK["ground"], "linewidth": 1, "gid": _titled(cell.title) if cell.title else None}
+            axes.add_patch(Rectangle((cell.column, cell.row), 1, 1, fc=face, **style))
             ink = _INK["text" if not cell.level else "ground"]
             for at, line in enumerate(cell.lines):
                 middle = cell.row + 0.5 + (at - (len(cell.lines) - 1) / 2) * _LINE / high + 4 / high
@@ -278,29 +275,23 @@ def timeline(rows: Sequence[str], bars: Sequence[Bar], *, said: str) -> str:
     whole = max((bar.end for bar in bars), default=0.0)
     least, unit = next(item for item in _TIMES if whole >= item[0] * 2 or item[0] == 1)
     with _drawing(_WIDE / 72, height / 72) as figure:
-        names = [_cut(printable(name), _CELL_CHARS) for name in rows]
+        names = [_cut(name, _CELL_CHARS) for name in rows]
         left = 16 + _NAME_CHAR * max(map(len, names))
-        place = (left / _WIDE, _BOTTOM / height, 1 - (left + 24) / _WIDE, 1 - (_BOTTOM + 8) / height)
-        axes = figure.add_axes(place)
+        axes = _axes(figure, left, _BOTTOM, _WIDE - left - 24, _BAR * len(rows))
         axes.set_xlim(0, whole / least or 1)
         axes.set_ylim(len(rows), 0)
         for bar in bars:
             corner, wide = (bar.begin / least, bar.row + 0.12), (bar.end - bar.begin) / least
-            gid = f"{_TITLE}{printable(bar.title)}"
-            ground = _INK["ground"]
-            axes.add_patch(Rectangle(corner, wide, 0.76, fc=_INK[bar.ink], ec=ground, linewidth=0.5, gid=gid))
+            style: Any = {"ec": _INK["ground"], "linewidth": 0.5, "gid": _titled(bar.title)}
+            axes.add_patch(Rectangle(corner, wide, 0.76, fc=_INK[bar.ink], **style))
             if bar.text and (bar.end - bar.begin) / (whole or 1) * (_WIDE - left) >= 8 + _NAME_CHAR * len(bar.text):
                 middle = (corner[0] + wide / 2, bar.row + 0.5 + 4 / _BAR)
-                axes.text(*middle, printable(bar.text), ha="center", color=ground)
+                axes.text(*middle, printable(bar.text), ha="center", color=_INK["ground"])
         axes.set_yticks([at + 0.5 for at in range(len(rows))], names)
         axes.xaxis.set_major_formatter("{x:,.10g}")
         axes.set_xlabel(unit, loc="right")
         axes.spines[["left", "right", "top"]].set_visible(False)
         return _element(figure, f"{said}: {counted(len(bars), 'bar')} in {counted(len(rows), 'row')}")
-
-
-def _cut(name: str, most: int) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 # ----------------------------------------------------------------------------------------------- graph
@@ -327,15 +318,11 @@ def graph(nodes: Sequence[Node]) -> str:
                 bend = Path([(a, b), (a + 15, b), (x - 15, d), (x, d)], [Path.MOVETO, *[Path.CURVE4] * 3])
                 axes.add_patch(PathPatch(bend, fill=False, edgecolor=_INK["soft"], zorder=0))
             edge = _INK[{"done": "good", "failed": "bad"}.get(node.state, "soft")]
-            style = ":" if node.state == "todo" else "-"
+            style: Any = {"ls": ":" if node.state == "todo" else "-", "gid": _titled(" · ".join(node.lines))}
             shape = "round,pad=0,rounding_size=6"
-            title = f"{_TITLE}{' · '.join(map(printable, node.lines))}"
-            axes.add_patch(
-                FancyBboxPatch((x + 1, y + 1), _BOX - 2, 48, shape, fc=_INK["box"], ec=edge, ls=style, gid=title)
-            )
-            for at, line in enumerate(map(printable, node.lines[:2])):
-                shown = line if len(line) <= _BOX_CHARS else f"{line[: _BOX_CHARS - 1]}…"
-                axes.text(x + 10, y + 21 + 17 * at, shown, color=_INK["text"])
+            axes.add_patch(FancyBboxPatch((x + 1, y + 1), _BOX - 2, 48, shape, fc=_INK["box"], ec=edge, **style))
+            for at, line in enumerate(node.lines[:2]):
+                axes.text(x + 10, y + 21 + 17 * at, _cut(line, _BOX_CHARS), color=_INK["text"])
         size = {"width": f"{width}", "height": f"{height}"}
         return _element(figure, "graph: " + ", ".join(" ".join(node.lines) for node in nodes), size)
 
@@ -362,8 +349,20 @@ def _drawing(width: float, height: float, names: Sequence[str] | None = None, **
         yield figure
 
 
-def _share_of_page(left: float, bottom: float, width: float, height: float) -> tuple[float, float, float, float]:
-    return left / _WIDTH, bottom / _HEIGHT, width / _WIDTH, height / _HEIGHT
+def _axes(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
+    """Add axes at this place, in pixels of a figure of a page."""
+    whole, high = (inches * 72 for inches in figure.get_size_inches())
+    return figure.add_axes((left / whole, bottom / high, width / whole, height / high))
+
+
+def _cut(name: str, most: int) -> str:
+    name = printable(name)
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def _titled(title: str) -> str:
+    """Return an artist's id from which ``_element`` makes the title of its element, shown on hover."""
+    return f"{_TITLE}{printable(title)}"
 
 
 def _set_ticks(axes: Axes, span: tuple[float, float], *, log: bool, most: int = 5) -> None:

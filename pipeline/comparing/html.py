@@ -19,7 +19,7 @@ from pipeline.comparing.charts import COLOURS
 from pipeline.comparing.curves import Band
 from pipeline.comparing.evaluated import Evaluated
 from pipeline.comparing.pages import hosts, time_text, verdict_text
-from pipeline.comparing.report import MOST_AGAINST, Report
+from pipeline.comparing.report import MOST_AGAINST, Report, parallel
 from pipeline.comparing.timeline import Timeline
 from pipeline.core.tables import duration
 from pipeline.runs.contents import short_names, short_value
@@ -46,9 +46,8 @@ def html(report: Report, evaluated: Evaluated | None = None) -> str:
         }
         for name, bands in report.bands.items()
     ]
-    across = (
-        drawing.parallel(report.axes, report.lines, less_is_better=report.direction == MINIMIZE) if report.axes else ""
-    )
+    axes, lines = ((), ()) if report.grid else parallel(report.groups, report.by)
+    across = drawing.parallel(axes, lines, less_is_better=report.direction == MINIMIZE) if axes else ""
     against = report.comparison.against[:MOST_AGAINST]
     return _template().render(
         report=report,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -13,15 +14,7 @@ from pipeline.comparing import tables, timeline
 from pipeline.comparing.charts import COLOURS, Cell, Interval, Line, Node, level
 from pipeline.comparing.curves import Band
 from pipeline.comparing.differing import Against, Comparison, Row, compare
-from pipeline.comparing.groups import (
-    Group,
-    differing_fields,
-    flat_config,
-    grouped,
-    letters,
-    metrics_of,
-    shown,
-)
+from pipeline.comparing.groups import Group, differing_fields, flat_config, grouped, letters, metrics_of, shown
 from pipeline.comparing.reading import SPEEDS, ComparedRun
 from pipeline.comparing.timeline import Attempt, Timeline
 from pipeline.core import program
@@ -73,24 +66,17 @@ class Report:
     """A report.
 
     Attributes:
-        title: what was run, in a few words.
         subject: ``Sweep NAME``, ``Run KEY`` or ``3 runs``.
         why: the purpose of the runs: the sweep's arguments, or the differences from the nearest finished run.
         command: the command line that creates the same report.
         unix_time: when the report was created.
         comparison: the configurations, the best first; ``by`` is the deciding metric, and ``direction`` is ``maximize``
             or ``minimize``. If None, the configuration named first is first.
-        colours: label → number of the configurations that have a colour.
-        bands: metric → one curve per configuration.
-        nodes: the dependency graph of data, runs and report.
-        axes, lines: parallel coordinates; no axes if there is nothing to show.
-        slots: the trials of a sweep by slot; None if it isn't a sweep, or of an older version.
-        attempts: run key → its attempts, of a single run or of those that paused or were started again.
-        grid: the means by two fields; None unless two fields differ and most of their combinations were run.
+        rows: run key → its rows of metrics.jsonl.
         absent: trials that were started and have no run folder.
+        trials: the journal of a sweep.
     """
 
-    title: str
     subject: str
     why: tuple[str, ...]
     command: str
@@ -98,15 +84,9 @@ class Report:
     by: str
     direction: str | None
     comparison: Comparison
-    colours: Mapping[str, int]
-    bands: Mapping[str, tuple[Band, ...]]
-    nodes: tuple[Node, ...]
-    axes: tuple[str, ...]
-    lines: tuple[Line, ...]
-    grid: Grid | None = None
-    slots: Timeline | None = None
-    attempts: Mapping[str, Sequence[Attempt]] = field(default_factory=dict)
-    absent: tuple[Absent, ...] = ()
+    rows: Mapping[str, Sequence[MetricsRow]]
+    absent: tuple[Absent, ...]
+    trials: Sequence[TrialEntry]
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -115,6 +95,33 @@ class Report:
     @property
     def runs(self) -> list[ComparedRun]:
         return [run for group in self.groups for run in group.runs]
+
+    @cached_property
+    def title(self) -> str:
+        """What was run: ``digits small_cnn sgd: lr × global_batch_size``, or a single run's settings."""
+        groups, run = self.groups, self.groups[0].first
+        common = [word for word in run.what.split() if all(word in group.first.what.split() for group in groups)]
+        head = " ".join(common) or counted(len(groups), "configuration")
+        names = [*short_names(differing_fields([group.first for group in groups])).values()]
+        if names:
+            return f"{head}: {' × '.join(names) if len(names) <= _MOST_NAMED else first_of(names, _MOST_NAMED)}"
+        if len(self.runs) == 1:
+            words = [word for word in run.overrides if word.lstrip("+").partition("=")[0] not in _IN_WHAT]
+            return " ".join((head, *set_apart(words, run.config)))
+        return f"{head}, {counted(len({repr(one.seed) for one in self.runs}), 'seed')}"
+
+    @cached_property
+    def colours(self) -> dict[str, int]:
+        """Label → number of the configurations that have a colour."""
+        return {group.label: number for number, group in enumerate(self.groups[:COLOURS])}
+
+    @cached_property
+    def bands(self) -> dict[str, tuple[Band, ...]]:
+        """Metric → one curve per configuration, the most important first."""
+        names = curving.names(self.rows.values())
+        first = [name for name in dict.fromkeys((self.by, *_FIRST)) if name in names]
+        wanted = [*first, *(name for name in names if name not in first)][:_MOST_CHARTS]
+        return {name: tuple(curving.band(group, self.rows, name, "step") for group in self.groups) for name in wanted}
 
     @property
     def columns(self) -> list[str]:
@@ -133,16 +140,6 @@ class Report:
         return tables.conclusion(self.comparison, self.by, self.direction)
 
     @property
-    def intervals(self) -> dict[str, list[Interval | None]]:
-        """Metric → the difference of each configuration from the best, for the first few metrics."""
-        by_metric: dict[str, list[Interval | None]] = {}
-        for name in self.columns[:_MOST_PANELS]:
-            row = [_interval(item, name) for item in self.comparison.against[:MOST_AGAINST]]
-            if any(row):
-                by_metric[name] = row
-        return by_metric
-
-    @property
     def failures(self) -> list[ComparedRun]:
         return [run for run in self.runs if run.failure]
 
@@ -153,6 +150,41 @@ class Report:
         if count == 1:
             return self.runs[0].state
         return f"{done} of {counted(count, 'run')} finished, {counted(len(self.groups), 'configuration')}"
+
+    @property
+    def intervals(self) -> dict[str, list[Interval | None]]:
+        """Metric → the difference of each configuration from the best, for the first few metrics."""
+        by_metric: dict[str, list[Interval | None]] = {}
+        for name in self.columns[:_MOST_PANELS]:
+            row = [_interval(item, name) for item in self.comparison.against[:MOST_AGAINST]]
+            if any(row):
+                by_metric[name] = row
+        return by_metric
+
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """The dependency graph of data, runs and report."""
+        return _graph(self.groups)
+
+    @cached_property
+    def grid(self) -> Grid | None:
+        """The means by two fields; None unless two fields differ and most of their combinations were run."""
+        return _grid(self.groups, self.by, self.direction)
+
+    @cached_property
+    def slots(self) -> Timeline | None:
+        """The trials of a sweep by slot; None if it isn't a sweep, or of an older version."""
+        return timeline.of_sweep(self.trials, self.groups, self.rows, self.colours)
+
+    @cached_property
+    def attempts(self) -> dict[str, list[Attempt]]:
+        """Run key → its attempts, of a single run or of those that paused or were started again."""
+        of_runs = {run.key: timeline.attempts(run, self.rows.get(run.key, ())) for run in self.runs}
+        return {
+            key: known
+            for key, known in of_runs.items()
+            if known and (len(of_runs) == 1 or len(known) > 1 or known[0].pauses)
+        }
 
 
 def report(
@@ -168,51 +200,12 @@ def report(
     absent: Sequence[Absent] = (),
     trials: Sequence[TrialEntry] = (),
 ) -> Report:
-    """Assemble a report. ``rows`` are those of metrics.jsonl by run key; ``runs`` has at least one.
-
-    ``goals``: metric → direction, for the objectives of a search. ``trials``: the journal of a sweep.
-    """
+    """Assemble a report of at least one run. ``goals``: metric → direction, for the objectives of a search."""
     groups, by, direction = best_first(grouped(runs), by, goals)
-    wanted = _charted(curving.names(rows.values()), by)
-    bands = {name: tuple(curving.band(group, rows, name, "step") for group in groups) for name in wanted}
-    comparison = compare(groups)
-    grid = _grid(groups, by, direction)
-    axes, lines = ((), ()) if grid else _parallel(groups, by)
-    colours = {group.label: number for number, group in enumerate(groups[:COLOURS])}
     return Report(
-        title=title_of(groups),
-        subject=subject,
-        why=tuple(why),
-        command=command,
-        unix_time=unix_time,
-        by=by,
-        direction=direction,
-        comparison=comparison,
-        colours=colours,
-        bands=bands,
-        nodes=tuple(_graph(groups)),
-        axes=axes,
-        lines=lines,
-        grid=grid,
-        slots=timeline.of_sweep(trials, groups, rows, colours),
-        attempts=_attempts(groups, rows),
-        absent=tuple(absent),
-    )
-
-
-def title_of(groups: Sequence[Group]) -> str:
-    """Return what was run: ``digits small_cnn sgd: lr × global_batch_size``, or a single run's settings."""
-    run = groups[0].first
-    common = [word for word in run.what.split() if all(word in group.first.what.split() for group in groups)]
-    head = " ".join(common) or counted(len(groups), "configuration")
-    names = [*short_names(differing_fields([group.first for group in groups])).values()]
-    if names:
-        return f"{head}: {' × '.join(names) if len(names) <= _MOST_NAMED else first_of(names, _MOST_NAMED)}"
-    if len(groups) == 1 and len(groups[0].runs) == 1:
-        words = [word for word in run.overrides if word.lstrip("+").partition("=")[0] not in _IN_WHAT]
-        return " ".join((head, *set_apart(words, run.config)))
-    seeds = {repr(one.seed) for group in groups for one in group.runs}
-    return f"{head}, {counted(len(seeds), 'seed')}"
+        subject=subject, why=tuple(why), command=command, unix_time=unix_time, by=by, direction=direction,
+        comparison=compare(groups), rows=rows, absent=tuple(absent), trials=trials,
+    )  # fmt: skip
 
 
 def best_first(
@@ -225,12 +218,19 @@ def best_first(
         goals: metric → direction, for the objectives of a search.
 
     Returns:
-        The configurations, the best first and labelled in that order; the metric; ``maximize`` or ``minimize``, or None
-        if the metric's name doesn't imply a direction.
+        The configurations, the best first and labelled in that order, those without the figure last; the metric;
+        ``maximize`` or ``minimize``, or None if the metric's name doesn't imply a direction.
     """
     by = by if any(by in group.figures for group in groups) else _first_by(metrics_of(groups), goals) or by
     direction = direction_of(by, goals)
-    return _ranked(groups, by, direction), by, direction
+    sign = 0.0 if direction is None else 1.0 if direction == MINIMIZE else -1.0
+
+    def place(group: Group) -> float:
+        figure = group.figures.get(by)
+        return sign * figure.over.mean if figure is not None and figure.over is not None else math.inf
+
+    ranked = [replace(group, label=letters(number)) for number, group in enumerate(sorted(groups, key=place))]
+    return ranked, by, direction
 
 
 def _first_by(names: Sequence[str], goals: Mapping[str, str]) -> str:
@@ -247,32 +247,6 @@ def of_nearest(nearest: tuple[str, Sequence[Difference]] | None) -> list[str]:
     lines = [hide(str(item)) for item in differing[:_MOST_FIELDS]]
     lines += [f"and {counted(more, 'more field')}"] if (more := len(differing) - _MOST_FIELDS) > 0 else []
     return [f"the nearest other finished run is {key}; it differs in:" if lines else f"as {key}", *lines]
-
-
-def _ranked(groups: Sequence[Group], by: str, direction: str | None) -> list[Group]:
-    """Sort the best first, groups without the figure last, and label them in that order."""
-    sign = 0.0 if direction is None else 1.0 if direction == MINIMIZE else -1.0
-
-    def place(group: Group) -> float:
-        figure = group.figures.get(by)
-        return sign * figure.over.mean if figure is not None and figure.over is not None else math.inf
-
-    return [replace(group, label=letters(number)) for number, group in enumerate(sorted(groups, key=place))]
-
-
-def _charted(names: Sequence[str], by: str) -> list[str]:
-    """Return the metrics whose curves are shown, the most important first."""
-    first = [name for name in dict.fromkeys((by, *_FIRST)) if name in names]
-    return [*first, *(name for name in names if name not in first)][:_MOST_CHARTS]
-
-
-def _attempts(groups: Sequence[Group], rows: Mapping[str, Sequence[MetricsRow]]) -> dict[str, list[Attempt]]:
-    """Return the attempts of a single run, or of the runs that paused or were started again."""
-    runs = [run for group in groups for run in group.runs]
-    of_runs = {run.key: timeline.attempts(run, rows.get(run.key, ())) for run in runs}
-    return {
-        key: known for key, known in of_runs.items() if known and (len(runs) == 1 or len(known) > 1 or known[0].pauses)
-    }
 
 
 def _interval(against: Against, metric: str) -> Interval | None:
@@ -319,7 +293,7 @@ def _in_order(value: float | str | None) -> tuple[bool, float, str]:
 
 
 # -------------------------------------------------------------------------------- parallel coordinates
-def _parallel(groups: Sequence[Group], by: str) -> tuple[tuple[str, ...], tuple[Line, ...]]:
+def parallel(groups: Sequence[Group], by: str) -> tuple[tuple[str, ...], tuple[Line, ...]]:
     """Return axes for the differing fields and a line per run; empty if fewer than two fields differ."""
     fields = differing_fields([group.first for group in groups])[: _MOST_AXES - 1]
     if len(fields) < 2:

@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -29,12 +28,11 @@ from pipeline.core.processes.priority import give_way
 from pipeline.tracking import answers
 from pipeline.tracking.address import URI_VARIABLE, absolute_uri
 from pipeline.tracking.answers import StoreError
-from pipeline.tracking.destinations import SETTINGS_VARIABLE
-from pipeline.tracking.launching import NO_SUCH_RUN
+from pipeline.tracking.destinations import NO_SUCH_RUN, SETTINGS_VARIABLE
 from pipeline.tracking.mlflow.artifacts import RECIPE
 from pipeline.tracking.mlflow.publishing import Published, publish
 from pipeline.tracking.recorder import record
-from pipeline.tracking.state import PENDING, Recorded
+from pipeline.tracking.state import PENDING, TrackingState
 
 if TYPE_CHECKING:
     from pipeline.tracking.mlflow.store import Store
@@ -57,34 +55,51 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pipeline.tracking")
+    parser.set_defaults(tracker=None)
+    verbs = parser.add_subparsers(dest="do", required=True)
+    for verb in ("record", "prepare", "serve", "fetch", "publish"):
+        verbs.add_parser(verb).add_argument("--uri", help=f"default: {URI_VARIABLE} of the environment")
+    for verb in ("record", "serve"):
+        verbs.choices[verb].add_argument("--experiment", required=True)
+        verbs.choices[verb].add_argument("--tracker", help="default: MLflow")
+        verbs.choices[verb].add_argument("--parent", type=int, help="process that wants the record")
+    verbs.choices["fetch"].add_argument("run_id")
+    verbs.choices["fetch"].add_argument("place", type=Path)
+    verbs.choices["publish"].add_argument("run_dir", type=Path)
+    recording = verbs.choices["record"]
+    recording.add_argument("run_dir", type=Path)
+    recording.add_argument("--follow", action="store_true")
+    recording.add_argument("--check", action="store_true")
+    return parser
+
+
 def _done(arguments: argparse.Namespace) -> int:
-    if getattr(arguments, "tracker", None) is not None:
-        return _track(arguments)
-    uri = absolute_uri(arguments.uri or os.environ.get(URI_VARIABLE), Path.cwd())
+    tracker: str | None = arguments.tracker
+    uri = tracker or absolute_uri(arguments.uri or os.environ.get(URI_VARIABLE), Path.cwd())
     if arguments.do == "publish":  # in the foreground: the user waits for it, and may end it
         return _publish(uri, arguments.run_dir)
-    _leave_out_data_frames()
+    if tracker is None:  # another one may need what MLflow doesn't
+        _leave_out_data_frames()
     if arguments.do == "prepare":  # also in the foreground, while no ranks run
-        return _prepare(uri)
+        _store(uri)
+        return 0
     if arguments.do == "fetch":
-        return _fetch(uri, arguments.run_id, arguments.place)
-    _run_in_background(arguments)
-    to = partial(record, uri=uri, experiment=arguments.experiment)
-    return _serve(arguments, to) if arguments.do == "serve" else _record_one(arguments, to)
+        return _fetch(_store(uri), arguments.run_id, arguments.place)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the journal's last state KILLED must still be recorded
+    settings = "{}"
+    if tracker is not None:
+        masking.begin()  # a tracker's output goes into a file of the run folder
+        settings = os.environ.get(SETTINGS_VARIABLE, settings)
+    to = partial(record, uri=uri, experiment=arguments.experiment, tracker=tracker, settings=settings)
+    if arguments.do == "serve":
+        give_way()  # trials end while others train, so the priority is low all the time
+        return _serve(arguments, to)
+    return _record_one(arguments, to)
 
 
-def _track(arguments: argparse.Namespace) -> int:
-    """Record in another tracker than MLflow, which may need packages that MLflow doesn't."""
-    _run_in_background(arguments)
-    masking.begin()  # a tracker's output goes into a file of the run folder
-    settings = os.environ.get(SETTINGS_VARIABLE, "{}")
-    to = partial(
-        record, uri=arguments.tracker, experiment=arguments.experiment, tracker=arguments.tracker, settings=settings
-    )
-    return _serve(arguments, to) if arguments.do == "serve" else _record_one(arguments, to)
-
-
-def _record_one(arguments: argparse.Namespace, to: Callable[..., Recorded]) -> int:
+def _record_one(arguments: argparse.Namespace, to: Callable[..., TrackingState]) -> int:
     parent = _parent(arguments) if arguments.follow else None
     recorded = to(arguments.run_dir, follow=arguments.follow, check=arguments.check, parent_pid=parent)
     if recorded.state == PENDING:
@@ -93,6 +108,11 @@ def _record_one(arguments: argparse.Namespace, to: Callable[..., Recorded]) -> i
         return 1
     print(f"{recorded.state} {recorded.run_id or arguments.tracker}")
     return 0
+
+
+def _leave_out_data_frames() -> None:
+    """Hide packages that mlflow does without (mlflow-skinny): the import takes half the time and 80 MB less."""
+    sys.modules.update(dict.fromkeys(_NOT_NEEDED))  # type: ignore[arg-type]  # None raises ImportError
 
 
 def _parent(arguments: argparse.Namespace) -> int:
@@ -112,74 +132,34 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m pipeline.tracking")
-    verbs = parser.add_subparsers(dest="do", required=True)
-    for verb in ("record", "prepare", "serve", "fetch", "publish"):
-        verbs.add_parser(verb).add_argument("--uri", help=f"default: {URI_VARIABLE} of the environment")
-    for verb in ("record", "serve"):
-        verbs.choices[verb].add_argument("--experiment", required=True)
-        verbs.choices[verb].add_argument("--tracker", help="default: MLflow")
-        verbs.choices[verb].add_argument("--parent", type=int, help="process that wants the record")
-    verbs.choices["fetch"].add_argument("run_id")
-    verbs.choices["fetch"].add_argument("place", type=Path)
-    verbs.choices["publish"].add_argument("run_dir", type=Path)
-    recording = verbs.choices["record"]
-    recording.add_argument("run_dir", type=Path)
-    recording.add_argument("--follow", action="store_true")
-    recording.add_argument("--check", action="store_true")
-    return parser
-
-
-def _run_in_background(arguments: argparse.Namespace) -> None:
-    """Ignore Ctrl-C: the journal's last state KILLED must still be recorded."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if arguments.do == "serve":  # trials end while others train, so the priority is low all the time
-        give_way()
-
-
-def _leave_out_data_frames() -> None:
-    """Hide the data-frame packages: mlflow works without them (mlflow-skinny has none), imports in half the time and
-    uses 80 MB less."""
-    sys.modules.update(dict.fromkeys(_NOT_NEEDED))  # type: ignore[arg-type]  # None raises ImportError
-
-
-def _serve(arguments: argparse.Namespace, to: Callable[..., Recorded]) -> int:
+def _serve(arguments: argparse.Namespace, to: Callable[..., TrackingState]) -> int:
     """Record each run in its own thread, which mostly sleeps. Imports and schema are paid for once."""
     parent = _parent(arguments)
-    answers, sys.stdout = sys.stdout, sys.stderr  # mlflow's output must not mix with answers
+    stdout, sys.stdout = sys.stdout, sys.stderr  # mlflow's output must not mix with answers
     recording: list[threading.Thread] = []
     for line in sys.stdin:
         request = json.loads(line)
-        thread = threads.start(
-            _record,
-            request,
-            to,
-            parent,
-            answers,
-            name=f"record {request['run_dir']}",
-            on_error=partial(_answer, request, answers),
-            daemon=False,
-        )
+        name, failed = f"record {request['run_dir']}", partial(_answer, request, stdout)
+        thread = threads.start(_record, request, to, parent, stdout, name=name, on_error=failed, daemon=False)
         recording = [known for known in [*recording, thread] if known.is_alive()]
     for thread in recording:  # they end by themselves when the parent is gone
         thread.join()
     return 0
 
 
-def _record(request: dict[str, Any], to: Callable[..., Recorded], parent: int, answers: TextIO) -> None:
+def _record(request: dict[str, Any], to: Callable[..., TrackingState], parent: int, stdout: TextIO) -> None:
     try:
         to(Path(request["run_dir"]), follow=True, parent_pid=parent)
     except PacelineError as failure:  # other records continue
-        _answer(request, answers, str(failure))
+        _answer(request, stdout, str(failure))
     else:
-        _answer(request, answers, None)
+        _answer(request, stdout, None)
 
 
-def _answer(request: dict[str, Any], answers: TextIO, error: str | None) -> None:
+def _answer(request: dict[str, Any], stdout: TextIO, error: str | None) -> None:
     with contextlib.suppress(OSError):  # the parent is gone
-        answers.write(json.dumps({"id": request["id"], "error": error}) + "\n")
-        answers.flush()
+        stdout.write(json.dumps({"id": request["id"], "error": error}) + "\n")
+        stdout.flush()
 
 
 def _store(uri: str) -> Store:
@@ -188,13 +168,7 @@ def _store(uri: str) -> Store:
     return Store(uri)
 
 
-def _prepare(uri: str) -> int:
-    _store(uri)
-    return 0
-
-
-def _fetch(uri: str, run_id: str, place: Path) -> int:
-    store = _store(uri)
+def _fetch(store: Store, run_id: str, place: Path) -> int:
     resource.setrlimit(resource.RLIMIT_FSIZE, (_LARGEST_BYTES, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     return 0 if store.fetch(run_id, RECIPE, place) else NO_SUCH_RUN
 
@@ -207,7 +181,7 @@ def _publish(uri: str, run_dir: Path) -> int:
     model = Published(**{**model_fields, "classes": tuple(model_fields["classes"])})
     done = publish(run_dir, model, uri=uri, **request)
     with contextlib.suppress(BrokenPipeError):  # the caller was killed, but the model is published
-        print(json.dumps(asdict(done)), flush=True)
+        print(json.dumps(done), flush=True)
     return 0
 
 

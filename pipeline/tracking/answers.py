@@ -26,8 +26,13 @@ from typing import Any, NoReturn, TypeVar
 from pipeline.core.processes import threads
 
 ANSWER_TIMEOUT_S = 4
-_SCHEMA = re.compile(r"out-of-date database schema \(found version (\w+), but expected (\w+)\)")
-_LOGIN = re.compile(r"'C': '28\w+', 'M': ['\"]([^'\"]+(?:\"[^\"]*\")?)")  # class 28 of PostgreSQL's error codes
+GROWTH_BYTES = 256 << 20  # of this process in one call; the largest answer, a long metric's history, takes some MB
+_SLOW_BYTES_PER_S = 100_000  # assumed minimum upload speed
+_FETCHED_BYTES = 10 << 20  # assumed size of a run's recipe files
+_REQUESTS = 3  # per call, each allowed the full time limit
+_LOOK_S = 0.1
+_THREAD, _IDLE = "answer", "no answer awaited"
+_Result = TypeVar("_Result")
 _TOO_MANY = re.compile(r"too many (\d{3}) error responses")
 _WRAPPED = ("(Caused by ", "('Connection aborted.'")  # requests around urllib3 around http.client
 _INNERMOST = re.compile(r"\((?:-?\d+, )?'([^']+?)(?: \(_ssl\.c:\d+\))?'\)+$")
@@ -58,61 +63,56 @@ def plain_reason(text: str) -> str:
     return inner[1] if inner else text
 
 
+_KNOWN = (
+    (
+        "Invalid Host header",
+        "the server doesn't answer to the name that tracking.uri has for it (Invalid Host header): start it with "
+        "that name, as doit server tracking.server_allowed_hosts=[NAME], or mlflow server --allowed-hosts NAME,NAME:*",
+    ),
+    (
+        r"(?s)^(?=.*/mlflow-artifacts/).*(?:too many 50\d error responses|\b50\d Server Error)",
+        "the server could not keep a file: its folder of artifacts may be full or read-only, its log says which",
+    ),
+    (
+        r"error code 401\b|\b401 Client Error",
+        "the server refuses the login: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (in ASCII: MLflow "
+        "sends other characters wrongly with files), or MLFLOW_TRACKING_TOKEN, to what it knows",
+    ),
+    (
+        "mlflow-artifacts URI was supplied",
+        "the files of this experiment are kept by a tracking server (doit server): set tracking.uri to its address, or "
+        "tracking.experiment to another one",
+    ),
+    (
+        r"'C': '28\w+', 'M': ['\"]([^'\"]+(?:\"[^\"]*\")?)",  # class 28 of PostgreSQL's error codes
+        "its database refuses the login ({0}): is PGPASSWORD set, or does ~/.pgpass (mode 600) have a line?",
+    ),
+    (
+        r"out-of-date database schema \(found version (\w+), but expected (\w+)\)",
+        "its database is of another MLflow (schema {0}, this one has {1}): make a copy of it, then mlflow db upgrade "
+        "ADDRESS, with the address as tracking.uri has it",
+    ),
+    (
+        "file is not a database|database disk image is malformed",
+        "its database is damaged: move the file away (a new one is made) or bring a copy of it back",
+    ),
+    (
+        "unable to open database file",
+        "its database can't be opened: a file is meant, and one that this account may write to",
+    ),
+    ("Can't locate revision", "its database is of a newer MLflow than this one: install that one"),
+    ("No module named '?boto3", "boto3 is missing: pip install 'paceline[s3]'"),
+    ("No module named '?(?:pg8000|psycopg2?|pymysql)", "pg8000 is missing: pip install 'paceline[server]'"),
+)
+"""Patterns of failures, each with what mends it."""
+
+
 def explained(text: str) -> str | None:
     """Return the fix for a known failure; None if the message suffices or the failure may be temporary."""
-    if "Invalid Host header" in text:
-        return (
-            "the server doesn't answer to the name that tracking.uri has for it (Invalid Host header): start it with "
-            "that name, as doit server tracking.server_allowed_hosts=[NAME], or mlflow server --allowed-hosts "
-            "NAME,NAME:*"
-        )
-    if "/mlflow-artifacts/" in text and re.search(r"too many 50\d error responses|\b50\d Server Error", text):
-        return "the server could not keep a file: its folder of artifacts may be full or read-only, its log says which"
-    if re.search(r"error code 401\b|\b401 Client Error", text):
-        return (
-            "the server refuses the login: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (in ASCII: MLflow "
-            "sends other characters wrongly with files), or MLFLOW_TRACKING_TOKEN, to what it knows"
-        )
-    if "mlflow-artifacts URI was supplied" in text:
-        return (
-            "the files of this experiment are kept by a tracking server (doit server): set tracking.uri to its "
-            "address, or tracking.experiment to another one"
-        )
-    return _of_database(text)
-
-
-def _of_database(text: str) -> str | None:
-    login = _LOGIN.search(text)
-    if login:
-        return (
-            f"its database refuses the login ({login[1]}): is PGPASSWORD set, or does ~/.pgpass (mode 600) have a line?"
-        )
-    schema = _SCHEMA.search(text)
-    if schema:
-        return (
-            f"its database is of another MLflow (schema {schema[1]}, this one has {schema[2]}): make a copy of it, "
-            "then mlflow db upgrade ADDRESS, with the address as tracking.uri has it"
-        )
-    if "file is not a database" in text or "database disk image is malformed" in text:
-        return "its database is damaged: move the file away (a new one is made) or bring a copy of it back"
-    if "unable to open database file" in text:
-        return "its database can't be opened: a file is meant, and one that this account may write to"
-    if "Can't locate revision" in text:
-        return "its database is of a newer MLflow than this one: install that one"
-    if re.search(r"No module named '?(?:pg8000|psycopg2?|boto3|pymysql)", text):
-        if "boto3" in text:
-            return "boto3 is missing: pip install 'paceline[s3]'"
-        return "pg8000 is missing: pip install 'paceline[server]'"
+    for pattern, fix in _KNOWN:
+        if match := re.search(pattern, text):
+            return fix.format(*match.groups())
     return None
-
-
-GROWTH_BYTES = 256 << 20  # of this process in one call; the largest answer, a long metric's history, takes some MB
-_SLOW_BYTES_PER_S = 100_000  # assumed minimum upload speed
-_FETCHED_BYTES = 10 << 20  # assumed size of a run's recipe files
-_REQUESTS = 3  # per call, each allowed the full time limit
-_LOOK_S = 0.1
-_THREAD, _IDLE = "answer", "no answer awaited"
-_Result = TypeVar("_Result")
 
 
 class EndlessError(Exception):
@@ -137,14 +137,9 @@ class Bounded:
 def _call(method: Callable[..., _Result], size_bytes: int, *words: Any, **named: Any) -> _Result:
     one_s = answer_timeout_s()
     limit_s = _REQUESTS * one_s + sum(map(_sent_bytes, words), size_bytes) / _SLOW_BYTES_PER_S
-    return within(partial(method, *words, **named), limit_s, ends_within_s=one_s + 1.0)
-
-
-def within(function: Callable[[], _Result], limit_s: float, *, ends_within_s: float) -> _Result:
-    """Call a function in its own thread with limits, see ``Caller.call``."""
     caller = Caller()
     try:
-        return caller.call(function, limit_s, ends_within_s=ends_within_s)
+        return caller.call(partial(method, *words, **named), limit_s, ends_within_s=one_s + 1.0)
     finally:
         caller.close()
 
@@ -206,9 +201,8 @@ class Caller:
     def _give_up(self, ends_within_s: float) -> None:
         self._calls.put(None)
         until = time.monotonic() + ends_within_s
-        while (
-            self._thread.is_alive() and time.monotonic() < until
-        ):  # one that comes while something is destroyed is lost
+        # Repeatedly, as an exception that comes while something is destroyed is lost.
+        while self._thread.is_alive() and time.monotonic() < until:
             thread = ctypes.c_ulong(self._thread.ident or 0)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(EndlessError))
             self._thread.join(_LOOK_S)

@@ -8,7 +8,6 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from pipeline.tracking.description import Progress, progress
 from pipeline.tracking.destinations import Destination, marked
 from pipeline.tracking.feed import Feed
 from pipeline.tracking.mlflow.writer import Writer
-from pipeline.tracking.state import Recorded, TrackingState
+from pipeline.tracking.state import TrackingState
 from pipeline.tracking.trackers import create
 from trainers.contract import run_folder
 
@@ -49,7 +48,7 @@ def record(
     parent_pid: int | None = None,
     tracker: str | None = None,
     settings: str = "{}",
-) -> Recorded:
+) -> TrackingState:
     """Update MLflow, or another ``tracker``, from the run folder; existing data is not written again.
 
     With ``follow`` this continues until the journal says that the attempt has ended, or until process ``parent_pid`` is
@@ -62,47 +61,28 @@ def record(
         PacelineError: the folder is no run, or another process is recording it.
     """
     to = Destination(uri=uri, experiment=experiment, tracker=tracker, settings=settings)
-    if not check and to.is_recorded(run_dir):
-        return _outcome(run_dir, to)
+    if not check and to.is_recorded(run_dir) and (recorded := to.last_recorded(run_dir)) is not None:
+        return recorded
     if not (run_dir / run_folder.CONFIG).is_file():
         raise PacelineError(f"{run_dir} is not a run folder: config.json is missing", hint="doit runs")
-    with _alone(run_dir, to, _FOLLOWER_WAIT_S if follow else _WAIT_S):
-        if not check and to.is_recorded(run_dir):
-            return _outcome(run_dir, to)
-        with _held(run_dir) as folder:
-            return _Recording(run_dir, folder, to, follow, give_up_s, parent_pid).run()
-
-
-def _outcome(run_dir: Path, to: Destination) -> Recorded:
-    recorded = to.last_recorded(run_dir)
-    if recorded is None:
-        raise PacelineError(f"{run_dir / state.file_of(to.tracker)} vanished", hint=f"doit record {run_dir.name}")
-    return recorded
-
-
-@contextlib.contextmanager
-def _alone(run_dir: Path, to: Destination, wait_s: float) -> Iterator[None]:
     lock = FileLock(run_dir / (".tracking.lock" if to.tracker is None else f".tracking.{to.tracker}.lock"))
     try:
-        lock.wait(timeout_s=wait_s)
+        lock.wait(timeout_s=_FOLLOWER_WAIT_S if follow else _WAIT_S)
     except TimeoutError:
         raise PacelineError(
             f"another process is recording {run_dir.name}", hint=f"doit record {run_dir.name}, when it is done"
         ) from None
     try:
-        yield
+        if not check and to.is_recorded(run_dir) and (recorded := to.last_recorded(run_dir)) is not None:
+            return recorded  # by the process that had the lock
+        # While it is open, the folder keeps its inode reserved, which therefore identifies it.
+        folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return _Recording(run_dir, folder, to, follow, give_up_s, parent_pid).run()
+        finally:
+            os.close(folder)
     finally:
         lock.release()
-
-
-@contextlib.contextmanager
-def _held(run_dir: Path) -> Iterator[int]:
-    """Yield a descriptor of the folder, which keeps its inode reserved and so identifies it while open."""
-    folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
 
 
 class _SlowError(Exception):
@@ -151,33 +131,32 @@ class _Recording:
         make = partial(create, to.tracker, to.experiment, to.settings, self.run_dir)
         return Feed(self.run_dir, self.folder, make, self.state, self._succeeded, self._is_wanted)
 
-    # ------------------------------------------------------------------------------- the loop
-    def run(self) -> Recorded:
+    def run(self) -> TrackingState:
+        """Make passes until the record is complete, or nobody wants it any more."""
         backoff_s = _POLL_S
         while True:
             size = self._journal_bytes()  # taken first, so that a line added from here on ends the sleep below
             now = progress(self.run_dir)
             self.ended_at = (self.ended_at or time.monotonic()) if now.ended else None
             failure = self._try(now)
-            if self._removed():
-                return self.state.outcome()
-            if failure is None and (now.ended or not self.follow):
-                return self.state.outcome()
+            if self._removed() or (failure is None and (now.ended or not self.follow)):
+                return self.state
             if failure is not None and self._out_of_patience(now):
                 return self._pending(failure)
-            backoff_s = self._pace_s() if failure is None else min(backoff_s * 2, _MAX_BACKOFF_S)
+            age_s = time.monotonic() - self.began
+            backoff_s = max(_POLL_S, age_s / _SPARSER) if failure is None else backoff_s * 2
+            backoff_s = min(backoff_s, _MAX_BACKOFF_S)
             if self._abandoned():
-                return self.state.outcome()
+                return self.state
             self._sleep(min(backoff_s, self.give_up_s / 5) if now.ended else backoff_s, size)
-
-    def _pace_s(self) -> float:
-        return min(max(_POLL_S, (time.monotonic() - self.began) / _SPARSER), _MAX_BACKOFF_S)
 
     def _try(self, now: Progress) -> str | None:
         """Make one pass; return the reason if the store failed."""
         if self.follow and not now.ended and not self._under_way():
             return None
-        self._begin_counting()
+        if not self.counting:  # from here on: the import of mlflow may take a minute on a busy host
+            self.counting, self.last_success = True, time.monotonic()
+            self.ended_at = None if self.ended_at is None else self.last_success
         self.refused = False
         try:
             self.writer.write(now)
@@ -196,12 +175,6 @@ class _Recording:
         self.failure = None
         return None
 
-    def _begin_counting(self) -> None:
-        """Start the store's time after the import of mlflow, which may take a minute on a busy host."""
-        if not self.counting:
-            self.counting, self.last_success = True, time.monotonic()
-            self.ended_at = None if self.ended_at is None else self.last_success
-
     def _under_way(self) -> bool:
         with contextlib.suppress(FileNotFoundError):
             if (self.run_dir / run_folder.METRICS).stat().st_size > 0:
@@ -212,9 +185,6 @@ class _Recording:
         if self.follow and not now.ended:
             return False
         return self.refused or time.monotonic() - self.last_success > self.give_up_s or self._tail_is_over()
-
-    def _too_slow(self) -> bool:
-        return self.follow and self._tail_is_over()
 
     def _tail_is_over(self) -> bool:
         """Return True if the time after the run's end is used up, even if some calls succeed."""
@@ -227,7 +197,7 @@ class _Recording:
     def _is_wanted(self) -> None:
         if self._removed():
             raise _RemovedError
-        if self._too_slow():
+        if self.follow and self._tail_is_over():
             raise _SlowError
 
     def _abandoned(self) -> bool:
@@ -256,13 +226,13 @@ class _Recording:
             if self._abandoned() or self._journal_bytes() != size:
                 return
 
-    def _pending(self, reason: str) -> Recorded:
+    def _pending(self, reason: str) -> TrackingState:
         self.state.state, self.state.refused = state.PENDING, self.refused
         where = f"MLflow at {self.state.uri}" if self.state.tracker is None else self.title
         self.state.message = redact(f"{where} took no (more) records: {reason}")
         with contextlib.suppress(FileNotFoundError):  # the folder was just removed
             self.state.save(self.folder)
-        return self.state.outcome()
+        return self.state
 
 
 def _full_disk(database: Path | None, reason: str) -> str | None:

@@ -40,33 +40,19 @@ _INPUTS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """The outcome for the caller.
-
-    ``state``: done, pending (the store failed) or recording (in progress). ``refused``: a retry will fail with the same
-    ``message`` until the user fixes the cause.
-    """
-
-    state: str
-    run_id: str | None
-    message: str
-    refused: bool = False
-
-    @property
-    def complete(self) -> bool:
-        """True if everything was recorded at the last check."""
-        return self.state == DONE
-
-
 @dataclass(kw_only=True)
 class TrackingState:
-    """The content of tracking.json. ``token`` marks the MLflow runs that this record created; times are not stored.
+    """The content of tracking.json; times are not stored.
 
-    ``unsure``: the answer to a creation may have been lost, so an unknown run may exist. ``marks`` holds lap and step
-    of the last point logged per metric: an attempt that repeats steps after a resume logs only new points.
-    ``nonfinite`` holds each metric's first non-finite value, in words. ``artifacts`` and ``inputs`` map names to
-    fingerprints of files.
+    Attributes:
+        token: marks the MLflow runs that this record created.
+        state: done, pending (the store failed) or recording (in progress).
+        unsure: the answer to a creation may have been lost, so an unknown run may exist.
+        marks: lap and step of the last point logged per metric, so that an attempt that repeats steps after a resume
+            logs only new points.
+        nonfinite: each metric's first non-finite value, in words.
+        artifacts, inputs: name → fingerprint of the file.
+        refused: a retry will fail with the same ``message`` until the user fixes the cause.
     """
 
     uri: str
@@ -94,8 +80,10 @@ class TrackingState:
         """
         write_json_in(folder, file_of(self.tracker), asdict(self))
 
-    def outcome(self) -> Recorded:
-        return Recorded(state=self.state, run_id=self.run_id, message=self.message, refused=self.refused)
+    @property
+    def complete(self) -> bool:
+        """True if everything was recorded at the last check."""
+        return self.state == DONE
 
 
 def file_of(tracker: str | None) -> str:
@@ -124,12 +112,6 @@ def _is_of(value: Any, kind: str) -> bool:
     """Check the outermost type: ``dict`` for ``dict[str, int]``."""
     names = {"str": str, "int": int, "bool": bool, "dict": dict, "list": list, "None": type(None)}
     return any(type(value) is names[word.strip().partition("[")[0]] for word in kind.split("|"))
-
-
-def last_recorded(run_dir: Path, tracker: str | None = None) -> Recorded | None:
-    """Return the content of tracking.json, regardless of its store."""
-    state = load(run_dir, tracker)
-    return state.outcome() if state else None
 
 
 def is_recorded(run_dir: Path, uri: str, experiment: str, tracker: str | None = None) -> bool:

@@ -48,7 +48,7 @@ def test_only_what_works_beside_a_training_gives_way(
     """Beside six busy loops doit ui was refused after two minutes: its store was made with the least priority."""
     given: list[bool] = []
     monkeypatch.setattr(tracking, "give_way", lambda: given.append(True))
-    for work in ("_record_one", "_serve", "_fetch", "_prepare"):
+    for work in ("_record_one", "_serve", "_fetch", "_store"):
         monkeypatch.setattr(tracking, work, lambda *_: 0)
     for of_a_process in ("_leave_out_data_frames", "masking.begin", "unexpected.install", "unexpected.keep_in"):
         monkeypatch.setattr(f"{tracking.__name__}.{of_a_process}", lambda *_: None)

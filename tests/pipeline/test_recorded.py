@@ -16,11 +16,11 @@ from unittest.mock import patch
 
 import pytest
 
-from pipeline import tracking
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import sha256_bytes
 from pipeline.core.processes import process
 from pipeline.reproduction import from_mlflow, recipe
+from pipeline.tracking import recorder
 from pipeline.tracking.__main__ import main
 from tests.pipeline import finished_folder
 from tests.pipeline import tracking_folder as folder
@@ -44,7 +44,7 @@ def recorded_run(place: Path, uri: str, *, patch: bytes = PATCH, ended: bool = T
     (run / "changes.patch").write_bytes(patch)
     if ended:
         folder.end(run)
-    run_id = tracking.record(run, uri, f"{EXPERIMENT}-{place.name}").run_id
+    run_id = recorder.record(run, uri, f"{EXPERIMENT}-{place.name}").run_id
     run.rename(place / "elsewhere")
     assert run_id is not None
     return run_id

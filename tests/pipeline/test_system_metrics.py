@@ -10,6 +10,7 @@ import pytest
 
 from pipeline import tracking
 from pipeline.runs.metrics_file import EVERY_S, SystemMetrics, metrics, parse
+from pipeline.tracking import recorder
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
 from tests.pipeline.tracking_store import EXPERIMENT
@@ -91,7 +92,7 @@ def test_they_are_recorded_once_also_where_the_recorder_died_before_it_noted_the
         for at in range(3):
             samples.heard(NodeBeat(host=host, usage=IDLE), folder.T0 + 10 * at)
     assert all(parse(line.encode()) is not None for line in (run / run_folder.SYSTEM_METRICS).read_text().splitlines())
-    first = tracking.record(run, uri, EXPERIMENT)
+    first = recorder.record(run, uri, EXPERIMENT)
     name, number = "system/node1/system_memory_usage_percentage", str(first.run_id)
     expected = [(step, int((folder.T0 + 10 * step) * 1000), 25.0) for step in range(4)]
     assert store.history(uri, number, name) == expected[:3]
@@ -99,5 +100,5 @@ def test_they_are_recorded_once_also_where_the_recorder_died_before_it_noted_the
     folder.write(run / "tracking.json", {**state, "system_offset_bytes": 0})
     SystemMetrics(run).heard(NodeBeat(host="node1", usage=IDLE), folder.T0 + 30)
     folder.end(run)
-    tracking.record(run, uri, EXPERIMENT)
+    recorder.record(run, uri, EXPERIMENT)
     assert store.history(uri, number, name) == expected

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import tracking
 from pipeline.core.errors import PacelineError
 from pipeline.core.locks import FileLock
 from pipeline.tracking import recorder
@@ -32,11 +31,11 @@ def test_a_full_disk_under_the_artifacts_is_said_and_the_rest_of_the_record_come
     run = finished(tmp_path)
     (run / "checkpoints" / "final.pt").write_bytes(bytes(3 << 20))
     with small_disk.mounted(tmp_path / "mlartifacts"):
-        recorded = tracking.record(run, uri, EXPERIMENT, give_up_s=0.1)
+        recorded = recorder.record(run, uri, EXPERIMENT, give_up_s=0.1)
         assert recorded.state == PENDING
         assert "No space left on device" in recorded.message
         assert len(store.history(uri, str(recorded.run_id))) == 20
-    assert tracking.record(run, uri, EXPERIMENT).run_id == recorded.run_id
+    assert recorder.record(run, uri, EXPERIMENT).run_id == recorded.run_id
     assert "checkpoints/final.pt" in store.artifacts(uri, str(recorded.run_id), "checkpoints")
     assert len(store.history(uri, str(recorded.run_id))) == 20
 
@@ -73,7 +72,7 @@ def test_why_another_process_keeps_a_run_from_being_recorded_stands_before_its_h
     assert lock.take()
     try:
         with pytest.raises(PacelineError) as refused:
-            tracking.record(run, "sqlite:///mlflow.db", EXPERIMENT)
+            recorder.record(run, "sqlite:///mlflow.db", EXPERIMENT)
     finally:
         lock.release()
     (run / "recorder.log").write_text(f"{refused.value}\n")  # as the recorder's process leaves it
@@ -86,11 +85,11 @@ def test_an_artifact_folder_that_nobody_may_write_to_is_said_at_once(tmp_path: P
     run = finished(tmp_path)
     (tmp_path / "empty").mkdir()
     with read_only.mounted(tmp_path / "empty", tmp_path / "mlartifacts"):
-        recorded = tracking.record(run, uri, EXPERIMENT, give_up_s=HANG_S)  # it doesn't wait for a mending
+        recorded = recorder.record(run, uri, EXPERIMENT, give_up_s=HANG_S)  # it doesn't wait for a mending
         assert recorded.state == PENDING
         assert "Read-only file system" in recorded.message
         assert len(store.history(uri, str(recorded.run_id))) == 20
-    assert tracking.record(run, uri, EXPERIMENT).state == DONE
+    assert recorder.record(run, uri, EXPERIMENT).state == DONE
 
 
 @pytest.mark.parametrize("place", ["mlartifacts", f"mlartifacts/{EXPERIMENT}"])
@@ -98,11 +97,11 @@ def test_a_file_where_artifacts_should_be_is_named_at_once(tmp_path: Path, uri: 
     run, file = finished(tmp_path), tmp_path / place
     file.parent.mkdir(exist_ok=True)
     file.touch()
-    recorded = tracking.record(run, uri, EXPERIMENT, give_up_s=HANG_S)
+    recorded = recorder.record(run, uri, EXPERIMENT, give_up_s=HANG_S)
     assert recorded.state == PENDING
     assert f"records: {file} is a file, where a folder of artifacts should be: move it away" in recorded.message
     file.unlink()
-    assert tracking.record(run, uri, EXPERIMENT).run_id == recorded.run_id
+    assert recorder.record(run, uri, EXPERIMENT).run_id == recorded.run_id
 
 
 @pytest.mark.parametrize(
@@ -116,7 +115,7 @@ def test_a_database_that_is_none_is_said_at_once(tmp_path: Path, damage: Callabl
     run = finished(tmp_path)
     damage(tmp_path / "mlflow.db")
     began = time.monotonic()
-    recorded = tracking.record(run, f"sqlite:///{tmp_path}/mlflow.db", EXPERIMENT, give_up_s=HANG_S)
+    recorded = recorder.record(run, f"sqlite:///{tmp_path}/mlflow.db", EXPERIMENT, give_up_s=HANG_S)
     assert recorded.state == PENDING
     assert why in recorded.message
     assert time.monotonic() - began < 50  # MLflow itself tries for 101 s

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import tracking
+from pipeline.tracking import recorder
 from pipeline.tracking.state import DONE, RECORDING, TrackingState
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
@@ -33,7 +34,7 @@ def test_the_follower_records_while_training_goes_on_and_ends_with_it(tmp_path: 
     """In a process of its own: the test of one that leaves, and every recorded run of tests/integration."""
     run = folder.started(tmp_path)
     with ThreadPoolExecutor() as threads:
-        follower = threads.submit(tracking.record, run, uri, EXPERIMENT, follow=True)
+        follower = threads.submit(recorder.record, run, uri, EXPERIMENT, follow=True)
         try:
             folder.metrics(run, range(5))
             wait_until(lambda: is_logged(run, 4))
@@ -51,7 +52,7 @@ def test_the_follower_records_while_training_goes_on_and_ends_with_it(tmp_path: 
 def test_the_follower_of_a_removed_folder_leaves_what_stands_there_now_alone(tmp_path: Path, uri: str) -> None:
     run = folder.started(tmp_path)
     folder.metrics(run, range(5))
-    follower = threading.Thread(target=tracking.record, args=(run, uri, EXPERIMENT), kwargs={"follow": True})
+    follower = threading.Thread(target=recorder.record, args=(run, uri, EXPERIMENT), kwargs={"follow": True})
     follower.start()
     try:
         wait_until(lambda: is_logged(run, 4))  # it has written all it knows, and only looks from now on
@@ -105,7 +106,7 @@ def test_the_follower_leaves_when_its_controller_is_gone(tmp_path: Path, uri: st
         wait_until(lambda: os.kill(follower, 0) is not None or _is_zombie(follower))
     assert json.loads((run / "tracking.json").read_text())["state"] == RECORDING
     folder.end(run)
-    assert tracking.record(run, uri, EXPERIMENT).state == DONE
+    assert recorder.record(run, uri, EXPERIMENT).state == DONE
     assert len(store.runs(uri)) == 1
 
 
@@ -121,7 +122,7 @@ def test_the_follower_of_a_controller_that_was_gone_before_it_began_holds_the_lo
     argv[argv.index("--parent") + 1] = str(gone.pid)
     assert subprocess.run(argv, cwd=store.ROOT, timeout=HANG_S, check=False).returncode in (0, 1)
     folder.end(run)
-    assert tracking.record(run, uri, EXPERIMENT).state == DONE
+    assert recorder.record(run, uri, EXPERIMENT).state == DONE
     assert len(store.runs(uri)) == 1
 
 

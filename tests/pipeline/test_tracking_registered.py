@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import tracking
 from pipeline.cli.commands import records
 from pipeline.core.errors import UsageError
 from pipeline.runs.folder import RunFolder
+from pipeline.tracking import recorder
 from pipeline.tracking.mlflow.publishing import Published, environment, mlmodel, publish, refuse_names
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline.tracking_store import client
@@ -51,7 +51,7 @@ def test_a_model_that_is_registered_but_was_never_named_the_runs_outcome_is_that
     from pipeline.tracking.mlflow.store import ModelStore
 
     uri = f"sqlite:///{shutil.copy(database, tmp_path / 'mlflow.db')}"
-    run_id = str(tracking.record(folder.started(tmp_path), uri, "paceline").run_id)
+    run_id = str(recorder.record(folder.started(tmp_path), uri, "paceline").run_id)
     store = ModelStore(uri)
     model_id = store.begin_model(store.experiment_of(run_id), run_id, "resnet18", MODEL.tags)
     store.register("digits", model_id, run_id, MODEL.tags, "")

@@ -26,7 +26,7 @@ import pytest
 from pipeline import tracking
 from pipeline.core.errors import PacelineError
 from pipeline.sweep import workers
-from pipeline.tracking import answers, client
+from pipeline.tracking import answers, client, recorder
 from pipeline.tracking.client import DestinationRecorder
 from pipeline.tracking.description import DataInput
 from pipeline.tracking.destinations import Destination
@@ -84,7 +84,7 @@ def test_a_server_that_answers_without_end_is_given_up(
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        recorded = tracking.record(run, f"http://127.0.0.1:{server.server_address[1]}", EXPERIMENT, give_up_s=0.5)
+        recorded = recorder.record(run, f"http://127.0.0.1:{server.server_address[1]}", EXPERIMENT, give_up_s=0.5)
         wait_until(lambda: bool(left))
         server.shutdown()
         with pytest.raises(TimeoutError, match="its answer has no end"):
@@ -133,7 +133,7 @@ def free_port() -> int:
 def test_a_server_that_is_down_leaves_the_record_pending(run: Path, address: str) -> None:
     port = free_port()
     uri = address.format(port)
-    recorded = tracking.record(run, uri, EXPERIMENT, give_up_s=0.5)
+    recorded = recorder.record(run, uri, EXPERIMENT, give_up_s=0.5)
     assert (recorded.state, recorded.run_id) == (PENDING, None)
     assert f"127.0.0.1:{port}" in recorded.message
     assert "Connection refused" in recorded.message
@@ -145,15 +145,15 @@ def test_a_server_that_never_answers_is_given_up(
     run: Path, silent_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    recorded = tracking.record(run, silent_server, EXPERIMENT, give_up_s=0.5)
+    recorded = recorder.record(run, silent_server, EXPERIMENT, give_up_s=0.5)
     assert recorded.state == PENDING
     assert "no answer within 1 s" in recorded.message
 
 
 def test_a_pending_record_can_go_to_another_store(run: Path, tmp_path: Path) -> None:
-    tracking.record(run, f"http://127.0.0.1:{free_port()}", EXPERIMENT, give_up_s=0.1)
+    recorder.record(run, f"http://127.0.0.1:{free_port()}", EXPERIMENT, give_up_s=0.1)
     uri = tracking.absolute_uri(None, tmp_path)
-    assert tracking.record(run, uri, EXPERIMENT).state == DONE
+    assert recorder.record(run, uri, EXPERIMENT).state == DONE
     assert len(store.history(uri, store.runs(uri)[0].info.run_id)) == 20
 
 
@@ -270,12 +270,12 @@ def test_the_page_is_a_server_that_goes_and_comes_back_and_has_everything_once(
     place = tmp_path / "mlartifacts"
     place.write_text("no folder")
     with page(tmp_path / "mlflow.db") as served, ThreadPoolExecutor() as threads:
-        full = tracking.record(folder.started(tmp_path, key="f" * 12), f"http://127.0.0.1:{served}", "other")
+        full = recorder.record(folder.started(tmp_path, key="f" * 12), f"http://127.0.0.1:{served}", "other")
         assert (full.state, "its folder of artifacts may be full or read-only" in full.message) == (PENDING, True)
         place.unlink()
         with forwarded(port, served):
-            assert tracking.record(run, uri, EXPERIMENT).state == "recording"
-            follower = threads.submit(tracking.record, run, uri, EXPERIMENT, follow=True)
+            assert recorder.record(run, uri, EXPERIMENT).state == "recording"
+            follower = threads.submit(recorder.record, run, uri, EXPERIMENT, follow=True)
             folder.metrics(run, range(5, 10))
             wait_until(lambda: json.loads((run / "tracking.json").read_text())["marks"].get("train/loss") == [0, 9])
         folder.metrics(run, range(10, 20))
@@ -290,17 +290,17 @@ def test_the_page_is_a_server_that_goes_and_comes_back_and_has_everything_once(
         )
         folder.end(long)
         with forwarded(port, served) as asked:
-            assert tracking.record(long, uri, EXPERIMENT).state == DONE
+            assert recorder.record(long, uri, EXPERIMENT).state == DONE
         assert 10 <= len([line for line in asked if b"mlflow-artifacts" not in line]) <= 20
         with forwarded(port, served):
-            recorded = tracking.record(run, uri, EXPERIMENT)
+            recorded = recorder.record(run, uri, EXPERIMENT)
             assert recorded.state == DONE
             (only,) = (found for found in store.runs(uri) if found.data.tags["paceline.run_key"] == folder.KEY)
             assert (only.info.run_id, only.info.status) == (recorded.run_id, "FINISHED")
             assert len(store.history(uri, only.info.run_id)) == 20
             assert "checkpoints/final.pt" in store.artifacts(uri, only.info.run_id, "checkpoints")
             (run / "tracking.json").unlink()
-            assert tracking.record(run, uri, EXPERIMENT).run_id == recorded.run_id
+            assert recorder.record(run, uri, EXPERIMENT).run_id == recorded.run_id
             assert len(store.runs(uri)) == 2
             assert len(store.history(uri, only.info.run_id)) == 20
             lines = ui.addresses(uri, EXPERIMENT, ui.Wanted(keys=(folder.KEY[:6],)))

@@ -21,6 +21,7 @@ import pytest
 
 from pipeline import tracking
 from pipeline.core.errors import PacelineError, UsageError
+from pipeline.tracking import recorder
 from pipeline.tracking.answers import explained
 from pipeline.tracking.mlflow import server
 from pipeline.tracking.state import DONE, PENDING
@@ -129,7 +130,7 @@ def test_a_server_with_logins_on_postgresql_keeps_a_run_and_no_password_is_seen(
     login = {"MLFLOW_AUTH_ADMIN_USERNAME": "lead", "MLFLOW_AUTH_ADMIN_PASSWORD": ADMIN_PASSWORD}
     with postgres_fixture.running() as database, contextlib.ExitStack() as stack:
         monkeypatch.setenv("PGPASSWORD", "not-this-one")
-        refused = tracking.record(run, database.uri, EXPERIMENT, give_up_s=HANG_S)
+        refused = recorder.record(run, database.uri, EXPERIMENT, give_up_s=HANG_S)
         assert refused.state == PENDING
         assert 'its database refuses the login (password authentication failed for user "team")' in refused.message
         told = settings(tmp_path, store=database.uri, port=postgres_fixture.free_port(), auth=True)
@@ -142,14 +143,14 @@ def test_a_server_with_logins_on_postgresql_keeps_a_run_and_no_password_is_seen(
         code, text = get(f"{url}/api/2.0/mlflow/experiments/search?max_results=1", "evil.example")
         assert code == 403
         assert "tracking.server_allowed_hosts=[NAME]" in str(explained(text))
-        refused = tracking.record(run, url, EXPERIMENT, give_up_s=HANG_S)
+        refused = recorder.record(run, url, EXPERIMENT, give_up_s=HANG_S)
         assert refused.state == PENDING
         assert "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in refused.message
         for name, value in tracking.recorder_env(f"{url.replace('//', f'//lead:{ADMIN_PASSWORD}@')}").items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", f"{HANG_S:.0f}")  # on a busy machine no request is sent again
         asked = counted(monkeypatch)
-        recorded = tracking.record(run, url, EXPERIMENT)
+        recorded = recorder.record(run, url, EXPERIMENT)
         assert recorded.state == DONE, recorded.message
         assert len([path for path in asked if "artifacts" not in path]) <= 20, asked
         (only,) = store.runs(url)
@@ -192,7 +193,7 @@ def test_a_database_of_an_older_mlflow_is_left_as_it_is_and_the_command_that_men
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = '451aebb31d03'")
     before = path.read_bytes()
-    recorded = tracking.record(folder.started(tmp_path), f"sqlite:///{path}", EXPERIMENT, give_up_s=60)
+    recorded = recorder.record(folder.started(tmp_path), f"sqlite:///{path}", EXPERIMENT, give_up_s=60)
     assert recorded.state == PENDING
     assert "its database is of another MLflow (schema 451aebb31d03" in recorded.message
     assert "mlflow db upgrade" in recorded.message

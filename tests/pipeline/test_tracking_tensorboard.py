@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from pipeline import tracking
 from pipeline.config.schema import TrackingConfig
 from pipeline.core.errors import UsageError
-from pipeline.tracking.state import DONE, PENDING, TENSORBOARD
-from pipeline.tracking.tracker_settings import refuse_missing
+from pipeline.tracking import recorder
+from pipeline.tracking.destinations import refuse_missing
+from pipeline.tracking.state import DONE, PENDING, TENSORBOARD, TrackingState
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
 from tests.waiting import wait_until
 
 
-def record(run: Path, **more: Any) -> tracking.Recorded:
-    return tracking.record(run, TENSORBOARD, "paceline", tracker=TENSORBOARD, **more)
+def record(run: Path, **more: Any) -> TrackingState:
+    return recorder.record(run, TENSORBOARD, "paceline", tracker=TENSORBOARD, **more)
 
 
 def seen(run: Path) -> dict[str, list[tuple[int, float, float]]]:

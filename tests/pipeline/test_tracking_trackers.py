@@ -27,10 +27,10 @@ from pipeline.config.schema import TrackingConfig
 from pipeline.config.schema_store import register
 from pipeline.core.errors import UsageError
 from pipeline.sweep.workers import RecordWorker
-from pipeline.tracking import feed
+from pipeline.tracking import feed, recorder
 from pipeline.tracking.client import Recorder
 from pipeline.tracking.destinations import marked
-from pipeline.tracking.state import DONE, PENDING, is_recorded, trackers_of
+from pipeline.tracking.state import DONE, PENDING, TrackingState, is_recorded, trackers_of
 from tests.pipeline import tracking_folder as folder
 from tests.waiting import HANG_S
 from trainers.core import config as node
@@ -93,8 +93,8 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "lines"
 
 
-def record(run: Path, tracker: str, *, settings: str = "{}", **more: Any) -> tracking.Recorded:
-    return tracking.record(run, tracker, "paceline", tracker=tracker, settings=settings, **more)
+def record(run: Path, tracker: str, *, settings: str = "{}", **more: Any) -> TrackingState:
+    return recorder.record(run, tracker, "paceline", tracker=tracker, settings=settings, **more)
 
 
 def run_of(tmp_path: Path) -> Path:

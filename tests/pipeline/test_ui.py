@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_server_is_light_and_shows_the_store() -> None:
-    argv, env, url = ui.ui_command("sqlite:////proj/mlflow.db")
+    argv, env, url = ui.server_command("sqlite:////proj/mlflow.db", "127.0.0.1", None)
     assert argv[1:4] == ["-m", "mlflow", "server"]
     assert argv[argv.index("--backend-store-uri") + 1] == "sqlite:////proj/mlflow.db"
     assert argv[argv.index("--artifacts-destination") + 1] == "/proj/mlartifacts"
@@ -32,14 +32,13 @@ def test_the_server_is_light_and_shows_the_store() -> None:
 
 
 def test_credentials_of_a_database_stay_out_of_the_process_list() -> None:
-    argv, env, _ = ui.ui_command("postgresql://u:hunter2@h/db")
+    argv, env, _ = ui.server_command("postgresql://u:hunter2@h/db", "127.0.0.1", None)
     assert "hunter2" not in " ".join(argv)
     assert env["MLFLOW_BACKEND_STORE_URI"] == "postgresql+pg8000://u:hunter2@h/db"
 
 
 def test_a_tracking_server_shows_its_runs_itself() -> None:
     said: list[str] = []
-    assert ui.ui_command("http://u:pw@host:5000") == ([], {}, "http://host:5000")
     ui.serve("http://u:pw@127.0.0.1:1", "paceline", say=said.append, note=said.append)
     assert said == ["the tracking server shows the runs itself: http://127.0.0.1:1"]
 
@@ -48,8 +47,8 @@ def test_a_taken_port_is_an_error_and_no_port_means_a_free_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PacelineError, match=rf"127\.0\.0\.1, port {port}: Address already in use\n"):
-            ui.ui_command("sqlite:////x.db", port=port)
-        assert f":{port}" not in ui.ui_command("sqlite:////x.db")[2]
+            ui.server_command("sqlite:////x.db", "127.0.0.1", port)
+        assert f":{port}" not in ui.server_command("sqlite:////x.db", "127.0.0.1", None)[2]
         with pytest.raises(PacelineError) as team:
             ui.server_command("sqlite:////x.db", "127.0.0.1", port, artifacts="/a")
         assert str(team.value) == (

@@ -25,18 +25,21 @@ from pipeline.core.places import HOME
 from pipeline.core.processes import process
 from pipeline.runs.contents import python_path
 from pipeline.runs.folder import RunFolder
-from pipeline.tracking.description import describe
+from pipeline.tracking.description import describe, tensor
 from trainers.contract import run_folder
 
 if TYPE_CHECKING:
     from pipeline.tracking.mlflow.store import ModelStore
 
 
-MODEL_FOLDER, EXPORTED_FILE = "data", "model.pt2"
-MODEL_FILE = f"{MODEL_FOLDER}/{EXPORTED_FILE}"
-EXAMPLE_FILE = "input_example.json"
-SERVED_FILE = "serving_input_example.json"
-METRIC = "test/accuracy"
+_EXPORTER = HOME / "trainers" / "exporting.py"
+_EXPORTED_FILE, _ABOUT_FILE = "model.pt2", "about.json"  # what it leaves
+_EXPORTED = ".exported"
+_FOLDER, _EXAMPLE_FILE, _SERVED_FILE = "data", "input_example.json", "serving_input_example.json"
+_METRIC = "test/accuracy"
+_LOCK = ".publish.lock"
+_WAIT_S = 600.0
+_EXPORT_S = 1800.0  # a large network on a busy host
 _NAME = re.compile(r"[\w.-](?:[\w. -]{0,198}[\w.-])?")
 _ALIAS = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _OF_A_VERSION = re.compile(r"v[0-9]+", re.IGNORECASE)
@@ -129,8 +132,8 @@ def mlmodel(model: Published, about: Mapping[str, Any], *, model_id: str, run_id
         },
     }
     signature = {
-        "inputs": _tensor("uint8", [-1, *about["shape"]]),
-        "outputs": _tensor("float32", [-1, about["classes"]]),
+        "inputs": tensor("uint8", [-1, *about["shape"]]),
+        "outputs": tensor("float32", [-1, about["classes"]]),
         "params": None,
     }
     return json.dumps(
@@ -139,7 +142,7 @@ def mlmodel(model: Published, about: Mapping[str, Any], *, model_id: str, run_id
             "flavors": flavors,
             "signature": signature,
             "saved_input_example_info": {
-                "artifact_path": EXAMPLE_FILE, "serving_input_path": SERVED_FILE, "type": "ndarray"
+                "artifact_path": _EXAMPLE_FILE, "serving_input_path": _SERVED_FILE, "type": "ndarray"
             },
             "metadata": {**model.tags, "classes": list(model.classes)},
             "model_id": model_id,
@@ -157,89 +160,66 @@ def environment(about: Mapping[str, Any], *, numpy: str) -> dict[str, str]:
     return {"requirements.txt": requirements, "python_env.yaml": json.dumps(python_env, indent=2)}
 
 
-def _tensor(dtype: str, shape: list[int]) -> str:
-    return json.dumps([{"type": "tensor", "tensor-spec": {"dtype": dtype, "shape": shape}}])
-
-
-_EXPORTER = HOME / "trainers" / "exporting.py"
-_EXPORTED = ".exported"
-_LOCK = ".publish.lock"
-_WAIT_S = 600.0
-_EXPORT_S = 1800.0  # a large network on a busy host
-
-
-@dataclass(frozen=True, kw_only=True)
-class Publication:
-    """The result of publishing.
-
-    ``agreed`` of ``checked`` test images matched the run's evaluation; both are 0 if the model existed before.
-    ``alias_before``: the version that had the alias before.
-    """
-
-    version: str
-    model_id: str
-    is_new: bool
-    checked: int = 0
-    agreed: int = 0
-    alias_before: str | None = None
-
-
 def publish(
     run_dir: Path, model: Published, *, uri: str, name: str, alias: str | None, run_id: str, pythonpath: str
-) -> Publication:
+) -> dict[str, Any]:
     """Publish a run's model as a version of the registered model ``name``, unless it exists already.
 
     Args:
         run_id: the run in MLflow, fully recorded.
         pythonpath: the ranks' PYTHONPATH after their code.
 
+    Returns:
+        ``version``, ``is_new``, ``alias_before`` (the version that had the alias before, or None), and how many of the
+        ``checked`` test images ``agreed`` with the run's evaluation (both 0: the model existed before).
+
     Raises:
         PacelineError: the model can't be exported.
         StoreError: MLflow refused it.
     """
-    from pipeline.tracking.mlflow.store import ModelStore, Version  # late import: mlflow takes seconds
+    from pipeline.tracking.mlflow.store import ModelStore  # late import: mlflow takes seconds
 
     with held(run_dir / _LOCK, timeout_s=_WAIT_S):
-        store = ModelStore(uri)
-        experiment_id = store.experiment_of(run_id)
-        version, about = store.version(name, model.identity), dict[str, Any]()
+        store, about = ModelStore(uri), dict[str, Any]()
+        version = store.version(name, model.identity)
         is_new = version is None
         if version is None:
-            number, model_id, about = _register(store, run_dir, model, experiment_id, run_id, name, pythonpath)
-            version = Version(number, model_id)
+            experiment_id = store.experiment_of(run_id)
+            model_id = store.model(experiment_id, run_id, model.identity)
+            if model_id is None:
+                model_id, about = _sent(store, run_dir, model, experiment_id, run_id, pythonpath)
+            store.link_metric(model_id, run_id, _METRIC, describe(run_dir).data)
+            version = store.register(name, model_id, run_id, model.tags, model.description)
         store.link_output(version.model_id, run_id, model.step)  # an earlier call may have failed only here
         before = store.set_alias(name, alias, version.number) if alias is not None else None
-    return Publication(
-        version=version.number,
-        model_id=version.model_id,
-        is_new=is_new,
-        checked=about.get("checked", 0),
-        agreed=about.get("agreed", 0),
-        alias_before=before,
-    )
+    counts = {count: about.get(count, 0) for count in ("checked", "agreed")}
+    return {"version": version.number, "is_new": is_new, "alias_before": before, **counts}
 
 
-def _register(
-    store: ModelStore, run_dir: Path, model: Published, experiment_id: str, run_id: str, name: str, pythonpath: str
-) -> tuple[str, str, dict[str, Any]]:
-    """Return the new version's number, its model's id, and the exporter's description if the model was exported now."""
-    model_id, about = store.model(experiment_id, run_id, model.identity), dict[str, Any]()
-    if model_id is None:
-        with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("model")) as temporary:
-            folder = Path(temporary)
-            target = folder / MODEL_FOLDER
-            target.mkdir()
-            about = export_model(run_dir, target, pythonpath)
-            model_id = store.begin_model(experiment_id, run_id, re.sub(r"[^\w-]", "_", model.network), model.tags)
-            _complete(folder, mlmodel(model, about, model_id=model_id, run_id=run_id), about)
-            store.complete_model(model_id, folder)
-    store.link_metric(model_id, run_id, METRIC, describe(run_dir, {}).data)
-    number = store.register(name, model_id, run_id, model.tags, model.description)
-    return number, model_id, about
+def _sent(
+    store: ModelStore, run_dir: Path, model: Published, experiment_id: str, run_id: str, pythonpath: str
+) -> tuple[str, dict[str, Any]]:
+    """Export the model and send it; return its id and the exporter's description."""
+    with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("model")) as temporary:
+        folder = Path(temporary)
+        (folder / _FOLDER).mkdir()
+        about = export_model(run_dir, folder / _FOLDER, pythonpath)
+        model_id = store.begin_model(experiment_id, run_id, re.sub(r"[^\w-]", "_", model.network), model.tags)
+        example = about["example"]
+        files = {
+            **environment(about, numpy=version_of("numpy")),
+            "MLmodel": mlmodel(model, about, model_id=model_id, run_id=run_id),
+            _EXAMPLE_FILE: json.dumps(example),
+            _SERVED_FILE: json.dumps({"inputs": example}),
+        }
+        for file, content in files.items():
+            (folder / file).write_text(content, encoding="utf-8")
+        store.complete_model(model_id, folder)
+    return model_id, about
 
 
 def export_model(run_dir: Path, target: Path, pythonpath: str) -> dict[str, Any]:
-    """Export the run's network to EXPORTED_FILE in the folder ``target``; return the exporter's description.
+    """Export the run's network to model.pt2 in the folder ``target``; return the exporter's description.
 
     Raises:
         PacelineError: torch.export fails, or the network differs from the one that the run evaluated.
@@ -253,8 +233,8 @@ def export_model(run_dir: Path, target: Path, pythonpath: str) -> dict[str, Any]
     if done.code != 0:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.code}"]
         raise PacelineError(f"the network of run {run_dir.name} can't be exported: {last[0]}")
-    about = documents.read(target / "about.json")
-    (target / "about.json").unlink()
+    about = documents.read(target / _ABOUT_FILE)
+    (target / _ABOUT_FILE).unlink()
     return about
 
 
@@ -274,14 +254,5 @@ def exported_file(folder: RunFolder) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
         export_model(folder.path, Path(temporary), python_path(folder.read_json(run_folder.CONFIG) or {}))
-        Path(temporary, EXPORTED_FILE).replace(target)
+        Path(temporary, _EXPORTED_FILE).replace(target)
     return target
-
-
-def _complete(folder: Path, text: str, about: dict[str, Any]) -> None:
-    """Write the files next to the exported model."""
-    files = environment(about, numpy=version_of("numpy"))
-    example = about["example"]
-    files |= {"MLmodel": text, EXAMPLE_FILE: json.dumps(example), SERVED_FILE: json.dumps({"inputs": example})}
-    for file, content in files.items():
-        (folder / file).write_text(content, encoding="utf-8")

@@ -425,14 +425,14 @@ class ModelStore(Store):
                     dataset_name=data.name if data else None, dataset_digest=data.digest if data else None,
                 )  # fmt: skip
 
-    def register(self, name: str, model_id: str, run_id: str, tags: Mapping[str, str], description: str) -> str:
-        """Create a version of the registered model ``name`` (created if missing); return the version's number."""
+    def register(self, name: str, model_id: str, run_id: str, tags: Mapping[str, str], description: str) -> Version:
+        """Create a version of the registered model ``name`` (created if missing)."""
         with calls():
             self._refuse_without_registry(name)
             made = self._client.create_model_version(
                 name, f"{_SOURCE}{model_id}", run_id, tags=dict(tags), description=description, model_id=model_id
             )
-        return str(made.version)
+        return Version(str(made.version), model_id)
 
     def _refuse_without_registry(self, name: str) -> None:
         try:

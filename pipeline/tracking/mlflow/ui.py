@@ -15,11 +15,9 @@ import platform
 import re
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,13 +26,13 @@ from types import FrameType
 from typing import IO, Any
 from urllib.parse import quote, urlencode
 
-from pipeline import tracking
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import system_temporary_prefix
 from pipeline.core.processes import process
 from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.web_address import LOOPBACK, opener
-from pipeline.tracking.address import database_login, has_credentials, recorder_env, shown, sqlite_path
+from pipeline.tracking.address import database_login, has_credentials, recorder_env, redact, shown, sqlite_path
+from pipeline.tracking.destinations import prepare_command
 
 _START_TIMEOUT_S = 600.0
 _PREPARE_TIMEOUT_S = 600.0  # as for the tables in store.py
@@ -50,21 +48,44 @@ _SETTINGS = {
 }
 
 
-def ui_command(uri: str, port: int | None = None) -> tuple[list[str], dict[str, str], str]:
-    """Return the argv of a server for this host only, its additional environment, and its URL.
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The selection that a page opens with: runs by key and charts by metric name (empty: all)."""
 
-    ``port`` None: any free one.
+    keys: tuple[str, ...] = ()
+    charts: tuple[str, ...] = ()
 
-    For an http(s) tracking server the argv is empty, because that server has its own UI.
+
+def serve(
+    uri: str,
+    experiment: str,
+    *,
+    port: int | None = None,
+    wanted: Wanted | None = None,
+    say: Callable[[str], None],
+    note: Callable[[str], None],
+) -> None:
+    """Run a server for this computer until Ctrl-C or SIGTERM; an http(s) tracking server has pages of its own.
+
+    Args:
+        port: None: any free one.
+        say: receives the addresses of the runs' pages.
+        note: receives progress.
 
     Raises:
-        PacelineError: the port is taken.
+        PacelineError: the store can't be opened, the server ends or doesn't answer, or has no run of a key.
     """
     if uri.startswith(("http://", "https://")):
-        return [], {}, shown(uri)
-    return server_command(uri, _HOST, port)
+        url = shown(uri)
+        links = addresses(url, experiment, wanted, uri)
+        say("\n  ".join([f"the tracking server shows the runs itself: {url}", *links]))
+        return
+    argv, env, url = server_command(uri, _HOST, port)
+    prepare(uri, note)
+    keep_up(argv, env, url, "the MLflow UI", lambda: addresses(url, experiment, wanted), say=say, note=note)
 
 
+# -------------------------------------------------------------------------------------- server process
 def server_command(
     uri: str,
     host: str,
@@ -74,9 +95,9 @@ def server_command(
     allowed_hosts: Sequence[str] = (),
     auth: bool = False,
 ) -> tuple[list[str], dict[str, str], str]:
-    """Like ``ui_command``, for a server that others may use too.
+    """Return the argv of a server, its additional environment, and its URL; with ``artifacts`` it is a team's.
 
-    A database's login is only passed in the environment.
+    A database's login is only passed in the environment. Raises PacelineError: the port is taken.
     """
     chosen = _free_port(host, port, for_team=artifacts is not None)
     argv = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(chosen), "--workers", "1"]
@@ -99,40 +120,28 @@ def server_command(
     return argv, env, f"http://{reached}:{chosen}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """The selection that a page opens with: runs by key and charts by metric name (empty: all)."""
+def _free_port(host: str, port: int | None, *, for_team: bool) -> int:
+    """Return ``port``, or MLflow's default one, or any free one. Raises PacelineError."""
+    for wanted in (_USUAL_PORT, 0) if port is None else (port,):
+        try:
+            with socket.create_server((host, wanted)) as probe:
+                return int(probe.getsockname()[1])
+        except OSError as error:
+            reason = (error.strerror or str(error)).partition(" (while")[0]  # create_server adds the address
+    what, hint = "the MLflow UI", "doit ui port=5001"
+    if for_team:
+        what, hint = "the tracking server", f"doit server tracking.server_port={5001 if port != 5001 else 5002}"
+    raise PacelineError(f"{what} can't listen on {host}, port {port}: {reason}", hint=hint)
 
-    keys: tuple[str, ...] = ()
-    charts: tuple[str, ...] = ()
 
-
-def serve(
-    uri: str,
-    experiment: str,
-    *,
-    port: int | None = None,
-    wanted: Wanted | None = None,
-    say: Callable[[str], None],
-    note: Callable[[str], None],
-) -> None:
-    """Run the server until Ctrl-C or SIGTERM, and print the addresses of the runs' pages once it answers.
-
-    Args:
-        say: receives the addresses.
-        note: receives progress.
-
-    Raises:
-        PacelineError: the store can't be opened, the server ends or doesn't answer, or has no run of a key.
-    """
-    argv, env, url = ui_command(uri, port)
-    if not argv:
-        say(
-            "\n  ".join([f"the tracking server shows the runs itself: {url}", *addresses(url, experiment, wanted, uri)])
-        )
-        return
-    prepare(uri, note)
-    keep_up(argv, env, url, "the MLflow UI", lambda: addresses(url, experiment, wanted), say=say, note=note)
+def prepare(uri: str, note: Callable[[str], None]) -> None:
+    """Create the schema before the server's processes open the store. Raises PacelineError."""
+    env = process.of_this_clone(recorder_env(uri))
+    with waiting(note, f"opening {shown(uri)}"):
+        done = process.run(prepare_command(uri), timeout_s=_PREPARE_TIMEOUT_S, env=env)
+    if done.code != 0:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.code}"]
+        raise PacelineError(f"the store {shown(uri)} cannot be opened: {lines[-1]}")  # MLflow's traceback precedes it
 
 
 def keep_up(
@@ -149,111 +158,37 @@ def keep_up(
     with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("ui")) as folder, _terminate_as_interrupt():
         log = Path(folder) / "server.log"
         server = process.guarded(argv, env={**os.environ, **env}, log=log)  # ends even if this process is killed
+        assert server.stdin is not None
         try:
             note(f"starting {what}; Ctrl-C ends it")
             with waiting(note, f"starting {what}"):
-                _wait_until_up(url, server, log)
-            say("\n  ".join([f"ready: {url}", *links()]))
-            _keep_up(server, log)
+                _wait_until_up(url, lambda: server.poll() is None, log)
+            if server.poll() is None:
+                say("\n  ".join([f"ready: {url}", *links()]))
+            server.wait()
+            raise PacelineError(f"the MLflow server ended with exit code {server.returncode}:\n{_tail(log)}")
         except KeyboardInterrupt:
             note(f"{what} has ended")
         finally:
-            stop(server)
+            server.stdin.close()  # on which the guard ends the server and its workers
+            server.wait()
 
 
-def addresses(url: str, experiment: str, wanted: Wanted | None = None, uri: str = "") -> list[str]:
-    """Return lines with the addresses of charts, table and comparison of the selected runs; empty if nothing is
-    recorded.
-
-    Raises PacelineError: the server has no run of a key.
-    """
-    wanted, server = wanted or Wanted(), Server(url, uri)
-    try:
-        number = server.experiment_id(experiment)
-        runs_by_id = {run.run_id: run for key in wanted.keys or ("",) for run in server.runs(number, key)}
-    except (OSError, ValueError, KeyError, TypeError):  # no experiment yet, or the server requires a login
-        return []
-    chosen = [
-        run for run in runs_by_id.values() if not wanted.keys or any(run.key.startswith(key) for key in wanted.keys)
-    ]
-    missing = [key for key in wanted.keys if not any(run.key.startswith(key) for run in chosen)]
-    if missing:
-        is_port = missing[0].isdecimal() and len(missing[0]) in (4, 5)
-        hint = f"doit ui --port {missing[0]}" if is_port else f"doit record {missing[0]}"
-        raise PacelineError(f"no run {missing[0]} in the MLflow experiment {experiment!r}", hint=hint)
-    state = view(chosen, wanted.charts, only=bool(wanted.keys))
-    name = f"paceline-{hashlib.sha256(state.encode()).hexdigest()[:12]}"
-    try:
-        server.set_view(number, name, state)
-    except (OSError, ValueError):  # a read-only login
-        name = ""
-    ids = [run.run_id for run in chosen] if wanted.keys else []
-    lines = [
-        f"charts: {runs_page(url, number, name)}",
-        f"table: {runs_page(url, number, name, charts=False)}",
-    ]
-    if len(ids) == 1:
-        lines.append(f"run: {run_page(url, number, ids[0])}")
-    return lines if len(ids) < 2 else [*lines, f"side by side: {compare_page(url, number, ids)}"]
-
-
-def prepare(uri: str, note: Callable[[str], None]) -> None:
-    """Create the schema before the server's processes open the store. Raises PacelineError."""
-    with waiting(note, f"opening {shown(uri)}"):
-        _prepare(uri)
-
-
-def _prepare(uri: str) -> None:
-    env = process.of_this_clone(recorder_env(uri))
-    done = process.run(tracking.prepare_command(uri), timeout_s=_PREPARE_TIMEOUT_S, env=env)
-    if done.code != 0:
-        why = done.stderr.strip().splitlines() or [
-            f"exit code {done.code}"
-        ]  # only the last line: MLflow's traceback precedes it
-        raise PacelineError(f"the store {shown(uri)} cannot be opened: {why[-1]}")
-
-
-def _free_port(host: str, port: int | None, *, for_team: bool) -> int:
-    """Return ``port``, or MLflow's default one, or any free one. Raises PacelineError."""
-    for wanted in (_USUAL_PORT, 0) if port is None else (port,):
-        try:
-            with socket.create_server((host, wanted)) as probe:
-                return int(probe.getsockname()[1])
-        except OSError as error:
-            reason = (error.strerror or str(error)).partition(" (while")[0]  # create_server adds the address
-    what, hint = "the MLflow UI", "doit ui port=5001"
-    if for_team:
-        what, hint = "the tracking server", f"doit server tracking.server_port={5001 if port != 5001 else 5002}"
-    raise PacelineError(f"{what} can't listen on {host}, port {port}: {reason}", hint=hint)
-
-
-def _wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until_up(url: str, is_alive: Callable[[], bool], log: Path) -> None:
+    """Return when the server answers, or has ended. Raises PacelineError: it does neither."""
     until = time.monotonic() + _START_TIMEOUT_S
-    while time.monotonic() < until:
-        if server.poll() is not None:
-            raise PacelineError(f"the MLflow server ended with exit code {server.returncode}:\n{_tail(log)}")
+    while is_alive():
         with contextlib.suppress(OSError):
             opener(url).open(f"{url}/health", timeout=_ANSWER_TIMEOUT_S).close()
             return
+        if time.monotonic() > until:
+            raise PacelineError(f"{url} did not answer within {_START_TIMEOUT_S:g} s:\n{_tail(log)}")
         time.sleep(_POLL_S)
-    raise PacelineError(f"{url} did not answer within {_START_TIMEOUT_S:g} s:\n{_tail(log)}")
-
-
-def _keep_up(server: subprocess.Popen[bytes], log: Path) -> None:
-    code = server.wait()
-    raise PacelineError(f"the MLflow server ended with exit code {code}:\n{_tail(log)}")
-
-
-def stop(server: subprocess.Popen[bytes]) -> None:
-    """End the server and its workers, through their guard."""
-    assert server.stdin is not None
-    server.stdin.close()
-    server.wait()
 
 
 def _tail(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return tracking.redact("\n".join(lines[-_LOG_LINES:]))
+    return redact("\n".join(lines[-_LOG_LINES:]))
 
 
 @contextlib.contextmanager
@@ -268,6 +203,35 @@ def _terminate_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+# ------------------------------------------------------------------------------------------- addresses
+def addresses(url: str, experiment: str, wanted: Wanted | None = None, uri: str = "") -> list[str]:
+    """Return lines with the addresses of charts, table and comparison of the selected runs.
+
+    Empty if nothing is recorded. Raises PacelineError: the server has no run of a key.
+    """
+    wanted, server = wanted or Wanted(), Server(url, uri)
+    try:
+        number = server.experiment_id(experiment)
+        runs_by_id = {run.run_id: run for key in wanted.keys or ("",) for run in server.runs(number, key)}
+    except (OSError, ValueError, KeyError, TypeError):  # no experiment yet, or the server requires a login
+        return []
+    chosen = [run for run in runs_by_id.values() if run.key.startswith(wanted.keys or "")]
+    for key in wanted.keys:
+        if not any(run.key.startswith(key) for run in chosen):
+            hint = f"doit ui --port {key}" if key.isdecimal() and len(key) in (4, 5) else f"doit record {key}"
+            raise PacelineError(f"no run {key} in the MLflow experiment {experiment!r}", hint=hint)
+    state = view(chosen, wanted.charts, only=bool(wanted.keys))
+    name = f"paceline-{hashlib.sha256(state.encode()).hexdigest()[:12]}"
+    try:
+        server.set_view(number, name, state)
+    except (OSError, ValueError):  # a read-only login
+        name = ""
+    lines = [f"charts: {runs_page(url, number, name)}", f"table: {runs_page(url, number, name, charts=False)}"]
+    ids = [run.run_id for run in chosen] if wanted.keys else []
+    lines += [f"run: {run_page(url, number, ids[0])}"] if len(ids) == 1 else []
+    return lines + ([f"side by side: {compare_page(url, number, ids)}"] if len(ids) > 1 else [])
 
 
 _TIMEOUT_S = 30.0  # generous, for a server that has just started on a busy host
@@ -285,11 +249,10 @@ class Server:
 
     def __init__(self, url: str, uri: str = "") -> None:
         self.url = url
-        environment = {**os.environ, **(recorder_env(uri) if uri else {})}
-        self._headers = _login(environment)
+        self._headers = _login({**os.environ, **(recorder_env(uri) if uri else {})})
 
     def experiment_id(self, name: str) -> str:
-        answer = self._ask(f"{_API}/experiments/get-by-name?{urlencode({'experiment_name': name})}")
+        answer = self._ask(f"experiments/get-by-name?{urlencode({'experiment_name': name})}")
         return str(answer["experiment"]["experiment_id"])
 
     def runs(self, experiment_id: str, key: str = "") -> list[Shown]:
@@ -297,19 +260,16 @@ class Server:
         query: dict[str, Any] = {"experiment_ids": [experiment_id], "max_results": _MOST_RUNS}
         if key:
             query["filter"] = f"tags.`paceline.run_key` LIKE '{_UNQUOTED.sub('', key)}%'"
-        answer = self._ask(f"{_API}/runs/search", query)
-        return [_shown(run) for run in answer.get("runs", [])]
+        return [_shown(run) for run in self._ask("runs/search", query).get("runs", [])]
 
     def set_view(self, experiment_id: str, name: str, state: str) -> None:
         """Store a view that addresses can refer to."""
-        self._ask(
-            f"{_API}/experiments/set-experiment-tag",
-            {"experiment_id": experiment_id, "key": VIEW_TAG + name, "value": state},
-        )
+        tag = {"experiment_id": experiment_id, "key": VIEW_TAG + name, "value": state}
+        self._ask("experiments/set-experiment-tag", tag)
 
     def _ask(self, path: str, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        data = None if value is None else json.dumps(value).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json", **self._headers})
+        data, headers = None if value is None else json.dumps(value).encode(), {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}{_API}/{path}", data, {**headers, **self._headers})
         with opener(self.url).open(request, timeout=_TIMEOUT_S) as answer:  # http(s) only: a checked tracking.uri
             content: dict[str, Any] = json.loads(_whole(answer) or b"{}")
         return content
@@ -326,31 +286,29 @@ def _whole(answer: IO[bytes]) -> bytes:
 
 
 def _login(environment: Mapping[str, str]) -> dict[str, str]:
-    token, user = environment.get("MLFLOW_TRACKING_TOKEN"), environment.get("MLFLOW_TRACKING_USERNAME")
-    if token:
+    if token := environment.get("MLFLOW_TRACKING_TOKEN"):
         return {"Authorization": f"Bearer {token}"}
-    if not user:
-        return {}
-    login = f"{user}:{environment.get('MLFLOW_TRACKING_PASSWORD', '')}".encode()
-    return {"Authorization": f"Basic {base64.b64encode(login).decode()}"}
+    if user := environment.get("MLFLOW_TRACKING_USERNAME"):
+        login = f"{user}:{environment.get('MLFLOW_TRACKING_PASSWORD', '')}".encode()
+        return {"Authorization": f"Basic {base64.b64encode(login).decode()}"}
+    return {}
 
 
 def _shown(run: Mapping[str, Any]) -> Shown:
     data = run.get("data", {})
     tags = {tag["key"]: tag.get("value", "") for tag in data.get("tags", [])}
+    used = [item["dataset"] for item in run.get("inputs", {}).get("dataset_inputs", [])]
     return Shown(
         run_id=run["info"]["run_id"],
         key=tags.get("paceline.run_key", ""),
         name=run["info"].get("run_name", ""),
         metrics=[metric["key"] for metric in data.get("metrics", [])],
         params={param["key"]: param.get("value", "") for param in data.get("params", [])},
-        data=[
-            f"{used['dataset'].get('name')} {used['dataset'].get('digest')}"
-            for used in run.get("inputs", {}).get("dataset_inputs", [])
-        ],
+        data=[f"{item.get('name')} {item.get('digest')}" for item in used],
     )
 
 
+# ------------------------------------------------------------------------------------------------ view
 VIEW_TAG = "mlflow.sharedViewState."
 _FIRST_METRICS = ("val/accuracy", "test/accuracy", "val/loss")
 _MAX_METRICS, _MAX_PARAMS = 5, 8
@@ -383,18 +341,19 @@ def view(runs: Sequence[Shown], charts: Sequence[str] = (), *, only: bool = Fals
     ``charts``: show only these metrics' charts. ``only``: list only these runs, because the page accepts no filter in
     an address that names a view.
     """
-    metrics = dict.fromkeys(name for run in runs for name in sorted(run.metrics))
+    metrics = list(dict.fromkeys(name for run in runs for name in sorted(run.metrics)))
     first = [name for name in (*charts, *_FIRST_METRICS) if name in metrics]
     if not first:
         first = [name for name in metrics if not name.startswith("system/")]
     names = list(dict.fromkeys(first))[:_MAX_METRICS]
     attributes = ["Dataset"] if len({tuple(run.data) for run in runs}) > 1 else []
-    params = differing(runs)[:_MAX_PARAMS]
-    columns = {f"metrics.`{name}`": name for name in names} | {f"params.`{name}`": name for name in params}
+    params = dict.fromkeys(name for run in runs for name in run.params)
+    differing = [name for name in params if len({run.params.get(name) for run in runs}) > 1][:_MAX_PARAMS]
+    columns = {f"metrics.`{name}`": name for name in names} | {f"params.`{name}`": name for name in differing}
     widths = {column: _width(len(name)) for column, name in columns.items()}
     widths["attributes.`Run Name`"] = _width(max((len(run.name) for run in runs), default=0) + 4)  # after its dot
     state: dict[str, Any] = {
-        **_charts(list(metrics)),
+        **_charts(metrics),
         "selectedColumns": [*(f"attributes.`{name}`" for name in (*attributes, "Duration")), *columns],
         "columnOrder": list(widths),
         "columnWidths": widths,
@@ -418,13 +377,13 @@ def _charts(metrics: Sequence[str]) -> dict[str, Any]:
     """
     first = [name for name in _FIRST_CHARTS if name in metrics]
     names = {name.rpartition("/")[0] or "Model metrics" for name in metrics if name not in first}
-    shown = [*([_FIRST_SECTION] if first else []), *sorted(names, key=_place)[:_MOST_SECTIONS]]
+    sections = [*([_FIRST_SECTION] if first else []), *sorted(names, key=_place)[:_MOST_SECTIONS]]
     return {
         "compareRunCharts": [
             {"uuid": name, "metricKey": name, "metricSectionId": _FIRST_SECTION, "type": "BAR", "isGenerated": True}
             for name in first  # of type BAR: the page draws a line where a metric has several steps
         ],
-        "compareRunSections": [{"uuid": name, "name": name, "display": True, "isReordered": True} for name in shown],
+        "compareRunSections": [{"uuid": name, "name": name, "display": True, "isReordered": True} for name in sections],
         "isAccordionReordered": True,
     }
 
@@ -434,12 +393,6 @@ def _place(section: str) -> tuple[int, str]:
     if section in _SECTIONS:
         return _SECTIONS.index(section), section
     return len(_SECTIONS) + (section.partition("/")[0] in _LAST_SECTIONS), section
-
-
-def differing(runs: Sequence[Shown]) -> list[str]:
-    """Return the parameters that differ between the runs."""
-    names = dict.fromkeys(name for run in runs for name in run.params)
-    return [name for name in names if len({run.params.get(name) for run in runs}) > 1]
 
 
 def runs_page(url: str, experiment_id: str, view_name: str, *, charts: bool = True) -> str:
