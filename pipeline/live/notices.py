@@ -82,21 +82,61 @@ def _metrics(notice: Notice) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in notice.metrics.items()}
 
 
-class Notices:
-    """Send each notice in its own thread; at the end of the ``with``, those under way have LIMIT_S.
+class Notifier:
+    """Send the notices of one run or sweep: when its ranks stop moving, and how it ended, at the end of the ``with``.
+
+    Each goes in its own thread; at the end those under way have LIMIT_S.
 
     Args:
         say: takes the warning about a failed notice, once for the command and once for the address.
+        kind: run or sweep.
+        key: of the run, or the sweep's name.
+        name: its name for users.
     """
 
-    def __init__(self, config: NotifyConfig, say: Callable[[str], None]) -> None:
+    def __init__(self, config: NotifyConfig, say: Callable[[str], None], *, kind: str, key: str, name: str) -> None:
         self._config, self._say = config, say
+        self._notice = Notice(kind=kind, state=State.FINISHED, key=key, name=name)
+        self._began = time.monotonic()
         self._under_way: list[tuple[str, threading.Event]] = []
         self._failed: set[str] = set()
         self._running: set[int] = set()
         # refused now, not after hours of training
         if config.command and process.find(program := shlex.split(config.command)[0]) is None:
             self._tell("notify.command", f"{program} is not there, or not executable")
+
+    def hear(self, event: Any) -> None:
+        """Take events of an attempt: its hosts, and that its ranks stopped moving.
+
+        A trial's events come in pairs with its number, and only stalls count. Doesn't wait.
+        """
+        if isinstance(event, LaunchPlan):
+            self._notice = replace(self._notice, hosts=tuple(node.host for node in event.nodes))
+        trial, of_attempt = event if type(event) is tuple else (None, event)  # records are tuples too
+        if isinstance(of_attempt, Verdict):
+            self._send(STALLED, of_attempt.text if trial is None else f"trial {trial}: {of_attempt.text}")
+
+    def ended(self, metrics: Mapping[str, float], error: str = "") -> None:
+        """Note the end of the work; ``error``: of a sweep with failed trials."""
+        state = State.FAILED if error else State.FINISHED
+        self._notice = replace(self._notice, state=state, metrics=metrics, error=error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Send the last notice, and wait a few seconds at most for those under way."""
+        state, line = self._notice.state, self._notice.error
+        if error is not None:
+            what = error.what if isinstance(error, PacelineError) else type(error).__name__
+            line = what.strip().partition("\n")[0]
+            state = State.KILLED if isinstance(error, Killed | KeyboardInterrupt) else State.FAILED
+        self._send(state, line)
+        self.wait()
+
+    def _send(self, state: str, error: str) -> None:
+        minutes = (time.monotonic() - self._began) / 60
+        self.send(replace(self._notice, state=str(state), error=error, minutes=minutes))
 
     def send(self, notice: Notice) -> None:
         """Send a notice. Doesn't wait."""
@@ -154,13 +194,12 @@ class Notices:
 
     def _post(self, notice: Notice) -> None:
         url = self._config.url or ""
-        login = urlsplit(url)
-        request = urllib.request.Request(
-            login._replace(netloc=login.netloc.rpartition("@")[2]).geturl(),
-            data=as_json(notice).encode(),
-            headers={"Content-Type": "application/json", "User-Agent": "paceline", **_authorization(login.netloc)},
-            method="POST",
-        )
+        parts = urlsplit(url)
+        login, at, host = parts.netloc.rpartition("@")
+        headers = {"Content-Type": "application/json", "User-Agent": "paceline"}
+        headers |= {"Authorization": f"Basic {b64encode(unquote(login).encode()).decode()}"} if at else {}
+        address, data = parts._replace(netloc=host).geturl(), as_json(notice).encode()
+        request = urllib.request.Request(address, data, headers, method="POST")
         try:
             with opener(url, _NoRedirect).open(request, timeout=LIMIT_S) as answer:
                 answer.read(1)
@@ -173,63 +212,11 @@ class Notices:
             raise PacelineError(f"{_host(url)}: {type(error).__name__}") from None
 
 
-class Notifier:
-    """Send the notices of one run or sweep: when its ranks stop moving, and how it ended, at the end of the ``with``.
-
-    Args:
-        kind: run or sweep.
-        key: of the run, or the sweep's name.
-        name: its name for users.
-    """
-
-    def __init__(self, notices: Notices, *, kind: str, key: str, name: str) -> None:
-        self._notices, self._notice = notices, Notice(kind=kind, state=State.FINISHED, key=key, name=name)
-        self._began = time.monotonic()
-
-    def hear(self, event: Any) -> None:
-        """Take events of an attempt: its hosts, and that its ranks stopped moving.
-
-        A trial's events come in pairs with its number, and only stalls count. Doesn't wait.
-        """
-        if isinstance(event, LaunchPlan):
-            self._notice = replace(self._notice, hosts=tuple(node.host for node in event.nodes))
-        trial, of_attempt = event if type(event) is tuple else (None, event)  # records are tuples too
-        if isinstance(of_attempt, Verdict):
-            self._send(STALLED, of_attempt.text if trial is None else f"trial {trial}: {of_attempt.text}")
-
-    def ended(self, metrics: Mapping[str, float], error: str = "") -> None:
-        """Note the end of the work; ``error``: of a sweep with failed trials."""
-        state = State.FAILED if error else State.FINISHED
-        self._notice = replace(self._notice, state=state, metrics=metrics, error=error)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Send the last notice, and wait a few seconds at most for those under way."""
-        state, line = self._notice.state, self._notice.error
-        if error is not None:
-            what = error.what if isinstance(error, PacelineError) else type(error).__name__
-            line = what.strip().partition("\n")[0]
-            state = State.KILLED if isinstance(error, Killed | KeyboardInterrupt) else State.FAILED
-        self._send(state, line)
-        self._notices.wait()
-
-    def _send(self, state: str, error: str) -> None:
-        minutes = (time.monotonic() - self._began) / 60
-        self._notices.send(replace(self._notice, state=str(state), error=error, minutes=minutes))
-
-
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Refuse redirects: urllib would follow with an empty GET, and give the login to any host."""
 
     def redirect_request(self, *_: object) -> None:
         """Return None: the redirect is the answer, and is reported as a failure."""
-
-
-def _authorization(netloc: str) -> dict[str, str]:
-    login, at, _ = netloc.rpartition("@")
-    return {"Authorization": f"Basic {b64encode(unquote(login).encode()).decode()}"} if at else {}
 
 
 def _host(url: str) -> str:

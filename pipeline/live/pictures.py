@@ -92,7 +92,9 @@ class RunPicture:
             self.take(event, now)
 
     def drawn(self, now: float, width: int, height: int) -> RenderableType:
-        return _drawn(self.state, now, width, height)
+        from pipeline.live.views import run_view  # not before the first frame: rich
+
+        return run_view(self.state, now, width=width, height=height)
 
 
 class SweepPicture:
@@ -105,12 +107,11 @@ class SweepPicture:
 
     def take(self, event: Any, now: float) -> None:
         """Take an event; events without effect on the view are ignored."""
-        if isinstance(event, TrialBegan):
-            self._news[event.number] = FolderNews(self._runs_dir / event.key)
-        if isinstance(event, TrialEnded):
-            self._news.pop(event.number, None)
         if isinstance(event, TrialBegan | TrialEnded):
             self.state = after_trial_event(self.state, event, now)
+            self._news.pop(event.number, None)
+            if isinstance(event, TrialBegan):
+                self._news[event.number] = FolderNews(self._runs_dir / event.key)
         elif type(event) is tuple and isinstance(event[1], _KNOWN):
             self.state = after_run_event(self.state, event[0], event[1], now)
 
@@ -120,12 +121,6 @@ class SweepPicture:
                 self.state = after_run_event(self.state, number, event, now)
 
     def drawn(self, now: float, width: int, height: int) -> RenderableType:
-        return _drawn(self.state, now, width, height)
+        from pipeline.live.views import sweep_view  # not before the first frame: rich
 
-
-def _drawn(state: RunState | SweepState, now: float, width: int, height: int) -> RenderableType:
-    from pipeline.live.views import run_view, sweep_view  # not before the first frame: rich
-
-    if isinstance(state, RunState):
-        return run_view(state, now, width=width, height=height)
-    return sweep_view(state, now, width=width, height=height)
+        return sweep_view(self.state, now, width=width, height=height)

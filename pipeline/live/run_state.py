@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from pipeline.core.specs import LaunchPlan, LogLine, NodeExit, NodeLost, NodeSilent, Waiting
 from pipeline.runs.metrics_file import MetricsRow
-from trainers.contract.beats import NodeBeat, Phase, RankBeat, Usage, phase_words
+from trainers.contract.beats import NodeBeat, Phase, Usage, phase_words
 
 LOSSES = ("train/loss", "loss", "val/loss")
 _RATE_S = 5.0  # a host's speed is taken over at least so long
@@ -130,24 +130,18 @@ def after(state: RunState, event: RunEvent, now: float) -> RunState:
         case LaunchPlan():
             hosts = {node.host: HostState(ranks=node.nproc_per_node, doing=state.first_doing) for node in event.nodes}
             return replace(
-                state,
-                attempt=event.attempt,
-                run_id=event.run_id,
-                world_size=event.world_size,
-                hosts=hosts,
-                began=None,
+                state, attempt=event.attempt, run_id=event.run_id, world_size=event.world_size, hosts=hosts, began=None,
                 left_s=None,
-            )
-        case NodeExit() | NodeLost() | NodeSilent():
-            over = (
-                LOST
-                if isinstance(event, NodeLost | NodeSilent)
-                else "ended"
-                if event.code == 0
-                else f"failed ({event.code})"
-            )
-            known = state.hosts.get(event.host) or HostState(ranks=0)
-            return _with_host(state, event.host, replace(known, over=over))
+            )  # fmt: skip
+        case NodeExit():
+            return _over(state, event.host, "ended" if event.code == 0 else f"failed ({event.code})")
+        case NodeLost() | NodeSilent():
+            return _over(state, event.host, LOST)
+
+
+def _over(state: RunState, name: str, how: str) -> RunState:
+    known = state.hosts.get(name) or HostState(ranks=0)
+    return _with_host(state, name, replace(known, over=how))
 
 
 def _with_host(state: RunState, name: str, host: HostState) -> RunState:
@@ -158,30 +152,18 @@ def _beaten(known: HostState, beat: NodeBeat, now: float) -> HostState:
     usage = beat.usage or known.usage
     if not beat.ranks:
         return replace(known, usage=usage, over="")
-    slowest = holds_up(beat.ranks)
+    # The others wait for the one that is furthest behind, preferably one that isn't waiting itself.
+    slowest = min(beat.ranks, key=lambda rank: (rank.step, rank.phase == Phase.WAITING, -rank.for_s))
     step = min(rank.step for rank in beat.ranks)
     since, rate = known.since, known.steps_per_s
     if since is None or step < since[1]:
         since, rate = (now, step), None
     elif now - since[0] >= _RATE_S:
         since, rate = (now, step), (step - since[1]) / (now - since[0])
-    doing = phase_words(slowest.phase)
     return replace(
-        known,
-        ranks=max(known.ranks, len(beat.ranks)),
-        step=step,
-        doing=doing,
-        for_s=slowest.for_s,
-        steps_per_s=rate,
-        usage=usage,
-        over="",
-        since=since,
-    )
-
-
-def holds_up(ranks: tuple[RankBeat, ...]) -> RankBeat:
-    """Return the rank that its host's other ranks wait for: the furthest behind, preferably one that isn't waiting."""
-    return min(ranks, key=lambda rank: (rank.step, rank.phase == Phase.WAITING, -rank.for_s))
+        known, ranks=max(known.ranks, len(beat.ranks)), step=step, doing=phase_words(slowest.phase),
+        for_s=slowest.for_s, steps_per_s=rate, usage=usage, over="", since=since,
+    )  # fmt: skip
 
 
 def _measured(state: RunState, row: MetricsRow, now: float) -> RunState:
@@ -192,16 +174,11 @@ def _measured(state: RunState, row: MetricsRow, now: float) -> RunState:
         began = (row.time_s, row.step)
     if began is not None and state.steps and row.step > began[1]:
         left_s = (row.time_s - began[0]) / (row.step - began[1]) * (state.steps - row.step)
+    speed = row.metrics.get("train/images_per_s", state.images_per_s)
     state = replace(
-        state,
-        step=row.step,
-        epoch=row.epoch or 0,
-        metrics=metrics,
-        images_per_s=row.metrics.get("train/images_per_s", state.images_per_s),
-        began=began,
-        left_s=left_s,
+        state, step=row.step, epoch=row.epoch or 0, metrics=metrics, images_per_s=speed, began=began, left_s=left_s,
         left_at=now,
-    )
+    )  # fmt: skip
     return _warned(state, f"{bad[0]} is {row.metrics[bad[0]]} at step {row.step}") if bad else state
 
 

@@ -11,12 +11,11 @@ import re
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from pipeline.core.printable import inked_tracebacks, program_lines, takes_colours, without_host
 from pipeline.core.processes import threads
@@ -28,42 +27,26 @@ from trainers.contract.beats import NodeBeat
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from pipeline.live.display import Display
-
 FRAME_S = 0.5  # between two looks for something new; a view without news is drawn once a second
 _STILL_S = 1.0
 _EPOCH = re.compile(r"(?:trial +\d+ \| )?(?:\S+:\d+ \| )?epoch +\d")
 _NEEDLESS = (re.compile(r"step +[\d,]+/[\d,]+"), re.compile(r"[\d,]+ images/s"))
 _LEAST_WIDTH = 20  # columns; in fewer nothing could be read
 _USUAL_WIDTH = 80
-_DUMB = ("dumb", "unknown")
-
-
-def color_system() -> Literal["auto"] | None:
-    """Return rich's colour system for stderr; NO_COLOR turns off bold and dim too."""
-    return "auto" if takes_colours(sys.stderr, os.environ) else None
 
 
 class Picture(Protocol):
-    """The content of a view: takes events, looks for news itself, and is drawn."""
+    """The content of a view: takes events, looks for news itself before each frame, and is drawn by rich."""
 
-    def take(self, event: Any, now: float) -> None:
-        """Take an event."""
-        ...
-
-    def look(self, now: float) -> None:
-        """Take news; called before each frame."""
-        ...
-
-    def drawn(self, now: float, width: int, height: int) -> RenderableType:
-        """Return the view for rich."""
-        ...
+    def take(self, event: Any, now: float) -> None: ...
+    def look(self, now: float) -> None: ...
+    def drawn(self, now: float, width: int, height: int) -> RenderableType: ...
 
 
 def is_live(stream: TextIO, environment: Mapping[str, str]) -> bool:
     """Whether a view can be drawn: on a terminal that moves its cursor, but not in CI, whose log keeps each frame."""
     term = environment.get("TERM", "")
-    return stream.isatty() and bool(term) and term not in _DUMB and not environment.get("CI")
+    return stream.isatty() and bool(term) and term not in ("dumb", "unknown") and not environment.get("CI")
 
 
 def plain_width(stream: TextIO, environment: Mapping[str, str]) -> int | None:
@@ -86,11 +69,11 @@ def plain_width(stream: TextIO, environment: Mapping[str, str]) -> int | None:
 class _News:
     """Lines and events to be written.
 
-    Of events that come each second only the newest is kept, as a terminal may be stopped for hours.
+    Of events that come each second only the ``newest`` is kept, as a terminal may be stopped for hours.
     """
 
-    texts: deque[str] = field(default_factory=deque)
-    events: deque[Any] = field(default_factory=deque)
+    texts: list[str] = field(default_factory=list)
+    events: list[Any] = field(default_factory=list)
     newest: dict[Any, Any] = field(default_factory=dict)
 
 
@@ -172,36 +155,26 @@ class Screen:
                 return
 
     def _draw(self) -> None:
-        from pipeline.live.display import Display  # not before: rich, which nobody without a terminal pays for
+        from pipeline.live import display  # not before: rich, which nobody without a terminal pays for
 
         picture, drawn = self._picture, 0.0
         assert picture is not None
-        with Display(picture.drawn, color_system()) as display:
+        with display.shown(picture.drawn, colours=takes_colours(sys.stderr, os.environ)) as live:
             while True:
                 over, news, now = self._over, self._taken(), time.monotonic()
-                drawn = self._frame(display, picture, news, now, drawn)
+                for event in (*news.events, *news.newest.values(), *(Said(text=text) for text in news.texts)):
+                    picture.take(event, now)
+                if news.texts or now - drawn >= _STILL_S:
+                    picture.look(now)
+                    drawn = now
+                    if news.texts:
+                        display.print_above(live, [_shown(text, live.console.width) for text in news.texts])
+                    else:
+                        live.refresh()
                 if over and not self._news.texts:
                     return
-                self._wait(over)
-
-    def _wait(self, over: bool) -> None:
-        """Wait, so that there is at most one frame per FRAME_S."""
-        until = time.monotonic() + FRAME_S
-        while not (over or self._over) and (rest := until - time.monotonic()) > 0:
-            time.sleep(min(rest, 0.05))
-
-    def _frame(self, display: Display, picture: Picture, news: _News, now: float, drawn: float) -> float:
-        """Write the lines, and redraw the view after news or a second. Return the time of the last drawing."""
-        for event in (*news.events, *news.newest.values(), *(Said(text=text) for text in news.texts)):
-            picture.take(event, now)
-        if not (news.texts or now - drawn >= _STILL_S):
-            return drawn
-        picture.look(now)
-        if news.texts:
-            display.print([_shown(text, display.width) for text in news.texts])
-        else:
-            display.refresh()
-        return now
+                while not (over or self._over) and time.monotonic() < now + FRAME_S:
+                    time.sleep(0.05)
 
     def _failed(self, why: str) -> None:
         """Stop writing: stderr is gone. The work continues, and the logs have its lines."""

@@ -81,9 +81,9 @@ def after_trial_event(state: SweepState, event: TrialBegan | TrialEnded, now: fl
         return replace(state, running=begun, ended=ended)
     running = {number: trial for number, trial in state.running.items() if number != event.number}
     known = state.running.get(event.number)
-    took = (now - known.began,) if known is not None and event.state is State.FINISHED else ()
     if event.again:
         return replace(state, running=running)
+    took = (now - known.began,) if known is not None and event.state is State.FINISHED else ()
     value = event.metrics.get(state.metric, math.nan)
     over = EndedTrial(
         words=named(event.chosen),
@@ -130,8 +130,5 @@ def _best_of(state: SweepState, one: float, other: float) -> float:
 def _better(state: SweepState, candidate: Best) -> Best | None:
     if math.isnan(candidate.value):
         return state.best
-    if state.best is None or (
-        (candidate.value > state.best.value) == state.maximize and candidate.value != state.best.value
-    ):
-        return candidate
-    return state.best
+    best = math.nan if state.best is None else state.best.value
+    return candidate if _best_of(state, candidate.value, best) != best else state.best

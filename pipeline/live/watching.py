@@ -20,7 +20,6 @@ from pipeline.live.run_state import STEPS
 from pipeline.live.screen import Screen
 from pipeline.live.sweep_state import SweepState, after_trial_event
 from pipeline.runs import acceptance, status
-from pipeline.runs import status as progress
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
 from pipeline.sweep.folder import SweepFolder, TrialEntry
@@ -52,7 +51,7 @@ def follow_run(folder: RunFolder, screen: Screen, sleep: Callable[[float], None]
         if over:
             return
         if screen.is_live:
-            screen.tell(Waiting(what=progress.under_way(folder), for_s=time.monotonic() - since))
+            screen.tell(Waiting(what=status.under_way(folder), for_s=time.monotonic() - since))
         sleep(_LOOK_S)
 
 

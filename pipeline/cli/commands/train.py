@@ -331,4 +331,4 @@ def _notifier(config: NotifyConfig, say: Callable[[str], None], **about: str) ->
         return _Silent()
     from pipeline.live import notices  # HTTP: 30 ms before the start, for who wants notices
 
-    return notices.Notifier(notices.Notices(config, say), **about)
+    return notices.Notifier(config, say, **about)

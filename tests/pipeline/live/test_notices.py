@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from pipeline.config.values import refuse_unprintable
 from pipeline.core.errors import UsageError
 from pipeline.core.redact import HIDDEN, in_word, secret_values
 from pipeline.live import notices
-from pipeline.live.notices import Notice, Notices, Notifier, as_json
+from pipeline.live.notices import Notice, Notifier, as_json
 from tests.pipeline.live.test_run_state import plan
 from tests.waiting import wait_until
 
@@ -78,9 +78,13 @@ def server() -> Iterator[Server]:
         found.shutdown()
 
 
+def notifier(config: NotifyConfig, say: Callable[[str], None] = lambda _: None, kind: str = "run") -> Notifier:
+    return Notifier(config, say, kind=kind, key="k", name="n")
+
+
 def told(config: NotifyConfig, *sent: Notice) -> list[str]:
     said: list[str] = []
-    notes = Notices(config, said.append)
+    notes = notifier(config, said.append)
     for notice in sent or (NOTICE,):
         notes.send(notice)
     notes.wait()
@@ -223,7 +227,7 @@ def test_who_sends_never_waits_and_who_ends_waits_for_the_limit_alone(
     monkeypatch.setattr(notices, "LIMIT_S", 0.3)
     server.delay_s = 3.0
     began = time.monotonic()
-    notes = Notices(NotifyConfig(url=f"http://{server.address}/", command="sleep 5"), lambda _: None)
+    notes = notifier(NotifyConfig(url=f"http://{server.address}/", command="sleep 5"))
     notes.send(NOTICE)
     assert time.monotonic() - began < 0.2
     notes.wait()
@@ -232,7 +236,7 @@ def test_who_sends_never_waits_and_who_ends_waits_for_the_limit_alone(
 
 def test_ctrl_c_ends_the_notice_that_is_waited_for_and_nothing_else(tmp_path: Path) -> None:
     said: list[str] = []
-    notes = Notices(NotifyConfig(command=f"sh -c 'echo $$ > {tmp_path}/pid; exec sleep 30'"), said.append)
+    notes = notifier(NotifyConfig(command=f"sh -c 'echo $$ > {tmp_path}/pid; exec sleep 30'"), said.append)
     notes.send(NOTICE)
     wait_until(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text().endswith("\n"))
     began = time.monotonic()
@@ -270,7 +274,7 @@ def test_a_port_that_there_is_none_of_is_refused_before_a_run() -> None:
 
 def test_a_program_that_is_not_there_is_told_before_the_training_and_once() -> None:
     said: list[str] = []
-    notes = Notices(NotifyConfig(command="no-such-program-here --x"), said.append)
+    notes = notifier(NotifyConfig(command="no-such-program-here --x"), said.append)
     assert said == ["WARNING: notify.command got no notice: no-such-program-here is not there, or not executable"]
     notes.send(NOTICE)
     notes.wait()
@@ -292,13 +296,11 @@ def test_no_part_of_the_address_is_shown_wherever_it_stands() -> None:
 
 def test_that_ranks_stop_moving_is_told_at_once_and_of_a_sweep_with_the_trials_number(tmp_path: Path) -> None:
     heard = tmp_path / "heard"
-    notes = Notices(
-        NotifyConfig(command=f"sh -c 'echo $PACELINE_STATE $PACELINE_HOSTS $PACELINE_ERROR >> {heard}'"), print
-    )
+    config = NotifyConfig(command=f"sh -c 'echo $PACELINE_STATE $PACELINE_HOSTS $PACELINE_ERROR >> {heard}'")
     verdict = Verdict(rank=1, host="node1", kind="stopped", text="rank 1 hangs")
     for kind, event in (("run", verdict), ("sweep", (3, verdict))):
-        notifier = Notifier(notes, kind=kind, key="k", name="n")
-        notifier.hear(plan("node0", "node1") if kind == "run" else (3, plan("node0", "node1")))
-        notifier.hear(event)
+        notes = notifier(config, print, kind)
+        notes.hear(plan("node0", "node1") if kind == "run" else (3, plan("node0", "node1")))
+        notes.hear(event)
         notes.wait()
     assert heard.read_text() == "STALLED node0 node1 rank 1 hangs\nSTALLED trial 3: rank 1 hangs\n"
