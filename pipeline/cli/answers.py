@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
+from pipeline.cli.invocation import as_typed
 from pipeline.cli.verbs import VERBS
-from pipeline.cli.words.command_name import as_typed
 from pipeline.core.errors import DataError, HostError, Killed, PacelineError, Pruned, TrainingError, UsageError
 from pipeline.core.specs import MetricsLine
 

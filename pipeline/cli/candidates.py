@@ -14,7 +14,6 @@ from typing import get_type_hints
 
 from pipeline.cli.invocation import typed_runs_dir
 from pipeline.cli.verbs import VERBS
-from pipeline.cli.words import verb_flags
 from pipeline.config.groups import groups, runs_dir
 from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT
@@ -44,7 +43,7 @@ def candidates(line: str, root: Path = ROOT) -> list[str]:
 def _names(verb: str, current: str, root: Path) -> Iterator[str]:
     """Return names up to their ``=``; of fields only the section, until its point is typed."""
     if current.startswith("-"):
-        yield from (verb_flags.spelt(*pair).partition(" ")[0] for pair in VERBS[verb].options.items())
+        yield from (option.typed(name) for name, option in VERBS[verb].options.items())
         return
     yield from (f"{name}=" for name in VERBS[verb].options)
     if not VERBS[verb].overrides:

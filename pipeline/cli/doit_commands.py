@@ -14,8 +14,8 @@ from doit.exceptions import InvalidCommand
 from doit.plugin import PluginEntry
 
 from pipeline.cli import invocation
+from pipeline.cli.invocation import command
 from pipeline.cli.verbs import VERBS
-from pipeline.cli.words.command_name import command
 from pipeline.core.errors import suggestion
 
 _BACKENDS = {"dbm": DbmDB, "json": JsonDB, "sqlite3": SqliteDB}

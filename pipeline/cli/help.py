@@ -18,7 +18,6 @@ from pipeline.cli.doit_commands import COMMANDS
 from pipeline.cli.invocation import is_override
 from pipeline.cli.output import width
 from pipeline.cli.verbs import VERBS, Verb
-from pipeline.cli.words import verb_flags
 from pipeline.config.groups import Group, groups
 from pipeline.config.schema import OPTIONS, RootConfig, installed_programs
 from pipeline.core.errors import UsageError, suggestion
@@ -151,7 +150,7 @@ def _page_of(lines: Iterable[str]) -> str:
 def _options(name: str, verb: Verb) -> list[str]:
     if not verb.options:
         return []
-    rows = [(verb_flags.spelt(word, option), option.meaning) for word, option in verb.options.items()]
+    rows = [(option.spelt(word), option.meaning) for word, option in verb.options.items()]
     return [f"Options of doit {name} (OPTION=VALUE without dashes is understood too):", *_table(rows), ""]
 
 

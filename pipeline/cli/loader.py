@@ -26,11 +26,10 @@ from doit.exceptions import InvalidCommand  # noqa: E402
 from doit.task import Task  # noqa: E402
 
 from pipeline.cli import answers, clone, invocation  # noqa: E402
-from pipeline.cli.invocation import without_verbosity  # noqa: E402
+from pipeline.cli.invocation import as_typed, without_verbosity  # noqa: E402
 from pipeline.cli.output import inked, note_usual, outlive_reader  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
-from pipeline.cli.words import flags, verb_flags  # noqa: E402
-from pipeline.cli.words.command_name import as_typed  # noqa: E402
+from pipeline.cli.words import flags  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
 
@@ -140,7 +139,7 @@ def _start_with_overrides() -> None:
 
     If the words hold flags of a verb, a bare key or a torchrun command line: doit has copied them already.
     """
-    words, notes = verb_flags.as_words(sys.argv[1:]), list[str]()
+    words, notes = flags.as_words(sys.argv[1:]), list[str]()
     if "torchrun" in words or "run" in words:
         from pipeline.config.overrides import torchrun_line  # the settings of scripts: for such a line alone
         from pipeline.core.processes.heartbeat import waiting

@@ -20,9 +20,8 @@ from doit.doit_cmd import DoitMain  # noqa: E402
 
 from pipeline.cli import answers, clone  # noqa: E402
 from pipeline.cli import help as pages  # noqa: E402
-from pipeline.cli.invocation import HELP_WORDS  # noqa: E402
+from pipeline.cli.invocation import HELP_WORDS, TYPED, as_typed  # noqa: E402
 from pipeline.cli.loader import leave  # noqa: E402
-from pipeline.cli.words.command_name import TYPED, as_typed  # noqa: E402
 from pipeline.core import places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, os_reason  # noqa: E402
 from pipeline.core.files import temporary_prefix, write_atomic  # noqa: E402

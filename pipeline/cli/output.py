@@ -9,8 +9,7 @@ from contextlib import suppress
 from typing import TextIO
 
 from pipeline.cli import answers
-from pipeline.cli.invocation import QUIET, is_wanted, verbosity
-from pipeline.cli.words.command_name import as_typed
+from pipeline.cli.invocation import QUIET, as_typed, is_wanted, verbosity
 from pipeline.core import masking
 from pipeline.core.printable import inked_tracebacks, printable_lines, program_lines, takes_colours, without_host
 from pipeline.core.processes import unexpected

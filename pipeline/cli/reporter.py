@@ -11,9 +11,8 @@ from typing import Any
 from doit.exceptions import TaskError, TaskFailed
 from doit.reporter import ConsoleReporter
 
-from pipeline.cli.invocation import QUIET, verbosity
+from pipeline.cli.invocation import QUIET, as_typed, verbosity
 from pipeline.cli.output import inked
-from pipeline.cli.words.command_name import as_typed
 from pipeline.core.printable import printable_lines
 
 

@@ -1,6 +1,6 @@
 """The verbs: purpose, options and examples of each.
 
-This table drives parsing (pipeline.cli.words.verb_flags), help and tab completion.
+This table drives parsing (pipeline.cli.words.flags), help and tab completion.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class Option(NamedTuple):
     """An option of a verb, typed as a flag (``--watch``, ``--metric NAME``) or as ``watch=1``, ``metric=NAME``.
 
     Attributes:
-        value: the form of its value; the flag of one with ``1``, ``0`` or ``save`` takes none.
+        value: the form of its value.
         meaning: its description.
         flag: the name of its flag in help, if it differs from the option's; both are understood.
         short: a flag of one letter.
@@ -27,6 +27,27 @@ class Option(NamedTuple):
     flag: str = ""
     short: str = ""
     stands_for: str = ""
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether its flag takes no value: ``--watch``, ``--no-data``, ``--baseline``."""
+        return self.value in ("1", "0", "save")
+
+    def flags(self, name: str) -> tuple[str, ...]:
+        """Return the names of the flag of the option ``name`` without dashes, the one in help first."""
+        own = name.replace(".", "-").replace("_", "-")
+        if self.value == "0":
+            return (f"no-{own}",)
+        return (self.flag, own) if self.flag else (own,)
+
+    def typed(self, name: str) -> str:
+        """Return the flag as it is typed: ``--watch``, ``--metric``, ``-n``."""
+        flag = self.flags(name)[0]
+        return f"-{flag}" if len(flag) == 1 else f"--{flag}"
+
+    def spelt(self, name: str) -> str:
+        """Return the flag as help shows it: ``--watch``, ``--metric NAME,…``, ``-n N``."""
+        return self.typed(name) if self.is_switch else f"{self.typed(name)} {self.value}"
 
 
 RUN = Option("KEY", "a run: its key, the beginning of it, or last, the newest; default: the run of the overrides")

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.cli.verbs import VERBS, Verb
-from pipeline.cli.words import verb_flags
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/cli.md"
 
@@ -40,7 +39,7 @@ def _section(name: str, verb: Verb) -> str:
 def _options(verb: Verb) -> Iterator[str]:
     for word, option in verb.options.items():
         if word != "json":
-            yield f"| `{_cell(verb_flags.spelt(word, option))}` | {_cell(option.meaning)} |"
+            yield f"| `{_cell(option.spelt(word))}` | {_cell(option.meaning)} |"
 
 
 def _cell(text: str) -> str:

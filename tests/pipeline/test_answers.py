@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from pipeline.cli import answers
+from pipeline.cli.invocation import TYPED
 from pipeline.cli.output import inked, say
 from pipeline.cli.verbs import VERBS
-from pipeline.cli.words.command_name import TYPED
 from pipeline.core.errors import HostError, TrainingError, UsageError
 from pipeline.core.specs import LogLine, MetricsLine
 

@@ -6,7 +6,6 @@ import pytest
 
 from pipeline.cli import help as pages
 from pipeline.cli.verbs import VERBS
-from pipeline.cli.words.verb_flags import spelt
 from pipeline.config.groups import groups
 from pipeline.core.errors import UsageError
 from tests.integration import preloaded
@@ -44,7 +43,7 @@ def test_pages_keep_to_the_width_of_the_terminal_but_for_commands(
 def test_every_verb_option_group_and_choice_is_explained() -> None:
     for name, verb in VERBS.items():
         page = pages.verb_page(name)
-        assert all(f"  {spelt(*pair)}" in page and pair[1].meaning for pair in verb.options.items())
+        assert all(f"  {pair[1].spelt(pair[0])}" in page and pair[1].meaning for pair in verb.options.items())
         assert all(f"  doit {example}" in page and example.split()[0] == name for example in verb.examples)
         assert "<function" not in page
     assert [group.name for group in groups() if not pages.group_summary(group) or not all(group.options.values())] == []

@@ -10,10 +10,19 @@ import pytest
 
 from pipeline.cli import loader, output
 from pipeline.cli.commands import finished, train
-from pipeline.cli.invocation import QUIET, VERBOSE, Invocation, is_on, is_wanted, parse, without_verbosity
+from pipeline.cli.invocation import (
+    QUIET,
+    TYPED,
+    VERBOSE,
+    Invocation,
+    command,
+    is_on,
+    is_wanted,
+    parse,
+    without_verbosity,
+)
 from pipeline.cli.output import note_usual, say, say_log
 from pipeline.cli.session import Session
-from pipeline.cli.words.command_name import TYPED, command
 from pipeline.config import compose
 from pipeline.core.errors import UsageError
 from pipeline.core.processes import heartbeat

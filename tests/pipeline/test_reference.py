@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pipeline.config import compose, reference
+from pipeline.config import compose
+from tests.architecture import reference
 
 
 def test_the_page_of_the_configuration_is_current() -> None:
     written = reference.PAGE.read_text(encoding="utf-8")
-    assert written == reference.page(), "write it anew: python -m pipeline.config.reference"
+    assert written == reference.page(), "write it anew: python -m tests.architecture.reference"
 
 
 def test_every_field_is_there_with_a_meaning() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.verbs import VERBS
-from pipeline.cli.words import verb_flags
+from pipeline.cli.words import flags
 from pipeline.core.errors import UsageError
 from pipeline.runs import index
 from tests.integration import preloaded
@@ -42,30 +42,30 @@ from tests.pipeline import finished_folder as folder
     ],
 )
 def test_flags_and_a_bare_key_become_words(line: str, words: str) -> None:
-    assert verb_flags.as_words(shlex.split(line)) == shlex.split(words)
+    assert flags.as_words(shlex.split(line)) == shlex.split(words)
 
 
 def test_every_option_of_every_verb_has_a_flag() -> None:
     for name, verb in VERBS.items():
         for option, about in verb.options.items():
-            flag = verb_flags.spelt(option, about).partition(" ")[0]
-            known = verb_flags.named_by(flag, name)
+            flag = about.typed(option)
+            known = flags.named_by(flag, name)
             assert known == (option, about), (name, flag)
 
 
 def test_a_flag_without_its_value_is_refused_with_its_form() -> None:
     with pytest.raises(UsageError, match=r"^--metric of doit plot needs a value: --metric NAME\n  try: doit help plot"):
-        verb_flags.as_words(["plot", "--metric", "--log"])
+        flags.as_words(["plot", "--metric", "--log"])
 
 
 def test_a_switch_that_is_neither_on_nor_off_is_refused() -> None:
     with pytest.raises(UsageError, match=r"^force=maybe must be 1 or 0$"):
-        verb_flags.as_words(["train", "force=maybe"])
+        flags.as_words(["train", "force=maybe"])
 
 
 def test_two_runs_are_refused_where_a_verb_takes_one() -> None:
     with pytest.raises(UsageError, match=r"^doit stop takes one run at a time, not cf0848 and 495e1d\n"):
-        verb_flags.as_words(["stop", "cf0848", "495e1d"])
+        flags.as_words(["stop", "cf0848", "495e1d"])
 
 
 @pytest.mark.slow

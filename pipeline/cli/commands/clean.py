@@ -7,18 +7,19 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli.commands.runs import config_of, experiments_of, matches, of_state, started_with, wanted_values
+from pipeline.cli.commands.runs import filter_of, of_state
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import relative, session
 from pipeline.cluster import launchers
-from pipeline.cluster.earlier import Leftover, clear_leftovers, idle_words, leftovers, why_kept
+from pipeline.cluster.earlier import clear_leftovers, idle_words, leftovers, why_kept
 from pipeline.comparing.listing import day
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
@@ -134,39 +135,19 @@ def why_chosen(row: Row, rules: Rules, *, newer: str | None, rank: int | None, n
     return ", ".join(reasons) if all(reasons) else ""
 
 
-_QUIET_S = 86_400.0
-
-
 def needed(runs_dir: Path) -> dict[str, str]:
     """Return key → what needs the run's result, in words. Raises UsageError: a sweep's folder can't be read."""
-    starts = {key: f"run {of}, which isn't finished, starts from its weights" for key, of in _starts(runs_dir).items()}
-    return {**starts, **{key: f"the sweep {name} names its result" for key, name in _sweeps(runs_dir).items()}}
-
-
-def _sweeps(runs_dir: Path) -> dict[str, str]:
-    """Return key → a sweep with the run among its trials."""
-    named: dict[str, str] = {}
-    for path in sorted((runs_dir / FOLDER).glob("*/sweep.json")):
-        sweep = SweepFolder(path.parent)
-        named |= dict.fromkeys((trial.key for trial in sweep.begun().trials), sweep.name)
-        named |= dict.fromkeys((entry.key for entry in sweep.entries()[0]), sweep.name)
-    return named
-
-
-def _starts(runs_dir: Path) -> dict[str, str]:
-    """Return key → an unfinished run that starts from its weights."""
-    named: dict[str, str] = {}
+    needs: dict[str, str] = {}
     for path in sorted(runs_dir.glob(f"*/{run_folder.INITIAL_WEIGHTS_NOTES}")):
         folder = RunFolder(path.parent)
         run = (folder.read_json(run_folder.INITIAL_WEIGHTS_NOTES) or {}).get("run")
         if run and not folder.result.exists():
-            named[str(run)] = folder.key
-    return named
-
-
-def in_use(folder: RunFolder) -> str:
-    """Return that a command on this computer works on the run, or ''."""
-    return IN_USE if locks.is_held(folder.lock) else ""
+            needs[str(run)] = f"run {folder.key}, which isn't finished, starts from its weights"
+    for path in sorted((runs_dir / FOLDER).glob("*/sweep.json")):
+        sweep = SweepFolder(path.parent)
+        keys = [trial.key for trial in sweep.begun().trials] + [entry.key for entry in sweep.entries()[0]]
+        needs |= dict.fromkeys(keys, f"the sweep {sweep.name} names its result")
+    return needs
 
 
 def objection(folder: RunFolder, row: Row, needs: Mapping[str, str], *, result_stays: bool) -> str:
@@ -183,7 +164,7 @@ def objection(folder: RunFolder, row: Row, needs: Mapping[str, str], *, result_s
         return "a newer Paceline wrote it"
     if row.state == index.ACCEPTED:
         return "a user has accepted it, which doit accept --undo takes back"
-    if row.state in UNDER_WAY and time.time() - measured(folder.path).newest < _QUIET_S:
+    if row.state in UNDER_WAY and time.time() - measured(folder.path).newest < _DAY_S:
         return "it hasn't ended, and was written to within a day: another computer may be at work on it"
     if result_stays or not folder.result.exists():
         return ""
@@ -204,8 +185,8 @@ def _trackers_of(folder: RunFolder) -> list[str | None]:
 
 def _recorded(folder: RunFolder, tracker: str | None) -> bool:
     known = tracking_state.load(folder.path, tracker)
-    done = known is not None and known.state == tracking_state.DONE
-    return known is not None and done and known.inputs == tracking_state.fingerprints(folder.path)
+    is_done = known is not None and known.state == tracking_state.DONE
+    return known is not None and is_done and known.inputs == tracking_state.fingerprints(folder.path)
 
 
 _MOST_KEYS = 3  # in a line that says of several runs why they stay
@@ -225,13 +206,14 @@ class Item:
 def clean() -> None:
     """Remove runs. Raises UsageError: a word that no run can be chosen by. PacelineError: a run can't be removed."""
     options, runs_dir = session().invocation.options, session().config.runs_dir
-    if is_on(options, "hosts"):
-        clean_hosts(options)
-        return
-    if is_on(options, "steps"):
-        clean_steps(options)
-        return
-    rules, confirmed = rules_of(options), is_on(options, "yes")
+    others = (("hosts", clean_hosts, "what lies on hosts"), ("steps", clean_steps, "the outputs of steps"))
+    for name, remove, about in others:
+        if is_on(options, name):
+            if wrong := [other for other in options if other not in (name, "yes")]:
+                raise UsageError(f"{wrong[0]}={options[wrong[0]]} chooses runs, and {name}=1 is about {about}")
+            remove()
+            return
+    rules = rules_of(options)
     with Heartbeat(note) as heartbeat:
         heartbeat.doing("removing what killed commands have left")
         for path in remove_leftovers([runs_dir]):
@@ -245,12 +227,14 @@ def clean() -> None:
         say(line)
     if not going:
         say(f"nothing to remove under {relative(runs_dir)}")
-    elif confirmed or agreed(_amount(going, rules)):
+    elif agreed(_amount(going, rules)):
         _remove(going, runs_dir, rules)
 
 
 def agreed(amount: str) -> bool:
-    """Ask the user for the removal; without a terminal, say how to agree in the command."""
+    """Ask the user for the removal, unless ``--yes`` was typed; without a terminal, say how to agree in the command."""
+    if is_on(session().invocation.options, "yes"):
+        return True
     if not (os.isatty(0) and os.isatty(1)):
         say(f"nothing was removed; to remove {amount}: {shlex.join(['doit', *sys.argv[1:], '--yes'])}")
         return False
@@ -265,12 +249,12 @@ def agreed(amount: str) -> bool:
 def _chosen(runs_dir: Path, rules: Rules) -> list[Item]:
     rows = index.rows(runs_dir)
     newer = _superseded(runs_dir, rows)
-    words = session().invocation.overrides
-    wanted, experiments = wanted_values(words, session().config.resolved), experiments_of(words)
-    rows = of_state(rows, rules.state, index.STATES)
-    rows = [row for row in rows if started_with(RunFolder(runs_dir / row.key), experiments)]
-    if wanted:
-        rows = [row for row in rows if _has(runs_dir, row, wanted)]
+    chosen = filter_of(session().invocation.overrides, session().config.resolved)
+    rows = [
+        row
+        for row in of_state(rows, rules.state)
+        if chosen.config_of(RunFolder(runs_dir / row.key), altered=row.state == index.ALTERED) is not None
+    ]
     if rules.checkpoints:
         rows = [row for row in rows if row.state == State.FINISHED]
     rank = _ranks(runs_dir, rows, rules) if rules.keep_best is not None else {}
@@ -282,13 +266,9 @@ def _chosen(runs_dir: Path, rules: Rules) -> list[Item]:
     return [item for item in items if item.bytes or not rules.checkpoints]
 
 
-def _has(runs_dir: Path, row: Row, wanted: Mapping[str, object]) -> bool:
-    return matches(config_of(RunFolder(runs_dir / row.key), wanted, altered=row.state == index.ALTERED), wanted)
-
-
 def _item(folder: RunFolder, row: Row, why: str, rules: Rules, needs: Mapping[str, str]) -> Item:
     places = removal.checkpoint_files(folder) if rules.checkpoints else [folder.path]
-    stays = in_use(folder) or objection(folder, row, needs, result_stays=rules.checkpoints)
+    stays = IN_USE if locks.is_held(folder.lock) else objection(folder, row, needs, result_stays=rules.checkpoints)
     return Item(folder=folder, row=row, why=why, bytes=sum(measured(path).bytes for path in places), stays=stays)
 
 
@@ -334,7 +314,7 @@ def _remove(items: Sequence[Item], runs_dir: Path, rules: Rules) -> None:
         for item in items:
             heartbeat.doing(f"removing {item.row.key}; {len(gone)} of {len(items)} are gone")
             try:
-                why = remove(item.folder, _objection(item, needs, rules))
+                why = remove(item.folder, partial(_objection, item, needs, rules))
             except OSError as error:
                 raise PacelineError(
                     f"{item.row.key} can't be removed: {os_reason(error)}; removed before: {_amount(gone, rules)}",
@@ -347,17 +327,13 @@ def _remove(items: Sequence[Item], runs_dir: Path, rules: Rules) -> None:
     say(f"removed {_amount(gone, rules)}")
 
 
-def _objection(item: Item, needs: Mapping[str, str], rules: Rules) -> Callable[[], str]:
+def _objection(item: Item, needs: Mapping[str, str], rules: Rules) -> str:
     """Check again behind the run's lock, because another command may have worked on it since."""
-
-    def look_again() -> str:
-        if not item.folder.path.is_dir():
-            return "another command has removed it"
-        if index.row(item.folder) != item.row:
-            return "it has changed since it was shown"
-        return objection(item.folder, item.row, needs, result_stays=rules.checkpoints)
-
-    return look_again
+    if not item.folder.path.is_dir():
+        return "another command has removed it"
+    if index.row(item.folder) != item.row:
+        return "it has changed since it was shown"
+    return objection(item.folder, item.row, needs, result_stays=rules.checkpoints)
 
 
 # ------------------------------------------------------------------------------------------- pure
@@ -385,11 +361,8 @@ def _staying(items: Sequence[Item]) -> list[str]:
     ]
 
 
-def clean_steps(options: Mapping[str, str]) -> None:
-    """Remove steps. Raises UsageError: words that choose runs. PacelineError: one can't be removed."""
-    other = [name for name in options if name not in ("steps", "yes")]
-    if other:
-        raise UsageError(f"{other[0]}={options[other[0]]} chooses runs, and steps=1 is about the outputs of steps")
+def clean_steps() -> None:
+    """Remove outputs of steps. Raises PacelineError: one can't be removed."""
     graph = session().steps
     remove_leftovers([store.steps_dir(graph.runs_dir)])
     going, staying = step_removal.idle(graph, session().config.data_dir)
@@ -402,7 +375,7 @@ def clean_steps(options: Mapping[str, str]) -> None:
     rows = [(path.name, file_size(size), why) for (path, why), size in zip(going.items(), sizes, strict=True)]
     say(aligned([("step", "frees", "why"), *rows]))
     amount = f"{_outputs_removed([*going])}, {file_size(sum(sizes))}"
-    if not is_on(options, "yes") and not agreed(amount):
+    if not agreed(amount):
         return
     for path in going:
         try:
@@ -419,15 +392,12 @@ def _outputs_removed(paths: Sequence[Path]) -> str:
     return " and ".join([*parts, *([counted(len(paths) - folders, "log")] if folders < len(paths) else [])])
 
 
-def clean_hosts(options: Mapping[str, str]) -> None:
-    """Clean hosts.
+def clean_hosts() -> None:
+    """Remove what ended attempts have left on hosts.
 
-    Raises UsageError: words that choose runs, or a cluster without such hosts. HostError: a host can't be asked.
+    Raises UsageError: a cluster without such hosts. HostError: a host can't be asked.
     """
     config = session().config
-    other = [name for name in options if name not in ("hosts", "yes")]
-    if other:
-        raise UsageError(f"{other[0]}={options[other[0]]} chooses runs, and hosts=1 is about what lies on hosts")
     if launchers.capabilities(config.cluster).shares_run_dir:
         raise UsageError(
             "hosts=1 needs a cluster whose hosts have folders of their own", hint="doit clean hosts=1 cluster=two_node"
@@ -443,16 +413,12 @@ def clean_hosts(options: Mapping[str, str]) -> None:
         if not going:
             say(f"nothing to remove on {', '.join(fact.host for fact in facts)}")
             return
-        say(_hosts_table(going))
+        rows = [("host", "attempt", "unused for", "frees")]
+        rows += [(left.host, left.name, idle_words(left.idle_s), file_size(left.bytes)) for left in going]
+        say(aligned(rows))
         amount = f"what was left of {counted(len(going), 'attempt')}, {file_size(sum(left.bytes for left in going))}"
-        if is_on(options, "yes") or agreed(amount):
+        if agreed(amount):
             with waiting(note, "removing it"):
                 lines = clear_leftovers(launcher, facts, config.runs_dir)
             for line in lines or ["it is in use again, so nothing was removed"]:
                 say(line)
-
-
-def _hosts_table(going: Sequence[Leftover]) -> str:
-    rows = [("host", "attempt", "unused for", "frees")]
-    rows += [(left.host, left.name, idle_words(left.idle_s), file_size(left.bytes)) for left in going]
-    return aligned(rows)

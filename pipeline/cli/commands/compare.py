@@ -8,13 +8,14 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence, Set
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from pipeline.cli import answers, clone
 from pipeline.cli.commands import trials
-from pipeline.cli.commands.runs import RUNS_DIR, config_of, experiments_of, matches, started_with, wanted_values
+from pipeline.cli.commands.runs import RUNS_DIR, filter_of
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, relative, session
@@ -41,8 +42,7 @@ from pipeline.runs import index
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import ALTERED
 from pipeline.sweep import folder as folders
-from pipeline.sweep.folder import SweepFolder, TrialEntry
-from pipeline.sweep.report import BY
+from pipeline.sweep.folder import SweepFolder
 from trainers.contract import run_folder
 
 
@@ -59,7 +59,7 @@ def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
     folders = [index.find(runs_dir, key) for key in named]
     folders += of_sweep(runs_dir, sweep)[1] if sweep is not None else []
     if words:
-        folders = _having(current, words, folders or _all(runs_dir))
+        folders = _having(current, words, folders or [RunFolder(runs_dir / row.key) for row in index.rows(runs_dir)])
     elif not folders:
         raise UsageError(
             f"which runs? doit {current.invocation.verb} takes keys or their beginnings, a sweep's name, or overrides",
@@ -68,10 +68,6 @@ def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
     if not folders:
         raise UsageError(f"no run under {relative(runs_dir)} matches these values", hint="doit runs")
     return [reading.read(folder) for folder in {folder.key: folder for folder in folders}.values()]
-
-
-def _all(runs_dir: Path) -> list[RunFolder]:
-    return [RunFolder(runs_dir / row.key) for row in index.rows(runs_dir)]
 
 
 def of_sweep(runs_dir: Path, name: str | None) -> tuple[SweepFolder, list[RunFolder]]:
@@ -83,13 +79,11 @@ def of_sweep(runs_dir: Path, name: str | None) -> tuple[SweepFolder, list[RunFol
 
 def _having(current: Session, words: Sequence[str], folders: Sequence[RunFolder]) -> list[RunFolder]:
     """Return the runs that match. An altered run matches unless the certain parts of it contradict."""
-    experiments = experiments_of(words)
-    wanted = wanted_values(words, current.config.resolved)
+    wanted = filter_of(words, current.config.resolved)
     matching = []
     for folder in folders:
         altered = index.row(folder).state == index.ALTERED
-        config = config_of(folder, wanted, altered=altered)
-        if started_with(folder, experiments) and matches(config, wanted, in_part=altered):
+        if wanted.config_of(folder, altered=altered, in_part=altered) is not None:
             matching.append(folder)
     return matching
 
@@ -186,11 +180,17 @@ def plot() -> None:
     axis = options.get("x", "step")
     if axis not in curves.AXES:
         raise UsageError(f"x={axis} is no axis; {suggestion(axis, curves.AXES)}")
-    log, target = is_on(options, "log"), _picture_file(options.get("file"))
+    log, target = is_on(options, "log"), _output_file(current)
+    form = target.suffix.lower().removeprefix(".") if target is not None else ""
+    if target is not None and form not in FORMATS:
+        raise UsageError(f"file={options['file']} must end in {', '.join(f'.{one}' for one in FORMATS)}")
     metric, bands, more = bands_of(chosen(current, named), options.get("metric"), axis, named_runs=named)
     bands = [curves.above_0(band) for band in bands] if log else bands
     if target is not None:
-        _write_picture(target, bands, metric, axis, log=log)
+        from pipeline.comparing.drawing import curve_file  # not before: matplotlib, for a file alone
+
+        _write(target, curve_file(bands, metric=metric, axis=axis, form=form, log=log))
+        say(relative(target))
         return
     columns = shutil.get_terminal_size().columns
     colour = takes_colours(sys.stdout, os.environ)
@@ -227,36 +227,6 @@ def bands_of(
     return metric, drawable[:_MOST], max(0, len(drawable) - _MOST)
 
 
-def _picture_file(option: str | None) -> Path | None:
-    """Return the picture's path.
-
-    Raises UsageError: a kind of file that can't be drawn, or a place that can't be written.
-    """
-    if option is None:
-        return None
-    path = _output_file(option)
-    if path.suffix.lower().removeprefix(".") not in FORMATS:
-        raise UsageError(f"file={option} must end in {', '.join(f'.{form}' for form in FORMATS)}")
-    return path
-
-
-def _output_file(option: str) -> Path:
-    """Return the path in ``file=``, relative to the command's folder. Raises UsageError: it can't be written."""
-    return replaceable_path(clone.started_in() / expanded(option, f"file={option}"), f"file={option}")
-
-
-def _write_picture(target: Path, bands: list[Band], metric: str, axis: str, *, log: bool) -> None:
-    """Write the picture. Raises PacelineError."""
-    from pipeline.comparing.drawing import curve_file  # not before: matplotlib, for a file alone
-
-    form = target.suffix.lower().removeprefix(".")
-    try:
-        write_atomic(target, curve_file(bands, metric=metric, axis=axis, form=form, log=log))
-    except OSError as error:
-        raise PacelineError(f"{target} can't be written: {os_reason(error)}", hint="--output <another path>") from error
-    say(relative(target))
-
-
 _SUFFIXES = {"html": ".html", "markdown": ".md", "json": ".json"}
 
 
@@ -264,102 +234,78 @@ def report() -> None:
     """Write a report; of a sweep (the newest, if nothing is named) with its table. Raises UsageError, PacelineError."""
     current = trials.with_sweep(session())
     options = current.invocation.options
-    form = options.get("format", "html")
+    form, as_json = options.get("format", "html"), is_on(options, "json")
     if form not in _SUFFIXES:
         raise UsageError(f"format={form} is not known; {suggestion(form, _SUFFIXES)}")
-    if _is_of_sweep(current):
-        if is_on(options, "json"):
+    words = [word for word in current.invocation.overrides if not word.lstrip("+").startswith(("paths.", "tracking"))]
+    if is_of_sweep := not words and not current.invocation.paths:
+        if as_json or "format" not in options:
             trials.show_chosen()
+        if as_json:
             return
-        if "format" not in options:
-            trials.show_chosen()
-    subject = _of_sweep(current) if _is_of_sweep(current) else _of_runs(current)
-    runs, page = subject.runs, _made(subject)
-    if is_on(options, "json") and "file" not in options:
+    name, runs, page = _of_sweep(current) if is_of_sweep else _of_runs(current)
+    if as_json and "file" not in options:
         answers.answer(pages.as_json(page))
         return
-    form = "json" if is_on(options, "json") else form
+    form = "json" if as_json else form
     text = _written(page, form)
     if form != "html" and "file" not in options:
         say(text)
         return
-    target = _page_file(current, subject.file, form)
+    file = f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}{_SUFFIXES[form]}"
+    target = _output_file(current) or current.config.runs_dir / certificate.FOLDER / file
     certifies = form == "html" and any(run.state == State.FINISHED for run in runs)
-    certificate = _certificate(target, page, runs) if certifies else None
-    _write_page(target, text)
+    certified = _certificate(target, page, runs) if certifies else None
+    _write(target, text)
     say(f"\n{page.summary}\n  report       {relative(target)}" if form == "html" else relative(target))
-    if certificate is not None:
-        _write_page(*certificate)
-        say(f"  certificate  {relative(certificate[0])}")
+    if certified is not None:
+        _write(*certified)
+        say(f"  certificate  {relative(certified[0])}")
 
 
-def _is_of_sweep(current: Session) -> bool:
-    """Whether it is about a sweep, and nothing else is named."""
-    words = [word for word in current.invocation.overrides if not word.lstrip("+").startswith(("paths.", "tracking"))]
-    return not words and not current.invocation.paths
+def _of_sweep(current: Session) -> tuple[str, list[ComparedRun], Report]:
+    """Return a name for the file, the runs and the report of a sweep.
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Subject:
-    """The subject of a report. ``file`` is the name of its file; the other fields are ``comparing.report``'s."""
-
-    file: str
-    subject: str
-    command: str
-    runs: Sequence[ComparedRun]
-    by: str
-    why: Sequence[str] = ()
-    goals: Mapping[str, str] = field(default_factory=dict)
-    absent: Sequence[Absent] = ()
-    trials: Sequence[TrialEntry] = ()
-
-
-def _made(subject: _Subject) -> Report:
-    return reports.report(
-        subject.runs,
-        curves.of_runs(subject.runs),
-        subject=subject.subject,
-        why=subject.why,
-        command=subject.command,
-        unix_time=time.time(),
-        by=subject.by,
-        goals=subject.goals,
-        absent=subject.absent,
-        trials=subject.trials,
-    )
-
-
-def _of_sweep(current: Session) -> _Subject:
-    """Return the subject of a sweep. Raises UsageError: no such sweep, or no trial was started."""
+    Raises UsageError: no such sweep, or no trial was started.
+    """
     sweep, folders = of_sweep(current.config.runs_dir, current.invocation.options.get("sweep"))
     about, runs = sweep.begun(), [reading.read(folder) for folder in folders]
     if not runs:
         raise UsageError(f"none of the trials of sweep {sweep.name} was started", hint="doit report --json")
     absent = _absent(sweep, {run.key for run in runs})
     missing = about.total - len(runs) - len(absent)
-    return _Subject(
-        file=f"sweep-{sweep.name}",
+    page = _page(
+        runs,
         subject=f"Sweep {sweep.name}",
         command=reading.command_line("sweep", about.words),
-        runs=runs,
         by=about.by,
         why=[f"{missing} of its {about.total} trials were not started yet."] if missing > 0 else [],
         goals=about.goals,
         absent=absent,
         trials=sweep.entries()[0],
     )
+    return f"sweep-{sweep.name}", runs, page
 
 
-def _of_runs(current: Session) -> _Subject:
-    """Return the subject of the named runs. Raises UsageError."""
-    runs = chosen(current, current.invocation.paths)
+def _of_runs(current: Session) -> tuple[str, list[ComparedRun], Report]:
+    """Return a name for the file, which is the same for the same runs, the named runs and their report.
+
+    Raises UsageError.
+    """
+    runs, runs_dir = chosen(current, current.invocation.paths), current.config.runs_dir
     if len(runs) > 1:
         command = reading.command_line("report", [*current.invocation.paths, *current.invocation.overrides])
-        return _Subject(file=_selection(runs), subject=f"{len(runs)} runs", command=command, runs=runs, by=BY)
+        name = f"selection-{sha256_text(' '.join(sorted(run.key for run in runs)))[:12]}"
+        return name, runs, _page(runs, subject=f"{len(runs)} runs", command=command, why=[])
     (run,) = runs
-    return _Subject(
-        file=run.key, subject=f"Run {run.key}", command=run.command, runs=runs, by=BY, why=_why(current, run)
-    )
+    others = {key: parts for key, parts in index.finished_parts(runs_dir).items() if key != run.key}
+    why = of_nearest(index.nearest(runs_dir, others, run.parts))
+    return run.key, runs, _page(runs, subject=f"Run {run.key}", command=run.command, why=why)
+
+
+def _page(runs: Sequence[ComparedRun], **about: Any) -> Report:
+    """Return the report of these runs; ``about`` are arguments of ``comparing.report.report``."""
+    return reports.report(runs, curves.of_runs(runs), unix_time=time.time(), **about)
 
 
 def _absent(sweep: SweepFolder, present: Set[str]) -> list[Absent]:
@@ -377,17 +323,6 @@ def _absent(sweep: SweepFolder, present: Set[str]) -> list[Absent]:
     ]
 
 
-def _selection(runs: Sequence[ComparedRun]) -> str:
-    """Return a name for the selection, so that the same runs have the same file."""
-    return f"selection-{sha256_text(' '.join(sorted(run.key for run in runs)))[:12]}"
-
-
-def _why(current: Session, run: ComparedRun) -> list[str]:
-    others = index.finished_parts(current.config.runs_dir)
-    others.pop(run.key, None)
-    return of_nearest(index.nearest(current.config.runs_dir, others, run.parts))
-
-
 def _written(page: Report, form: str) -> str:
     if form == "json":
         text = json.dumps(pages.as_json(page), indent=2, allow_nan=False)
@@ -398,24 +333,6 @@ def _written(page: Report, form: str) -> str:
     else:
         text = pages.markdown(page)
     return masking.shown(text)
-
-
-def _page_file(current: Session, name: str, form: str) -> Path:
-    """Return the page's path. Raises UsageError: it can't be written."""
-    option = current.invocation.options.get("file")
-    if option is not None:
-        return _output_file(option)
-    return current.config.runs_dir / certificate.FOLDER / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}{_SUFFIXES[form]}"
-
-
-def _write_page(target: Path, text: str) -> None:
-    """Write the page. Raises PacelineError."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(target, text)
-    except OSError as error:
-        hint = f"--output <another path>; or {write_hint(error, target.parent)}"
-        raise PacelineError(f"{target} can't be written: {os_reason(error)}", hint=hint) from error
 
 
 def _certificate(page_file: Path, page: Report, runs: Sequence[ComparedRun]) -> tuple[Path, str]:
@@ -429,3 +346,21 @@ def _certificate(page_file: Path, page: Report, runs: Sequence[ComparedRun]) -> 
         text, name = certificate.of_runs(page.subject, finished, others, ROOT), page_file.stem
     target = page_file.with_name(f"{name}{certificate.SUFFIX}")
     return replaceable_path(target, "the certificate") if page_file.parent.is_dir() else target, text
+
+
+# ----------------------------------------------------------------------------------------------- files
+def _output_file(current: Session) -> Path | None:
+    """Return the path in ``file=``, relative to the command's folder. Raises UsageError: it can't be written."""
+    option = current.invocation.options.get("file")
+    if option is None:
+        return None
+    return replaceable_path(clone.started_in() / expanded(option, f"file={option}"), f"file={option}")
+
+
+def _write(target: Path, content: str | bytes) -> None:
+    """Write a page or a picture. Raises PacelineError."""
+    try:
+        write_atomic(target, content)
+    except OSError as error:
+        hint = f"--output <another path>; or {write_hint(error, target.parent)}"
+        raise PacelineError(f"{target} can't be written: {os_reason(error)}", hint=hint) from error

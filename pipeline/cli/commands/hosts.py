@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeline import lab as labs
 from pipeline.cli import answers
@@ -43,7 +42,8 @@ def sync() -> None:
     if delete and not invocation.paths:
         raise UsageError("delete=1 is about folders, and none is named", hint="doit sync cluster=… delete=1 PATH")
     cluster = session().config.cluster.with_spares
-    with _ending_children(), closing(syncing.remote(cluster)) as launcher:
+    with Interruptible() as signals, closing(syncing.remote(cluster)) as launcher:  # rsync and pssh end with it
+        signals.left = "; what has arrived is kept, and the same command continues"
         named = syncing.folders(invocation.paths, to=invocation.options.get("to"), workdir=launcher.workdir, root=ROOT)
         wants_pack = is_on({"data": "1", **invocation.options}, "data")
         if not (wants_pack or named or launcher.environment):
@@ -60,14 +60,6 @@ def sync() -> None:
     for copy in copies:
         say(line(copy, removed=delete))
     _demand_equal(copies, lacking, checked_only=check, delete=delete)
-
-
-@contextmanager
-def _ending_children() -> Iterator[None]:
-    """Turn signals into exceptions, so that started programs (rsync, pssh) end with this command."""
-    with Interruptible() as signals:
-        signals.left = "; what has arrived is kept, and the same command continues"
-        yield
 
 
 def _environments(launcher: AgentLauncher, check: bool, heartbeat: Heartbeat) -> list[str]:
@@ -295,21 +287,23 @@ def queue() -> None:
 
 def asked(cluster: Cluster, facts: Sequence[NodeFacts], waiting: Sequence[Wait]) -> Queue:
     """Return what the hosts have answered, and who waits."""
-    computing = [
-        _computing(fact.host, row) for fact in facts for row in (fact.extra.get("system") or {}).get("claims", [])
-    ]
-    others = occupation.occupied(cluster, facts, "")
+    rows = [(fact.host, row) for fact in facts for row in (fact.extra.get("system") or {}).get("claims", [])]
     return Queue(
         hosts=tuple(fact.host for fact in facts),
-        computing=tuple(computing),
-        processes=tuple(f"{one.host}: {said}" for one in others for said in one.processes),
+        computing=tuple(
+            Computing(
+                host=host,
+                user=row["user"],
+                what=row["what"],
+                resources=tuple(row["resources"]),
+                since=float(row["since"]),
+            )
+            for host, row in rows
+        ),
+        processes=tuple(
+            f"{one.host}: {said}" for one in occupation.occupied(cluster, facts, "") for said in one.processes
+        ),
         waiting=tuple(waiting),
-    )
-
-
-def _computing(host: str, row: Mapping[str, Any]) -> Computing:
-    return Computing(
-        host=host, user=row["user"], what=row["what"], resources=tuple(row["resources"]), since=float(row["since"])
     )
 
 

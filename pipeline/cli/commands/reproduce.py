@@ -229,10 +229,10 @@ def _verify(current: Session, path: Path) -> None:
     (certified, others), runs_dir = certificate.read(path), current.config.runs_dir
     here = [run for run in certified if (runs_dir / str(run["run"])).is_dir()]
     shown, alone = relative(path), len(certified) == 1
-    wrong = [line for run in here for line in _wrong(run, runs_dir, alone=alone)]
-    if wrong:
+    wrong = {run["run"]: certificate.disagreements(run, RunFolder(runs_dir / str(run["run"])), ROOT) for run in here}
+    if any(wrong.values()):
         who = f"run {here[0]['run']} isn't" if alone else "not all of its runs are"
-        lines = "\n".join(f"  {line}" for line in wrong)
+        lines = "\n".join(f"  {'' if alone else f'{key}: '}{line}" for key in wrong for line in wrong[key])
         hint = f"doit status {here[0]['run']}" if alone else "doit status KEY; doit train makes one again"
         raise PacelineError(f"{shown} is whole, but {who} what it says:\n{lines}", hint=hint)
     if here:
@@ -247,12 +247,9 @@ def _verify(current: Session, path: Path) -> None:
     if others:
         states = ", ".join(f"{key} {state}" for key, state in others.items())
         say(f"  not checked  what it says of those that weren't finished: {states}")
-    _say_standing(certified)
-
-
-def _wrong(certified: Mapping[str, Any], runs_dir: Path, *, alone: bool) -> list[str]:
-    lines = certificate.disagreements(certified, RunFolder(runs_dir / str(certified["run"])), ROOT)
-    return [line if alone else f"{certified['run']}: {line}" for line in lines]
+    standing = [str(run.get("verdict") or "not made again when this was written") for run in certified]
+    counts = [word if alone else f"{standing.count(word)} {word}" for word in dict.fromkeys(standing)]
+    say(f"  made again   {', '.join(counts)}\n  proves that nothing of this was changed since, not who wrote it")
 
 
 def _checked(here: Sequence[Mapping[str, Any]], runs_dir: Path) -> str:
@@ -261,15 +258,6 @@ def _checked(here: Sequence[Mapping[str, Any]], runs_dir: Path) -> str:
     left = f" (not {', '.join(dict.fromkeys(without))})" if without else ""
     data = "" if any("data" in item for item in without) else ", data"
     return f"key, code, {sum(len(run['files_sha256']) for run in here)} files{data}, figures{left}"
-
-
-def _say_standing(certified: Sequence[Mapping[str, Any]]) -> None:
-    verdicts = [str(run.get("verdict") or "not made again when this was written") for run in certified]
-    counts = [
-        verdict if len(certified) == 1 else f"{verdicts.count(verdict)} {verdict}"
-        for verdict in dict.fromkeys(verdicts)
-    ]
-    say(f"  made again   {', '.join(counts)}\n  proves that nothing of this was changed since, not who wrote it")
 
 
 def export() -> None:
@@ -380,70 +368,54 @@ def _archive(named: str) -> Path | None:
 
 
 # ---------------------------------------------------------------------------------------------- proofs
-_KILLS = 3
 _MOST_KILLS = 1000
-_PROOF = "proof.json"
 
 
-def prove() -> None:
-    """Prove a run.
+def prove(*, once: bool = False) -> None:
+    """Prove a run; ``once``: unless that was done.
 
     Raises UsageError: no valid number of kills; PacelineError: it comes out otherwise, or can't be repeated.
     """
-    kills, seed = _number("kills", _KILLS, least=1, most=_MOST_KILLS), _number("moments", 0, least=0, most=1 << 32)
-    folder = session().folder()
+    config, folder = session().config, session().folder()
+    work = config.runs_dir.absolute() / again.FOLDER / f"{folder.key}{proving.FOLDER_SUFFIX}"
+    written = work / "proof.json"
+    if once and (documents.read_or_none(written) or {}).get("proven") is True:
+        say(f"PROVEN {folder.key} before: {relative(written)}")
+        return
+    kills, seed = _number("kills", 3, least=1, most=_MOST_KILLS), _number("moments", 0, least=0, most=1 << 32)
     result = folder.read_result()
     if result is None:
         raise UsageError(f"run {folder.key} isn't finished", hint=f"doit status {folder.key}")
+
+    def proven(kills: int) -> Proof:
+        return proving.prove(
+            folder, root=ROOT, work=work, data_dir=config.data_dir, overrides=(), keep=False, say=note,
+            kills=kills, seed=seed,
+        )  # fmt: skip
+
     if result.fields.get("proven") is False:
         note(f"run {folder.key} was never repeated: first undisturbed")
-        proof = _proven(folder, kills=0, seed=seed)
+        proof = proven(0)
         if not proof.verdict.reproduced:
-            _tell(folder, proof)
+            _report(proof, written)
             return
         folder.prove()
     note(f"run {folder.key}, repeated and killed {counted(kills, 'time')}")
-    _tell(folder, _proven(folder, kills=kills, seed=seed))
+    _report(proven(kills), written)
 
 
-def prove_once() -> None:
-    """Prove a run, unless that was done. Raises as ``prove``."""
-    folder = session().folder()
-    written = _place(folder) / _PROOF
-    if (documents.read_or_none(written) or {}).get("proven") is True:
-        say(f"PROVEN {folder.key} before: {relative(written)}")
-    else:
-        prove()
-
-
-def _proven(folder: RunFolder, *, kills: int, seed: int) -> Proof:
-    config = session().config
-    return proving.prove(
-        folder, root=ROOT, work=_place(folder), data_dir=config.data_dir, overrides=(), keep=False, say=note,
-        kills=kills, seed=seed,
-    )  # fmt: skip
-
-
-def _place(folder: RunFolder) -> Path:
-    return session().config.runs_dir.absolute() / again.FOLDER / f"{folder.key}{proving.FOLDER_SUFFIX}"
-
-
-def _tell(folder: RunFolder, proof: Proof) -> None:
+def _report(proof: Proof, written: Path) -> None:
     """Write and print the proof. Raises PacelineError: it is not proven."""
-    written = _place(folder) / _PROOF
     write_json(written, _data(proof))
     shown = f"{printable_lines(proving.text(proof))}\n  {relative(written)}"
-    error = None if proof.proven else PacelineError(f"{shown}{_differences(proof)}")
+    differences = "" if proof.verdict.reproduced else f"\n{printable_lines(verdicts.text(proof.verdict))}"
+    error = None if proof.proven else PacelineError(f"{shown}{differences}")
     if answers.wanted():
         answers.answer(_data(proof), error=error)
     if error is not None:
         raise error
     if not answers.wanted():
         say(shown)
-
-
-def _differences(proof: Proof) -> str:
-    return "" if proof.verdict.reproduced else f"\n{printable_lines(verdicts.text(proof.verdict))}"
 
 
 def _number(name: str, default: int, *, least: int, most: int) -> int:

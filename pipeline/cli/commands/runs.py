@@ -32,25 +32,57 @@ from trainers.contract import run_folder
 
 RUNS_DIR = "paths.runs"
 """The field that says which folder to search for runs; it selects no runs within the folder."""
-_EXPERIMENT = "experiment="
 _NPROC = "nproc_per_node"
-_NPROC_FIELD = f"cluster.{_NPROC}"
 
 
-def wanted_values(words: Sequence[str], resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields and values that the words ask for; a group's option asks for all fields that it sets.
+class Filter(NamedTuple):
+    """What overrides ask of runs.
 
-    Words ``experiment=NAME`` are left out; see ``experiments_of``.
+    ``values`` are fields with their values; a group's option asks for all fields that it sets. ``experiments`` are the
+    words ``experiment=NAME``: config.json lacks them, so they are compared with a run's overrides.
+    """
+
+    values: Mapping[str, Any]
+    experiments: frozenset[str]
+
+    def config_of(self, folder: RunFolder, *, altered: bool, in_part: bool = False) -> dict[str, Any] | None:
+        """Return the configuration of a run that matches ({} without config.json), else None.
+
+        Args:
+            altered: only the parts whose digest holds count, because config.json may have been edited.
+            in_part: unknown fields match.
+        """
+        if self.experiments and not self.experiments <= {*folder.overrides()}:
+            return None
+        config = dict(intact_parts(folder).get("config", {})) if altered else self._config(folder)
+        return config if matches(config, self.values, in_part=in_part) else None
+
+    def _config(self, folder: RunFolder) -> dict[str, Any]:
+        """Return config.json; if a number of ranks is wanted, ``auto`` becomes the run's actual number."""
+        config: dict[str, Any] = folder.read_json(run_folder.CONFIG) or {}
+        cluster = config.get("cluster")
+        if (
+            not isinstance(self.values.get(f"cluster.{_NPROC}"), int)
+            or not isinstance(cluster, Mapping)
+            or cluster.get(_NPROC) != "auto"
+        ):
+            return config
+        counts = {*ranks_of(folder.read_json(run_folder.KEY) or {}, folder.read_json(run_folder.PLAN) or {})}
+        return {**config, "cluster": {**cluster, _NPROC: counts.pop()}} if len(counts) == 1 else config
+
+
+def filter_of(words: Sequence[str], resolved: Mapping[str, Any]) -> Filter:
+    """Return what these overrides, of which ``resolved`` is composed, ask of runs.
 
     Raises:
         UsageError: a word about something that run folders don't store.
     """
     wanted: dict[str, Any] = {}
-    experiments = experiments_of(words)
+    experiments = frozenset(word for word in words if word.startswith("experiment="))
     for word in for_hydra([word for word in words if word not in experiments]):
         name = word.lstrip("+~").partition("=")[0]
         of_group = "." not in name and isinstance(resolved.get(name), Mapping)
-        for field in _set_by(name, words) if of_group else [name]:
+        for field in (stands_for(name, words) or [name]) if of_group else [name]:  # of a group without an option all
             try:
                 value = functools.reduce(operator.getitem, field.split("."), resolved)
             except (LookupError, TypeError) as error:
@@ -60,41 +92,7 @@ def wanted_values(words: Sequence[str], resolved: Mapping[str, Any]) -> dict[str
             wanted |= flat(value, field)
     for name in placeholders(wanted):
         raise UsageError(f"{name} is secret, which no file of a run tells; leave it out")
-    return {name: value for name, value in wanted.items() if name != RUNS_DIR}
-
-
-def experiments_of(words: Sequence[str]) -> frozenset[str]:
-    """Return the words ``experiment=NAME``: config.json lacks them, so they are compared with a run's overrides."""
-    return frozenset(word for word in words if word.startswith(_EXPERIMENT))
-
-
-def started_with(folder: RunFolder, experiments: frozenset[str]) -> bool:
-    """Whether the run was started with all these words."""
-    return not experiments or experiments <= {*folder.overrides()}
-
-
-def _set_by(group: str, words: Sequence[str]) -> Sequence[str]:
-    """Return the fields that a group's option sets; the whole section without an option."""
-    return stands_for(group, words) or [group]
-
-
-def config_of(folder: RunFolder, wanted: Mapping[str, Any], *, altered: bool = False) -> dict[str, Any]:
-    """Return config.json, {} without one. If a number of ranks is wanted, ``auto`` becomes the run's actual number.
-
-    For an ``altered`` run only the parts whose digest holds are returned, because config.json may have been edited.
-    """
-    if altered:
-        return dict(intact_parts(folder).get("config", {}))
-    config: dict[str, Any] = folder.read_json(run_folder.CONFIG) or {}
-    cluster = config.get("cluster")
-    if (
-        not isinstance(wanted.get(_NPROC_FIELD), int)
-        or not isinstance(cluster, Mapping)
-        or cluster.get(_NPROC) != "auto"
-    ):
-        return config
-    counts = {*ranks_of(folder.read_json(run_folder.KEY) or {}, folder.read_json(run_folder.PLAN) or {})}
-    return {**config, "cluster": {**cluster, _NPROC: counts.pop()}} if len(counts) == 1 else config
+    return Filter({name: value for name, value in wanted.items() if name != RUNS_DIR}, experiments)
 
 
 def matches(config: Mapping[str, Any], wanted: Mapping[str, Any], *, in_part: bool = False) -> bool:
@@ -132,20 +130,17 @@ class Selection(NamedTuple):
 
 def selected(current: Session, state: str | None = None) -> Selection:
     """Return the matching runs. Raises UsageError: an unknown state, or an override that run folders don't store."""
-    words, runs_dir = current.invocation.overrides, current.config.runs_dir
-    wanted, experiments = wanted_values(words, current.config.resolved), experiments_of(words)
-    rows = of_state(index.rows(runs_dir), state, index.STATES)
-    altered = {row.key for row in rows if row.state == index.ALTERED}
+    runs_dir, chosen = current.config.runs_dir, filter_of(current.invocation.overrides, current.config.resolved)
+    rows = of_state(index.rows(runs_dir), state)
     is_empty = not rows and state is None
-    rows = [row for row in rows if started_with(RunFolder(runs_dir / row.key), experiments)]
-    configs: dict[str, dict[str, Any]] = {}
-    if wanted or len(rows) <= _MOST_COMPARED:
-        configs = {
-            row.key: config_of(RunFolder(runs_dir / row.key), wanted, altered=row.key in altered) for row in rows
-        }
-    rows = [row for row in rows if matches(configs.get(row.key, {}), wanted, in_part=row.key in altered)]
-    left_out = altered if len(rows) <= _MOST_COMPARED else {row.key for row in rows}
-    comparable = {row.key: {} if row.key in left_out else configs.get(row.key, {}) for row in rows}
+    altered = {row.key for row in rows if row.state == index.ALTERED}
+    configs: dict[str, dict[str, Any] | None] = {row.key: {} for row in rows}
+    if any(chosen) or len(rows) <= _MOST_COMPARED:
+        for key in configs:
+            configs[key] = chosen.config_of(RunFolder(runs_dir / key), altered=key in altered, in_part=key in altered)
+    rows = [row for row in rows if configs[row.key] is not None]
+    left_out = altered if len(rows) <= _MOST_COMPARED else configs.keys()
+    comparable = {row.key: {} if row.key in left_out else configs[row.key] or {} for row in rows}
     return Selection(rows, comparable, is_empty)
 
 
@@ -197,10 +192,10 @@ def _coloured(lines: Sequence[str], states: Sequence[str]) -> list[str]:
     ]
 
 
-def of_state(rows: Sequence[Row], state: str | None, known: Sequence[str]) -> list[Row]:
+def of_state(rows: Sequence[Row], state: str | None) -> list[Row]:
     """Return the runs in this state. Raises UsageError: there is no such state."""
-    if state is not None and state.upper() not in known:
-        raise UsageError(f"state={state} is no state of a run; {suggestion(state.upper(), known)}")
+    if state is not None and state.upper() not in index.STATES:
+        raise UsageError(f"state={state} is no state of a run; {suggestion(state.upper(), index.STATES)}")
     return [row for row in rows if state is None or row.state == state.upper()]
 
 
@@ -230,17 +225,14 @@ def differences(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
         if name not in _IN_OTHER_COLUMNS and (name.startswith(_ENV) or not name.startswith(_NOT_COMPARED))
     ]
     keys_by_field = {name: [key for key in known if name in known[key]] for name in compared}
-    keys_by_field |= {name: _keys_of_scripts(configs) for name in compared if name.startswith("program.")}
+    of_scripts = [key for key, config in configs.items() if "program" in config]
+    keys_by_field |= {name: of_scripts for name in compared if name.startswith("program.")}
     keys_by_field |= {name: [key for key in known if known[key]] for name in compared if name.startswith(_ENV)}
     differing = [name for name in compared if len({repr(known[key].get(name)) for key in keys_by_field[name]}) > 1]
     return {
         key: {name: fields[name] for name in differing if name in fields and not _is_unset(name, fields[name])}
         for key, fields in known.items()
     }
-
-
-def _keys_of_scripts(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return [key for key, config in configs.items() if "program" in config]
 
 
 def _is_unset(name: str, value: Any) -> bool:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.cli import answers
 from pipeline.cli.commands import steps, trials
 from pipeline.cli.commands.finished import other_arithmetic
 from pipeline.cli.commands.train import screen, screen_of_sweep
-from pipeline.cli.invocation import is_on
+from pipeline.cli.invocation import as_typed, is_on
 from pipeline.cli.loader import leave_if_interrupted
 from pipeline.cli.output import note, say, say_folded, say_log
 from pipeline.cli.session import relative, session
-from pipeline.cli.words.command_name import as_typed
 from pipeline.cluster.failures import is_consequence, shortened, without_message
 from pipeline.comparing import reading
 from pipeline.comparing.reading import ComparedRun, command_line
@@ -46,28 +44,29 @@ _POLL_S = 0.5
 
 def status() -> None:
     """Print the state of the named or newest run. Without a name, also print running steps and a running sweep."""
-    invocation, runs_dir = session().invocation, session().config.runs_dir
-    named = invocation.options.get("run")
-    is_named = named is not None
+    options, runs_dir = session().invocation.options, session().config.runs_dir
+    named, watches = options.get("run"), is_on(options, "watch")
     if named is not None and trials.names_sweep(runs_dir, named):
-        _status_of_sweep(sweeps.find(runs_dir, named), watches=is_on(invocation.options, "watch"))
+        sweep = sweeps.find(runs_dir, named)
+        if watches and is_under_way(sweep):
+            watch_sweep(sweep)
+        trials.show(sweep, as_json=answers.wanted())
         return
-    step_lines = [] if is_named else steps.under_way(runs_dir)
+    step_lines = [] if named is not None else steps.under_way(runs_dir)
     for line in step_lines:
         say(line)
     if step_lines and not index.rows(runs_dir):
         return
-    watches = is_on(invocation.options, "watch")
-    any_run = not is_named and _names_no_run()
+    any_run = named is None and _names_no_run()
     awaited = _await_next(runs_dir) if watches and any_run and sys.stderr.isatty() else None
     folder = awaited or _named_or_newest()
-    sweep = trials.under_way(runs_dir, folder) if any_run else None
-    if watches and sweep is not None:
-        watch_sweep(sweep)
-        trials.show(sweep)
+    running = trials.under_way(runs_dir, folder) if any_run else None
+    if watches and running is not None:
+        watch_sweep(running)
+        trials.show(running)
         return
-    if sweep is not None:
-        say(f"{trials.standing(sweep)}: doit status --watch follows it; its newest trial:")
+    if running is not None:
+        say(f"{trials.standing(running)}: doit status --watch follows it; its newest trial:")
     if watches:
         watch(folder)
         if not index.is_run(folder):
@@ -87,21 +86,11 @@ def _await_next(runs_dir: Path) -> RunFolder | None:
         while True:
             if any(locks.is_held(sweep.lock) for sweep in sweeps.every(runs_dir)[-1:]):
                 return None
-            if begun := _begun(runs_dir):
+            locked = (path for path in runs_dir.glob(".*.lock") if locks.is_held(path))  # rows take ten times as long
+            begun = [RunFolder(runs_dir / path.name[1:].removesuffix(".lock")) for path in locked]
+            if begun := [folder for folder in begun if index.is_run(folder)]:
                 return max(begun, key=lambda folder: folder.path.stat().st_mtime)
             time.sleep(_POLL_S)
-
-
-def _begun(runs_dir: Path) -> list[RunFolder]:
-    """Return the runs that commands work on, by their locks: their rows would take ten times as long to read."""
-    keys = [path.name[1:].removesuffix(".lock") for path in runs_dir.glob(".*.lock") if locks.is_held(path)]
-    return [folder for folder in (RunFolder(runs_dir / key) for key in keys) if index.is_run(folder)]
-
-
-def _status_of_sweep(folder: SweepFolder, *, watches: bool) -> None:
-    if watches and is_under_way(folder):
-        watch_sweep(folder)
-    trials.show(folder, as_json=answers.wanted())
 
 
 def watch(folder: RunFolder) -> None:
@@ -138,8 +127,7 @@ def wait() -> None:
         _wait_for_sweep(sweeps.find(runs_dir, name))
         return
     folder = _named_or_newest()
-    with waiting(note, f"waiting for run {folder.key}"):
-        _until_over(folder)
+    _wait(folder, f"run {folder.key}")
     row = index.row(folder)
     ended_well = row.state in (State.FINISHED, index.ACCEPTED)
     error = None if ended_well else PacelineError(f"run {folder.key} is {row.state}", hint=f"doit logs {folder.key}")
@@ -151,8 +139,7 @@ def wait() -> None:
 
 
 def _wait_for_sweep(folder: SweepFolder) -> None:
-    with waiting(note, f"waiting for sweep {folder.name}"):
-        _until_over(folder)
+    _wait(folder, f"sweep {folder.name}")
     trials.show(folder, as_json=answers.wanted())
     bad = [trial.number for trial in trials.results_of(folder) if trial.state not in (State.FINISHED, State.PRUNED)]
     if bad:
@@ -160,38 +147,39 @@ def _wait_for_sweep(folder: SweepFolder) -> None:
         raise PacelineError(what, hint="the sweep's command again; it goes on where it was")
 
 
-def _until_over(folder: RunFolder | SweepFolder) -> None:
-    while is_under_way(folder):
-        time.sleep(_POLL_S)
-
-
-def _follow_logs(folder: RunFolder, host: str | None) -> None:
-    """Print the newest lines of the run's newest attempt, and all further ones."""
-    files = AttemptFiles(folder)
-    while True:
-        over = not is_under_way(folder)
-        for event in files.look():
-            if isinstance(event, LogLine) and host in (None, event.host):
-                say_log(as_line(event))
-        if over:
-            return
-        time.sleep(_POLL_S)
+def _wait(folder: RunFolder | SweepFolder, name: str) -> None:
+    with waiting(note, f"waiting for {name}"):
+        while is_under_way(folder):
+            time.sleep(_POLL_S)
 
 
 def logs() -> None:
     """Print the output of a run's hosts, or of a step."""
-    if "step" in session().invocation.options:
-        log = steps.log_of(session().invocation.options["step"])
+    options = session().invocation.options
+    if "step" in options:
+        log = steps.log_of(options["step"])
         say_log(f"{relative(log)}:\n{log.read_text(encoding='utf-8', errors='replace').rstrip()}")
         return
-    folder = _named_or_newest()
-    if is_on(session().invocation.options, "follow"):
-        _follow_logs(folder, session().invocation.options.get("host"))
+    folder, host = _named_or_newest(), options.get("host")
+    if is_on(options, "follow"):
+        _follow_logs(folder, host)
         return
-    for line in run_status.logs(folder, session().invocation.options.get("host")):
+    for line in run_status.logs(folder, host):
         say_log(line)
     if why := run_status.altered(folder):
         note(f"WARNING: run {folder.key} is {index.ALTERED} ({why}); its logs are shown as they are now")
+
+
+def _follow_logs(folder: RunFolder, host: str | None) -> None:
+    """Print the newest lines of the run's newest attempt, and all further ones."""
+    files, is_over = AttemptFiles(folder), False
+    while not is_over:
+        is_over = not is_under_way(folder)
+        for event in files.look():
+            if isinstance(event, LogLine) and host in (None, event.host):
+                say_log(as_line(event))
+        if not is_over:
+            time.sleep(_POLL_S)
 
 
 def _names_no_run() -> bool:
@@ -239,17 +227,6 @@ _FIXES = (  # (pattern in the failure, fix); the first match counts
 )
 
 
-class _FailedRank(NamedTuple):
-    """The error of one rank, and its host."""
-
-    host: str
-    error: RankError
-
-    @property
-    def place(self) -> str:
-        return f"{self.host} rank {self.error.rank}"
-
-
 def triage() -> None:
     """Print why a run failed, the evidence, and the next command. Raises UsageError: no such run."""
     invocation, runs_dir = session().invocation, session().config.runs_dir
@@ -275,11 +252,14 @@ def examined(folder: RunFolder) -> dict[str, Any]:
     run, entries = reading.read(folder), journal.read(folder.journal)
     attempt = entries[-1].attempt if entries else 0
     errors = _errors(folder, attempt)
-    failed = _cut(run.failure or run.reservation, _MOST_FAILED)
-    host = errors[0].host if errors else next((name for name in run.hosts if name in failed), next(iter(run.hosts), ""))
-    traceback = _traceback(errors[0].error, folder.key) if errors else ""
+    failed = run.failure or run.reservation
+    failed = failed if len(failed) <= _MOST_FAILED else f"{failed[:_MOST_FAILED]}…"
+    named = next((name for name in run.hosts if name in failed), next(iter(run.hosts), ""))
+    host, first = errors[0] if errors else (named, None)
+    frames = without_message(first.traceback, first.message) if first else ""  # those of the user's code, and the last
+    traceback = shortened(frames, folder.key) if frames.strip() else ""
     evidence = {"traceback": _last_lines(traceback, _MOST_TRACEBACK)} if traceback else {}
-    if run.failure and (log := _log(folder, attempt, host, errors[0].error.rank if errors else None)):
+    if run.failure and (log := _log(folder, attempt, host, first.rank if first else None)):
         evidence[f"log of {host}"] = log
     return {
         "run": f"{run.key} {run.state}{f', attempt {attempt}' if entries else ''}",
@@ -287,37 +267,27 @@ def examined(folder: RunFolder) -> dict[str, Any]:
         "state": run.state,
         "what": run.what,
         "failed": failed,
-        "where": ", ".join(dict.fromkeys(rank.place for rank in errors)),
+        "where": ", ".join(dict.fromkeys(f"{name} rank {error.rank}" for name, error in errors)),
         "evidence": evidence,
         "next": as_typed(_next(folder, run, host, traceback)),
     }
 
 
-def _errors(folder: RunFolder, attempt: int) -> list[_FailedRank]:
-    """Return the errors of an attempt's ranks, the earliest first, without errors that another error caused."""
-    errors = sorted(_all_errors(folder, attempt), key=lambda rank: rank.error.unix_time)
-    return [rank for rank in errors if not is_consequence(rank.error)] or errors
-
-
-def _all_errors(folder: RunFolder, attempt: int) -> Iterator[_FailedRank]:
+def _errors(folder: RunFolder, attempt: int) -> list[tuple[str, RankError]]:
+    """Return host and error of an attempt's ranks, the earliest first, without errors that another error caused."""
+    errors = []
     for path in sorted((folder.path / run_folder.ATTEMPTS / str(attempt)).glob("*.exit.json")):
         ended = documents.read_or_none(path) or {}
         for error in ended.get("errors") or ():
-            yield _FailedRank(
-                str(ended.get("host", path.name)),
-                RankError(
-                    rank=int(error.get("rank") or 0),
-                    unix_time=float(error.get("unix_time") or 0.0),
-                    message=str(error.get("message") or ""),
-                    traceback=str(error.get("traceback") or ""),
-                ),
+            known = RankError(
+                rank=int(error.get("rank") or 0),
+                unix_time=float(error.get("unix_time") or 0.0),
+                message=str(error.get("message") or ""),
+                traceback=str(error.get("traceback") or ""),
             )
-
-
-def _traceback(error: RankError, key: str) -> str:
-    """Return the frames of the user's code and the last frame, with paths in the project, without the message."""
-    frames = without_message(error.traceback, error.message)
-    return shortened(frames, key) if frames.strip() else ""
+            errors.append((str(ended.get("host", path.name)), known))
+    errors.sort(key=lambda item: item[1].unix_time)
+    return [item for item in errors if not is_consequence(item[1])] or errors
 
 
 def _log(folder: RunFolder, attempt: int, host: str, rank: int | None) -> str:
@@ -357,10 +327,6 @@ def _fix(run: ComparedRun, host: str, traceback: str) -> str:
             return mend.format(what=what, host=host, key=run.key, preflight=preflight)
     frames = _PROJECT_FRAME.findall(traceback)
     return f"mend {frames[-1][0]}, line {frames[-1][1]}" if frames else "mend what it names"
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def _last_lines(text: str, most: int) -> str:

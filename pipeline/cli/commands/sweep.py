@@ -7,16 +7,10 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.cli import answers
-from pipeline.cli.commands.train import (
-    notices_of_sweep,
-    refuse_unfit,
-    screen_of_sweep,
-    start_detached,
-    sweep_subscriber,
-)
+from pipeline.cli.commands.train import notifier, refuse_unfit, screen_of_sweep, start_detached, subscriber
 from pipeline.cli.commands.trials import result_of
 from pipeline.cli.invocation import is_on, process_count, whole_number
 from pipeline.cli.output import note, say, width
@@ -33,6 +27,7 @@ from pipeline.data import store
 from pipeline.execution.complete import provide_weights
 from pipeline.live.sweep_state import SweepState
 from pipeline.runs import layout
+from pipeline.runs.contents import what as what_runs
 from pipeline.sweep import folder as folders
 from pipeline.sweep import report as tables
 from pipeline.sweep.conduct import Sweep, conduct
@@ -47,27 +42,34 @@ if TYPE_CHECKING:  # imports optuna
     from pipeline.sweep.search import Search
 
 
+class Flags(NamedTuple):
+    """Options of the command. ``most``: start at most so many trials; None: all."""
+
+    fork: bool = False
+    retry_failed: bool = False
+    most: int | None = None
+
+
 def sweep() -> None:
     """Run every trial of the command line to its end; finished ones are not run again."""
     current = session()
-    fork, retry_failed, dry_run = (
-        is_on(current.invocation.options, name) for name in ("fork", "retry_failed", "dry_run")
-    )
+    options = current.invocation.options
+    fork, retry_failed, dry_run = (is_on(options, name) for name in ("fork", "retry_failed", "dry_run"))
     if dry_run:
         current.refuse_data()
-    elif is_on(current.invocation.options, "detach"):
+    elif is_on(options, "detach"):
         start_detached(f"sweep-{time.strftime('%Y%m%d-%H%M%S')}")
         return
-    most = whole_number(current.invocation.options, "max_trials")
+    flags = Flags(fork, retry_failed, whole_number(options, "max_trials"))
     if current.searches:
-        search(current, fork=fork, retry_failed=retry_failed, dry_run=dry_run, most=most)
+        show_search(current.search_plan, flags) if dry_run else search(current, flags)
     elif dry_run:
-        show_trials(current.space, fork=fork, retry_failed=retry_failed)
+        show_trials(current.space, flags)
     else:
         for make in (make_steps, fetch_all):  # of what they have made, the trials' keys are known only then
             if make(current.space):
                 current.forget_pack()
-        run(current.space, current.invocation.overrides, fork=fork, retry_failed=retry_failed, most=most)
+        run(current.space, current.invocation.overrides, flags)
 
 
 def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
@@ -78,7 +80,7 @@ def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
     for make in (make_steps, fetch_all):
         if make(space):
             space = of_jobs(jobs, root=ROOT, local_gpus=usable_gpus())
-    run(space, words)
+    run(space, words, Flags())
 
 
 # ------------------------------------------------------------------------------------------- a grid
@@ -105,10 +107,8 @@ def fetch_all(space: Space) -> bool:
     return any(trial.run is None for trial in space.trials)
 
 
-def run(
-    space: Space, words: Sequence[str], *, fork: bool = False, retry_failed: bool = False, most: int | None = None
-) -> None:
-    """Run the trials of a space whose data is in place. ``most``: start at most so many; None: all.
+def run(space: Space, words: Sequence[str], flags: Flags) -> None:
+    """Run the trials of a space whose data is in place.
 
     Raises:
         PacelineError: trials have failed; the text names each with its first error line.
@@ -118,20 +118,24 @@ def run(
         raise PacelineError("a data set vanished after it was fetched", hint="the same command again")
     for line in dict.fromkeys(text for trial in space.trials for text in trial.config.notes):
         note(line)
-    folder = folders.locate(space.trials[0].config.runs_dir, space, fork=fork)
+    folder = folders.locate(space.trials[0].config.runs_dir, space, fork=flags.fork)
     with alone(folder):
         space = in_order(space, folder.about())
         folder.begin(folders.describe(space, space.trials[0].config.shown_words(words)))
-        headline = _headline(space, folder)
-        ended = run_trials(space, Grid(space.trials), folder, headline, retry_failed=retry_failed, most=most)
-    results = [result_of(item) for item in sorted(ended, key=lambda item: item.trial.number)]
+        duplicates = f" ({space.duplicates} more were the same run as another)" if space.duplicates else ""
+        headline = f"sweep {folder.name}: {len(space.trials)} trials{duplicates}, {_at_once(space)} at a time"
+        ended = run_trials(space, Grid(space.trials), folder, headline, flags)
+    results = _results(ended)
     say(f"\n{tables.text(results, len(results), width=width())}")
     conclude(folder, results, ended)
 
 
-def _headline(space: Space, folder: SweepFolder) -> str:
-    duplicates = f" ({space.duplicates} more were the same run as another)" if space.duplicates else ""
-    return f"sweep {folder.name}: {len(space.trials)} trials{duplicates}, {max(1, len(space.slots))} at a time"
+def _results(ended: Sequence[Ended]) -> list[TrialResult]:
+    return [result_of(item) for item in sorted(ended, key=lambda item: item.trial.number)]
+
+
+def _at_once(what: Space | SearchPlan) -> int:
+    return max(1, len(what.slots))
 
 
 # ------------------------------------------------------------------------------------------- of both kinds
@@ -177,22 +181,17 @@ def _cannot_keep(folder: SweepFolder, error: OSError) -> PacelineError:
 
 
 def run_trials(
-    what: Space | SearchPlan,
-    source: TrialSource,
-    folder: SweepFolder,
-    headline: str,
-    *,
-    retry_failed: bool,
-    most: int | None = None,
+    what: Space | SearchPlan, source: TrialSource, folder: SweepFolder, headline: str, flags: Flags
 ) -> list[Ended]:
     """Run the trials of a grid or a search to their end, with output on the terminal. Raises Killed."""
     if any(slot.spares for slot in what.slots):
         note("cluster.spares: a sweep takes none; a trial that loses its hosts is tried again on those that are left")
     first = (what.representative_trial if isinstance(what, SearchPlan) else what.trials[0]).config
     refuse_unfit(first.cluster)
+    name = f"{counted(source.total, 'trial')} of {what_runs(first.resolved)}"
     with (
         screen_of_sweep(lambda: _first_state(what, source, folder), folder.path.parent.parent) as screen,
-        notices_of_sweep(first, folder.name, source.total, screen.say) as notices,
+        notifier(first, screen.say, kind="sweep", key=folder.name, name=name) as notices,
     ):
         screen.say(headline)
         ended = conduct(
@@ -202,13 +201,13 @@ def run_trials(
                 key=what.key,
                 slots=what.slots,
                 retries=what.settings.retries,
-                retry_failed=retry_failed,
+                retry_failed=flags.retry_failed,
                 root=ROOT,
                 argv=sys.argv,
                 say=screen.say,
-                on_event=sweep_subscriber(screen, notices.hear, TrialLines(source.total, _metric(what)[0]).of),
+                on_event=subscriber(screen, notices.hear, TrialLines(source.total, _metric(what)[0]).of),
                 watched=screen.is_live,
-                most=most,
+                most=flags.most,
             )
         )
         notices.ended(*_summary(ended))
@@ -226,8 +225,7 @@ def _summary(ended: Sequence[Ended]) -> tuple[Mapping[str, float], str]:
 def _first_state(what: Space | SearchPlan, source: TrialSource, folder: SweepFolder) -> SweepState:
     """Return the first state of its view. The best is by a search's first objective."""
     metric, maximize = _metric(what)
-    at_once = max(1, len(what.slots))
-    return SweepState(name=folder.name, total=source.total, at_once=at_once, metric=metric, maximize=maximize)
+    return SweepState(name=folder.name, total=source.total, at_once=_at_once(what), metric=metric, maximize=maximize)
 
 
 def _metric(what: Space | SearchPlan) -> tuple[str, bool]:
@@ -272,21 +270,26 @@ def _of_failed(results: Sequence[TrialResult]) -> PacelineError | None:
 
 
 # ------------------------------------------------------------------------------------------- a dry run
-def show_trials(space: Space, *, fork: bool, retry_failed: bool) -> None:
+def show_trials(space: Space, flags: Flags) -> None:
     """Print each trial: done, to run, and why. Writes nothing."""
     entries: dict[str, TrialEntry] = {}
     name = "(its data isn't fetched, so it has no key yet)"
     if space.key:
-        folder = folders.locate(space.trials[0].config.runs_dir, space, fork=fork)
+        folder = folders.locate(space.trials[0].config.runs_dir, space, fork=flags.fork)
         space, name = in_order(space, folder.about()), folder.name
         entries = folders.latest(folder.entries()[0])
     rows = [("trial", "key", "", "why", "what")]
     rows += [
-        (str(trial.number), trial.key or "-", *trial_standing(trial, entries, retry_failed), " ".join(trial.chosen))
+        (
+            str(trial.number),
+            trial.key or "-",
+            *trial_standing(trial, entries, flags.retry_failed),
+            " ".join(trial.chosen),
+        )
         for trial in space.trials
     ]
     done = sum(row[2] == "done" for row in rows)
-    say(f"sweep {name}: {len(space.trials)} trials, {done} done, {max(1, len(space.slots))} at a time")
+    say(f"sweep {name}: {len(space.trials)} trials, {done} done, {_at_once(space)} at a time")
     say(aligned(rows))
 
 
@@ -311,41 +314,35 @@ def trial_standing(trial: Trial, entries: Mapping[str, TrialEntry], retry_failed
 
 
 # ------------------------------------------------------------------------------------------- a search
-def search(current: Session, *, fork: bool, retry_failed: bool, dry_run: bool, most: int | None) -> None:
-    """Train the trials that the search chooses, until the fixed total is reached, or ``most`` were started.
+def search(current: Session, flags: Flags) -> None:
+    """Train the trials that the search chooses, until the fixed total is reached, or enough were started.
 
     Raises:
         PacelineError: trials have failed; the text names each with its first error line.
         Killed: stopped by Ctrl-C or a signal.
     """
-    if dry_run:
-        _show_search(current.search_plan, _search_folder(current.search_plan, fork))
-        return
     if make_step(current.search_plan.representative_trial.config, note):
         current.forget_pack()
     fetch(current.search_plan.representative_trial.config)
     provide_weights(current.search_plan.representative_trial.config, ROOT, argv=sys.argv, say=note)
     current.forget_pack()
     with compose.hydra_ready():
-        words = current.invocation.overrides
-        _run_search(current.search_plan, words, fork=fork, retry_failed=retry_failed, most=most)
+        _run_search(current.search_plan, current.invocation.overrides, flags)
 
 
-def _run_search(plan: SearchPlan, words: Sequence[str], *, fork: bool, retry_failed: bool, most: int | None) -> None:
+def _run_search(plan: SearchPlan, words: Sequence[str], flags: Flags) -> None:
     from pipeline.sweep.search import Searching, open_search  # optuna (0.3 s), which a grid does without
 
-    folder = _search_folder(plan, fork)
+    folder = _search_folder(plan, flags.fork)
     with alone(folder):
         study = open_search(plan.config, plan.space, folder.path, plan.made_of, epochs=plan.epochs)
         record = _SearchRecord(plan, folder, words, study.total)
-        settings = plan.config
-        pruner = "" if settings.pruner == "none" else f", pruner {settings.pruner}"
+        pruner = "" if plan.config.pruner == "none" else f", pruner {plan.config.pruner}"
         headline = (
-            f"sweep {folder.name}: search={settings.name}, {study.total} trials of which {study.begun} have begun, "
-            f"{max(1, len(plan.slots))} at a time{pruner}"
+            f"sweep {folder.name}: search={plan.config.name}, {study.total} trials of which {study.begun} have begun, "
+            f"{_at_once(plan)} at a time{pruner}"
         )
-        source = Searching(study, plan, record.add, note)
-        ended = run_trials(plan, source, folder, headline, retry_failed=retry_failed, most=most)
+        ended = run_trials(plan, Searching(study, plan, record.add, note), folder, headline, flags)
         _conclude_search(plan, study, folder, ended)
 
 
@@ -360,8 +357,7 @@ def _search_folder(plan: SearchPlan, fork: bool) -> SweepFolder:
         folder = folders.SweepFolder(base.path.with_name(f"{base.name}-{number}"))
     if folder.about().has_begun and not (folder.path / STUDY).exists():
         raise UsageError(
-            f"sweep.name={folder.name} stands for a grid, and this is a search",
-            hint="another sweep.name, or --fork",
+            f"sweep.name={folder.name} stands for a grid, and this is a search", hint="another sweep.name, or --fork"
         )
     return folder
 
@@ -378,7 +374,7 @@ class _SearchRecord:
             words=plan.representative_trial.config.shown_words(words),
             total=total,
             trials=folder.about().trials,
-            at_once=max(1, len(plan.slots)),
+            at_once=_at_once(plan),
             by=goals[0].metric,
             goals={goal.metric: goal.direction for goal in goals},
         )
@@ -395,25 +391,23 @@ class _SearchRecord:
 def _conclude_search(plan: SearchPlan, study: Search, folder: SweepFolder, ended: Sequence[Ended]) -> None:
     """Print the table and the best; failed trials are the error."""
     goals = objectives(plan.config)
-    results = [result_of(item) for item in sorted(ended, key=lambda item: item.trial.number)]
+    results = _results(ended)
     by, directions = goals[0].metric if len(goals) == 1 else None, {goal.metric: goal.direction for goal in goals}
     say(f"\n{tables.text(results, study.total, by, directions, width=width())}")
     if len(goals) > 1:
         say(f"\nno other trial is better in all of {', '.join(f'{goal.metric} ({goal.direction})' for goal in goals)}:")
-        say(_front([item for item in results if item.number in study.best()], [goal.metric for goal in goals]))
+        best = [item for item in results if item.number in study.best()]
+        rows = [("trial", *(goal.metric for goal in goals), "")]
+        for item in best:
+            cells = (figure(item.values[goal.metric]) if goal.metric in item.values else "-" for goal in goals)
+            rows.append((str(item.number), *cells, command(item.overrides)))
+        say(aligned(rows))
     conclude(folder, results, ended)
 
 
-def _front(results: Sequence[TrialResult], metrics: Sequence[str]) -> str:
-    rows = [("trial", *metrics, "")]
-    for item in results:
-        cells = (figure(item.values[name]) if name in item.values else "-" for name in metrics)
-        rows.append((str(item.number), *cells, command(item.overrides)))
-    return aligned(rows)
-
-
-def _show_search(plan: SearchPlan, folder: SweepFolder) -> None:
+def show_search(plan: SearchPlan, flags: Flags) -> None:
     """Print the trials chosen so far; the next ones depend on their results. Writes nothing."""
+    folder = _search_folder(plan, flags.fork)
     known, entries = folder.about().trials, folders.latest(folder.entries()[0])
     rows = [("trial", "key", "state", "what")]
     for item in sorted(known, key=lambda item: item.number):

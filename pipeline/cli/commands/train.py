@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import answers, clone
 from pipeline.cli.commands.finished import answer_with, figures, is_finished
-from pipeline.cli.invocation import QUIET, VERBOSE, is_on, is_wanted, process_count, verbosity
+from pipeline.cli.invocation import QUIET, VERBOSE, as_typed, is_on, is_wanted, process_count, verbosity
 from pipeline.cli.output import note, note_usual, say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative, session
-from pipeline.cli.words.command_name import as_typed
 from pipeline.cluster.failures import is_worth_showing
 from pipeline.cluster.local_gpus import usable_gpus
 from pipeline.cluster.spares import unused_warning
 from pipeline.config.build import RunConfig
-from pipeline.config.schema import NotifyConfig
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError, os_reason
 from pipeline.core.processes import process
@@ -47,6 +45,7 @@ if TYPE_CHECKING:
 _DETACHED = ".detached"
 _START_S = 120.0  # longest time until a detached command works: imports, the check of hosts
 _LOOK_S = 0.1
+_ASKS_TO_DETACH = re.compile(r"(?:(?:train|sweep)\.)?detach(?:=.*)?")
 _LAST_WORDS = 2_000  # characters shown of the output of a detached command that ended at once
 _OF_A_TRIAL = re.compile(r"trial +\d+ \| ")
 
@@ -94,9 +93,9 @@ def train() -> None:
     elif not (proves and is_done):
         _train(current)
     if proves:
-        from pipeline.cli.commands.reproduce import prove_once  # as above
+        from pipeline.cli.commands.reproduce import prove  # as above
 
-        prove_once()
+        prove(once=True)
 
 
 def train_all(current: Session) -> None:
@@ -152,16 +151,20 @@ def _train(current: Session, *, attach: bool = False) -> None:
         start_detached(run.key.short, run.folder.lock)
         return
     shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
-    with screen_of_run(run) as screen, notices_of_run(run, screen.say) as notices:
-        screen.say(f"run {run.key.short}: {shape}, {cluster.launcher}")
+    about = {"kind": "run", "key": run.key.short, "name": what(run.config.resolved)}
+    with (
+        screen(lambda: RunPicture(first_state(run.key.short, run.config.resolved), run.folder.path)) as shown,
+        notifier(run.config, shown.say, **about) as notices,
+    ):
+        shown.say(f"run {run.key.short}: {shape}, {cluster.launcher}")
         if idle := unused_warning(cluster):
-            screen.say(idle)
+            shown.say(idle)
         services = replace(
             complete.single_run_services(),
-            on_event=subscriber(screen, notices.hear),
-            on_wait=screen.tell if screen.is_live else None,
+            on_event=subscriber(shown, notices.hear),
+            on_wait=shown.tell if shown.is_live else None,
         )
-        result = complete.train(run, argv=sys.argv, say=screen.say, services=services, attach=attach)
+        result = complete.train(run, argv=sys.argv, say=shown.say, services=services, attach=attach)
         notices.ended(result.metrics)
     say_folded(f"FINISHED {run.key.short}: {figures(result)}")
     for line in status.outlived(run.folder):
@@ -212,7 +215,7 @@ def start_detached(name: str, lock: Path | None = None) -> None:
     """
     log = session().config.runs_dir / _DETACHED / f"{name}.log"
     env = process.of_this_clone({clone.STARTED_IN: str(clone.started_in())})
-    words = [word for word in sys.argv[1:] if not _asks_to_detach(word)]
+    words = [word for word in sys.argv[1:] if not _ASKS_TO_DETACH.fullmatch(word)]
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         child = process.background([sys.executable, "-m", "doit", *words], env=env, log=log)
@@ -229,11 +232,6 @@ def start_detached(name: str, lock: Path | None = None) -> None:
     if answers.wanted():
         answers.answer({"name": name, "pid": child.pid, "log": str(log)})
     say(f"{name} goes on without this terminal (process {child.pid}); what it says: {relative(log)}")
-
-
-def _asks_to_detach(word: str) -> bool:
-    name = word.partition("=")[0].removeprefix("train.").removeprefix("sweep.")
-    return name == "detach"
 
 
 def ended_at_once(code: int, log: Path) -> None:
@@ -261,19 +259,18 @@ def screen(picture: Callable[[], Picture], *, trials: bool = False) -> Screen:
     return Screen(width=plain_width(sys.stderr, os.environ), wanted=wanted, named=as_typed)
 
 
-def screen_of_run(run: Run) -> Screen:
-    """Return the screen of one run."""
-    return screen(lambda: RunPicture(first_state(run.key.short, run.config.resolved), run.folder.path))
-
-
 def screen_of_sweep(state: Callable[[], SweepState], runs_dir: Path) -> Screen:
     """Return the screen of a sweep; ``state`` makes its first state."""
     return screen(lambda: SweepPicture(state(), runs_dir), trials=True)
 
 
-# ------------------------------------------------------------------------------------------------ its events
-def subscriber(shown: Screen, hear: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a function that passes events of an attempt, or of a sweep's trials, to the screen and to ``hear``."""
+def subscriber(
+    shown: Screen, hear: Callable[[Any], None], lines: Callable[[Any, float], str | None] = lambda *_: None
+) -> Callable[[Any], None]:
+    """Return a function that passes events of an attempt, or of a sweep's trials, to the screen and to ``hear``.
+
+    Without a table, ``lines`` reports starts and ends of trials.
+    """
     verbose = verbosity() == VERBOSE
 
     def on_event(event: Any) -> None:
@@ -283,18 +280,6 @@ def subscriber(shown: Screen, hear: Callable[[Any], None]) -> Callable[[Any], No
             answers.event(event)
         if verbose and isinstance(event, LogLine) and not is_worth_showing(event):
             shown.say(as_line(event))
-
-    return on_event
-
-
-def sweep_subscriber(
-    shown: Screen, hear: Callable[[Any], None], lines: Callable[[Any, float], str | None]
-) -> Callable[[Any], None]:
-    """Return ``subscriber`` for a sweep's trials; without a table, ``lines`` reports their starts and ends."""
-    pass_on = subscriber(shown, hear)
-
-    def on_event(event: Any) -> None:
-        pass_on(event)
         if not shown.is_live and (text := lines(event, time.monotonic())) is not None:
             shown.say(text)
 
@@ -315,19 +300,12 @@ class _Silent(AbstractContextManager["_Silent"]):
         """Send nothing."""
 
 
-def notices_of_run(run: Run, say: Callable[[str], None]) -> Notifier | _Silent:
-    """Return the notices of one run. ``say`` takes a warning if one can't be sent."""
-    return _notifier(run.config.notify, say, kind="run", key=run.key.short, name=what(run.config.resolved))
+def notifier(config: RunConfig, say: Callable[[str], None], **about: str) -> Notifier | _Silent:
+    """Return the notices of a run or a sweep, ``about`` its ``kind``, ``key`` and ``name``.
 
-
-def notices_of_sweep(first: RunConfig, key: str, trials: int, say: Callable[[str], None]) -> Notifier | _Silent:
-    """Return the notices of a sweep; its trials' ends send none. ``first``: the configuration of one trial."""
-    name = f"{counted(trials, 'trial')} of {what(first.resolved)}"
-    return _notifier(first.notify, say, kind="sweep", key=key, name=name)
-
-
-def _notifier(config: NotifyConfig, say: Callable[[str], None], **about: str) -> Notifier | _Silent:
-    if config.command is None and config.url is None:
+    ``config`` is that of the run, or of one trial; ``say`` takes a warning if a notice can't be sent.
+    """
+    if config.notify.command is None and config.notify.url is None:
         return _Silent()
     from pipeline.live import notices  # HTTP: 30 ms before the start, for who wants notices
 

@@ -67,9 +67,11 @@ def results_of(folder: SweepFolder) -> list[TrialResult]:
     runs_dir, entries = folder.path.parent.parent, folders.latest(folder.entries()[0])
     results = []
     for trial in folder.begun().trials:
-        figures, problem = _figures_or_why(RunFolder(runs_dir / trial.key))
-        known = entries.get(trial.key)
-        remark = remark_on(RunFolder(runs_dir / trial.key)) if figures else ""
+        known, problem = entries.get(trial.key), ""
+        try:
+            figures, remark = _figures_and_remark(RunFolder(runs_dir / trial.key))
+        except AlteredError as error:  # other trials keep their figures
+            figures, remark, problem = {}, "", f"{error.what}; the sweep's command makes it again"
         state = "FINISHED" if figures else ALTERED if problem else str(known.state) if known is not None else "PLANNED"
         results.append(
             TrialResult(
@@ -79,7 +81,7 @@ def results_of(folder: SweepFolder) -> list[TrialResult]:
                 chosen=trial.chosen,
                 overrides=trial.overrides,
                 values=figures,
-                detail=problem or remark or (known.detail if known is not None and state != "FINISHED" else ""),
+                detail=problem or remark or (known.detail if known is not None and not figures else ""),
             )
         )
     return results
@@ -102,44 +104,30 @@ def standing(folder: SweepFolder) -> str:
     return f"sweep {folder.name}: {done} of {folder.begun().total} done, {running} running"
 
 
-def _figures_or_why(folder: RunFolder) -> tuple[Mapping[str, float], str]:
-    """Return a trial's figures; of an altered result only that, while other trials keep theirs."""
-    try:
-        return figures_of(folder), ""
-    except AlteredError as error:
-        return {}, f"{error.what}; the sweep's command makes it again"
-
-
 def result_of(item: Ended) -> TrialResult:
     """Return an ended trial as a report shows it. Raises AlteredError."""
     trial, state = item.trial, item.outcome.state
     folder = trial.run.folder if trial.run is not None and state is State.FINISHED else None
+    figures, remark = _figures_and_remark(folder) if folder else ({}, "")
     return TrialResult(
         number=trial.number,
         key=trial.key or "",
         state=str(state),
         chosen=trial.chosen,
         overrides=trial.overrides,
-        values=figures_of(folder) if folder else {},
-        detail=(remark_on(folder) if folder else "") or item.outcome.detail,
+        values=figures,
+        detail=remark or item.outcome.detail,
     )
 
 
-def figures_of(folder: RunFolder) -> Mapping[str, float]:
-    """Return the numbers of result.json for a table; none before it exists. Raises AlteredError."""
-    result, _ = acceptance.standing(folder)
+def _figures_and_remark(folder: RunFolder) -> tuple[Mapping[str, float], str]:
+    """Return the numbers of result.json for a table, and ``accepted, not proven: as …`` or a metric that was no number.
+
+    Returns nothing before it exists. Raises AlteredError.
+    """
+    result, accepted = acceptance.standing(folder)
     if result is None:
-        return {}
+        return {}, ""
     speeds = {"images_per_s": result.images_per_s, "train_s": result.train_s}
-    return {**result.metrics, **{name: value for name, value in speeds.items() if value is not None}}
-
-
-def remark_on(folder: RunFolder) -> str:
-    """Return ``accepted, not proven: as …`` for an accepted trial; else a metric that was no number."""
-    try:
-        result, accepted = acceptance.standing(folder)
-    except AlteredError:
-        return ""
-    if accepted is not None:
-        return str(accepted)
-    return "" if result is None else nonfinite_note(result.fields)
+    figures = {**result.metrics, **{name: value for name, value in speeds.items() if value is not None}}
+    return figures, nonfinite_note(result.fields) if accepted is None else str(accepted)

@@ -1,4 +1,8 @@
-"""Words that begin with a dash: doit's own options, and those of Hydra's command line, which `doit train` takes too."""
+"""Words that begin with a dash: flags of a verb, doit's own options, and those of Hydra's command line.
+
+A verb's flags, and a run's bare key, become words: ``stop cf0848 --json`` is ``stop run=cf0848 json=1``. doit's own
+options stand before the verb. With Hydra's, `doit train` becomes Hydra's command line. The rest is refused.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +15,100 @@ from doit.cmd_run import Run
 from doit.cmdparse import CmdOption, CmdParse, CmdParseError
 
 from pipeline.cli.doit_commands import COMMANDS
-from pipeline.cli.invocation import HELP_WORDS, Invocation, is_override, without_verbosity
-from pipeline.cli.verbs import VERBS
-from pipeline.cli.words import verb_flags
+from pipeline.cli.invocation import HELP_WORDS, Invocation, is_on, is_override, without_verbosity
+from pipeline.cli.verbs import VERBS, Option
 from pipeline.config.overrides.words import NAME_A_SCRIPT
 from pipeline.core.errors import UsageError, nearest
 from pipeline.core.processes import process
+from pipeline.core.specs import LAST
 
+_KEY = re.compile(rf"[0-9a-f]{{2,32}}|{LAST}")  # of a run, the beginning of one, or the id of an MLflow run
+_SHORT_FLAG = re.compile(r"-\w(\d*)")  # -f, -n 4, -n4
+_LITERAL = ("torchrun", "run")  # what follows these is a script's command line
+
+
+def as_words(argv: Sequence[str]) -> list[str]:
+    """Translate the flags and the bare key after a verb into ``name=value``; other words stay.
+
+    Args:
+        argv: the words after ``doit``.
+
+    Raises:
+        UsageError: a flag without its value, a switch that is neither 1 nor 0, or two runs for a verb that takes one.
+    """
+    at = next((number for number, word in enumerate(argv) if word in VERBS or word in _LITERAL), len(argv))
+    if at == len(argv) or any(word in _LITERAL for word in argv):
+        return [*argv]
+    before, verb, rest = [*argv[:at]], argv[at], [*argv[at + 1 :]]
+    becomes, words, keys = verb, list[str](), list[str]()
+    while rest:
+        word = rest.pop(0)
+        if found := named_by(word, verb):
+            name, option = found
+            value = _value(word, option, rest, verb)
+            if option.stands_for and option.is_switch and not is_on({name: value}, name):
+                continue
+            if option.stands_for in VERBS:
+                becomes = option.stands_for
+            elif option.stands_for.startswith("-"):
+                before += [option.stands_for] if option.is_switch else [option.stands_for, value]
+            else:
+                words.append(f"{option.stands_for or name}={value}")
+        elif _names_run(word, verb):
+            keys.append(word)
+            words.append(f"run={word}")
+        else:
+            words.append(word)
+    if keys and len(named := [word.removeprefix("run=") for word in words if word.startswith("run=")]) > 1:
+        raise UsageError(f"doit {verb} takes one run at a time, not {' and '.join(named)}", hint="doit runs")
+    left_out = VERBS[verb].options.keys() - VERBS[becomes].options.keys()
+    return [*before, becomes, *(word for word in words if word.partition("=")[0] not in left_out)]
+
+
+def named_by(word: str, verb: str) -> tuple[str, Option] | None:
+    """Return the verb's option that a flag stands for: its name and entry in the table."""
+    options = VERBS[verb].options
+    if word.startswith("--"):
+        typed = word[2:].partition("=")[0].replace("_", "-")
+        return next((item for item in options.items() if typed in item[1].flags(item[0])), None)
+    if word.startswith("-"):
+        return next((item for item in options.items() if _is_short(word, *item)), None)
+    name = word.partition("=")[0]  # the old form, of what nothing but a flag's translation would carry out
+    return (name, options[name]) if "=" in word and name in options and options[name].stands_for else None
+
+
+def _is_short(word: str, name: str, option: Option) -> bool:
+    short, match = option.short or (name if len(name) == 1 else ""), _SHORT_FLAG.fullmatch(word)
+    return bool(short) and match is not None and word[1] == short and not (match[1] and option.is_switch)
+
+
+def _value(typed: str, option: Option, rest: list[str], verb: str) -> str:
+    """Return an option's value; takes it out of ``rest``, the words behind the flag, if it stands there."""
+    flag, equals, value = typed.partition("=")
+    if match := _SHORT_FLAG.fullmatch(typed):
+        flag, equals, value = typed[:2], match[1], match[1]
+    if not equals and option.is_switch:
+        return option.value
+    if not equals and rest and not rest[0].startswith("--"):
+        value = rest.pop(0)
+    if not value.strip():
+        form = "1 or 0" if option.is_switch else option.value
+        raise UsageError(f"{flag} of doit {verb} needs a value: {flag} {form}", hint=f"doit help {verb}")
+    return value
+
+
+def _names_run(word: str, verb: str) -> bool:
+    """Whether a bare word after a verb is a run's key; any word is, if it may also be a sweep or a file."""
+    known = VERBS[verb]
+    if "run" not in known.options or known.bare or is_override(word) or word.startswith("-"):
+        return False
+    return word not in VERBS and (_KEY.fullmatch(word) is not None or "|" in known.options["run"].value)
+
+
+# ------------------------------------------------------------------------ flags that no verb has
 _OF_HYDRA = (
-    "--cfg",
-    "--info",
-    "--multirun",
-    "-m",
-    "--resolve",
-    "--package",
-    "--hydra-help",
-    "--shell-completion",
-    "--experimental-rerun",
+    *("--cfg", "--info", "--multirun", "-m", "--resolve", "--package"),
+    *("--hydra-help", "--shell-completion", "--experimental-rerun"),
 )
 _SHORT = {"-c": ("job", "hydra", "all"), "-i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")}
 """Hydra's --cfg and --info in short, with what may follow: doit has a -c of its own."""
@@ -95,7 +176,7 @@ def _refuse_dashed(argv: Sequence[str], invocation: Invocation, loader_options: 
     from pipeline.config.errors import unknown_key  # the settings classes, for this error alone
 
     verb, first = invocation.verb, next(iter(refused))
-    own = [verb_flags.spelt(*pair).partition(" ")[0] for pair in VERBS[verb].options.items()]
+    own = [option.typed(name) for name, option in VERBS[verb].options.items()]
     if first in own:
         raise UsageError(f"the options of doit {verb} stand behind it", hint=f"doit {verb} {first}")
     if first[2:].replace("-", "_") in unknown_key.RESUMES:
@@ -151,7 +232,7 @@ def _meant(name: str, value: str, verb: str) -> str | None:
 
     plain = {option.replace("_", ""): option for option in VERBS[verb].options}
     if (close := nearest(name.replace("_", ""), plain, 0.8)) is not None and name not in unknown_key.MEANT:
-        return verb_flags.spelt(plain[close], VERBS[verb].options[plain[close]])
+        return VERBS[verb].options[plain[close]].spelt(plain[close])
     if not VERBS[verb].overrides:
         return None
     if file := re.fullmatch(rf"(?:conf/)?{unknown_key.MEANT.get(name, name)}/([\w-]+)\.ya?ml", value):

@@ -1,4 +1,4 @@
-"""Write docs/configuration.md, every field with type, default and meaning: ``python -m pipeline.config.reference``.
+"""Write docs/configuration.md, every field with type, default and meaning: ``python -m tests.architecture.reference``.
 
 The meaning of a field is in the docstring of its settings class, in the section ``Attributes:``.
 """
@@ -29,7 +29,7 @@ The default of a field is that of its settings class. The table of options shows
 `conf/` changes. [Your own defaults](team-defaults.md#your-own-defaults) take precedence over both, an experiment over
 these, and the command line over all. `null` means "none" in YAML.
 
-This page is generated from the settings classes: `python -m pipeline.config.reference`.
+This page is generated from the settings classes: `python -m tests.architecture.reference`.
 """
 _ENTRY = re.compile(r"^    (?P<name>\w+): (?P<meaning>.+(?:\n {8,}.+)*)", re.MULTILINE)
 _PLACEHOLDERS = ("name", "launcher")  # fields that repeat the option's name
