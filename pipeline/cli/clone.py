@@ -61,9 +61,8 @@ def refuse_none() -> None:
 def refuse_another(root: Path) -> None:
     """Refuse to use a package from another clone, which would train that clone's code into that clone's folders.
 
-    Raises:
-        UsageError: ``pipeline`` or ``trainers`` lies elsewhere than in ``root``, the folder of the dodo.py; or that is
-            another project than the one where the command was started.
+    Raises UsageError: ``pipeline`` or ``trainers`` lies elsewhere than in ``root``, the folder of the dodo.py; or that
+    is another project than the one where the command was started.
     """
     if not places.is_clone(root):
         _refuse_other_project(root)
@@ -96,10 +95,8 @@ def _folder_of(name: str) -> Path | None:
 def refuse(root: Path) -> None:
     """Refuse modules that hide a module of the standard library, because code of doit or torch would fail to import it.
 
-    Raises:
-        UsageError: a module or package in ``root`` has the name of a standard module; in a project that is no clone,
-        also
-            the name of one of Paceline's.
+    Raises UsageError: a module or package in ``root`` has the name of a standard module; in a project that is no clone,
+    also the name of one of Paceline's.
     """
     ours = frozenset[str]() if places.code_of(root) == root else places.MODULES
     for path in root.iterdir():

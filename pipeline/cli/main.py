@@ -77,9 +77,8 @@ def init(words: Sequence[str]) -> str:
     It becomes a git repository with one commit, because runs are repeated from their commit; not with ``git=false``
     (``--no-git``), inside another repository, or without git. ``.`` makes a project of a folder that holds something.
 
-    Raises:
-        UsageError: not exactly one word, a name that can't be a package's, or a folder that isn't empty.
-        PacelineError: the folder can't be written.
+    Raises UsageError: not exactly one word, a name that can't be a package's, or a folder that isn't empty;
+    PacelineError: the folder can't be written.
     """
     without_git = [word for word in words if word in _WITHOUT_GIT]
     words = [word for word in words if word not in (*_WITHOUT_GIT, "--json", "json=1")]
@@ -105,8 +104,7 @@ def init(words: Sequence[str]) -> str:
 def _init_around(folder: Path) -> str:
     """Make a project of a folder with files, of which pyproject.toml alone is changed: it gets the tables of doit.
 
-    Raises:
-        UsageError: it is a project already, or its pyproject.toml has other tables of doit.
+    Raises UsageError: it is a project already, or its pyproject.toml has other tables of doit.
     """
     about, dodo = folder / "pyproject.toml", folder / "dodo.py"
     known = about.read_text("utf-8") if about.exists() else ""

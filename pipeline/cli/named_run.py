@@ -52,11 +52,8 @@ def configuration(
 
     Only the place of the runs, and if typed that of data and records, comes from ``resolved``.
 
-    Raises:
-        UsageError: no such run, it has no configuration, another word would change it, or conf/ and the words don't
-        reach
-            its hosts.
-        AlteredError: its key.json or config.json was altered.
+    Raises UsageError: no such run, it has no configuration, another word would change it, or conf/ and the words don't
+    reach its hosts; AlteredError: its key.json or config.json was altered.
     """
     for word in invocation.overrides:
         if not word.lstrip("+").startswith(_WHERE):
@@ -89,8 +86,7 @@ def configuration(
 def cluster(folder: RunFolder, invocation: Invocation, root: Path, local_gpus: int) -> Cluster:
     """Return the hosts that the run was last started on, reached by conf/ and the typed words.
 
-    Raises:
-        UsageError: the run was never started, or the way to its hosts is unknown.
+    Raises UsageError: the run was never started, or the way to its hosts is unknown.
     """
     path = folder.path / run_folder.CONFIG
     if not path.exists():

@@ -137,8 +137,7 @@ def build(
         steps: finds the step that the data comes from.
         children: ``init.run`` of the runs that start from this one.
 
-    Raises:
-        UsageError: a field that no code reads, or a value that can't work.
+    Raises UsageError: a field that no code reads, or a value that can't work.
     """
     _refuse_unread(resolved, overrides)
     placed, step = with_step(with_ranks(resolved, root), steps)
@@ -168,8 +167,7 @@ def build(
 def tracking_config(section: Mapping[str, Any]) -> TrackingConfig:
     """Return the section ``tracking`` with the fields of the chosen tracker.
 
-    Raises:
-        UsageError: an unknown tracker, or an impossible name of the experiment.
+    Raises UsageError: an unknown tracker, or an impossible name of the experiment.
     """
     tracker = section.get("tracker")
     settings = TrackingConfig if tracker is None else OPTIONS["tracking"].settings(tracker)
@@ -190,11 +188,17 @@ def parent_of(
     run = train.init.run
     if run is None:
         return None
-    from pipeline.config.compose import compose_parent, parent_errors_explained  # not at the top: it imports Hydra
+    from pipeline.config.compose import compose_parent  # not at the top: it imports Hydra
 
-    with parent_errors_explained(run, children):
+    try:
         resolved, overrides = compose_parent(run, words, children=children)
         parent = build(resolved, overrides, root=root, local_gpus=local_gpus, children=(*children, run))
+    except ValueError as error:  # of shlex
+        raise UsageError(f"init.run={run!r} can't be split into words: {error}") from error
+    except UsageError as error:
+        if children or error.what.startswith("init.run"):
+            raise
+        raise UsageError(f"init.run={run!r}: {error.what}", hint=error.hint) from error
     if parent.script is not None:
         raise UsageError(f"init.run={run!r} is the run of a script, of whose weights nothing is known")
     return parent
@@ -221,8 +225,7 @@ def _check_together(
 def refuse_uneven(trainer: node.TrainerConfig, cluster: Cluster) -> None:
     """Refuse ranks that can't share the global batch evenly, and hosts that can't give equal weights by trainer.shards.
 
-    Raises:
-        UsageError: names numbers that work, or the variable in which hosts differ.
+    Raises UsageError: names numbers that work, or the variable in which hosts differ.
     """
     try:
         trainer.check_ranks(cluster.world_size)
@@ -296,8 +299,7 @@ def notify_config(section: Mapping[str, Any]) -> NotifyConfig:
 def stored_config(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[str, Any]:
     """Return a resolved configuration without the settings of sweeps and without ``secrets``.
 
-    Raises:
-        UsageError: a placeholder in place of a secret, or a secret in a field that the ranks read from config.json.
+    Raises UsageError: a placeholder in place of a secret, or a secret in a field that the ranks read from config.json.
     """
     _refuse_placeholders(resolved)
     outside = ["sweep", "search", "notify", *([] if describes_script(resolved) else [programs.SECTION])]
@@ -357,8 +359,7 @@ def _refuse_unread(resolved: Mapping[str, Any], words: tuple[str, ...]) -> None:
 def _folder(root: Path, field: str, value: str) -> Path:
     """Return the absolute path of a folder named relative to the project.
 
-    Raises:
-        UsageError: no folder can have this name.
+    Raises UsageError: no folder can have this name.
     """
     if not value.strip():
         raise UsageError(f"{field} is empty; is a shell variable unset?")

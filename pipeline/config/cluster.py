@@ -21,52 +21,8 @@ from pipeline.core.files import expanded
 from pipeline.core.redact import HIDDEN, hide, is_secret_name, secret_values, split, without_secrets
 from pipeline.core.specs import Cluster, Host, unfit_name
 
-
-def _check_places(workdir: str | None, hosts: Sequence[Host], spares: Sequence[Host]) -> None:
-    """Refuse folders, names, users and ports that a host can't have. Raises UsageError."""
-    if workdir is not None and workdir != "~" and not workdir.startswith(("/", "~/")):
-        raise UsageError(f"cluster.workdir={workdir} must be an absolute path on the hosts, or begin with ~/")
-    for field, host in _named(hosts, spares):
-        if why := unfit_name(host):
-            raise UsageError(f"{field}: {host.label!r} {why}")
-        if host.port is not None and not 1 <= host.port <= 65535:
-            raise UsageError(f"{field} {host.name}: port={host.port} must be a whole number from 1 to 65535")
-
-
-def _refuse_duplicates(hosts: Sequence[Host], spares: Sequence[Host]) -> None:
-    seen: dict[str, str] = {}
-    for field, host in _named(hosts, spares):
-        if (first := seen.get(host.label)) == "cluster.hosts" and field == "cluster.spares":
-            raise UsageError(
-                f"cluster.hosts and cluster.spares both name {host.label}; a spare is a further host, for a lost one"
-            )
-        if first is not None:
-            raise UsageError(
-                f"{field} names {host.label} twice; each node takes part once (more ranks: nproc_per_node)"
-            )
-        seen[host.label] = field
-
-
-def _refuse_unfit_spares(hosts: Sequence[Host], spares: Sequence[Host]) -> None:
-    """Refuse spares whose ranks or variables differ from every host's: both count in a run's key."""
-    for spare in spares:
-        reasons = [why_unfit(spare, host) for host in hosts]
-        if all(reasons):
-            raise UsageError(
-                f"cluster.spares {spare.label} can take no host's place: {reasons[0]}; "
-                "a spare has the ranks and the variables of a host"
-            )
-
-
-def _named(hosts: Sequence[Host], spares: Sequence[Host]) -> list[tuple[str, Host]]:
-    """Pair each host with the field that it stands in."""
-    return [*(("cluster.hosts", host) for host in hosts), *(("cluster.spares", spare) for spare in spares)]
-
-
-RENDEZVOUS = ("static", "file")
-DEVICES = ("auto", "cpu", "cuda")
-HOSTFILE_CHARACTERS = 1_000_000  # at most
 HOSTS = "hosts"
+_HOSTFILE_CHARACTERS = 1_000_000  # at most
 CPU_RANKS = 2  # `auto` without a GPU: the same number everywhere, so that a run has one key on every laptop
 
 
@@ -81,20 +37,29 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     nproc = _nproc(raw["nproc_per_node"], here, local_gpus if device == "cuda" else 0)
     secrets = secret_values({"cluster": raw})
     granted = settings.capabilities.hosts_are_granted
-    _refuse_unknown_fields(raw)
+    for section in ("hosts", "spares"):
+        for entry in raw[section]:  # ``++`` lets Hydra add any field
+            if unknown := [str(name) for name in entry if name not in HOST_FIELDS]:
+                raise not_of_a_host(unknown[0], f"cluster.{section} {entry['name']}")
     entries = _this_computer(raw) if here else _granted(raw) if granted else _first(_entries(raw, root, nproc), raw)
     make = functools.partial(_host, raw=raw, nproc=nproc, secrets=secrets, root=root)
     hosts = tuple(make(entry) for entry in entries)
     spares = tuple(make(entry, field="cluster.spares") for entry in raw["spares"])
-    _check_places(raw["workdir"], hosts, spares)
-    _refuse_unset(raw.get("secrets") or [], hosts)
+    if raw["workdir"] not in (None, "~"):
+        _refuse_relative(raw["workdir"], f"cluster.workdir={raw['workdir']}")
     _check_restarts(raw, settings.capabilities, len(hosts))
-    _refuse_duplicates(hosts, spares)
-    _refuse_unfit_spares(hosts, spares)
+    _check_hosts(hosts, spares)
+    known = {name for host in hosts for name in host.env}
+    for name in raw.get("secrets") or []:
+        if name not in known:  # a misspelled name would leave its value unmasked
+            raise UsageError(
+                f"cluster.secrets names {name!r}, which cluster.env doesn't set; {suggestion(name, known)}"
+            )
+    ssh_config = raw["ssh_config"] or None
     return Cluster(
         launcher=launcher,
         hosts=hosts,
-        ssh_config=_path(root, "ssh_config", raw["ssh_config"]),
+        ssh_config=ssh_config and str(root / expanded(ssh_config, f"cluster.ssh_config={ssh_config}")),
         workdir=raw["workdir"],
         connect_timeout_s=raw["connect_timeout_s"],
         lease_s=raw["lease_s"],
@@ -117,19 +82,40 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     )
 
 
-def _path(root: Path, name: str, value: str | None) -> str | None:
-    """Return a path, relative to the project. Raises UsageError."""
-    return str(root / expanded(value, f"cluster.{name}={value}")) if value else None
+def _check_hosts(hosts: Sequence[Host], spares: Sequence[Host]) -> None:
+    """Refuse names, users and ports that a host can't have, hosts named twice, and spares that can take no place."""
+    seen: dict[str, str] = {}
+    for field, host in [*(("cluster.hosts", host) for host in hosts), *(("cluster.spares", host) for host in spares)]:
+        if why := unfit_name(host):
+            raise UsageError(f"{field}: {host.label!r} {why}")
+        if host.port is not None and not 1 <= host.port <= 65535:
+            raise UsageError(f"{field} {host.name}: port={host.port} must be a whole number from 1 to 65535")
+        if (first := seen.get(host.label)) not in (None, field):
+            raise UsageError(f"{first} and {field} both name {host.label}; a spare is a further host, for a lost one")
+        if first is not None:
+            raise UsageError(
+                f"{field} names {host.label} twice; each node takes part once (more ranks: nproc_per_node)"
+            )
+        seen[host.label] = field
+    for spare in spares:
+        reasons = [why_unfit(spare, host) for host in hosts]
+        if all(reasons):  # its ranks or variables, which count in the key, are no host's
+            raise UsageError(
+                f"cluster.spares {spare.label} can take no host's place: {reasons[0]}; "
+                "a spare has the ranks and the variables of a host"
+            )
+
+
+def _refuse_relative(path: str, shown: str) -> None:
+    if not path.startswith(("/", "~/")):
+        raise UsageError(f"{shown} must be an absolute path on the hosts, or begin with ~/")
 
 
 def _container(raw: Mapping[str, Any], launcher: Capabilities) -> dict[str, Any]:
     """Return the ranks' container, and whether the hosts are asked for versions. Raises UsageError."""
     image, mounts = raw.get("container"), raw.get("container_mounts") or []
     for path in mounts:
-        if not path.startswith(("/", "~/")) or not path.isprintable():
-            raise UsageError(
-                f"cluster.container_mounts: {path!r} must be an absolute path on the hosts, or begin with ~/"
-            )
+        _refuse_relative(path if path.isprintable() else "", f"cluster.container_mounts: {path!r}")
     if image is None:
         if mounts:
             raise UsageError("cluster.container_mounts is for cluster.container=IMAGE, which isn't set")
@@ -193,32 +179,27 @@ def _tls(raw: Mapping[str, Any]) -> dict[str, Any]:
     if 0 < len(absent) < len(files):
         raise UsageError(f"cluster.tls_certificate, tls_key and tls_ca belong together; {' and '.join(absent)} is null")
     for name, path in files.items():
-        if path is not None and not path.startswith(("/", "~/")):
-            raise UsageError(f"cluster.{name}={path} must be an absolute path on the hosts, or begin with ~/")
+        if path is not None:
+            _refuse_relative(path, f"cluster.{name}={path}")
     return files
 
 
 def _checkpoints(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how often checkpoints are fetched, and where copies go. Raises UsageError: a read-only address."""
+    """Return how often checkpoints are fetched, and where copies go. Raises UsageError: an address where none lasts."""
     address = raw.get("checkpoint_mirror")
-    if address is not None and not _can_be_written(address):
-        raise UsageError(
-            f"cluster.checkpoint_mirror={hide(address)} must be an address that can be written to, such as "
-            "s3://bucket/folder, or an absolute path"
-        )
+    if address is not None:
+        scheme, has_scheme, place = address.partition("://")
+        lasts = bool(place.strip("/")) and scheme not in ("http", "https", "memory")
+        if not (lasts if has_scheme else address.startswith("/")):
+            raise UsageError(
+                f"cluster.checkpoint_mirror={hide(address)} must be an address that can be written to, such as "
+                "s3://bucket/folder, or an absolute path"
+            )
     return {"checkpoint_fetch_s": raw["checkpoint_fetch_s"], "checkpoint_mirror": address}
 
 
-def _can_be_written(address: str) -> bool:
-    """Whether copies at an address would last: s3:// has no bucket, and memory:// ends with its process."""
-    scheme, has_scheme, place = address.partition("://")
-    if not has_scheme:
-        return address.startswith("/")
-    return bool(place.strip("/")) and scheme not in ("http", "https", "memory")
-
-
 def _check_rendezvous(kind: str, folder: str | None) -> None:
-    _one_of("rendezvous", kind, RENDEZVOUS)
+    _one_of("rendezvous", kind, ("static", "file"))
     if kind == "file" and (folder is None or not folder.startswith("/")):
         raise UsageError(
             f"cluster.rendezvous=file meets in cluster.rendezvous_dir, which is {folder}; "
@@ -244,7 +225,7 @@ def _environment(raw: Mapping[str, Any], field: str) -> dict[str, str]:
 
 def _device(value: str, here: bool, env: Mapping[str, str], local_gpus: int) -> str:
     """Return the kind of device that the ranks compute on, as it counts in the key; auto if no host was asked."""
-    _one_of("device", value, DEVICES)
+    _one_of("device", value, ("auto", "cpu", "cuda"))
     if value != "auto" or not here:
         return value
     return "cuda" if visible_gpus(local_gpus, env) else "cpu"
@@ -293,8 +274,7 @@ def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]
         text = _text_of(root / expanded(raw["hostfile"], option), option)
         of_mpi = LAUNCHERS.settings(raw["launcher"]).capabilities.hostfile_of_mpi
         parse = hostfile.parse_mpi if of_mpi else hostfile.parse
-        parsed = parse(text, str(raw["hostfile"]), default_slots=nproc)
-        return [dataclasses.asdict(host) for host in parsed]
+        return [dataclasses.asdict(host) for host in parse(text, str(raw["hostfile"]), default_slots=nproc)]
     if not raw["hosts"]:
         raise UsageError(
             "cluster.hosts is empty; name your hosts: cluster.hostfile=FILE or cluster.hosts=[HOST1,HOST2]"
@@ -319,14 +299,14 @@ def _text_of(path: Path, option: str) -> str:
         if not path.is_file() and path.exists() and not path.is_dir():
             raise UsageError(f"{option} is no ordinary file; write its lines into one and name that")
         with path.open(encoding="utf-8-sig") as file:  # editors of Windows put a byte order mark first
-            text = file.read(HOSTFILE_CHARACTERS + 1)
+            text = file.read(_HOSTFILE_CHARACTERS + 1)
     except OSError as error:
         raise UsageError(f"{option} can't be read: {os_reason(error)}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{option} is not a text file: {error}") from error
-    if len(text) > HOSTFILE_CHARACTERS:
+    if len(text) > _HOSTFILE_CHARACTERS:
         raise UsageError(
-            f"{option} has more than {HOSTFILE_CHARACTERS:,} characters, so it is no hostfile; name another"
+            f"{option} has more than {_HOSTFILE_CHARACTERS:,} characters, so it is no hostfile; name another"
         )
     return text
 
@@ -348,7 +328,12 @@ def _host(
         **_environment(raw["env"], "cluster.env"),
         **_environment(entry.get("env") or {}, f"{field} {entry['name']}: env"),
     }
-    _refuse_missing_import_folders(env.get("PYTHONPATH", ""), root)
+    for folder in filter(None, env.get("PYTHONPATH", "").split(":")):
+        if not (root / folder).is_dir() and not folder.startswith("/"):  # an absolute one may be there on hosts alone
+            raise UsageError(
+                f"cluster.env.PYTHONPATH names {folder}, and there is no folder {root / folder}",
+                hint="a folder relative to the project, or an absolute path",
+            )
     shown, secret = split(env, secrets, raw.get("secrets") or ())
     return Host(
         name=entry["name"],
@@ -361,34 +346,6 @@ def _host(
         env=shown,
         secrets=secret,
     )
-
-
-def _refuse_missing_import_folders(path: str, root: Path) -> None:
-    """Refuse relative entries of PYTHONPATH that are no folders of the project. Raises UsageError."""
-    for entry in filter(None, path.split(":")):
-        if not (root / entry).is_dir() and not entry.startswith("/"):  # an absolute one may be there on hosts alone
-            raise UsageError(
-                f"cluster.env.PYTHONPATH names {entry}, and there is no folder {root / entry}",
-                hint="a folder relative to the project, or an absolute path",
-            )
-
-
-def _refuse_unknown_fields(raw: Mapping[str, Any]) -> None:
-    """Refuse unknown fields of an entry, because ``++`` lets Hydra add any. Raises UsageError."""
-    for section in ("hosts", "spares"):
-        for entry in raw[section]:
-            if unknown := [str(name) for name in entry if name not in HOST_FIELDS]:
-                raise not_of_a_host(unknown[0], f"cluster.{section} {entry['name']}")
-
-
-def _refuse_unset(names: list[str], hosts: tuple[Host, ...]) -> None:
-    """Refuse names of secrets that aren't set: a misspelled name would leave its value unmasked."""
-    known = {name for host in hosts for name in host.env}
-    for name in names:
-        if name not in known:
-            raise UsageError(
-                f"cluster.secrets names {name!r}, which cluster.env doesn't set; {suggestion(name, known)}"
-            )
 
 
 def _check_restarts(raw: Mapping[str, Any], launcher: Capabilities, nnodes: int) -> None:

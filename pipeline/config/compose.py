@@ -49,8 +49,7 @@ def hydra_ready() -> Iterator[None]:
 def compose_config(overrides: Sequence[str]) -> DictConfig:
     """Compose ``conf/config.yaml`` with Hydra overrides, in the order given.
 
-    Raises:
-        UsageError: an override that Hydra refuses; the text names it, the nearest match and the valid options.
+    Raises UsageError: an override that Hydra refuses; the text names it, the nearest match and the valid options.
     """
     with hydra_ready():
         return compose_now(overrides)
@@ -91,8 +90,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
 
     Values of environment variables with a secret name become ``Secret`` texts.
 
-    Raises:
-        UsageError: an interpolation that names nothing, or a group that was deleted.
+    Raises UsageError: an interpolation that names nothing, or a group that was deleted.
     """
     try:
         container = OmegaConf.to_container(config, resolve=True)
@@ -120,23 +118,6 @@ def _missing(value: Any, key: str = "") -> str | None:
     return next((field for name, inner in inside if (field := _missing(inner, name)) is not None), None)
 
 
-@contextmanager
-def parent_errors_explained(run: str, children: tuple[str, ...]) -> Iterator[None]:
-    """Attribute errors in the parent run to the field ``init.run``. Arguments as for ``compose_parent``.
-
-    Raises:
-        UsageError: any error of the block.
-    """
-    try:
-        yield
-    except ValueError as error:  # of shlex
-        raise UsageError(f"init.run={run!r} can't be split into words: {error}") from error
-    except UsageError as error:
-        if children or error.what.startswith("init.run"):
-            raise
-        raise UsageError(f"init.run={run!r}: {error.what}", hint=error.hint) from error
-
-
 def compose_parent(
     run: str, words: Sequence[str], *, children: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -150,9 +131,8 @@ def compose_parent(
     Returns:
         The resolved configuration, and the overrides that it was composed from.
 
-    Raises:
-        UsageError: an override that can't work, or a run that would start from itself.
-        ValueError: ``run`` can't be split.
+    Raises UsageError: an override that can't work, or a run that would start from itself; ValueError: ``run`` can't be
+    split.
     """
     if run in children:
         raise UsageError(f"init.run leads back to itself: {' → '.join((*children, run))}")

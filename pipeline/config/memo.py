@@ -129,8 +129,7 @@ def _search_path(text: str) -> list[str] | None:
 def _folder(entry: str) -> str | None:
     """Return the folder of ``file:///shared/conf``, ``/shared/conf`` or ``pkg://package.conf``, or None.
 
-    Raises:
-        ImportError, ValueError: a package that can't be imported, or that has no possible name.
+    Raises ImportError, ValueError: a package that can't be imported, or that has no possible name.
     """
     scheme, _, place = entry.rpartition("://")
     if "${" in entry or scheme not in ("", "file", "pkg"):

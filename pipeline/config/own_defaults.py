@@ -45,9 +45,7 @@ def content(name: str) -> dict[str, Any]:
     Args:
         name: ``user`` or ``project``.
 
-    Raises:
-        UsageError: an entry of the defaults list that chooses no option.
-        ValueError: the file holds a list.
+    Raises UsageError: an entry of the defaults list that chooses no option; ValueError: the file holds a list.
     """
     if _replacements:
         return dict(_replacements[-1]) if name == "project" else {}

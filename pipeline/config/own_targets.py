@@ -53,8 +53,7 @@ def check_targets(train: TrainConfig, root: Path, python_path: Sequence[str] = (
         root: the project.
         python_path: the folders of ``cluster.env.PYTHONPATH``.
 
-    Raises:
-        UsageError: names the field, similar names, and file and line.
+    Raises UsageError: names the field, similar names, and file and line.
     """
     data = {"dataset.target": getattr(train.dataset, "target", "")} if train.dataset.name == OWN else {}
     targets = {**data, **train.targets}
@@ -71,8 +70,7 @@ def check_step(step: str, target: str, given: Mapping[str, Any], root: Path) -> 
         step: how messages name the step: ``step.clean``.
         given: its arguments besides ``inputs`` and ``out``.
 
-    Raises:
-        UsageError: names the field, similar names, and file and line.
+    Raises UsageError: names the field, similar names, and file and line.
     """
     for description in _descriptions({f"{step}.function": target}, root, ()).values():
         takes_any = any(kind == "VAR_KEYWORD" for _, kind, _ in description["parameters"])
@@ -86,8 +84,7 @@ def check_step(step: str, target: str, given: Mapping[str, Any], root: Path) -> 
 def _descriptions(targets: Mapping[str, str], root: Path, python_path: Sequence[str]) -> dict[str, _Description]:
     """Return field → description of its class or function, without those that only a host can describe.
 
-    Raises:
-        UsageError: one is missing or not callable, or its module can't be imported.
+    Raises UsageError: one is missing or not callable, or its module can't be imported.
     """
     for field, target in targets.items():
         _refuse_missing(f"{field}={target}", target.partition(":")[0], root, python_path)

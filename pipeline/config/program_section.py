@@ -133,8 +133,7 @@ def with_ranks(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:
 
     ``nproc_per_node=auto`` becomes 1 if the script uses no process group.
 
-    Raises:
-        UsageError: there is no such module.
+    Raises UsageError: there is no such module.
     """
     resolved = _with_file_of_module(resolved, root)
     cluster, section = resolved["cluster"], resolved.get(programs.SECTION) or {}
@@ -177,8 +176,7 @@ def with_script(
         must_exist: refuse missing files and arguments without a script; False to look up earlier runs.
         has_step: a step makes the data, and it may use a seed that the script doesn't use.
 
-    Raises:
-        UsageError: the script is missing or its settings can't work; a word that sets something of the classifier.
+    Raises UsageError: the script is missing or its settings can't work; a word that sets something of the classifier.
     """
     section = dict(resolved[programs.SECTION])
     if section["name"] not in (SCRIPT.name, CLASSIFIER.name):

@@ -54,8 +54,7 @@ def with_step(resolved: Mapping[str, Any], steps: Steps | None) -> tuple[Mapping
     Returns:
         The configuration, and the step; None if the configuration names none.
 
-    Raises:
-        UsageError: the step can't be made with these settings, or has no such output.
+    Raises UsageError: the step can't be made with these settings, or has no such output.
     """
     named = named_step(resolved)
     if named is None or steps is None:

@@ -17,8 +17,7 @@ def typed(settings: type[Any], raw: Mapping[str, Any]) -> Any:
 
     Others come from ``cluster.launcher=NAME``, which changes the launcher but keeps the section of another one.
 
-    Raises:
-        UsageError: a value that can't work.
+    Raises UsageError: a value that can't work.
     """
     known = {item.name for item in dataclasses.fields(settings)}
     try:

@@ -51,8 +51,7 @@ def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
 
     First those named by their keys, in that order, then those of the sweep, then those that match the other words.
 
-    Raises:
-        UsageError: nothing is named, no run matches, or a word that no run can be chosen by.
+    Raises UsageError: nothing is named, no run matches, or a word that no run can be chosen by.
     """
     runs_dir, sweep = current.config.runs_dir, current.invocation.options.get("sweep")
     words = [word for word in current.invocation.overrides if not word.lstrip("+").startswith(f"{RUNS_DIR}=")]
@@ -209,8 +208,7 @@ def bands_of(
         named: the requested metric.
         named_runs: the named keys in their order; without them the best is first.
 
-    Raises:
-        UsageError: none of the runs has such a curve.
+    Raises UsageError: none of the runs has such a curve.
     """
     rows = curves.of_runs(runs)
     known = sorted({name for of_run in rows.values() for row in of_run for name in row.metrics})

@@ -74,8 +74,7 @@ class Filter(NamedTuple):
 def filter_of(words: Sequence[str], resolved: Mapping[str, Any]) -> Filter:
     """Return what these overrides, of which ``resolved`` is composed, ask of runs.
 
-    Raises:
-        UsageError: a word about something that run folders don't store.
+    Raises UsageError: a word about something that run folders don't store.
     """
     wanted: dict[str, Any] = {}
     experiments = frozenset(word for word in words if word.startswith("experiment="))

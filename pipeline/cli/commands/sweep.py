@@ -110,9 +110,8 @@ def fetch_all(space: Space) -> bool:
 def run(space: Space, words: Sequence[str], flags: Flags) -> None:
     """Run the trials of a space whose data is in place.
 
-    Raises:
-        PacelineError: trials have failed; the text names each with its first error line.
-        Killed: stopped by Ctrl-C or a signal.
+    Raises PacelineError: trials have failed; the text names each with its first error line; Killed: stopped by Ctrl-C
+    or a signal.
     """
     if any(trial.run is None for trial in space.trials):
         raise PacelineError("a data set vanished after it was fetched", hint="the same command again")
@@ -317,9 +316,8 @@ def trial_standing(trial: Trial, entries: Mapping[str, TrialEntry], retry_failed
 def search(current: Session, flags: Flags) -> None:
     """Train the trials that the search chooses, until the fixed total is reached, or enough were started.
 
-    Raises:
-        PacelineError: trials have failed; the text names each with its first error line.
-        Killed: stopped by Ctrl-C or a signal.
+    Raises PacelineError: trials have failed; the text names each with its first error line; Killed: stopped by Ctrl-C
+    or a signal.
     """
     if make_step(current.search_plan.representative_trial.config, note):
         current.forget_pack()

@@ -210,8 +210,7 @@ def start_detached(name: str, lock: Path | None = None) -> None:
         name: of the run or sweep; its log is ``runs/.detached/NAME.log``.
         lock: the lock that the command holds while it works. None: it counts as working once it has lived two seconds.
 
-    Raises:
-        PacelineError: it can't be started, or failed at once.
+    Raises PacelineError: it can't be started, or failed at once.
     """
     log = session().config.runs_dir / _DETACHED / f"{name}.log"
     env = process.of_this_clone({clone.STARTED_IN: str(clone.started_in())})

@@ -122,8 +122,7 @@ def check(argv: Sequence[str], invocation: Invocation, loader_options: Sequence[
         argv: the words after ``doit``.
         loader_options: the options of doit's loader, which stand before a verb like doit's own.
 
-    Raises:
-        UsageError: an unknown option, or one that stands after the verb.
+    Raises UsageError: an unknown option, or one that stands after the verb.
     """
     _refuse_elsewhere(argv)
     _refuse_dashed(argv, invocation, loader_options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -103,9 +104,10 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
     if "Ambiguous value" in text or "requires --multirun" in text:
         if unseen := _unseen_seed(culprit, [item for item in overrides if item != culprit], composed):
             return unseen
+        as_list = shell_word("{}=[{}]".format(*culprit.partition("=")[::2]))
         return UsageError(
             f"{culprit}: several values are a sweep, and this command takes one; "
-            f"write {_as_list(culprit)} for a list, {_in_quotes(culprit)} for a text with a comma, "
+            f"write {as_list} for a list, {_in_quotes(culprit)} for a text with a comma, "
             f"or train them all: {shell_line(['doit', 'sweep', *overrides])}"
         )
     if "Multiple values for " in text and culprit.startswith("+"):
@@ -128,7 +130,13 @@ def _wrong_field_of_file(text: str, culprit: str, error: Exception, composed: Co
         return UsageError(f"{place}: {field}: {files.value_reason(error)}")
     group, _, name = field.rpartition(".")
     if group == SECTION:
-        return _unknown_program_field(place, name, settings)
+        names = [item.name for item in dataclasses.fields(PROGRAMS[SCRIPT.name])]
+        if name in names and settings != PROGRAMS[SCRIPT.name].__name__:
+            return UsageError(
+                f"{place}: {field} is a field of program=script, which nothing chooses",
+                hint="- override /program: script, in the defaults list of the file",
+            )
+        return UsageError(f"{place}: unknown key {field!r}; {_within(group, name, names)}")
     options = OPTIONS.get(group)
     of_option = [one for one in map(options.settings, options.names()) if one.__name__ == settings] if options else []
     if of_option:
@@ -138,17 +146,6 @@ def _wrong_field_of_file(text: str, culprit: str, error: Exception, composed: Co
         config = composed([])
     known = OmegaConf.to_container(config) if config is not None else {}
     return UsageError(f"{place}: {unknown_key(field, None, known)}")
-
-
-def _unknown_program_field(place: str, name: str, settings: str) -> UsageError:
-    """Explain a field of ``program`` in a file that the settings class lacks: program=script has it, or nothing has."""
-    names = [item.name for item in dataclasses.fields(PROGRAMS[SCRIPT.name])]
-    if name in names and settings != PROGRAMS[SCRIPT.name].__name__:
-        return UsageError(
-            f"{place}: {SECTION}.{name} is a field of program=script, which nothing chooses",
-            hint="- override /program: script, in the defaults list of the file",
-        )
-    return UsageError(f"{place}: unknown key '{SECTION}.{name}'; {_within(SECTION, name, names)}")
 
 
 def _other_form(culprit: str, text: str) -> str:
@@ -184,37 +181,29 @@ def _not_an_override(error: OverrideParseException) -> UsageError:
         named = ".".join(part or "NAME" for part in parts)
         return UsageError(f"{shown} can't be read: a name is missing beside a dot; write {named}={printable(value)}")
     quoted = _in_quotes(typed)
-    if value.startswith("="):
-        once = printable(f"{key}={value.lstrip('=')}")
-        return UsageError(
-            f"{shown} can't be read: = stands twice; write {once}, or for a text that begins with =: {quoted}"
-        )
-    if value.startswith("~"):  # Hydra's mark of a deletion
-        return UsageError(f"{shown} can't be read: a value that begins with ~ needs quotes: {quoted}")
     if key.lstrip("+") == "program.metrics_pattern" and (why := not_a_pattern(value)):
         return UsageError(f"{key}: {why}")
-    if _BEGINS_AN_EXPRESSION.match(value):
-        return UsageError(
-            f"{shown} can't be read as a list [a,b], a mapping {{a: 1}} or a function range(1,3), whose texts with "
-            f"blanks or signs are in quotes; if all of it is a text, it needs quotes: {quoted}"
-        )
     if not value:
-        return UsageError(f"{shown} can't be read: write key=value")
-    return UsageError(
-        f"{shown} can't be read: a text with blanks or signs needs quotes of its own, inside the shell's quotes: "
-        f"{quoted}"
-    )
+        why = ": write key=value"
+    elif value.startswith("="):
+        once = printable(f"{key}={value.lstrip('=')}")
+        why = f": = stands twice; write {once}, or for a text that begins with =: {quoted}"
+    elif value.startswith("~"):  # Hydra's mark of a deletion
+        why = f": a value that begins with ~ needs quotes: {quoted}"
+    elif _BEGINS_AN_EXPRESSION.match(value):
+        why = (
+            " as a list [a,b], a mapping {a: 1} or a function range(1,3), whose texts with blanks or signs are in "
+            f"quotes; if all of it is a text, it needs quotes: {quoted}"
+        )
+    else:
+        why = f": a text with blanks or signs needs quotes of its own, inside the shell's quotes: {quoted}"
+    return UsageError(f"{shown} can't be read{why}")
 
 
 def _in_quotes(override: str) -> str:
     """Return the override with its value quoted as one text, for a shell."""
     key, _, value = override.partition("=")
     return shell_word(f"{key}={QuotedString(value, Quote.single).with_quotes()}")
-
-
-def _as_list(override: str) -> str:
-    key, _, value = override.partition("=")
-    return shell_word(f"{key}=[{value}]")
 
 
 def _unseen_seed(culprit: str, others: list[str], composed: Composer) -> UsageError | None:
@@ -235,14 +224,8 @@ def _unseen_seed(culprit: str, others: list[str], composed: Composer) -> UsageEr
 
 def _once(compose: Composer) -> Composer:
     """Cache compositions of equal overrides: each one takes 0.1 s."""
-    known: dict[tuple[str, ...], DictConfig | None] = {}
-
-    def composed(overrides: Sequence[str]) -> DictConfig | None:
-        if (key := tuple(overrides)) not in known:
-            known[key] = compose(overrides)
-        return known[key]
-
-    return composed
+    cached = functools.cache(compose)
+    return lambda overrides: cached(tuple(overrides))
 
 
 def _not_yaml(error: MarkedYAMLError) -> UsageError:

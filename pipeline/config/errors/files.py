@@ -138,20 +138,16 @@ def entry_error(text: str, culprit: str, groups: Sequence[str]) -> UsageError | 
             continue
         written = file.lines[line - 1].strip()
         if name in groups and (name != match[1] or match.re is _TWICE):
-            chosen = written.partition(":")[2].strip()
+            effect = f"look into conf/{group}/{name}, as a name without / is inside of the file's own group"
+            if match.re is _TWICE:
+                effect = f"choose {name} a second time, beside conf/config.yaml's"
             return UsageError(
-                f"{file.at(line)}: {written!r} would " + _effect_of_entry(name, group, match),
-                hint=f"- override /{name}: {chosen}",
+                f"{file.at(line)}: {written!r} would {effect}",
+                hint=f"- override /{name}: {written.partition(':')[2].strip()}",
             )
         if match.re is _NO_OVERRIDE:
             return UsageError(f"{file.at(line)}: there is no group {name!r} to override; {suggestion(name, groups)}")
     return None
-
-
-def _effect_of_entry(name: str, group: str, match: re.Match[str]) -> str:
-    if match.re is _TWICE:
-        return f"choose {name} a second time, beside conf/config.yaml's"
-    return f"look into conf/{group}/{name}, as a name without / is inside of the file's own group"
 
 
 def place_of_entry(text: str, culprit: str, group: str, option: str) -> str:
@@ -181,9 +177,8 @@ def field_error(text: str, culprit: str) -> tuple[str, str, str] | None:
     match, file = _FIELD.search(text), next(files_named(text, culprit), None)
     if match is None or file is None or not _IN_FILE.search(text):
         return None
-    field = match[1]
     unread = _NO_KEY.search(text)
-    return file.at(file.line_of(field)), field, unread[1] if unread else ""
+    return file.at(file.line_of(match[1])), match[1], unread[1] if unread else ""
 
 
 def place_of_value(field: str, text: str) -> str:

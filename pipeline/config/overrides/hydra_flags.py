@@ -34,8 +34,7 @@ class HydraFlags(NamedTuple):
 def read(argv: Sequence[str]) -> HydraFlags:
     """Parse the words after ``python -m pipeline``.
 
-    Raises:
-        UsageError: an unknown flag, flags that exclude each other, or a flag without the one it needs.
+    Raises UsageError: an unknown flag, flags that exclude each other, or a flag without the one it needs.
     """
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]  # argparse would print eight lines of usage and exit with 2

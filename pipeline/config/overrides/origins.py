@@ -36,8 +36,7 @@ class Value(NamedTuple):
 def values(words: Sequence[str]) -> list[Value]:
     """Return every field of the configuration composed from ``words``, resolved and with secrets masked.
 
-    Raises:
-        UsageError: an override that can't be composed.
+    Raises UsageError: an override that can't be composed.
     """
     with compose.hydra_ready():
         config = compose.compose_now(words)

@@ -23,8 +23,7 @@ def refuse_impossible(overrides: Sequence[Override]) -> None:
     Args:
         overrides: parsed words without intervals; of equal keys the last one counts.
 
-    Raises:
-        UsageError: names the word and the number of trials.
+    Raises UsageError: names the word and the number of trials.
     """
     counts = {override.get_key_element(): (count(override), str(override.input_line)) for override in overrides}
     total = math.prod(number for number, _ in counts.values())
@@ -37,8 +36,7 @@ def refuse_impossible(overrides: Sequence[Override]) -> None:
 def count(override: Override) -> int:
     """Return the number of values of one word, at least 1.
 
-    Raises:
-        UsageError: it has none, infinitely many, or more than ``MOST``.
+    Raises UsageError: it has none, infinitely many, or more than ``MOST``.
     """
     word, value = str(override.input_line), override.value()
     if isinstance(value, RangeSweep):
@@ -153,8 +151,7 @@ class SearchSpace:
 def space(overrides: Sequence[Override]) -> SearchSpace:
     """Build the search space from parsed overrides; of equal keys the last one counts.
 
-    Raises:
-        UsageError: a sweep without values, an impossible scale, or an unknown tag.
+    Raises UsageError: a sweep without values, an impossible scale, or an unknown tag.
     """
     last = {override.get_key_element(): override for override in overrides}
     dimensions = {key: _dimension(key, item) for key, item in last.items() if item.is_sweep_override()}

@@ -98,8 +98,7 @@ def translated(
     Returns:
         The words for doit, and notes for the user.
 
-    Raises:
-        UsageError: an option that torchrun doesn't have, or that has no counterpart.
+    Raises UsageError: an option that torchrun doesn't have, or that has no counterpart.
     """
     if [*argv] == ["run"]:
         raise UsageError("run needs a script", hint="doit run train.py --lr 0.1; doit help run")

@@ -40,8 +40,7 @@ def jobs(words: Sequence[str]) -> list[Overrides]:
     The sweep values of a named grid, ``sweep=NAME`` (hydra.sweeper.params in conf/sweep/NAME.yaml), come first.
     A word of the command line replaces the grid's value of the same key.
 
-    Raises:
-        UsageError: a word that is no override or has no value, an interval without a search, or too many trials.
+    Raises UsageError: a word that is no override or has no value, an interval without a search, or too many trials.
     """
     with compose.hydra_ready():
         overrides = _parsed([*_grid(words), *words])
@@ -111,8 +110,7 @@ class TrialComposer:
     def resolve(self, words: Overrides) -> Resolved:
         """Return the same as ``compose.resolve(compose.compose_config(words))``. Read only: trials share parts of it.
 
-        Raises:
-            UsageError: as composing does.
+        Raises UsageError: as composing does.
         """
         plain = self._plain(words)
         rest = tuple(word for word in words if word not in plain)

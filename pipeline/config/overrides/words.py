@@ -30,8 +30,7 @@ def for_hydra(overrides: Sequence[str]) -> list[str]:
     An entry of a mapping with free names gets ``++``, as Hydra wants it before new names. Names of hosts become
     mappings. ``program=script`` is added where a script is named.
 
-    Raises:
-        UsageError: a repeated key in a mapping, as Hydra would drop the first; a host named null, true or false.
+    Raises UsageError: a repeated key in a mapping, as Hydra would drop the first; a host named null, true or false.
     """
     for word in overrides:
         if "{" in word and (key := next(_repeated_keys(word), None)) is not None:
