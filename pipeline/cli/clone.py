@@ -18,8 +18,6 @@ from pipeline.core.places import ROOT as ROOT
 
 INIT = "paceline init my_project, then cd my_project; where your script is already: paceline init ."
 STARTED_IN = "PACELINESTARTED_IN"
-
-
 _typed_in: list[str] = []
 
 
@@ -65,7 +63,9 @@ def refuse_another(root: Path) -> None:
     is another project than the one where the command was started.
     """
     if not places.is_clone(root):
-        _refuse_other_project(root)
+        if root != ROOT.resolve():
+            hint = f"cd {shlex.quote(str(root))}, then the same command without -f"
+            raise UsageError(f"{root} is another project than {ROOT}", hint=hint)
         return
     for name in places.PACKAGES:
         folder = _folder_of(name)
@@ -76,12 +76,6 @@ def refuse_another(root: Path) -> None:
                 hint=f"export PYTHONPATH={shlex.quote(str(root))}, then the same command; or activate this clone's own "
                 "environment (make install makes it)",
             )
-
-
-def _refuse_other_project(root: Path) -> None:
-    if root != ROOT.resolve():
-        there = shlex.quote(str(root))
-        raise UsageError(f"{root} is another project than {ROOT}", hint=f"cd {there}, then the same command without -f")
 
 
 def _folder_of(name: str) -> Path | None:

@@ -18,7 +18,6 @@ from pipeline.cli.invocation import command
 from pipeline.cli.verbs import VERBS
 from pipeline.core.errors import suggestion
 
-_BACKENDS = {"dbm": DbmDB, "json": JsonDB, "sqlite3": SqliteDB}
 _REPORTERS = {
     "console": reporter.ConsoleReporter,
     "executed-only": reporter.ExecutedOnlyReporter,
@@ -35,16 +34,15 @@ class Run(RunOfDoit):  # type: ignore[misc]  # doit has no type hints
     """
 
     def get_backends(self) -> dict[str, Any]:
-        return self._with_own("backend", _BACKENDS)
+        return self._with_own("backend", {"dbm": DbmDB, "json": JsonDB, "sqlite3": SqliteDB})
 
     def get_reporters(self) -> dict[str, Any]:
-        return self._with_own("reporter", _REPORTERS)
+        return self._with_own("reporter", {**_REPORTERS})
 
     def _with_own(self, option: str, entries: dict[str, Any]) -> dict[str, Any]:
         """Add the plug-ins in pyproject.toml, because the option replaces them all."""
-        category = option.upper()
-        own = self.config.get(category, {})
-        entries = {**entries, **{name: PluginEntry(category, name, place).get() for name, place in own.items()}}
+        own = self.config.get(option.upper(), {})
+        entries |= {name: PluginEntry(option.upper(), name, place).get() for name, place in own.items()}
         self.cmdparser[option].choices = {name: getattr(one, "desc", "") for name, one in entries.items()}
         return entries
 
@@ -88,15 +86,8 @@ class TabCompletion(Command):  # type: ignore[misc]  # doit has no type hints
     doc_purpose = "print the script that completes verbs, options, groups and fields"
     doc_usage = "[--shell=bash|zsh]"
     cmd_options = (
-        {
-            "name": "shell",
-            "short": "s",
-            "long": "shell",
-            "type": str,
-            "choices": [(name, "") for name in _SCRIPTS],
-            "default": "bash",
-            "help": "the shell that is to run it [default: %(default)s]",
-        },
+        {"name": "shell", "short": "s", "long": "shell", "type": str, "default": "bash"}
+        | {"choices": [(name, "") for name in _SCRIPTS], "help": "the shell that is to run it [default: %(default)s]"},
     )
 
     def help(self) -> str:

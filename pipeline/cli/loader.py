@@ -91,47 +91,34 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         if cmd.name in ("info", "strace"):  # the two of doit's commands that don't look
             check_tasks_exist({task.name: task for task in tasks}, pos_args)
         if isinstance(cmd, Run):
-            if verb is not None or not _takes_words(tasks, pos_args):
-                try:
-                    refuse_unknown(tasks, pos_args, self._invocation.verb, sys.argv[1:])
-                except InvalidCommand as error:
-                    answers.refuse(UsageError(str(error)), str(error))
-                    raise
-            if self._invocation.verb is None and self._invocation.overrides and not pos_args:
-                wrong = UsageError(f"no command is named; doit train {self._invocation.overrides[0]}, for example")
-                answers.refuse(wrong, str(wrong))
-                raise invalid(wrong.what)
-            self._outlive()
-            self._compose()
-            signals.begin()
-            self._keep_budget()
+            try:
+                takes_words = (task.pos_arg or task.params for task in tasks if task.name in pos_args[:1])
+                if verb is not None or not any(takes_words):
+                    refuse_unknown(tasks, pos_args, verb, sys.argv[1:])
+                if verb is None and self._invocation.overrides and not pos_args:
+                    raise invalid(f"no command is named; doit train {self._invocation.overrides[0]}, for example")
+            except InvalidCommand as error:
+                answers.refuse(UsageError(str(error)), str(error))
+                raise
+            self._begin()
         return tasks
 
-    def _keep_budget(self) -> None:
-        """End the command in order after --budget. With --detach, the detached command does."""
-        options = self._invocation.options
-        try:
-            seconds = invocation.budget_s(options)
-            if seconds is not None and not invocation.is_on(options, "detach"):
-                signals.limit(seconds, options["budget"])
-        except UsageError as error:
-            leave(error)
-
-    def _outlive(self) -> None:
-        """Let a run continue when the reader of its output ends."""
-        if self._invocation.verb is not None and VERBS[self._invocation.verb].goes_on:
+    def _begin(self) -> None:
+        """Refuse a bad override now, with exit code 3, and not in the middle of a task; take signals and --budget."""
+        verb, options = self._invocation.verb, self._invocation.options
+        if verb is not None and VERBS[verb].goes_on:
             masking.outlive(outlive_reader)
+        try:
+            if verb is not None and VERBS[verb].overrides:
+                from pipeline.cli.session import session  # what composes: not for `doit list` and help
 
-    def _compose(self) -> None:
-        """Refuse a bad override now, with exit code 3, instead of in the middle of a task."""
-        verb = self._invocation.verb
-        if verb is not None and VERBS[verb].overrides:
-            from pipeline.cli.session import session  # what composes: not for `doit list` and help
-
-            try:
                 session().refuse_wrong_words()
-            except PacelineError as error:
-                leave(for_verb(error, verb))
+            signals.begin()
+            seconds = invocation.budget_s(options)
+            if seconds is not None and not invocation.is_on(options, "detach"):  # else the detached command's
+                signals.limit(seconds, options["budget"])
+        except PacelineError as error:
+            leave(for_verb(error, verb or ""))
 
 
 def _start_with_overrides() -> None:
@@ -156,8 +143,7 @@ def _start_with_overrides() -> None:
 def refuse_unknown(tasks: list[Task], words: list[str], verb: str | None, argv: Sequence[str] = ()) -> None:
     """Refuse words that name no task or target, with a suggestion. Raises InvalidCommand.
 
-    Args:
-        argv: all words after ``doit``, if there are more than ``words``.
+    ``argv``: all words after ``doit``, if there are more than ``words``.
     """
     names = {task.name for task in tasks}
     for word in words:
@@ -176,11 +162,6 @@ def invalid(text: str) -> InvalidCommand:
     return InvalidCommand(as_typed(text))
 
 
-def _takes_words(tasks: list[Task], words: list[str]) -> bool:
-    """Whether the first word names a task with options or arguments, which may follow it."""
-    return any(task.name == words[0] and (task.pos_arg or task.params) for task in tasks) if words else False
-
-
 def _is_target(tasks: list[Task], word: str) -> bool:
     """Whether a task makes this file, or declares by a pattern that a later task does."""
     late = (task.loader.target_regex for task in tasks if task.loader is not None)
@@ -191,8 +172,7 @@ def _answer_help() -> None:
     """If the words ask for help, print it and end."""
     from pipeline.cli import help as pages  # a call without such a word needs none of its imports
 
-    text = pages.requested(sys.argv[1:])
-    if text is not None:
+    if (text := pages.requested(sys.argv[1:])) is not None:
         try:
             print(as_typed(text), flush=True)
         except OSError as error:

@@ -89,13 +89,20 @@ def init(words: Sequence[str]) -> str:
         return _init_around(folder)
     refuse_name(folder.name)
     try:
-        _refuse_taken(folder)
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise UsageError(f"{folder} is there already, and is no folder", hint="another name")
+        if folder.is_dir() and any(folder.iterdir()):
+            raise UsageError(
+                f"{folder} is there already, and holds something",
+                hint="another name, or cd there, then paceline init . which leaves its files as they are",
+            )
         _write(folder)
     except OSError as error:
         hint = "make room, or paceline init <a folder that you can write to>/" + folder.name
         raise PacelineError(f"the project {folder} can't be made: {os_reason(error)}", hint=hint) from error
-    if not without_git:
-        _make_repository(folder)
+    if not without_git and git.answer(folder, "rev-parse", "--is-inside-work-tree") is None:
+        for step in (("init", "-q"), ("add", "-A"), ("commit", "-q", "-m", "paceline init")):
+            git.git(folder, *step)  # without a name and an address of the user git makes no commit, which is no error
     there = [] if folder.samefile(Path.cwd()) else [f"cd {shlex.quote(words[0])}"]
     steps = [*there, "paceline train experiment=example", "paceline ui"]
     return "\n".join([f"made {folder}; what to try next:", *(f"  {step}" for step in steps)])
@@ -123,24 +130,6 @@ def _init_around(folder: Path) -> str:
 
 def _template(name: str) -> str:
     return (TEMPLATE / f"{name}.txt").read_text("utf-8")
-
-
-def _make_repository(folder: Path) -> None:
-    if git.answer(folder, "rev-parse", "--is-inside-work-tree") is not None:
-        return
-    for words in (("init", "-q"), ("add", "-A"), ("commit", "-q", "-m", "paceline init")):
-        git.git(folder, *words)  # without a name and an address of the user git makes no commit, which is no error
-
-
-def _refuse_taken(folder: Path) -> None:
-    """Refuse a place that is taken. Raises UsageError; OSError: it can't be examined."""
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise UsageError(f"{folder} is there already, and is no folder", hint="another name")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise UsageError(
-            f"{folder} is there already, and holds something",
-            hint="another name, or cd there, then paceline init . which leaves its files as they are",
-        )
 
 
 def refuse_name(name: str) -> None:

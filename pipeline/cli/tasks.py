@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from pipeline.core import places
 from pipeline.core.errors import Killed, PacelineError, UsageError
 from pipeline.core.processes import process, unexpected
 
-_LONGEST_SUMMARY = 100  # characters of an error that stands above already
+_LONGEST_SUMMARY = 100  # characters
 
 Task = dict[str, Any]
 
@@ -35,7 +35,7 @@ def of_verb(name: str, verb: Verb) -> Task:
     task = {
         **_base(name, lambda: _answering(name, _function(verb.module, name)())),
         "title": lambda task: _function("finished", "title")(task.name),
-        "task_dep": _dependencies(verb.after),
+        "task_dep": [] if "run" in invocation.parse(sys.argv[1:]).options else list(verb.after),
         "meta": {"answers": verb.answers},
         "doc": verb.summary,
     }
@@ -112,17 +112,13 @@ def _need_loader() -> None:
     if not Loader.in_charge:
         started_in = Path(get_initial_workdir())
         project = places.enclosing(started_in)
-        if project not in (None, started_in) and not any(word.startswith(("-f", "--file")) for word in _of_doit()):
+        script = (at for at, word in enumerate(sys.argv) if at and (word == "torchrun" or word.endswith(".py")))
+        of_doit = sys.argv[: next(script, None)]  # behind it a -f is the script's
+        if project not in (None, started_in) and not any(word.startswith(("-f", "--file")) for word in of_doit):
             clone.start_elsewhere(project)
             process.replace([sys.executable, "-m", "doit", *sys.argv[1:]])
         what = f"doit was started where no pyproject.toml names Paceline's loader; {ROOT} has it"
         leave(UsageError(what, hint=f"cd {shlex.quote(str(ROOT))}, then the same command without -k or -f"))
-
-
-def _of_doit() -> list[str]:
-    """Return the words in front of a script's command line, whose own -f must not reach doit."""
-    at = next((at for at, word in enumerate(sys.argv) if at and (word == "torchrun" or word.endswith(".py"))), None)
-    return sys.argv[:at]
 
 
 def _action(do: Callable[[], Any]) -> Callable[[], Any]:
@@ -137,7 +133,9 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
             leave(error)
         except PacelineError as error:
             answers.refuse(error, str(error))
-            return TaskFailed(_summary(error.what) if error.shown else str(error))
+            line = error.what.partition("\n")[0]  # of an error that stands above already
+            short = line if len(line) <= _LONGEST_SUMMARY else f"{line[:_LONGEST_SUMMARY].rstrip()}…"
+            return TaskFailed(f"{short} (the whole error is above)" if error.shown else str(error))
         except (Exception, SystemExit) as error:  # doit would print a traceback, or end well: sys.exit(0)
             if unexpected.is_of_output(error):
                 leave(error)
@@ -147,15 +145,3 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
         return values if isinstance(values, dict) else None
 
     return run
-
-
-def _summary(what: str) -> str:
-    """Return the beginning of an error that stands above already."""
-    first_line = what.partition("\n")[0]
-    cut = first_line if len(first_line) <= _LONGEST_SUMMARY else f"{first_line[:_LONGEST_SUMMARY].rstrip()}…"
-    return f"{cut} (the whole error is above)"
-
-
-def _dependencies(after: Sequence[str]) -> list[str]:
-    """Return the tasks that come first; none if ``run=KEY`` names an existing run."""
-    return [] if not after or "run" in invocation.parse(sys.argv[1:]).options else list(after)

@@ -106,12 +106,13 @@ def ui() -> None:
 def server() -> None:
     """Serve a store for a team until Ctrl-C."""
     config = session().config.tracking
-    artifacts = config.server_artifacts
+    store, artifacts = tracking.absolute_uri(config.server_store, ROOT), config.server_artifacts
     if artifacts is not None and "://" not in artifacts:
         artifacts = str(ROOT / expanded(artifacts, "tracking.server_artifacts"))
+    database = tracking.sqlite_path(store)
     settings = team_server.Settings(
-        store=tracking.absolute_uri(config.server_store, ROOT),
-        artifacts=artifacts or _default_artifacts(config.server_store),
+        store=store,
+        artifacts=artifacts or str((database.parent if database is not None else ROOT) / "mlartifacts"),
         host=config.server_host,
         port=config.server_port,
         allowed_hosts=tuple(config.server_allowed_hosts),
@@ -119,12 +120,6 @@ def server() -> None:
     )
     team_server.serve(settings, config.experiment, say=say, note=note)
     leave_if_interrupted()
-
-
-def _default_artifacts(store: str | None) -> str:
-    """Return a folder next to the database, if that is a file."""
-    database = tracking.sqlite_path(tracking.absolute_uri(store, ROOT))
-    return str((database.parent if database is not None else ROOT) / "mlartifacts")
 
 
 _NOTICE = re.compile(r"\d{4}/\d\d/\d\d [\d:]{8} (INFO|WARNING) ")  # what MLflow prints besides
@@ -237,11 +232,16 @@ def predict() -> None:
     model = finished_classifier(folder)
     with waiting(note, "exporting the network, once for its weights"):
         network = exported_file(folder)
-    answer = _classified(folder, network, images, int(top))
-    rows = [{**item, "top": _with_names(item.get("top", []), model)} for item in answer]
-    broken = [item for item in answer if "error" in item]
+    names = dict(enumerate(model.classes))
+    rows = _classified(folder, network, images, int(top))
+    for row in rows:
+        row["top"] = [
+            {"class": names.get(int(number), str(int(number))), "probability": value}
+            for number, value in row.get("top", [])
+        ]
+    broken = [row for row in rows if "error" in row]
     first = f"{broken[0]['image']} can't be read: {broken[0]['error']}" if broken else ""
-    error = PacelineError(f"{first}; {len(broken)} of {len(answer)} images") if broken else None
+    error = PacelineError(f"{first}; {len(broken)} of {len(rows)} images") if broken else None
     if answers.wanted():
         answers.answer({"key": folder.key, "images": rows}, error=error)
     say(aligned([(_typed(row["image"]), _classes_of(row)) for row in rows]))
@@ -296,14 +296,6 @@ def _classified(folder: RunFolder, network: Path, images: list[Path], top: int) 
         raise PacelineError(f"the network of run {folder.key} can't be used here: {done.why.splitlines()[-1]}")
     answer: list[dict[str, Any]] = json.loads(done.stdout)
     return answer
-
-
-def _with_names(top: list[list[float]], model: Published) -> list[dict[str, Any]]:
-    names = model.classes
-    return [
-        {"class": names[int(number)] if int(number) < len(names) else str(int(number)), "probability": value}
-        for number, value in top
-    ]
 
 
 def _classes_of(row: dict[str, Any]) -> str:

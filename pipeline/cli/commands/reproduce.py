@@ -229,10 +229,14 @@ def _verify(current: Session, path: Path) -> None:
     (certified, others), runs_dir = certificate.read(path), current.config.runs_dir
     here = [run for run in certified if (runs_dir / str(run["run"])).is_dir()]
     shown, alone = relative(path), len(certified) == 1
-    wrong = {run["run"]: certificate.disagreements(run, RunFolder(runs_dir / str(run["run"])), ROOT) for run in here}
-    if any(wrong.values()):
+    wrong = [
+        line if alone else f"{run['run']}: {line}"
+        for run in here
+        for line in certificate.disagreements(run, RunFolder(runs_dir / str(run["run"])), ROOT)
+    ]
+    if wrong:
         who = f"run {here[0]['run']} isn't" if alone else "not all of its runs are"
-        lines = "\n".join(f"  {'' if alone else f'{key}: '}{line}" for key in wrong for line in wrong[key])
+        lines = "\n".join(f"  {line}" for line in wrong)
         hint = f"doit status {here[0]['run']}" if alone else "doit status KEY; doit train makes one again"
         raise PacelineError(f"{shown} is whole, but {who} what it says:\n{lines}", hint=hint)
     if here:

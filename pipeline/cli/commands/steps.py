@@ -30,15 +30,17 @@ def step() -> None:
         return
     made = make_all(graph, names, note, at_once=process_count())
     for name in names:
-        standing = graph.standing(name)
-        assert standing.made is not None, "make_all raises where one isn't"
-        say(f"step {name} is {'made' if made else 'up to date'}: {relative(standing.made.out)}")
+        say(f"step {name} is {'made' if made else 'up to date'}: {relative(_out(graph, name))}")
 
 
 def make(name: str) -> Path:
     """Run one step and what it needs, and return the folder of its outputs. Raises PacelineError."""
     graph = session().steps
     make_all(graph, [name], note, at_once=process_count())
+    return _out(graph, name)
+
+
+def _out(graph: Graph, name: str) -> Path:
     standing = graph.standing(name)
     assert standing.made is not None, "make_all raises where it isn't"
     return standing.made.out
@@ -47,8 +49,7 @@ def make(name: str) -> Path:
 def _list(graph: Graph) -> None:
     rows = [(name, *_state(graph, name)) for name in graph.names()]
     if is_on(session().invocation.options, "json"):
-        keys = ("name", "state", "why")
-        answers.answer([dict(zip(keys, row, strict=True)) for row in rows])
+        answers.answer([dict(zip(("name", "state", "why"), row, strict=True)) for row in rows])
     elif rows:
         say(aligned([("step", "state", ""), *rows]))
     else:
@@ -113,25 +114,20 @@ def dag() -> None:
 
 def _own(graph: Graph) -> list[PlannedTask]:
     """Return every step, each after what it needs."""
+    ordered: dict[str, None] = {}
+    for name in graph.names():
+        try:
+            ordered |= dict.fromkeys(graph.order([name]))
+        except UsageError:  # one with unreadable needs doesn't hide others
+            ordered[name] = None
     states = []
-    for name in _in_order(graph):
+    for name in ordered:
         state, why = _state(graph, name)
         if state == "can't run":
             states.append(StepState(name, False, f"{state}: {why}", ()))
         else:
             states.append(StepState(name, state == "up to date", why, graph.step(name).upstream))
     return [step_task(state) for state in states]
-
-
-def _in_order(graph: Graph) -> list[str]:
-    """Return every step after what it needs; one with unreadable needs doesn't hide others."""
-    ordered: dict[str, None] = {}
-    for name in graph.names():
-        try:
-            ordered |= dict.fromkeys(graph.order([name]))
-        except UsageError:
-            ordered[name] = None
-    return [*ordered]
 
 
 def log_of(name: str) -> Path:
