@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -47,7 +47,6 @@ def as_typed(text: str) -> str:
 
 
 _VERBOSITY_WITH_LEVEL = re.compile(r"(?:-v|--verbosity=)([012])")
-_VERBOSITY_NAMES = ("-v", "--verbosity")
 _WARNING_OR_ERROR = re.compile(r"\b(?:warning|error): ", re.IGNORECASE)
 
 
@@ -70,10 +69,9 @@ def without_verbosity(words: Sequence[str]) -> tuple[int | None, list[str]]:
     level, rest, left = None, list[str](), [*words]
     while left:
         word = left.pop(0)
-        attached = _VERBOSITY_WITH_LEVEL.fullmatch(word)
-        if attached:
+        if attached := _VERBOSITY_WITH_LEVEL.fullmatch(word):
             level = int(attached[1])
-        elif word in _VERBOSITY_NAMES and left and left[0] in ("0", "1", "2"):
+        elif word in ("-v", "--verbosity") and left and left[0] in ("0", "1", "2"):
             level = int(left.pop(0))
         else:
             rest.append(word)
@@ -89,7 +87,6 @@ def is_on(options: Mapping[str, str], name: str) -> bool:
 
 
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+")
 
 
 def budget_s(options: Mapping[str, str]) -> float | None:
@@ -97,13 +94,11 @@ def budget_s(options: Mapping[str, str]) -> float | None:
     typed = options.get("budget")
     if typed is None:
         return None
-    if not _DURATION.fullmatch(typed) or not (seconds := sum(_seconds_of_parts(typed))):
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", typed)
+    seconds = sum(float(number) * _UNIT_S[unit] for number, unit in parts)
+    if "".join(map("".join, parts)) != typed or not seconds:
         raise UsageError(f"--budget {typed} is no duration", hint="--budget 90s, 30m, 1h30m or 2d")
     return seconds
-
-
-def _seconds_of_parts(typed: str) -> Iterator[float]:
-    return (float(number) * _UNIT_S[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", typed))
 
 
 def whole_number(options: Mapping[str, str], name: str) -> int | None:

@@ -302,9 +302,9 @@ def stored_config(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[
     Raises UsageError: a placeholder in place of a secret, or a secret in a field that the ranks read from config.json.
     """
     _refuse_placeholders(resolved)
-    outside = ["sweep", "search", "notify", *([] if describes_script(resolved) else [programs.SECTION])]
-    if not resolved.get("step"):
-        outside.append("step")
+    outside = ["sweep", "search", "notify"]
+    outside += [] if describes_script(resolved) else [programs.SECTION]
+    outside += [] if resolved.get("step") else ["step"]
     shown = without_secrets({name: value for name, value in resolved.items() if name not in outside}, secrets)
     _refuse_secrets_of_the_trainer(resolved, shown)
     return with_sorted_arguments(shown)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,35 +134,25 @@ def _refuse_missing(setting: str, module: str, root: Path, python_path: Sequence
     path = root / f"{module.replace('.', '/')}.py"
     folder = path.parent if path.parent.is_dir() else root
     package = module.rpartition(".")[0] if folder != root else ""
-    close = nearest(path.stem if package else module.partition(".")[0], sorted(_modules(folder)))
+    known = (one.stem for one in folder.iterdir() if one.suffix == ".py" or (one.is_dir() and any(one.glob("*.py"))))
+    close = nearest(path.stem if package else module.partition(".")[0], sorted(known))
     near = f"; did you mean {'.'.join(filter(None, (package, close)))}?" if close else ""
     raise UsageError(
         f"{setting}: there is no module {module} under {root}, nor is it installed here{near}", hint=f"write {path}"
     )
 
 
-def _modules(folder: Path) -> Iterator[str]:
-    """Return the names of modules and packages in a folder."""
-    for path in folder.iterdir():
-        if path.suffix == ".py" or (path.is_dir() and next(path.glob("*.py"), None) is not None):
-            yield path.stem
-
-
 def _refuse_undescribed(setting: str, name: str, description: _Description, root: Path) -> None:
     if "failed" in description:
         raise UsageError(f"{setting}: {_line(description, root)}: {description['failed']}")
     file = _shown(description.get("file"), root)
-    if "names" in description:
-        raise UsageError(
-            f"{setting}: {file} has no class or function {name}; {_near(name, description['names'], root)}"
-        )
+    if (names := description.get("names")) is not None:
+        near = f"it has: {', '.join(names) or 'none'}"
+        if (close := nearest(name, sorted(names))) is not None:
+            near = f"did you mean {close} ({_line(names[close], root)})?"
+        raise UsageError(f"{setting}: {file} has no class or function {name}; {near}")
     if "value" in description:
         raise UsageError(f"{setting}: {name} in {file} is {description['value']}, and no class or function")
-
-
-def _near(name: str, names: Mapping[str, _Description], root: Path) -> str:
-    close = nearest(name, sorted(names))
-    return f"did you mean {close} ({_line(names[close], root)})?" if close else f"it has: {', '.join(names) or 'none'}"
 
 
 def _shown(file: str | None, root: Path) -> str:
@@ -183,14 +173,10 @@ def _check_kind(description: _Description, group: str, setting: str, root: Path)
     defined, public = _BASES.get(group, ("", ""))
     if not defined or defined in description["bases"]:
         return
-    if description["is_class"]:
-        what = f"is no subclass of {public}"
-    elif group == "optimizer":
-        what = "is a function"
-    else:
-        return
-    hint = f"class {description['name']}({public}): …"
-    raise UsageError(f"{setting}: {_where(description, root)} {what}", hint=hint)
+    if description["is_class"] or group == "optimizer":
+        what = f"is no subclass of {public}" if description["is_class"] else "is a function"
+        hint = f"class {description['name']}({public}): …"
+        raise UsageError(f"{setting}: {_where(description, root)} {what}", hint=hint)
 
 
 def _arguments(train: TrainConfig, group: str) -> Mapping[str, Any]:

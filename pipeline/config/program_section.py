@@ -6,7 +6,6 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +37,32 @@ def is_written(option: str) -> bool:
     return _WRITTEN.search(spaced) is not None and _READ.search(spaced) is None
 
 
-@dataclass
-class DataArguments:
-    """A script's data, and its arguments with ``{data}`` in place of each local path.
+class _Data:
+    """A script's data: ``program.data``, and each local path of its arguments, which get ``{data}`` in its place.
 
     ``notes`` has a line about how each path counts.
     """
 
-    args: Any
-    data: list[DataPath]
-    untracked: Sequence[str] = ()
-    root: Path = Path()
-    notes: list[str] = field(default_factory=list)
+    def __init__(self, paths: Sequence[DataPath], untracked: Sequence[str], root: Path) -> None:
+        self.paths, self._untracked, self._root = [*paths], untracked, root
+        self.notes = list[str]()
 
-    def word(self, name: str, where: str, word: Any) -> Any:
+    def arguments(self, args: Any) -> Any:
+        """Return ``program.args`` with placeholders."""
+        if isinstance(args, Mapping):
+            return {name: self._value(str(name), value) for name, value in args.items()}
+        if not isinstance(args, list):
+            return args
+        flags = ["", *(word if isinstance(word, str) and word.startswith("-") else "" for word in args)]
+        return [self._word(flags[at], f"program.args[{at}]", word) for at, word in enumerate(args)]
+
+    def _value(self, name: str, value: Any) -> Any:
+        field = f"program.args.{name}"
+        if isinstance(value, list):
+            return [self._word(name, field, word) for word in value]
+        return self._word(name, field, value)
+
+    def _word(self, name: str, where: str, word: Any) -> Any:
         """Return one argument; ``name`` is its option, ``where`` its field."""
         match = _PATH.fullmatch(word) if isinstance(word, str) else None
         if match is None or names(word):
@@ -59,7 +70,7 @@ class DataArguments:
         path = Path(os.path.abspath(Path(match["path"]).expanduser()))  # noqa: PTH100
         written = is_written(f"{name} {match['name'] or ''}")
         shown = f"{where}={match['path']}"
-        if any(path.is_relative_to(Path(text).expanduser()) for text in self.untracked):
+        if any(path.is_relative_to(Path(text).expanduser()) for text in self._untracked):
             return word
         if not path.exists():
             if not written:
@@ -83,41 +94,20 @@ class DataArguments:
 
     def _is_too_wide(self, path: Path) -> bool:
         """Whether a folder holds more than data: the project, a home, all temporary files, or special files."""
-        within = (self.root, Path.home(), Path(tempfile.gettempdir()))
+        within = (self._root, Path.home(), Path(tempfile.gettempdir()))
         return any(place.is_relative_to(path) for place in within) or str(path).startswith(_OF_THE_SYSTEM)
 
     def _placeholder(self, path: Path, where: str, shown: str) -> str:
-        for number, known in enumerate(self.data):
+        for number, known in enumerate(self.paths):
             if path.is_relative_to(known.path):
                 inside = path.relative_to(known.path).as_posix()
                 return placeholder_of_data(number) + ("" if inside == "." else f"/{inside}")
-        self.data.append(DataPath(where, path))
+        self.paths.append(DataPath(where, path))
         self.notes.append(
             f"{shown} is data: its contents are part of the key, and it is sent to the hosts; "
             f"program.untracked=['{path}'] leaves it where it is and out of the key"
         )
-        return placeholder_of_data(len(self.data) - 1)
-
-
-def tracked(args: Any, data: Sequence[DataPath], untracked: Sequence[str], root: Path) -> DataArguments:
-    """Turn paths in ``program.args`` into data, after the paths in ``program.data``."""
-    data_arguments = DataArguments(args=args, data=[*data], untracked=untracked, root=root)
-    if isinstance(args, Mapping):
-        data_arguments.args = {name: _option_value(data_arguments, str(name), value) for name, value in args.items()}
-    elif isinstance(args, list):
-        flags = ["", *(word if isinstance(word, str) and word.startswith("-") else "" for word in args)]
-        data_arguments.args = [
-            data_arguments.word(flags[at], f"program.args[{at}]", word) for at, word in enumerate(args)
-        ]
-    return data_arguments
-
-
-def _option_value(data_arguments: DataArguments, name: str, value: Any) -> Any:
-    words = [
-        data_arguments.word(name, f"program.args.{name}", word)
-        for word in (value if isinstance(value, list) else [value])
-    ]
-    return words if isinstance(value, list) else words[0]
+        return placeholder_of_data(len(self.paths) - 1)
 
 
 _CLASSIFIER_SECTIONS = ("dataset", "model", "optimizer", "schedule", "trainer", "strategy", "init")
@@ -211,10 +201,11 @@ def with_script(
         must_exist=must_exist,
     )
     where = {"script": files.shown or None} if settings.script else {}
-    arguments = tracked(section["args"], files.data, settings.untracked, root)
-    files = files._replace(data=tuple(arguments.data), notes=tuple(arguments.notes))
+    tracked = _Data(files.data, settings.untracked, root)
+    args = tracked.arguments(section["args"])
+    files = files._replace(data=tuple(tracked.paths), notes=tuple(tracked.notes))
     shown_data = [shown(one.path, root) for one in files.data]
-    data = {"args": arguments.args, "data": shown_data if len(shown_data) > 1 else "".join(shown_data) or None}
+    data = {"args": args, "data": shown_data if len(shown_data) > 1 else "".join(shown_data) or None}
     run = {name: value for name, value in resolved.items() if name not in _CLASSIFIER_SECTIONS}
     return {**run, programs.SECTION: {**section, **where, **data, "workdir": files.workdir}}, files
 

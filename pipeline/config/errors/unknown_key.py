@@ -6,7 +6,6 @@ tools use for them.
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,11 +16,11 @@ from typing import Any
 from pipeline.cluster.launchers.settings import HostConfig
 from pipeline.config.overrides.words import NAME_A_SCRIPT
 from pipeline.config.schema import OPTIONS, PROGRAMS
-from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.errors import UsageError, nearest, suggestion
 from pipeline.core.places import ROOT, conf_dirs
 from pipeline.core.redact import hide, is_secret_name
 
-_LEAST = 0.7  # difflib's similarity; that of "epochs" and "paths", or "lines" and "nodes", is lower
+_LEAST = 0.7  # similarity; that of "epochs" and "paths", or "lines" and "nodes", is lower
 _ELSEWHERE = {
     "trainer.global_batch_size": "batch batch_size bs global_batch train_batch_size per_device_train_batch_size",
     "trainer.epochs": "epoch max_epochs num_epochs n_epochs num_train_epochs",
@@ -192,8 +191,8 @@ def _parts(key: str) -> list[str]:
 
 
 def _nearest(word: str, known: Mapping[str, str]) -> str | None:
-    match = difflib.get_close_matches(word, list(known), n=1, cutoff=_LEAST)
-    return known[match[0]] if match else None
+    close = nearest(word, known, _LEAST)
+    return known[close] if close is not None else None
 
 
 def _valid(key: str, names: Names) -> str:

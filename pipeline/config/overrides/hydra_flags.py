@@ -14,6 +14,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.places import HOME
 
 _APPLICATION = HOME / "pipeline"  # Hydra looks for a relative --config-path in the application's folder
+_EXCLUSIVE = ("--run", "--multirun", "--cfg", "--info", "--shell-completion")
 _SHELLS = ("bash", "fish", "zsh")
 
 
@@ -39,14 +40,7 @@ def read(argv: Sequence[str]) -> HydraFlags:
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]  # argparse would print eight lines of usage and exit with 2
     args = parser.parse_args(list(argv))
-    flags = {
-        "--run": args.run,
-        "--multirun": args.multirun,
-        "--cfg": args.cfg,
-        "--info": args.info,
-        "--shell-completion": args.shell_completion,
-    }
-    given = [name for name, value in flags.items() if value]
+    given = [name for name in _EXCLUSIVE if getattr(args, name.strip("-").replace("-", "_"))]
     if len(given) > 1:
         hint = "doit plan with the same words lists the trials" if "--multirun" in given else f"only {given[-1]}"
         raise UsageError(f"{' and '.join(given)} can't be taken together; choose one", hint=hint)
@@ -58,7 +52,14 @@ def read(argv: Sequence[str]) -> HydraFlags:
             hint="doit reproduce KEY",
         )
     if args.shell_completion:
-        _refuse_no_shell(args.overrides)
+        pairs = [word.partition("=")[::2] for word in args.overrides]
+        named = [shell for name, shell in pairs if name in ("install", "uninstall", "query")]
+        if len(named) != 1 or named[0] not in _SHELLS:
+            seen = f", not {' '.join(args.overrides)}" if args.overrides else ""
+            raise UsageError(
+                f"--shell-completion needs install=SHELL or uninstall=SHELL with one of {', '.join(_SHELLS)}{seen}",
+                hint='eval "$(python -m pipeline --shell-completion install=bash)"',
+            )
     _refuse_absent(args)
     answers = args.help or args.hydra_help or args.info or args.shell_completion
     elsewhere = args.config_path or args.config_name or args.config_dir
@@ -88,16 +89,4 @@ def _refuse_absent(args: argparse.Namespace) -> None:
         raise UsageError(
             f"--config-name {name}: there is no {name.removesuffix('.yaml')}.yaml in {' or '.join(map(str, folders))}",
             hint=f"experiment={name}" if is_experiment else "the same without it, which takes conf/config.yaml",
-        )
-
-
-def _refuse_no_shell(words: Sequence[str]) -> None:
-    """Refuse words that don't name exactly one shell. Raises UsageError."""
-    pairs = [word.partition("=")[::2] for word in words]
-    named = [shell for name, shell in pairs if name in ("install", "uninstall", "query")]
-    if len(named) != 1 or named[0] not in _SHELLS:
-        seen = f", not {' '.join(words)}" if words else ""
-        raise UsageError(
-            f"--shell-completion needs install=SHELL or uninstall=SHELL with one of {', '.join(_SHELLS)}{seen}",
-            hint='eval "$(python -m pipeline --shell-completion install=bash)"',
         )

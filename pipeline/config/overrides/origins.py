@@ -6,10 +6,10 @@ An origin is a file of conf/, the user's own defaults, the command line, or a sc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]
+from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -51,22 +51,17 @@ def stands_for(group: str, words: Sequence[str]) -> list[str]:
     ``model.name`` alone if the option's file sets its own name (``name: resnet18`` in model/resnet18.yaml). For other
     files (``trainer=fast``) it is every field that the file sets.
     """
-    with compose.hydra_ready():
-        loader = GlobalHydra.instance().config_loader()
-        merged = loader.compute_defaults_list(compose.CONFIG_NAME, for_hydra(words), RunMode.RUN).defaults
     fields_set: dict[str, None] = {}
-    for item in merged:
-        package, folder = item.package or "", _folder_of(f"{item.config_path}.yaml")
-        if package.partition(".")[0] != group or folder is None:  # None: a schema
-            continue
-        content = OmegaConf.to_container(OmegaConf.load(folder / f"{item.config_path}.yaml"))
-        assert isinstance(content, dict)  # Hydra takes no other
-        name = choice_of(group)
-        if content.get(name) == item.config_path.rpartition("/")[2]:
-            fields_set[f"{group}.{name}"] = None
-        else:
-            leaves = (".".join((package, *keys)) for keys, _ in _leaves(content) if keys[0] != "defaults")
-            fields_set |= dict.fromkeys(leaves)
+    with compose.hydra_ready():
+        for item, _, content in _files(for_hydra(words)):
+            package = item.package or ""
+            if package.partition(".")[0] != group:
+                continue
+            if content.get(name := choice_of(group)) == str(item.config_path).rpartition("/")[2]:
+                fields_set[f"{group}.{name}"] = None
+            else:
+                leaves = (".".join((package, *keys)) for keys, _ in _leaves(content) if keys[0] != "defaults")
+                fields_set |= dict.fromkeys(leaves)
     return list(fields_set)
 
 
@@ -90,43 +85,39 @@ def _line(keys: tuple[str, ...], value: Any) -> str:
 
 def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
     """Return the origin of each field set by a file or the command line: the last one in Hydra's order of merging."""
-    loader = GlobalHydra.instance().config_loader()
-    merged = loader.compute_defaults_list(compose.CONFIG_NAME, list(words), RunMode.RUN).defaults
     origins: dict[tuple[str, ...], str] = {}
-    for item in merged:
-        path, origin = _file_of(item.config_path)
-        if path is not None:  # otherwise a schema, or Hydra's own file
-            package = tuple(filter(None, (item.package or "").split(".")))
-            for keys, _ in _leaves(OmegaConf.to_container(OmegaConf.load(path))):
-                if keys and keys[0] != "defaults":
-                    origins[(*package, *keys)] = origin
+    for item, origin, content in _files(words):
+        package = tuple(filter(None, (item.package or "").split(".")))
+        for keys, _ in _leaves(content):
+            if keys and keys[0] != "defaults":
+                origins[(*package, *keys)] = origin
     for override in overrides(words):
         keys = tuple(override.key_or_group.split("."))
-        if not _is_group(override.key_or_group):
+        group = override.key_or_group.partition("@")[0]
+        if not any((folder / group).is_dir() for folder in compose.CONF_DIRS):
             origins[keys] = COMMAND_LINE
             if isinstance(override.value(), Mapping):
                 origins |= dict.fromkeys(((*keys, *inner) for inner, _ in _leaves(override.value())), COMMAND_LINE)
     return origins
 
 
-def _file_of(config_path: str) -> tuple[Path | None, str]:
-    """Return the file behind one of Hydra's config paths, and its name in messages; None if there is no file."""
-    if (own := own_defaults.files().get(config_path)) is not None:
-        return own, shown(own, ROOT)
-    folder = _folder_of(f"{config_path}.yaml")
-    if folder is None:
-        return None, ""
-    # in a project that is no clone, Paceline's folder is another one than the project's
-    conf = "conf" if folder == compose.CONF_DIRS[0] else "Paceline's conf"
-    return folder / f"{config_path}.yaml", f"{conf}/{config_path}.yaml"
-
-
-def _folder_of(name: str) -> Path | None:
-    return next((folder for folder in compose.CONF_DIRS if (folder / name).is_file()), None)
-
-
-def _is_group(key: str) -> bool:
-    return any((folder / key.partition("@")[0]).is_dir() for folder in compose.CONF_DIRS)
+def _files(words: Sequence[str]) -> Iterator[tuple[ResultDefault, str, dict[Any, Any]]]:
+    """Yield Hydra's entry, name in messages and content of each file that it merges, in its order."""
+    loader, own = GlobalHydra.instance().config_loader(), own_defaults.files()
+    for item in loader.compute_defaults_list(compose.CONFIG_NAME, list(words), RunMode.RUN).defaults:
+        name = f"{item.config_path}.yaml"
+        folder = next((folder for folder in compose.CONF_DIRS if (folder / name).is_file()), None)
+        if (path := own.get(str(item.config_path))) is not None:
+            origin = shown(path, ROOT)
+        elif folder is not None:
+            # in a project that is no clone, Paceline's folder is another one than the project's
+            conf = "conf" if folder == compose.CONF_DIRS[0] else "Paceline's conf"
+            path, origin = folder / name, f"{conf}/{name}"
+        else:  # a schema, or Hydra's own file
+            continue
+        content = OmegaConf.to_container(OmegaConf.load(path))
+        assert isinstance(content, dict)  # Hydra takes no other
+        yield item, origin, content
 
 
 def _default(config: DictConfig, keys: tuple[str, ...]) -> str:

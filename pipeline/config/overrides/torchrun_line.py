@@ -177,13 +177,15 @@ def _of_torchrun(typed: Sequence[str], root: Path) -> _Line:
     if "error" in parsed:
         raise UsageError(f"torchrun: {parsed['error']}", hint=_instead(typed, parsed["error"]))
     options: dict[str, Any] = parsed.pop("options")
-    not_needed: dict[str, list[str]] = {}
-    for name in options.keys() - set(_TRANSLATED):
-        if name not in _NOT_NEEDED:
-            raise UsageError(f"--{name.replace('_', '-')} of torchrun has no counterpart here", hint="leave it out")
-    for name in (name for name in options if name in _NOT_NEEDED):
-        not_needed.setdefault(_NOT_NEEDED[name], []).append(f"--{name.replace('_', '-')}")
-    known = {name: value for name, value in options.items() if name in _TRANSLATED}
+    known, not_needed = dict[str, Any](), dict[str, list[str]]()
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if name in _TRANSLATED:
+            known[name] = value
+        elif name in _NOT_NEEDED:
+            not_needed.setdefault(_NOT_NEEDED[name], []).append(option)
+        else:
+            raise UsageError(f"{option} of torchrun has no counterpart here", hint="leave it out")
     return _Line(**parsed, **known, not_needed=not_needed)
 
 
@@ -278,7 +280,9 @@ def _overrides(line: _Line, folder: Path, root: Path, *, splits: bool) -> Iterat
     if line.no_python:
         yield f"program.command=[{hydra_value(line.script)}]"
     else:
-        script = line.script if line.module else _from_here(line.script, folder, root)
+        script = line.script
+        if not line.module and script.startswith("/") and Path(script).is_relative_to(root):
+            script = os.path.relpath(script, folder)  # so that the project's script starts there
         yield f"program.{'module' if line.module else 'script'}={hydra_value(script)}"
     if not line.with_torchrun:
         yield "program.torchrun=false"
@@ -291,12 +295,6 @@ def _overrides(line: _Line, folder: Path, root: Path, *, splits: bool) -> Iterat
     if inputs:
         yield f"program.inputs=[{','.join(map(hydra_value, inputs))}]"
     yield from line.overrides
-
-
-def _from_here(script: str, folder: Path, root: Path) -> str:
-    """Return the absolute path of a project's script relative to ``folder``, so that the script starts there."""
-    is_ours = script.startswith("/") and Path(script).is_relative_to(root)
-    return os.path.relpath(script, folder) if is_ours else script
 
 
 def _nodes(line: _Line) -> Iterator[str]:

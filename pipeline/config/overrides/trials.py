@@ -8,6 +8,7 @@ a plain value is inserted into the resolved result after OmegaConf has converted
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,18 +45,17 @@ def jobs(words: Sequence[str]) -> list[Overrides]:
     """
     with compose.hydra_ready():
         overrides = _parsed([*_grid(words), *words])
-        for override in overrides:
-            if override.value_type is ValueType.INTERVAL_SWEEP:
-                key = override.get_key_element()
-                if any(word.startswith("search=") for word in words):
-                    raise UsageError(
-                        f"{override.input_line}: what a search will choose can't be listed beforehand",
-                        hint="doit sweep with the same words and --dry-run, which shows its space and trials so far",
-                    )
+        for override in (one for one in overrides if one.value_type is ValueType.INTERVAL_SWEEP):
+            if any(word.startswith("search=") for word in words):
                 raise UsageError(
-                    f"{override.input_line}: an interval has no end of values, so only a search can draw from it; "
-                    f"add search=tpe, or write {key}=0.01,0.1 or {key}='range(1,5)' for a grid"
+                    f"{override.input_line}: what a search will choose can't be listed beforehand",
+                    hint="doit sweep with the same words and --dry-run, which shows its space and trials so far",
                 )
+            key = override.get_key_element()
+            raise UsageError(
+                f"{override.input_line}: an interval has no end of values, so only a search can draw from it; "
+                f"add search=tpe, or write {key}=0.01,0.1 or {key}='range(1,5)' for a grid"
+            )
         refuse_impossible(overrides)
         # Hydra escapes every colon and bracket of a value; a value that doesn't vary stays as it was typed
         typed = {
@@ -102,9 +102,9 @@ class TrialComposer:
     """``compose.resolve`` for the many trials of one sweep. Use it within ``compose.hydra_ready()``."""
 
     def __init__(self) -> None:
-        self._overrides: dict[str, Override] = {}
-        self._bases: dict[Overrides, _Base] = {}
-        self._typed: dict[tuple[Overrides, str], Any] = {}
+        self._override = functools.cache(lambda word: _parsed(for_hydra([word]))[-1])
+        self._base = functools.cache(_base)
+        self._value = functools.cache(lambda rest, word: _typed(self._base(rest).config, self._override(word)))
         self._composed: set[str] = set()  # keys whose values must be composed
 
     def resolve(self, words: Overrides) -> Resolved:
@@ -120,7 +120,7 @@ class TrialComposer:
             return compose.resolve(compose.compose_now(words))
         result = dict(base.resolved)
         for word, override in plain.items():
-            value = self._value(rest, base, word, override)
+            value = self._value(rest, word)
             if value is _ABSENT:
                 self._composed.add(override.key_or_group)
                 return self.resolve(words)
@@ -141,24 +141,10 @@ class TrialComposer:
             and sum(_related(override.key_or_group, key) for key in keys) == 1
         }
 
-    def _override(self, word: str) -> Override:
-        if word not in self._overrides:
-            self._overrides[word] = _parsed(for_hydra([word]))[-1]
-        return self._overrides[word]
 
-    def _base(self, rest: Overrides) -> _Base:
-        if rest not in self._bases:
-            config = compose.compose_now(rest)
-            self._bases[rest] = _Base(
-                config=copy.deepcopy(config), resolved=compose.resolve(config), referenced=_referenced(config)
-            )
-        return self._bases[rest]
-
-    def _value(self, rest: Overrides, base: _Base, word: str, override: Override) -> Any:
-        """Return the value in the field's type, or _ABSENT if the trial must be composed."""
-        if (rest, word) not in self._typed:
-            self._typed[rest, word] = _typed(base.config, override)
-        return self._typed[rest, word]
+def _base(rest: Overrides) -> _Base:
+    config = compose.compose_now(rest)
+    return _Base(config=copy.deepcopy(config), resolved=compose.resolve(config), referenced=_referenced(config))
 
 
 def _chooses_an_option(override: Override) -> bool:
@@ -178,6 +164,7 @@ def _is_plain(override: Override) -> bool:
 
 
 def _typed(config: DictConfig, override: Override) -> Any:
+    """Return the value in the field's type, or _ABSENT if the trial must be composed."""
     key = override.key_or_group
     before = OmegaConf.select(config, key, default=_ABSENT)
     if (
