@@ -36,7 +36,8 @@ def candidates(line: str, root: Path = ROOT) -> list[str]:
     elif "=" in current:
         words = _values(verb, before, current, root)
     else:
-        words = (*_names(verb, current, root), *_keys(verb, before, root))
+        keys = _option_values("run", "KEY", before, root) if "run" in VERBS[verb].options else ()
+        words = (*_names(verb, current, root), *keys)
     return sorted({word for word in words if word.startswith(current)})
 
 
@@ -56,12 +57,6 @@ def _names(verb: str, current: str, root: Path) -> Iterator[str]:
     names = [group.name for group in groups(root)]
     yield from (f"{name}=" for name in (*names, "seed"))
     yield from (f"{name}." for name in (*names, "paths") if name != "experiment")
-
-
-def _keys(verb: str, before: Sequence[str], root: Path) -> Iterator[str]:
-    """Return the keys of the runs, if the verb takes one as a bare word."""
-    if "run" in VERBS[verb].options:
-        yield from _option_values("run", "KEY", before, root)
 
 
 def _values(verb: str, before: Sequence[str], current: str, root: Path) -> Iterator[str]:

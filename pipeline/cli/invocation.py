@@ -208,7 +208,11 @@ def for_project(words: Sequence[str], folder: Path, root: Path) -> tuple[str, ..
     Raises UsageError: a word about Hydra itself.
     """
     for word in words:
-        _refuse_hydra(word)
+        if word.lstrip("+~").startswith(("hydra.", "hydra/", "hydra@")):  # Paceline has a run's folder, log and process
+            raise UsageError(
+                f"{word} sets Hydra's own application, of which doit takes the configuration alone",
+                hint="paths.runs=FOLDER says where runs lie; doit sweep takes several values",
+            )
     placed = [quoted_run(_with_quoted_placeholders(_with_project_path(word, folder, root))) for word in words]
     return (*placed, *_workdir(placed, folder, root))
 
@@ -226,15 +230,6 @@ def _workdir(words: Sequence[str], folder: Path, root: Path) -> list[str]:
     inside = folder.relative_to(root).as_posix()
     quoted = inside.replace("\\", "\\\\").replace("'", "\\'")
     return [f"program.workdir={inside}" if _NEEDS_NO_QUOTES.fullmatch(inside) else f"program.workdir='{quoted}'"]
-
-
-def _refuse_hydra(word: str) -> None:
-    """Refuse fields of Hydra's own section, because Paceline manages a run's folder, log and process."""
-    if word.lstrip("+~").startswith(("hydra.", "hydra/", "hydra@")):
-        raise UsageError(
-            f"{word} sets Hydra's own application, of which doit takes the configuration alone",
-            hint="paths.runs=FOLDER says where runs lie; doit sweep takes several values",
-        )
 
 
 def _with_project_path(word: str, folder: Path, root: Path) -> str:

@@ -36,11 +36,13 @@ def groups(root: Path = ROOT) -> list[Group]:
     """Return the groups in the order of config.yaml. Raises OSError."""
     folders = conf_dirs(root)
     chosen = dict(_DEFAULT.findall(config_file(folders).read_text(encoding="utf-8")))
-    return [
-        Group(name=name, options=_options(folders, name), default=None if option == "null" else option)
-        for name, option in chosen.items()
-        if any((folder / name).is_dir() for folder in folders)
-    ]
+    known = []
+    for name, option in chosen.items():
+        if any((folder / name).is_dir() for folder in folders):
+            files = {path.stem: path for folder in reversed(folders) for path in (folder / name).glob("*.yaml")}
+            options = {option: _first_comment(path) for option, path in sorted(files.items())}
+            known.append(Group(name=name, options=options, default=None if option == "null" else option))
+    return known
 
 
 def config_file(folders: Sequence[Path]) -> Path:
@@ -59,11 +61,6 @@ def runs_dir(root: Path, words: Sequence[str]) -> Path | None:
         texts = [path.read_text(encoding="utf-8", errors="replace") for path in (*own, config_file(conf_dirs(root)))]
         match = _DEFAULT_RUNS.search(next((text for text in texts if "runs" in text), ""))
     return root / match["path"] if match else None
-
-
-def _options(folders: Sequence[Path], group: str) -> dict[str, str]:
-    files = {path.stem: path for folder in reversed(folders) for path in (folder / group).glob("*.yaml")}
-    return {name: _first_comment(path) for name, path in sorted(files.items())}
 
 
 def _first_comment(path: Path) -> str:

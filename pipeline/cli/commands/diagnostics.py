@@ -50,7 +50,9 @@ def preflight() -> None:
         _answer(report)
         return
     if not report.facts:
-        _tell_rehearsal(report)
+        for check in report.checks:  # what a scheduler says about the hosts that it would allocate
+            say(check.seen)
+        say("the nodes are known when a job runs; doit train asks each of them before it starts anything there")
         return
     say(checks.table(report.facts, width()))
     if measures or is_on(options, "deep"):
@@ -82,13 +84,6 @@ def _warn_of_batch() -> None:
         refuse_uneven(config.train.trainer, config.cluster)
     except UsageError as error:
         note(f"warning: a training with these words would be refused: {error.what}")
-
-
-def _tell_rehearsal(report: Report) -> None:
-    """Print what a scheduler says about the hosts that it would allocate."""
-    for check in report.checks:
-        say(check.seen)
-    say("the nodes are known when a job runs; doit train asks each of them before it starts anything there")
 
 
 def _measured(report: Report, *, saves: bool, say: Callable[[str], None]) -> Report:

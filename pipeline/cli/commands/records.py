@@ -244,7 +244,13 @@ def predict() -> None:
     error = PacelineError(f"{first}; {len(broken)} of {len(rows)} images") if broken else None
     if answers.wanted():
         answers.answer({"key": folder.key, "images": rows}, error=error)
-    say(aligned([(_typed(row["image"]), _classes_of(row)) for row in rows]))
+    here, shown = clone.started_in(), list[tuple[str, str]]()
+    for row in rows:
+        path = Path(row["image"])
+        classes = "  ".join(f"{item['class']} {item['probability']:.3f}" for item in row["top"])
+        name = path.relative_to(here) if path.is_relative_to(here) else path
+        shown.append((str(name), f"can't be read: {row['error']}" if "error" in row else classes))
+    say(aligned(shown))
     if model.synthetic:
         say_folded("SYNTHETIC DATA: the network was trained on noise, so this means nothing")
     if error is not None:
@@ -264,12 +270,6 @@ def _named_images() -> tuple[RunFolder, list[Path]]:
     if not any(image.is_file() for image in images):  # before the network is exported
         raise UsageError(f"{words[0]}: there is no such image in {clone.started_in()}")
     return folder, images
-
-
-def _typed(path: str) -> str:
-    """Return the path relative to the command's folder."""
-    here = clone.started_in()
-    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
 def _image(word: str) -> Path:
@@ -296,9 +296,3 @@ def _classified(folder: RunFolder, network: Path, images: list[Path], top: int) 
         raise PacelineError(f"the network of run {folder.key} can't be used here: {done.why.splitlines()[-1]}")
     answer: list[dict[str, Any]] = json.loads(done.stdout)
     return answer
-
-
-def _classes_of(row: dict[str, Any]) -> str:
-    if "error" in row:
-        return f"can't be read: {row['error']}"
-    return "  ".join(f"{item['class']} {item['probability']:.3f}" for item in row["top"])

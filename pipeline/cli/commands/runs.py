@@ -228,11 +228,12 @@ def differences(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
     keys_by_field |= {name: of_scripts for name in compared if name.startswith("program.")}
     keys_by_field |= {name: [key for key in known if known[key]] for name in compared if name.startswith(_ENV)}
     differing = [name for name in compared if len({repr(known[key].get(name)) for key in keys_by_field[name]}) > 1]
+    of_program = [name for name in differing if name.startswith("program.")]
     return {
-        key: {name: fields[name] for name in differing if name in fields and not _is_unset(name, fields[name])}
+        key: {
+            name: fields[name]
+            for name in differing
+            if name in fields and not (name in of_program and fields[name] in (None, "", [], {}))
+        }
         for key, fields in known.items()
     }
-
-
-def _is_unset(name: str, value: Any) -> bool:
-    return name.startswith("program.") and value in (None, "", [], {})

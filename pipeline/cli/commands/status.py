@@ -111,7 +111,7 @@ def watch_sweep(folder: SweepFolder) -> None:
     files = SweepFiles(folder)
     state = files.so_far(time.time(), time.monotonic())
     try:
-        with screen_of_sweep(lambda: state, folder.path.parent.parent) as shown:
+        with screen_of_sweep(state, folder.path.parent.parent) as shown:
             follow_sweep(folder, files, shown)
     except KeyboardInterrupt:
         note("no longer watched; the sweep goes on: doit status --watch")

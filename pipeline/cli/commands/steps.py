@@ -26,7 +26,13 @@ def step() -> None:
     current = session()
     graph, names = current.steps, current.invocation.paths
     if not names:
-        _list(graph)
+        rows = [(name, *_state(graph, name)) for name in graph.names()]
+        if is_on(current.invocation.options, "json"):
+            answers.answer([dict(zip(("name", "state", "why"), row, strict=True)) for row in rows])
+        elif rows:
+            say(aligned([("step", "state", ""), *rows]))
+        else:
+            say("there are no steps yet; write conf/step/NAME.yaml (docs/steps.md)")
         return
     made = make_all(graph, names, note, at_once=process_count())
     for name in names:
@@ -44,16 +50,6 @@ def _out(graph: Graph, name: str) -> Path:
     standing = graph.standing(name)
     assert standing.made is not None, "make_all raises where it isn't"
     return standing.made.out
-
-
-def _list(graph: Graph) -> None:
-    rows = [(name, *_state(graph, name)) for name in graph.names()]
-    if is_on(session().invocation.options, "json"):
-        answers.answer([dict(zip(("name", "state", "why"), row, strict=True)) for row in rows])
-    elif rows:
-        say(aligned([("step", "state", ""), *rows]))
-    else:
-        say("there are no steps yet; write conf/step/NAME.yaml (docs/steps.md)")
 
 
 def _state(graph: Graph, name: str) -> tuple[str, str]:

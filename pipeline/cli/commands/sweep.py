@@ -187,9 +187,11 @@ def run_trials(
         note("cluster.spares: a sweep takes none; a trial that loses its hosts is tried again on those that are left")
     first = (what.representative_trial if isinstance(what, SearchPlan) else what.trials[0]).config
     refuse_unfit(first.cluster)
+    metric, maximize = _metric(what)  # that of a search's first objective
+    state = SweepState(name=folder.name, total=source.total, at_once=_at_once(what), metric=metric, maximize=maximize)
     name = f"{counted(source.total, 'trial')} of {what_runs(first.resolved)}"
     with (
-        screen_of_sweep(lambda: _first_state(what, source, folder), folder.path.parent.parent) as screen,
+        screen_of_sweep(state, folder.path.parent.parent) as screen,
         notifier(first, screen.say, kind="sweep", key=folder.name, name=name) as notices,
     ):
         screen.say(headline)
@@ -204,7 +206,7 @@ def run_trials(
                 root=ROOT,
                 argv=sys.argv,
                 say=screen.say,
-                on_event=subscriber(screen, notices.hear, TrialLines(source.total, _metric(what)[0]).of),
+                on_event=subscriber(screen, notices.hear, TrialLines(source.total, metric).of),
                 watched=screen.is_live,
                 most=flags.most,
             )
@@ -219,12 +221,6 @@ def _summary(ended: Sequence[Ended]) -> tuple[Mapping[str, float], str]:
     counts = {f"trials_{state.lower()}": float(sum(item.outcome.state is state for item in ended)) for state in _ENDS}
     first = f"{len(failed)} of {len(ended)} trials failed: {failed[0].outcome.detail}" if failed else ""
     return counts, first
-
-
-def _first_state(what: Space | SearchPlan, source: TrialSource, folder: SweepFolder) -> SweepState:
-    """Return the first state of its view. The best is by a search's first objective."""
-    metric, maximize = _metric(what)
-    return SweepState(name=folder.name, total=source.total, at_once=_at_once(what), metric=metric, maximize=maximize)
 
 
 def _metric(what: Space | SearchPlan) -> tuple[str, bool]:

@@ -258,9 +258,9 @@ def screen(picture: Callable[[], Picture], *, trials: bool = False) -> Screen:
     return Screen(width=plain_width(sys.stderr, os.environ), wanted=wanted, named=as_typed)
 
 
-def screen_of_sweep(state: Callable[[], SweepState], runs_dir: Path) -> Screen:
-    """Return the screen of a sweep; ``state`` makes its first state."""
-    return screen(lambda: SweepPicture(state(), runs_dir), trials=True)
+def screen_of_sweep(state: SweepState, runs_dir: Path) -> Screen:
+    """Return the screen of a sweep in this state."""
+    return screen(lambda: SweepPicture(state, runs_dir), trials=True)
 
 
 def subscriber(

@@ -124,7 +124,14 @@ def check(argv: Sequence[str], invocation: Invocation, loader_options: Sequence[
 
     Raises UsageError: an unknown option, or one that stands after the verb.
     """
-    _refuse_elsewhere(argv)
+    for word in argv:
+        name = word.partition("=")[0]
+        if name in _ELSEWHERE or name in _ELSEWHERE.values():  # -cd is read by doit as its own options -c and -d
+            raise UsageError(
+                f"{word} is an option of Hydra's command line, and doit always takes conf/config.yaml",
+                hint=f"a file of your own in conf/experiment, then experiment=NAME; or python -m pipeline {word} … "
+                "(doit's own options -c -n, -c -d are written apart)",
+            )
     _refuse_dashed(argv, invocation, loader_options)
     words = " ".join(shlex.quote(word) for word in invocation.overrides)
     for word, after in zip(argv, [*argv[1:], ""], strict=True):
@@ -141,18 +148,6 @@ def check(argv: Sequence[str], invocation: Invocation, loader_options: Sequence[
         what = f"{word} is an option of Hydra's command line, which doit {invocation.verb} doesn't take{beside}"
         raise UsageError(what, hint=hint)
     _refuse_unknown(argv, invocation.verb, loader_options)
-
-
-def _refuse_elsewhere(argv: Sequence[str]) -> None:
-    """Refuse -cd, which doit would read as its own options -c and -d."""
-    for word in argv:
-        name = word.partition("=")[0]
-        if name in _ELSEWHERE or name in _ELSEWHERE.values():
-            raise UsageError(
-                f"{word} is an option of Hydra's command line, and doit always takes conf/config.yaml",
-                hint=f"a file of your own in conf/experiment, then experiment=NAME; or python -m pipeline {word} … "
-                "(doit's own options -c -n, -c -d are written apart)",
-            )
 
 
 def _refuse_dashed(argv: Sequence[str], invocation: Invocation, loader_options: Sequence[dict[str, object]]) -> None:

@@ -74,13 +74,10 @@ def text(fields: Sequence[Value]) -> str:
             if keys[: depth + 1] != parents[: depth + 1]:
                 lines.append(f"{'  ' * depth}{keys[depth]}:")
         parents = keys[:-1]
-        lines.append(f"{_line(keys, value).ljust(_COLUMN)}  # {origin}")
+        shown: str = yaml.safe_dump({keys[-1]: value}, default_flow_style=True, width=10_000, allow_unicode=True)
+        line = "  " * len(parents) + shown.strip()[1:-1]  # without the braces
+        lines.append(f"{line.ljust(_COLUMN)}  # {origin}")
     return "\n".join(lines)
-
-
-def _line(keys: tuple[str, ...], value: Any) -> str:
-    shown: str = yaml.safe_dump({keys[-1]: value}, default_flow_style=True, width=10_000, allow_unicode=True)
-    return "  " * (len(keys) - 1) + shown.strip()[1:-1]  # without the braces
 
 
 def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:

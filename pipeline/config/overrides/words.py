@@ -34,7 +34,11 @@ def for_hydra(overrides: Sequence[str]) -> list[str]:
     """
     for word in overrides:
         if "{" in word and (key := next(_repeated_keys(word), None)) is not None:
-            raise UsageError(f"{word}: {key} stands twice in one {{…}}; {_advice(word)}")
+            advice = "keep one of the two"
+            if word.lstrip("+").startswith(_HOSTS):
+                advice = "each host has braces of its own, [{name: node0}, {name: node1}]"
+                advice += ", or is a name alone, [node0,node1]"
+            raise UsageError(f"{word}: {key} stands twice in one {{…}}; {advice}")
         if word.lstrip("+").startswith(_HOSTS) and (match := re.search(_NOT_A_NAME, word, re.IGNORECASE)):
             raise UsageError(f"{word}: {match[1]} is no name of a host; where one is called so, write '{match[1]}'")
     if any(word.startswith(_OF_A_SCRIPT) for word in overrides):
@@ -61,12 +65,6 @@ def quoted_run(word: str) -> str:
         return word
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"{name}='{escaped}'"
-
-
-def _advice(word: str) -> str:
-    if word.lstrip("+").startswith(_HOSTS):
-        return "each host has braces of its own, [{name: node0}, {name: node1}], or is a name alone, [node0,node1]"
-    return "keep one of the two"
 
 
 def _repeated_keys(word: str) -> Iterator[str]:
