@@ -17,7 +17,7 @@ from doit.version import VERSION
 from pipeline.cli.doit_commands import COMMANDS
 from pipeline.cli.invocation import is_override
 from pipeline.cli.output import width
-from pipeline.cli.verbs import VERBS, Verb
+from pipeline.cli.verbs import VERBS
 from pipeline.config.groups import Group, groups
 from pipeline.config.schema import OPTIONS, RootConfig, installed_programs
 from pipeline.core.errors import UsageError, suggestion
@@ -74,15 +74,12 @@ def _page(words: Sequence[str]) -> str:
 
 def version() -> str:
     """Return Paceline's version, and those of its main dependencies."""
-    doit = ".".join(map(str, VERSION))
-    return f"Paceline {_number()} (doit {doit}, Python {platform.python_version()}) in {HOME}"
-
-
-def _number() -> str:
     if IS_INSTALLED:
-        return metadata.version("paceline")
-    about = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return str(about["version"])
+        own = metadata.version("paceline")
+    else:
+        own = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    doit = ".".join(map(str, VERSION))
+    return f"Paceline {own} (doit {doit}, Python {platform.python_version()}) in {HOME}"
 
 
 def overview() -> str:
@@ -123,12 +120,14 @@ def _verbs() -> Iterator[tuple[str, str]]:
 def verb_page(name: str) -> str:
     """Return a verb's purpose, options, groups and examples."""
     verb = VERBS[name]
+    options = [(option.spelt(word), option.meaning) for word, option in verb.options.items()]
+    head = f"Options of doit {name} (OPTION=VALUE without dashes is understood too):"
     lines = [
         f"usage: {verb.usage(name)}",
         "",
         f"{verb.summary[0].upper()}{verb.summary[1:]}. {verb.details}",
         "",
-        *_options(name, verb),
+        *([head, *_table(options), ""] if options else []),
         *(_groups() if verb.shows_groups else []),
         "Examples:",
         *_examples(verb.examples),
@@ -144,13 +143,6 @@ def _page_of(lines: Iterable[str]) -> str:
         [line] if not line or line.startswith((" ", "usage: ")) else textwrap.wrap(line, _width()) for line in lines
     )
     return "\n".join(part for parts in sentences_wrapped for part in parts)
-
-
-def _options(name: str, verb: Verb) -> list[str]:
-    if not verb.options:
-        return []
-    rows = [(option.spelt(word), option.meaning) for word, option in verb.options.items()]
-    return [f"Options of doit {name} (OPTION=VALUE without dashes is understood too):", *_table(rows), ""]
 
 
 def _groups() -> Iterator[str]:

@@ -67,7 +67,7 @@ def configuration(
     except (documents.DamagedError, OSError) as error:
         raise UsageError(
             f"{folder.path / run_folder.CONFIG} can't be read, so only its words tell of run {folder.key}: {error}",
-            hint=f"doit {invocation.verb} with the words that it was trained with, in place of run=",
+            hint=_with_words(invocation.verb),
         ) from error
     folder.refuse_altered_config()
     if invocation.verb == "attach":
@@ -114,16 +114,14 @@ def _composed(folder: RunFolder, invocation: Invocation) -> dict[str, Any]:
     said_by_words = {*typed, "experiment"} if "cluster" in typed else typed
     choices = [word for name, word in chosen.items() if name not in said_by_words]
     now = compose.resolve(compose.compose_config((*choices, *invocation.overrides)))
-    again = (
-        " ".join(shlex.quote(hide(word)) for word in words if word.isprintable()) or "cluster=<that of its training>"
-    )
-    launcher = now["cluster"]["launcher"]
-    known = _launchers(folder)
+    again = " ".join(shlex.quote(hide(word)) for word in words if word.isprintable())
+    hint = f"doit {invocation.verb} {folder.key} {again or 'cluster=<that of its training>'}"
+    launcher, known = now["cluster"]["launcher"], _launchers(folder)
     if known and launcher not in known:
         raise UsageError(
             f"run {folder.key} was started by cluster.launcher={', '.join(known)}, and these words reach hosts by "
             f"{launcher}; a run folder doesn't say how",
-            hint=f"doit {invocation.verb} {folder.key} {again}",
+            hint=hint,
         )
     here = launchers.LAUNCHERS.settings(launcher).capabilities.is_this_computer
     fields = [word.lstrip("+~").partition("=")[0] for word in words]
@@ -132,7 +130,7 @@ def _composed(folder: RunFolder, invocation: Invocation) -> dict[str, Any]:
         raise UsageError(
             f"run {folder.key} was started with {', '.join(dict.fromkeys(lacking))}, which is never taken from a run "
             "folder",
-            hint=f"doit {invocation.verb} {folder.key} {again}",
+            hint=hint,
         )
     return now
 
@@ -159,8 +157,7 @@ def _attached(folder: RunFolder, now: Mapping[str, Any]) -> dict[str, Any]:
         plan = earlier.newest_plan(folder.path)
         nodes = plan.nodes if plan is not None else ()
         hosts = own.get("hosts") or [{**_entry(node.host), "nproc_per_node": node.nproc_per_node} for node in nodes]
-        entries = {"hosts": hosts, "spares": own.get("spares") or []}
-        for section, rows in entries.items():
+        for section, rows in (("hosts", hosts), ("spares", own.get("spares") or [])):
             raw[section] = [
                 {**known.get(row["name"], {}), **{name: row[name] for name in _OF_HOST if name in row}} for row in rows
             ]
@@ -179,10 +176,11 @@ def built(invocation: Invocation, make: Callable[[], RunConfig]) -> RunConfig:
 
 def _damaged(key: str, error: Exception, verb: str | None) -> UsageError:
     why = f"it lacks the field {error}" if isinstance(error, KeyError) else str(error)
-    return UsageError(
-        f"config.json of run {key} is no configuration that can be used: {why}",
-        hint=f"doit {verb} with the words that it was trained with, in place of run=",
-    )
+    return UsageError(f"config.json of run {key} is no configuration that can be used: {why}", hint=_with_words(verb))
+
+
+def _with_words(verb: str | None) -> str:
+    return f"doit {verb} with the words that it was trained with, in place of run="
 
 
 def _has_names(launcher: str) -> bool:

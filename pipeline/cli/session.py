@@ -48,7 +48,6 @@ class Session:
     def __init__(self, invocation: Invocation, composed: DictConfig | None = None) -> None:
         self.invocation = invocation
         self._given = composed  # the Hydra application has composed already
-        self._graph: Graph | None = None
 
     @cached_property
     def config(self) -> RunConfig:
@@ -142,8 +141,8 @@ class Session:
     @property
     def searches(self) -> bool:
         """Whether a search chooses the trials."""
-        chosen = [word.partition("=")[2] for word in self.invocation.overrides if word.startswith("search=")]
-        return self.sweeps and bool(chosen) and chosen[-1] != "none"
+        chosen = [word for word in self.invocation.overrides if word.startswith("search=")]
+        return self.sweeps and chosen[-1:] not in ([], ["search=none"])
 
     @cached_property
     def search_plan(self) -> SearchPlan:
@@ -169,14 +168,12 @@ class Session:
         inputs = self.config.inputs
         return request.find(inputs, self.config.data_dir) if inputs is not None else None
 
-    @property
+    @cached_property
     def steps(self) -> Graph:
         """The steps of this configuration."""
-        if self._graph is None:
-            from pipeline.steps import source  # not before: OmegaConf, for steps alone
+        from pipeline.steps import source  # not before: OmegaConf, for steps alone
 
-            self._graph = source.graph(self._resolved(), ROOT)
-        return self._graph
+        return source.graph(self._resolved(), ROOT)
 
     def forget_steps(self) -> None:
         """Forget the steps after some were made, because they may be the source of the data."""

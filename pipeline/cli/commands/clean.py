@@ -71,26 +71,20 @@ def rules_of(options: Mapping[str, str]) -> Rules:
     best = options.get("keep_best")
     if best is not None and not is_count(best):
         raise UsageError(f"keep_best={best} must be a whole number from 1, the runs to keep")
+    try:
+        days = float(options["older_than"]) if "older_than" in options else None
+    except ValueError:
+        days = math.nan
+    if days is not None and not 0 <= days < math.inf:
+        raise UsageError(f"older_than={options['older_than']} must be a number of days, such as older_than=30")
     return Rules(
         state=options.get("state"),
         superseded=is_on(options, "superseded"),
-        older_than_days=_days(options.get("older_than")),
+        older_than_days=days,
         keep_best=None if best is None else int(best),
         by=options.get("by", _BY),
         checkpoints=is_on(options, "checkpoints"),
     )
-
-
-def _days(given: str | None) -> float | None:
-    if given is None:
-        return None
-    try:
-        days = float(given)
-    except ValueError:
-        days = math.nan
-    if not 0 <= days < math.inf:
-        raise UsageError(f"older_than={given} must be a number of days, such as older_than=30")
-    return days
 
 
 def superseded(rows: Sequence[Row], parts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -62,7 +62,12 @@ def preflight() -> None:
     report.refuse()
     spares = len(session().config.cluster.spares)
     say(f"{counted(len(report.facts), 'host')} can take part" + (f", {spares} of them as a spare" if spares else ""))
-    _warn_of_batch()
+    config = session().config
+    if config.script is None:
+        try:
+            refuse_uneven(config.train.trainer, config.cluster)
+        except UsageError as error:
+            note(f"warning: a training with these words would be refused: {error.what}")
 
 
 def _answer(report: Report) -> None:
@@ -73,17 +78,6 @@ def _answer(report: Report) -> None:
         answers.answer(checks.as_json(report), error=error)
         raise PacelineError("") from error
     answers.answer(checks.as_json(report))
-
-
-def _warn_of_batch() -> None:
-    """Warn if the ranks can't share the batch evenly: a training would refuse to start."""
-    config = session().config
-    if config.script is not None:
-        return
-    try:
-        refuse_uneven(config.train.trainer, config.cluster)
-    except UsageError as error:
-        note(f"warning: a training with these words would be refused: {error.what}")
 
 
 def _measured(report: Report, *, saves: bool, say: Callable[[str], None]) -> Report:

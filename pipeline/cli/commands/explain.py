@@ -15,7 +15,6 @@ from pipeline.cluster.spares import unused_warning
 from pipeline.config.overrides import origins
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.execution import dry_run
-from pipeline.execution.dry_run import PlannedRun
 from pipeline.execution.run import Run
 from pipeline.runs import index
 from pipeline.runs import status as run_status
@@ -30,25 +29,21 @@ def plan() -> None:
     shape = options.get("format", "text")
     if shape not in shapes:
         raise UsageError(f"format={shape} is not known; {suggestion(shape, shapes)}")
-    trials = _trials()
+    current = session()
+    current.refuse_data()
+    if current.sweeps:
+        trials = [
+            dry_run.planned(item.config, item.run.pack if item.run else None, item.run, root=ROOT, chosen=item.chosen)
+            for item in current.space.trials
+        ]
+    else:
+        trials = [dry_run.planned(current.config, current.pack, current.run, root=ROOT)]
     if is_on(options, "json"):
         answers.answer([asdict(item) for item in trials])
         return
     say(shapes[shape](trials))
-    current = session()
     if shape == "text" and not current.sweeps and (idle := unused_warning(current.config.cluster)):
         say(idle)
-
-
-def _trials() -> list[PlannedRun]:
-    current = session()
-    current.refuse_data()
-    if not current.sweeps:
-        return [dry_run.planned(current.config, current.pack, current.run, root=ROOT)]
-    return [
-        dry_run.planned(item.config, item.run.pack if item.run else None, item.run, root=ROOT, chosen=item.chosen)
-        for item in current.space.trials
-    ]
 
 
 def why() -> None:
@@ -69,13 +64,15 @@ def _why_run(current: Session) -> None:
     nearest = index.nearest(current.config.runs_dir, finished, run.key.parts) if run else None
     accepted = run.accepted if run and not reason else None
     damage = _damage(run) if run and not (reason or accepted) else None
+    result = run.standing()[0] if run and not (reason or damage) else None
+    other = other_arithmetic(result.fields) if result else None  # the hardware of a finished run, if not that here
     if is_on(session().invocation.options, "json"):
         answer = {
             "key": run.key.short if run else None,
             "reason": reason,
             "accepted": str(accepted) if accepted else None,
             "damage": damage and damage.what,
-            "other_arithmetic": _other_arithmetic(run if not (reason or damage) else None),
+            "other_arithmetic": other,
             "nearest": nearest and nearest[0],
             "differences": [asdict(item) for item in nearest[1]] if nearest else [],
             "steps": [asdict(step) for step in steps],
@@ -84,9 +81,13 @@ def _why_run(current: Session) -> None:
         return
     name, standing = run.key.short if run else "this run", "finished" if damage else "finished and intact"
     say_folded(f"{name}: {reason or f'{accepted or standing}; doit train launches nothing'}")
-    if other := _other_arithmetic(run if not (reason or damage) else None):
+    if other:
         say_folded(f"  finished on other arithmetic: {other}; bits unverified here")
-    _warn_of_alterations(run if not reason else None, damage)
+    if damage:
+        note(f"WARNING: {damage.what}\n  it can't be exported or reproduced from here; try: {damage.hint}")
+    if run and not reason:
+        for added in run_status.added(run.folder):
+            note(f"WARNING: {relative(run.folder.path / added)} was added after the run; it is none of its outputs")
     if nearest is not None:
         key, differing = nearest
         say_folded(
@@ -98,22 +99,6 @@ def _why_run(current: Session) -> None:
         say("no finished run to compare with")
     for step in steps:
         say_folded(f"{step.name:<9} {'done' if step.done else 'to do':<6} {step.why}")
-
-
-def _other_arithmetic(run: Run | None) -> str | None:
-    """Return the hardware of a finished run, if it differs from the hardware here."""
-    result = run.standing()[0] if run is not None else None
-    return other_arithmetic(result.fields) if result is not None else None
-
-
-def _warn_of_alterations(run: Run | None, damage: AlteredError | None) -> None:
-    """Warn of altered files in a finished run's folder."""
-    if damage is not None:
-        note(f"WARNING: {damage.what}\n  it can't be exported or reproduced from here; try: {damage.hint}")
-    if run is None:
-        return
-    for name in run_status.added(run.folder):
-        note(f"WARNING: {relative(run.folder.path / name)} was added after the run; it is none of its outputs")
 
 
 def _finished_parts(current: Session) -> dict[str, dict[str, Any]]:

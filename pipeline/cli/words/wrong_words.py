@@ -30,8 +30,7 @@ _MEANT = {
     **dict.fromkeys(("cancel", "kill", "abort", "interrupt", "scancel"), "doit stop"),
     **dict.fromkeys(("init", "new", "create"), "paceline init my_project, in the folder that is to hold it"),
     **dict.fromkeys(("tune", "hpo", "search", "grid", "optimize", "multirun"), "doit sweep"),
-    **dict.fromkeys(("diff",), "doit compare"),
-    **dict.fromkeys(("graph",), "doit dag"),
+    "graph": "doit dag",
     **dict.fromkeys(("check", "doctor", "hosts"), "doit preflight"),
     **dict.fromkeys(("download", "prepare"), "doit fetch"),
     **dict.fromkeys(("register", "deploy"), "doit publish"),
@@ -51,12 +50,9 @@ def meant(word: str, argv: Sequence[str], verb: str | None) -> str | None:
     at = next((number for number, typed in enumerate(argv) if typed == word), 0)
     before, behind = argv[at - 1] if at else "", argv[at + 1] if at + 1 < len(argv) else ""
     if before.count("[") > before.count("]") or before.count("{") > before.count("}"):
-        whole = before + word
-        return f"a shell splits words at blanks: {shlex.quote(whole)}"
+        return f"a shell splits words at blanks: {shlex.quote(before + word)}"
     if "=" in before and (path := _with_blanks(argv, at)) is not None:
-        field = before.partition("=")[0]
-        whole = f"{field}='{path}'"
-        return f'a shell splits words at blanks: "{whole}"'
+        return f"a shell splits words at blanks: \"{before.partition('=')[0]}='{path}'\""
     if spaced := _around_equals(argv, at):
         return f"no blanks stand around =: {spaced}"
     if verb is None:
