@@ -216,9 +216,12 @@ def clean() -> None:
         items = _chosen(runs_dir, rules)
     going = [item for item in items if not item.stays]
     if going:
-        say(_table(going))
-    for line in _staying([item for item in items if item.stays]):
-        say(line)
+        head = ("run", "state", "when", "what", "frees", "why")
+        rows = [(item.row, file_size(item.bytes), item.why) for item in going]
+        say(aligned([head, *((row.key, row.state, day(row.unix_time), row.what, *rest) for row, *rest in rows)]))
+    for why in dict.fromkeys(item.stays for item in items if item.stays):
+        keys = [item.row.key for item in items if item.stays == why]
+        say(f"{first_of(keys, _MOST_KEYS)} {'stays' if len(keys) == 1 else 'stay'}: {why}")
     if not going:
         say(f"nothing to remove under {relative(runs_dir)}")
     elif agreed(_amount(going, rules)):
@@ -330,29 +333,9 @@ def _objection(item: Item, needs: Mapping[str, str], rules: Rules) -> str:
     return objection(item.folder, item.row, needs, result_stays=rules.checkpoints)
 
 
-# ------------------------------------------------------------------------------------------- pure
 def _amount(items: Sequence[Item], rules: Rules) -> str:
     what = "the checkpoints of " if rules.checkpoints else ""
     return f"{what}{counted(len(items), 'run')}, {file_size(sum(item.bytes for item in items))}"
-
-
-def _table(items: Sequence[Item]) -> str:
-    rows = [("run", "state", "when", "what", "frees", "why")]
-    for item in items:
-        row = item.row
-        rows.append((row.key, row.state, day(row.unix_time), row.what, file_size(item.bytes), item.why))
-    return aligned(rows)
-
-
-def _staying(items: Sequence[Item]) -> list[str]:
-    """Return a line for each reason why chosen runs stay."""
-    by_reason: dict[str, list[str]] = {}
-    for item in items:
-        by_reason.setdefault(item.stays, []).append(item.row.key)
-    return [
-        f"{first_of(keys, _MOST_KEYS)} {'stays' if len(keys) == 1 else 'stay'}: {why}"
-        for why, keys in by_reason.items()
-    ]
 
 
 def clean_steps() -> None:

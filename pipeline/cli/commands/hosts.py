@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline import lab as labs
 from pipeline.cli import answers
@@ -242,27 +243,15 @@ def lab() -> None:
 
 # ----------------------------------------------------------------------------------------------- queue
 @dataclass(frozen=True, kw_only=True)
-class Computing:
-    """A run on a host. ``resources``: such as gpu:0, or cpu; ``since``: unix time by that host's clock."""
-
-    host: str
-    user: str
-    what: str
-    resources: tuple[str, ...]
-    since: float
-
-    @property
-    def devices(self) -> str:
-        gpus = [name.partition(":")[2] for name in self.resources if name.startswith("gpu:")]
-        return f"GPU {', '.join(gpus)}" if gpus else "processors"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Queue:
-    """``processes``: of nobody's run, on GPUs that a run of these words would take; in words, with their host."""
+    """Who computes on the hosts, and who waits.
+
+    ``computing``: runs, with ``host``, ``user``, ``what``, ``resources`` (gpu:0, cpu) and ``since``, unix time by that
+    host's clock. ``processes``: of nobody's run, on GPUs that a run of these words would take; in words.
+    """
 
     hosts: tuple[str, ...]
-    computing: tuple[Computing, ...]
+    computing: tuple[dict[str, Any], ...]
     processes: tuple[str, ...]
     waiting: tuple[Wait, ...]
 
@@ -288,21 +277,14 @@ def queue() -> None:
 def asked(cluster: Cluster, facts: Sequence[NodeFacts], waiting: Sequence[Wait]) -> Queue:
     """Return what the hosts have answered, and who waits."""
     rows = [(fact.host, row) for fact in facts for row in (fact.extra.get("system") or {}).get("claims", [])]
+    others = occupation.occupied(cluster, facts, "")
     return Queue(
         hosts=tuple(fact.host for fact in facts),
         computing=tuple(
-            Computing(
-                host=host,
-                user=row["user"],
-                what=row["what"],
-                resources=tuple(row["resources"]),
-                since=float(row["since"]),
-            )
+            {"host": host, **{name: row[name] for name in ("user", "what", "resources")}, "since": float(row["since"])}
             for host, row in rows
         ),
-        processes=tuple(
-            f"{one.host}: {said}" for one in occupation.occupied(cluster, facts, "") for said in one.processes
-        ),
+        processes=tuple(f"{one.host}: {said}" for one in others for said in one.processes),
         waiting=tuple(waiting),
     )
 
@@ -311,8 +293,11 @@ def text(found: Queue) -> str:
     """Return the hosts as a table, and below it GPU processes without a claim, and who waits."""
     rows = [("host", "user", "run", "on", "since")]
     for host in found.hosts:
-        there = [item for item in found.computing if item.host == host]
-        rows += [(host, item.user, item.what, item.devices, clock(item.since)) for item in there]
+        there = [item for item in found.computing if item["host"] == host]
+        for item in there:
+            gpus = [name.partition(":")[2] for name in item["resources"] if name.startswith("gpu:")]
+            devices = f"GPU {', '.join(gpus)}" if gpus else "processors"
+            rows.append((host, item["user"], item["what"], devices, clock(item["since"])))
         rows += [] if there else [(host, "-", "free", "", "")]
     lines = [aligned(rows), *found.processes]
     lines += [f"{wait.key} waits since {clock(wait.since)} for {wait.host}: {wait.who}" for wait in found.waiting]

@@ -14,7 +14,7 @@ from pipeline import tracking
 from pipeline.cli import answers, clone
 from pipeline.cli.loader import leave_if_interrupted
 from pipeline.cli.output import note, say, say_folded
-from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.cli.session import ROOT, relative, session
 from pipeline.comparing import reading
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import expanded
@@ -134,7 +134,13 @@ def publish() -> None:
     model = finished_classifier(folder)
     if model.synthetic:
         note("SYNTHETIC DATA: the accuracy of this model means nothing; its tags and description say so")
-    run_id = _recorded(current, folder)
+    recorder = Recorder(folder.path, current.config, ROOT, enabled=True)
+    with waiting(note, "recording in MLflow"):
+        run_id = recorder.finish(lambda _: None)
+    if run_id is None:
+        raise PacelineError(
+            f"{folder.key} is not published: it isn't recorded in MLflow ({recorder.why()})", hint=recorder.hint()
+        )
     uri = tracking.absolute_uri(current.config.tracking.uri, ROOT)
     request = {
         "model": asdict(model),
@@ -195,18 +201,6 @@ def _standing(folder: RunFolder) -> str:
     if verdict.get("within_spread"):
         return "made again on other hardware, within the spread of its metrics"
     return "reproduced" if verdict.get("reproduced") else "made again, and came out otherwise"
-
-
-def _recorded(current: Session, folder: RunFolder) -> str:
-    """Return the run's id in MLflow; record it first if necessary. Raises PacelineError."""
-    recorder = Recorder(folder.path, current.config, ROOT, enabled=True)
-    with waiting(note, "recording in MLflow"):
-        run_id = recorder.finish(lambda _: None)
-    if run_id is None:
-        raise PacelineError(
-            f"{folder.key} is not published: it isn't recorded in MLflow ({recorder.why()})", hint=recorder.hint()
-        )
-    return run_id
 
 
 def _say_published(answer: dict[str, Any], name: str, alias: str | None, model: Published) -> None:

@@ -187,7 +187,10 @@ def run_trials(
         note("cluster.spares: a sweep takes none; a trial that loses its hosts is tried again on those that are left")
     first = (what.representative_trial if isinstance(what, SearchPlan) else what.trials[0]).config
     refuse_unfit(first.cluster)
-    metric, maximize = _metric(what)  # that of a search's first objective
+    metric, maximize = tables.BY, True  # what chooses the best trial
+    if isinstance(what, SearchPlan):
+        goal = objectives(what.config)[0]
+        metric, maximize = goal.metric, goal.direction == "maximize"
     state = SweepState(name=folder.name, total=source.total, at_once=_at_once(what), metric=metric, maximize=maximize)
     name = f"{counted(source.total, 'trial')} of {what_runs(first.resolved)}"
     with (
@@ -223,14 +226,6 @@ def _summary(ended: Sequence[Ended]) -> tuple[Mapping[str, float], str]:
     return counts, first
 
 
-def _metric(what: Space | SearchPlan) -> tuple[str, bool]:
-    """Return the metric that chooses the best trial, and whether higher is better."""
-    if not isinstance(what, SearchPlan):
-        return tables.BY, True
-    goal = objectives(what.config)[0]
-    return goal.metric, goal.direction == "maximize"
-
-
 def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequence[Ended]) -> None:
     """Print the last lines of a sweep after its table. Raises PacelineError: trials have failed."""
     counts = {state: sum(item.state == state for item in results) for state in State}
@@ -244,24 +239,18 @@ def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequenc
     if left := about.total - sum(trial.key in done for trial in about.trials):
         say(f"  left     {counted(left, 'trial')} of {about.total}; the same command goes on with them")
     say(f"  report   doit report {folder.name}\n  compare  doit ui")
-    error = _of_failed(results)
+    failed, error = [item for item in results if item.state == State.FAILED], None
+    if failed:
+        error = PacelineError(
+            f"{len(failed)} of {len(results)} trials failed (the table above names them), the first, "
+            f"trial {failed[0].number}: {failed[0].detail}",
+            hint="fix it, then the same command with --retry-failed (finished trials are not run again)",
+        )
     if answers.wanted():
         table = tables.as_json(results, about.total, about.by, about.goals)
         answers.answer({"sweep": folder.name, "left": left, **table}, error=error)
     if error is not None:
         raise error
-
-
-def _of_failed(results: Sequence[TrialResult]) -> PacelineError | None:
-    """Return the error of a sweep with failed trials."""
-    failed = [item for item in results if item.state == State.FAILED]
-    if not failed:
-        return None
-    return PacelineError(
-        f"{len(failed)} of {len(results)} trials failed (the table above names them), the first, "
-        f"trial {failed[0].number}: {failed[0].detail}",
-        hint="fix it, then the same command with --retry-failed (finished trials are not run again)",
-    )
 
 
 # ------------------------------------------------------------------------------------------- a dry run
