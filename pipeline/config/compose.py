@@ -67,7 +67,7 @@ def _composed_or_none(overrides: Sequence[str]) -> DictConfig | None:
     """Compose while an error is explained; return None if Hydra refuses the overrides."""
     try:
         return compose(CONFIG_NAME, overrides=for_hydra(overrides))
-    except Exception:  # the same dozen types; the caller only needs to know whether it composes
+    except Exception:  # the same dozen types
         return None
 
 

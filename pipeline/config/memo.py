@@ -92,12 +92,13 @@ class ComposeMemo:
         """True if a word, a configuration file or an option's settings may read a variable or another source."""
         of_ranks = [options.package for options in OPTIONS.values() if options.package.startswith("trainers.")]
         folders = tuple(f"{code_of(self._root)}/{package.replace('.', '/')}/" for package in of_ranks)
-        files = {path: content.decode(errors="replace") for path, content in (self._files or {}).items()}
-        settings = [text for path, text in files.items() if path.startswith(folders)]
-        composed = [text for path, text in files.items() if not path.endswith(".py")]
-        return any(_OUTSIDE.search(text) for text in (*self._words, *composed, *settings)) or any(
-            _READS_VARIABLES.search(text) for text in settings
-        )
+        texts = [*self._words]
+        for path, content in (self._files or {}).items():
+            text = content.decode(errors="replace")
+            if path.startswith(folders) and _READS_VARIABLES.search(text):
+                return True
+            texts += [text] if path.startswith(folders) or not path.endswith(".py") else []
+        return any(map(_OUTSIDE.search, texts))
 
 
 def _uses_other_packages(resolved: Mapping[str, Any]) -> bool:

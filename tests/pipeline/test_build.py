@@ -100,7 +100,6 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
         (["cluster=pssh", "cluster.hostfile="], "cluster.hostfile is empty; is a shell variable unset?"),
         (["cluster=pssh", "cluster.nproc_per_node=1", "cluster.hosts=[{name: 'a,b'}]"], "can be given: it holds ','"),
         (["cluster=two_node", "cluster.hosts=[{name: a}, {name: a}]"], "names a twice"),
-        (["cluster=two_node", "cluster.hosts=[a,a]"], "names a twice"),
         (["cluster=two_node", "++cluster.hosts.0.slots=4"], "cluster.hosts node0: 'slots' is no field of a host; did"),
         (["cluster=two_node", "cluster.spares=[c]", "+cluster.spares.0.x=4"], "cluster.spares c: 'x' is no field of a"),
         (["cluster=pssh", "cluster.hosts=[{port: 22}]"], "cluster.hosts[0].name is missing: every host has a name"),
@@ -148,7 +147,6 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
             ["cluster=slurm", "cluster.when_busy=wait"],
             "cluster.when_busy=wait is about hosts that are named, and slurm",
         ),
-        (["cluster=slurm", "cluster.min_nodes=1"], "cluster.min_nodes is about hosts that are named, and slurm queues"),
         (["cluster.rendezvous=c10d"], "cluster.rendezvous='c10d' is not an option; "),
         (["cluster.rendezvous=file"], "cluster.rendezvous_dir, which is None; set it to the absolute path"),
         (["cluster.rendezvous_dir=/nfs"], "is for cluster.rendezvous=file, and this is static"),
@@ -234,11 +232,9 @@ def test_a_number_without_an_end_is_refused_with_its_field(word: str) -> None:
     ("word", "said"),
     [
         ("paths.runs=''", "paths.runs is empty"),
-        ("paths.data='  '", "paths.data is empty"),
         (f"paths.runs='{__file__}'", r"^paths.runs=/.*test_build.py: /.*test_build.py is no folder; name one, or "),
         ("paths.data=/dev/null/x", "^paths.data=/dev/null/x: /dev/null is no folder"),
         (f"paths.runs=a/{'b' * 256}", r"paths.runs=a/b+… \(258 characters\) is too long for a folder's name"),
-        (f"paths.runs={'abc/' * 800}", "is too long for a folder's name"),
     ],
 )
 def test_a_folder_that_cannot_be_is_refused_before_anything_starts(word: str, said: str) -> None:
@@ -250,7 +246,6 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_starts(word: str, sa
     ("word", "said"),
     [
         ("cluster.lease_s=nan", r"cluster\.lease_s=nan must be a finite number from 5"),
-        ("cluster.lease_s=inf", r"cluster\.lease_s=inf must be"),
         ("cluster.connect_timeout_s=-1", r"cluster\.connect_timeout_s=-1 must be a finite number from 0\.1"),
         ("cluster.max_restarts=-1", r"cluster\.max_restarts=-1 must be a finite number from 0"),
     ],
@@ -264,7 +259,6 @@ def test_a_time_or_count_of_the_cluster_that_cannot_be_is_refused(word: str, sai
     ("entry", "said"),
     [
         ("name: 'a b'", r"cluster\.hosts: 'a b' is not a host name that ssh can be given: it holds ' '"),
-        ("name: 'a$(id)'", r"it holds '\$'"),
         ("name: '-oProxyCommand=id'", "it begins with '-'"),
         ("name: ''", "it is empty"),
         ("name: a, user: 'x;id'", r"'x;id@a' is not a user name that ssh can be given: it holds ';'"),

@@ -16,7 +16,6 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config import compose
-from pipeline.config.build import train_config
 from pipeline.config.compose import CONF_DIRS, compose_config, resolve
 from pipeline.config.schema_store import register
 from pipeline.core.errors import UsageError
@@ -147,15 +146,10 @@ def test_composes_what_hydra_main_composes(
                 "valid in optimizer: decay_bias_and_norm, lr, ",
             ],
         ),
-        ("optimzer.lr=1", ["unknown key 'optimzer.lr'", "did you mean optimizer.lr=1?", "cluster, dataset"]),
         ("optimzer=sgd", ["unknown key 'optimzer'", "did you mean optimizer=sgd?", "dataset, experiment, init, model"]),
         (
             "optimizer.bias_lr=1",
             ["unknown key 'optimizer.bias_lr'; optimizer.bias_lr is a field of optimizer=airbench_muon;"],
-        ),
-        (
-            "optimizer=sgdd",
-            ["optimizer=sgdd", "did you mean sgd? valid: adam, adamw, airbench_muon, muon, own, sgd, torch"],
         ),
         (
             "model=resnet",
@@ -168,7 +162,6 @@ def test_composes_what_hydra_main_composes(
         ("optimizer.lr=abc", ["optimizer.lr=abc: 'abc' is no number"]),
         ("seed=", ["seed=: '' is no whole number"]),
         ("trainer.epochs=1.5", ["trainer.epochs=1.5: '1.5' is no whole number"]),
-        ("seed=null", ["seed=null", "not Optional"]),
         ("cluster.env={A: '1'}", ["cluster.env is there", "to add entries write ++cluster.env={A: '1'}"]),
         (
             "optimizer@model=sgd",
@@ -177,7 +170,6 @@ def test_composes_what_hydra_main_composes(
         ("model=[a,b]", ["model=[a,b]: model takes one option; to train with each of them: doit sweep model=a,b"]),
         ("+seed=1", ["seed is there", "to change it write seed=1"]),
         ("~x", ["unknown key 'x'", "valid: cluster, dataset"]),
-        ("~optimizer.lr", ["~optimizer.lr"]),
         ("~model=resnet50", ["~model=resnet50: Could not delete", "No match in the defaults list"]),
         (
             "seed=1,2",
@@ -229,14 +221,11 @@ def test_composes_what_hydra_main_composes(
         ),
         ("tracking.experiment=$x 'y'", ["quotes: \"tracking.experiment='\\$x \\'y\\''\""]),
         ("cluster.hostfile=~/hosts", ["begins with ~ needs quotes: \"cluster.hostfile='~/hosts'\""]),
-        ("optimizer=null", ["optimizer=null"]),
         ("=3", ["=3: the name of a field is missing before the =; write NAME=3"]),
-        ("=abc", ["write NAME=abc"]),
         ("program.script==3", ["= stands twice; write program.script=3, or ", "\"program.script='=3'\""]),
         ("program.args.=3", ["a name is missing beside a dot; write program.args.NAME=3"]),
         ("++cluster.env.A=[1,2]", ["A=[1,2] must be one text, and this is a list; ", "\"cluster.env.A='[1,2]'\""]),
         ("cluster.env=[1]", ["cluster.env=[1]: it has fields of its own; write cluster.env.NAME=VALUE"]),
-        ("cluster.env=x", ["cluster.env=x: it has fields of its own; write cluster.env.NAME=VALUE"]),
         ("dataset.source={a: 1}", ["must be one text, and this is a mapping; "]),
     ],
 )
@@ -302,14 +291,21 @@ def test_a_value_that_leads_nowhere_names_its_field(override: str, said: str) ->
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", sorted((CONF_DIRS[0] / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_named_experiment_is_a_configuration_that_can_train(path: Path) -> None:
-    train_config(resolve(compose_config([f"experiment={path.stem}"])))
-
-
 def test_digits_is_the_quickstart() -> None:
     assert compose_config(["experiment=digits"]) == compose_config(["experiment=quickstart"])
+
+
+HEAD = "# @package _global_\n"
+
+
+@pytest.fixture
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of conf/, which is composed from and named in messages."""
+    shutil.copytree(CONF_DIRS[0], tmp_path / "conf")
+    monkeypatch.setattr(compose, "CONF_DIRS", (tmp_path / "conf",))
+    for module in ("explain", "files"):
+        monkeypatch.setattr(f"pipeline.config.errors.{module}.ROOT", tmp_path)
+    return tmp_path / "conf"
 
 
 @pytest.mark.parametrize(
@@ -321,23 +317,14 @@ def test_digits_is_the_quickstart() -> None:
         (b"\xff\n", " is not UTF-8 text (byte {})"),
     ],
 )
-def test_a_configuration_file_that_cannot_be_read_is_named_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: bytes, said: str
-) -> None:
-    shutil.copytree(CONF_DIRS[0], tmp_path / "conf")
-    monkeypatch.setattr(compose, "CONF_DIRS", (tmp_path / "conf",))
-    for module in ("explain", "files"):
-        monkeypatch.setattr(f"pipeline.config.errors.{module}.ROOT", tmp_path)
-    path = tmp_path / "conf" / "optimizer" / "sgd.yaml"
+def test_a_configuration_file_that_cannot_be_read_is_named_with_its_line(conf: Path, added: bytes, said: str) -> None:
+    path = conf / "optimizer" / "sgd.yaml"
     before = path.read_bytes()
     path.write_bytes(before + added)
     place = len(before) if added == b"\xff\n" else before.count(b"\n") + 1
     with pytest.raises(UsageError) as caught:
         compose.compose_config(["experiment=quickstart", "seed=1"])
     assert str(caught.value) == "conf/optimizer/sgd.yaml" + said.format(place)
-
-
-HEAD = "# @package _global_\n"
 
 
 @pytest.mark.parametrize(
@@ -390,29 +377,18 @@ def test_a_name_that_is_like_no_option_comes_with_the_ways_to_others(word: str, 
          ", line 3: dataset has no option 'digitss'; did you mean digits? valid: arrays, "),
     ],
 )  # fmt: skip
-def test_a_mistake_in_a_file_is_named_with_file_line_key_and_mend(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, said: str
-) -> None:
-    shutil.copytree(CONF_DIRS[0], tmp_path / "conf")
-    monkeypatch.setattr(compose, "CONF_DIRS", (tmp_path / "conf",))
-    for module in ("explain", "files"):
-        monkeypatch.setattr(f"pipeline.config.errors.{module}.ROOT", tmp_path)
-    path = tmp_path / "conf" / f"{name}.yaml"
-    path.write_text(text)
+def test_a_mistake_in_a_file_is_named_with_file_line_key_and_mend(conf: Path, name: str, text: str, said: str) -> None:
+    (conf / f"{name}.yaml").write_text(text)
     with pytest.raises(UsageError) as caught:
         resolve(compose.compose_config(["seed=1", name.replace("/", "="), "tracking=none"]))
     assert str(caught.value).startswith(f"conf/{name}.yaml{said}"), caught.value
 
 
 @pytest.mark.slow
-def test_hosts_by_their_names_alone_in_a_file_are_told_how_a_file_has_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(CONF_DIRS[0], tmp_path / "conf")
-    monkeypatch.setattr(compose, "CONF_DIRS", (tmp_path / "conf",))
-    own = "# @package _global_\ncluster:\n  hosts: [c]\n"
-    (tmp_path / "conf/experiment/own.yaml").write_text(own)
+def test_hosts_by_their_names_alone_in_a_file_are_told_how_a_file_has_them(conf: Path) -> None:
+    own = f"{HEAD}cluster:\n  hosts: [c]\n"
+    (conf / "experiment/own.yaml").write_text(own)
     with pytest.raises(UsageError, match=r"that is no list of hosts; .* a file takes .* hosts: \[{name: node1}, "):
         compose_config(["cluster=pssh", "experiment=own"])
-    (tmp_path / "conf/experiment/own.yaml").write_text(own.replace("[c]", "[{name: c}]"))
+    (conf / "experiment/own.yaml").write_text(own.replace("[c]", "[{name: c}]"))
     assert resolve(compose_config(["cluster=pssh", "experiment=own"]))["cluster"]["hosts"][0]["name"] == "c"

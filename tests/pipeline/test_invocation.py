@@ -8,19 +8,9 @@ from typing import NoReturn
 
 import pytest
 
-from pipeline.cli import loader, output
+from pipeline.cli import invocation, loader, output
 from pipeline.cli.commands import finished, train
-from pipeline.cli.invocation import (
-    QUIET,
-    TYPED,
-    VERBOSE,
-    Invocation,
-    command,
-    is_on,
-    is_wanted,
-    parse,
-    without_verbosity,
-)
+from pipeline.cli.invocation import QUIET, TYPED, VERBOSE, Invocation, is_on, is_wanted, parse, without_verbosity
 from pipeline.cli.output import note_usual, say, say_log
 from pipeline.cli.session import Session
 from pipeline.config import compose
@@ -138,7 +128,7 @@ def test_the_next_command_is_told_in_the_words_that_were_typed(
     monkeypatch.delenv(TYPED, raising=False)
     if said == "paceline":
         monkeypatch.setenv(TYPED, said)
-    assert command() == said
+    assert invocation.command() == said
     assert str(loader.invalid("doit train trainer.epochs=3")) == f"{said} train trainer.epochs=3"
     say_log("node0:0 | doit train")
     say("doit's own options; try: doit lab down=1\n  prove  doit reproduce 0c, as `doit help run` says")
@@ -155,12 +145,9 @@ def test_the_next_command_is_told_in_the_words_that_were_typed(
     [
         ("-v 0 train seed=1", QUIET, "train seed=1"),
         ("train -v 2 seed=1", VERBOSE, "train seed=1"),
-        ("train seed=1 -v0", QUIET, "train seed=1"),
         ("train --verbosity=2 -v 0", QUIET, "train"),
-        ("train --verbosity 2", VERBOSE, "train"),
         ("train -v", None, "train -v"),
         ("train -v 3", None, "train -v 3"),
-        ("train -vv", None, "train -vv"),
         ("train seed=-v", None, "train seed=-v"),
     ],
 )

@@ -22,11 +22,8 @@ def _said(word: str, verb: str = "train") -> str:
     [
         ("epochs=3", "trainer.epochs=3"),
         ("trainer.lr=0.1", "optimizer.lr=0.1"),
-        ("trainers.epochs=3", "trainer.epochs=3"),
-        ("val-size=9", "dataset.val_size=9"),
         ("modle=resnet18", "model=resnet18"),
         ("batch_size=64", "trainer.global_batch_size=64"),
-        ("optimizer.learning_rate=1", "optimizer.lr=1"),
         ("gpus=4", "cluster.nproc_per_node=4"),
         ("num_nodes=2", "cluster=pssh cluster.hosts='[HOST1,HOST2]'"),
         ("fp16=true", "trainer.precision=fp16"),

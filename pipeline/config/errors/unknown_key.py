@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pipeline.cluster.launchers.settings import HostConfig
@@ -60,14 +60,10 @@ _OF_HOSTS = {"slots": "nproc_per_node", "host": "name", "hostname": "name", "ip"
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """The valid names.
+    """The valid names: ``fields`` in full, such as ``trainer.epochs``, ``options`` of the verb.
 
-    Attributes:
-        fields: full names, such as ``trainer.epochs``.
-        unchosen: fields that only other options of a group have, with these options (``optimizer.momentum`` →
-            ``optimizer=sgd``).
-        options: the options of the verb.
-        other_options: the options of other verbs, with these verbs.
+    ``unchosen`` are fields that only other options of a group have, with these options (``optimizer.momentum`` →
+    ``optimizer=sgd``), ``other_options`` those of other verbs, with these verbs.
     """
 
     groups: tuple[str, ...]
@@ -79,13 +75,7 @@ class Names:
 
 
 class UnknownKeyError(UsageError):
-    """A key that nothing reads. ``of_verb`` compares it with the options of a verb too.
-
-    Args:
-        key: as it was typed, without ``+``.
-        value: the value typed for it, or None (``~key``).
-        names: the valid names.
-    """
+    """A key that nothing reads, as it was typed without ``+``, with the value typed for it; None: ``~key``."""
 
     def __init__(self, key: str, value: str | None, names: Names) -> None:
         self.key, self._value, self._names = key, value, names
@@ -99,8 +89,8 @@ class UnknownKeyError(UsageError):
 
     def of_verb(self, verb: str, options: tuple[str, ...], others: Mapping[str, Sequence[str]]) -> UnknownKeyError:
         """Return the same error for a user of ``doit verb``."""
-        verb_names = {"verb": verb, "options": options, "other_options": others}
-        return UnknownKeyError(self.key, self._value, Names(**{**vars(self._names), **verb_names}))
+        names = replace(self._names, verb=verb, options=options, other_options=others)
+        return UnknownKeyError(self.key, self._value, names)
 
 
 def unknown_key(key: str, value: str | None, config: Any) -> UnknownKeyError:

@@ -19,12 +19,9 @@ _SHELLS = ("bash", "fish", "zsh")
 
 
 class HydraFlags(NamedTuple):
-    """A parsed command line of Hydra.
+    """A parsed command line of Hydra: the overrides, and whether they stand for the trials of a sweep.
 
-    Attributes:
-        words: the overrides.
-        multirun: True if they stand for the trials of a sweep.
-        composes: True if a run, or each trial, is composed from this project's own conf/.
+    ``composes``: a run, or each trial, is composed from this project's own conf/.
     """
 
     words: tuple[str, ...]

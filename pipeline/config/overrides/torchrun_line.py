@@ -56,14 +56,10 @@ _TRANSLATED = ("nnodes", "nproc_per_node", "max_restarts", "module", "no_python"
 
 @dataclass(frozen=True, kw_only=True)
 class _Line:
-    """A parsed command line.
+    """A parsed command line; ``script`` may be the dotted name of a ``module``, or a program that is ``no_python``.
 
-    Attributes:
-        overrides: overrides before the script; `run` also has the options --cluster and --sweep.
-        module: True if ``script`` is the dotted name of a module.
-        no_python: True if ``script`` is a program that isn't Python.
-        with_torchrun: False for `run`, which starts one process.
-        not_needed: torchrun's options that are ignored, by the reason.
+    ``overrides`` stand before the script, ``not_needed`` are torchrun's options that are ignored, by the reason. `run`
+    starts one process, not ``with_torchrun``.
     """
 
     script: str
@@ -89,14 +85,13 @@ def translated(
 ) -> tuple[list[str], list[str]]:
     """Translate a line of `torchrun` or `run`; return other command lines unchanged.
 
+    Returns the words for doit, and notes for the user.
+
     Args:
         argv: the words after ``doit``.
         folder: the folder where the command was typed.
         root: the project.
         verbs: Paceline's verbs, one of which may precede the line.
-
-    Returns:
-        The words for doit, and notes for the user.
 
     Raises UsageError: an option that torchrun doesn't have, or that has no counterpart.
     """
