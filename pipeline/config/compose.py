@@ -19,6 +19,7 @@ from pipeline.config.errors.explain import explain, explain_interpolation, missi
 from pipeline.config.overrides.words import for_hydra, quoted_run
 from pipeline.config.schema_store import register
 from pipeline.config.step_source import named_step
+from pipeline.config.values import leaves
 from pipeline.core import redact
 from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT, conf_dirs
@@ -94,8 +95,9 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     """
     try:
         container = OmegaConf.to_container(config, resolve=True)
-        if (key := _missing(container)) is not None:
-            raise missing(key)
+        for field, value in leaves(container):
+            if value == MISSING and not field.startswith(_LITERAL_FIELDS):
+                raise missing(field)
     except OmegaConfBaseException as error:
         raise explain_interpolation(error, config) from error
     assert isinstance(container, dict)  # the root of a Hydra configuration is a mapping
@@ -103,19 +105,6 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     values = [value for name in names if (value := os.environ.get(name)) and redact.needs_masking(value)]
     whole = redact.marked(container, values) if values else container
     return {str(key): value for key, value in whole.items()}
-
-
-def _missing(value: Any, key: str = "") -> str | None:
-    """Return the first field without a value, or None."""
-    if key in _LITERAL_FIELDS:
-        return None
-    if isinstance(value, Mapping):
-        inside = [(f"{key}.{name}" if key else str(name), inner) for name, inner in value.items()]
-    elif isinstance(value, list):
-        inside = [(f"{key}[{number}]", inner) for number, inner in enumerate(value)]
-    else:
-        return key if value == MISSING else None
-    return next((field for name, inner in inside if (field := _missing(inner, name)) is not None), None)
 
 
 def compose_parent(

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.values import leaves
 from pipeline.core import program as programs
 from pipeline.core.errors import UsageError
 from pipeline.core.places import shown
@@ -227,22 +228,14 @@ def refuse_unseen_seed(words: Iterable[str], resolved: Mapping[str, Any]) -> Non
     A script gets the seed by {seed}, or by ${seed}, whose value then stands in the key.
     """
     section = resolved[programs.SECTION]
-    given = [section.get("args"), section.get("env"), resolved["cluster"].get("env")]
+    seed, given = str(resolved["seed"]), [section.get("args"), section.get("env"), resolved["cluster"].get("env")]
+    sees = names_seed(section) or any(f"={value}".endswith(f"={seed}") for _, value in leaves(given))
     for word in words:
-        if word.lstrip("+").partition("=")[0] == "seed" and not (
-            names_seed(section) or _holds(given, str(resolved["seed"]))
-        ):
+        if word.lstrip("+").partition("=")[0] == "seed" and not sees:
             raise UsageError(
                 f"{word}: the script never sees it: none of its arguments and variables has {{seed}}",
                 hint="program.args.seed='{seed}' (its own option for it), or program.env.SEED='{seed}'",
             )
-
-
-def _holds(value: Any, text: str) -> bool:
-    """Whether a value, at any depth, equals ``text`` or ends with ``=text``."""
-    if isinstance(value, Mapping | list):
-        return any(_holds(inner, text) for inner in (value.values() if isinstance(value, Mapping) else value))
-    return str(value) == text or str(value).endswith(f"={text}")
 
 
 def check_script(settings: ScriptConfig, cluster: Cluster) -> None:

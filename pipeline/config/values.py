@@ -26,16 +26,21 @@ def typed(settings: type[Any], raw: Mapping[str, Any]) -> Any:
         raise UsageError(str(error)) from error
 
 
+def leaves(value: Any, field: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value in plain containers that is no list or mapping, with its field: ``cluster.hosts[0].name``."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from leaves(inner, f"{field}.{name}" if field else str(name))
+    elif isinstance(value, list):
+        for at, inner in enumerate(value):
+            yield from leaves(inner, f"{field}[{at}]")
+    else:
+        yield field, value
+
+
 def texts(value: Any) -> Iterator[str]:
     """Yield every text in plain containers, at any depth."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from texts(item)
+    return (inner for _, inner in leaves(value) if isinstance(inner, str))
 
 
 def refuse_unprintable(resolved: Mapping[str, Any]) -> None:
@@ -43,7 +48,7 @@ def refuse_unprintable(resolved: Mapping[str, Any]) -> None:
 
     Texts in ``program.args`` may hold them, and values of ``env`` are checked separately.
     """
-    for field, value in _values(resolved, ""):
+    for field, value in _outside_env(resolved):
         if not isinstance(value, str):
             continue
         if not field.startswith("program.args") and any(mark < " " or mark == "\x7f" for mark in value):
@@ -53,7 +58,7 @@ def refuse_unprintable(resolved: Mapping[str, Any]) -> None:
 
 def refuse_non_finite(resolved: Mapping[str, Any]) -> None:
     """Refuse inf and NaN: no key can be computed from them. Raises UsageError."""
-    for field, value in _values(resolved, ""):
+    for field, value in _outside_env(resolved):
         if isinstance(value, float) and not math.isfinite(value):
             if field.startswith("program.args"):
                 raise UsageError(
@@ -64,17 +69,8 @@ def refuse_non_finite(resolved: Mapping[str, Any]) -> None:
             raise UsageError(f"{field}={value} must be a finite number")
 
 
-def _values(value: Any, field: str) -> Iterator[tuple[str, Any]]:
-    """Yield each value that is no list and no mapping, with its field. Skip ``env``."""
-    if isinstance(value, list):
-        for at, inner in enumerate(value):
-            yield from _values(inner, f"{field}[{at}]")
-    elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            if name != "env":
-                yield from _values(inner, f"{field}.{name}" if field else str(name))
-    else:
-        yield field, value
+def _outside_env(resolved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((field, value) for field, value in leaves(resolved) if "env" not in field.split("."))
 
 
 def encodable(field: str, value: str) -> None:
