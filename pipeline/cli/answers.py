@@ -47,11 +47,7 @@ def wanted() -> bool:
 
 
 def answer(data: Any, *, error: PacelineError | None = None) -> None:
-    """Print the answer of this command; later calls print nothing.
-
-    Args:
-        error: the error that ends the command although there are data.
-    """
+    """Print the answer of this command, with the ``error`` that ends it; later calls print nothing."""
     _print(data, None if error is None else _described(error))
 
 

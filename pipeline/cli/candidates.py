@@ -25,9 +25,7 @@ _OF_DOIT = ("help", "list", "tabcompletion")
 def candidates(line: str, root: Path = ROOT) -> list[str]:
     """Return the words that the last one of ``line`` can become; none if it can be anything, such as a file.
 
-    Args:
-        line: the command line from ``doit`` up to the cursor.
-        root: the project with conf/ and runs/.
+    ``line`` is the command line from ``doit`` up to the cursor.
     """
     *before, current = [*line.split(), ""] if line[-1:].isspace() else line.split()
     verb = next((word for word in before[1:] if word in VERBS), None)

@@ -57,10 +57,9 @@ def refuse_none() -> None:
 
 
 def refuse_another(root: Path) -> None:
-    """Refuse to use a package from another clone, which would train that clone's code into that clone's folders.
+    """Refuse a package from elsewhere than ``root``, the folder of the dodo.py, and a project that wasn't started in.
 
-    Raises UsageError: ``pipeline`` or ``trainers`` lies elsewhere than in ``root``, the folder of the dodo.py; or that
-    is another project than the one where the command was started.
+    Another clone's code would be trained into that clone's folders. Raises UsageError.
     """
     if not places.is_clone(root):
         if root != ROOT.resolve():
@@ -87,10 +86,9 @@ def _folder_of(name: str) -> Path | None:
 
 
 def refuse(root: Path) -> None:
-    """Refuse modules that hide a module of the standard library, because code of doit or torch would fail to import it.
+    """Refuse modules in ``root`` with the name of one of Python's or Paceline's, which could not be imported any more.
 
-    Raises UsageError: a module or package in ``root`` has the name of a standard module; in a project that is no clone,
-    also the name of one of Paceline's.
+    Raises UsageError.
     """
     ours = frozenset[str]() if places.code_of(root) == root else places.MODULES
     for path in root.iterdir():

@@ -47,10 +47,8 @@ def inked(text: str, stream: TextIO) -> str:
 def say(text: str, *, painted: bool = False) -> None:
     """Print lines on stdout at once; foreign text can't move the cursor.
 
-    If the answer is JSON they go to stderr, and into the answer if it has no other data.
-
-    Args:
-        painted: the text has Paceline's own colours.
+    If the answer is JSON they go to stderr, and into the answer if it has no other data. ``painted``: the text has
+    Paceline's own colours.
     """
     text = as_typed(text)
     if answers.wanted():

@@ -45,11 +45,7 @@ def of_verb(name: str, verb: Verb) -> Task:
 
 
 def _answering(name: str, result: Any) -> Any:
-    """Pass on what a verb's function returned.
-
-    If the verb was typed and is done, print its JSON answer now; a verb that comes first (fetch, before train) has
-    none.
-    """
+    """Pass on what a verb's function returned; if the verb was typed and is done, print its JSON answer."""
     is_due = result is not False and name == invocation.parse(sys.argv[1:]).verb
     if is_due:
         answers.finish()

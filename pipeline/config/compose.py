@@ -117,8 +117,7 @@ def compose_parent(
         words: the overrides of the child; those of cluster, paths and tracking hold for both.
         children: ``run`` of every run between this parent and the first child, the first child's first.
 
-    Returns:
-        The resolved configuration, and the overrides that it was composed from.
+    Returns the resolved configuration, and the overrides that it was composed from.
 
     Raises UsageError: an override that can't work, or a run that would start from itself; ValueError: ``run`` can't be
     split.

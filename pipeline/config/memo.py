@@ -33,12 +33,7 @@ _READS_VARIABLES = re.compile(r"\b(?:environ|getenv)\b")
 
 
 class ComposeMemo:
-    """The stored composition of some words in one project.
-
-    Args:
-        root: the project's folder.
-        words: Hydra overrides, in their order.
-    """
+    """The stored composition of some words in one project."""
 
     def __init__(self, root: Path, words: Sequence[str]) -> None:
         self._root, self._words = root, words
@@ -53,9 +48,7 @@ class ComposeMemo:
     def keep(self, resolved: dict[str, Any]) -> None:
         """Store a composition, unless it holds a secret or depends on anything besides the files in the entry's name.
 
-        Also not stored: compositions whose runs folder differs from what the words show, because a later call would
-        look in the wrong folder, and options and programs of other installed packages, whose files are not part of the
-        name.
+        Neither stored is one whose runs folder differs from what the words show, where a later call would look.
         """
         if self._name is None or self._runs_dir != self._root / str(resolved.get("paths", {}).get("runs")):
             return

@@ -40,10 +40,7 @@ def files(root: Path | None = None) -> dict[str, Path]:
 def content(name: str) -> dict[str, Any]:
     """Return the content of a file for Hydra to merge; {} if there is no file.
 
-    An entry of its defaults list chooses an option, with or without ``override``.
-
-    Args:
-        name: ``user`` or ``project``.
+    An entry of its defaults list chooses an option, with or without ``override``. ``name`` is user or project.
 
     Raises UsageError: an entry of the defaults list that chooses no option; ValueError: the file holds a list.
     """

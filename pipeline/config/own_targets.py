@@ -49,11 +49,7 @@ _Description = dict[str, Any]
 def check_targets(train: TrainConfig, root: Path, python_path: Sequence[str] = ()) -> None:
     """Refuse missing targets, and arguments that they don't take.
 
-    Args:
-        root: the project.
-        python_path: the folders of ``cluster.env.PYTHONPATH``.
-
-    Raises UsageError: names the field, similar names, and file and line.
+    ``python_path`` are the folders of ``cluster.env.PYTHONPATH``. Raises UsageError with field, file and line.
     """
     data = {"dataset.target": getattr(train.dataset, "target", "")} if train.dataset.name == OWN else {}
     targets = {**data, **train.targets}
@@ -64,13 +60,9 @@ def check_targets(train: TrainConfig, root: Path, python_path: Sequence[str] = (
 
 
 def check_step(step: str, target: str, given: Mapping[str, Any], root: Path) -> None:
-    """Refuse a step's function that is missing or can't be called as steps are.
+    """Refuse the function of a step (``step.clean``) that is missing or can't be called as steps are.
 
-    Args:
-        step: how messages name the step: ``step.clean``.
-        given: its arguments besides ``inputs`` and ``out``.
-
-    Raises UsageError: names the field, similar names, and file and line.
+    ``given`` are its arguments besides ``inputs`` and ``out``. Raises UsageError with field, file and line.
     """
     for description in _descriptions({f"{step}.function": target}, root, ()).values():
         takes_any = any(kind == "VAR_KEYWORD" for _, kind, _ in description["parameters"])

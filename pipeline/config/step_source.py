@@ -49,10 +49,7 @@ _UNMADE = {"dataset": "(the step isn't made)", programs.SECTION: "."}
 
 
 def with_step(resolved: Mapping[str, Any], steps: Steps | None) -> tuple[Mapping[str, Any], StepSource | None]:
-    """Replace the step that a configuration names as its data by the path of the step's output.
-
-    Returns:
-        The configuration, and the step; None if the configuration names none.
+    """Replace the step that a configuration names as its data by the path of its output; return the step too.
 
     Raises UsageError: the step can't be made with these settings, or has no such output.
     """

@@ -90,9 +90,7 @@ def rules_of(options: Mapping[str, str]) -> Rules:
 def superseded(rows: Sequence[Row], parts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return key → key of the newest finished run of the same configuration, data and ranks, for each older run.
 
-    Args:
-        rows: all runs, oldest first.
-        parts: key → content of key.json.
+    ``parts``: key → content of key.json.
     """
     alike = {key: repr([known.get(part) for part in _DECIDES]) for key, known in parts.items() if known.get("config")}
     newest = {alike[row.key]: row for row in rows if row.state == State.FINISHED and row.key in alike}
@@ -110,10 +108,8 @@ def ranks(values: Mapping[str, float], *, least_first: bool) -> dict[str, int]:
 def why_chosen(row: Row, rules: Rules, *, newer: str | None, rank: int | None, now: float) -> str:
     """Return why the rules choose the run, in a few words; '' if they don't.
 
-    Args:
-        newer: the key of the run that supersedes it.
-        rank: its place among the finished runs; 1 is the best, None: it lacks the metric.
-        now: unix seconds.
+    ``newer``: the key of the run that supersedes it. ``rank``: its place among the finished runs; 1 is the best, None:
+    it lacks the metric.
     """
     by_newer = f"superseded by {newer}" if newer else ""
     if rules.none_given:
@@ -145,13 +141,7 @@ def needed(runs_dir: Path) -> dict[str, str]:
 
 
 def objection(folder: RunFolder, row: Row, needs: Mapping[str, str], *, result_stays: bool) -> str:
-    """Return why the run must stay; '' if it may be removed.
-
-    Args:
-        row: the run as lists show it.
-        needs: the result of ``needed``.
-        result_stays: only checkpoints are removed.
-    """
+    """Return why the run must stay; '' if it may be removed. ``result_stays``: only checkpoints are removed."""
     if folder.path.is_symlink():
         return "a symbolic link stands in its place"
     if row.state == index.NEWER:

@@ -204,11 +204,7 @@ def bands_of(
 ) -> tuple[str, list[Band], int]:
     """Return the metric, the first configurations that have its curve, and how many more there are.
 
-    Args:
-        named: the requested metric.
-        named_runs: the named keys in their order; without them the best is first.
-
-    Raises UsageError: none of the runs has such a curve.
+    Configurations are in the order of ``named_runs``, else the best is first. Raises UsageError: none has such a curve.
     """
     rows = curves.of_runs(runs)
     known = sorted({name for of_run in rows.values() for row in of_run for name in row.metrics})

@@ -123,11 +123,7 @@ def answer_with(result: Result, folder: RunFolder) -> None:
 
 
 def other_arithmetic(result: Mapping[str, Any]) -> str | None:
-    """Return the processor or GPU of a finished run, in words, if this computer lacks it.
-
-    Args:
-        result: the content of result.json.
-    """
+    """Return the processor or GPU in a result.json, in words, if this computer lacks it."""
     other = arithmetic.other_than_here(result, here()) if result.get("hardware") else None
     return None if other is None else printable(other)
 

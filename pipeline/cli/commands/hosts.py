@@ -139,11 +139,7 @@ def line(copy: TreeState, *, removed: bool) -> str:
 
 
 def _demand_equal(copies: Sequence[TreeState], lacking: Sequence[str], *, checked_only: bool, delete: bool) -> None:
-    """Refuse hosts that lack something, or have more than ``delete`` allows. Raises HostError.
-
-    Args:
-        lacking: hosts without an environment.
-    """
+    """Refuse hosts that are ``lacking`` an environment or something else, or have more than ``delete`` allows."""
     other = [one.host for one in copies if one.differ or (delete and one.more)]
     hosts: Mapping[str, None] = dict.fromkeys([*lacking, *other])
     if not hosts:

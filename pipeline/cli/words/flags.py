@@ -30,11 +30,7 @@ _LITERAL = ("torchrun", "run")  # what follows these is a script's command line
 def as_words(argv: Sequence[str]) -> list[str]:
     """Translate the flags and the bare key after a verb into ``name=value``; other words stay.
 
-    Args:
-        argv: the words after ``doit``.
-
-    Raises:
-        UsageError: a flag without its value, a switch that is neither 1 nor 0, or two runs for a verb that takes one.
+    Raises UsageError: a flag without its value, a switch that is neither 1 nor 0, or two runs where one is taken.
     """
     at = next((number for number, word in enumerate(argv) if word in VERBS or word in _LITERAL), len(argv))
     if at == len(argv) or any(word in _LITERAL for word in argv):
@@ -118,11 +114,7 @@ _ELSEWHERE = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-d
 def check(argv: Sequence[str], invocation: Invocation, loader_options: Sequence[dict[str, object]]) -> None:
     """Pass a training with Hydra's options on to Hydra's command line; refuse options that doit doesn't know.
 
-    Args:
-        argv: the words after ``doit``.
-        loader_options: the options of doit's loader, which stand before a verb like doit's own.
-
-    Raises UsageError: an unknown option, or one that stands after the verb.
+    ``loader_options`` are those of doit's loader, which stand before a verb like doit's own. Raises UsageError.
     """
     for word in argv:
         name = word.partition("=")[0]
@@ -201,12 +193,9 @@ def _without_dashes(argv: Sequence[str], refused: Mapping[str, str], invocation:
 
 
 def without_equals(word: str, after: str, verb: str) -> str | None:
-    """Return the override that was meant, or None if no field is similar.
+    """Return the override that was meant, or None if no field is similar. ``after`` is the next bare word, or ''.
 
-    ``trainer.epochs=3`` for ``trainer.epochs 3`` or ``trainer.epochs:3``, ``program.script=train.py`` for the path
-    alone.
-
-    ``after`` is the next bare word, '' if that is a command.
+    ``trainer.epochs=3`` for ``trainer.epochs 3`` or ``trainer.epochs:3``, ``program.script=train.py`` for the path.
     """
     if word.endswith(".py") and VERBS[verb].overrides:
         return f"program.script={shlex.quote(word)}"

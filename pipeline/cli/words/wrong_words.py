@@ -41,12 +41,7 @@ _MEANT = {
 
 
 def meant(word: str, argv: Sequence[str], verb: str | None) -> str | None:
-    """Return what to type instead of ``word``, as a sentence; None if nothing is known.
-
-    Args:
-        argv: the words after ``doit``, as they were typed.
-        verb: the verb among them, if there is one.
-    """
+    """Return what to type instead of ``word`` of ``argv``, as a sentence; None if nothing is known."""
     at = next((number for number, typed in enumerate(argv) if typed == word), 0)
     before, behind = argv[at - 1] if at else "", argv[at + 1] if at + 1 < len(argv) else ""
     if before.count("[") > before.count("]") or before.count("{") > before.count("}"):

@@ -79,10 +79,9 @@ class ConfigFile:
 
 
 def files_named(text: str, culprit: str) -> Iterator[ConfigFile]:
-    """Yield the files that an error may be about.
+    """Yield the files that an error may be about: that which it names, that which the culprit chooses, own defaults.
 
-    These are the file that Hydra's error names, the file that the culprit (the override at fault) chooses, and the
-    user's own defaults, because an error about an option doesn't say which file chooses it.
+    The culprit is the override at fault. An error about an option doesn't say which file chooses it.
     """
     own = own_defaults.files()
     names = [match[1] for match in [_IN_FILE.search(text)] if match]
@@ -112,13 +111,7 @@ def all_files() -> Iterator[tuple[Path, str]]:
 
 
 def entry_error(text: str, culprit: str, groups: Sequence[str]) -> UsageError | None:
-    """Return the error in a file's header or defaults list, or None.
-
-    Args:
-        text: the text of Hydra's error and its causes.
-        culprit: the override at fault.
-        groups: the names of all groups.
-    """
+    """Return the error in a file's header or defaults list, or None. ``text``: of Hydra's error and its causes."""
     for file in files_named(text, culprit):
         group = file.group
         if (root := file.root) is not None and not isinstance(root, yaml.MappingNode):

@@ -18,10 +18,7 @@ MOST = 100_000
 
 
 def refuse_impossible(overrides: Sequence[Override]) -> None:
-    """Refuse a grid without trials, and one with more than ``MOST``.
-
-    Args:
-        overrides: parsed words without intervals; of equal keys the last one counts.
+    """Refuse a grid without trials, and one with more than ``MOST``; of equal keys the last one counts.
 
     Raises UsageError: names the word and the number of trials.
     """

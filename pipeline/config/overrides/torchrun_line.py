@@ -83,14 +83,12 @@ class _Line:
 def translated(
     argv: Sequence[str], folder: Path, root: Path, verbs: Collection[str] = ()
 ) -> tuple[list[str], list[str]]:
-    """Translate a line of `torchrun` or `run`; return other command lines unchanged.
+    """Translate a line of `torchrun` or `run`; return the words for doit, and notes for the user.
 
-    Returns the words for doit, and notes for the user.
+    Other command lines are returned unchanged.
 
     Args:
-        argv: the words after ``doit``.
         folder: the folder where the command was typed.
-        root: the project.
         verbs: Paceline's verbs, one of which may precede the line.
 
     Raises UsageError: an option that torchrun doesn't have, or that has no counterpart.
