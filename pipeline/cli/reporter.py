@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from doit.dependency import JsonDB
 from doit.exceptions import TaskError, TaskFailed
 from doit.reporter import ConsoleReporter
 
@@ -16,27 +17,11 @@ from pipeline.cli.output import inked
 from pipeline.core.printable import printable_lines
 
 
-class MemoryDB:
-    """doit's database interface (its documentation, "Plugins: backend") without a file: it opens and writes nothing."""
+class MemoryDB(JsonDB):  # type: ignore[misc]  # doit has no type hints
+    """doit's database (its documentation, "Plugins: backend") without a file: it reads and writes nothing."""
 
-    def __init__(self, name: str, codec: Any, *, module_name: str | None = None) -> None:
-        self.name = name
-        self._tasks: dict[str, dict[str, Any]] = {}
-
-    def get(self, task: str, field: str) -> Any:
-        return self._tasks.get(task, {}).get(field)
-
-    def set(self, task: str, field: str, value: Any) -> None:
-        self._tasks.setdefault(task, {})[field] = value
-
-    def in_(self, task: str) -> bool:
-        return task in self._tasks
-
-    def remove(self, task: str) -> None:
-        self._tasks.pop(task, None)
-
-    def remove_all(self) -> None:
-        self._tasks.clear()
+    def _load(self) -> dict[str, Any]:
+        return {}
 
     def dump(self) -> None:
         """Do nothing at doit's end."""

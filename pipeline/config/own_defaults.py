@@ -87,16 +87,10 @@ def merged() -> dict[str, Any]:
     chosen = [*user.pop("defaults", ()), *project.pop("defaults", ())]
     options = {key: option for entry in chosen for key, option in entry.items()}
     defaults = {"defaults": [{key: option} for key, option in options.items()]} if options else {}
-    return {**defaults, **_merged(user, project)}
+    from omegaconf import OmegaConf  # as above
 
-
-def _merged(user: Mapping[str, Any], project: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two mappings at any depth; the project's values take precedence."""
-    both = {**user, **project}
-    for name in user.keys() & project.keys():
-        if isinstance(user[name], Mapping) and isinstance(project[name], Mapping):
-            both[name] = _merged(user[name], project[name])
-    return both
+    fields: Any = OmegaConf.to_container(OmegaConf.merge(user, project))
+    return {**defaults, **fields}
 
 
 def words(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

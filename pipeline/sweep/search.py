@@ -348,7 +348,7 @@ def _pruner(config: SearchConfig, epochs: int) -> BasePruner:
 def _suggest(trial: optuna.Trial, name: str, item: Dimension) -> Any:
     """Return the trial's value of a dimension: the stored value, or a new one."""
     if isinstance(item, Choice):
-        return trial.suggest_categorical(name, item.options)
+        return trial.suggest_categorical(name, item.values)
     if item.whole:
         return trial.suggest_int(name, int(item.low), int(item.high), step=int(item.step or 1), log=item.log)
     return trial.suggest_float(name, item.low, item.high, step=item.step, log=item.log)

@@ -202,7 +202,7 @@ def _plan(search_space: SearchSpace, factory: TrialFactory) -> SearchPlan:
     config = search_config(resolved)
     check(config, search_space, resolved)
     first = tuple(
-        f"{name}={item.options[0] if isinstance(item, Choice) else item.text(item.low)}"
+        f"{name}={item.values[0] if isinstance(item, Choice) else item.text(item.low)}"
         for name, item in search_space.dimensions.items()
     )
     representative_trial = factory.trial(0, first, (*search_space.fixed, *first))

@@ -19,9 +19,9 @@ def parsed(*words: str) -> SearchSpace:
 @pytest.mark.parametrize(
     ("word", "wanted"),
     [
-        ("a=small_cnn,resnet18", Choice(options=("small_cnn", "resnet18"))),
-        ("a=choice(0.1,[1,2],'x y')", Choice(options=("0.1", "[1,2]", r"x\ y"))),
-        ("a=shuffle(3,1,2)", Choice(options=("3", "1", "2"))),
+        ("a=small_cnn,resnet18", Choice(values=("small_cnn", "resnet18"))),
+        ("a=choice(0.1,[1,2],'x y')", Choice(values=("0.1", "[1,2]", r"x\ y"))),
+        ("a=shuffle(3,1,2)", Choice(values=("3", "1", "2"))),
         ("a=range(1,8,3)", Number(low=1, high=7, step=3, log=False, whole=True)),
         ("a=range(8,1,-3)", Number(low=2, high=8, step=3, log=False, whole=True)),
         ("a=range(0,1,0.25)", Number(low=0, high=0.75, step=0.25, log=False, whole=False)),

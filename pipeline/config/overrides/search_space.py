@@ -70,17 +70,13 @@ def range_length(word: str, value: RangeSweep) -> int:
 class Choice:
     """A dimension of unordered options, each as it is written after ``key=``."""
 
-    options: tuple[str, ...]
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        return self.options
+    values: tuple[str, ...]
 
     def text(self, value: Any) -> str:
         return str(value)
 
     def __str__(self) -> str:
-        return ",".join(self.options)
+        return ",".join(self.values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +168,7 @@ def _dimension(key: str, override: Override) -> Dimension:
     options = tuple(dict.fromkeys(str(Transformer.str(item)) for item in items))
     if not options:
         raise UsageError(f"{word} has no value in it")
-    return Choice(options=options)
+    return Choice(values=options)
 
 
 def _interval(word: str, value: IntervalSweep) -> Number:
