@@ -101,16 +101,6 @@ def budget_s(options: Mapping[str, str]) -> float | None:
     return seconds
 
 
-def whole_number(options: Mapping[str, str], name: str) -> int | None:
-    """Return an option's value; None without the option. Raises UsageError: the value is no whole number from 1."""
-    typed = options.get(name)
-    if typed is None:
-        return None
-    if not re.fullmatch(r"[1-9]\d{0,8}", typed):
-        raise UsageError(f"--{name.replace('_', '-')} {typed} must be a whole number from 1")
-    return int(typed)
-
-
 def process_count() -> int:
     """Return how many steps may run concurrently: doit's own option -n, default 1."""
     match = re.search(r"(?:^|\0)(?:-n|--process)[\0=]?(\d+)(?:\0|$)", "\0".join(sys.argv[1:]))

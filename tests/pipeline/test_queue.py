@@ -29,7 +29,7 @@ def test_runs_and_other_processes_are_listed_by_host_and_who_waits_below() -> No
     gpus = {"gpus": {**A100, "owners": f"4242, bob, {NOW:.0f}, "}, "claims": [alice]}
     cluster = Cluster(launcher="pssh", hosts=(Host(name="node0", nproc_per_node=2), Host(name="node1")), device="cuda")
     wait = Wait(key="cf0848aa0011", host="node0", who="alice's run has GPU 0", since=NOW)
-    found = hosts.asked(cluster, [told(0, gpus), told(1, {"gpus": None, "claims": []})], [wait])
+    found = hosts.queue_of(cluster, [told(0, gpus), told(1, {"gpus": None, "claims": []})], [wait])
     at = claims.clock(NOW)
     head, first, second, process, last = hosts.text(found).splitlines()
     assert head.split() == ["host", "user", "run", "on", "since"]

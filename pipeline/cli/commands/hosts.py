@@ -263,14 +263,14 @@ def queue() -> None:
     this_computer.refuse_without_lab(cluster, ROOT)
     with waiting(note, "asking the hosts"), closing(Hosts(cluster)) as hosts:
         facts = hosts.facts(None)
-    found = asked(cluster, facts, waits_under_way(config.runs_dir))
+    state = queue_of(cluster, facts, waits_under_way(config.runs_dir))
     if answers.wanted():
-        answers.answer(asdict(found))
+        answers.answer(asdict(state))
         return
-    say(text(found))
+    say(text(state))
 
 
-def asked(cluster: Cluster, facts: Sequence[NodeFacts], waiting: Sequence[Wait]) -> Queue:
+def queue_of(cluster: Cluster, facts: Sequence[NodeFacts], waiting: Sequence[Wait]) -> Queue:
     """Return what the hosts have answered, and who waits."""
     rows = [(fact.host, row) for fact in facts for row in (fact.extra.get("system") or {}).get("claims", [])]
     others = occupation.occupied(cluster, facts, "")
@@ -285,16 +285,16 @@ def asked(cluster: Cluster, facts: Sequence[NodeFacts], waiting: Sequence[Wait])
     )
 
 
-def text(found: Queue) -> str:
+def text(state: Queue) -> str:
     """Return the hosts as a table, and below it GPU processes without a claim, and who waits."""
     rows = [("host", "user", "run", "on", "since")]
-    for host in found.hosts:
-        there = [item for item in found.computing if item["host"] == host]
+    for host in state.hosts:
+        there = [item for item in state.computing if item["host"] == host]
         for item in there:
             gpus = [name.partition(":")[2] for name in item["resources"] if name.startswith("gpu:")]
             devices = f"GPU {', '.join(gpus)}" if gpus else "processors"
             rows.append((host, item["user"], item["what"], devices, clock(item["since"])))
         rows += [] if there else [(host, "-", "free", "", "")]
-    lines = [aligned(rows), *found.processes]
-    lines += [f"{wait.key} waits since {clock(wait.since)} for {wait.host}: {wait.who}" for wait in found.waiting]
-    return "\n".join([*lines, *([] if found.waiting else ["no run of this project waits"])])
+    lines = [aligned(rows), *state.processes]
+    lines += [f"{wait.key} waits since {clock(wait.since)} for {wait.host}: {wait.who}" for wait in state.waiting]
+    return "\n".join([*lines, *([] if state.waiting else ["no run of this project waits"])])

@@ -96,21 +96,16 @@ async def _answer(
 ) -> dict[str, Any]:
     """The JSON of `doit VERB …`."""
     try:
-        _refuse_other_words(overrides, keys)
+        for word in overrides:  # no word that doit would take for an option or for another command
+            if not is_override(word):
+                raise UsageError(f"{word!r} is no override; overrides look like optimizer.lr=0.1")
+        for word in keys:
+            if word in VERBS or not _NAME.fullmatch(word):
+                raise UsageError(f"{word!r} is no run's key; runs lists them")
         chosen = [f"{name}={value}" for name, value in options.items() if value is not None]
         return await _run([sys.executable, "-m", "pipeline.cli.main", verb, *keys, *overrides, *chosen, "json=1"])
     except PacelineError as error:
         return answers.of_error(verb, error)
-
-
-def _refuse_other_words(overrides: Sequence[str], keys: Sequence[str]) -> None:
-    """Raises UsageError: a word that doit would take for an option or for another command."""
-    for word in overrides:
-        if not is_override(word):
-            raise UsageError(f"{word!r} is no override; overrides look like optimizer.lr=0.1")
-    for word in keys:
-        if word in VERBS or not _NAME.fullmatch(word):
-            raise UsageError(f"{word!r} is no run's key; runs lists them")
 
 
 async def _run(argv: Sequence[str]) -> dict[str, Any]:

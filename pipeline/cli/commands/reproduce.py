@@ -54,7 +54,9 @@ def accept() -> None:
     if run is None:
         raise PacelineError("the data set isn't fetched, so this run has no key yet", hint="doit fetch, then the same")
     try:
-        _accept(current, run)
+        with locked(run.folder, note):
+            base = _undo(run) if is_on(current.invocation.options, "undo") else _accept(current, run)
+        _record(current, base)
     except OSError as error:
         if is_of_output(error):
             raise
@@ -64,26 +66,32 @@ def accept() -> None:
         ) from error
 
 
-def _accept(current: Session, run: Run) -> None:
-    undo = is_on(current.invocation.options, "undo")
-    with locked(run.folder, note):
-        if undo:
-            _undo(current, run)
-            return
-        if (reason := run.reason) is None:
-            accepted_before = acceptance.read(run.folder) if not run.folder.result.exists() else None
-            raise PacelineError(f"{run.key.short} is {accepted_before or 'finished: there is nothing to accept'}")
-        base, key, differing = _base(current, run, reason)
-        origin, patch = complete.collect_provenance(run, sys.argv, time.time(), note)
-        accepted = acceptance.by_this_user(run.key, key, differing)
-        run.folder.describe(run.description(), origin.as_json(), patch)
-        acceptance.write(run.folder, accepted)
+def _accept(current: Session, run: Run) -> RunFolder:
+    """Accept a finished run, and return it."""
+    if (reason := run.reason) is None:
+        accepted_before = acceptance.read(run.folder) if not run.folder.result.exists() else None
+        raise PacelineError(f"{run.key.short} is {accepted_before or 'finished: there is nothing to accept'}")
+    base, key, differing = _base(current, run, reason)
+    origin, patch = complete.collect_provenance(run, sys.argv, time.time(), note)
+    accepted = acceptance.by_this_user(run.key, key, differing)
+    run.folder.describe(run.description(), origin.as_json(), patch)
+    acceptance.write(run.folder, accepted)
     say(f"{run.key.short} is {accepted}; it differs in:")
     for item in differing:
         say(f"  {item}")
     say(f"  prove it      doit reproduce {run.key.short}")
     say("  take it back  doit accept --undo with the same words")
-    _record(current, base)
+    return base
+
+
+def _undo(run: Run) -> RunFolder:
+    """Withdraw an acceptance, and return the run that was accepted."""
+    accepted = acceptance.read(run.folder)
+    if accepted is None:
+        raise PacelineError(f"{run.key.short}: nothing was accepted for it")
+    acceptance.withdraw(run.folder, accepted)
+    say(f"{run.key.short} was {accepted}; it is no longer")
+    return acceptance.base_of(run.folder, accepted)
 
 
 def _base(current: Session, run: Run, reason: str) -> tuple[RunFolder, ContentKey, list[Difference]]:
@@ -128,15 +136,6 @@ def _refuse_choice(parts: dict[str, dict[str, object]], run: Run, nearest: tuple
             f"more than code and environment differs from the nearest finished run, {key}:\n{lines}",
             hint=f"the same command with that key, doit accept {key} …, if that is meant",
         )
-
-
-def _undo(current: Session, run: Run) -> None:
-    accepted = acceptance.read(run.folder)
-    if accepted is None:
-        raise PacelineError(f"{run.key.short}: nothing was accepted for it")
-    acceptance.withdraw(run.folder, accepted)
-    say(f"{run.key.short} was {accepted}; it is no longer")
-    _record(current, acceptance.base_of(run.folder, accepted))
 
 
 def settle(folder: RunFolder, *, equal: bool, again: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pipeline.cli import answers
 from pipeline.cli.commands.train import notifier, refuse_unfit, screen_of_sweep, start_detached, subscriber
 from pipeline.cli.commands.trials import result_of
-from pipeline.cli.invocation import is_on, process_count, whole_number
+from pipeline.cli.invocation import is_on, process_count
 from pipeline.cli.output import note, say, width
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.cluster.local_gpus import usable_gpus
@@ -22,7 +22,7 @@ from pipeline.core.files import remove_leftovers, write_hint
 from pipeline.core.locks import FileLock
 from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.specs import State
-from pipeline.core.tables import aligned, counted
+from pipeline.core.tables import aligned, counted, is_count
 from pipeline.data import store
 from pipeline.execution.complete import provide_weights
 from pipeline.live.sweep_state import SweepState
@@ -60,7 +60,9 @@ def sweep() -> None:
     elif is_on(options, "detach"):
         start_detached(f"sweep-{time.strftime('%Y%m%d-%H%M%S')}")
         return
-    flags = Flags(fork, retry_failed, whole_number(options, "max_trials"))
+    if not is_count(most := options.get("max_trials", "1")):
+        raise UsageError(f"--max-trials {most} must be a whole number from 1")
+    flags = Flags(fork, retry_failed, int(most) if "max_trials" in options else None)
     if current.searches:
         show_search(current.search_plan, flags) if dry_run else search(current, flags)
     elif dry_run:

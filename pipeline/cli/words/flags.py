@@ -39,8 +39,8 @@ def as_words(argv: Sequence[str]) -> list[str]:
     becomes, words, keys = verb, list[str](), list[str]()
     while rest:
         word = rest.pop(0)
-        if found := named_by(word, verb):
-            name, option = found
+        if named := named_by(word, verb):
+            name, option = named
             value = _value(word, option, rest, verb)
             if option.stands_for and option.is_switch and not is_on({name: value}, name):
                 continue
@@ -55,8 +55,9 @@ def as_words(argv: Sequence[str]) -> list[str]:
             words.append(f"run={word}")
         else:
             words.append(word)
-    if keys and len(named := [word.removeprefix("run=") for word in words if word.startswith("run=")]) > 1:
-        raise UsageError(f"doit {verb} takes one run at a time, not {' and '.join(named)}", hint="doit runs")
+    runs = [word.removeprefix("run=") for word in words if word.startswith("run=")]
+    if keys and len(runs) > 1:
+        raise UsageError(f"doit {verb} takes one run at a time, not {' and '.join(runs)}", hint="doit runs")
     left_out = VERBS[verb].options.keys() - VERBS[becomes].options.keys()
     return [*before, becomes, *(word for word in words if word.partition("=")[0] not in left_out)]
 
@@ -136,8 +137,8 @@ def check(argv: Sequence[str], invocation: Invocation, loader_options: Sequence[
         hint = f"doit config {words}, or doit train {word} …"
         if word in ("--multirun", "-m"):
             hint = f"doit sweep {words} {options}".rstrip()
-        beside = f" beside {options}" if invocation.verb == "train" else ""
-        what = f"{word} is an option of Hydra's command line, which doit {invocation.verb} doesn't take{beside}"
+        with_options = f" beside {options}" if invocation.verb == "train" else ""
+        what = f"{word} is an option of Hydra's command line, which doit {invocation.verb} doesn't take{with_options}"
         raise UsageError(what, hint=hint)
     _refuse_unknown(argv, invocation.verb, loader_options)
 
@@ -185,10 +186,10 @@ def _without_dashes(argv: Sequence[str], refused: Mapping[str, str], invocation:
     meant = list[str]()
     for flag, value in refused.items():
         name = flag[2:].replace("-", "_")
-        found = f"program.args.{flag[2:]}={value or 'true'}" if of_script else _meant(name, value, verb)
-        if found is None:
+        word = f"program.args.{flag[2:]}={value or 'true'}" if of_script else _meant(name, value, verb)
+        if word is None:
             return f"doit help {verb}"
-        meant.append(found)
+        meant.append(word)
     return " ".join([f"doit {verb}", *map(shlex.quote, [*words, *typed]), *meant])
 
 
