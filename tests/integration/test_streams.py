@@ -49,7 +49,7 @@ for number, (name, verb) in enumerate(VERBS.items()):
             setattr(importlib.import_module(f"pipeline.cli.commands.{verb.module}"), name, kind)
             for other in (one for one in VERBS.values() if one.is_done):
                 setattr(finished, other.is_done, lambda done=other is not verb: done)
-            sys.argv = [doit.__main__.__file__, name, *(sys.argv[1:] if verb.composes else [])]
+            sys.argv = [doit.__main__.__file__, name, *(sys.argv[1:] if verb.overrides else [])]
             sys.exit(DoitMain().run(sys.argv[1:]))
         codes[f"{name} {kind.__name__}"] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 print(json.dumps(codes))
