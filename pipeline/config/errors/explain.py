@@ -127,7 +127,9 @@ def _wrong_field_of_file(text: str, culprit: str, error: Exception, composed: Co
         return None
     place, field, settings = field_of_file
     if not settings:
-        return UsageError(f"{place}: {field}: {files.value_reason(error)}")
+        no_hosts = _is_of_hosts(field) and _NO_HOSTS.search(text)
+        reason = f"that is no list of hosts; {_HOSTS_ARE}" if no_hosts else files.value_reason(error)
+        return UsageError(f"{place}: {field}: {reason}")
     group, _, name = field.rpartition(".")
     if group == SECTION:
         names = [item.name for item in dataclasses.fields(PROGRAMS[SCRIPT.name])]
