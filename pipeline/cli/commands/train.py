@@ -308,4 +308,4 @@ def notifier(config: RunConfig, say: Callable[[str], None], **about: str) -> Not
         return _Silent()
     from pipeline.live import notices  # HTTP: 30 ms before the start, for who wants notices
 
-    return notices.Notifier(config, say, **about)
+    return notices.Notifier(config.notify, say, **about)
