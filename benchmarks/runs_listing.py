@@ -69,7 +69,7 @@ def multiply(original: Path, count: int) -> None:
         shutil.copytree(original, copy, copy_function=os.link, ignore=left_out)
     for run in (original, *copies):  # the last link is made: the stamps of the files change no more
         files = {name: results.fingerprint(run / name) for name in result["files"]}
-        results.write(run / "result.json", {**result, "key": run.name, "files": files})
+        documents.write_sealed(run / "result.json", {**result, "key": run.name, "files": files})
 
 
 if __name__ == "__main__":

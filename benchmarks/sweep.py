@@ -94,7 +94,7 @@ def finish_all(place: Path, words: list[str], run: Path) -> None:
         own = {"key": trial.run.key.short, "digest": trial.run.key.digest}
         (folder / "key.json").write_text(json.dumps({**own, **trial.run.key.parts}))
         files = {**original["files"], "key.json": results.fingerprint(folder / "key.json")}
-        results.write(folder / "result.json", {**original, **own, "files": files})
+        documents.write_sealed(folder / "result.json", {**original, **own, "files": files})
 
 
 def journals(place: Path) -> dict[str, str]:

@@ -103,6 +103,16 @@ def replaceable_path(path: Path, option: str) -> Path:
     return path
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """Hard-link a file that is never written to; copy it on file systems without links. Raises OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def fsync(path: Path) -> None:
     """Make the bytes of a file, or the entries of a folder, durable. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)

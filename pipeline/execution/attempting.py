@@ -169,25 +169,21 @@ class KeptHosts:
 
 def _make_attempts(work: Work, first: int, last: int, restarts: Restarts) -> None:
     with closing(KeptHosts()) as kept:
-        _attempt_until_done(kept, work, first, last, restarts)
-
-
-def _attempt_until_done(kept: KeptHosts, work: Work, first: int, last: int, restarts: Restarts) -> None:
-    for number in range(first, last + 1):
-        work.lock.check()
-        note(work.run, State.PLANNED, number)
-        _keep_printed_lines(work.run)
-        try:
-            _attempt(kept, work, number, restarts, notes=not restarts.begun, is_last=number == last)
-            return
-        except HostError as error:
-            raise _with_shards_hint(error, work.run) from error
-        except TrainingError as error:
-            if error.gone or error.cause == "host":  # a connection may hang
-                kept.close()
-            _prepare_restart(work, number, last, restarts, with_hint(error, work.run))
-        except Killed as error:
-            raise Killed(f"{error.what}{restarts.may_still_run(time.time())}", hint=error.hint) from None
+        for number in range(first, last + 1):
+            work.lock.check()
+            note(work.run, State.PLANNED, number)
+            _keep_printed_lines(work.run)
+            try:
+                _attempt(kept, work, number, restarts, notes=not restarts.begun, is_last=number == last)
+                return
+            except HostError as error:
+                raise _with_shards_hint(error, work.run) from error
+            except TrainingError as error:
+                if error.gone or error.cause == "host":  # a connection may hang
+                    kept.close()
+                _prepare_restart(work, number, last, restarts, with_hint(error, work.run))
+            except Killed as error:
+                raise Killed(f"{error.what}{restarts.may_still_run(time.time())}", hint=error.hint) from None
 
 
 def _keep_printed_lines(run: Run) -> None:
@@ -251,7 +247,8 @@ def _attempt(kept: KeptHosts, work: Work, number: int, restarts: Restarts, *, no
 def _last_step(run: Run, number: int) -> int:
     """Return the last known step of an attempt; for a script, the last one that it logged."""
     if run.config.script is not None:
-        return metrics_file.last_step(run.folder.path / run_folder.METRICS)
+        logged = metrics_file.rows(run.folder.path / run_folder.METRICS)
+        return max((row.step for row in logged), default=0)
     rows, _ = status.read_rank_rows(run.folder.path / run_folder.ATTEMPTS / str(number))
     return max((row.step for row in rows), default=0)
 

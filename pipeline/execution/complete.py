@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.cluster import launchers
 from pipeline.config.build import RunConfig
 from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, TrainingError, UsageError, os_reason
-from pipeline.core.files import remove_leftovers, write_atomic, write_hint, write_json
+from pipeline.core.files import remove_leftovers, write_hint, write_json
 from pipeline.core.processes import process, threads
 from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.processes.signals import Interruptible
@@ -23,7 +23,7 @@ from pipeline.core.tables import first_of
 from pipeline.data import store, weights
 from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
-from pipeline.execution import initial_weights, mirroring
+from pipeline.execution import initial_weights
 from pipeline.execution.attempting import attach, attempt_to_attach, run_attempts, surviving_attempt
 from pipeline.execution.finished import VARIABLES, pattern_before, unkeyed
 from pipeline.execution.next_start import next_start
@@ -32,6 +32,7 @@ from pipeline.execution.work import RunServices, Say, Work, note
 from pipeline.keys import ABSENT, import_closure, process_groups, rank_environment, script_files
 from pipeline.keys.import_closure import matches
 from pipeline.runs import acceptance, index, journal, layout, provenance
+from pipeline.runs.checkpoint_mirror import CheckpointMirror, Mirroring, ScriptMirror
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
 from pipeline.runs.lock import locked
 from pipeline.runs.result import Result, changed
@@ -90,7 +91,11 @@ _NAMES_SHOWN = 5  # in a message
 
 def single_run_services() -> RunServices:
     """Return the services of a run outside of a sweep."""
-    return RunServices(evaluate=evaluate_in_child, recorder=single_recorder, provenance=collect_provenance)
+    return RunServices(
+        evaluate=evaluate_in_child,
+        recorder=lambda run: Recorder(run.folder.path, run.config, run.root),
+        provenance=collect_provenance,
+    )
 
 
 def train(
@@ -156,9 +161,13 @@ def _train_locked(run: Run, *, argv: Sequence[str], say: Heartbeat, services: Ru
     return result
 
 
-def _mirror(run: Run, say: Say) -> mirroring.Mirroring | None:
+def _mirror(run: Run, say: Say) -> Mirroring | None:
+    """Return the mirror; None without an address. Raises DataError: the address can't be used on this computer."""
     address = run.config.cluster.checkpoint_mirror
-    return mirroring.open_mirror(address, run.folder, say, of_script=run.config.script is not None)
+    if address is None:
+        return None
+    kind = CheckpointMirror if run.config.script is None else ScriptMirror
+    return Mirroring(kind(address, run.key.short), run.folder.path, say)
 
 
 def _bring_to_result(work: Work) -> None:
@@ -241,7 +250,7 @@ def _remarks(run: Run) -> list[str]:
             "runs all of it and writes the same files; cluster.nproc_per_node=1 on one host starts it once"
         )
     if script is not None and run.sealed:
-        names = script_files.lacking(script, run.code.sources, run.config.resolved["program"])
+        names = script_files.lacking(script, run.code, run.config.resolved["program"])
         if names:
             remarks.append(
                 f"the script names files of the project that aren't in its copy: {first_of(names, _NAMES_SHOWN)}; "
@@ -392,28 +401,13 @@ def _prepare_folder(work: Work) -> None:
     if not matches(run.root, run.folder.code, run.key.parts["code"]):
         raise PacelineError("its code was edited while the run was being prepared", hint="the same command again")
     origin, patch = work.services.provenance(run, work.argv, work.started, work.say)
-    write_json(run.folder.path / run_folder.PROVENANCE, origin.as_json())
-    write_atomic(run.folder.path / run_folder.CHANGES, patch)
-    if launchers.capabilities(
-        run.config.cluster
-    ).is_this_computer:  # elsewhere, ranks have the variables of their hosts
-        write_json(
-            run.folder.path / VARIABLES, rank_environment.variable_digests(os.environ, _variables_in_config(run))
-        )
-    else:
-        (run.folder.path / VARIABLES).unlink(missing_ok=True)
+    origin.write(run.folder.path, patch)
+    (run.folder.path / VARIABLES).unlink(missing_ok=True)
+    if launchers.capabilities(run.config.cluster).is_this_computer:  # elsewhere, ranks have their hosts' variables
+        env = (run.config.resolved.get("program") or {}).get("env") or {}
+        keyed = {*env, *(name for host in run.config.cluster.hosts for name in host.env)}  # the key has their values
+        write_json(run.folder.path / VARIABLES, rank_environment.variable_digests(os.environ, keyed))
     provenance.keep_lock(run.root, run.folder.path)
-
-
-def _variables_in_config(run: Run) -> set[str]:
-    """Return the names of variables that the configuration sets, which the key counts where they matter."""
-    program = run.config.resolved.get("program") or {}
-    return {*(program.get("env") or {}), *(name for host in run.config.cluster.hosts for name in host.env)}
-
-
-def single_recorder(run: Run) -> Recorder:
-    """Return a recorder process for this run alone."""
-    return Recorder(run.folder.path, run.config, run.root)
 
 
 def collect_provenance(run: Run, argv: Sequence[str], now: float, say: Say) -> tuple[provenance.Provenance, bytes]:

@@ -36,7 +36,7 @@ from trainers.contract import run_folder
 _USER_STEP = "step "  # prefix of the names of user-defined steps
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PlannedTask:
     """One task of a run: whether it is done, and the reason in a few words.
 
@@ -88,96 +88,86 @@ def _accepted(run: Run | None) -> str | None:
 
 # ------------------------------------------------------------------------------------------- steps
 def steps(config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root: Path) -> tuple[PlannedTask, ...]:
-    """Return the user-defined steps that make the data, then ``tasks``."""
+    """Return the user-defined steps that make the data, then fetch, init, train, evaluate and record."""
     made = [step_task(state) for state in config.step.standings()] if config.step is not None else []
-    return (*made, *tasks(config, pack, run, root=root))
-
-
-def step_task(state: StepState) -> PlannedTask:
-    """Return a user-defined step as a task."""
-    needs = tuple(f"step {name}" for name in state.needs)
-    return PlannedTask(name=f"{_USER_STEP}{state.name}", done=state.made, why=state.why, needs=needs)
-
-
-def tasks(config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root: Path) -> tuple[PlannedTask, ...]:
-    """Return the tasks fetch, init (only with initial weights), train, evaluate and record."""
-    first = (_fetch(config, pack), *_init(initial_weights_of(config, root)))
+    first = (*made, _fetch(config, pack), *_init(initial_weights_of(config, root)))
     if run is None:
         waits = "its data isn't fetched" if pack is None else "it starts from weights that aren't here"
-        rest = ("train", f"{waits}, so its key isn't known yet"), ("evaluate", "after train")
-        waiting = tuple(PlannedTask(name=name, done=False, why=why) for name, why in rest)
-        return (*first, *waiting, _record(config, None, "after evaluate", root))
+        train = PlannedTask("train", False, f"{waits}, so its key isn't known yet")
+        return (
+            *first,
+            train,
+            PlannedTask("evaluate", False, "after train"),
+            _record(config, None, "after evaluate", root),
+        )
     run.folder.refuse_newer()
     if (accepted := _accepted(run)) is not None:
-        done = tuple(PlannedTask(name=name, done=True, why=accepted) for name in ("train", "evaluate", "record"))
-        return (*first, *done)
+        return (*first, *(PlannedTask(name, True, accepted) for name in ("train", "evaluate", "record")))
     stale = run.reason if run.accepted is not None else run.folder.stale_because(run.key.digest)
     train = _train(run, stale)
     if not config.program.evaluated:
         return (*first, train, _record(config, run, None if train.done else "after train", root))
-    evaluate = (
-        _evaluate(run, stale, root) if train.done else PlannedTask(name="evaluate", done=False, why="after train")
-    )
+    evaluate = _evaluate(run, stale, root) if train.done else PlannedTask("evaluate", False, "after train")
     return (*first, train, evaluate, _record(config, run, None if evaluate.done else "after evaluate", root))
+
+
+def step_task(state: StepState) -> PlannedTask:
+    """Return a user-defined step as a task."""
+    needs = tuple(f"{_USER_STEP}{name}" for name in state.needs)
+    return PlannedTask(f"{_USER_STEP}{state.name}", state.made, state.why, needs)
 
 
 def _fetch(config: RunConfig, pack: Pack | Tree | None) -> PlannedTask:
     if config.step is not None and config.step.path is None:
-        return PlannedTask(name="fetch", done=False, why=f"after step {config.step.name}")
+        return PlannedTask("fetch", False, f"after step {config.step.name}")
     if config.script is not None:
         paths = ", ".join(str(one.path) for one in config.script.data)
         source = f"{paths}, digest {pack.digest[:12]}" if pack is not None and pack.path else ""
-        return PlannedTask(
-            name="fetch", done=True, why="; ".join([source or "no data (program.data)", *config.script.notes])
-        )
+        return PlannedTask("fetch", True, "; ".join([source or "no data (program.data)", *config.script.notes]))
     if pack is None or pack.path is None:
-        return PlannedTask(name="fetch", done=False, why=f"{config.train.dataset.name} isn't here")
-    return PlannedTask(name="fetch", done=True, why=f"data/{pack.path.name}, digest {pack.digest[:12]}")
+        return PlannedTask("fetch", False, f"{config.train.dataset.name} isn't here")
+    return PlannedTask("fetch", True, f"data/{pack.path.name}, digest {pack.digest[:12]}")
 
 
 def _init(start: InitialWeights | None) -> tuple[PlannedTask, ...]:
     if start is None:
         return ()
     if start.sha256 is None:
-        return (PlannedTask(name="init", done=False, why=f"{start.setting}: {start.pending}"),)
+        return (PlannedTask("init", False, f"{start.setting}: {start.pending}"),)
     whose = f" of run {start.run}" if start.run and start.run not in start.setting else ""
-    return (PlannedTask(name="init", done=True, why=f"{start.setting}: weights{whose}, digest {start.sha256[:12]}"),)
+    return (PlannedTask("init", True, f"{start.setting}: weights{whose}, digest {start.sha256[:12]}"),)
 
 
 def _train(run: Run, stale: str | None) -> PlannedTask:
     if (lacks := run.key_lacks) is not None:
-        return PlannedTask(name="train", done=False, why=lacks)
-    finished = stale is None or stale.startswith(EVALUATED)
-    if finished or run.folder.training_done(run.key):
-        return PlannedTask(
-            name="train", done=True, why=f"its outputs are intact; {stale}" if stale else "finished and intact"
-        )
+        return PlannedTask("train", False, lacks)
+    if stale is None:
+        return PlannedTask("train", True, "finished and intact")
+    if stale.startswith(EVALUATED) or run.folder.training_done(run.key):
+        return PlannedTask("train", True, f"its outputs are intact; {stale}")
     entries = journal.read(run.folder.journal)
     if entries and not run.folder.result.exists():
         stale = f"{stale}: {entries[-1].state} in attempt {entries[-1].attempt}; it starts {next_start(run)}"
-    return PlannedTask(name="train", done=False, why=stale or "")
+    return PlannedTask("train", False, stale)
 
 
 def _evaluate(run: Run, stale: str | None, root: Path) -> PlannedTask:
     if not run.folder.result.exists():
-        return PlannedTask(name="evaluate", done=False, why="the command ended before result.json recorded its report")
+        return PlannedTask("evaluate", False, "the command ended before result.json recorded its report")
     reason = stale or report_key.stale_because(run.folder, root)
-    return PlannedTask(name="evaluate", done=reason is None, why=reason or "made of what is there")
+    return PlannedTask("evaluate", reason is None, reason or "made of what is there")
 
 
 def _record(config: RunConfig, run: Run | None, waits: str | None, root: Path) -> PlannedTask:
     destinations = tracking.destinations(vars(config.tracking), root)
     if not destinations:
-        return PlannedTask(name="record", done=True, why="tracking is switched off")
+        return PlannedTask("record", True, "tracking is switched off")
     if run is None or waits is not None:
-        return PlannedTask(name="record", done=False, why=waits or "after evaluate")
+        return PlannedTask("record", False, waits or "after evaluate")
     missing = [to for to in destinations if not to.is_recorded(run.folder.path)]
-    if not missing:
-        where = " and ".join(to.title for to in destinations)
-        return PlannedTask(name="record", done=True, why=f"everything is in {where}")
-    return PlannedTask(
-        name="record", done=False, why=f"not (all) recorded in {' and '.join(to.shown for to in missing)}"
-    )
+    if missing:
+        return PlannedTask("record", False, f"not (all) recorded in {' and '.join(to.shown for to in missing)}")
+    return PlannedTask("record", True, f"everything is in {' and '.join(to.title for to in destinations)}")
 
 
 # ---------------------------------------------------------------------------------------- commands
@@ -214,13 +204,14 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
 def _placeholder_facts(host: Host, cluster: Cluster) -> NodeFacts:
     """Return facts of a host from its configuration, and placeholders for those that only its probe would tell."""
     local = launchers.capabilities(cluster).is_this_computer  # this process knows its own facts
+    python = host.python or (sys.executable if local else f"<python of {host.label}>")
     return NodeFacts(
         host=host.label,
         identity="",
         hostname=host.name,
         address=host.address or ("127.0.0.1" if local else f"<address of {host.label}>"),
         interface=host.interface or f"<interface of {host.label}>",
-        python=_python(host, cluster, local),
+        python=python if cluster.container is None else "<python3 of the image>",
         python_version="",
         torch_version=None,
         gpus=0,
@@ -231,12 +222,6 @@ def _placeholder_facts(host: Host, cluster: Cluster) -> NodeFacts:
         home="~",
         unix_time=0.0,
     )
-
-
-def _python(host: Host, cluster: Cluster, local: bool) -> str:
-    if cluster.container is not None:
-        return "<python3 of the image>"
-    return host.python or (sys.executable if local else f"<python of {host.label}>")
 
 
 def _with_cpus_unknown(node: Any, host: Host) -> Any:

@@ -13,7 +13,6 @@ from pipeline.execution.run import Run
 
 _MISSING_FILE = re.compile(r"No such file or directory: '(?P<path>[^']+)'")
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>\w+)")
-_HALF_IMPORTED = re.compile(r"partially initialized module")
 _UNKNOWN_OPTION = re.compile(r"error: unrecognized arguments: (?P<option>--[\w-]+)")
 _OPTION = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
 _OWN_FRAME = re.compile(r'File "(?P<module>\w+)\.py"')  # a file of the project's own folder
@@ -117,7 +116,7 @@ def file_hint(failure: str, run: Run) -> str | None:
 
 def shadowing_hint(failure: str) -> str | None:
     """Return the hint for a file of the project that is imported in place of an installed package of its name."""
-    if _HALF_IMPORTED.search(failure) is None:
+    if "partially initialized module" not in failure:
         return None
     installed = metadata.packages_distributions()
     module = next((name for name in _OWN_FRAME.findall(failure) if name in installed), None)

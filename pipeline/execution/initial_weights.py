@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.config.build import RunConfig
 from pipeline.core.errors import DataError, PacelineError, UsageError, os_reason, suggestion
-from pipeline.core.files import expanded, write_json
+from pipeline.core.files import expanded, link_or_copy, write_json
 from pipeline.data import weights
 from pipeline.data.sources.source import local_path, scheme
 from pipeline.runs import index
@@ -96,20 +94,10 @@ def place(start: InitialWeights, folder: Path, data_dir: Path) -> None:
     if not (target.is_file() and weights.sha256_of(target, data_dir) == start.sha256):
         if start.path is None:
             raise PacelineError(f"{start.setting}: the weights aren't on this computer: {start.pending}")
-        _link(weights.keep(start.path, start.sha256, data_dir), target)
+        link_or_copy(weights.keep(start.path, start.sha256, data_dir), target)
     write_json(
         folder / run_folder.INITIAL_WEIGHTS_NOTES, {"said": start.setting, "run": start.run, "sha256": start.sha256}
     )
-
-
-def _link(source: Path, target: Path) -> None:
-    """Hard-link the stored copy, which is never written to; copy it on file systems without links."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def of_finished_run(folder: RunFolder, setting: str) -> InitialWeights:

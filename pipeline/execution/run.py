@@ -30,8 +30,6 @@ from pipeline.runs import acceptance
 from pipeline.runs.acceptance import Acceptance
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.layout import Description
-from pipeline.runs.provenance import RunDetails
-from pipeline.runs.result import Result
 from trainers.core.config import TrainConfig
 
 CodeReader = Callable[[tuple[str, ...], tuple[str, ...]], Closure]
@@ -86,11 +84,6 @@ class Run:
         """The acceptance of another run's result for this key; None without one, or if this run has a result."""
         return finished.acceptance_of(self.folder)
 
-    def standing(self) -> tuple[Result | None, Acceptance | None]:
-        """Return the run's result and None, or an accepted run's result and the acceptance. Raises AlteredError."""
-        own = self.folder.read_result()
-        return (own, None) if own is not None else acceptance.standing(self.folder)
-
     @property
     def _program(self) -> Mapping[str, Any]:
         return self.config.resolved.get(programs.SECTION) or {}
@@ -108,16 +101,15 @@ class Run:
             pack_path=self.pack.path,
         )
 
-    def details(self, unix_time: float) -> RunDetails:
+    def details(self, unix_time: float) -> dict[str, Any]:
         """Return the provenance without the part about the checkout. ``unix_time``: start of the command, seconds."""
-        hosts = [host.label for host in self.config.cluster.hosts]
-        return RunDetails(
-            overrides=self.config.overrides,
-            hosts=hosts,
-            data_digest=self.pack.digest,
-            unix_time=unix_time,
-            defaults=without_secrets(own_defaults.merged(), self.config.secrets),
-        )
+        return {
+            "overrides": self.config.overrides,
+            "hosts": tuple(host.label for host in self.config.cluster.hosts),
+            "data_digest": self.pack.digest,
+            "unix_time": unix_time,
+            "defaults": without_secrets(own_defaults.merged(), self.config.secrets),
+        }
 
     @property
     def pack_source(self) -> PackSource | None:
@@ -250,7 +242,7 @@ def _final_weights_of(root: Path, parent: RunConfig, setting: str) -> InitialWei
         return InitialWeights(
             setting=setting, run=run.key.short, pending=f"run {run.key.short} is to be trained first: {reason}"
         )
-    _, accepted = run.standing()
+    _, accepted = acceptance.standing(run.folder)
     return initial_weights.of_finished_run(
         run.folder if accepted is None else acceptance.base_of(run.folder, accepted), setting
     )

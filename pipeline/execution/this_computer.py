@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from pipeline import lab
+from pipeline.cluster.agent.host.processors import count_cpus
 from pipeline.cluster.launchers import capabilities
 from pipeline.cluster.validation import visible_gpus
 from pipeline.core.errors import UsageError
@@ -32,7 +33,7 @@ def refuse(cluster: Cluster, *, root: Path, local_gpus: int) -> str:
             "cluster.device=cuda: this computer has no GPU that CUDA may see",
             hint="cluster.device=cpu, or a cluster that has GPUs: cluster=pssh cluster.hosts=[HOST]",
         )
-    ranks, cores = host.nproc_per_node, _cores()
+    ranks, cores = host.nproc_per_node, count_cpus()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if ranks * _RANK_BYTES > memory:
         raise UsageError(
@@ -61,8 +62,3 @@ def refuse_without_lab(cluster: Cluster, root: Path) -> None:
             hint=f"doit lab --hosts {len(found.hosts) if found else len(cluster.hosts)}; or hosts of your own: "
             "cluster=pssh cluster.hosts=[HOST1,HOST2]",
         )
-
-
-def _cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

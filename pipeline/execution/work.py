@@ -12,9 +12,9 @@ from pipeline.cluster.running import Progress, nothing
 from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.processes.signals import Stop
 from pipeline.core.specs import Cluster, LaunchPlan, State, Waiting
-from pipeline.execution.mirroring import Mirroring
 from pipeline.execution.run import Run
 from pipeline.runs import journal, provenance
+from pipeline.runs.checkpoint_mirror import Mirroring
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import RunLock
 from pipeline.tracking.client import Recorder

@@ -35,20 +35,12 @@ _NO_DATA = (".py", ".pyc", ".pyi", ".so", ".dylib", ".pyd", ".md", ".rst", ".ipy
 _FOLDERS_LEFT = ("__pycache__", "checkpoints", "logs", "outputs", "runs", "wandb", "mlruns", "lightning_logs")
 
 
-class PackageData(NamedTuple):
-    """Data files of packages.
+def _data_of(
+    readings: Mapping[str, Reading], places_by_name: Mapping[str, str]
+) -> tuple[dict[str, Path], tuple[str, ...]]:
+    """Return the data files of modules by their paths in the snapshot, and descriptions of those over the size limit.
 
-    ``files`` maps paths in the snapshot to paths on disk; ``left_out`` describes files over the size limit.
-    """
-
-    files: dict[str, Path]
-    left_out: tuple[str, ...]
-
-
-def of_modules(readings: Mapping[str, Reading], places_by_name: Mapping[str, str]) -> PackageData:
-    """Collect the data files that belong to modules, by their paths in the snapshot. Raises OSError.
-
-    ``places_by_name`` maps each module's path in the snapshot to its path on disk.
+    ``places_by_name`` maps each module's path in the snapshot to its path on disk. Raises OSError.
     """
     candidates: dict[str, Path] = {}
     for name, reading in sorted(readings.items()):
@@ -57,13 +49,12 @@ def of_modules(readings: Mapping[str, Reading], places_by_name: Mapping[str, str
         folder, inside = Path(places_by_name[name]).parent, name.rpartition("/")[0]
         if inside and name.endswith("/__init__.py"):
             candidates |= {f"{inside}/{path.relative_to(folder).as_posix()}": path for path in _below(folder)}
-        for path in _named(reading, folder):
+        named = (folder / one for one in reading.files)
+        for path in (path for path in named if ".." not in path.parts and _is_data(path)):
             candidates[os.path.normpath(f"{inside}/{path.relative_to(folder).as_posix()}").lstrip("/")] = path
     sizes = {name: path.stat().st_size for name, path in candidates.items()}
-    return PackageData(
-        files={name: path for name, path in candidates.items() if sizes[name] <= LARGEST_BYTES},
-        left_out=tuple(f"{name} ({size:,} bytes)" for name, size in sorted(sizes.items()) if size > LARGEST_BYTES),
-    )
+    left_out = tuple(f"{name} ({size:,} bytes)" for name, size in sorted(sizes.items()) if size > LARGEST_BYTES)
+    return {name: path for name, path in candidates.items() if sizes[name] <= LARGEST_BYTES}, left_out
 
 
 def _below(folder: Path) -> Iterator[Path]:
@@ -75,13 +66,6 @@ def _below(folder: Path) -> Iterator[Path]:
         is_left = path.name.startswith(".") or path.name in _FOLDERS_LEFT or path.is_symlink()
         if not is_left and path.is_dir() and not (path / "__init__.py").exists():
             yield from _below(path)
-
-
-def _named(reading: Reading, folder: Path) -> Iterator[Path]:
-    for name in reading.files:
-        path = folder / name
-        if ".." not in path.parts and _is_data(path):
-            yield path
 
 
 def _is_data(path: Path) -> bool:
@@ -161,16 +145,16 @@ def import_closure(
         walk.follow_for_all(name)
     walk.readings.keep()
     walk.installed.keep()
-    data = of_modules(walk.readings_by_path, walk.places)
+    data, left_out = _data_of(walk.readings_by_path, walk.places)
     digests = {path: reading.digest for path, reading in walk.readings_by_path.items()}
-    digests |= {name: sha256_file(path) for name, path in data.files.items()}
-    sources = {name: Path(place) for name, place in walk.places.items()} | data.files
+    digests |= {name: sha256_file(path) for name, path in data.items()}
+    sources = {name: Path(place) for name, place in walk.places.items()} | data
     return Closure(
         digests=dict(sorted(digests.items())),
         sources={name: sources[name] for name in sorted(digests)},
         versions=walk.versions(),
         unresolved=dict(sorted(walk.unresolved.items())),
-        left_out=data.left_out,
+        left_out=left_out,
         names=tuple(sorted({name for reading in walk.readings_by_path.values() for name in reading.names})),
     )
 

@@ -6,7 +6,6 @@ Files under the project keep their paths in the snapshot; the folder of a script
 
 from __future__ import annotations
 
-import ast
 import functools
 import os
 import re
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 from pipeline.core.errors import UsageError, nearest
 from pipeline.core.files import expanded, refuse_odd_pattern, sha256_file
-from pipeline.core.places import MODULES, shown
+from pipeline.core.places import shown
 from pipeline.core.processes import git
 from pipeline.core.program import TORCHRUN
 from pipeline.keys import ABSENT
@@ -31,32 +30,24 @@ from trainers.script.settings import data_paths, words
 _FILE = re.compile(r"[\w@+][\w./@+ -]{0,200}\.\w{1,12}")
 
 
-def lacking(files: ScriptFiles, sources: Mapping[str, Path], section: Mapping[str, Any]) -> list[str]:
+def lacking(files: ScriptFiles, code: Closure, section: Mapping[str, Any]) -> list[str]:
     """List existing files that the script names but the snapshot lacks, in the form of ``program.inputs``.
 
-    ``sources`` is the snapshot, ``section`` the script's configuration. A run fails at the first missing file, so
-    without this list a user would discover one file per attempt.
+    ``code`` is the snapshot, ``section`` the script's configuration. A run fails at the first missing file, so without
+    this list a user would discover one file per attempt.
     """
     missing: dict[str, None] = {}
-    for text in sorted({*words(section.get("args")), *_texts(sources)}):
+    for text in sorted({*words(section.get("args")), *code.names}):
         for folder in (files.folder, files.root) if _FILE.fullmatch(text) else ():
             path = folder / text
             if ".." in path.parts or not path.is_file():
                 continue
             name = path.relative_to(files.root if path.is_relative_to(files.root) else files.folder).as_posix()
-            is_there = path in sources.values() or any(fnmatch(name, one) for one in section.get("outputs") or ())
+            is_there = path in code.sources.values() or any(fnmatch(name, one) for one in section.get("outputs") or ())
             if not is_there:
                 missing[name] = None
             break
     return [*missing]
-
-
-def _texts(sources: Mapping[str, Path]) -> Iterator[str]:
-    for name, path in sources.items():
-        if name.endswith(".py") and name.partition("/")[0].removesuffix(".py") not in MODULES:
-            for node in ast.walk(ast.parse(path.read_bytes())):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    yield node.value
 
 
 _Place = Callable[[str, str], Path]  # (field, name) → absolute path
@@ -132,6 +123,7 @@ class ScriptFiles(NamedTuple):
             versions=versions,
             unresolved=imported.unresolved,
             left_out=tuple(name for name in imported.left_out if name.partition(" (")[0] not in sources),
+            names=imported.names,
         )
 
     @property

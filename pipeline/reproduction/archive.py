@@ -41,13 +41,8 @@ _MAY_HOLD_ADDRESSES = (".json", ".yaml", ".log")  # masked, because a URL may co
 MANIFEST = "manifest.json"
 _GZIP = b"\x1f\x8b"  # magic number
 _VERSION = 1
-_BOUND = (
-    run_folder.KEY,
-    run_folder.SUMMARY,
-    run_folder.RESULT,
-    run_folder.PROVENANCE,
-    run_folder.PLAN,
-)  # files whose digests are recorded in other files
+# files whose digests are recorded in other files
+_BOUND = (run_folder.KEY, run_folder.SUMMARY, run_folder.RESULT, run_folder.PROVENANCE, run_folder.PLAN)
 _AGAIN = "another copy of the archive, or doit export KEY once more where the run's folder is"
 _LARGEST_BYTES = 16 << 30  # unpacked size of the whole archive
 _LARGEST_JSON = 256 << 20  # JSON files are read as a whole
@@ -83,7 +78,9 @@ def export(
         check_parts(folder, key, result, root)
     if weights and not (folder.path / _WEIGHTS[0]).is_file():
         raise PacelineError(f"{folder.path / _WEIGHTS[0]} is missing", hint="leave --weights away")
-    paths = [*_archived_files(folder, (*_KEPT, *(_WEIGHTS if weights else ())))]
+    patterns = (*_KEPT, *(_WEIGHTS if weights else ()))
+    matched = [path for pattern in patterns for path in sorted(folder.path.glob(pattern)) if path.is_file()]
+    paths = [path for path in matched if "__pycache__" not in path.parts]  # local runs leave one in code/
     if away := [path for path in paths if layout.leads_out(path, folder.path)]:
         say(layout.not_read(away, folder.path))
     members = dict(_member(folder, path) for path in paths if path not in away)
@@ -212,20 +209,15 @@ def _checked(archive: Path) -> str:
     return top
 
 
-def _archived_files(folder: RunFolder, patterns: tuple[str, ...]) -> Iterator[Path]:
-    for pattern in patterns:
-        for path in sorted(folder.path.glob(pattern)):
-            if path.is_file() and "__pycache__" not in path.parts:  # local runs leave a __pycache__ in code/
-                yield path
-
-
 def _member(folder: RunFolder, path: Path) -> tuple[str, bytes]:
     """Return a file's name in the archive, and its content without logins.
 
     Raises PacelineError: a file whose digest is recorded elsewhere contains a login.
     """
     name, content = path.relative_to(folder.path).as_posix(), path.read_bytes()
-    kept = _without_logins(content) if name.endswith(_MAY_HOLD_ADDRESSES) else content
+    kept = content
+    if name.endswith(_MAY_HOLD_ADDRESSES):
+        kept = hide(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
     if kept != content and (name in _BOUND or name.startswith(f"{run_folder.CODE}/")):
         raise PacelineError(
             f"{path} holds a login in an address (https://user:password@…): without it, it would be "
@@ -233,10 +225,6 @@ def _member(folder: RunFolder, path: Path) -> tuple[str, bytes]:
             hint="the login in a variable of cluster.env whose name says so, as in PROXY_PASSWORD",
         )
     return name, kept
-
-
-def _without_logins(content: bytes) -> bytes:
-    return hide(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
 def _source(root: Path, commit: str) -> dict[str, bytes]:
@@ -274,11 +262,6 @@ def _refuse_misfit(archive: Path, member: tars.Member, top: str, seen: Collectio
         raise UsageError(f"run={archive} holds more than one run: {member.name!r}")
     if member.name.casefold() in seen:
         raise UsageError(f"run={archive} holds {member.name!r} twice")
-    if member.size > (most := _most_bytes(parts)):
+    most = _LARGEST_JSON if parts[-1].endswith(".json") else _LARGEST_BYTES
+    if member.size > (most := _LARGEST_MANIFEST if parts[1:] == (MANIFEST,) else most):
         raise UsageError(f"run={archive}: {member.name!r} has {member.size:,} bytes, of at most {most:,}")
-
-
-def _most_bytes(parts: tuple[str, ...]) -> int:
-    if parts[1:] == (MANIFEST,):
-        return _LARGEST_MANIFEST
-    return _LARGEST_JSON if parts[-1].endswith(".json") else _LARGEST_BYTES

@@ -145,11 +145,13 @@ def fill(place: Path, root: Path | None, commit: str) -> Iterator[str]:
     top = git.top_of(root) if root is not None else None
     repository = (git.common_folder(top) if top is not None else None) or place / ".git"
     for item in recorded(repository, commit, top):
-        if not (place / item.path).resolve().is_relative_to(place.resolve()) or not _is_empty(place / item.path):
+        target = place / item.path
+        is_empty = not target.exists() or (target.is_dir() and not any(target.iterdir()))
+        if not target.resolve().is_relative_to(place.resolve()) or not is_empty:
             continue  # the run's patch put other files or a link at this path
         if item.repository is not None:
-            clone(item.repository, place / item.path, item.commit)
-            check_out(place / item.path, without_settings=root is None)
+            clone(item.repository, target, item.commit)
+            check_out(target, without_settings=root is None)
         elif top is None:
             yield f"{item.path} isn't in the archive: it wasn't there when the run was exported"
         else:
@@ -177,10 +179,6 @@ def _names(repository: Path, commit: str) -> dict[str, str]:
     listed = _answer(repository, "config", "--blob", f"{commit}:.gitmodules", *_PATHS)
     rows = [row.partition("\n") for row in listed.split("\0") if row]
     return {path: key.removeprefix("submodule.").removesuffix(".path") for key, _, path in rows}
-
-
-def _is_empty(folder: Path) -> bool:
-    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
 
 
 def _answer(repository: Path, *words: str) -> str:

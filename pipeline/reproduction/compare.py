@@ -153,9 +153,10 @@ def compare(
 
 
 def _outcome(result: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the results by name."""
+    """Return the results by name; of a script also the files in {run}, without logs."""
     names = _COMPARED if "shards" in (parts.get("topology") or {}) else (*_COMPARED, *_RANKS)
-    made = {name: file["sha256"] for name, file in _outputs(result).items()}
+    named = _files(result, (_OF_SCRIPT,)) if result.get("program") else {}
+    made = {name: file["sha256"] for name, file in named.items() if not name.startswith(_BESIDES)}
     return {**{name: result.get(name) for name in names}, **made, **(result.get("metrics") or {})}
 
 
@@ -198,12 +199,6 @@ def _timeless_rows(rows: list[list[str]]) -> list[list[str]]:
     """Drop the columns whose titles in the first row are times."""
     times = {at for at, title in enumerate(rows[0] if rows else ()) if is_time(title.strip())}
     return [[cell for at, cell in enumerate(row) if at not in times] for row in rows]
-
-
-def _outputs(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a script's files in {run}, without logs."""
-    named = _files(result, (_OF_SCRIPT,)) if result.get("program") else {}
-    return {name: file for name, file in named.items() if not name.startswith(_BESIDES)}
 
 
 def _files(result: Mapping[str, Any], tops: tuple[str, ...]) -> dict[str, Any]:
@@ -255,7 +250,8 @@ def reach_of_seeds(recipe: Recipe, runs_dir: Path) -> dict[str, float]:
             if isinstance(value, int | float) and math.isfinite(value):
                 values[name].append(value)
     at_most = {name: _REACH * statistics.stdev(known) for name, known in values.items() if len(known) >= _FEWEST}
-    if _ACCURACY in values and _ACCURACY not in at_most and (images := _test_images(recipe)):
+    images = len((recipe.folder.read_json(run_folder.PREDICTIONS) or {}).get("targets") or ())
+    if _ACCURACY in values and _ACCURACY not in at_most and images:
         # Smoothed, so that the share is neither 0 nor 1.
         share = (recipe.result["metrics"][_ACCURACY] * images + 1) / (images + 2)
         at_most[_ACCURACY] = _REACH * math.sqrt(share * (1 - share) / images)
@@ -272,11 +268,6 @@ def _of_seeds(recipe: Recipe, runs_dir: Path) -> dict[str, Mapping[str, Any]]:
                 result = RunFolder(runs_dir / key).read_result()
                 by_key |= {key: result.metrics} if result is not None else {}
     return by_key
-
-
-def _test_images(recipe: Recipe) -> int:
-    targets = (recipe.folder.read_json(run_folder.PREDICTIONS) or {}).get("targets")
-    return len(targets) if isinstance(targets, list) else 0
 
 
 # ------------------------------------------------------------------------------------------------- text

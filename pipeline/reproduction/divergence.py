@@ -98,18 +98,16 @@ def first(one: Digests, other: Digests) -> tuple[Parting | None, tuple[int, ...]
                 if value != theirs[key]:
                     differing.setdefault(key, []).append(rank)
         if differing:
-            return _parting(step, before, differing), tuple(common)
+            # what fewer ranks have came before it was averaged
+            fewest = min(map(len, differing.values()))
+            telling = {key: ranks for key, ranks in differing.items() if len(ranks) == fewest}
+            kind = next(kind for kind in KINDS if any(key[0] == kind for key in telling))
+            names = tuple(key[1] for key in telling if key[0] == kind)
+            ranks = {rank for key, of_key in telling.items() if key[0] == kind for rank in of_key}
+            parting = Parting(step=step, equal=before, ranks=tuple(sorted(ranks)), kind=kind, names=names)
+            return parting, tuple(common)
         before = step
     return None, tuple(common)
-
-
-def _parting(step: int, before: int, differing: Mapping[tuple[str, str], Sequence[int]]) -> Parting:
-    # what fewer ranks have came before it was averaged
-    fewest = min(len(ranks) for ranks in differing.values())
-    kind = next(kind for kind in KINDS for key, ranks in differing.items() if key[0] == kind and len(ranks) == fewest)
-    names = tuple(key[1] for key, ranks in differing.items() if key[0] == kind and len(ranks) == fewest)
-    ranks = {rank for key, found in differing.items() if key[0] == kind and len(found) == fewest for rank in found}
-    return Parting(step=step, equal=before, ranks=tuple(sorted(ranks)), kind=kind, names=names)
 
 
 def operators(folder: Path) -> list[list[dict[str, Any]]]:

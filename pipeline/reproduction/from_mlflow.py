@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 from pipeline import tracking
+from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.processes import process
 from pipeline.core.specs import State
 from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.runs import journal
-from pipeline.runs import result as results
 from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder
 
@@ -48,14 +48,10 @@ def fetched(run_id: str, uri: str, place: Path, *, runs_dir: Path) -> RunFolder:
         raise UsageError(f"run={run_id}: that run of {store} is none of Paceline's; it has no key.json")
     folder = RunFolder(download.rename(place / key))
     folder.refuse_newer()
-    _conclude(folder, run_id)
-    return folder
-
-
-def _conclude(folder: RunFolder, run_id: str) -> None:
-    """Recreate result.json, which is written after the record. Raises PacelineError: the run hasn't finished."""
     entries, summary = journal.read(folder.journal), folder.read_summary()
     if not entries or entries[-1].state is not State.FINISHED or summary is None:
         state = f"it ended {entries[-1].state}" if entries else "as far as its record goes, it has not ended"
         raise PacelineError(f"run={run_id} ({folder.key}) has no result to compare with: {state}")
-    results.write(folder.result, {**summary, "key": folder.key, "mlflow_run_id": run_id, "files": {}})
+    # result.json is written after the record, so that has none
+    documents.write_sealed(folder.result, {**summary, "key": folder.key, "mlflow_run_id": run_id, "files": {}})
+    return folder

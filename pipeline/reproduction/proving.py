@@ -212,7 +212,7 @@ def moments(folder: RunFolder, kills: int, seed: int) -> list[float]:
     entries = journal.read(folder.journal)
     begun = max((entry.time for entry in entries if entry.state is State.RUNNING), default=0.0)
     ended = max((entry.time for entry in entries if entry.state is State.FINISHED), default=begun)
-    rows = [row.time_s for row in _rows(folder.path) if row.time_s >= begun]
+    rows = [row.time_s for row in metrics_file.rows(folder.path / run_folder.METRICS) if row.time_s >= begun]
     first, last = (min(rows), max(rows)) if len(rows) > 1 else ((begun + ended) / 2, ended)
     chance = random.Random(seed)
     at = sorted(chance.uniform(_EARLIEST, _LATEST) for _ in range(kills))
@@ -310,18 +310,10 @@ def _offer(run_dir: Path) -> str:
 
 
 # ------------------------------------------------------------------------------------------- metrics by step
-def _rows(run_dir: Path) -> list[metrics_file.MetricsRow]:
-    try:
-        lines = (run_dir / run_folder.METRICS).read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    return [row for line in lines if (row := metrics_file.parse(line)) is not None]
-
-
 def _by_step(run_dir: Path, ignored: Sequence[str]) -> dict[int, dict[str, float]]:
     """Return step → metrics, in order; of a step that was logged twice the later values count."""
     steps: dict[int, dict[str, float]] = {}
-    for row in _rows(run_dir):
+    for row in metrics_file.rows(run_dir / run_folder.METRICS):
         values = {name: value for name, value in row.metrics.items() if name not in ignored and not is_time(name)}
         steps[row.step] = {**steps.get(row.step, {}), **values}
     return dict(sorted(steps.items()))
@@ -352,7 +344,7 @@ def _only_totals(steps: Mapping[int, Mapping[str, float]], verdict: Verdict) -> 
 def _first_steps(run_dir: Path) -> list[int | None]:
     """Return the first step that each attempt logged; None where no row of it is left, as it was begun anew."""
     begun = [entry.time for entry in journal.read(run_dir / run_folder.JOURNAL) if entry.state is State.RUNNING]
-    rows = _rows(run_dir)
+    rows = metrics_file.rows(run_dir / run_folder.METRICS)
     spans = zip(begun, [*begun[1:], float("inf")], strict=True)
     steps = [[row.step for row in rows if start <= row.time_s < end] for start, end in spans]
     return [min(of_attempt, default=None) for of_attempt in steps]

@@ -25,6 +25,7 @@ from pipeline.runs import acceptance
 from pipeline.runs.folder import RunFolder, check_parts
 from trainers.contract import run_folder
 
+_ANOTHER_COPY = "another copy of the run folder, or its export"
 _LARGEST_COPIED = 1 << 20  # bytes per file of a project without a repository; code and settings are smaller
 
 
@@ -45,15 +46,6 @@ class Recipe:
         return self.provenance.get("git_commit")
 
 
-def _unreadable(folder: RunFolder, parts: Mapping[str, object]) -> PacelineError:
-    absent = [name for name, value in parts.items() if value is None]
-    what = "damaged" if any((folder.path / name).exists() for name in absent) else "missing"
-    return PacelineError(
-        f"run {folder.key} can't be made again: {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} {what}",
-        hint="another copy of the run folder, or its export",
-    )
-
-
 def read(folder: RunFolder, root: Path) -> Recipe:
     """Read the recipe, after its parts were checked against each other and the key.
 
@@ -72,11 +64,17 @@ def read(folder: RunFolder, root: Path) -> Recipe:
             f"run {folder.key} has no result to compare with: it isn't finished", hint=f"doit status {folder.key}"
         )
     if provenance is None or key is None or config is None:
-        raise _unreadable(folder, {run_folder.PROVENANCE: provenance, run_folder.KEY: key, run_folder.CONFIG: config})
+        parts = {run_folder.PROVENANCE: provenance, run_folder.KEY: key, run_folder.CONFIG: config}
+        absent = [name for name, value in parts.items() if value is None]
+        what = "damaged" if any((folder.path / name).exists() for name in absent) else "missing"
+        raise PacelineError(
+            f"run {folder.key} can't be made again: {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} {what}",
+            hint=_ANOTHER_COPY,
+        )
     if provenance.get("git_commit") is None and not folder.code.is_dir():
         raise PacelineError(
             f"run {folder.key} was not made from a commit, and {folder.code}, the copy of its code, is missing",
-            hint="another copy of the run folder, or its export",
+            hint=_ANOTHER_COPY,
         )
     check_parts(folder, key, result if result.key == folder.key else None, root)
     path = folder.path / run_folder.CHANGES
@@ -119,8 +117,10 @@ def checkout(
                 hint="git fetch --all (or git fetch from the clone that has it), then the same command; or an export "
                 "that brings the commit: doit export KEY, once more, where it is",
             )
-        _apply(recipe, place, is_foreign=not known)
+        if recipe.patch:
+            _patch(recipe, place, ("--cached",) if recipe.commit is not None else ())
         if recipe.commit is not None:
+            clones.check_out(place, without_settings=not known)
             for line in clones.fill(place, root if repository is not None else None, recipe.commit):
                 say(f"  submodule    {line}")
         project = _inside(place / recipe.provenance.get("git_prefix", ""), place)
@@ -151,13 +151,6 @@ def _copy_project(root: Path, place: Path, recipe: Recipe) -> None:
                 target = place / path.relative_to(root)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
-
-
-def _apply(recipe: Recipe, place: Path, *, is_foreign: bool) -> None:
-    if recipe.patch:
-        _patch(recipe, place, ("--cached",) if recipe.commit is not None else ())
-    if recipe.commit is not None:
-        clones.check_out(place, without_settings=is_foreign)
 
 
 def _inside(path: Path, place: Path) -> Path:

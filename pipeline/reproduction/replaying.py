@@ -6,18 +6,17 @@ The ranks run on this computer, with the run's own code, in a folder of their ow
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
 
 from pipeline.core.errors import PacelineError
 from pipeline.core.processes import process
+from pipeline.runs.checkpoints import step_of
 from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder, variables
 
 _LIMIT_S = 3600.0
-_STEP = re.compile(r"step-(\d+)\.pt")
 
 
 def replay(folder: RunFolder, work: Path, *, first: int, last: int, ranks: int) -> Path:
@@ -64,21 +63,10 @@ def prepare(run_dir: Path, work: Path, *, first: int) -> None:
         if (run_dir / name).exists():
             shutil.copy(run_dir / name, work)
     (work / run_folder.DATA).symlink_to((run_dir / run_folder.DATA).resolve())
-    _copy_checkpoint(run_dir, work, before=first)
-
-
-def _copy_checkpoint(run_dir: Path, work: Path, *, before: int) -> None:
-    """Copy the newest checkpoint that is older than step ``before``, if there is one."""
-    found = [
-        (int(match[1]), path)
-        for path in (run_dir / run_folder.CHECKPOINTS).glob("step-*.pt")
-        if (match := _STEP.fullmatch(path.name)) and int(match[1]) < before
-    ]
-    if not found:
-        return
-    _, path = max(found)
-    for source in (path, path.with_suffix(".json")):
-        shutil.copy(source, work / run_folder.CHECKPOINTS)
-    shards = path.with_name(path.stem.replace("step-", "shards-"))
-    if shards.is_dir():
-        shutil.copytree(shards, work / run_folder.CHECKPOINTS / shards.name)
+    older = [path for path in (run_dir / run_folder.CHECKPOINTS).glob("step-*.pt") if step_of(path) < first]
+    if path := max(older, key=step_of, default=None):
+        for source in (path, path.with_suffix(".json")):
+            shutil.copy(source, work / run_folder.CHECKPOINTS)
+        shards = path.with_name(path.stem.replace("step-", "shards-"))
+        if shards.is_dir():
+            shutil.copytree(shards, work / run_folder.CHECKPOINTS / shards.name)

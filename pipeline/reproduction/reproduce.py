@@ -9,8 +9,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from pipeline.config.program_section import with_ranks
 from pipeline.core import redact
 from pipeline.core.errors import DataError, PacelineError, TrainingError, UsageError, os_reason
 from pipeline.core.files import expanded, write_json
-from pipeline.core.locks import FileLock
+from pipeline.core.locks import held
 from pipeline.core.places import ROOT
 from pipeline.core.printable import hydra_quoted
 from pipeline.core.processes import git, process
@@ -77,13 +77,18 @@ def reproduce(
         PacelineError: the run can't be repeated, or the training failed; the text says what is missing.
     """
     recipe = read(folder, root)
-    _say_what_differs(recipe, say)
+    for item in _environment_changes(recipe):
+        say(f"  environment  {item}")
+    for name in recipe.provenance.get("left_out", ()):
+        say(f"  not kept     {name}")
     _refuse_missing_secrets(recipe, overrides)
-    if (hardware := _other_hardware(recipe, overrides)) is not None:
-        say(f"  hardware     {hardware}: equal bits can't be promised, so metrics are compared within their spread")
+    if (other := _other_hardware(recipe, overrides)) is not None:
+        say(f"  hardware     {other}: equal bits can't be promised, so metrics are compared within their spread")
     runs_dir = work / "runs"
     with ExitStack() as stack:
-        stack.enter_context(_alone(work, say))
+        work.mkdir(parents=True, exist_ok=True)
+        with waiting(say, "waiting for another command that makes this run again"):
+            stack.enter_context(held(work.parent / f"{work.name}.lock"))
         with waiting(say, "checking out the run's code"):
             project = stack.enter_context(checkout(recipe, root=root, place=work / run_folder.CODE, keep=keep, say=say))
         defaults = _defaults(recipe, overrides)
@@ -93,14 +98,15 @@ def reproduce(
         source = _source(recipe, overrides, (root, project))
         _check_data(recipe, source, data_dir, say)
         words = _overrides(recipe, overrides, root=root, project=project, source=source)
-        _say_other_topology(recipe, words, root, say)
+        for item in _topology_changes(recipe, words, root):
+            say(f"  topology     {item}; other ranks, other weights")
         where = [f"paths.runs={hydra_quoted(str(runs_dir))}", f"paths.data={hydra_quoted(str(data_dir.absolute()))}"]
         words, secrets = redact.by_environment(words)
         say(f"training {_origin(recipe)}: {' '.join(words)}")
         variables = {**secrets, own_defaults.VARIABLE: str((work / DEFAULTS).absolute())}
         code = (train or train_again)([*words, *where], variables, project=project, database=work / "doit.db")
     reach = reach_of_seeds(recipe, work.parents[1])
-    verdict = compare(recipe, _made(recipe, code, work), _ignored(recipe, overrides), hardware=hardware, reach=reach)
+    verdict = compare(recipe, _made(recipe, code, work), _ignored(recipe, overrides), hardware=other, reach=reach)
     derived = {"reproduced": verdict.reproduced, "within_spread": verdict.within_spread}
     write_json(work / "verdict.json", {**asdict(verdict), **derived})
     return verdict
@@ -131,19 +137,6 @@ def _origin(recipe: Recipe) -> str:
     return f"{recipe.commit[:10]}{' with its patch' if recipe.patch else ''}"
 
 
-def _say_what_differs(recipe: Recipe, say: Say) -> None:
-    """Report differences in the environment, and code that wasn't kept, before the training starts."""
-    for item in _environment_changes(recipe):
-        say(f"  environment  {item}")
-    for name in recipe.provenance.get("left_out", ()):
-        say(f"  not kept     {name}")
-
-
-def _say_other_topology(recipe: Recipe, words: Sequence[str], root: Path, say: Say) -> None:
-    for item in _topology_changes(recipe, words, root):
-        say(f"  topology     {item}; other ranks, other weights")
-
-
 def train_again(
     words: Sequence[str],
     variables: Mapping[str, str],
@@ -157,13 +150,8 @@ def train_again(
     Args:
         meanwhile: called with the process id ten times a second.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "doit",
-        f"--db-file={database}",
-        "train",
-    ]  # --db-file first, because doit treats a bare a=b as a variable
+    # --db-file first, because doit treats a bare a=b as a variable
+    command = [sys.executable, "-m", "doit", f"--db-file={database}", "train"]
     environment = {**git.environment(), **variables, "PYTHONPATH": str(project)}
     with Interruptible():
         return process.attached([*command, *words, "tracking=none"], cwd=project, env=environment, meanwhile=meanwhile)
@@ -179,19 +167,6 @@ def _made(recipe: Recipe, code: int, work: Path) -> RunFolder:
             hint=f"fix that, then the same command; --keep leaves the run's code in {work / 'code'}",
         )
     return made[0]
-
-
-@contextmanager
-def _alone(work: Path, say: Say) -> Iterator[None]:
-    """Allow one reproduction of a run at a time, because they share a folder."""
-    work.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(work.parent / f"{work.name}.lock")
-    with waiting(say, "waiting for another command that makes this run again"):
-        lock.wait()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 # ------------------------------------------------------------------------------- overrides and data
@@ -223,30 +198,24 @@ def _overrides(
 def _own_words(recipe: Recipe, overridden: Collection[str]) -> list[str]:
     """Return the run's overrides without those that set something in ``overridden``.
 
-    Before them stand the secret ones of the user's defaults.
-
-    Masked secrets are replaced by references to environment variables of the same name.
+    Before them stand the secret ones of the defaults of the user who trained it. Masked secrets are replaced by
+    references to environment variables of the same name.
     """
     anew = ("paths", "tracking", "dataset.source", *overridden)
     values = {name: f"'${{oc.env:{name}}}'" for name in os.environ if re.fullmatch(r"\w+", name)}
     values |= {name.rpartition(".")[2]: "''" for name in overridden if name.startswith("cluster.env.")}
-    hidden = [word for word in own_defaults.words(_trained_defaults(recipe)) if redact.HIDDEN in word]
+    hidden = [word for word in own_defaults.words(recipe.provenance.get("defaults") or {}) if redact.HIDDEN in word]
     words = [*hidden, *recipe.provenance["overrides"]]
     return [redact.restored(word, values) for word in words if not _is_of(word, anew)]
 
 
-def _trained_defaults(recipe: Recipe) -> Mapping[str, Any]:
-    """Return the defaults of the user who trained the run, as they were then."""
-    return recipe.provenance.get("defaults") or {}
-
-
 def _defaults(recipe: Recipe, given: Sequence[str]) -> dict[str, Any]:
-    """Return the same without the sections that this call chooses anew."""
+    """Return the defaults of the user who trained the run, without the sections that this call chooses anew."""
     anew = {"paths", "tracking", *(_name(word) for word in given)}
-    held = {name: section for name, section in _trained_defaults(recipe).items() if name not in anew}
-    if "defaults" in held:
-        held["defaults"] = [entry for entry in held["defaults"] if not {*map(own_defaults.group, entry)} & anew]
-    return held
+    kept = {name: section for name, section in (recipe.provenance.get("defaults") or {}).items() if name not in anew}
+    if "defaults" in kept:
+        kept["defaults"] = [entry for entry in kept["defaults"] if not {*map(own_defaults.group, entry)} & anew]
+    return kept
 
 
 def _refuse_missing_secrets(recipe: Recipe, given: Sequence[str]) -> None:

@@ -48,21 +48,18 @@ def _names(path: Path) -> Iterator[str]:
             head = file.read(8)
             file.seek(0)
             if head.startswith(_ZIP):
-                yield from _of_zip(path)
+                with zipfile.ZipFile(path) as archive:
+                    for one in archive.infolist():
+                        if one.filename.endswith("data.pkl") and one.file_size <= _LARGEST_PICKLE:
+                            with archive.open(one) as inner:
+                                yield from _of_pickle(inner)
             elif path.suffix == ".safetensors":
-                yield from _of_safetensors(file)
+                if (length := int.from_bytes(file.read(8), "little")) <= _LARGEST_HEADER:
+                    yield from json.loads(file.read(length))
             elif head.startswith(b"\x80"):
                 yield from _of_pickle(file)
     except (OSError, ValueError, zipfile.BadZipFile):  # torn, or in no form that is known
         return
-
-
-def _of_zip(path: Path) -> Iterator[str]:
-    with zipfile.ZipFile(path) as archive:
-        for one in archive.infolist():
-            if one.filename.endswith("data.pkl") and one.file_size <= _LARGEST_PICKLE:
-                with archive.open(one) as file:
-                    yield from _of_pickle(file)
 
 
 def _of_pickle(file: IO[bytes]) -> Iterator[str]:
@@ -70,9 +67,3 @@ def _of_pickle(file: IO[bytes]) -> Iterator[str]:
     for _, value, _ in pickletools.genops(file):
         if isinstance(value, str):
             yield value
-
-
-def _of_safetensors(file: IO[bytes]) -> Iterator[str]:
-    length = int.from_bytes(file.read(8), "little")
-    if length <= _LARGEST_HEADER:
-        yield from json.loads(file.read(length))

@@ -97,19 +97,11 @@ def read(folder: RunFolder) -> Acceptance | None:
     texts = (acceptance.digest, acceptance.run, acceptance.run_digest, acceptance.who)
     if not all(isinstance(text, str) and text.isprintable() for text in texts) or not _KEY.fullmatch(acceptance.run):
         raise folder.altered(FILE, "names no run")
-    if (
-        isinstance(acceptance.unix_time, bool)
-        or not isinstance(acceptance.unix_time, int | float)
-        or not _is_day(acceptance)
-    ):
+    if type(acceptance.unix_time) not in (int, float) or not 0 <= acceptance.unix_time < 1 << 33:
         raise folder.altered(FILE, "has no time")
     if acceptance.digest[: len(folder.key)] != folder.key:
         raise folder.altered(FILE, "is that of another run")
     return acceptance
-
-
-def _is_day(acceptance: Acceptance) -> bool:
-    return 0 <= acceptance.unix_time < 1 << 33
 
 
 def stale_because(folder: RunFolder, acceptance: Acceptance, digest: str) -> str | None:

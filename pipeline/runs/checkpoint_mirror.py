@@ -1,4 +1,4 @@
-"""Copies of a run's newest checkpoints at an address, in case the run folder is lost.
+"""Copies of a run's newest checkpoints at an address, in case the run folder is lost: ``cluster.checkpoint_mirror``.
 
 A copy is complete if its ``step-….json``, which is written last, is there and all digests in it match. So an
 incomplete copy is never restored.
@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,7 +20,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file, system_temporary_prefix, temporary_prefix
 from pipeline.data.sources.filesystems import ObjectStore
 from pipeline.runs import journal
-from pipeline.runs.checkpoints import DAMAGE, newest_step, read_side, read_verified
+from pipeline.runs.checkpoints import DAMAGE, newest_step, read_side, read_verified, step_of
 from trainers.contract import run_folder
 
 SETTING = "cluster.checkpoint_mirror"
@@ -77,7 +77,7 @@ class CheckpointMirror(_Mirror):
         """
         folder = run_dir / run_folder.CHECKPOINTS
         for path in sorted(folder.glob("step-*.pt"), reverse=True):
-            step = int(path.stem.removeprefix("step-"))
+            step = step_of(path)
             if step <= self._pushed:
                 return 0
             try:
@@ -133,7 +133,7 @@ class CheckpointMirror(_Mirror):
         """
         steps = [name for name in self._store.names(self._key) if _STEP.fullmatch(name)]
         warnings: list[str] = []
-        for name in sorted(steps, key=_number, reverse=True):
+        for name in sorted(steps, key=lambda name: step_of(Path(name)), reverse=True):
             temporary = Path(tempfile.mkdtemp(prefix=temporary_prefix(".mirror"), dir=run_dir))
             try:
                 written_by = self._fetch(name, temporary)
@@ -142,7 +142,7 @@ class CheckpointMirror(_Mirror):
             else:
                 journal.adopt(run_dir, written_by)  # first: once a checkpoint is here, none is looked for
                 _settle(temporary, run_dir / run_folder.CHECKPOINTS, name)
-                return _number(name), warnings
+                return step_of(Path(name)), warnings
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
         return 0, warnings
@@ -184,10 +184,6 @@ def _settle(source: Path, target: Path, last: str) -> None:
         if path.is_dir():
             shutil.rmtree(target / path.name, ignore_errors=True)
         path.replace(target / path.name)
-
-
-def _number(name: str) -> int:
-    return int(name.removeprefix("step-").removesuffix(".json"))
 
 
 class ScriptMirror(_Mirror):
@@ -299,3 +295,56 @@ def _settle_tree(source: Path, run_dir: Path) -> None:
             target.mkdir(parents=True, exist_ok=True)
         else:
             path.replace(target)
+
+
+class Mirroring:
+    """Copies the checkpoints of one run to its mirror, and reports failures through ``say``."""
+
+    def __init__(self, mirror: CheckpointMirror | ScriptMirror, run_dir: Path, say: Callable[[str], None]) -> None:
+        self._mirror, self._run_dir, self._say = mirror, run_dir, say
+        self._failed = False
+
+    @property
+    def shown(self) -> str:
+        """The setting and the address, without a login."""
+        return self._mirror.shown
+
+    def try_writing(self) -> None:
+        """Test at the start whether the mirror can be written; report a failure as ``push`` does."""
+        try:
+            self._mirror.try_writing()
+        except DataError as error:
+            self._warn(error)
+
+    def push(self) -> None:
+        """Copy the newest checkpoint. A failure doesn't end the training; a row of failures is reported once."""
+        try:
+            self._mirror.push(self._run_dir)
+            self._failed = False
+        except FileNotFoundError:  # replaced by a newer checkpoint meanwhile
+            return
+        except (DataError, OSError) as error:
+            self._warn(error)
+
+    def _warn(self, error: DataError | OSError) -> None:
+        if not self._failed:
+            what, hint = (error.what, error.hint) if isinstance(error, DataError) else (error, None)
+            self._say(f"WARNING: {what}; the training goes on without the mirror, which is tried again")
+            if hint is not None:
+                self._say(f"  try: {hint}")
+        self._failed = True
+
+    def restore(self) -> None:
+        """Restore a checkpoint if the run folder has none. Raises DataError: the mirror can't be read."""
+        if not self._mirror.is_lost(self._run_dir):
+            return
+        try:
+            restored, warnings = self._mirror.restore(self._run_dir)
+        except DataError as error:
+            hint = "the same command when it can be reached, or cluster.checkpoint_mirror=null, which begins anew"
+            raise DataError(error.what, hint=f"{error.hint}; {hint}" if error.hint else hint) from error
+        for warning in warnings:
+            self._say(f"WARNING: {warning}")
+        if restored:
+            taken = self._mirror.taken.format(restored)
+            self._say(f"the run folder has no checkpoint; took {taken} from {self._mirror.shown}")

@@ -153,8 +153,13 @@ def read_side(path: Path) -> dict[str, Any]:
 
 def newest_step(run_dir: Path) -> int:
     """Return the step of the newest checkpoint in the folder, complete or not; 0 without one."""
-    stems = [path.stem.removeprefix("step-") for path in (run_dir / run_folder.CHECKPOINTS).glob("step-*.pt")]
-    return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
+    return max(map(step_of, (run_dir / run_folder.CHECKPOINTS).glob("step-*.pt")), default=0)
+
+
+def step_of(path: Path) -> int:
+    """Return the step in the name of a checkpoint or of its .json; 0 for another file."""
+    number = path.stem.removeprefix("step-")
+    return int(number) if number.isdecimal() else 0
 
 
 def set_aside(path: Path) -> None:

@@ -11,7 +11,7 @@ from pipeline.core import documents
 from pipeline.core import program as programs
 from pipeline.core.documents import DamagedError
 from pipeline.core.errors import TrainingError, UsageError
-from pipeline.core.files import sha256_file, write_atomic, write_json
+from pipeline.core.files import sha256_file
 from pipeline.core.printable import shell_line
 from pipeline.core.program import CLASSIFIER, Program
 from pipeline.core.redact import hide
@@ -34,8 +34,6 @@ EVALUATED = CLASSIFIER.evaluated
 """What its evaluation leaves behind."""
 DESCRIBED = (run_folder.KEY, run_folder.CONFIG, run_folder.CONFIG_YAML, run_folder.SUMMARY)
 """What the run was made of and has come to: made again, without a training, where it was altered."""
-TARGETS = (*TRAINED, *EVALUATED, *DESCRIBED)
-"""The files of a classifier's run whose digests result.json holds."""
 SWEEPS = "sweeps.json"
 """The sweeps that the run is a trial of, with the overrides that each has chosen; written by `doit sweep`."""
 ORIGIN = (run_folder.PROVENANCE, run_folder.CHANGES, run_folder.PLAN)
@@ -91,19 +89,8 @@ class RunFolder(NamedTuple):
 
     def prepare(self, run: Description) -> None:
         """Write what a launch needs: key.json, configuration, code snapshot, data link. Raises OSError."""
-        self._describe(run)
+        layout.write_description(self.path, run)
         layout.link_data(self.path, run.pack_path)
-
-    def describe(self, run: Description, provenance: Mapping[str, Any], patch: bytes) -> None:
-        """Write the same without the data, for a key that another run was accepted for. Raises OSError."""
-        self._describe(run)
-        write_json(self.path / run_folder.PROVENANCE, provenance)
-        write_atomic(self.path / run_folder.CHANGES, patch)
-
-    def _describe(self, run: Description) -> None:
-        layout.write_key(self.path, run.key)
-        layout.write_config(self.path, run)
-        layout.write_code(self.path, run.sources)
 
     def set_aside_of_script(self, attempt: int) -> Path | None:
         """Move what an ended script left out of the way of ``attempt``, which starts it over.
@@ -131,15 +118,11 @@ class RunFolder(NamedTuple):
         altered = {name for name in DESCRIBED if name not in recorded or changed(self.path / name, recorded[name])}
         if run_folder.KEY in altered:
             layout.write_key(self.path, run.key)
-        if altered & {run_folder.CONFIG, run_folder.CONFIG_YAML} and (recorded or not self.config_agrees(run.key)):
+        if altered & {run_folder.CONFIG, run_folder.CONFIG_YAML} and (recorded or self.config_altered(run.key)):
             layout.write_config(self.path, run)
         result = self._intact(run.key)
         if run_folder.SUMMARY in altered and result is not None:
             documents.write_sealed(self.summary, result.summary)
-
-    def config_agrees(self, key: ContentKey) -> bool:
-        """Whether config.json is the configuration of the key."""
-        return not self.config_altered(key)
 
     def config_altered(self, key: ContentKey) -> str:
         """Return how config.json differs from the configuration of the key, as words that follow "it".
@@ -295,11 +278,11 @@ class RunFolder(NamedTuple):
             OSError: it can't be written.
         """
         self.refuse_incomplete()
-        results.write(
+        documents.write_sealed(
             self.result,
             {
                 **summary,
-                **self._of_script(),
+                **({} if self.program.is_ours else {"program": self.program.name, "proven": False}),
                 "state": State.FINISHED,
                 "key": key.short,
                 "digest": key.digest,
@@ -318,11 +301,6 @@ class RunFolder(NamedTuple):
             },
         )
 
-    def _of_script(self) -> dict[str, Any]:
-        """Return a script's part of a result: unproven, until the run is repeated."""
-        program = self.program
-        return {} if program.is_ours else {"program": program.name, "proven": False}
-
     @property
     def _targets(self) -> tuple[str, ...]:
         """Return the files whose digests the result holds."""
@@ -338,14 +316,14 @@ class RunFolder(NamedTuple):
         """Record in the result of a script's run that its repetition came out equal. Raises OSError."""
         result = self.read_result()
         if result is not None and result.fields.get("proven") is False:
-            results.write(self.result, {**result.fields, "proven": True})
+            documents.write_sealed(self.result, {**result.fields, "proven": True})
 
     def refresh_fingerprints(self) -> None:
         """Update the report's fingerprints after it was recreated; nothing to do without a result."""
         result = self.read_result()
         if result is not None:
             report = self._fingerprints(EVALUATED)
-            results.write(self.result, {**result.fields, "files": {**result.fields["files"], **report}})
+            documents.write_sealed(self.result, {**result.fields, "files": {**result.fields["files"], **report}})
 
     def _fingerprints(self, names: Sequence[str]) -> dict[str, Any]:
         return {name: results.fingerprint(self.path / name) for name in names if (self.path / name).exists()}

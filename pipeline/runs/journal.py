@@ -43,10 +43,7 @@ def attempt_number(run_id: str) -> int:
 
 def known_attempts(run_dir: Path) -> list[str]:
     """Return the run ids of all starts so far, newest last; none if the file is missing or damaged."""
-    try:
-        value = json.loads((run_dir / run_folder.ATTEMPT_IDS).read_text(encoding="utf-8"))["attempts"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return []
+    value = (documents.read_or_none(run_dir / run_folder.ATTEMPT_IDS) or {}).get("attempts")
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
@@ -121,11 +118,10 @@ def lines(path: Path) -> list[str]:
 def _parsed(line: str) -> Entry | None:
     try:
         raw = json.loads(line)
+        seconds = float(raw["time"])
+        time.gmtime(seconds)  # raises where it is no time of this world
         return Entry(
-            state=State(raw["state"]),
-            attempt=_whole(raw["attempt"]),
-            time=_time(raw["time"]),
-            detail=str(raw.get("detail", "")),
+            state=State(raw["state"]), attempt=_whole(raw["attempt"]), time=seconds, detail=str(raw.get("detail", ""))
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
@@ -135,12 +131,6 @@ def _whole(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 31:
         raise TypeError(f"{value!r} counts nothing")
     return value
-
-
-def _time(value: Any) -> float:
-    seconds = float(value)
-    time.gmtime(seconds)  # raises where it is no time of this world
-    return seconds
 
 
 def attempts(path: Path) -> int:

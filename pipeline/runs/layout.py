@@ -37,7 +37,8 @@ def refuse_links(run_dir: Path) -> None:
 def set_aside(run_dir: Path) -> Iterator[str]:
     """Rename misplaced files; yields a line about each. Raises OSError."""
     for path in _misplaced(run_dir):
-        aside = _free_name(path)
+        names = (path.with_name(f"{path.name}{f'.{number}' if number else ''}.bad") for number in count())
+        aside = next(name for name in names if not name.exists())
         kind = "a directory" if path.is_dir() else "a file" if path.is_file() else "a pipe or device"
         path.rename(aside)
         yield f"WARNING: {path} was {kind}, which it never is in a run folder; it is {aside.name} now"
@@ -63,11 +64,6 @@ def _misplaced(run_dir: Path) -> list[Path]:
     return files + folders + ([link] if link.exists() and not link.is_symlink() else [])
 
 
-def _free_name(path: Path) -> Path:
-    names = (path.with_name(f"{path.name}{f'.{number}' if number else ''}.bad") for number in count())
-    return next(name for name in names if not name.exists())
-
-
 class Description(NamedTuple):
     """What a run is made of.
 
@@ -83,6 +79,15 @@ class Description(NamedTuple):
     pack_path: Path | None
 
 
+def write_description(folder: Path, run: Description) -> None:
+    """Write key.json, the configuration and the code. Raises OSError."""
+    write_key(folder, run.key)
+    write_config(folder, run)
+    shutil.rmtree(folder / run_folder.CODE, ignore_errors=True)  # exactly the key's files
+    for name, source in run.sources.items():
+        write_atomic(folder / run_folder.CODE / name, source.read_bytes())
+
+
 def write_key(folder: Path, key: ContentKey) -> None:
     """Write key.json, with everything that the key was computed from. Raises OSError."""
     write_json(folder / run_folder.KEY, {"key": key.short, "digest": key.digest, **key.parts})
@@ -92,13 +97,6 @@ def write_config(folder: Path, run: Description) -> None:
     """Write the resolved configuration for ranks (config.json) and for users (config.yaml). Raises OSError."""
     write_json(folder / run_folder.CONFIG, run.config)
     write_atomic(folder / run_folder.CONFIG_YAML, run.config_yaml)
-
-
-def write_code(folder: Path, sources: Mapping[str, Path]) -> None:
-    """Write the code snapshot: exactly these files. Raises OSError."""
-    shutil.rmtree(folder / run_folder.CODE, ignore_errors=True)
-    for name, source in sources.items():
-        write_atomic(folder / run_folder.CODE / name, source.read_bytes())
 
 
 def link_data(folder: Path, pack_path: Path | None) -> None:

@@ -126,10 +126,13 @@ def parse(line: bytes) -> MetricsRow | None:
     return None
 
 
-def last_step(path: Path) -> int:
-    """Return the highest step of all rows; 0 without any. Raises OSError."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return max((row.step for line in lines if (row := parse(line)) is not None), default=0)
+def rows(path: Path, *, tail_bytes: int = 0) -> list[MetricsRow]:
+    """Return the valid rows of a file, or of its last ``tail_bytes``; none if it doesn't exist. Raises OSError."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - tail_bytes) if tail_bytes else 0)
+        return [row for line in file.read().splitlines() if (row := parse(line)) is not None]
 
 
 def bad_lines(path: Path) -> list[int]:

@@ -5,19 +5,26 @@ from __future__ import annotations
 import os
 import platform
 import shlex
-import shutil
 import stat
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import PacelineError
-from pipeline.core.files import sha256_bytes, sha256_file, system_temporary_prefix, write_atomic
+from pipeline.core.files import (
+    link_or_copy,
+    sha256_bytes,
+    sha256_file,
+    system_temporary_prefix,
+    write_atomic,
+    write_json,
+)
 from pipeline.core.processes import git
 from pipeline.core.redact import hide, in_word
 from pipeline.core.specs import NodeFacts
+from trainers.contract import run_folder
 
 _LARGEST_UNTRACKED_BYTES = 8 << 20
 _LARGEST_READ_BYTES = 64 << 20  # of a changed file that is searched for secrets
@@ -28,18 +35,12 @@ _DIFF = (  # what the user's own configuration could change about a diff is said
 _STEADY = {"core.safecrlf": "false", "submodule.recurse": "false", "diff.orderFile": ""}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Changes:
-    """``patch`` turns the commit into the checkout, except ``left_out``: names with reasons (``big.bin: 9 MB …``)."""
-
-    patch: bytes
-    left_out: tuple[str, ...]
-
-
 def uncommitted(
-    root: Path, outputs: Sequence[str], secrets: Collection[str] = (), imported: Collection[Path] = ()
-) -> Changes:
-    """Return the changes of the checkout at ``root`` against its commit. Its index and objects stay unchanged.
+    root: Path, outputs: Sequence[str], secrets: Collection[str], imported: Collection[Path]
+) -> tuple[bytes, tuple[str, ...]]:
+    """Return the patch that turns the commit into the checkout at ``root``, and what it can't hold, with reasons.
+
+    The checkout's own index and objects stay unchanged.
 
     Args:
         outputs: folders of results, relative to ``root``, which are no sources.
@@ -58,7 +59,7 @@ def uncommitted(
         try:
             return _Index(root, env, imported).changes(outputs, secrets, Path(folder) / "patch")
         except PacelineError as error:
-            return Changes(patch=b"", left_out=(f"all changes: {error.what}",))
+            return b"", (f"all changes: {error.what}",)
 
 
 class _Index:
@@ -72,7 +73,7 @@ class _Index:
         self._left_out: dict[str, str] = {}
         self._beside = sorted(_imported_siblings(root.resolve(), self._top, imported))
 
-    def changes(self, outputs: Sequence[str], secrets: Collection[str], target: Path) -> Changes:
+    def changes(self, outputs: Sequence[str], secrets: Collection[str], target: Path) -> tuple[bytes, tuple[str, ...]]:
         self._git("read-tree", "HEAD")
         absent = self._never_checked_out()
         self._take_tracked()
@@ -84,8 +85,8 @@ class _Index:
         # git writes the patch to a file: sources may hold any bytes
         self._git(*_DIFF, f"--output={target}", "HEAD")
         patch = target.read_bytes() if target.exists() else b""
-        named = (f"{_printable(name)}: {why}" for name, why in sorted(self._left_out.items()))
-        return Changes(patch=patch, left_out=tuple(named))
+        named = ((os.fsencode(name).decode(errors="backslashreplace"), why) for name, why in self._left_out.items())
+        return patch, tuple(f"{name}: {why}" for name, why in sorted(named))
 
     def _never_checked_out(self) -> set[str]:
         """Return the files that a sparse checkout omits: they were not deleted."""
@@ -207,10 +208,6 @@ def _unfit(path: Path) -> str | None:
     return None if os.access(path, os.R_OK) else "can't be read (Permission denied)"
 
 
-def _printable(name: str) -> str:
-    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
-
-
 LOCK = "requirements.lock"
 
 
@@ -241,27 +238,18 @@ class Provenance:
     environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "overrides": [*map(in_word, self.overrides)]}
 
-
-@dataclass(frozen=True, kw_only=True)
-class RunDetails:
-    """The parts of a provenance besides the checkout.
-
-    ``hosts`` are labels, ``defaults`` the user's own without secrets.
-    """
-
-    overrides: Sequence[str]
-    hosts: Sequence[str]
-    data_digest: str
-    unix_time: float
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    def write(self, run_dir: Path, patch: bytes) -> None:
+        """Write provenance.json and the patch. Raises OSError."""
+        write_json(run_dir / run_folder.PROVENANCE, self.as_json())
+        write_atomic(run_dir / run_folder.CHANGES, patch)
 
 
 def collect(
     root: Path,
     argv: Sequence[str],
-    run: RunDetails,
+    run: Mapping[str, Any],
     *,
     outputs: Sequence[Path],
     secrets: Collection[str] = (),
@@ -269,53 +257,39 @@ def collect(
 ) -> tuple[Provenance, bytes]:
     """Return the provenance and the binary patch (with untracked files) that turns the commit into this tree.
 
+    ``run`` has the fields that don't depend on the checkout: overrides, hosts, data_digest, unix_time, defaults.
     ``outputs`` are folders of results, which are no sources. ``left_out`` names what a patch can't hold, and files that
     contain one of ``secrets``. In a larger repository, the project's folder counts, and ``imported`` sources outside.
     """
     commit = git.answer(root, "rev-parse", "--verify", "--quiet", "HEAD")
     inside = [str(path.relative_to(root)) for path in outputs if path.is_relative_to(root) and path != root]
-    changes = uncommitted(root, inside, secrets, imported) if commit is not None else _without_commit(root)
+    patch, left_out = b"", _why_no_commit(root)
+    if commit is not None:
+        patch, left_out = uncommitted(root, inside, secrets, imported)
     prefix = git.answer(root, "rev-parse", "--show-prefix") if commit is not None else None
     provenance = Provenance(
         git_commit=commit.strip() if commit is not None else None,
-        git_dirty=bool(changes.patch or changes.left_out) if commit is not None else None,
+        git_dirty=bool(patch or left_out) if commit is not None else None,
         git_prefix=(prefix or "").removesuffix("\n"),
-        patch_sha256=sha256_bytes(changes.patch),
-        left_out=changes.left_out,
-        command=shlex.join(_without_secrets(argv)),
-        overrides=tuple(_without_secrets(run.overrides)),
-        hosts=tuple(run.hosts),
+        patch_sha256=sha256_bytes(patch),
+        left_out=left_out,
+        command=shlex.join(map(in_word, argv)),
         controller=platform.node(),
         python=platform.python_version(),
-        data_digest=run.data_digest,
         lock_sha256=sha256_file(root / LOCK) if (root / LOCK).is_file() else None,
-        unix_time=run.unix_time,
-        defaults=run.defaults,
+        **run,
     )
-    return provenance, changes.patch
+    return provenance, patch
 
 
-def _without_commit(root: Path) -> Changes:
-    """Return no changes, for a folder without a commit.
+def _why_no_commit(root: Path) -> tuple[str, ...]:
+    """Return why a folder has no commit, if one could be expected there.
 
-    ``left_out`` says so for a repository that git refuses to read. Before a first commit the copy of the code in the
-    run folder is what `doit reproduce` takes, as without a repository.
+    That is so in a repository that git refuses to read. Before a first commit the copy of the code in the run folder is
+    what `doit reproduce` takes, as without a repository.
     """
     why = git.refusal(root)
-    return Changes(patch=b"", left_out=(f"everything: {why}",) if why else ())
-
-
-def of_another(origin: Provenance, run: RunDetails) -> Provenance:
-    """Return the provenance of another run of the same command and code."""
-    words, hosts = tuple(_without_secrets(run.overrides)), tuple(run.hosts)
-    return replace(
-        origin,
-        overrides=words,
-        hosts=hosts,
-        data_digest=run.data_digest,
-        unix_time=run.unix_time,
-        defaults=run.defaults,
-    )
+    return (f"everything: {why}",) if why else ()
 
 
 def environment(fact: NodeFacts) -> dict[str, Any]:
@@ -337,18 +311,11 @@ def environment(fact: NodeFacts) -> dict[str, Any]:
 
 def keep_lock(root: Path, run_dir: Path) -> None:
     """Copy requirements.lock into the run folder, as a link to one shared file per lock, because it is large."""
-    source, target = root / LOCK, run_dir / LOCK
-    target.unlink(missing_ok=True)
+    source = root / LOCK
     if not source.is_file():
+        (run_dir / LOCK).unlink(missing_ok=True)
         return
     shared = run_dir.parent / ".locks" / sha256_file(source)
     if not shared.is_file():
         write_atomic(shared, source.read_bytes())
-    try:
-        target.hardlink_to(shared)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(shared, target)
-
-
-def _without_secrets(words: Sequence[str]) -> list[str]:
-    return [in_word(word) for word in words]
+    link_or_copy(shared, run_dir / LOCK)

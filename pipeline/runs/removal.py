@@ -55,18 +55,30 @@ Objection = Callable[[], str]
 """Asked while nobody else can write into the folder: why it has to stay after all; '': nothing speaks against it."""
 
 
-def remove_run(folder: RunFolder, objection: Objection) -> str:
-    """Remove the folder. Return why it stays, or ''. Raises OSError, PacelineError.
+def remove(folder: RunFolder, objection: Objection, *, checkpoints_alone: bool = False) -> str:
+    """Remove the run folder, or a finished run's checkpoints; return why it stays, or ''.
 
-    It is renamed to a temporary name first. Then the run no longer exists, and if this process is killed, the next
-    command removes the rest.
+    A folder is renamed to a temporary name first. Then the run no longer exists, and if this process is killed, the
+    next command removes the rest. Raises OSError, PacelineError.
     """
-    return _alone(folder, objection, _remove_folder)
-
-
-def remove_checkpoints(folder: RunFolder, objection: Objection) -> str:
-    """Remove a finished run's checkpoints. Return why they stay, or ''. Raises as ``remove_run``."""
-    return _alone(folder, objection, _remove_checkpoints)
+    lock = RunLock(folder)
+    if not lock.take():
+        return IN_USE
+    try:
+        if why := objection():
+            return why
+        if checkpoints_alone:
+            for path in checkpoint_files(folder):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            return ""
+        removed = folder.path.with_name(f"{temporary_prefix(f'.{folder.key}')}removed")
+        folder.path.rename(removed)
+        folder.lock.unlink(missing_ok=True)  # who waits for it makes another one and finds no run
+        with suppress(FileNotFoundError):  # a command on another computer may tidy up here, too
+            shutil.rmtree(removed)
+        return ""
+    finally:
+        lock.release()
 
 
 def checkpoint_files(folder: RunFolder) -> Iterator[Path]:
@@ -76,29 +88,3 @@ def checkpoint_files(folder: RunFolder) -> Iterator[Path]:
     """
     for pattern in ("step-*.pt", "shards-*", "step-*.bad", "step-*.json"):
         yield from sorted((folder.path / run_folder.CHECKPOINTS).glob(pattern))
-
-
-def _alone(folder: RunFolder, objection: Objection, remove: Callable[[RunFolder], None]) -> str:
-    lock = RunLock(folder)
-    if not lock.take():
-        return IN_USE
-    try:
-        why = objection()
-        if not why:
-            remove(folder)
-        return why
-    finally:
-        lock.release()
-
-
-def _remove_folder(folder: RunFolder) -> None:
-    removed = folder.path.with_name(f"{temporary_prefix(f'.{folder.key}')}removed")
-    folder.path.rename(removed)
-    folder.lock.unlink(missing_ok=True)  # who waits for it makes another one and finds no run
-    with suppress(FileNotFoundError):  # a command on another computer may tidy up here, too
-        shutil.rmtree(removed)
-
-
-def _remove_checkpoints(folder: RunFolder) -> None:
-    for path in checkpoint_files(folder):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

@@ -130,11 +130,6 @@ class Result(NamedTuple):
         return {name: value for name, value in self.fields.items() if name not in _CONTROLLER_FIELDS}
 
 
-def write(path: Path, fields: Mapping[str, Any]) -> None:
-    """Seal and write. Raises OSError."""
-    documents.write_sealed(path, fields)
-
-
 def read(path: Path, *, unsealed: bool = False) -> Result | None:
     """Read result.json; None if it doesn't exist.
 

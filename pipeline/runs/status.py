@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from pipeline.core import locks
+from pipeline.core import documents, locks
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.specs import UNDER_WAY, State
-from pipeline.core.tables import counted, quantity
+from pipeline.core.tables import counted, first_of, quantity
 from pipeline.runs import acceptance, checkpoints, journal, layout, metrics_file
 from pipeline.runs.contents import nodes_of, what
 from pipeline.runs.folder import RunFolder
@@ -43,7 +43,8 @@ def hosts_awaited(folder: RunFolder) -> str | None:
         return None
     reasons = [why for host in absent if (why := _why(host, texts[host], where, first=next(iter(texts))))]
     reason = f": {'; '.join(reasons[:_MOST_HOSTS])}" if reasons else ", where torchrun starts (it imports torch)"
-    return f"waiting for {_listed(absent)}{reason}; {_listed(come)} {'has' if len(come) == 1 else 'have'} come"
+    have = "has" if len(come) == 1 else "have"
+    return f"waiting for {first_of(absent, _MOST_HOSTS)}{reason}; {first_of(come, _MOST_HOSTS)} {have} come"
 
 
 def _why(host: str, text: str, where: str, *, first: str) -> str | None:
@@ -53,11 +54,6 @@ def _why(host: str, text: str, where: str, *, first: str) -> str | None:
     if own:
         return f"{host} gets no answer from {first} ({where}) since {own[-1]}"
     return f"{host} says: {torch[-1].strip()}" if torch else None
-
-
-def _listed(hosts: list[str]) -> str:
-    rest = len(hosts) - _MOST_HOSTS
-    return ", ".join(hosts[:_MOST_HOSTS]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _head(path: Path) -> str:
@@ -111,19 +107,19 @@ def write_rank_rows(
 
 def read_rank_rows(folder: Path) -> tuple[list[RankRow], list[str]]:
     """Read the ranks' states and the notes about them; nothing if the file is unreadable."""
+    value = documents.read_or_none(folder / RANKS) or {}
     try:
-        value: dict[str, Any] = json.loads((folder / RANKS).read_text(encoding="utf-8"))
         return [RankRow(**row) for row in value["ranks"]], [str(note) for note in value["notes"]]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (KeyError, TypeError):
         return [], []
 
 
 def usages(folder: Path) -> dict[str, Usage]:
     """Read how busy each host is; nothing if the file is unreadable."""
+    value = documents.read_or_none(folder / RANKS) or {}
     try:
-        value: dict[str, Any] = json.loads((folder / RANKS).read_text(encoding="utf-8"))
         return {str(host): Usage.of(usage) for host, usage in value["hosts"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
@@ -144,7 +140,10 @@ def lagging(rows: Sequence[RankRow]) -> str:
     slow = [row for row in behind if row.for_s >= 1.0]
     if not slow:
         return steps
-    shown = [f"rank {row.rank} on {row.host} (step {row.step}, {_doing(row)} {row.for_s:.0f} s)" for row in slow[:3]]
+    shown = [
+        f"rank {row.rank} on {row.host} (step {row.step}, {phase_words(row.phase)} {row.for_s:.0f} s)"
+        for row in slow[:3]
+    ]
     more = f" and {counted(len(slow) - 3, 'more rank')}" if len(slow) > 3 else ""
     return f"{steps}; behind: {', '.join(shown)}{more}"
 
@@ -168,10 +167,6 @@ def slow_ranks(rows: Sequence[RankRow]) -> list[str]:
         f"more than the median rank's {usual_s:.1f} s, and the others waited {row.own_s - usual_s:.1f} s for it"
         for row in slow
     ]
-
-
-def _doing(row: RankRow) -> str:
-    return phase_words(row.phase)
 
 
 _TAIL_BYTES = 64 << 10  # enough for the last lines of metrics.jsonl
@@ -272,7 +267,13 @@ def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
     attempts = folder.path / run_folder.ATTEMPTS
     log_files = sorted(attempts.glob("*/*.log"), key=lambda path: (int(path.parent.name), path.name))
     if not log_files:
-        raise _without_logs(folder)
+        started = [entry.attempt for entry in journal.read(folder.journal) if entry.state is State.RUNNING]
+        if not started:
+            raise UsageError(f"run {folder.key} has no logs: none of its attempts was started")
+        raise UsageError(
+            f"run {folder.key} has no logs: attempt {max(started)} was started, but no log is left in {attempts}",
+            hint="another copy of the run folder has them",
+        )
     hosts = {path.stem for path in log_files}
     if host is not None and host not in hosts:
         raise UsageError(f"host={host}: run {folder.key} has no log of it; {suggestion(host, hosts)}")
@@ -284,17 +285,6 @@ def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
             yield f"==> attempt {path.parent.name}, {path.stem}{empty} <=="
             with path.open(encoding="utf-8", errors="replace") as file:
                 yield from (line.rstrip("\n") for line in file)
-
-
-def _without_logs(folder: RunFolder) -> UsageError:
-    started = [entry.attempt for entry in journal.read(folder.journal) if entry.state is State.RUNNING]
-    if not started:
-        return UsageError(f"run {folder.key} has no logs: none of its attempts was started")
-    return UsageError(
-        f"run {folder.key} has no logs: attempt {max(started)} was started, but no log is left in "
-        f"{folder.path / 'attempts'}",
-        hint="another copy of the run folder has them",
-    )
 
 
 def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str]]:
@@ -365,10 +355,4 @@ def _ranks(folder: RunFolder, attempt: int, *, training: bool) -> list[str]:
 
 
 def _last_rows(folder: RunFolder) -> list[metrics_file.MetricsRow]:
-    path = folder.path / run_folder.METRICS
-    if not path.is_file():
-        return []
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        rows = [metrics_file.parse(line) for line in file.read().splitlines()]
-    return [row for row in rows if row is not None]  # None: the first row may be cut, the last still being written
+    return metrics_file.rows(folder.path / run_folder.METRICS, tail_bytes=_TAIL_BYTES)

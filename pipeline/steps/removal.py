@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +88,3 @@ def _needed_by(path: Path, made: dict[Path, dict[str, Any]], stays: dict[Path, s
         if any(own.get(label) == sha256 for label, sha256 in data.items()):
             return f"{other.name} was made of it"
     return ""
-
-
-def sizes(paths: Iterable[Path]) -> Iterator[int]:
-    """Yield the bytes of each path."""
-    for path in paths:
-        yield sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())

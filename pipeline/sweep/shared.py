@@ -80,7 +80,7 @@ class Shared:
             if self._origin is None:
                 self._origin = training.collect_provenance(run, argv, now, say)
         origin, patch = self._origin
-        return provenance.of_another(origin, run.details(now)), patch
+        return dataclasses.replace(origin, **run.details(now)), patch
 
     def _code(self, run: Run) -> dict[str, Path]:
         """Return the sweep's own copy of the node half, so that an edit during the sweep doesn't affect its trials."""

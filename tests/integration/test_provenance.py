@@ -18,7 +18,6 @@ import pytest
 from pipeline.cluster.agent.host.processors import hardware
 from pipeline.core import documents
 from pipeline.core.files import sha256_file
-from pipeline.runs import result as results
 from tests.integration import preloaded
 from tests.integration.commands import ALONE, ROOT, with_readings
 from tests.integration.light import light_python
@@ -242,7 +241,7 @@ def test_a_run_that_another_processor_finished_is_finished_and_shown_as_such(tra
     other = {**attempt["nodes"][0], "cpu_model": "Another", "cpu_id": "Vendor 6/143/8", "cpu_flags": "avx512f amx_bf16"}
     told = {"device": "cpu", "attempts": [{"attempt": 1, "nodes": [other]}]}
     assert "arithmetic" not in "".join(trained.doit(*words) for words in (("runs",), ("why", *A), ("train", *A)))
-    results.write(path, {**known, "hardware": told})
+    documents.write_sealed(path, {**known, "hardware": told})
     seen = "other arithmetic: Another (Vendor 6/143/8, avx512f amx_bf16), here "
     assert "  other arithmetic" in trained.doit("runs")
     for words in (("why", *A), ("status", f"run={key}"), ("train", *A)):
@@ -276,7 +275,7 @@ def test_what_another_processor_finished_is_made_again_within_the_spread(trained
     known = documents.read_sealed(path)
     node = {"cpu_model": "Another", "cpu_id": "Vendor 6/143/8", "cpu_flags": "avx512f"}
     told = {"device": "cpu", "attempts": [{"attempt": 1, "nodes": [node]}]}
-    results.write(path, {**known, "hardware": told, "weights_sha256": "b" * 64})
+    documents.write_sealed(path, {**known, "hardware": told, "weights_sha256": "b" * 64})
     shown = trained.doit("reproduce", f"run={key}")
     path.write_bytes(before)
     promise = shown.index("hardware     Another (Vendor 6/143/8, avx512f), here ")
@@ -327,7 +326,7 @@ def test_what_cannot_be_made_again_is_said_before_anything_is_trained(trained: C
         assert "provenance.json was altered" in trained.doit("reproduce", f"run={key}", code=1)
         known = documents.read_sealed(result)
         origin = {**known["origin_sha256"], "provenance.json": sha256_file(provenance)}
-        results.write(result, {**known, "origin_sha256": origin})
+        documents.write_sealed(result, {**known, "origin_sha256": origin})
         said = trained.doit("reproduce", f"run={key}", code=1)
         provenance.write_text(before[1])
         result.write_bytes(before[2])

@@ -10,7 +10,6 @@ import pytest
 
 from pipeline.core import documents
 from pipeline.lab import Lab
-from pipeline.runs import result as results
 from tests.integration.test_provenance import Checkout, copied
 
 TWO = ("experiment=quickstart", "trainer.max_steps=2", "cluster=two_node")
@@ -47,7 +46,7 @@ def test_a_run_of_two_hosts_is_made_again_elsewhere(tmp_path: Path, lab: Lab) ->
         "weights_sha256": "0" * 64,
         "metrics": {**result["metrics"], "test/accuracy": 2.0},
     }
-    results.write(folder / "result.json", altered)  # sealed anew: a run that came out otherwise, not an edit
+    documents.write_sealed(folder / "result.json", altered)  # sealed anew: a run that came out otherwise, not an edit
     first.doit("export", f"run={key}", f"to={tmp_path}/altered.tar.gz")
     shown = clone.doit(
         "reproduce", f"run={tmp_path}/altered.tar.gz", "cluster=local", "cluster.nproc_per_node=1", code=1

@@ -10,8 +10,9 @@ from pipeline.core.documents import write_sealed
 from pipeline.core.files import canonical_json, sha256_bytes, sha256_file, sha256_text, write_json
 from pipeline.keys.canonical import canonical_config
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
-from pipeline.runs.folder import TARGETS, TRAINED, RunFolder
+from pipeline.runs.folder import DESCRIBED, EVALUATED, TRAINED, RunFolder
 
+TARGETS = (*TRAINED, *EVALUATED, *DESCRIBED)
 CODE = b"SCALE = 1.0\n"
 PATCH = b"diff --git a/x b/x\n"
 CONFIG: dict[str, Any] = {

@@ -11,11 +11,11 @@ import pytest
 
 from pipeline.reproduction.recipe import Recipe, checkout
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.provenance import Provenance, RunDetails, collect
+from pipeline.runs.provenance import Provenance, collect
 
 AUTHOR = ("-c", "user.name=t", "-c", "user.email=t@t")
 ALLOWED = ("-c", "protocol.file.allow=always")
-NO_DETAILS = RunDetails(overrides=[], hosts=[], data_digest="d", unix_time=1.0)
+NO_DETAILS = {"overrides": (), "hosts": (), "data_digest": "d", "unix_time": 1.0}
 
 
 def git(root: Path, *words: str) -> str:
@@ -35,8 +35,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def of(root: Path, *argv: str) -> tuple[Provenance, bytes]:
-    run = RunDetails(overrides=argv, hosts=["a"], data_digest="d", unix_time=1.0)
-    return collect(root, argv, run, outputs=[root / "runs"])
+    return collect(root, argv, {**NO_DETAILS, "overrides": argv, "hosts": ("a",)}, outputs=[root / "runs"])
 
 
 def changed_in(patch: bytes) -> list[str]:

@@ -13,9 +13,10 @@ from pipeline.cli.commands.reproduce import accept
 from pipeline.cli.session import session
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError
+from pipeline.core.files import write_json
 from pipeline.keys.content_key import differences
 from pipeline.reproduction import archive
-from pipeline.runs import acceptance
+from pipeline.runs import acceptance, layout
 from pipeline.runs import index as runs
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.layout import Description
@@ -37,7 +38,9 @@ def folder(base: RunFolder) -> RunFolder:
     """Of the new key, for which the finished run was accepted."""
     key, folder = key_of(), RunFolder(base.path.with_name(NEW.short))
     run = Description(key=NEW, config=CONFIG, config_yaml="", sources={}, pack_path=base.path / "pack")
-    folder.describe(run, {}, b"")
+    layout.write_description(folder.path, run)
+    write_json(folder.path / "provenance.json", {})
+    (folder.path / "changes.patch").touch()
     found = acceptance.by_this_user(NEW, key, differences(key.parts, NEW.parts))
     acceptance.write(folder, found)
     return folder

@@ -12,9 +12,8 @@ import pytest
 from pipeline.config import cluster
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files import canonical_json, sha256_text, write_json
-from pipeline.execution.mirroring import Mirroring
 from pipeline.runs import journal
-from pipeline.runs.checkpoint_mirror import CheckpointMirror
+from pipeline.runs.checkpoint_mirror import CheckpointMirror, Mirroring
 from pipeline.runs.checkpoints import newest_step, read_verified
 from tests.s3_fixture import BUCKET
 from tests.small_disk import mounted

@@ -16,12 +16,12 @@ import pytest
 
 from pipeline.cli.commands import clean as cleaning
 from pipeline.cli.commands.clean import ranks, superseded
+from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.locks import FileLock
 from pipeline.core.specs import State
 from pipeline.runs import index, journal
-from pipeline.runs import result as results
 from pipeline.runs.acceptance import by_this_user, write
 from pipeline.runs.folder import RunFolder
 from pipeline.sweep.folder import SweepFolder, SweepRecord, TrialRecord
@@ -54,7 +54,7 @@ def seeded(
     )
     fields = dict(json.loads(folder.result.read_text()))
     fields.pop("sha256", None)
-    results.write(folder.result, {**fields, "unix_time": fields["unix_time"] - days * DAY_S})
+    documents.write_sealed(folder.result, {**fields, "unix_time": fields["unix_time"] - days * DAY_S})
     return folder
 
 
@@ -226,7 +226,7 @@ def test_a_removal_that_was_killed_leaves_no_run_and_the_next_call_ends_it(tmp_p
         "import os, sys; from pathlib import Path\n"
         "from pipeline.runs import removal; from pipeline.runs.folder import RunFolder\n"
         "removal.shutil.rmtree = lambda path: os.kill(os.getpid(), 9)\n"
-        "removal.remove_run(RunFolder(Path(sys.argv[1])), lambda: '')"
+        "removal.remove(RunFolder(Path(sys.argv[1])), lambda: '')"
     )
     done = subprocess.run([sys.executable, "-c", program, str(folder.path)], cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL

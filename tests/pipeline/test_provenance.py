@@ -83,8 +83,8 @@ def test_without_a_repository_there_is_no_commit(tmp_path: Path) -> None:
 
 def test_a_password_in_an_address_is_not_kept(repository: Path) -> None:
     found, _ = of(repository, "doit", "tracking.uri=https://me:secret@host/x")
-    assert "secret" not in str(found)
-    assert "https://***@host/x" in found.overrides[1]
+    assert "secret" not in str(found.as_json())
+    assert "https://***@host/x" in found.as_json()["overrides"][1]
 
 
 def test_a_name_that_is_no_text_costs_nothing(repository: Path, tmp_path: Path) -> None:

@@ -19,13 +19,13 @@ from pipeline.core.specs import State
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.runs import index as runs
 from pipeline.runs import journal, layout
-from pipeline.runs.folder import DESCRIBED, ORIGIN, TARGETS, RunFolder
+from pipeline.runs.folder import DESCRIBED, ORIGIN, RunFolder
 from pipeline.runs.layout import Description
 from pipeline.runs.lock import RunLock, ask_to_stop, locked
 from pipeline.runs.result import AlteredError
 from pipeline.runs.status import status
 from tests.pipeline import finished_folder
-from tests.pipeline.finished_folder import key_of
+from tests.pipeline.finished_folder import TARGETS, key_of
 
 KEY = key_of()
 

@@ -453,7 +453,7 @@ def test_all_files_that_a_script_names_and_its_copy_lacks_are_named_at_once(fold
         (folder / name).touch()
     files = found(ROOT, str(folder / "train.py"), inputs=["c.csv"])
     section = {"args": {"from": "d.json", "x": "e.json"}, "outputs": ["b.*"]}
-    assert script_files.lacking(files, files.closure().sources, section) == ["configs/a.yaml", "d.json"]
+    assert script_files.lacking(files, files.closure(), section) == ["configs/a.yaml", "d.json"]
 
 
 READS = """

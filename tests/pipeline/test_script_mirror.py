@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.execution.mirroring import Mirroring
-from pipeline.runs.checkpoint_mirror import ScriptMirror
+from pipeline.runs.checkpoint_mirror import Mirroring, ScriptMirror
 from trainers.script.resume import newest_checkpoint
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from pipeline.config import compose
 from pipeline.config.overrides.trials import jobs
+from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.specs import State
-from pipeline.runs import result as results
 from pipeline.sweep.search import Searching, open_search
 from pipeline.sweep.search_plan import SearchPlan, fetch, plan
 from pipeline.sweep.trial import Outcome, Trial
@@ -55,7 +55,7 @@ def result(trial: Trial, **fields: Any) -> None:
     assert trial.run is not None
     trial.run.folder.path.mkdir(parents=True, exist_ok=True)
     told = {"key": trial.run.key.short, "digest": trial.run.key.digest, "state": "FINISHED", **fields}
-    results.write(trial.run.folder.result, told)
+    documents.write_sealed(trial.run.folder.result, told)
 
 
 @pytest.mark.usefixtures("hydra")

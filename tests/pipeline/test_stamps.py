@@ -15,9 +15,9 @@ from pipeline.data import manifest
 from pipeline.data.datasets.synthetic import SyntheticConfig
 from pipeline.data.request import fingerprint
 from pipeline.data.store import fetch, find
-from pipeline.runs.folder import TARGETS, RunFolder
+from pipeline.runs.folder import RunFolder
 from tests.pipeline import finished_folder
-from tests.pipeline.finished_folder import key_of
+from tests.pipeline.finished_folder import TARGETS, key_of
 
 KEY = key_of()
 PACKED = SyntheticConfig(size=20, test_size=5, image_size=4)

@@ -22,7 +22,7 @@ def cluster(root: Path, *words: str, gpus: int = 0) -> Cluster:
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(this_computer, "_cores", lambda: 2)
+    monkeypatch.setattr(this_computer, "count_cpus", lambda: 2)
 
 
 @pytest.mark.parametrize(

@@ -294,14 +294,14 @@ def _ranks(runs_dir: Path, rows: Sequence[Row], rules: Rules) -> dict[str, int]:
 # ------------------------------------------------------------------------------------------- what removes
 def _remove(items: Sequence[Item], runs_dir: Path, rules: Rules) -> None:
     """Remove the runs. Raises PacelineError: the system refuses it for a run."""
-    remove = removal.remove_checkpoints if rules.checkpoints else removal.remove_run
     needs = needed(runs_dir)  # one may have begun since they were shown
     gone: list[Item] = []
     with Heartbeat(note) as heartbeat:
         for item in items:
             heartbeat.doing(f"removing {item.row.key}; {len(gone)} of {len(items)} are gone")
             try:
-                why = remove(item.folder, partial(_objection, item, needs, rules))
+                still_fits = partial(_objection, item, needs, rules)
+                why = removal.remove(item.folder, still_fits, checkpoints_alone=rules.checkpoints)
             except OSError as error:
                 raise PacelineError(
                     f"{item.row.key} can't be removed: {os_reason(error)}; removed before: {_amount(gone, rules)}",
@@ -338,7 +338,7 @@ def clean_steps() -> None:
     if not going:
         say(f"nothing to remove under {relative(store.steps_dir(graph.runs_dir))}")
         return
-    sizes = list(step_removal.sizes(going))
+    sizes = [measured(path).bytes for path in going]
     rows = [(path.name, file_size(size), why) for (path, why), size in zip(going.items(), sizes, strict=True)]
     say(aligned([("step", "frees", "why"), *rows]))
     amount = f"{_outputs_removed([*going])}, {file_size(sum(sizes))}"

@@ -16,7 +16,7 @@ from pipeline.config.overrides import origins
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.execution import dry_run
 from pipeline.execution.run import Run
-from pipeline.runs import index
+from pipeline.runs import acceptance, index
 from pipeline.runs import status as run_status
 from pipeline.runs.folder import check_parts
 from pipeline.runs.result import AlteredError
@@ -64,7 +64,7 @@ def _why_run(current: Session) -> None:
     nearest = index.nearest(current.config.runs_dir, finished, run.key.parts) if run else None
     accepted = run.accepted if run and not reason else None
     damage = _damage(run) if run and not (reason or accepted) else None
-    result = run.standing()[0] if run and not (reason or damage) else None
+    result = acceptance.standing(run.folder)[0] if run and not (reason or damage) else None
     other = other_arithmetic(result.fields) if result else None  # the hardware of a finished run, if not that here
     if is_on(session().invocation.options, "json"):
         answer = {

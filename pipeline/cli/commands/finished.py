@@ -19,7 +19,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.printable import printable
 from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.tables import counted
-from pipeline.runs import arithmetic
+from pipeline.runs import acceptance, arithmetic
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import Result, first_metrics, nonfinite_note
 
@@ -67,7 +67,7 @@ def is_finished(current: Session) -> bool:
         run = current.run
         if run is None or run.reason is not None:
             return False
-    result, accepted = run.standing()
+    result, accepted = acceptance.standing(run.folder)
     if result is None:  # removed a moment ago
         return False
     word = "finished" if accepted is None else str(accepted)
