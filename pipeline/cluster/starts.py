@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.cluster.launchers.transport.shapes import Kind, Maybe, matching, whole, wrong
 from pipeline.core import documents
 from pipeline.core.errors import UsageError
 from pipeline.core.files import write_json
-from pipeline.core.shapes import Kind, Maybe, matching, whole, wrong
 from pipeline.core.specs import SCRIPT_OUTPUTS, TRAINING_OUTPUTS, Cluster, Host, LaunchPlan, NodePlan, unfit_name
 from pipeline.runs import journal
 from trainers.contract import run_folder

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster import hostfile
 from pipeline.cluster.launchers import LAUNCHERS, containers
 from pipeline.cluster.launchers.settings import POLICIES, Capabilities
 from pipeline.cluster.spares import why_unfit
 from pipeline.cluster.validation import visible_gpus
+from pipeline.config import hostfile
 from pipeline.config.errors.unknown_key import HOST_FIELDS, not_of_a_host
 from pipeline.config.values import encodable, typed
 from pipeline.core.errors import UsageError, os_reason, suggestion

@@ -28,6 +28,7 @@ from pipeline.reproduction.reproduce import reproduce, train_again
 from pipeline.runs import checkpoints, journal, metrics_file
 from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder
+from trainers.script import workdir
 
 FOLDER_SUFFIX = "-killed"
 _EARLIEST, _LATEST = 0.1, 0.95  # of the time from the first to the last row of metrics
@@ -284,7 +285,7 @@ def _kill(run_dir: Path, after_s: float) -> Kill:
 
 def _interruption_of(run_dir: Path) -> Kill:
     """Return the interruption of a finished run, with the newest checkpoint that it left, in its outputs perhaps."""
-    newest = _newest_checkpoint(run_dir) or checkpoints.newest_output(run_dir)
+    newest = _newest_checkpoint(run_dir) or workdir.newest_output(run_dir)
     holds = saved_state.kinds(newest) if newest is not None else frozenset[str]()
     return Kill(after_s=0.0, checkpoint=None if newest is None else str(newest), holds=holds)
 

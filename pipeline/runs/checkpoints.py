@@ -20,7 +20,6 @@ from pipeline.runs.metrics_file import bad_lines
 from trainers.contract import run_folder
 from trainers.core.config import ConfigError
 from trainers.script import workdir
-from trainers.script.resume import newest_checkpoint
 from trainers.script.settings import ScriptConfig
 from trainers.script.workdir import checkpoints_to_resume
 
@@ -67,11 +66,6 @@ def newest_of_script(run_dir: Path, settings: ScriptConfig) -> Path | None:
         folder = ["{checkpoints}"] if settings.names_checkpoints else []
         settings = replace(settings, args=["{resume}", *folder])
     return next(iter(checkpoints_to_resume(settings, run_dir).values()), None)
-
-
-def newest_output(run_dir: Path) -> Path | None:
-    """Return the newest checkpoint among the outputs of a finished script, which its working directory had before."""
-    return newest_checkpoint(run_dir / run_folder.OUTPUTS)
 
 
 def resume_offer(run_dir: Path, settings: ScriptConfig) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.hostfile import parse
 from pipeline.config.cluster import _entries
+from pipeline.config.hostfile import parse
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Host, unfit_name
 

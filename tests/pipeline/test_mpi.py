@@ -9,10 +9,10 @@ import pytest
 
 from pipeline.cluster import launchers
 from pipeline.cluster.agent.node import address_towards
-from pipeline.cluster.hostfile import parse_mpi
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.mpi import brief, command, explain, lost_its_folder, not_open_mpi, unfit_for_mpirun
 from pipeline.cluster.launchers.transport.answers import Answer, Output
+from pipeline.config.hostfile import parse_mpi
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
 from tests.pipeline.test_planning import planned

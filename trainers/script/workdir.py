@@ -120,6 +120,11 @@ def _looked_for_checkpoint(run_dir: Path) -> Path | None:
     return max(complete, key=lambda path: complete[path], default=None)
 
 
+def newest_output(run_dir: Path) -> Path | None:
+    """Return the newest checkpoint among the outputs of a finished script, which its working directory had before."""
+    return newest_checkpoint(run_dir / run_folder.OUTPUTS)
+
+
 def looked_for(run_dir: Path) -> list[str]:
     """Return the paths in the first node's working copy that its attempts looked for in vain."""
     folder = folder_of(run_dir, 0)

@@ -14,8 +14,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pipeline.cluster.launchers.transport.shapes import (
+    NUMBER,
+    SWITCH,
+    TEXT,
+    WHOLE,
+    Either,
+    Maybe,
+    matching,
+    whole,
+    wrong,
+)
 from pipeline.core.errors import HostError
-from pipeline.core.shapes import NUMBER, SWITCH, TEXT, WHOLE, Either, Maybe, matching, whole, wrong
 from pipeline.core.specs import LogLine, NodeExit, NodeFacts, NodeLost, RankError
 from trainers.contract.beats import NodeBeat, NodeLook
 
