@@ -60,9 +60,10 @@ def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
     if words:
         folders = _having(current, words, folders or [RunFolder(runs_dir / row.key) for row in index.rows(runs_dir)])
     elif not folders:
+        newest = " ".join(row.key for row in index.rows(runs_dir)[-2:]) or "model=resnet18 dataset=cifar10"
         raise UsageError(
             f"which runs? doit {current.invocation.verb} takes keys or their beginnings, a sweep's name, or overrides",
-            hint=f"doit {current.invocation.verb} model=resnet18 dataset=cifar10; doit runs lists what there is",
+            hint=f"doit {current.invocation.verb} {newest}; doit runs lists what there is",
         )
     if not folders:
         raise UsageError(f"no run under {relative(runs_dir)} matches these values", hint="doit runs")

@@ -38,6 +38,7 @@ from pipeline.live.screen import Picture, Screen, is_live, plain_width
 from pipeline.live.sweep_state import SweepState
 from pipeline.runs import status
 from pipeline.runs.contents import what
+from trainers.contract import run_folder
 
 if TYPE_CHECKING:
     from pipeline.live.notices import Notifier
@@ -170,6 +171,9 @@ def _train(current: Session, *, attach: bool = False) -> None:
     for line in status.outlived(run.folder):
         note(f"WARNING: ended after the script, and lost what it had not written yet: {line}")
     say_usual(f"  results  {relative(run.folder.result)}")
+    outputs = run.folder.path / run_folder.OUTPUTS
+    if current.config.script is not None and any(path.is_file() for path in outputs.rglob("*")):
+        say_usual(f"  files    {relative(outputs)}")
     say_usual("  compare  doit ui")
     say_usual(f"  prove    doit reproduce {run.key.short}")
     answer_with(result, run.folder)
