@@ -131,7 +131,8 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
             answers.refuse(error, str(error))
             line = error.what.partition("\n")[0]  # of an error that stands above already
             short = line if len(line) <= _LONGEST_SUMMARY else f"{line[:_LONGEST_SUMMARY].rstrip()}…"
-            return TaskFailed(f"{short} (the whole error is above)" if error.shown else str(error))
+            again = f"\n  try: {error.hint}" if error.hint else ""  # what to do is the last line
+            return TaskFailed(f"{short} (the whole error is above){again}" if error.shown else str(error))
         except (Exception, SystemExit) as error:  # doit would print a traceback, or end well: sys.exit(0)
             if unexpected.is_of_output(error):
                 leave(error)

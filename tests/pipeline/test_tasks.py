@@ -31,14 +31,15 @@ def test_a_verb_whose_code_ends_the_process_or_says_nothing_has_failed(
     assert told.message.startswith(f"unexpected {what} at a_verb.py:5 ")
 
 
-def test_an_error_that_stands_above_already_is_said_again_in_short() -> None:
+def test_an_error_that_stands_above_already_is_said_again_in_short_with_what_mends_it() -> None:
     def fail() -> None:
-        error = PacelineError("training failed on node1, rank 0: " + "x" * 200 + "\nlogs: a")
+        error = PacelineError("training failed on node1, rank 0: " + "x" * 200 + "\nlogs: a", hint="a smaller batch")
         error.shown = True
         raise error
 
-    (message,) = tasks._action(fail)().message.splitlines()
+    message, mend = tasks._action(fail)().message.splitlines()
     assert message == f"training failed on node1, rank 0: {'x' * 66}… (the whole error is above)"
+    assert mend == "  try: a smaller batch"
 
 
 def test_a_wrong_word_keeps_its_exit_code_where_tasks_run_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
