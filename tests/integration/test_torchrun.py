@@ -80,3 +80,17 @@ def test_a_script_starts_once_as_python_starts_it(trained: tuple[Checkout, str],
     assert "argv ['--x=1', 'tr{a}', '${b}'] False" in checkout.doit(
         "run", "tracking=none", "alone.py", "--x=1", "tr{a}", "${b}"
     )
+
+
+def test_a_rank_that_leaves_early_is_named_and_not_the_one_that_waited_for_it(
+    trained: tuple[Checkout, str],
+) -> None:
+    checkout, _ = trained
+    (checkout.root / "leaves.py").write_text(
+        "import sys, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 1: sys.exit(0)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+    )
+    said = checkout.doit("torchrun", "tracking=none", "--nproc-per-node", "2", "leaves.py", code=1)
+    assert "training failed on localhost, rank 1: ended with exit code 0 while others went on" in said

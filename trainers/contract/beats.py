@@ -18,6 +18,10 @@ FILE, STACKS = "beat", "stacks"
 RUNNING = "running-"
 """Next to them, followed by the process id: the rank's run isn't over. It is removed at a good end."""
 
+ENDED = "ended"
+"""Next to them: a script's rank has ended by itself, not by a signal. It has a byte if the rank certainly never had a
+process group of torch."""
+
 FLIGHT_PIPE, FLIGHT_DUMP = "nccl-", "nccl-collectives-"
 """Next to them, followed by the rank: the pipe for requests to torch's flight recorder (``.pipe``), and its answer."""
 
@@ -61,7 +65,7 @@ def hook_arguments() -> str:
     """Return arguments of ``trainers.script.rank_hook.publish`` as text, for where this package can't be imported."""
     cells = [0] * (CELLS.size // 8)
     cells[PHASE] = Phase.RUNNING_A_SCRIPT.value
-    return f"{FILE!r}, {STACKS!r}, {int(STACKS_SIGNAL)}, {cells}, {PID}"
+    return f"{FILE!r}, {STACKS!r}, {int(STACKS_SIGNAL)}, {ENDED!r}, {cells}, {PID}"
 
 
 def phase_words(number: int) -> str:

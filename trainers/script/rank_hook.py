@@ -1,6 +1,6 @@
 """Lets the node agent see a script's rank: process id in memory, and on a signal the threads' stacks in a file.
 
-A rank that has ended without a process group leaves a file, for a warning by ``trainers.script.start``.
+A rank that has ended by itself leaves a file, for messages about ranks that ended early or had no process group.
 
 ``trainers.script.start`` writes this text, with a call of ``publish``, into the run's ``sitecustomize.py``, so it runs
 in each Python process of the run. Standard library only and Python >= 3.8. Nothing here may raise, because a rank
@@ -8,22 +8,22 @@ without it trains all the same. trainers/contract/beats.py describes the numbers
 """
 
 # At the start of a process, os.path is loaded and pathlib isn't.
-# ruff: noqa: PTH112, PTH118, PTH120, PTH211, SIM105
+# ruff: noqa: PTH112, PTH118, PTH120, PTH211
 import atexit
 import faulthandler
 import os
 import sys
 
-ALONE = "alone"
-"""File next to a rank's logs: it has ended, and never had a process group of torch."""
 
-
-def publish(beat_file: str, stacks_file: str, stacks_signal: int, cells: "list[int]", pid_at: int) -> None:
+def publish(
+    beat_file: str, stacks_file: str, stacks_signal: int, ended_file: str, cells: "list[int]", pid_at: int
+) -> None:
     """Publish the process that torchrun started as a rank. Its children inherit its variables, and are not published.
 
     Args:
         beat_file: name of the link to the rank's numbers, ``cells``, of which ``pid_at`` is the process id's.
         stacks_file: name of the file for the stacks, which are written at ``stacks_signal``.
+        ended_file: name of the file that the rank leaves at its end.
     """
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if not error_file or "LOCAL_RANK" not in os.environ:
@@ -35,7 +35,7 @@ def publish(beat_file: str, stacks_file: str, stacks_signal: int, cells: "list[i
     try:
         cells[pid_at] = os.getpid()
         _publish(beat, cells)
-        atexit.register(_note_alone, folder)
+        atexit.register(_note_end, os.path.join(folder, ended_file))
         stacks = os.open(os.path.join(folder, stacks_file), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         faulthandler.register(stacks_signal, stacks, all_threads=True)
     except Exception:  # no folder, no memory
@@ -53,14 +53,15 @@ def _publish(beat: str, cells: "list[int]") -> None:
             file.write(data)
 
 
-def _note_alone(folder: str) -> None:
-    """Leave ALONE if this process certainly never had a process group.
+def _note_end(path: str) -> None:
+    """Leave the file, with a byte if this process certainly never had a process group.
 
     ``init_process_group`` replaces the hook for exceptions, and the end of the group doesn't restore it.
     """
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    if sys.excepthook is sys.__excepthook__ and not (c10d and c10d.GroupMember.WORLD):
-        try:
-            open(os.path.join(folder, ALONE), "wb").close()  # noqa: PTH123
-        except OSError:
-            pass
+    is_alone = sys.excepthook is sys.__excepthook__ and not (c10d and c10d.GroupMember.WORLD)
+    try:
+        with open(path, "wb") as file:  # noqa: PTH123
+            file.write(b"1" if is_alone else b"")
+    except OSError:
+        pass

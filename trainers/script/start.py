@@ -23,7 +23,7 @@ from typing import Any
 
 import paceline
 from trainers.contract import run_folder, variables
-from trainers.contract.beats import hook_arguments
+from trainers.contract.beats import ENDED, hook_arguments
 from trainers.core import dependencies
 from trainers.core.dependencies import Observed, Places, Unkeyed
 from trainers.core.fields import ConfigError
@@ -293,8 +293,9 @@ class Attempt:
         if not (self.settings.torchrun and self.log_dir and ranks.isdecimal() and nodes.isdecimal()):
             return ""
         world = int(ranks) * int(nodes)
-        ranks_without_group = [*Path(self.log_dir).glob(f"*/attempt_*/*/{rank_hook.ALONE}")]
-        if world == 1 or len(ranks_without_group) != int(ranks):
+        ended = Path(self.log_dir).glob(f"*/attempt_*/*/{ENDED}")
+        without_group = sum(bool(path.stat().st_size) for path in ended)
+        if world == 1 or without_group != int(ranks):
             return ""
         return (
             f"no process group was ever made in {'rank 0' if ranks == '1' else f'ranks 0 to {int(ranks) - 1}'} of "

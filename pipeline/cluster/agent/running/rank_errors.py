@@ -31,6 +31,12 @@ FATAL = {
 """faulthandler's names of signals."""
 
 
+ENDED_EARLY = (
+    "ended with exit code 0 while others went on; every rank has to come to the same end (a sys.exit, or fewer batches)"
+)
+"""Of a script's rank that left no error, where another one failed."""
+
+
 def has_only_exit_code(error: Json) -> bool:
     """Whether a rank left nothing but its exit code."""
     return str(error["message"]).startswith("ended with ")

@@ -16,6 +16,7 @@ import time
 from types import FrameType
 
 from trainers.contract import variables
+from trainers.contract.beats import ENDED
 
 from ..host import container
 from ..host.reach import encoded_name
@@ -35,7 +36,7 @@ from .processes import (
     remove_container,
     start_time,
 )
-from .rank_errors import describe, has_only_exit_code, masked_and_cut, printed_error, recorded_error
+from .rank_errors import ENDED_EARLY, describe, has_only_exit_code, masked_and_cut, printed_error, recorded_error
 from .registry import doubtful, end_attempts, in_words, own_entries, remove_outdated, tombstone_path
 from .staging import free_bytes, no_inodes, remove_left, remove_ours, room_in, settle_pack, unpack
 from .watches import EarlyExits, OutOfMemory, Rendezvous, Silence, Stops, children_of
@@ -439,6 +440,11 @@ class Supervisor:
             if error is not None:
                 explained = self.memory.explain(masked_and_cut(error, self.rules.hide))
                 by_rank[local_rank] = {"rank": self.node["first_rank"] + local_rank, **explained}
+        if by_rank:
+            for path in glob.glob(os.path.join(glob.escape(self.state), f"ranks/*/attempt_*/*/{ENDED}")):
+                local_rank = int(os.path.basename(os.path.dirname(path)))
+                about = {"rank": self.node["first_rank"] + local_rank, "message": ENDED_EARLY, "traceback": ""}
+                by_rank.setdefault(local_rank, {**about, "unix_time": os.path.getmtime(path)})
         return sorted(by_rank.values(), key=lambda error: float(error["unix_time"]))
 
 
