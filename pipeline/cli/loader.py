@@ -63,10 +63,14 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             _start_with_overrides()
             self._invocation = invocation.parse(sys.argv[1:])
             if not invocation.HELP_WORDS.isdisjoint(sys.argv):
-                _answer_help()
+                from pipeline.cli import help as pages  # a call without such a word needs none of its imports
+
+                if (text := pages.requested(sys.argv[1:])) is not None:
+                    print(as_typed(text), flush=True)
+                    raise SystemExit(0)
             if any(word.startswith("-") for word in sys.argv[1:]):
                 flags.check(sys.argv[1:], self._invocation, self.cmd_options)
-        except PacelineError as error:
+        except (PacelineError, OSError) as error:
             leave(error)
 
     def setup(self, opt_values: Any) -> None:
@@ -166,18 +170,6 @@ def _is_target(tasks: list[Task], word: str) -> bool:
     """Whether a task makes this file, or declares by a pattern that a later task does."""
     late = (task.loader.target_regex for task in tasks if task.loader is not None)
     return any(word in task.targets for task in tasks) or any(re.match(pattern, word) for pattern in late if pattern)
-
-
-def _answer_help() -> None:
-    """If the words ask for help, print it and end."""
-    from pipeline.cli import help as pages  # a call without such a word needs none of its imports
-
-    if (text := pages.requested(sys.argv[1:])) is not None:
-        try:
-            print(as_typed(text), flush=True)
-        except OSError as error:
-            leave(error)
-        raise SystemExit(0)
 
 
 def for_verb(error: PacelineError, verb: str) -> PacelineError:

@@ -135,17 +135,14 @@ def _template(name: str) -> str:
 def refuse_name(name: str) -> None:
     """Refuse a name by which ``import name`` would not find the project's package alone. Raises UsageError."""
     if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name) or name.startswith("__"):
-        raise UsageError(f"{name!r} can't be the name of a Python package", hint=f"paceline init {_near(name)}")
+        plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_").lower()
+        near = plain if plain.isidentifier() and not keyword.iskeyword(plain) else f"my_{plain or 'project'}"
+        raise UsageError(f"{name!r} can't be the name of a Python package", hint=f"paceline init {near}")
     if name in _TAKEN:
         raise UsageError(f"{name} is a name that the project needs itself", hint=f"paceline init my_{name}")
     spec = importlib.util.find_spec(name)
     if name in sys.stdlib_module_names or (spec is not None and spec.origin):  # else any folder of that name
         raise UsageError(f"there is a module {name} in this Python already", hint=f"paceline init my_{name}")
-
-
-def _near(name: str) -> str:
-    plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_").lower()
-    return plain if plain.isidentifier() and not keyword.iskeyword(plain) else f"my_{plain or 'project'}"
 
 
 def _write(folder: Path) -> None:

@@ -16,6 +16,7 @@ from pipeline.core.places import ROOT, conf_dirs
 _QUOTED_PATH = re.compile(r"""(?P<quote>['"]?)(?P<path>[\w./ -]+)(?P=quote)""")
 _DEFAULT_RUNS = re.compile(r"^paths:\n(?:  .*\n)*?  runs: (?P<path>[\w./-]+)$", re.MULTILINE)
 _CHOICES = {"cluster": "launcher", "tracking": "tracker"}
+_COMMENT = re.compile(r"^# (?!@package)(.*)", re.MULTILINE)
 _DEFAULT = re.compile(r"^  - (?P<group>\w+): (?P<option>\w+)$", re.MULTILINE)
 
 
@@ -40,7 +41,8 @@ def groups(root: Path = ROOT) -> list[Group]:
     for name, option in chosen.items():
         if any((folder / name).is_dir() for folder in folders):
             files = {path.stem: path for folder in reversed(folders) for path in (folder / name).glob("*.yaml")}
-            options = {option: _first_comment(path) for option, path in sorted(files.items())}
+            heads = {stem: _COMMENT.search(path.read_text(encoding="utf-8")) for stem, path in sorted(files.items())}
+            options = {stem: head[1] if head else "" for stem, head in heads.items()}
             known.append(Group(name=name, options=options, default=None if option == "null" else option))
     return known
 
@@ -61,9 +63,3 @@ def runs_dir(root: Path, words: Sequence[str]) -> Path | None:
         texts = [path.read_text(encoding="utf-8", errors="replace") for path in (*own, config_file(conf_dirs(root)))]
         match = _DEFAULT_RUNS.search(next((text for text in texts if "runs" in text), ""))
     return root / match["path"] if match else None
-
-
-def _first_comment(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    comments = (line for line in lines if line.startswith("# ") and not line.startswith("# @package"))
-    return next(comments, "").removeprefix("# ")

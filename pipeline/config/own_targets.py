@@ -56,7 +56,9 @@ def check_targets(train: TrainConfig, root: Path, python_path: Sequence[str] = (
     for field, description in _descriptions(targets, root, python_path).items():
         group = field if field in _ARGUMENTS else field.rpartition(".")[0]
         _check_kind(description, group, f"{field}={targets[field]}", root)
-        _check_arguments(description, group, _arguments(train, group), root)
+        section, _, name = _ARGUMENTS.get(group, f"{group}.args").partition(".")
+        given = {} if group == "trainer.metrics" else getattr(getattr(train, section), name)
+        _check_arguments(description, group, given, root)
 
 
 def check_step(step: str, target: str, given: Mapping[str, Any], root: Path) -> None:
@@ -169,14 +171,6 @@ def _check_kind(description: _Description, group: str, setting: str, root: Path)
         what = f"is no subclass of {public}" if description["is_class"] else "is a function"
         hint = f"class {description['name']}({public}): …"
         raise UsageError(f"{setting}: {_where(description, root)} {what}", hint=hint)
-
-
-def _arguments(train: TrainConfig, group: str) -> Mapping[str, Any]:
-    if group == "trainer.metrics":
-        return {}
-    section, _, name = _ARGUMENTS.get(group, f"{group}.args").partition(".")
-    arguments: Mapping[str, Any] = getattr(getattr(train, section), name)
-    return arguments
 
 
 def _names(description: _Description) -> list[str]:

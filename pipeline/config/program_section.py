@@ -183,7 +183,13 @@ def with_script(
             raise UsageError(f"program.{others[0]} says something of a script, and none is named: program.script=…")
         return {name: value for name, value in resolved.items() if name != programs.SECTION}, None
     words = [*words]
-    _refuse_words_of_the_classifier(words)
+    for word in words:
+        name = word.lstrip("+~").partition("=")[0]
+        if name.partition(".")[0].partition("@")[0] in _CLASSIFIER_SECTIONS:
+            raise UsageError(
+                f"{word}: {name} is a setting of Paceline's own trainer, and program=script runs a script of yours; "
+                f"its own arguments are set by program.args.{name.partition('.')[2] or 'NAME'}=…"
+            )
     if must_exist and not has_step:
         refuse_unseen_seed(words, resolved)
     try:
@@ -209,17 +215,6 @@ def with_script(
     data = {"args": args, "data": shown_data if len(shown_data) > 1 else "".join(shown_data) or None}
     run = {name: value for name, value in resolved.items() if name not in _CLASSIFIER_SECTIONS}
     return {**run, programs.SECTION: {**section, **where, **data, "workdir": files.workdir}}, files
-
-
-def _refuse_words_of_the_classifier(words: Iterable[str]) -> None:
-    for word in words:
-        name = word.lstrip("+~").partition("=")[0]
-        if name.partition(".")[0].partition("@")[0] in _CLASSIFIER_SECTIONS:
-            field = name.partition(".")[2] or "NAME"
-            raise UsageError(
-                f"{word}: {name} is a setting of Paceline's own trainer, and program=script runs a script of yours; "
-                f"its own arguments are set by program.args.{field}=…"
-            )
 
 
 def refuse_unseen_seed(words: Iterable[str], resolved: Mapping[str, Any]) -> None:

@@ -69,14 +69,10 @@ def test_they_count_in_a_key_by_the_values_that_they_set(mine: Path) -> None:
     ("text", "said"),
     [
         ("seed: 1\ntrainer:\n  epohcs: 3\n", "{file}, line 3: unknown key 'trainer.epohcs'; did you mean trainer.epoc"),
-        ("trainer:\n  epochs: many\n", "{file}, line 2: trainer.epochs: 'many' is no whole number"),
         ("defaults:\n  - trackig: none\n", "{file}, line 2: there is no group 'trackig' to override; did you mean "),
         ("defaults:\n  - tracking: nnone\n", "{file}, line 2: tracking has no option 'nnone'; did you mean none?"),
         ("defaults:\n  - quickstart\n", "{file}: 'quickstart' chooses no option, and its defaults list does nothing e"),
-        ("seed: 3\n  x: 5", "{file}, line 2: mapping values are not allowed here"),
-        ("- seed\n", "{file}, line 1: a list stands there, and a file of conf/ has fields, as in seed: 3"),
         ("paths: {runs: '${seeed}'}", "{file}, line 1: paths.runs: ${{seeed}} names no field; did you mean ${{seed}}?"),
-        ("cluster: {env: [1]}\n", "{file}: a list stands where fields are wanted"),
     ],
 )
 def test_a_mistake_in_them_is_named_with_file_line_and_mend(mine: Path, tmp_path: Path, text: str, said: str) -> None:

@@ -156,21 +156,21 @@ def objection(folder: RunFolder, row: Row, needs: Mapping[str, str], *, result_s
         return needs[row.key]
     if held := acceptance.accepted_for(folder.path):
         return f"its result was accepted for {', '.join(held)}"
-    missing = [name or "MLflow" for name in _trackers_of(folder) if not _recorded(folder, name)]
+    missing = _without_record(folder)
     return f"{' and '.join(missing)} hasn't all of it yet: doit record KEY" if missing else ""
 
 
-def _trackers_of(folder: RunFolder) -> list[str | None]:
-    """Return the trackers that the run belongs in; None: MLflow."""
+def _without_record(folder: RunFolder) -> list[str]:
+    """Return the trackers that the run belongs in, and that lack some of it."""
     was_sent = (folder.path / run_folder.TRACKING).exists()
-    mlflow = was_sent or (folder.read_json(run_folder.RESULT) or {}).get("mlflow_run_id") is not None
-    return [*([None] if mlflow else []), *tracking_state.trackers_of(folder.path)]
-
-
-def _recorded(folder: RunFolder, tracker: str | None) -> bool:
-    known = tracking_state.load(folder.path, tracker)
-    is_done = known is not None and known.state == tracking_state.DONE
-    return known is not None and is_done and known.inputs == tracking_state.fingerprints(folder.path)
+    in_mlflow = was_sent or (folder.read_json(run_folder.RESULT) or {}).get("mlflow_run_id") is not None
+    missing = []
+    for name in [*([None] if in_mlflow else []), *tracking_state.trackers_of(folder.path)]:
+        known = tracking_state.load(folder.path, name)
+        is_done = known is not None and known.state == tracking_state.DONE
+        if known is None or not is_done or known.inputs != tracking_state.fingerprints(folder.path):
+            missing.append(name or "MLflow")
+    return missing
 
 
 _MOST_KEYS = 3  # in a line that says of several runs why they stay
@@ -247,16 +247,15 @@ def _chosen(runs_dir: Path, rules: Rules) -> list[Item]:
     rank = _ranks(runs_dir, rows, rules) if rules.keep_best is not None else {}
     needs, now = needed(runs_dir), time.time()
     whys = [why_chosen(row, rules, newer=newer.get(row.key), rank=rank.get(row.key), now=now) for row in rows]
-    items = [
-        _item(RunFolder(runs_dir / row.key), row, why, rules, needs) for row, why in zip(rows, whys, strict=True) if why
-    ]
+    items = []
+    for row, why in ((row, why) for row, why in zip(rows, whys, strict=True) if why):
+        folder = RunFolder(runs_dir / row.key)
+        places = removal.checkpoint_files(folder) if rules.checkpoints else [folder.path]
+        size = sum(measured(path).bytes for path in places)
+        is_held = locks.is_held(folder.lock)
+        stays = IN_USE if is_held else objection(folder, row, needs, result_stays=rules.checkpoints)
+        items.append(Item(folder=folder, row=row, why=why, bytes=size, stays=stays))
     return [item for item in items if item.bytes or not rules.checkpoints]
-
-
-def _item(folder: RunFolder, row: Row, why: str, rules: Rules, needs: Mapping[str, str]) -> Item:
-    places = removal.checkpoint_files(folder) if rules.checkpoints else [folder.path]
-    stays = IN_USE if locks.is_held(folder.lock) else objection(folder, row, needs, result_stays=rules.checkpoints)
-    return Item(folder=folder, row=row, why=why, bytes=sum(measured(path).bytes for path in places), stays=stays)
 
 
 def _superseded(runs_dir: Path, rows: Sequence[Row]) -> dict[str, str]:
@@ -341,7 +340,10 @@ def clean_steps() -> None:
     sizes = [measured(path).bytes for path in going]
     rows = [(path.name, file_size(size), why) for (path, why), size in zip(going.items(), sizes, strict=True)]
     say(aligned([("step", "frees", "why"), *rows]))
-    amount = f"{_outputs_removed([*going])}, {file_size(sum(sizes))}"
+    outputs = sum(path.is_dir() for path in going)
+    parts = [f"the outputs of {counted(outputs, 'step')}"] if outputs else []
+    parts += [counted(len(going) - outputs, "log")] if outputs < len(going) else []
+    amount = f"{' and '.join(parts)}, {file_size(sum(sizes))}"
     if not agreed(amount):
         return
     for path in going:
@@ -350,13 +352,6 @@ def clean_steps() -> None:
         except OSError as error:
             raise PacelineError(f"{path.name} can't be removed: {os_reason(error)}") from error
         say(f"removed {path.name}" if gone else f"{path.name} stays: a command is making it")
-
-
-def _outputs_removed(paths: Sequence[Path]) -> str:
-    """Return ``the outputs of 2 steps and 1 log``."""
-    folders = sum(path.is_dir() for path in paths)
-    parts = [f"the outputs of {counted(folders, 'step')}"] if folders else []
-    return " and ".join([*parts, *([counted(len(paths) - folders, "log")] if folders < len(paths) else [])])
 
 
 def clean_hosts() -> None:

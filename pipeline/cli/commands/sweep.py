@@ -164,16 +164,13 @@ def alone(folder: SweepFolder) -> Iterator[None]:
     except OSError as error:
         raise _cannot_keep(folder, error) from error
     except Killed as error:
-        text = f"KILLED sweep {folder.name}: {error}{_so_far(folder)}"
+        about, entries = folder.about(), folders.latest(folder.entries()[0]).values()
+        done = sum(entry.state is State.FINISHED for entry in entries)
+        so_far = f"; {done} of {about.total} trials are finished (doit report {folder.name})" if about.has_begun else ""
+        text = f"KILLED sweep {folder.name}: {error}{so_far}"
         raise Killed(text, hint="the same command again; it goes on where this one was") from error
     finally:
         lock.release()
-
-
-def _so_far(folder: SweepFolder) -> str:
-    about = folder.about()
-    done = sum(entry.state is State.FINISHED for entry in folders.latest(folder.entries()[0]).values())
-    return f"; {done} of {about.total} trials are finished (doit report {folder.name})" if about.has_begun else ""
 
 
 def _cannot_keep(folder: SweepFolder, error: OSError) -> PacelineError:
@@ -216,16 +213,11 @@ def run_trials(
                 most=flags.most,
             )
         )
-        notices.ended(*_summary(ended))
+        failed = [item for item in ended if item.outcome.state is State.FAILED]
+        counts = {f"trials_{end.lower()}": float(sum(item.outcome.state is end for item in ended)) for end in _ENDS}
+        error = f"{len(failed)} of {len(ended)} trials failed: {failed[0].outcome.detail}" if failed else ""
+        notices.ended(counts, error)
     return ended
-
-
-def _summary(ended: Sequence[Ended]) -> tuple[Mapping[str, float], str]:
-    """Return how many trials ended how, and the first that failed, for a notice."""
-    failed = [item for item in ended if item.outcome.state is State.FAILED]
-    counts = {f"trials_{state.lower()}": float(sum(item.outcome.state is state for item in ended)) for state in _ENDS}
-    first = f"{len(failed)} of {len(ended)} trials failed: {failed[0].outcome.detail}" if failed else ""
-    return counts, first
 
 
 def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequence[Ended]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -97,22 +97,15 @@ def unknown_key(key: str, value: str | None, config: Any) -> UnknownKeyError:
     """Return the error for an unknown key. ``config`` is the composition without it, as plain containers."""
     chosen = tuple(field_names(config))
     groups = sorted({*map(str, config), *group_names()})
-    return UnknownKeyError(key, value, Names(groups=tuple(groups), fields=chosen, unchosen=_unchosen(chosen)))
-
-
-def _unchosen(chosen: Collection[str]) -> dict[str, list[str]]:
-    """Return the fields that only options have that weren't chosen, with these options."""
-    choices: dict[str, list[str]] = {}
-    for item in fields(PROGRAMS["script"]):
-        if f"program.{item.name}" not in chosen:
-            choices[f"program.{item.name}"] = ["program=script"]
+    script = (f"program.{item.name}" for item in fields(PROGRAMS["script"]))
+    unchosen = {name: ["program=script"] for name in script if name not in chosen}
     for group, options in OPTIONS.items():
-        for name in options.names():
+        for option in options.names():
             with suppress(UsageError):  # an option that can't be read doesn't matter unless it is chosen
-                for item in fields(options.settings(name)):
-                    if f"{group}.{item.name}" not in chosen:
-                        choices.setdefault(f"{group}.{item.name}", []).append(f"{group}={name}")
-    return choices
+                for item in fields(options.settings(option)):
+                    if (name := f"{group}.{item.name}") not in chosen:
+                        unchosen.setdefault(name, []).append(f"{group}={option}")
+    return UnknownKeyError(key, value, Names(groups=tuple(groups), fields=chosen, unchosen=unchosen))
 
 
 def group_names() -> list[str]:

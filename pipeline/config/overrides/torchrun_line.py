@@ -280,7 +280,12 @@ def _overrides(line: _Line, folder: Path, root: Path, *, splits: bool) -> Iterat
     if not line.with_torchrun:
         yield "program.torchrun=false"
     placed = [_placed(word, before, folder) for before, word in zip(["", *line.args], line.args, strict=False)]
-    sweeps = dict(_sweep(text) for text in line.sweep)
+    sweeps = dict[str, str]()
+    for text in line.sweep:
+        name, _, values = text.lstrip("-").partition("=")
+        if not (name and values):
+            raise UsageError(f"--sweep {text}: a name and its values are missing", hint="--sweep lr=0.1,0.01")
+        sweeps[name] = values
     args = [word for word, _ in placed]
     named = _named(args)
     yield from _listed(args, sweeps) if named is None else _by_name(named, sweeps, splits=splits)
@@ -376,13 +381,6 @@ def _position(name: str, args: Sequence[str]) -> int | None:
         if word.startswith((f"--{name}=", f"{name}=")):
             return at
     return None
-
-
-def _sweep(text: str) -> tuple[str, str]:
-    name, _, values = text.lstrip("-").partition("=")
-    if not (name and values):
-        raise UsageError(f"--sweep {text}: a name and its values are missing", hint="--sweep lr=0.1,0.01")
-    return name, values
 
 
 def _as_typed(values: str) -> str:
