@@ -34,20 +34,26 @@ def preflight() -> None:
     cluster = session().config.cluster.with_spares
     this_computer.refuse_without_lab(cluster, ROOT)
     hear: Callable[[str], None] = (lambda _: None) if as_json else note
+    unreached: HostError | None = None
     try:
         report = _examined(cluster, deep=is_on(options, "deep"), say=hear)
-    except HostError as error:  # a host can't be reached
+    except HostError as error:
         if not as_json:
             raise
-        labels = [host.label for host in cluster.hosts]
+        labels, unreached = [host.label for host in cluster.hosts], error
         report = checks.Report(facts=(), checks=checks.from_error(error, "probe", labels))
-        answers.answer(checks.as_json(report), error=error)
-        raise PacelineError("") from error
     measures = saves or is_on(options, "measure")
-    if measures and report.is_ok:
+    if measures and report.is_ok and not unreached:
         report = _measured(report, saves=saves, say=hear)
     if as_json:
-        _answer(report)
+        try:
+            if unreached:
+                raise unreached
+            report.refuse()
+        except PacelineError as error:
+            answers.answer(checks.as_json(report), error=error)
+            raise PacelineError("") from error  # the answer holds its text
+        answers.answer(checks.as_json(report))
         return
     if not report.facts:
         for check in report.checks:  # what a scheduler says about the hosts that it would allocate
@@ -68,16 +74,6 @@ def preflight() -> None:
             refuse_uneven(config.train.trainer, config.cluster)
         except UsageError as error:
             note(f"warning: a training with these words would be refused: {error.what}")
-
-
-def _answer(report: Report) -> None:
-    """Answer with checks. Raises PacelineError without a text if one failed, because the answer holds it."""
-    try:
-        report.refuse()
-    except PacelineError as error:
-        answers.answer(checks.as_json(report), error=error)
-        raise PacelineError("") from error
-    answers.answer(checks.as_json(report))
 
 
 def _measured(report: Report, *, saves: bool, say: Callable[[str], None]) -> Report:

@@ -53,11 +53,13 @@ def sync() -> None:
         with Heartbeat(note) as heartbeat:
             lacking = _environments(launcher, check, heartbeat) if launcher.environment else []
             heartbeat.doing("asking the hosts")
-            copies = (
-                _compared(launcher, pack, named, heartbeat)
-                if check
-                else _sent(launcher, pack, named, delete, heartbeat)
-            )
+            if check:
+                facts = launcher.probe(pack)
+                heartbeat.doing("comparing what the hosts have")
+                copies = syncing.compare_pack(launcher, pack, facts) if pack is not None else []
+                copies += syncing.compare(launcher, list(map(syncing.tree_of, named))) if named else []
+            else:
+                copies = _sent(launcher, pack, named, delete, heartbeat)
     for copy in copies:
         say(line(copy, removed=delete))
     _demand_equal(copies, lacking, checked_only=check, delete=delete)
@@ -90,16 +92,6 @@ def _pack(*, fetches: bool) -> PackSource | None:
     if isinstance(current.pack, Tree):
         current.pack.lay_down()
     return PackSource(path=current.pack.path.resolve(), digest=current.pack.digest)
-
-
-def _compared(
-    launcher: AgentLauncher, pack: PackSource | None, named: Sequence[Folder], heartbeat: Heartbeat
-) -> list[TreeState]:
-    """Return the state of each folder on the hosts, without changes."""
-    facts = launcher.probe(pack)
-    heartbeat.doing("comparing what the hosts have")
-    copies = syncing.compare_pack(launcher, pack, facts) if pack is not None else []
-    return copies + (syncing.compare(launcher, list(map(syncing.tree_of, named))) if named else [])
 
 
 def _sent(
