@@ -144,11 +144,12 @@ def end_and_collect(
             try:
                 routes = _routes(launcher, facts, start, run_dir, stack, is_restart=is_restart)
             except PacelineError as error:  # such as a start by another launcher
-                here = {node.host: fact.host for node in start.plan.nodes if (fact := _current_host(node, facts))}
-                failures = {node.host: error.what for node in start.plan.nodes if node.host not in here}
+                failures = {}
                 for node in start.plan.nodes:
-                    if node.host in here:
-                        say(_ended_by_this_start(start, node, here[node.host]))
+                    if (fact := _current_host(node, facts)) is None:
+                        failures[node.host] = error.what
+                    else:
+                        say(_ended_by_this_start(start, node, fact.host))
             else:
                 failures = {host: why for route in routes for host, why in route.stop(run_dir).items()}
                 if routes and routes[0].plan.nodes[0].host not in failures and _collected(routes[0], run_dir):
@@ -328,11 +329,6 @@ def is_collected(run_id: str, run_dir: Path) -> bool:
     return known[-1] != run_id or _collected_run_id(run_dir, journal.attempt_number(run_id)) == run_id
 
 
-def is_resumed_from(run_id: str, run_dir: Path) -> bool:
-    """True if the next attempt fetches the checkpoints that this one left on its hosts."""
-    return journal.known_attempts(run_dir)[-1:] == [run_id] or _is_open(run_id, run_dir)
-
-
 def _is_open(run_id: str, run_dir: Path) -> bool:
     return starts.is_recorded(run_id, run_dir) and not (run_dir / run_folder.RESULT).exists()
 
@@ -391,7 +387,8 @@ def why_kept(left: Leftover, runs_dir: Path) -> str:
     ours = begin == journal.attempt_prefix(key, run_dir)
     if ours and is_collected(left.run_id, run_dir):
         return ""
-    if ours and left.holds_outputs and is_resumed_from(left.run_id, run_dir):
+    is_newest = journal.known_attempts(run_dir)[-1:] == [left.run_id]
+    if ours and left.holds_outputs and (is_newest or _is_open(left.run_id, run_dir)):  # the next attempt fetches them
         return f"run {key} goes on from its checkpoints: the same doit train fetches them"
     wanted = left.holds_outputs and (not ours or run_dir.exists())
     if left.idle_s > (OUTPUTS_KEPT_S if wanted else EMPTY_KEPT_S):

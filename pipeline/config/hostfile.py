@@ -27,20 +27,18 @@ def parse(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, ...]
     Raises:
         UsageError: with ``source:line``, the value seen and the valid form.
     """
-    hosts: list[Host] = []
-    lines: dict[str, int] = {}
+    hosts: dict[str, tuple[int, Host]] = {}  # with the number of their line
     for number, words in _lines(text, source):
         host = _host(words, f"{source}:{number}", default_slots)
-        if host.label in lines:
+        if host.label in hosts:
             raise UsageError(
-                f"{source}:{number}: {host.label} is in line {lines[host.label]} already; "
+                f"{source}:{number}: {host.label} is in line {hosts[host.label][0]} already; "
                 "name each node once, with slots=N for more ranks"
             )
-        lines[host.label] = number
-        hosts.append(host)
+        hosts[host.label] = number, host
     if not hosts:
         raise UsageError(f"{source} names no host; {_FORM}")
-    return tuple(hosts)
+    return tuple(host for _, host in hosts.values())
 
 
 def _lines(text: str, source: str) -> Iterator[tuple[int, list[str]]]:

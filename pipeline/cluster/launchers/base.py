@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from pipeline.cluster.launchers.settings import capabilities
-from pipeline.cluster.launchers.transport.answers import Answer, Output
-from pipeline.core.errors import HostError, TrainingError, UsageError
+from pipeline.cluster.launchers.transport.answers import LATE, Answer, Output
+from pipeline.core.errors import HostError, PacelineError, TrainingError, UsageError
 from pipeline.core.files import sha256_text
+from pipeline.core.processes import process
 from pipeline.core.specs import TRAINING_OUTPUTS, Cluster, Host, NodeFacts, Outputs
 from trainers.contract import run_folder
 
@@ -203,6 +204,15 @@ class Transport(ABC):
     @abstractmethod
     def stream_argv(self, host: Host) -> list[str]:
         """Return the command of a live agent on one host."""
+
+    def run_agent(self, host: Host, stdin: IO[bytes], timeout_s: float) -> Output:
+        """Run the agent on one host to its end, with the whole file ``stdin``."""
+        try:
+            done = process.run_apart(self.stream_argv(host), stdin=stdin, timeout_s=timeout_s)
+        except PacelineError as error:
+            late = "still running" in error.what
+            return Output(code=None, note=f"{LATE} {timeout_s:g} s" if late else error.what)
+        return Output(stdout=done.stdout.encode(), stderr=done.stderr, code=done.code)
 
     def remote_shell(self, host: Host) -> list[str]:
         """Return the command that reaches the host, up to its name, for programs like rsync; empty: there is none."""

@@ -12,9 +12,7 @@ from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.cluster.launchers.transport.answers import Answer, Output
 from pipeline.cluster.launchers.transport.host_errors import quoted, too_old
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
-from pipeline.core.errors import PacelineError
 from pipeline.core.files import expanded
-from pipeline.core.processes import process
 from pipeline.core.specs import Host
 
 _STARVED_S = 60.0
@@ -33,22 +31,13 @@ class LocalTransport(Transport):
     """Starts the agent as a process of this computer.
 
     There is no network in between, so the end of an agent is noticed at once. A silent agent only gets no processor
-    time,
-    for as long as other processes want it all, which is why it is waited for.
+    time, for as long as other processes want it all, which is why it is waited for.
     """
 
     silent_s = _STARVED_S
 
     def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
-        outputs = {}
-        for host in hosts:
-            try:
-                done = process.run_apart(self.stream_argv(host), stdin=stdin, timeout_s=timeout_s + _STARVED_S)
-            except PacelineError as error:
-                outputs[host.label] = Output(code=None, note=error.what)
-                continue
-            outputs[host.label] = Output(stdout=done.stdout.encode(), stderr=done.stderr, code=done.code)
-        return outputs
+        return {host.label: self.run_agent(host, stdin, timeout_s + _STARVED_S) for host in hosts}
 
     def stream_argv(self, host: Host) -> list[str]:
         return [str(expanded(host.python or sys.executable, f"cluster.python={host.python}")), "-E", "-c", BOOTSTRAP]

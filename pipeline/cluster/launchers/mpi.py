@@ -19,7 +19,7 @@ from typing import IO, ClassVar
 
 from pipeline.cluster.launchers.base import AttemptSpec, Transport, refuse_missing_ssh_config
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
-from pipeline.cluster.launchers.transport.answers import LATE, Answer, Output
+from pipeline.cluster.launchers.transport.answers import Answer, Output
 from pipeline.cluster.launchers.transport.host_errors import (
     agent_error,
     interpreter_error,
@@ -28,7 +28,7 @@ from pipeline.cluster.launchers.transport.host_errors import (
     ssh_error,
 )
 from pipeline.cluster.launchers.transport.payload import agent_argv
-from pipeline.core.errors import HostError, PacelineError, UsageError
+from pipeline.core.errors import HostError, UsageError
 from pipeline.core.files import temporary_prefix
 from pipeline.core.processes import process
 from pipeline.core.specs import Cluster, Host
@@ -161,7 +161,9 @@ class MpiTransport(Transport):
 
     def _ask(self, host: Host, stdin: IO[bytes], timeout_s: float) -> Output:
         for _ in range(_TRIES):
-            output = _run(self.stream_argv(host), stdin, timeout_s)
+            # opened again, as each of several readers needs a position of its own
+            with Path(f"/proc/self/fd/{stdin.fileno()}").open("rb") as own:
+                output = self.run_agent(host, own, timeout_s)
             if not lost_its_folder(output):
                 break
         return output
@@ -176,17 +178,6 @@ def _refuse_unfit_names(cluster: Cluster) -> None:
         if why := unfit_for_mpirun(host):
             field = "hosts" if host in cluster.hosts else "spares"
             raise UsageError(f"cluster.{field}: {host.label!r} {why}")
-
-
-def _run(argv: Sequence[str], stdin: IO[bytes], timeout_s: float) -> Output:
-    """Run one command to its end. It opens the file again, as each of several readers needs a position of its own."""
-    try:
-        with Path(f"/proc/self/fd/{stdin.fileno()}").open("rb") as own:
-            done = process.run_apart(argv, stdin=own, timeout_s=timeout_s)
-    except PacelineError as error:
-        late = "still running" in error.what
-        return Output(code=None, note=f"{LATE} {timeout_s:g} s" if late else error.what)
-    return Output(stdout=done.stdout.encode(), stderr=done.stderr, code=done.code)
 
 
 def unfit_for_mpirun(host: Host) -> str:
