@@ -378,8 +378,7 @@ def leftovers(facts: Sequence[NodeFacts]) -> list[Leftover]:
 def why_kept(left: Leftover, runs_dir: Path) -> str:
     """Return the reason to keep a folder; '' if it may be removed.
 
-    Args:
-        runs_dir: this project's folder of runs.
+    ``runs_dir``: this project's folder of runs.
     """
     begin = journal.prefix_of_attempt(left.run_id)
     key = begin[: -len("-abcdef-")]

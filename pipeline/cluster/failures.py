@@ -262,8 +262,7 @@ def without_message(traceback: str, message: str) -> str:
 def shortened(traceback: str, folder: str) -> str:
     """Return a traceback with only the frames of the user's code and the frame that raised the error.
 
-    Args:
-        folder: name of the run's folder on the node; paths below its code snapshot become relative to the project.
+    ``folder``: name of the run's folder on the node; paths below its code snapshot become relative to the project.
     """
     code = rf'(?<=  File ")[^"\n]*/{re.escape(folder)}/(?:work/node\d+/above/above/)?code/'
     text = re.sub(code, "", traceback.rstrip()) if folder else traceback

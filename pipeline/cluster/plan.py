@@ -225,10 +225,8 @@ def warm_environment(cluster: Cluster) -> dict[str, Any] | None:
 def _python_path(code: str, configured: str) -> dict[str, str]:
     """Return PYTHONPATH with the snapshot first, so that exactly the hashed code runs.
 
-    Relative folders are left out: they are folders of the project, whose modules are in the snapshot.
-
-    Raises:
-        UsageError: a folder that PYTHONPATH can't hold.
+    Relative folders are left out: they are folders of the project, whose modules are in the snapshot. Raises
+    UsageError: a folder that PYTHONPATH can't hold.
     """
     if ":" in code:
         raise UsageError(

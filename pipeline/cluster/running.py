@@ -148,10 +148,7 @@ class RunningAttempt:
     def run(self, *, started: bool = False) -> None:
         """Run the plan to the end of all nodes.
 
-        Args:
-            started: only follow, because another command has started the plan.
-
-        Raises HostError, Killed.
+        Raises HostError, Killed. ``started``: only follow, because another command has started the plan.
         """
         with self._files:
             self._open(started=started)

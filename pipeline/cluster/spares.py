@@ -32,10 +32,8 @@ def replace(cluster: Cluster, gone: Collection[str]) -> tuple[Cluster, list[str]
 def shrink(cluster: Cluster, gone: Collection[str], fits: Callable[[int], bool]) -> tuple[Cluster, list[str]] | None:
     """Keep as many of the remaining hosts as possible, at least ``min_nodes``; None if that isn't possible.
 
-    Returns the new cluster and a line about the change. Remaining hosts that can't be used become spares.
-
-    Args:
-        fits: tells whether the run can go on with a number of ranks.
+    Returns the new cluster and a line about the change. Remaining hosts that can't be used become spares. ``fits``:
+    tells whether the run can go on with a number of ranks.
     """
     left = [host for host in cluster.hosts if host.label not in gone]
     for count in range(len(left), max(cluster.min_nodes, 1) - 1, -1):

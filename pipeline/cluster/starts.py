@@ -126,8 +126,7 @@ def plan_of(value: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
 def cluster_with(cluster: Cluster, plan: LaunchPlan, labels: Collection[str]) -> Cluster:
     """Return ``cluster`` with the hosts of the plan that ``labels`` names, reached with the cluster's settings.
 
-    Raises:
-        UsageError: the plan was started by another launcher.
+    Raises UsageError: the plan was started by another launcher.
     """
     if plan.launcher != cluster.launcher:
         raise UsageError(

@@ -51,11 +51,8 @@ class Folder:
 def folders(words: Sequence[str], *, to: str | None, workdir: str, root: Path) -> list[Folder]:
     """Return the folders that ``words`` name; each goes to ``to``/NAME, or to ``workdir``/folders/NAME.
 
-    Args:
-        root: start of relative paths.
-
-    Raises:
-        UsageError: no such file or folder, two with the same name, or ``to`` isn't absolute.
+    ``root``: start of relative paths. Raises UsageError: no such file or folder, two with the same name, or ``to``
+    isn't absolute.
     """
     if to is not None and (not to.startswith("/") or ".." in to.split("/")):
         raise UsageError(f"to={to} must be an absolute folder on the hosts, such as to=/data/shared")
@@ -328,11 +325,8 @@ def _program() -> str:
 def copy_all(copies: Iterable[Copy], *, delete: bool, on_bytes: Callable[[str, str, int], None]) -> dict[str, str]:
     """Run the copies, at most ``AT_ONCE`` at a time; return host label → its first failure. An exception ends them.
 
-    Args:
-        on_bytes: takes host label, name of the folder, and its bytes so far; called in several threads.
-
-    Raises:
-        HostError: this computer has no rsync.
+    ``on_bytes``: takes host label, name of the folder, and its bytes so far; called in several threads. Raises
+    HostError: this computer has no rsync.
     """
     failures, children = dict[str, str](), list[Popen[bytes]]()
 
@@ -397,8 +391,7 @@ _INSTALL_TIMEOUT_S = 7200.0
 def ensure(launcher: AgentLauncher, lock: LockFile, heartbeat: Heartbeat) -> list[Environment]:
     """Make the environments that are missing (completely or not at all), and return those of all hosts.
 
-    Raises:
-        HostError: names the hosts that failed, the installer's last lines, and the command that repeats it.
+    Raises HostError: names the hosts that failed, the installer's last lines, and the command that repeats it.
     """
     heartbeat.doing("looking for the environment")
     environments = launcher.environments(lock)

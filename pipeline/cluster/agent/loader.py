@@ -73,8 +73,7 @@ def show(kind: "type[BaseException]", error: BaseException, trace: "TracebackTyp
 def run(modules: bytes) -> None:
     """Answer the request that follows on stdin. Never returns: the agent's exit code becomes the process's.
 
-    Args:
-        modules: magic number of a Python, names, packed texts, code; in a marshal version that every Python 3 reads.
+    ``modules``: magic number of a Python, names, packed texts, code; in a marshal version that every Python 3 reads.
     """
     gc.disable()  # nothing that modules make while they are imported is rubbish; ``gc.freeze`` below
     magic_number, names, packed, code = marshal.loads(modules)

@@ -88,10 +88,7 @@ class AgentLauncher:
         """Send one request to all hosts at once, followed by what ``payload`` appends; never raises for a host.
 
         The request goes into a file without a name: it may hold secrets, and nothing of it stays if this process is
-        killed.
-
-        Args:
-            what: the name of the payload for the user who waits.
+        killed. ``what``: the name of the payload for the user who waits.
         """
         token, hosts = new_token(), self.cluster.hosts if hosts is None else hosts
         labels = [host.label for host in hosts]
@@ -292,8 +289,7 @@ class AgentLauncher:
     def send_pack(self, pack: PackSource, facts: Sequence[NodeFacts]) -> None:
         """Send the data pack to all hosts that lack it, at once. A host has it whole, with its digests, or not at all.
 
-        Raises:
-            HostError: a host has no room for it, or could not receive it.
+        Raises HostError: a host has no room for it, or could not receive it.
         """
         lacking = {fact.host for fact in facts if fact.pack_path is None}
         if not lacking:
@@ -313,8 +309,7 @@ class AgentLauncher:
     def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> Streams:
         """Stream all nodes' output and ends into ``emit`` (called from several threads).
 
-        Args:
-            metrics_at: bytes of metrics.jsonl that the controller has already; rank 0's host sends what follows.
+        ``metrics_at``: bytes of metrics.jsonl that the controller has already; rank 0's host sends what follows.
         """
         hosts = {host.label: host for host in self.cluster.hosts}
         request = {**self._request(plan, Path()), "do": "follow", **self.transport.in_requests}
@@ -348,10 +343,8 @@ class AgentLauncher:
     def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
         """End everything that runs for this key, on every host that answers. Returns host label → what went wrong.
 
-        It takes a key instead of a plan, so that it also ends what a dead controller has left behind.
-
-        Args:
-            bar: a run id that must not start any more, as its start command may still be on its way.
+        It takes a key instead of a plan, so that it also ends what a dead controller has left behind. ``bar``: a run id
+        that must not start any more, as its start command may still be on its way.
         """
         self.transport.shares_connections = False
         which = journal.attempt_prefix(run_key, run_dir)

@@ -68,10 +68,8 @@ def seen(cluster: Cluster) -> list[str]:
 def digest_here(cluster: Cluster) -> str | None:
     """Return the digest of the image, where no host has to be asked for it; None: one has, or there is no image.
 
-    That is a file on a file system shared with Slurm's nodes, or a digest in the name of a pod's image.
-
-    Raises:
-        UsageError: the file can't be read.
+    That is a file on a file system shared with Slurm's nodes, or a digest in the name of a pod's image. Raises
+    UsageError: the file can't be read.
     """
     pods = getattr(cluster.settings, "image", None)
     if isinstance(pods, str):
@@ -96,11 +94,8 @@ def digest_here(cluster: Cluster) -> str | None:
 def srun(cluster: Cluster, shared: Sequence[str]) -> tuple[str, str]:
     """Return srun's own options, and the beginning of its command, for an agent in the cluster's image. Pure.
 
-    Args:
-        shared: the folders of the runs and of the data.
-
-    Raises:
-        UsageError: a folder's name holds a separator of their lists.
+    ``shared``: the folders of the runs and of the data. Raises UsageError: a folder's name holds a separator of their
+    lists.
     """
     image = cluster.container
     if image is None:

@@ -121,8 +121,7 @@ class GrantedLauncher:
     def _wait(self, say: Callable[[str], None], check: Callable[[], None]) -> bool:
         """Wait until all nodes have reported. False: they were taken away before, and another job is needed.
 
-        Raises:
-            HostError, TrainingError: the job ended before; and what ``check`` raises.
+        Raises HostError, TrainingError: the job ended before; and what ``check`` raises.
         """
         job, pause_s, warned = self.job, _FIRST_PAUSE_S, ""
         while True:
@@ -296,8 +295,7 @@ class GrantedLauncher:
     def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
         """End all jobs of the run folder. Returns job → why it goes on.
 
-        Args:
-            bar: end only the start of this launcher's job, which a further attempt may use.
+        ``bar``: end only the start of this launcher's job, which a further attempt may use.
         """
         if bar:
             return self._end_start()

@@ -227,8 +227,7 @@ def _connected(client: Any, config: Any, context: str | None) -> tuple[Any, str]
 def _load(config: Any, files: str, context: str | None, settings: Any) -> str:
     """Read kubectl's configuration into ``settings`` and return its namespace. Raises HostError.
 
-    Args:
-        config: the client's module.
+    ``config``: the client's module.
     """
     try:
         rows, current = config.list_kube_config_contexts(files)

@@ -82,8 +82,7 @@ def command(
 ) -> list[str]:
     """Return the argv that runs ``agent`` once on ``host``, without a shell and with mpirun's stdin.
 
-    Args:
-        tmp: a folder for this call alone.
+    ``tmp``: a folder for this call alone.
     """
     argv = [program, "--host", host.name, "-n", "1", "--wdir", "/"]
     argv += ["--bind-to", "none"]  # else all ranks of the host would share the agent's one core

@@ -104,8 +104,7 @@ def checks(
 ) -> Iterator[Check]:
     """Compare models and memory over the hosts; check errors, clocks and processes of each GPU that ranks may use.
 
-    Args:
-        answers: host → nvidia-smi's answers; None if it isn't installed.
+    ``answers``: host → nvidia-smi's answers; None if it isn't installed.
     """
     if cluster.device != "cuda":
         return

@@ -31,8 +31,7 @@ class Occupation:
 def occupied(cluster: Cluster, facts: Sequence[NodeFacts], attempts: str) -> list[Occupation]:
     """Return the hosts that others use.
 
-    Args:
-        attempts: prefix of the ids of this run's own attempts, which don't count as others; '' if it has none.
+    ``attempts``: prefix of the ids of this run's own attempts, which don't count as others; '' if it has none.
     """
     occupations = []
     for host, fact in zip(cluster.hosts, facts, strict=True):

@@ -140,9 +140,8 @@ class Offset(NamedTuple):
 def offset(times: Mapping[str, float]) -> Offset:
     """Compute an offset like NTP (RFC 5905, section 8).
 
-    Args:
-        times: unix seconds by this computer's clock when it ``asked`` and was ``answered``, and by the host's clock
-            when the host ``began`` and finished (``said``) its answer.
+    ``times``: unix seconds by this computer's clock when it ``asked`` and was ``answered``, and by the host's clock
+    when the host ``began`` and finished (``said``) its answer.
     """
     there, back = times["began"] - times["asked"], times["said"] - times["answered"]
     return Offset((there + back) / 2, abs(there - back) / 2)

@@ -85,8 +85,7 @@ def refuse_different(facts: Sequence[NodeFacts], key: Versions, configured: Vers
 def agreed(facts: Sequence[NodeFacts], key: Versions) -> dict[str, str]:
     """Return the key's names with the versions of the hosts; a version that no probe reports stays as in the key.
 
-    Raises:
-        HostError: the hosts differ.
+    Raises HostError: the hosts differ.
     """
     by_host = {fact.host: {**key, **differing(fact, key)} for fact in facts}
     (first, wanted), *others = by_host.items()

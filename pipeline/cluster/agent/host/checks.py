@@ -25,8 +25,7 @@ _SENTINEL = ".paceline-shared-%s"
 def facts(gpu_s: float) -> Json:
     """Return the facts that every probe reports.
 
-    Args:
-        gpu_s: seconds that nvidia-smi may take; 0: it isn't run.
+    ``gpu_s``: seconds that nvidia-smi may take; 0: it isn't run.
     """
     name: Json = {}
     resolved = threading.Event()
@@ -183,8 +182,7 @@ def number(digits: str) -> int | None:
 def shared(request: Json) -> None:
     """Write, look for or remove a file in a folder that should be shared.
 
-    Raises:
-        OSError: it can't be written, or the folder doesn't exist.
+    Raises OSError: it can't be written, or the folder doesn't exist.
     """
     folder = os.path.expanduser(request["folder"])
     path = os.path.join(folder, _SENTINEL % request["mark"])
@@ -200,8 +198,7 @@ def shared(request: Json) -> None:
 def certificates(files: dict[str, str]) -> Json:
     """Check the files of encryption between ranks: setting → ``error``, or the certificate's end (``until``, unix s).
 
-    Args:
-        files: setting → path; a key has no end.
+    ``files``: setting → path; a key has no end.
     """
     return {name: look_at_file(os.path.expanduser(path), is_key=name.endswith("_key")) for name, path in files.items()}
 

@@ -26,8 +26,7 @@ Entry = tuple[str, int, str]
 def listing(root: str, wanted: Mapping[str, Entry] | None = None) -> dict[str, Entry]:
     """Return name below ``root`` → description; if ``root`` is a file its name is ``.``. Raises OSError.
 
-    Args:
-        wanted: files that it lacks, or has with another size, are not read.
+    ``wanted``: files that it lacks, or has with another size, are not read.
     """
     return {name: entry(os.path.join(root, name), name, wanted) for name in names(root)}
 

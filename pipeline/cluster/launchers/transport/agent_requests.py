@@ -51,8 +51,7 @@ def probe(
 def start(cluster: Cluster, run: dict[str, Any], plan: LaunchPlan, run_dir: Path, digest: str) -> dict[str, Any]:
     """Return the request that starts a run: ``run`` (of ``of_run``) with secrets, claims and the rules to hide secrets.
 
-    Args:
-        digest: of the data pack; '': the run needs none.
+    ``digest``: of the data pack; '': the run needs none.
     """
     hosts = {host.label: host for host in cluster.hosts}
     hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))

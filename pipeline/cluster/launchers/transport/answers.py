@@ -121,8 +121,7 @@ def parse_stream(
 ) -> Lines | NodeBeat | NodeLook | NodeExit | NodeLost | None:
     """Return one line of a live stream; None: it isn't the agent's, or is cut.
 
-    Args:
-        now: unix seconds on the controller, to which the times of the node's errors are converted.
+    ``now``: unix seconds on the controller, to which the times of the node's errors are converted.
     """
     value = parse(line, token) if line.endswith(b"\n") else None
     if value is None:
@@ -162,8 +161,7 @@ def _lines(value: Mapping[str, Any]) -> Lines:
 def node_end(host: str, value: Mapping[str, Any], clock_correction_s: float) -> NodeExit | NodeLost:
     """Return a node's end from the agent's exit.json.
 
-    Args:
-        clock_correction_s: added to the node's times to convert them to the controller's clock.
+    ``clock_correction_s``: added to the node's times to convert them to the controller's clock.
     """
     reason = _escaped(str(value["reason"]))
     if value.get("lost") or value.get("gone") is False:  # something still runs there, so it counts as lost
@@ -249,8 +247,7 @@ _ANSWER = {
 def node_facts(host: str, value: Mapping[str, Any]) -> NodeFacts:
     """Return the facts in the answer of ``host``; unknown fields are left out.
 
-    Raises:
-        HostError: a field is missing or of another type; names the host, the field and the value.
+    Raises HostError: a field is missing or of another type; names the host, the field and the value.
     """
     if why := wrong(value, _ANSWER):
         raise HostError(

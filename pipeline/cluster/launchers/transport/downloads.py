@@ -114,8 +114,7 @@ def receive_others(
 ) -> None:
     """Fetch the own files of all nodes but the first; ``say`` takes the names of those that failed.
 
-    Args:
-        connections: host label → how it is reached, for the hosts that can be.
+    ``connections``: host label → how it is reached, for the hosts that can be.
     """
     outputs = dataclasses.replace(
         plan.outputs, resume=plan.outputs.others, final=plan.outputs.others, needed=(), pruned=None

@@ -60,8 +60,7 @@ def explain_over_ssh(
 def agent_error(error: str, ssh: str) -> tuple[str, str]:
     """Return the agent's own error, and the command that fixes it (the one that the error names, if it names one).
 
-    Args:
-        ssh: the ssh command that the user would type to reach the host.
+    ``ssh``: the ssh command that the user would type to reach the host.
     """
     if "has a full disk" in error:
         return error, f"{ssh} df -h, or cluster.workdir=/path/to/a/folder/there"
