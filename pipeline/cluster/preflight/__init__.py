@@ -75,12 +75,8 @@ def judge(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[Check]:
     return [
         *versions.checks(cluster, facts),
         *resources.checks(cluster, facts),
-        *gpus.checks(cluster, facts, _gpu_answers(facts)),
+        *gpus.checks(cluster, facts),
     ]
-
-
-def _gpu_answers(facts: Sequence[NodeFacts]) -> dict[str, Any]:
-    return {fact.host: fact.extra.get("system", {}).get("gpus") for fact in facts}
 
 
 def short(cluster: Cluster, facts: Sequence[NodeFacts], launcher: Launcher) -> list[Check]:
@@ -130,7 +126,8 @@ def examine(
             refusals.append(error)
         checks = judge(cluster, facts)
         if deep:
-            checks += [*gpus.unanswered(cluster, _gpu_answers(facts), _GPU_S)]
+            answers = {fact.host: fact.extra.get("system", {}).get("gpus") for fact in facts}
+            checks += [*gpus.unanswered(cluster, answers, _GPU_S)]
             checks += _shared_folders(cluster, launcher, runs_dir)
     return Report(facts=facts, checks=[*checks, *occupation.checks(cluster, facts)], refusals=refusals)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pipeline.cluster.preflight.judgement import Check, State, compared, judged
 from pipeline.core.specs import Cluster, Host, NodeFacts
@@ -13,8 +14,7 @@ from pipeline.core.tables import counted
 _SLOWED_BY = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Process:
+class Process(NamedTuple):
     """A process that computes on a GPU."""
 
     pid: int
@@ -38,43 +38,37 @@ class Gpu:
 def parse(answers: Mapping[str, str]) -> list[Gpu]:
     """Return the GPUs in nvidia-smi's answers (``gpu_state`` in host/processors.py); incomplete lines are skipped."""
     slowed = {**_slowed(answers.get("throttling", "")), **_slowed(answers.get("throttling, new name", ""))}
-    processes = _processes(answers.get("processes", ""))
-    parsed = []
-    for line in answers.get("list", "").splitlines():
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 5 and cells[0].isdecimal():
-            gpu = Gpu(
-                index=int(cells[0]),
-                uuid=cells[1],
-                name=cells[2],
-                memory_mib=_number(cells[3]),
-                uncorrected_errors=_number(cells[4]),
-                slowed_by=slowed.get(int(cells[0]), ()),
-                processes=tuple(processes.get(cells[1], ())),
-            )
-            parsed.append(gpu)
-    return parsed
+    processes: dict[str, list[Process]] = {}
+    for uuid, pid, memory, program in rows(answers.get("processes", ""), 4):
+        if pid.isdecimal():
+            processes.setdefault(uuid, []).append(Process(int(pid), _number(memory), program))
+    return [
+        Gpu(
+            index=int(index),
+            uuid=uuid,
+            name=name,
+            memory_mib=_number(memory),
+            uncorrected_errors=_number(errors),
+            slowed_by=slowed.get(int(index), ()),
+            processes=tuple(processes.get(uuid, ())),
+        )
+        for index, uuid, name, memory, errors in rows(answers.get("list", ""), 5)
+        if index.isdecimal()
+    ]
+
+
+def rows(text: str, count: int) -> Iterator[list[str]]:
+    """Yield the cells of each line that has so many; the last one may hold commas."""
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(",", count - 1)]
+        if len(cells) == count:
+            yield cells
 
 
 def _slowed(text: str) -> dict[int, tuple[str, ...]]:
     """Parse ``0, 0x0000000000000020`` as {0: ("heat (software)",)}."""
-    reasons = {}
-    for line in text.splitlines():
-        index, _, mask = (part.strip() for part in line.partition(","))
-        if index.isdecimal() and mask.startswith("0x"):
-            bits = int(mask, 16)
-            reasons[int(index)] = tuple(why for bit, why in _SLOWED_BY.items() if bits & bit)
-    return reasons
-
-
-def _processes(text: str) -> dict[str, list[Process]]:
-    by_gpu: dict[str, list[Process]] = {}
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split(",", 3)]
-        if len(cells) == 4 and cells[1].isdecimal():
-            uuid, pid, memory, program = cells
-            by_gpu.setdefault(uuid, []).append(Process(pid=int(pid), memory_mib=_number(memory), program=program))
-    return by_gpu
+    masks = {int(index): int(mask, 16) for index, mask in rows(text, 2) if index.isdecimal() and mask.startswith("0x")}
+    return {index: tuple(why for bit, why in _SLOWED_BY.items() if mask & bit) for index, mask in masks.items()}
 
 
 def _number(cell: str) -> int | None:
@@ -99,19 +93,12 @@ def unanswered(
         yield judged(host, "nvidia-smi", seen, False, wanted="an answer", hint=hint)
 
 
-def checks(
-    cluster: Cluster, facts: Sequence[NodeFacts], answers: Mapping[str, Mapping[str, str] | None]
-) -> Iterator[Check]:
-    """Compare models and memory over the hosts; check errors, clocks and processes of each GPU that ranks may use.
-
-    ``answers``: host → nvidia-smi's answers; None if it isn't installed.
-    """
+def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
+    """Compare models and memory over the hosts; check errors, clocks and processes of each GPU that ranks may use."""
     if cluster.device != "cuda":
         return
-    gpus = {
-        fact.host: _visible(host, parse(answers.get(fact.host) or {}))
-        for host, fact in zip(cluster.hosts, facts, strict=True)
-    }
+    pairs = zip(cluster.hosts, facts, strict=True)
+    gpus = {fact.host: _visible(host, parse(fact.extra.get("system", {}).get("gpus") or {})) for host, fact in pairs}
     models = {host: _models(visible) for host, visible in gpus.items() if visible}
     yield from compared("GPU model", models, state=State.WARNING, hint="the slowest GPU sets the pace of all")
     sizes = {host: [gpu.memory_mib for gpu in visible if gpu.memory_mib] for host, visible in gpus.items()}

@@ -52,7 +52,11 @@ def occupied(cluster: Cluster, facts: Sequence[NodeFacts], attempts: str) -> lis
 def _processes(host: Host, answers: Mapping[str, str], known: set[str]) -> Iterator[str]:
     """Yield the processes on the ranks' GPUs that belong to no known run."""
     wanted = set(resources(host, "cuda"))
-    owners = dict(_owners(answers.get("owners", "")))
+    owners = {
+        int(pid): (printable(user), f" since {clock(float(since))}", mark)  # its PACELINE_NODE
+        for pid, user, since, mark in gpus.rows(answers.get("owners", ""), 4)
+        if pid.isdecimal() and since.isdecimal()
+    }
     for gpu in gpus.parse(answers):
         if wanted.isdisjoint({f"gpu:{gpu.index}", f"gpu:{gpu.uuid}"}):
             continue
@@ -61,14 +65,6 @@ def _processes(host: Host, answers: Mapping[str, str], known: set[str]) -> Itera
             if not any(mark.startswith(prefix) for prefix in known):
                 program = printable(process.program)
                 yield f"{user}'s {program} (pid {process.pid}) is on GPU {gpu.index}{since}"
-
-
-def _owners(text: str) -> Iterator[tuple[int, tuple[str, str, str]]]:
-    """Yield pid → user, start as a text, PACELINE_NODE."""
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split(",", 3)]
-        if len(cells) == 4 and cells[0].isdecimal() and cells[2].isdecimal():
-            yield int(cells[0]), (printable(cells[1]), f" since {clock(float(cells[2]))}", cells[3])
 
 
 def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[Check]:
