@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,7 @@ from pipeline.cluster.launchers import LAUNCHERS, slurm
 from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.cluster.launchers.slurm import FOLDERS, Arrays, Job, array_script, script
 from pipeline.cluster.launchers.slurm_job import RefusedError
+from pipeline.core.specs import Cluster, Host
 
 
 class Sbatch:
@@ -40,9 +40,9 @@ def job(runs: Path, key: str, nnodes: int = 1) -> Job:
     """With the folder that it shares with the controller."""
     folder = runs / key / FOLDERS / f"of-{key}"
     JobFolder(folder, "job.sh").make("", {}, nnodes)
+    hosts = (Host(name="granted", python="python3"),) * nnodes
     settings = LAUNCHERS.settings("slurm")(nnodes=nnodes)
-    common: dict[str, Any] = {"python": "python3", "nnodes": nnodes, "nproc_per_node": 1, "gpus": 0}
-    return Job(name=f"paceline-{key}", folder=str(folder), settings=settings, **common)
+    return Job(f"paceline-{key}", str(folder), Cluster(launcher="slurm", hosts=hosts, settings=settings))
 
 
 def submitted(

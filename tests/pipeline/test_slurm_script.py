@@ -11,6 +11,7 @@ from pipeline.cluster.agent.schedulers.slurm import expand_nodelist
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.slurm import Job, script
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
+from pipeline.core.specs import Cluster, Host
 from pipeline.execution import dry_run
 from tests.pipeline.test_planning import planned
 from trainers.core.config import ConfigError
@@ -23,16 +24,10 @@ SETTINGS = LAUNCHERS.settings("slurm")
 
 def job(**change: object) -> Job:
     """Two nodes with four ranks each, in a folder that a shell could take apart."""
+    host = Host(name="granted0", nproc_per_node=4, python="/opt/my python/bin/python")
     settings = SETTINGS(nnodes=2, **change)
-    return Job(
-        name="paceline-0123456789ab-1a2b3c-d4e5f6",
-        folder="/home/me/it's a $(touch x) run",
-        python="/opt/my python/bin/python",
-        nnodes=2,
-        nproc_per_node=4,
-        gpus=4,
-        settings=settings,
-    )
+    cluster = Cluster(launcher="slurm", hosts=(host, host), settings=settings, device="cuda")
+    return Job("paceline-0123456789ab-1a2b3c-d4e5f6", "/home/me/it's a $(touch x) run", cluster)
 
 
 @pytest.mark.parametrize(

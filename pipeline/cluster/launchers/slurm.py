@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from pipeline.cluster.launchers import containers
 from pipeline.cluster.launchers.base import AttemptSpec, GrantedJob, JobState, PackSource, Scheduler
@@ -135,18 +135,13 @@ class SlurmConfig(ClusterConfig):
 
 
 # -------------------------------------------------------------------------------------------------- the script (pure)
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One job before it is submitted. ``folder`` is shared with the controller; ``gpus`` are those of a node."""
+class Job(NamedTuple):
+    """One job before it is submitted. ``folder`` and, for a container, ``seen`` are folders shared with its nodes."""
 
     name: str
     folder: str
-    python: str
-    nnodes: int
-    nproc_per_node: int
-    gpus: int
-    settings: SlurmConfig
-    in_image: tuple[str, str] = ("", "")  # of containers.srun
+    cluster: Cluster
+    seen: tuple[str, ...] = ()
 
 
 def script(job: Job) -> str:
@@ -158,18 +153,19 @@ def array_script(jobs: Sequence[Job], name: str) -> str:
     """Return the input of sbatch for an array of that name, whose elements differ only in their folders."""
     folders = (f"{number}) folder={shlex.quote(job.folder)};;" for number, job in enumerate(jobs))
     choose = ["case $SLURM_ARRAY_TASK_ID in", *folders, "esac", 'cd "$folder/../.."']  # the run folder
-    array = replace(jobs[0], name=name)
+    array = jobs[0]._replace(name=name)
     return _text(array, f"--array=0-{len(jobs) - 1}", before=choose, request=f'"$folder/{REQUEST}"')
 
 
 def _text(job: Job, *more: str, request: str, before: Sequence[str] = ()) -> str:
-    options, into = job.in_image
-    agent = f"{into}{shlex.join([job.python, '-E', '-c', BOOTSTRAP])} < {request}"
+    options, into = containers.srun(job.cluster, job.seen)
+    python = job.cluster.hosts[0].python or ("python3" if job.cluster.container else sys.executable)
+    agent = f"{into}{shlex.join([python, '-E', '-c', BOOTSTRAP])} < {request}"
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in (*_options(job), *more)),
         *before,
-        *job.settings.setup,
+        *job.cluster.settings.setup,
         # one task a node, with all of the job's cores there; a failing node ends the others
         f"exec srun --ntasks-per-node=1 --cpu-bind=none --mpi=none --kill-on-bad-exit=1 {options}{agent}",
     ]
@@ -178,14 +174,13 @@ def _text(job: Job, *more: str, request: str, before: Sequence[str] = ()) -> str
 
 def _options(job: Job) -> list[str]:
     """Return the options of sbatch, without those that the configuration leaves open."""
-    settings = job.settings
-    gpus = job.gpus if job.gpus and settings.gres is None else None
+    cluster, settings, ranks = job.cluster, job.cluster.settings, job.cluster.hosts[0].nproc_per_node
     chosen: dict[str, object] = {
         "job-name": job.name,
-        "nodes": job.nnodes,
+        "nodes": cluster.nnodes,
         "ntasks-per-node": 1,
-        "cpus-per-task": settings.cpus_per_task or job.nproc_per_node,
-        "gpus-per-node": gpus,
+        "cpus-per-task": settings.cpus_per_task or ranks,
+        "gpus-per-node": ranks if cluster.device == "cuda" and settings.gres is None else None,
         "gres": settings.gres,
         "mem": settings.mem,
         "time": settings.time_limit,
@@ -215,7 +210,7 @@ class _Batch:
     def takes(self, job: Job, environ: Mapping[str, str]) -> bool:
         """True if the job can be an element of the array, which has one script and one environment."""
         first = self.jobs[0]
-        return environ == self.environ and replace(job, name=first.name, folder=first.folder) == first
+        return environ == self.environ and job._replace(name=first.name, folder=first.folder) == first
 
 
 class Arrays:
@@ -369,17 +364,9 @@ class SlurmScheduler(Scheduler):
 
 
 def _job_of(cluster: Cluster, run_key: str, run_dir: Path, nonce: str, pack: PackSource | None = None) -> Job:
-    host = cluster.hosts[0]
-    return Job(
-        name=f"{_name(run_key, run_dir)}{nonce}",
-        folder=str(run_dir / FOLDERS / nonce),
-        python=host.python or ("python3" if cluster.container else sys.executable),
-        nnodes=cluster.nnodes,
-        nproc_per_node=host.nproc_per_node,
-        gpus=host.nproc_per_node if cluster.device == "cuda" else 0,
-        settings=cluster.settings,
-        in_image=containers.srun(cluster, [str(run_dir.parent), *([str(pack.path)] if pack is not None else [])]),
-    )
+    name, folder = f"{_name(run_key, run_dir)}{nonce}", str(run_dir / FOLDERS / nonce)
+    seen = (str(run_dir.parent), *([str(pack.path)] if pack is not None else []))
+    return Job(name, folder, cluster, seen if cluster.container else ())
 
 
 def _name(run_key: str, run_dir: Path) -> str:
