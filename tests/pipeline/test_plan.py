@@ -171,12 +171,14 @@ def test_one_machine_by_two_addresses_ports_and_users() -> None:
     ]
 
 
-def test_more_ranks_than_gpus_unless_gloo_is_asked_for() -> None:
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_more_ranks_than_gpus_unless_another_backend_than_nccl_is_asked_for(backend: str) -> None:
     found = [facts(0, gpus=2), facts(1, gpus=4)]
     text = refused(cluster(4, 4, device="cuda"), *found)
     assert "node0: nproc_per_node=4 is more than its 2 GPUs" in text
     assert "node1" not in text
-    validate_hosts(cluster(4, 4, device="cuda"), found, backend="gloo")
+    assert text == refused(cluster(4, 4, device="cuda"), *found, backend="nccl")
+    validate_hosts(cluster(4, 4, device="cuda"), found, backend=backend)
 
 
 def test_gpus_that_the_configured_environment_hides_do_not_count() -> None:
@@ -225,13 +227,6 @@ def test_micro_batches_count_before_anything_starts() -> None:
     text = r"global_batch_size=12 can.t be shared evenly by 4 ranks × 2 micro-batches .*; nearest that can: 8 or 16"
     with pytest.raises(UsageError, match=text):
         check_batch(12, 4, 2)
-
-
-@pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_ranks_may_share_a_gpu_but_not_over_nccl(backend: str) -> None:
-    validate_hosts(cluster(2, device="cuda"), [facts(0, gpus=1)], backend=backend)
-    with pytest.raises(HostError, match=r"nproc_per_node=2 is more than its 1 GPU, and NCCL"):
-        validate_hosts(cluster(2, device="cuda"), [facts(0, gpus=1)], backend="nccl")
 
 
 def test_hosts_with_gpus_are_refused_until_the_key_says_cuda_or_cpu() -> None:

@@ -93,14 +93,6 @@ def test_where_the_site_allows_no_array_each_job_is_submitted_alone(tmp_path: Pa
     assert not list(tmp_path.glob("*/slurm/*/array"))
 
 
-def test_a_refused_array_is_told_to_every_trial(tmp_path: Path) -> None:
-    queue, jobs = Sbatch("Slurm refused the job: invalid partition", most=0), [job(tmp_path, "a"), job(tmp_path, "b")]
-    arrays = Arrays(queue)  # type: ignore[arg-type]
-    with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(arrays.submit, one, {}, 2) for one in jobs]
-    assert [str(one.exception()) for one in waiting] == ["Slurm refused the job: invalid partition"] * 2
-
-
 def test_where_a_site_allows_fewer_jobs_than_there_are_trials_those_are_submitted_and_the_others_told(
     tmp_path: Path,
 ) -> None:

@@ -350,16 +350,13 @@ class AgentLauncher:
         which = journal.attempt_prefix(run_key, run_dir)
         request = {"do": "stop", "attempts": which, "registry": self.registry(run_dir), "bar": bar}
         answers = self.ask(request, timeout_s=self.short_s + 8.0)
-        hosts = {host.label: host for host in self.cluster.hosts}
-        failed = {label: answer for label, answer in answers.items() if answer.error is not None}
-        failures = {label: self.transport.explain(hosts[label], answer)[0] for label, answer in failed.items()}
-        left = {
-            label: f"{NOT_ENDED}{', '.join(answer.value['left'])}"
-            for label, answer in answers.items()
-            if answer.value and answer.value.get("left")
-        }
+        failures = dict[str, str]()
+        for host in self.cluster.hosts:
+            if (answer := answers[host.label]).error is not None:
+                failures[host.label] = self.transport.explain(host, answer)[0]
+        left = {label: (answer.value or {}).get("left") for label, answer in answers.items()}
         self._silent = set(failures)
-        return {**failures, **left}
+        return failures | {label: f"{NOT_ENDED}{', '.join(names)}" for label, names in left.items() if names}
 
     def outcome(self, plan: LaunchPlan) -> Outcome:
         """Return nothing: only the nodes know how an attempt ended."""
