@@ -157,18 +157,12 @@ def compare(launcher: AgentLauncher, wanted: Sequence[Tree], hosts: Sequence[Hos
     timeout_s = launcher.short_s + sum(tree.total_bytes for tree in wanted) / _HASHED_BYTES_PER_S
     hosts = launcher.cluster.hosts if hosts is None else hosts
     values = launcher.demand("comparing", request, hosts=hosts, timeout_s=timeout_s)
-    return [
-        _state_of(host.label, tree, answer)
-        for host in hosts
-        for tree, answer in zip(wanted, values[host.label]["trees"], strict=True)
-    ]
-
-
-def _state_of(host: str, tree: Tree, answer: Mapping[str, Any]) -> TreeState:
-    fields: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in answer.items()
-    }
-    return TreeState(host=host, tree=tree, **fields)
+    states = []
+    for host in hosts:
+        for tree, answer in zip(wanted, values[host.label]["trees"], strict=True):
+            rows = ((name, tuple(value) if isinstance(value, list) else value) for name, value in answer.items())
+            states.append(TreeState(host=host.label, tree=tree, **dict[str, Any](rows)))
+    return states
 
 
 def compare_pack(launcher: AgentLauncher, pack: PackSource, facts: Sequence[NodeFacts]) -> list[TreeState]:

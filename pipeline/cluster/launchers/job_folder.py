@@ -224,7 +224,9 @@ class JobFollower:
                     with contextlib.suppress(OSError):
                         os.utime(f"{node.state_dir}/lease")
                     self._beat(node)
-            self._report_standing()
+            before, self._reported = self._reported, self._standing()
+            if self._reported and self._reported != before:
+                self._emit(log_line(self._plan.nodes[0].host, f"- | paceline: WARNING: {self._reported}"))
             if all(whys):  # by the second answer the nodes' last reports have arrived
                 for node in alive.values():
                     self._emit(NodeLost(host=node.host, reason=whys[1]))
@@ -235,12 +237,6 @@ class JobFollower:
         """Poll the scheduler until all nodes have ended."""
         while not self._closing.wait(_ASK_S):
             self._whys = (self._whys[1], self._gone())
-
-    def _report_standing(self) -> None:
-        """Emit a warning once when the ranks begin to stand still."""
-        before, self._reported = self._reported, self._standing()
-        if self._reported and self._reported != before:
-            self._emit(log_line(self._plan.nodes[0].host, f"- | paceline: WARNING: {self._reported}"))
 
     def _look(self, node: NodePlan) -> bool:
         """Emit what a node has written since the last read. True: its part has ended."""

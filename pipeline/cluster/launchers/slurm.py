@@ -210,7 +210,7 @@ class _Batch:
     def takes(self, job: Job, environ: Mapping[str, str]) -> bool:
         """True if the job can be an element of the array, which has one script and one environment."""
         first = self.jobs[0]
-        return environ == self.environ and job._replace(name=first.name, folder=first.folder) == first
+        return environ == self.environ and script(job._replace(name=first.name, folder=first.folder)) == script(first)
 
 
 class Arrays:

@@ -13,7 +13,7 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -228,7 +228,7 @@ def _extract(
         wanted = [*request["patterns"], *request.get("work", [])]
         left_out = list[str]()
         for member in tars.members(pipe, most_bytes=_MOST_BYTES):
-            if not _is_requested(member, wanted):
+            if not any(_fits(member.name.split("/"), pattern.split("/"), member) for pattern in wanted):
                 raise tars.UnfitError(f"it sent {member.name[:200]!r}, which it was not asked for")
             try:
                 member.write(folder)
@@ -247,12 +247,8 @@ def _extract(
         child.stderr.close()
 
 
-def _is_requested(member: tars.Member, patterns: Sequence[str]) -> bool:
-    """True if a pattern matches the file, a folder that contains it, or a folder on the way to it."""
-    return any(_fits(member.name.split("/"), pattern.split("/"), member) for pattern in patterns)
-
-
 def _fits(parts: list[str], pattern: list[str], member: tars.Member) -> bool:
+    """True if a pattern matches the file, a folder that contains it, or a folder on the way to it."""
     if not pattern:
         return not parts
     if pattern[0] == "**":
