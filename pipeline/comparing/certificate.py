@@ -39,6 +39,10 @@ _RESPACED = re.compile(rb'"sha256":\s*"[0-9a-f]{64}"\s*\}\s*\Z')
 _ORIGIN = ("git_commit", "git_dirty", "patch_sha256", "lock_sha256", "python")
 
 
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}\Z")
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and value.isprintable()
 
@@ -47,8 +51,6 @@ def _are_digests(value: object) -> bool:
     return isinstance(value, dict) and all(_is_text(name) and _DIGEST.match(str(one)) for name, one in value.items())
 
 
-_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
-_KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}\Z")
 _FIELDS: Mapping[str, Callable[[object], bool]] = {
     "run": _is_text,
     "what": _is_text,
@@ -66,23 +68,16 @@ _OTHER_FIELDS = ("kind", "version", "key", "made_of", "finished_unix_time", "wei
 def of_run(folder: RunFolder, verdict: Mapping[str, Any] | None, root: Path) -> str:
     """Return the text of a run's certificate.
 
-    Args:
-        folder: of a finished run.
-        verdict: the result of `doit reproduce`, or None.
-        root: the project, where the cache of parsed sources lies.
-
-    Raises:
-        UsageError: the run isn't finished.
-        AlteredError: a part isn't what was written.
+    ``verdict`` is the result of `doit reproduce`, or None; ``root`` is the project, where the cache of parsed sources
+    lies. Raises UsageError: the run isn't finished; AlteredError: a part isn't what was written.
     """
     return documents.sealed({"kind": KIND, "version": VERSION, **_checked_content(folder, verdict, root)})
 
 
 def of_runs(title: str, finished: Sequence[RunFolder], others: Mapping[str, str], root: Path) -> str:
-    """Return the text of a certificate of several runs. Raises what ``of_run`` raises.
+    """Return the text of a certificate of several runs; ``others``: key → state of runs without an entry.
 
-    Args:
-        others: key → state of runs without an entry.
+    Raises what ``of_run`` raises.
     """
     runs = [_checked_content(folder, verdict_of(folder), root) for folder in finished]
     return documents.sealed({"kind": OF_RUNS, "version": VERSION, "title": title, "runs": runs, "others": dict(others)})
@@ -160,48 +155,34 @@ def read(path: Path) -> Certificate:
             f"{path} has version {document.get('version')!r}; this Paceline knows {VERSION}",
             hint="update this checkout",
         )
-    runs, others = (document.get("runs"), document.get("others")) if document["kind"] == OF_RUNS else ([document], {})
+    runs: Any = document.get("runs") if document["kind"] == OF_RUNS else [document]
+    others: Any = document.get("others") if document["kind"] == OF_RUNS else {}
+    if wrong := next(_misfits(runs, others), None):
+        raise PacelineError(f"{path} was edited and sealed anew: {wrong}", hint="another copy of it")
+    return Certificate(runs=runs, others=others)
+
+
+def _misfits(runs: Any, others: Any) -> Iterator[str]:
+    """Yield why Paceline can't have written this; only the first reason may be asked for."""
     if not isinstance(runs, list) or not runs:
-        raise PacelineError(f"{path} was edited and sealed anew: it names no runs", hint="another copy of it")
+        yield "it names no runs"
     for run in runs:
-        _refuse_misfit(path, run)
-    return Certificate(runs=runs, others=_others(path, [run["run"] for run in runs], others))
-
-
-def _others(path: Path, keys: Sequence[str], others: Any) -> dict[str, str]:
-    """Validate the states of the other runs. Raises PacelineError: a run occurs twice, or a state is invalid."""
-    known = isinstance(others, dict) and all(_KEY.match(key) and state in STATES for key, state in others.items())
-    if not known or State.FINISHED in others.values():
-        wrong = f"others is {repr(others)[:60]}"
-    elif twice := [key for key in (*keys, *others) if [*keys, *others].count(key) > 1]:
-        wrong = f"run {twice[0]} stands in it more than once"
-    else:
-        return dict(others)
-    raise PacelineError(f"{path} was edited and sealed anew: {wrong}", hint="another copy of it")
-
-
-def _refuse_misfit(path: Path, run: object) -> None:
-    """Refuse an entry that can't have been written by Paceline. Raises PacelineError."""
-    entry = run if isinstance(run, dict) else {}
-    _refuse_other_key(path, entry)
-    for name, is_such in _FIELDS.items():
-        if name not in entry or not is_such(entry[name]):
-            said = repr(entry.get(name))[:60] if name in entry else "missing"
-            raise PacelineError(f"{path} was edited and sealed anew: {name} is {said}", hint="another copy of it")
-    if added := sorted(entry.keys() - _FIELDS.keys() - {*_OTHER_FIELDS}):
-        what = f"it holds {some_names(added[:1], len(added))}, which no certificate does"
-        raise PacelineError(f"{path} was edited and sealed anew: {what}", hint="another copy of it")
-
-
-def _refuse_other_key(path: Path, entry: Mapping[str, Any]) -> None:
-    """Refuse an entry whose key isn't the digest of its parts: it was edited and resealed. Raises PacelineError."""
-    parts = entry.get("made_of")
-    known = {"key": entry.get("run"), "digest": entry.get("key"), **(parts if isinstance(parts, dict) else {})}
-    if content_key.recorded(known) is None:
-        raise PacelineError(
-            f"{path} was edited and sealed anew: its parts don't give key {str(entry.get('key'))[:12]}",
-            hint="another copy of it",
-        )
+        entry = run if isinstance(run, dict) else {}
+        parts = entry.get("made_of")
+        known = {"key": entry.get("run"), "digest": entry.get("key"), **(parts if isinstance(parts, dict) else {})}
+        if content_key.recorded(known) is None:  # the key is the digest of the parts
+            yield f"its parts don't give key {str(entry.get('key'))[:12]}"
+        for name, is_such in _FIELDS.items():
+            if name not in entry or not is_such(entry[name]):
+                yield f"{name} is {repr(entry[name])[:60] if name in entry else 'missing'}"
+        if added := sorted(entry.keys() - _FIELDS.keys() - {*_OTHER_FIELDS}):
+            yield f"it holds {some_names(added[:1], len(added))}, which no certificate does"
+    is_known = isinstance(others, dict) and all(_KEY.match(key) and state in STATES for key, state in others.items())
+    if not is_known or State.FINISHED in others.values():
+        yield f"others is {repr(others)[:60]}"
+    keys = [*(run["run"] for run in runs), *others]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        yield f"run {twice[0]} stands in it more than once"
 
 
 def disagreements(entry: Mapping[str, Any], folder: RunFolder, root: Path) -> Iterator[str]:

@@ -139,8 +139,8 @@ def band(group: Group, of_runs: Mapping[str, Sequence[MetricsRow]], metric: str,
     Over steps and epochs they are computed at the runs' points. Minutes, which no two runs share, are sampled evenly,
     with linear interpolation between a run's points.
     """
-    curves = [curve(of_runs[run.key], metric, axis) for run in group.runs]
-    curves = [item for item in curves if item.x]
+    curves = [item for run in group.runs if (item := curve(of_runs[run.key], metric, axis)).x]
+    states = [run.state for run in group.runs if not run.counts and run.state != ALTERED]
     at = _evenly(curves) if axis == "minutes" else sorted({x for item in curves for x in item.x})
     parts: list[list[Point]] = [[]]
     for x in at:
@@ -157,13 +157,8 @@ def band(group: Group, of_runs: Mapping[str, Sequence[MetricsRow]], metric: str,
         gaps=sum(item.gaps for item in curves),
         n=len(curves),
         passes=max((item.passes for item in curves), default=1),
-        unfinished=_unfinished([run.state for run in group.runs if not run.counts and run.state != ALTERED]),
+        unfinished=", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)),  # ``1 FAILED``
     )
-
-
-def _unfinished(states: Sequence[str]) -> str:
-    """Return ``1 FAILED``."""
-    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
 
 
 def _point(x: float, values: Sequence[float]) -> Point:
@@ -189,8 +184,7 @@ def of_several(part: Sequence[Point]) -> list[list[Point]]:
 
     A single value has no spread: a band that closed there would look like seeds that agree.
     """
-    stretches = groupby(part, lambda point: point.std is not None)
-    several = [list(run) for is_known, run in stretches if is_known]
+    several = [list(run) for is_known, run in groupby(part, lambda point: point.std is not None) if is_known]
     return [run for run in several if any(point.std for point in run)]
 
 
@@ -208,10 +202,7 @@ def _evenly(curves: Sequence[Curve]) -> list[float]:
     count = min(_MOST_POINTS, max(len(item.x) for item in curves))
     if count < 2 or high <= low:
         return [low]
-    return [
-        *(low + (high - low) * at / (count - 1) for at in range(count - 1)),
-        high,
-    ]  # exactly ``high``, despite rounding
+    return [*(low + (high - low) * at / (count - 1) for at in range(count - 1)), high]  # exactly, despite rounding
 
 
 def _value(item: Curve, x: float, *, between: bool) -> float | None:

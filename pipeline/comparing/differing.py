@@ -66,7 +66,9 @@ def compare(groups: Sequence[Group], wanted: Sequence[str] = ()) -> Comparison:
     fields = differing_fields(firsts)
     parts = {
         "configuration": _rows(fields, [flat_config(run) for run in firsts]),
-        "data": _differing([_data(run) for run in firsts]),
+        "data": _differing(
+            [{"digest": str(data)[:_DIGEST]} if (data := run.parts.get("data")) else {} for run in firsts]
+        ),
         "environment": _differing([_flat(run, "environment") for run in firsts]),
         "topology": _differing([_flat(run, "topology") for run in firsts]),
         "hosts": _differing([_hosts(group) for group in groups]),
@@ -82,24 +84,15 @@ def _against(first: Group, group: Group, metrics: Sequence[str]) -> Against:
         one, two = first.figures.get(name), group.figures.get(name)
         if one is not None and two is not None and one.over is not None and two.over is not None:
             compared.append(difference(name, one.over, two.over))
-    doubts = [f"{item.label}: {item.reservation}" for item in (first, group) if item.reservation]
-    return Against(
-        label=group.label,
-        code=code_changes(first.first, group.first),
-        differences=tuple(compared),
-        reservation="; ".join(doubts),
-    )
+    doubts = "; ".join(f"{item.label}: {item.reservation}" for item in (first, group) if item.reservation)
+    code = code_changes(first.first, group.first)
+    return Against(label=group.label, code=code, differences=tuple(compared), reservation=doubts)
 
 
 # ---------------------------------------------------------------------------------------------- parts
 def _flat(run: ComparedRun, part: str) -> dict[str, Any]:
     value = run.parts.get(part)
     return dict(flat(value)) if isinstance(value, Mapping) and value else {}
-
-
-def _data(run: ComparedRun) -> dict[str, Any]:
-    digest = run.parts.get("data")
-    return {"digest": digest[:_DIGEST]} if isinstance(digest, str) else {}
 
 
 def _hosts(group: Group) -> dict[str, Any]:
@@ -138,7 +131,7 @@ def code_changes(first: ComparedRun, second: ComparedRun) -> tuple[FileChange, .
     """Return the code files that differ between two runs' snapshots; empty if a run's code is unknown."""
     if "code" not in first.parts or "code" not in second.parts:
         return ()
-    before, after = _digests(first), _digests(second)
+    before, after = (code if isinstance(code := run.parts["code"], Mapping) else {} for run in (first, second))
     same_rules = first.parts.get("version") == second.parts.get("version")
     changes = []
     for path in sorted(before.keys() | after.keys()):
@@ -150,11 +143,6 @@ def code_changes(first: ComparedRun, second: ComparedRun) -> tuple[FileChange, .
             diff = difflib.unified_diff(old, new, f"{first.key}/{path}", f"{second.key}/{path}", lineterm="")
             changes.append(FileChange(path=path, change=change, diff=tuple(diff)))
     return tuple(changes)
-
-
-def _digests(run: ComparedRun) -> Mapping[str, Any]:
-    code = run.parts.get("code")
-    return code if isinstance(code, Mapping) else {}
 
 
 def _lines(run: ComparedRun, path: str, known: Mapping[str, Any]) -> list[str]:

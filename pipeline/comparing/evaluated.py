@@ -66,17 +66,14 @@ def of_run(run: ComparedRun) -> Evaluated | None:
 
 def _matrix(report: Mapping[str, Any]) -> str:
     """Draw the confusion matrix, each row shaded by its shares."""
-    cells = []
+    cells, classes = [], report["classes"]
     for row, counts in enumerate(report["confusion_matrix"]):
         total = sum(counts) or 1
         for column, count in enumerate(counts):
-            names = report["classes"][row], report["classes"][column]
-            title = f"{names[0]} taken for {names[1]}: {count:,} of {total:,}" if row != column else ""
-            shade = level(count / total) if count else None
-            cells.append(
-                Cell(row=row, column=column, lines=(f"{count:,}",) if count else ("",), level=shade, title=title)
-            )
-    return drawing.cells(report["classes"], report["classes"], cells, about=("true", "predicted", "images"))
+            said = f"{classes[row]} taken for {classes[column]}: {count:,} of {total:,}"
+            title, shade = said if row != column else "", level(count / total) if count else None
+            cells.append(Cell(row=row, column=column, lines=(f"{count:,}" * bool(count),), level=shade, title=title))
+    return drawing.cells(classes, classes, cells, about=("true", "predicted", "images"))
 
 
 def _pictures(run: ComparedRun, report: Mapping[str, Any], predictions: Mapping[str, Any]) -> tuple[Picture, ...]:

@@ -147,12 +147,9 @@ def _is_reordered(name: str, known: Sequence[Mapping[str, Any]]) -> bool:
 def metrics_of(groups: Sequence[Group]) -> list[str]:
     """Return all metrics of the groups, validation and test figures first."""
     names = {name for group in groups for name in group.figures}
-    return sorted(names, key=lambda name: (_order(name), name))
-
-
-def _order(name: str) -> int:
-    prefixes = ("val/", "test/", "train/")
-    return next((at for at, prefix in enumerate(prefixes) if name.startswith(prefix)), len(prefixes))
+    return sorted(
+        names, key=lambda name: (*(not name.startswith(prefix) for prefix in ("val/", "test/", "train/")), name)
+    )
 
 
 def _without_seed(run: ComparedRun) -> str:
@@ -180,6 +177,14 @@ def _figures(runs: Sequence[ComparedRun]) -> dict[str, Figure]:
     return {name: figure(of_runs) for name, of_runs in values.items()}
 
 
+def figure(values: Sequence[float]) -> Figure:
+    """Summarize one metric's values, one per run, at least one."""
+    finite = [value for value in values if math.isfinite(value)]
+    nan = sum(math.isnan(value) for value in values)
+    over = statistic(finite) if finite else None
+    return Figure(over=over, nan=nan, infinite=len(values) - len(finite) - nan)
+
+
 def letters(number: int) -> str:
     """Return 0 → A, 25 → Z, 26 → AA."""
     above, at = divmod(number, 26)
@@ -190,34 +195,22 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
-# ----------------------------------------------------------------------------------- mean and spread
-def figure(values: Sequence[float]) -> Figure:
-    """Summarize one metric's values, one per run, at least one."""
-    finite = [value for value in values if math.isfinite(value)]
-    nan = sum(math.isnan(value) for value in values)
-    over = statistic(finite) if finite else None
-    return Figure(over=over, nan=nan, infinite=len(values) - len(finite) - nan)
-
-
 def difference(metric: str, first: Statistic, second: Statistic) -> Difference:
     """Return the difference of two groups' means, with Welch's interval if both have a spread."""
-    apart = second.mean - first.mean
+    apart, unknown = second.mean - first.mean, ""
     if first.std is None or second.std is None:
         return Difference(metric=metric, difference=apart, unknown="no spread known (n = 1)")
     shares = first.std * first.std / first.n, second.std * second.std / second.n
     variance = sum(shares)
     if variance == 0:
-        return Difference(metric=metric, difference=apart, unknown="no spread: all seeds came out the same")
-    if not math.isfinite(variance):
-        return Difference(metric=metric, difference=apart, unknown="a spread too large to be counted with")
-    part = shares[0] / variance
-    freedom = 1 / (part * part / (first.n - 1) + (1 - part) * (1 - part) / (second.n - 1))
-    reach = _quantile(freedom) * math.sqrt(variance)
-    return Difference(metric=metric, difference=apart, low=apart - reach, high=apart + reach)
-
-
-def _quantile(freedom: float) -> float:
-    """Return the two-sided quantile of Student's t at CONFIDENCE."""
+        unknown = "no spread: all seeds came out the same"
+    elif not math.isfinite(variance):
+        unknown = "a spread too large to be counted with"
+    if unknown:
+        return Difference(metric=metric, difference=apart, unknown=unknown)
     from scipy.special import stdtrit  # late import: only intervals need scipy
 
-    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+    part = shares[0] / variance
+    freedom = 1 / (part * part / (first.n - 1) + (1 - part) * (1 - part) / (second.n - 1))
+    reach = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(variance)  # of Student's t, on both sides
+    return Difference(metric=metric, difference=apart, low=apart - reach, high=apart + reach)

@@ -6,17 +6,15 @@ Imports matplotlib and jinja2, so it is only imported where a page is rendered.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from jinja2 import ChainableUndefined, Environment, Template
 from markupsafe import Markup, escape
 
 from pipeline.comparing import drawing, tables, timeline
 from pipeline.comparing.charts import COLOURS
-from pipeline.comparing.curves import Band
 from pipeline.comparing.evaluated import Evaluated
 from pipeline.comparing.pages import hosts, time_text, verdict_text
 from pipeline.comparing.report import MOST_AGAINST, Report, parallel
@@ -30,12 +28,15 @@ _TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 
 def html(report: Report, evaluated: Evaluated | None = None) -> str:
-    """Render the page. The template escapes all texts; the pictures escape theirs.
+    """Render the page, with the evaluation of the best configuration's first run.
 
-    Args:
-        evaluated: the evaluation of the best configuration's first run.
+    The template escapes all texts; the pictures escape theirs.
     """
-    log = {name: name.endswith("loss") and _are_above_0(bands) for name, bands in report.bands.items()}
+    # A logarithmic axis, unless losses are negative (of a likelihood, a reward).
+    log = {
+        name: name.endswith("loss") and all(point.mean > 0 for band in bands for point in band.points)
+        for name, bands in report.bands.items()
+    }
     drawn = [
         {
             "metric": name,
@@ -48,7 +49,7 @@ def html(report: Report, evaluated: Evaluated | None = None) -> str:
     ]
     axes, lines = ((), ()) if report.grid else parallel(report.groups, report.by)
     across = drawing.parallel(axes, lines, less_is_better=report.direction == MINIMIZE) if axes else ""
-    against = report.comparison.against[:MOST_AGAINST]
+    grid, attempts = report.grid, timeline.of_attempts(report.attempts)
     return _template().render(
         report=report,
         made=time_text(report.unix_time),
@@ -57,13 +58,13 @@ def html(report: Report, evaluated: Evaluated | None = None) -> str:
         graph=Markup(drawing.graph(report.nodes)),
         coloured=COLOURS,
         tables=tables,
-        against=against,
+        against=report.comparison.against[:MOST_AGAINST],
         forest=Markup(_forest(report)),
         slots=Markup(_timeline(report.slots, "the trials by slot")),
-        attempts=Markup(_timeline(timeline.of_attempts(report.attempts), "attempts")),
+        attempts=Markup(_timeline(attempts, "attempts")),
         duration=duration,
         at_time=time_text,
-        grid=Markup(_grid(report)),
+        grid=Markup("" if grid is None else drawing.cells(grid.rows, grid.columns, grid.cells, about=grid.about)),
         evaluated=evaluated,
         matrix=Markup(evaluated.matrix if evaluated is not None else ""),
         hosts=hosts(report),
@@ -76,6 +77,13 @@ def html(report: Report, evaluated: Evaluated | None = None) -> str:
         several=any(group.n > 1 for group in report.groups),
         verdict=verdict_text,
     )
+
+
+@cache
+def _template() -> Template:
+    # A run folder may lack any field; missing fields render as empty.
+    environment = Environment(autoescape=True, undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _breakable(name: str) -> Markup:
@@ -96,25 +104,7 @@ def _timeline(drawn: Timeline | None, said: str) -> str:
     return drawing.timeline(drawn.rows, drawn.bars, said=said) if drawn is not None and drawn.bars else ""
 
 
-def _grid(report: Report) -> str:
-    grid = report.grid
-    return "" if grid is None else drawing.cells(grid.rows, grid.columns, grid.cells, about=grid.about)
-
-
-def _are_above_0(bands: Sequence[Band]) -> bool:
-    """Return True if a logarithmic axis is possible: some losses are negative (of a likelihood, a reward)."""
-    return all(point.mean > 0 for band in bands for point in band.points)
-
-
-@cache
-def _template() -> Template:
-    # A run folder may lack any field; missing fields render as empty.
-    environment = Environment(autoescape=True, undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
-
-
 def _packages(report: Report) -> list[tuple[str, str]]:
     """Return the packages of the best run's first host."""
-    first: Mapping[str, Any] = next(iter(report.groups[0].first.environments.values()), {})
-    packages = first.get("packages")
+    packages = next(iter(report.groups[0].first.environments.values()), {}).get("packages")
     return sorted((str(name), str(value)) for name, value in packages.items()) if isinstance(packages, Mapping) else []

@@ -38,12 +38,8 @@ _NAMES_WIDTH = 24  # characters; longer lists of hosts are a number
 class Listed:
     """A run of the list.
 
-    Attributes:
-        row: the run.
-        name: its short name, as MLflow has it; '': its configuration wasn't read.
-        marks: what has to be known of it, such as synthetic data; never cut.
-        size_bytes: of its folder, where that was measured.
-        differing: the fields in which the listed runs differ, with this run's values.
+    ``name`` is its short name, as MLflow has it ('': its configuration wasn't read); ``marks`` what has to be known of
+    it, never cut; ``differing`` the fields in which the listed runs differ, with this run's values.
     """
 
     row: Row
@@ -61,12 +57,7 @@ class Table(NamedTuple):
 
 
 def table(listed: Sequence[Listed], *, width: int, now: float) -> Table:
-    """Return a heading line, the titles and a line a run, of at most ``width`` columns each.
-
-    Args:
-        listed: the runs, in the order in which they are shown; at least one.
-        now: unix seconds.
-    """
+    """Return a heading line, the titles and a line for each run (at least one), in at most ``width`` columns."""
     ranks, hosts = [one.row.nodes for one in listed], [_hosts(one.row) for one in listed]
     cells = _cells(
         listed,
@@ -81,7 +72,9 @@ def table(listed: Sequence[Listed], *, width: int, now: float) -> Table:
             cells.pop(title, None)
     heading = ": ".join(filter(None, (counted(len(listed), "run"), ", ".join(filter(None, shared)))))
     shown, left_out = _fitted(cells, [columns_of(_marked(one)) for one in listed], width)
-    lines = _lines(shown, ["", *(_failure(one) for one in listed)])
+    errors = [without_place(one.row.error) for one in listed]  # hosts would have no room
+    failures = [_joined(_marked(one), error) if error else "" for one, error in zip(listed, errors, strict=True)]
+    lines = _lines(shown, ["", *failures])
     return Table([cut(heading, width), *(cut(line, width) for line in lines)], left_out)
 
 
@@ -146,20 +139,12 @@ def _rows(cells: Mapping[str, Sequence[str]]) -> list[Sequence[str]]:
     return [[*cells], *zip(*cells.values(), strict=True)]
 
 
-def _failure(one: Listed) -> str:
-    """The marks of a failed run and why it ended, without the hosts, for which a line has no room."""
-    error = without_place(one.row.error)
-    return _joined(_marked(one), error) if error else ""
-
-
 def _fitted(
     cells: Mapping[str, Sequence[str]], marks: Sequence[int], width: int
 ) -> tuple[dict[str, Sequence[str]], list[str]]:
     """Fit the columns into ``width``: first those of _FIRST_TO_GO go, then the names are cut.
 
-    Args:
-        cells: title → the cells below it.
-        marks: of each run the columns of its last cell that are not to be cut.
+    ``cells``: title → the cells below it; ``marks``: of each run the width of its last cell that is not to be cut.
     """
     widths = {title: max(map(columns_of, (title, *values))) for title, values in cells.items()}
     name, differs = widths.pop(_NAME, 0), widths.pop(_DIFFERS, 0)
@@ -219,6 +204,10 @@ def _fields(differing: Mapping[str, Any], short: Mapping[str, str]) -> list[str]
     return [f"{short.get(name, name)}={_shown(value)}" for name, value in differing.items()]
 
 
+def _shown(value: Any) -> str:
+    return printable(value) if isinstance(value, str) else json.dumps(value)
+
+
 def _marked(one: Listed) -> str:
     row = one.row
     return _joined("SYNTHETIC DATA" if row.synthetic else "", row.note, row.nonfinite, one.marks)
@@ -226,7 +215,3 @@ def _marked(one: Listed) -> str:
 
 def _joined(*parts: str) -> str:
     return "  ".join(part.strip() for part in parts if part.strip())
-
-
-def _shown(value: Any) -> str:
-    return printable(value) if isinstance(value, str) else json.dumps(value)

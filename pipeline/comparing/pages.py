@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from pipeline.comparing import tables
-from pipeline.comparing.curves import Point
 from pipeline.comparing.report import Report
+from pipeline.comparing.tables import json_number
 from pipeline.core.redact import hide
 
 _OF_HOST = ("hostname", "cpus", "cpu_model", "gpus", "gpu_models", "gpu_driver", "python", "torch")
@@ -86,16 +86,15 @@ def as_json(report: Report) -> dict[str, Any]:
         "direction": report.direction,
         **tables.as_json(report.comparison),
         "curves": {
-            name: {band.label: [_point(point) for point in band.points] for band in bands}
+            name: {
+                band.label: [
+                    [point.x, json_number(point.mean), json_number(point.std), point.n] for point in band.points
+                ]
+                for band in bands
+            }
             for name, bands in report.bands.items()
         },
         "hosts": hosts(report),
         "absent": [asdict(one) for one in report.absent],
         "verdicts": {run.key: verdict_text(run.verdict) for run in report.runs},
     }
-
-
-def _point(point: Point) -> list[float | str | None]:
-    """Return x, mean, standard deviation, n."""
-    std = None if point.std is None else tables.json_number(point.std)
-    return [point.x, tables.json_number(point.mean), std, point.n]

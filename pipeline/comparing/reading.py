@@ -31,18 +31,15 @@ class ComparedRun:
     """One run to compare.
 
     Attributes:
-        key: the run's key; ``digest`` is the full digest.
+        digest: the full digest of its key.
         state: as shown by `doit runs`; only FINISHED and ACCEPTED runs have figures.
         what: the run in three words.
         reservation: why nothing may be claimed about its figures (unproven, accepted, unverified, unfinished), or ''.
         parts: the key's parts: config (canonical), code, data, environment, topology; empty if altered.
-        figures: metrics of the result by name, including NaN and infinite ones, with ``images_per_s`` and ``train_s``.
+        figures: metrics of the result by name, including NaN and infinite ones, with SPEEDS.
         failure: the first line of the reason of a failure, or ''.
-        overrides: the overrides that it was started with.
-        provenance: the content of provenance.json.
-        nodes: the nodes of plan.json.
+        nodes: those of plan.json.
         verdict: the latest result of `doit reproduce`, or None.
-        weights_sha256: of the final weights, or None.
         made_with: the user-defined step that its data comes from, or None.
         entries: those of its journal, which tell its attempts, with the first lines of their details.
         notes: attempt → what was noted about ranks that held the others up.
@@ -94,11 +91,8 @@ class ComparedRun:
     def hosts(self) -> tuple[str, ...]:
         """Names of the nodes, by node rank."""
         recorded = self.provenance.get("hosts")
-        return (
-            tuple(map(str, recorded))
-            if isinstance(recorded, list)
-            else tuple(str(node.get("host")) for node in self.nodes)
-        )
+        hosts = recorded if isinstance(recorded, list) else [node.get("host") for node in self.nodes]
+        return tuple(map(str, hosts))
 
     @property
     def environments(self) -> dict[str, Mapping[str, Any]]:
@@ -125,11 +119,15 @@ def command_line(verb: str, words: Sequence[str]) -> str:
 
 def read(folder: RunFolder) -> ComparedRun:
     """Read the folder. Raises OSError: there is no such folder."""
-    row = _row(folder)
-    altered = row.state == index.ALTERED
+    row = index.row(folder)
+    if row.state == State.FINISHED and (
+        why := index.altered_target(folder, folder.read_result(), (run_folder.METRICS,))  # its curves
+    ):
+        row = replace(row, state=index.ALTERED, note=f"{why}; the same doit train makes it again", accuracy=None)
+    altered, counts = row.state == index.ALTERED, row.state in (State.FINISHED, index.ACCEPTED)
     known = index.intact_parts(folder) if altered else folder.read_json(run_folder.KEY) or {}
     provenance = folder.read_json(run_folder.PROVENANCE) or {}
-    result = _result(folder) if row.state in (State.FINISHED, index.ACCEPTED) else None
+    result = _result(folder) if counts else None
     config = {} if altered else folder.read_json(run_folder.CONFIG) or {}
     entries = journal.read(folder.journal)
     return ComparedRun(
@@ -141,9 +139,9 @@ def read(folder: RunFolder) -> ComparedRun:
         folder=folder.path,
         parts=_parts(known, config),
         figures=_figures(result),
-        failure=_failure(row, entries),
+        failure=_first_line(entries[-1]) if entries and not counts else "",
         overrides=tuple(map(hide, overrides_in(provenance))),
-        provenance=_shown(provenance),
+        provenance={name: hide(value) if isinstance(value, str) else value for name, value in provenance.items()},
         nodes=tuple(nodes_of(folder.read_json(run_folder.PLAN) or {})),
         unix_time=row.unix_time,
         verdict=verdict_of(folder),
@@ -156,16 +154,6 @@ def read(folder: RunFolder) -> ComparedRun:
     )
 
 
-def _row(folder: RunFolder) -> index.Row:
-    """Return the run's row of the index; altered if its curves were altered."""
-    row = index.row(folder)
-    if row.state == State.FINISHED and (
-        why := index.altered_target(folder, folder.read_result(), (run_folder.METRICS,))
-    ):
-        return replace(row, state=index.ALTERED, note=f"{why}; the same doit train makes it again", accuracy=None)
-    return row
-
-
 def _result(folder: RunFolder) -> Result | None:
     try:
         return acceptance.standing(folder)[0]
@@ -175,11 +163,9 @@ def _result(folder: RunFolder) -> Result | None:
 
 def _reservation(row: index.Row) -> str:
     """Return the reservation in words, for the end of a line."""
-    if row.state == index.ACCEPTED:
-        return row.note.strip()
     if row.state == index.ALTERED:
         return f"{row.state}: {row.note.strip()}"
-    if row.state != State.FINISHED:
+    if row.state not in (State.FINISHED, index.ACCEPTED):
         return f"not finished ({row.state})"
     return row.note.strip()
 
@@ -204,16 +190,5 @@ def _notes(folder: RunFolder, entries: Sequence[journal.Entry]) -> dict[int, tup
     return {at: tuple(printable(hide(note)) for note in of_attempt) for at, of_attempt in notes.items() if of_attempt}
 
 
-def _failure(row: index.Row, entries: list[journal.Entry]) -> str:
-    """Return the first line of the last journal entry of a failed run."""
-    if row.state in (State.FINISHED, index.ACCEPTED) or not entries:
-        return ""
-    return _first_line(entries[-1])
-
-
 def _first_line(entry: journal.Entry) -> str:
     return printable(hide(entry.first_line))
-
-
-def _shown(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: hide(value) if isinstance(value, str) else value for name, value in provenance.items()}

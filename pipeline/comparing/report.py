@@ -213,13 +213,9 @@ def best_first(
 ) -> tuple[list[Group], str, str | None]:
     """Order the configurations for all views that select runs automatically.
 
-    Args:
-        by: the deciding metric if any group has it; otherwise the first whose name implies a direction is used.
-        goals: metric → direction, for the objectives of a search.
-
-    Returns:
-        The configurations, the best first and labelled in that order, those without the figure last; the metric;
-        ``maximize`` or ``minimize``, or None if the metric's name doesn't imply a direction.
+    ``by`` decides if any group has it, otherwise the first metric whose name implies a direction, or that has one in
+    ``goals`` (of a search). Return the configurations, the best first and labelled in that order, those without the
+    figure last; the metric; and ``maximize`` or ``minimize``, or None if no direction is known.
     """
     by = by if any(by in group.figures for group in groups) else _first_by(metrics_of(groups), goals) or by
     direction = direction_of(by, goals)

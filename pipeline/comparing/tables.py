@@ -157,7 +157,9 @@ def conclusion(comparison: Comparison, by: str, direction: str | None) -> str:
     said = [f"{_named(near)} not distinguishable from it"] if near else []
     said += [f"{_named(worse)} worse by more than the spread over seeds"] if worse else []
     said += [f"nothing is claimed about {first_of(labels, _MOST_NAMED)}: {why}" for why, labels in unknown.items()]
-    return f"Best is {first.label} ({first.brief}): {value}{doubt}. {_sentence(said)}".strip()
+    rest = "; ".join(said)
+    rest = f" {rest[0].upper()}{rest[1:]}." if rest else ""
+    return f"Best is {first.label} ({first.brief}): {value}{doubt}.{rest}"
 
 
 def _named(labels: Sequence[str]) -> str:
@@ -165,11 +167,6 @@ def _named(labels: Sequence[str]) -> str:
     if len(labels) > _MOST_NAMED:
         return f"{first_of(labels, _MOST_NAMED)} are"
     return f"{' and '.join(filter(None, (', '.join(labels[:-1]), labels[-1])))} {'is' if len(labels) == 1 else 'are'}"
-
-
-def _sentence(parts: Sequence[str]) -> str:
-    text = "; ".join(parts)
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 def larger(against: Against) -> list[Difference]:
@@ -200,16 +197,15 @@ def _code(first: str, against: Against) -> list[str]:
 def markdown(comparison: Comparison) -> str:
     """Return tables for a paper, a pull request or a note; the first has one line per configuration."""
     labels = [group.label for group in comparison.groups]
-    figures = [
-        (
-            f"{group.label} {group.title}",
-            str(group.n),
-            *(cell(group.figures.get(name), group.n, name) for name in comparison.metrics),
-        )
-        for group in comparison.groups
-    ]
+    figures = []
+    for group in comparison.groups:
+        cells = (cell(group.figures.get(name), group.n, name) for name in comparison.metrics)
+        figures.append((f"{group.label} {group.title}", str(group.n), *cells))
     lines = [*_markdown_table(("configuration", "n", *comparison.metrics), figures), ""]
-    lines += ["Mean ± sample standard deviation over seeds.", "", *map(_runs_of, comparison.groups)]
+    lines += ["Mean ± sample standard deviation over seeds.", ""]
+    for group in comparison.groups:
+        doubt = f" ({escaped(group.reservation)})" if group.reservation else ""
+        lines.append(f"- {group.label}: {', '.join(run.key for run in group.runs)}{doubt}")
     for part in PARTS:
         if rows := comparison.parts.get(part):
             lines += ["", *_markdown_table((part, *labels), [(row.name, *row.values) for row in rows])]
@@ -221,11 +217,6 @@ def markdown(comparison: Comparison) -> str:
         lines += ["", *fenced(diff, "diff")] if diff else []
     lines += ["", RULE] if comparison.against else []
     return "\n".join(lines)
-
-
-def _runs_of(group: Group) -> str:
-    doubt = f" ({escaped(group.reservation)})" if group.reservation else ""
-    return f"- {group.label}: {', '.join(run.key for run in group.runs)}{doubt}"
 
 
 def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -271,25 +262,19 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _group(group: Group) -> dict[str, Any]:
-    of_group = {name: getattr(group, name) for name in ("label", "n", "reservation")}
+    about = {"label": group.label, "n": group.n, "reservation": group.reservation}
+    about |= {"words": list(group.words), "what": group.first.what, "of": len(group.runs)}
     names = ("key", "state", "seed", "reservation", "failure", "nonfinite", "command")
-    runs = [
-        {name: getattr(run, name) for name in names}
-        | {"metrics": {name: json_number(value) for name, value in run.figures.items()}}
-        for run in group.runs
-    ]
-    statistics = {
-        name: {
-            "mean": figure.over and json_number(figure.over.mean),
-            "std": None if figure.over is None or figure.over.std is None else json_number(figure.over.std),
-            "n": figure.over.n if figure.over else 0,
-            "nan": figure.nan,
-            "infinite": figure.infinite,
-        }
-        for name, figure in group.figures.items()
-    }
-    about = {"words": list(group.words), "what": group.first.what, "of": len(group.runs)}
-    return {**of_group, **about, "runs": runs, "statistics": statistics}
+    runs = []
+    for run in group.runs:
+        metrics = {name: json_number(value) for name, value in run.figures.items()}
+        runs.append({**{name: getattr(run, name) for name in names}, "metrics": metrics})
+    statistics = {}
+    for name, figure in group.figures.items():
+        mean, std, n = (None, None, 0) if (over := figure.over) is None else (over.mean, over.std, over.n)
+        of_finite = {"mean": json_number(mean), "std": json_number(std), "n": n}
+        statistics[name] = {**of_finite, "nan": figure.nan, "infinite": figure.infinite}
+    return {**about, "runs": runs, "statistics": statistics}
 
 
 def _difference(item: Difference, against: Against) -> dict[str, Any]:
@@ -303,6 +288,6 @@ def _difference(item: Difference, against: Against) -> dict[str, Any]:
     }
 
 
-def json_number(value: float) -> float | str:
+def json_number(value: float | None) -> float | str | None:
     """Return the number, or its text if JSON can't represent it."""
-    return value if math.isfinite(value) else number(value)
+    return value if value is None or math.isfinite(value) else number(value)

@@ -24,9 +24,7 @@ def plot(
 ) -> str:
     """Return the curves, each with one standard deviation as a shade above the mean, and a line about it below.
 
-    Args:
-        width, height: of the whole plot, in characters.
-        colour: allow ANSI colours.
+    ``width`` and ``height`` are those of the whole plot, in characters; ``colour`` allows ANSI colours.
     """
     points = [point for band in bands for point in band.points]
     up = span_of((value for point in points for value in (point.mean, *point.ends)), log=log)

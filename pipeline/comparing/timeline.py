@@ -71,6 +71,8 @@ def _attempt(number: int, entries: Sequence[journal.Entry], logged: Sequence[flo
     started = next((entry.time for entry in entries if entry.state is State.RUNNING), None)
     last = max([entries[-1].time, *logged[-1:]])
     reason = [] if end is None or not end.detail else [end.detail]
+    gaps = [after - before for before, after in pairwise(logged)]
+    pause_s = max(_PAUSE_S, _PAUSE * statistics.median(gaps)) if gaps else _PAUSE_S
     return Attempt(
         number=number,
         begun=entries[0].time,
@@ -78,14 +80,8 @@ def _attempt(number: int, entries: Sequence[journal.Entry], logged: Sequence[flo
         ended=max(entries[0].time, started or 0.0, last if end is None else end.time),  # clocks may be set back
         state="" if end is None else end.state,
         why="; ".join([*reason, *notes]),
-        pauses=_pauses(logged),
+        pauses=tuple((before, after) for before, after in pairwise(logged) if after - before > pause_s),
     )
-
-
-def _pauses(logged: Sequence[float]) -> tuple[tuple[float, float], ...]:
-    gaps = [after - before for before, after in pairwise(logged)]
-    least = max(_PAUSE_S, _PAUSE * statistics.median(gaps)) if gaps else _PAUSE_S
-    return tuple((before, after) for before, after in pairwise(logged) if after - before > least)
 
 
 def of_attempts(attempts_by_name: Mapping[str, Sequence[Attempt]]) -> Timeline:

@@ -106,11 +106,7 @@ class RunState:
 
 
 def after(state: RunState, event: RunEvent, now: float) -> RunState:
-    """Return the state after ``event``.
-
-    Args:
-        now: seconds of a monotonic clock.
-    """
+    """Return the state after ``event``; ``now`` in seconds of a monotonic clock."""
     match event:
         case NodeBeat():
             known = state.hosts.get(event.host) or HostState(ranks=len(event.ranks), doing=state.first_doing)

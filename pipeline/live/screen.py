@@ -80,10 +80,8 @@ class _News:
 class Screen:
     """A context manager around the work; its end waits until all lines are written.
 
-    Args:
-        picture: what is drawn below the lines, folded at the terminal's width; None: lines alone, folded at ``width``.
-        wanted: decides which lines are shown.
-        named: returns a line with its commands as the user types them.
+    Lines are folded at the terminal's width above ``picture``, without one at ``width``. ``wanted`` decides which are
+    shown; ``named`` returns a line with its commands as the user types them.
     """
 
     def __init__(

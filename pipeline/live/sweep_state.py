@@ -37,18 +37,11 @@ class EndedTrial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Best:
-    """The best value so far, and its trial."""
-
-    words: str
-    value: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class SweepState:
     """The state of a sweep.
 
-    ``running`` and ``ended`` are keyed by trial number; ``took_s``: durations of trials that ran to their end.
+    ``running`` and ``ended`` are keyed by trial number; ``took_s``: durations of trials that ran to their end; ``best``
+    is the ended trial with the best value so far.
     """
 
     name: str
@@ -59,7 +52,7 @@ class SweepState:
     ended: Mapping[int, EndedTrial] = field(default_factory=lambda: MappingProxyType({}))
     running: Mapping[int, TrialState] = field(default_factory=lambda: MappingProxyType({}))
     took_s: tuple[float, ...] = ()
-    best: Best | None = None
+    best: EndedTrial | None = None
 
     @property
     def done(self) -> int:
@@ -68,11 +61,7 @@ class SweepState:
 
 
 def after_trial_event(state: SweepState, event: TrialBegan | TrialEnded, now: float) -> SweepState:
-    """Return the state after a trial has begun or ended.
-
-    Args:
-        now: seconds of a monotonic clock.
-    """
+    """Return the state after a trial has begun or ended; ``now`` in seconds of a monotonic clock."""
     if isinstance(event, TrialBegan):
         run = RunState(key=event.key, title="")
         trial = TrialState(words=named(event.chosen), began=now, run=run)
@@ -92,7 +81,7 @@ def after_trial_event(state: SweepState, event: TrialBegan | TrialEnded, now: fl
         epochs=0 if known is None else known.run.epoch,
     )
     ended = {**state.ended, event.number: over}
-    best = _better(state, Best(words=over.words, value=value))
+    best = _better(state, replace(over, value=value))
     return replace(state, running=running, ended=ended, took_s=(*state.took_s, *took), best=best)
 
 
@@ -127,7 +116,7 @@ def _best_of(state: SweepState, one: float, other: float) -> float:
     return (max if state.maximize else min)(known, default=math.nan)
 
 
-def _better(state: SweepState, candidate: Best) -> Best | None:
+def _better(state: SweepState, candidate: EndedTrial) -> EndedTrial | None:
     if math.isnan(candidate.value):
         return state.best
     best = math.nan if state.best is None else state.best.value

@@ -16,7 +16,7 @@ from pipeline.core.specs import State
 from pipeline.core.tables import counted, file_size, folded, quantity
 from pipeline.live.run_state import HostState, RunState
 from pipeline.live.sweep_state import SweepState, left_s
-from trainers.contract.beats import Phase, Usage, phase_words
+from trainers.contract.beats import Phase, phase_words
 
 Part = tuple[str, str]
 """A piece of a line and its style ('' for none)."""
@@ -82,12 +82,7 @@ def figure(name: str, value: float) -> str:
 
 # --------------------------------------------------------------------------------------------- a run
 def run_view(state: RunState, now: float, *, width: int, height: int) -> RenderableType:
-    """Return the view of one run, not larger than the terminal.
-
-    Args:
-        now: by the clock of the state's times.
-        width, height: of the terminal, in columns and lines.
-    """
+    """Return the view of one run, not larger than the terminal of so many columns and lines."""
     width = max(20, width - 1)  # a line that fills the last column moves some terminals on
     progress = _progress(state, now, width)
     lines = [_line(_headline(state)), *map(_line, progress), _line(_figures(state))]
@@ -182,25 +177,25 @@ def _hosts(state: RunState, width: int, most: int) -> Iterator[RenderableType]:
 
 def _columns(width: int, name_width: int) -> dict[str, int]:
     """Return title → width of the columns that fit behind a host's name."""
-    room, shown = width - name_width - 2 - _STATE, set[str]()
-    for title in _COLUMNS:  # which are shown first where not all have room
-        if room < 2 + _COLUMNS[title]:
+    room, columns = width - name_width - 2 - _STATE, {"state": _STATE}
+    for title, size in _COLUMNS.items():  # the first ones where not all have room
+        if (room := room - 2 - size) < 0:
             break
-        room -= 2 + _COLUMNS[title]
-        shown.add(title)
-    return {"state": _STATE, **{title: size for title, size in _COLUMNS.items() if title in shown}}
+        columns[title] = size
+    return columns
 
 
 def _cells(state: RunState, host: HostState) -> dict[str, Text]:
-    """Return column → cell."""
-    usage = host.usage
-    network = f"{file_size(round(usage.received_per_s))}/s / {file_size(round(usage.sent_per_s))}/s" if usage else "-"
-    return {
-        "state": _state(state, host),
-        "busy": Text(_busy(usage) if usage else "-"),
-        "memory": Text(_memory(usage) if usage else "-"),
-        "network in / out": Text(network),
-    }
+    """Return column → cell; busy and memory are those of the GPUs together, or of a host without any."""
+    cells, usage = {"state": _state(state, host)}, host.usage
+    if usage is None:
+        return cells | {title: Text("-") for title in _COLUMNS}
+    gpus, parts = usage.gpus, usage.gpus or (usage,)
+    used, total = sum(part.memory_bytes for part in parts), sum(part.memory_total_bytes for part in parts)
+    busy = f"gpu {sum(gpu.busy for gpu in gpus) / len(gpus):.0%}" if gpus else f"cpu {usage.cpu:.0%}"
+    network = f"{file_size(round(usage.received_per_s))}/s / {file_size(round(usage.sent_per_s))}/s"
+    texts = (busy, f"{file_size(used)} of {total / 1e9:.0f} GB", network)
+    return cells | {title: Text(text) for title, text in zip(_COLUMNS, texts, strict=True)}
 
 
 def _behind(state: RunState, host: HostState) -> int:
@@ -222,25 +217,9 @@ def _state(state: RunState, host: HostState) -> Text:
     return Text(printable(f"{behind:,} behind: {doing}" if behind else doing), "yellow" if behind else "")
 
 
-def _busy(usage: Usage) -> str:
-    return f"gpu {sum(gpu.busy for gpu in usage.gpus) / len(usage.gpus):.0%}" if usage.gpus else f"cpu {usage.cpu:.0%}"
-
-
-def _memory(usage: Usage) -> str:
-    """Return the memory use of the GPUs together, or of the host without any."""
-    parts = usage.gpus or (usage,)
-    used, total = sum(part.memory_bytes for part in parts), sum(part.memory_total_bytes for part in parts)
-    return f"{file_size(used)} of {total / 1e9:.0f} GB"
-
-
 # ------------------------------------------------------------------------------------------- a sweep
 def sweep_view(state: SweepState, now: float, *, width: int, height: int) -> RenderableType:
-    """Return the view of a sweep, not larger than the terminal: a table of trials, always with those that run.
-
-    Args:
-        now: by the clock of the state's times.
-        width, height: of the terminal, in columns and lines.
-    """
+    """Return the view of a sweep, not larger than the terminal: a table of trials, always with those that run."""
     width = max(20, width - 1)
     counts = [*_counts(state, now)]
     name = f"sweep {state.name}: "  # left out where it would push the time left out of the line

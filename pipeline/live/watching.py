@@ -117,8 +117,7 @@ def follow_sweep(
 ) -> None:
     """Follow a sweep until no command runs it: pass news from its files to the screen, and its trials' lines.
 
-    Args:
-        files: those that the screen's first state came from.
+    ``files`` are those that the screen's first state came from.
     """
     while True:
         over = not is_under_way(folder)
@@ -134,8 +133,8 @@ def follow_sweep(
 class SweepFiles:
     """The files of a sweep that another command runs.
 
-    ``look`` yields the news since the last call: trials that began and ended, and reports of running trials with their
-    numbers. ``so_far`` is what was there at first.
+    ``so_far`` is what was there at first. ``look`` yields the news since the last call: trials that began and ended,
+    and reports of running trials with their numbers.
     """
 
     def __init__(self, folder: SweepFolder) -> None:
@@ -148,17 +147,12 @@ class SweepFiles:
     def so_far(self, unix_now: float, now: float) -> SweepState:
         """Return the sweep as its journal describes it.
 
-        Args:
-            unix_now, now: the same moment, in unix seconds and by the clock of the state's times.
+        ``unix_now`` and ``now`` are the same moment, in unix seconds and by the clock of the state's times.
         """
         about = self._folder.begun()
-        self._total = about.total
+        self._total, maximize = about.total, direction_of(about.by, about.goals) != MINIMIZE
         state = SweepState(
-            name=self._folder.name,
-            total=about.total,
-            at_once=about.at_once,
-            metric=about.by,
-            maximize=direction_of(about.by, about.goals) != MINIMIZE,
+            name=self._folder.name, total=about.total, at_once=about.at_once, metric=about.by, maximize=maximize
         )
         for entry in self._entries():
             state = after_trial_event(state, self._event(entry), now - (unix_now - entry.time))

@@ -112,10 +112,9 @@ class Run:
 
     def __repr__(self) -> str:
         row = self._row
-        shown = ", ".join(
-            f"{name} {quantity(name, value, '.4g')}" for name, value in [*row.figures.items()][:_SHOWN_METRICS]
-        )
-        return f"<Run {self.key} {row.state}: {row.what}{', ' if shown else ''}{shown}>"
+        figures = [*row.figures.items()][:_SHOWN_METRICS]
+        said = [row.what, *(f"{name} {quantity(name, value, '.4g')}" for name, value in figures)]
+        return f"<Run {self.key} {row.state}: {', '.join(said)}>"
 
     def __str__(self) -> str:
         return run_status.status(self._folder)
@@ -126,9 +125,8 @@ class Run:
         facts |= {} if row.train_s is None else {"trained": duration(row.train_s)}
         facts |= {name: quantity(name, value, ".4g") for name, value in row.figures.items()}
         facts |= {"SYNTHETIC DATA": "an accuracy means nothing"} if row.synthetic else {}
-        lines = "".join(
-            f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in facts.items()
-        )
+        cells = ((html.escape(name), html.escape(text)) for name, text in facts.items())
+        lines = "".join(f"<tr><th>{name}</th><td>{text}</td></tr>" for name, text in cells)
         return f"<table><caption>run {self.key}</caption>{lines}</table>"
 
 
@@ -141,8 +139,8 @@ def run(key: str = LAST, *overrides: str) -> Run:
     Raises:
         UsageError: there is no such run.
     """
-    folder = Session(Invocation(verb="runs", overrides=overrides)).config.runs_dir
-    return _of(index.find(folder, key))
+    folder = index.find(Session(Invocation(verb="runs", overrides=overrides)).config.runs_dir, key)
+    return Run(key=folder.key, path=ROOT / folder.path)
 
 
 def runs(*overrides: str, state: str | None = None) -> Any:
@@ -186,7 +184,3 @@ def table(rows: list[dict[str, Any]], *, key: str | None = None) -> Any:
 
     frame = pd.DataFrame(rows)
     return frame.set_index(key) if key is not None and rows else frame
-
-
-def _of(folder: RunFolder) -> Run:
-    return Run(key=folder.key, path=ROOT / folder.path)

@@ -45,25 +45,20 @@ def absolute_uri(uri: str | None, root: Path) -> str:
     if scheme.startswith("sqlite"):
         return _absolute_sqlite(uri, scheme, root)
     if scheme in ("http", "https") or scheme.partition("+")[0] in _DATABASES:
-        _refuse_malformed(uri, scheme)
+        try:
+            urlsplit(uri)
+        except ValueError:
+            why: str | None = "has a host that is none"
+        else:  # the address of a database is left to its driver, which may need no host
+            why = fault(uri) if scheme in ("http", "https") else None
+        if why is not None:
+            raise UsageError(f"tracking.uri={redact(uri)} {why}", hint="tracking.uri=http://HOST:5000")
         return uri
     raise UsageError(
         f"tracking.uri={redact(uri)} is not a store that MLflow can write; valid: sqlite:///FILE, "
         "http://HOST:PORT, https://HOST, postgresql://…, mysql://…, mssql://…",
         hint="tracking.uri=sqlite:///mlflow.db",
     )
-
-
-def _refuse_malformed(uri: str, scheme: str) -> None:
-    """Refuse malformed web addresses. Database addresses are left to the driver, which may need no host."""
-    try:
-        urlsplit(uri)
-    except ValueError:
-        why: str | None = "has a host that is none"
-    else:
-        why = fault(uri) if scheme in ("http", "https") else None
-    if why is not None:
-        raise UsageError(f"tracking.uri={redact(uri)} {why}", hint="tracking.uri=http://HOST:5000")
 
 
 def _absolute_sqlite(uri: str, scheme: str, root: Path) -> str:

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from pipeline.core import masking
 from pipeline.core.errors import PacelineError, text_of
-from pipeline.tracking import state
 from pipeline.tracking.address import redact
 from pipeline.tracking.answers import Caller, StoreError
 from pipeline.tracking.description import Progress, describe
@@ -64,8 +63,7 @@ class Feed:
             self._ask(partial(tracker.end, describe(self.run_dir), str(now.state), now.end_ms))
             self._succeeded()
             self.forget()
-            self.state.inputs, self.state.state, self.state.message = inputs, state.DONE, ""
-            self.state.save(self._folder)
+            self.state.finish(inputs, self._folder)
 
     def forget(self) -> None:
         """Close the tracker; the next pass begins with a new object."""

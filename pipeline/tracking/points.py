@@ -63,9 +63,7 @@ class Chunk:
 
 
 def read_points(path: Path, place: Place, limit: int, *, tests_once: bool = False) -> Chunk:
-    """Read from ``place`` to the last complete line, or up to ``limit`` points.
-
-    A truncated file is read from the beginning.
+    """Read from ``place`` to the last complete line, or up to ``limit`` points; a truncated file from the beginning.
 
     ``tests_once``: test metrics are measured once, and are placed at step 0.
     """

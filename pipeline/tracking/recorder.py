@@ -95,23 +95,13 @@ class _RemovedError(Exception):
 
 class _Recording:
     def __init__(
-        self,
-        run_dir: Path,
-        folder: int,
-        to: Destination,
-        follow: bool,
-        give_up_s: float,
-        parent_pid: int | None,
+        self, run_dir: Path, folder: int, to: Destination, follow: bool, give_up_s: float, parent_pid: int | None
     ) -> None:
-        self.run_dir = run_dir
-        self.follow = follow
-        self.give_up_s = give_up_s
-        self.parent_pid = parent_pid
-        self.folder = folder
+        self.run_dir, self.folder, self.follow = run_dir, folder, follow
+        self.give_up_s, self.parent_pid = give_up_s, parent_pid
         self.began = self.last_success = time.monotonic()
         self.ended_at: float | None = None
-        self.counting = False
-        self.refused = False  # the last pass failed for a reason that waiting doesn't fix
+        self.counting = self.refused = False  # refused: the last pass failed for a reason that waiting doesn't fix
         self.failure: str | None = None  # the store's error in the last pass
         self.title, self.database = to.title, to.database
         self.state = self._resumed_state(to)
@@ -202,8 +192,7 @@ class _Recording:
 
     def _abandoned(self) -> bool:
         """Return True if the command that wants the record is gone, or the run folder was removed."""
-        orphaned = self.parent_pid is not None and os.getppid() != self.parent_pid
-        return orphaned or self._removed()
+        return self.parent_pid not in (None, os.getppid()) or self._removed()
 
     def _removed(self) -> bool:
         """Return True if another folder may have replaced the run folder, so nothing may be written."""

@@ -6,7 +6,6 @@ knows its progress.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -22,22 +21,10 @@ TENSORBOARD = "tensorboard"
 RECORDING, PENDING, DONE = "recording", "pending", "done"
 
 _INPUTS = (
-    run_folder.CONFIG,
-    run_folder.CONFIG_YAML,
-    run_folder.KEY,
-    run_folder.PROVENANCE,
-    SWEEPS,
-    "accepted_as.json",
-    run_folder.CHANGES,
-    run_folder.PLAN,
-    run_folder.JOURNAL,
-    run_folder.METRICS,
-    run_folder.SYSTEM_METRICS,
-    run_folder.SUMMARY,
-    run_folder.FINAL_WEIGHTS_NOTES,
-    run_folder.FINAL_WEIGHTS,
-    "evaluation/*",
-)
+    run_folder.CONFIG, run_folder.CONFIG_YAML, run_folder.KEY, run_folder.PROVENANCE, SWEEPS, "accepted_as.json",
+    run_folder.CHANGES, run_folder.PLAN, run_folder.JOURNAL, run_folder.METRICS, run_folder.SYSTEM_METRICS,
+    run_folder.SUMMARY, run_folder.FINAL_WEIGHTS_NOTES, run_folder.FINAL_WEIGHTS, "evaluation/*",
+)  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -79,6 +66,11 @@ class TrackingState:
         Raises OSError.
         """
         write_json_in(folder, file_of(self.tracker), asdict(self))
+
+    def finish(self, inputs: dict[str, list[int]], folder: int) -> None:
+        """Note that everything of ``inputs`` is recorded. Raises OSError."""
+        self.inputs, self.state, self.message = inputs, DONE, ""
+        self.save(folder)
 
     @property
     def complete(self) -> bool:
@@ -126,15 +118,11 @@ def is_recorded(run_dir: Path, uri: str, experiment: str, tracker: str | None = 
 
 def fingerprints(run_dir: Path) -> dict[str, list[int]]:
     """Return name → [bytes, mtime in ns] of every file that a record is made from."""
-    return {str(path.relative_to(run_dir)): fingerprint(path) for path in _inputs(run_dir)}
+    paths = (path for pattern in _INPUTS for path in sorted(run_dir.glob(pattern)) if path.is_file())
+    return {str(path.relative_to(run_dir)): fingerprint(path) for path in paths}
 
 
 def fingerprint(path: Path) -> list[int]:
     """Return [bytes, mtime in ns]. Raises OSError."""
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns]
-
-
-def _inputs(run_dir: Path) -> Iterator[Path]:
-    for pattern in _INPUTS:
-        yield from sorted(path for path in run_dir.glob(pattern) if path.is_file())

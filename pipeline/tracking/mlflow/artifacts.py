@@ -12,31 +12,23 @@ from pathlib import Path
 from pipeline.core.files import system_temporary_prefix
 from pipeline.core.tables import file_size, first_of
 from pipeline.runs import layout
+from pipeline.runs.contents import hosts_of
 from pipeline.tracking.address import redact
 from pipeline.tracking.description import read_object
 from trainers.contract import run_folder
 
 _EARLY = (run_folder.CONFIG_YAML, run_folder.CONFIG, run_folder.KEY, run_folder.PROVENANCE, run_folder.PLAN)
 _LATE = (
-    run_folder.SUMMARY,
-    run_folder.JOURNAL,
-    "evaluation/*",
-    run_folder.FINAL_WEIGHTS_NOTES,
-    run_folder.FINAL_WEIGHTS,
-)
-_OF_SCRIPT = (run_folder.OUTPUT_DIGESTS, "outputs/**/*")
-_LATER = (*_LATE, *_OF_SCRIPT)
+    run_folder.SUMMARY, run_folder.JOURNAL, "evaluation/*", run_folder.FINAL_WEIGHTS_NOTES, run_folder.FINAL_WEIGHTS,
+    run_folder.OUTPUT_DIGESTS, "outputs/**/*",
+)  # fmt: skip
 _BESIDES = "outputs/workdir"
 """Files that a script wrote in its working directory and program.outputs doesn't name."""
 _BESIDES_BYTES, _BESIDES_FILES = 100 << 20, 1000  # upload limits for these; the smallest come first
 RECIPE = (
-    run_folder.CONFIG,
-    run_folder.KEY,
-    run_folder.PROVENANCE,
-    run_folder.SUMMARY,
-    run_folder.JOURNAL,
+    run_folder.CONFIG, run_folder.KEY, run_folder.PROVENANCE, run_folder.SUMMARY, run_folder.JOURNAL,
     run_folder.CHANGES,
-)
+)  # fmt: skip
 """Files from which a run can be repeated on a host that has only the record."""
 _TEXT = (".json", ".jsonl", ".yaml", ".log", "")
 _LOGS = f"{run_folder.ATTEMPTS}/*/*.log"
@@ -50,7 +42,7 @@ def early(run_dir: Path) -> list[Path]:
 
 def late(run_dir: Path, attempt: int) -> list[Path]:
     """Return the files that exist after the end."""
-    paths = [*_rank_zero_log(run_dir, attempt), *_existing(run_dir, _LATER)]
+    paths = [*_rank_zero_log(run_dir, attempt), *_existing(run_dir, _LATE)]
     too_much = {*_left_out(run_dir)}
     return [path for path in paths if path not in too_much]
 
@@ -58,7 +50,7 @@ def late(run_dir: Path, attempt: int) -> list[Path]:
 def left_out(run_dir: Path) -> Iterator[str]:
     """Yield messages about files that stay in the run folder or don't belong to it."""
     present = [
-        path for pattern in (*_EARLY, run_folder.CHANGES, *_LATER, _LOGS) for path in sorted(run_dir.glob(pattern))
+        path for pattern in (*_EARLY, run_folder.CHANGES, *_LATE, _LOGS) for path in sorted(run_dir.glob(pattern))
     ]
     if away := [path for path in present if path.is_file() and layout.leads_out(path, run_dir)]:
         yield layout.not_read(away, run_dir)
@@ -106,7 +98,7 @@ def sendable(path: Path) -> Iterator[Path]:
         yield path
         return
     raw = path.read_bytes()
-    kept = raw[-_MAX_LOG_BYTES:] if _is_log(path) else raw
+    kept = raw[-_MAX_LOG_BYTES:] if path.suffix == ".log" else raw
     text = kept.decode(errors="replace")
     safe = redact(text)
     if safe == text and len(kept) == len(raw):
@@ -118,15 +110,9 @@ def sendable(path: Path) -> Iterator[Path]:
         yield copy
 
 
-def _is_log(path: Path) -> bool:
-    return path.suffix == ".log"
-
-
 def _rank_zero_log(run_dir: Path, attempt: int) -> list[Path]:
     """Return the log of the host with node_rank 0, the first in the plan (a single log needs no plan)."""
     logs = _existing(run_dir, (f"{run_folder.ATTEMPTS}/{attempt}/*.log",))
-    nodes = read_object(run_dir / run_folder.PLAN).get("nodes")
-    first = nodes[0] if isinstance(nodes, list) and nodes else None
-    host = str(first.get("host", "")) if isinstance(first, dict) else ""
+    host = next(iter(hosts_of(read_object(run_dir / run_folder.PLAN))), "")
     named = [path for path in logs if host and path.stem in (host, re.sub(r"[^\w.-]+", "_", host))]
     return (named or logs)[:1]

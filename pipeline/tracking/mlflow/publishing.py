@@ -49,13 +49,8 @@ _OF_A_VERSION = re.compile(r"v[0-9]+", re.IGNORECASE)
 class Published:
     """The metadata of a finished run as a model.
 
-    Attributes:
-        key: the run's key; ``weights_sha256`` and ``dataset_digest`` come from its result.
-        dataset: the name of its data; ``accuracy`` is on the test split.
-        network: the name of the model's option, ``resnet18``.
-        step: the last training step.
-        classes: the class names, in the order of the logits.
-        standing: whether the run was reproduced, in words.
+    ``network`` is the name of the model's option (``resnet18``), ``accuracy`` on the test split, ``step`` the last one
+    of the training; ``classes`` are in the order of the logits; ``standing`` tells whether the run was reproduced.
     """
 
     key: str
@@ -117,9 +112,7 @@ def refuse_names(name: str | None, alias: str | None) -> None:
 def mlmodel(model: Published, about: Mapping[str, Any], *, model_id: str, run_id: str) -> str:
     """Return the file MLmodel as JSON (which is valid YAML), like mlflow.pytorch writes it for torch.export models.
 
-    Args:
-        about: the exporter's description: ``shape`` [C, H, W], ``classes`` (count), ``torch`` and ``python``
-            (versions).
+    ``about`` is the exporter's description: ``shape`` [C, H, W], ``classes`` (count), ``torch``, ``python`` (versions).
     """
     flavors = {
         "pytorch": {"model_data": "data", "pytorch_version": about["torch"], "code": None},

@@ -35,24 +35,15 @@ class Settings:
 def serve(settings: Settings, experiment: str, *, say: Callable[[str], None], note: Callable[[str], None]) -> None:
     """Run the server until Ctrl-C or SIGTERM.
 
-    Args:
-        say: receives the places of records and files, and the server's addresses.
-        note: receives progress and warnings.
-
-    Raises:
-        UsageError: an invalid setting.
-        PacelineError: the store can't be opened, another server uses it, or the server ends.
+    ``say`` receives the places of records and files and the server's addresses, ``note`` progress and warnings. Raises
+    UsageError: an invalid setting; PacelineError: the store can't be opened, another server uses it, or it ends.
     """
     check(settings, os.environ)
     with _only_server(settings.store):
         argv, env, url = ui.server_command(
-            settings.store,
-            settings.host,
-            settings.port,
-            artifacts=settings.artifacts,
+            settings.store, settings.host, settings.port, artifacts=settings.artifacts, auth=settings.auth,
             allowed_hosts=settings.allowed_hosts,
-            auth=settings.auth,
-        )
+        )  # fmt: skip
         ui.prepare(settings.store, note)
         env |= _login(settings) if settings.auth else {}
         say(f"records: {shown(settings.store)}\nfiles: {settings.artifacts}")
@@ -108,11 +99,9 @@ def _only_server(store: str) -> Iterator[None]:
 
 def _login(settings: Settings) -> dict[str, str]:
     """Write the configuration of MLflow's basic-auth app (database of hashed logins); return its variables."""
-    database = sqlite_path(settings.store)
-    if database is not None:
-        folder = database.parent
-    else:
-        folder = Path.cwd() if "://" in settings.artifacts else Path(settings.artifacts).parent
+    database, artifacts = sqlite_path(settings.store), settings.artifacts
+    beside = Path.cwd() if "://" in artifacts else Path(artifacts).parent
+    folder = beside if database is None else database.parent
     config, address = folder / "mlflow-auth.ini", sqlite_uri(folder / "mlflow-auth.db")
     text = (
         "[mlflow]\ndefault_permission = READ\n"

@@ -38,15 +38,8 @@ os.environ.update({name: os.environ.get(name, value) for name, value in _SETTING
 os.environ["MLFLOW_ENABLE_ASYNC_LOGGING"] = "false"  # always: it silently drops points when a server is down
 logging.getLogger("alembic").setLevel(logging.ERROR)
 
-from mlflow.entities import (  # noqa: E402  (the settings above must come first)
-    Dataset,
-    DatasetInput,
-    InputTag,
-    Metric,
-    Param,
-    Run,
-    RunTag,
-)
+# The settings above must come first.
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag  # noqa: E402
 from mlflow.tracking.client import MlflowClient  # noqa: E402
 
 _DATA_TRIES = 3
@@ -73,17 +66,15 @@ def calls() -> Iterator[None]:
         raise
     except Exception as error:
         code = error.error_code if isinstance(error, MlflowException) else None
-        known = explained(str(error)) or _in_the_way(str(error))
+        known = explained(str(error))
+        if named := _NO_FOLDER.search(str(error)):  # the folder of artifacts, or one that it lies in
+            path = Path(named[1])
+            file = next((place for place in (path, *path.parents) if place.is_file()), None)
+            known = known or (
+                f"{file} is a file, where a folder of artifacts should be: move it away" if file else None
+            )
         final = code in _REFUSALS or known is not None or _FULL.search(str(error)) is not None
         raise StoreError(known or _reason(error), rejected=code in _REJECTIONS, final=final) from error
-
-
-def _in_the_way(text: str) -> str | None:
-    """Explain a failure to create an artifact folder: a file has its path, or the path of a parent."""
-    named = _NO_FOLDER.search(text)
-    path = Path(named[1]) if named else None
-    file = next((place for place in (path, *path.parents) if place.is_file()), None) if path else None
-    return f"{file} is a file, where a folder of artifacts should be: move it away" if file else None
 
 
 def _reason(error: Exception) -> str:
@@ -207,13 +198,9 @@ class Store:
             if chosen is not None:
                 self._delete_others(runs, chosen, token)
 
-    def set_running(self, run_id: str, name: str) -> None:
+    def set_name(self, run_id: str, name: str, status: str | None = None) -> None:
         with calls():
-            self._client.update_run(run_id, status="RUNNING", name=name)
-
-    def set_name(self, run_id: str, name: str) -> None:
-        with calls():
-            self._client.update_run(run_id, name=name)
+            self._client.update_run(run_id, status=status, name=name)
 
     def set_ended(self, run_id: str, status: str, end_ms: int | None) -> None:
         """Set the final status FINISHED, PRUNED, FAILED or KILLED; ``end_ms`` in unix milliseconds.
@@ -246,14 +233,7 @@ class Store:
 
     def log_data(self, run_id: str, data: DataInput) -> list[str]:
         """Log the run's data set as its input; repeating is harmless. Returns its name if the store refused it."""
-        item = Dataset(
-            name=data.name,
-            digest=data.digest,
-            source_type="paceline",
-            source=data.source,
-            schema=data.schema,
-            profile=data.profile,
-        )
+        item = Dataset(data.name, data.digest, "paceline", data.source, schema=data.schema, profile=data.profile)
         inputs = [DatasetInput(item, [InputTag("mlflow.data.context", data.context)])]
         refused = inputs
         for _ in range(_DATA_TRIES):  # of two recorders that create it concurrently, one is refused

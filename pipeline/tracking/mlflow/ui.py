@@ -67,13 +67,8 @@ def serve(
 ) -> None:
     """Run a server for this computer until Ctrl-C or SIGTERM; an http(s) tracking server has pages of its own.
 
-    Args:
-        port: None: any free one.
-        say: receives the addresses of the runs' pages.
-        note: receives progress.
-
-    Raises:
-        PacelineError: the store can't be opened, the server ends or doesn't answer, or has no run of a key.
+    ``say`` receives the addresses of the runs' pages, ``note`` progress. Raises PacelineError: the store can't be
+    opened, the server ends or doesn't answer, or has no run of a key.
     """
     if uri.startswith(("http://", "https://")):
         url = shown(uri)

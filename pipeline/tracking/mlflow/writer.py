@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.core import program as programs
 from pipeline.runs import metrics_file
-from pipeline.tracking import state
 from pipeline.tracking.description import Description, Progress, describe, mlflow_key
 from pipeline.tracking.mlflow import artifacts
 from pipeline.tracking.points import Chunk, Mark, Place, Point, final_points, mark_of, nonfinite, read_points
@@ -51,14 +50,11 @@ class Writer:
         self._log_system_metrics(store)
         self._log(store, now)
         if is_new:
-            self._upload(store, self._run_id, artifacts.early(self.run_dir))
+            self._upload(store, artifacts.early(self.run_dir))
             self._opened = now.attempt
         if now.ended:
             self._complete(store, now)
-            self.state.inputs = inputs
-            self.state.state = state.DONE
-            self.state.message = ""
-            self.state.save(self._folder)
+            self.state.finish(inputs, self._folder)
 
     def _connected(self) -> Store:
         if self._store is None:
@@ -73,7 +69,7 @@ class Writer:
 
         After a crash between the two writes of tracking.json, the run is found by its tag.
         """
-        about = self._describe()
+        about = describe(self.run_dir, self.state.nonfinite)
         experiment_id = store.experiment_id(self.state.experiment)
         unsure, self.state.unsure = self.state.unsure, True
         self.state.save(self._folder)
@@ -112,16 +108,16 @@ class Writer:
             self._note(f"MLflow refused {name}" for name in store.log_data(run.run_id, about.data))
         self._name = run.name
         if not now.ended and (run.status, run.name) != ("RUNNING", about.name):
-            store.set_running(run.run_id, about.name)
+            store.set_name(run.run_id, about.name, status="RUNNING")
             self._name = about.name
         self._succeeded()
 
     def _log(self, store: Store, now: Progress) -> None:
         """Send new points in full requests; a partial request of a running run waits for the next pass."""
+        path, is_ours = self.run_dir / run_folder.METRICS, programs.of_run(self.run_dir).is_ours
         for number in itertools.count():
             room = max(1, store.items_per_call - len(self._params) - len(self._tags))
-            path = self.run_dir / run_folder.METRICS
-            chunk = read_points(path, self._place, room, tests_once=self._tests_once)
+            chunk = read_points(path, self._place, room, tests_once=is_ours)  # in a script test/ may be a curve
             if number and chunk.is_last and not now.ended:
                 return
             self._send(store, chunk, ends=chunk.is_last and now.ended)
@@ -162,8 +158,8 @@ class Writer:
         return [point for point in points if (mark := known.get(point.key)) is None or point.mark > mark]
 
     def _complete(self, store: Store, now: Progress) -> None:
-        about = self._describe()
-        self._upload(store, self._run_id, artifacts.early(self.run_dir) + artifacts.late(self.run_dir, now.attempt))
+        about = describe(self.run_dir, self.state.nonfinite)
+        self._upload(store, artifacts.early(self.run_dir) + artifacts.late(self.run_dir, now.attempt))
         if self.state.unsure:
             store.remove_duplicates(str(self.state.experiment_id), about.key, self.state.token, self._run_id)
             self.state.unsure = False
@@ -173,25 +169,16 @@ class Writer:
         store.set_ended(self._run_id, str(now.state), now.end_ms)
         self._succeeded()
 
-    def _upload(self, store: Store, run_id: str, paths: Iterable[Path]) -> None:
+    def _upload(self, store: Store, paths: Iterable[Path]) -> None:
+        """Send the files that have changed since they were sent."""
         for path in paths:
-            name = path.relative_to(self.run_dir)
-            print_of_file = fingerprint(path)
-            if self.state.artifacts.get(str(name)) == print_of_file:
-                continue
-            folder = "logs" if path.suffix == ".log" else str(name.parent)
-            with artifacts.sendable(path) as file:
-                store.log_file(run_id, file, None if folder == "." else folder)
-            self.state.artifacts[str(name)] = print_of_file
-            self._succeeded()
-
-    def _describe(self) -> Description:
-        return describe(self.run_dir, self.state.nonfinite)
-
-    @property
-    def _tests_once(self) -> bool:
-        """True if test/ metrics are measured once, after the training; in a script they may form a curve."""
-        return programs.of_run(self.run_dir).is_ours
+            name, known = path.relative_to(self.run_dir), fingerprint(path)
+            if self.state.artifacts.get(str(name)) != known:
+                folder = "logs" if path.suffix == ".log" else str(name.parent)
+                with artifacts.sendable(path) as file:
+                    store.log_file(self._run_id, file, None if folder == "." else folder)
+                self.state.artifacts[str(name)] = known
+                self._succeeded()
 
     @property
     def _run_id(self) -> str:
