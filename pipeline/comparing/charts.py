@@ -8,8 +8,6 @@ from dataclasses import dataclass
 FORMATS = ("pdf", "png", "svg")
 COLOURS = 8
 """Further curves are grey, because more colours are hard to distinguish."""
-
-
 LEVELS = 5
 """Shades of a value, from the worst to the best."""
 
@@ -33,17 +31,6 @@ class Line:
 
     title: str
     values: tuple[float | str | None, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """A difference and its interval, if one is known. ``certain``: the interval leaves out 0."""
-
-    difference: float
-    low: float | None
-    high: float | None
-    certain: bool
-    title: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,9 @@ class Against:
     differences: tuple[Difference, ...]
     reservation: str = ""
 
+    def difference(self, metric: str) -> Difference | None:
+        return next((one for one in self.differences if one.metric == metric), None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:

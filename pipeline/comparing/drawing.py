@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from typing import Any
 from xml.etree import ElementTree
 
-from pipeline.comparing.charts import COLOURS, LEVELS, Bar, Cell, Interval, Line, Node, level, span_of, within
+from pipeline.comparing.charts import COLOURS, LEVELS, Bar, Cell, Line, Node, level, span_of, within
 from pipeline.comparing.curves import Band, of_several, thinned
+from pipeline.comparing.groups import Difference
 from pipeline.core.printable import printable
 from pipeline.core.tables import counted, quantity
 
@@ -195,7 +196,11 @@ def _label_each(axes: Axes, numbers: Sequence[float]) -> None:
 
 
 # ---------------------------------------------------------------------------------- intervals and cells
-def forest(names: Sequence[str], inks: Sequence[int | None], panels: Mapping[str, Sequence[Interval | None]]) -> str:
+Titled = tuple[str, Difference]
+"""A difference with its title."""
+
+
+def forest(names: Sequence[str], inks: Sequence[int | None], panels: Mapping[str, Sequence[Titled | None]]) -> str:
     """Draw a line per configuration and a panel per metric: differences from the best, with their intervals.
 
     ``inks`` are numbers of the configurations' colours. An interval that goes on beyond three times the differences is
@@ -214,21 +219,21 @@ def forest(names: Sequence[str], inks: Sequence[int | None], panels: Mapping[str
         return _element(figure, f"differences from the best in {', '.join(panels)}: {', '.join(names)}")
 
 
-def _draw_intervals(axes: Axes, row: Sequence[Interval | None], inks: Sequence[int | None]) -> None:
-    known = [item.difference for item in row if item is not None]
+def _draw_intervals(axes: Axes, row: Sequence[Titled | None], inks: Sequence[int | None]) -> None:
+    known = [titled[1].difference for titled in row if titled is not None]
     low, high = span_of([0.0, *known], log=False) or (0.0, 0.0)
     room = max(high - low, 1e-300)
     span = (low - room, high + room)
     axes.axvline(0, color=_INK["soft"], linewidth=1)
-    for at, (item, ink) in enumerate(zip(row, inks, strict=True)):
-        if item is None:
+    for at, (titled, ink) in enumerate(zip(row, inks, strict=True)):
+        if titled is None:
             continue
+        item, title = titled[1], _titled(titled[0])
         colour = _INK["soft" if ink is None else f"c{ink}"]
-        title = _titled(item.title)
         if item.low is not None and item.high is not None:
             ends = [within(span, end) for end in (item.low, item.high)]
             axes.plot(ends, [at, at], color=colour, gid=title, solid_capstyle="butt")
-        fill = colour if item.certain else _INK["ground"]
+        fill = colour if item.is_larger else _INK["ground"]
         dot = [within(span, item.difference)]
         axes.plot(dot, [at], marker="o", color=colour, markerfacecolor=fill, gid=title)
     axes.set_xlim(*span)

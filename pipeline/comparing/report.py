@@ -11,16 +11,25 @@ from typing import Any
 
 from pipeline.comparing import curves as curving
 from pipeline.comparing import tables, timeline
-from pipeline.comparing.charts import COLOURS, Cell, Interval, Line, Node, level
+from pipeline.comparing.charts import COLOURS, Cell, Line, Node, level
 from pipeline.comparing.curves import Band
-from pipeline.comparing.differing import Against, Comparison, Row, compare
-from pipeline.comparing.groups import Group, differing_fields, flat_config, grouped, letters, metrics_of, shown
+from pipeline.comparing.differing import Comparison, Row, compare
+from pipeline.comparing.groups import (
+    Difference,
+    Group,
+    differing_fields,
+    flat_config,
+    grouped,
+    letters,
+    metrics_of,
+    shown,
+)
 from pipeline.comparing.reading import SPEEDS, ComparedRun
 from pipeline.comparing.timeline import Attempt, Timeline
 from pipeline.core import program
 from pipeline.core.redact import hide
 from pipeline.core.tables import counted, first_of, quantity
-from pipeline.keys.content_key import Difference
+from pipeline.keys.content_key import Difference as KeyDifference
 from pipeline.runs.contents import set_apart, short_names
 from pipeline.runs.metrics_file import MetricsRow
 from pipeline.steps.lineage import PastStep
@@ -152,11 +161,19 @@ class Report:
         return f"{done} of {counted(count, 'run')} finished, {counted(len(self.groups), 'configuration')}"
 
     @property
-    def intervals(self) -> dict[str, list[Interval | None]]:
-        """Metric → the difference of each configuration from the best, for the first few metrics."""
-        by_metric: dict[str, list[Interval | None]] = {}
+    def intervals(self) -> dict[str, list[tuple[str, Difference] | None]]:
+        """Metric → title and difference of each configuration from the best, for the first few metrics.
+
+        None where the difference is unknown, or nothing may be claimed.
+        """
+        by_metric = {}
         for name in self.columns[:_MOST_PANELS]:
-            row = [_interval(item, name) for item in self.comparison.against[:MOST_AGAINST]]
+            row = [
+                None
+                if against.reservation or (item := against.difference(name)) is None
+                else (f"{against.label} {name} {tables.interval(item)}", item)
+                for against in self.comparison.against[:MOST_AGAINST]
+            ]
             if any(row):
                 by_metric[name] = row
         return by_metric
@@ -235,7 +252,7 @@ def _first_by(names: Sequence[str], goals: Mapping[str, str]) -> str:
     return next(known, next(iter(names), ""))
 
 
-def of_nearest(nearest: tuple[str, Sequence[Difference]] | None) -> list[str]:
+def of_nearest(nearest: tuple[str, Sequence[KeyDifference]] | None) -> list[str]:
     """Describe why a run was made: the differences from the nearest finished run."""
     if nearest is None:
         return ["there is no other finished run"]
@@ -243,15 +260,6 @@ def of_nearest(nearest: tuple[str, Sequence[Difference]] | None) -> list[str]:
     lines = [hide(str(item)) for item in differing[:_MOST_FIELDS]]
     lines += [f"and {counted(more, 'more field')}"] if (more := len(differing) - _MOST_FIELDS) > 0 else []
     return [f"the nearest other finished run is {key}; it differs in:" if lines else f"as {key}", *lines]
-
-
-def _interval(against: Against, metric: str) -> Interval | None:
-    """Return None if the difference is unknown, or nothing may be claimed about the configurations."""
-    item = next((one for one in against.differences if one.metric == metric), None)
-    if item is None or against.reservation:
-        return None
-    said = f"{against.label} {metric} {tables.interval(item)}"
-    return Interval(difference=item.difference, low=item.low, high=item.high, certain=item.is_larger, title=said)
 
 
 # ------------------------------------------------------------------------------------------------ grid

@@ -149,7 +149,7 @@ def conclusion(comparison: Comparison, by: str, direction: str | None) -> str:
     worse: list[str] = []
     unknown: dict[str, list[str]] = {}
     for item in comparison.against:
-        of_by = next((one for one in item.differences if one.metric == by), None)
+        of_by = item.difference(by)
         if why := item.reservation or ("no figure" if of_by is None else of_by.unknown):
             unknown.setdefault(why, []).append(item.label)
         elif of_by is not None:

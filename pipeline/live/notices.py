@@ -221,7 +221,6 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def _host(url: str) -> str:
     """Return the part of an address that may be shown."""
-    try:
+    with suppress(ValueError):
         return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
+    return ""

@@ -3,10 +3,9 @@
 Only the process of ``recorder_command`` imports mlflow. This package's names are for the controller, and light.
 """
 
-from pipeline.tracking.address import absolute_uri, default_uri, recorder_env, redact, shown, sqlite_path, sqlite_uri
+from pipeline.tracking.address import absolute_uri, recorder_env, shown, sqlite_path, sqlite_uri
 from pipeline.tracking.destinations import (
     NO_SUCH_RUN,
-    Destination,
     destinations,
     fetch_command,
     prepare_command,
@@ -16,7 +15,6 @@ from pipeline.tracking.destinations import (
 )
 
 __all__ = [
-    "NO_SUCH_RUN", "Destination", "absolute_uri", "default_uri", "destinations", "fetch_command", "prepare_command",
-    "publish_command", "recorder_command", "recorder_env", "redact", "serve_command", "shown", "sqlite_path",
-    "sqlite_uri",
+    "NO_SUCH_RUN", "absolute_uri", "destinations", "fetch_command", "prepare_command", "publish_command",
+    "recorder_command", "recorder_env", "serve_command", "shown", "sqlite_path", "sqlite_uri",
 ]  # fmt: skip

@@ -19,11 +19,6 @@ _SECRET_VARIABLES = (_PASSWORD_VARIABLE, "MLFLOW_TRACKING_TOKEN")
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
-def default_uri(root: Path) -> str:
-    """Return the project's own store, a sqlite database: ``sqlite:////abs/mlflow.db``."""
-    return sqlite_uri(root.resolve() / "mlflow.db")
-
-
 def sqlite_uri(database: Path) -> str:
     """Return the address of a database file in SQLAlchemy's syntax, where ? ends the path and %20 is a space."""
     return f"sqlite:///{_quoted(database)}"
@@ -34,13 +29,13 @@ def _quoted(path: Path) -> str:
 
 
 def absolute_uri(uri: str | None, root: Path) -> str:
-    """Return ``uri`` in a form that means the same store from every working directory (None: the default store).
+    """Return ``uri`` in a form that means the same store from every working directory; None: mlflow.db in ``root``.
 
     Raises:
         UsageError: a file store, which MLflow no longer writes, an unknown scheme, or a missing host.
     """
     if not uri:
-        return default_uri(root)
+        return sqlite_uri(root.resolve() / "mlflow.db")
     scheme = uri.partition("://")[0] if "://" in uri else ""
     if scheme.startswith("sqlite"):
         return _absolute_sqlite(uri, scheme, root)

@@ -163,15 +163,10 @@ class Caller:
             threading.current_thread().name = _IDLE
 
     def call(self, function: Callable[[], _Result], limit_s: float, *, ends_within_s: float) -> _Result:
-        """Return or raise what the function returns or raises.
+        """Return or raise what the function returns or raises in the thread.
 
-        Args:
-            function: called in the thread.
-            limit_s: time limit of the call.
-            ends_within_s: time until an EndlessError takes effect in the thread.
-
-        Raises:
-            StoreError: the call exceeded its time or memory; no further calls are possible.
+        An EndlessError takes effect there within ``ends_within_s``. Raises StoreError: the call exceeded ``limit_s`` or
+        its memory; no further calls are possible.
         """
         results: list[_Result] = []
         raised: list[BaseException] = []

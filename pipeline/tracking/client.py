@@ -97,10 +97,8 @@ class DestinationRecorder:
         return not self.is_recorded() and (recorded is None or not recorded.message)
 
     def _spawn(self, *, follow: bool = False, check: bool = False) -> subprocess.Popen[bytes]:
-        to = self.to
-        argv = tracking.recorder_command(
-            self.run_dir, to.uri, to.experiment, tracker=to.tracker, follow=follow, check=check
-        )
+        to, flags = self.to, {"follow": follow, "check": check}
+        argv = tracking.recorder_command(self.run_dir, to.uri, to.experiment, tracker=to.tracker, **flags)
         return process.background(argv, env=process.of_this_clone(to.env), log=self.log)
 
 
@@ -111,14 +109,9 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        config: RunConfig,
-        root: Path,
-        *,
-        enabled: bool | None = None,
+        self, run_dir: Path, config: RunConfig, root: Path, *, enabled: bool | None = None,
         make: Callable[[Path, Destination], DestinationRecorder] = DestinationRecorder,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.run_dir = run_dir
         destinations = tracking.destinations(vars(config.tracking), root, enabled=enabled)
         self._recorders = [make(run_dir, to) for to in destinations]
@@ -155,7 +148,6 @@ class Recorder:
         return self.is_complete()
 
     def is_complete(self) -> bool:
-        """Return True if everything is recorded."""
         return not self._missing()
 
     def where(self) -> str:
@@ -211,8 +203,7 @@ def patient(pid: int, done: Callable[[float], bool]) -> bool:
     while (now := time.monotonic()) - moved < _PATIENCE_S and now - began < _BUSY_S:
         if done(_LOOK_S):
             return True
-        used_s = _processor_s(pid)
-        if used_s > known:
+        if (used_s := _processor_s(pid)) > known:
             known, moved = used_s, time.monotonic()
     return False
 

@@ -12,8 +12,9 @@ from xml.etree import ElementTree
 import pytest
 
 from pipeline.comparing import drawing
-from pipeline.comparing.charts import COLOURS, LEVELS, Cell, Interval, Line, Node
+from pipeline.comparing.charts import COLOURS, LEVELS, Cell, Line, Node
 from pipeline.comparing.curves import Band, Point
+from pipeline.comparing.groups import Difference
 from tests.pipeline.comparing_folders import HOSTILE
 from tests.waiting import HANG_S
 
@@ -41,7 +42,7 @@ def test_a_hostile_name_stands_as_it_is_in_a_picture_that_refers_to_nothing() ->
         drawing.forest(
             [NAME, "b"],
             [0, None],
-            {NAME: [Interval(difference=0.0, low=None, high=None, certain=False, title=NAME)] * 2},
+            {NAME: [(NAME, Difference(metric=NAME, difference=0.0))] * 2},
         ),
         drawing.cells(
             [NAME], [NAME], [Cell(row=0, column=0, lines=(NAME,), level=0, title=NAME)], about=(NAME, "b", "c")
@@ -152,8 +153,8 @@ def test_steps_are_whole_numbers() -> None:
 
 
 def test_a_difference_is_a_dot_with_an_interval_which_is_full_where_it_leaves_out_0() -> None:
-    near = Interval(difference=-0.01, low=-0.9, high=0.9, certain=False, title="B near")
-    far = Interval(difference=-0.1, low=-0.12, high=-0.08, certain=True, title="C far")
+    near = "B near", Difference(metric="accuracy", difference=-0.01, low=-0.9, high=0.9)
+    far = "C far", Difference(metric="accuracy", difference=-0.1, low=-0.12, high=-0.08)
     svg = drawing.forest(["B lr 1", "C lr 2", "D lr 3"], [1, 2, None], {"accuracy": [near, far, None]})
     assert [text for text in texts(svg) if "lr" in text] == ["B lr 1", "C lr 2", "D lr 3"]
     assert re.findall(r'<circle [^>]*style="fill: ([^;]*)', svg) == ["var(--ground)", "var(--c2)"]

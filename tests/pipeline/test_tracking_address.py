@@ -68,11 +68,6 @@ def test_a_database_without_a_file_is_refused(uri: str) -> None:
         tracking.absolute_uri(uri, ROOT)
 
 
-def test_the_default_store_lies_in_the_project(tmp_path: Path) -> None:
-    assert sqlite_path(tracking.default_uri(tmp_path)) == tmp_path.resolve() / "mlflow.db"
-    assert sqlite_path("http://host") is None
-
-
 @pytest.mark.parametrize("name", ["a?b", "a%20b", "a%b?c#d", "a b"])
 def test_a_database_lies_in_the_project_whatever_its_path_holds(tmp_path: Path, name: str) -> None:
     root = tmp_path / name
@@ -80,12 +75,13 @@ def test_a_database_lies_in_the_project_whatever_its_path_holds(tmp_path: Path, 
         absolute = tracking.absolute_uri(uri, root)
         assert make_url(absolute).database == str(root / "mlflow.db")  # what MLflow opens
         assert sqlite_path(absolute) == root / "mlflow.db"
+    assert sqlite_path("http://host") is None
 
 
 def test_the_logins_of_a_server_lie_beside_its_store_whatever_the_path(tmp_path: Path) -> None:
     folder = tmp_path / "p%20x?y"
     folder.mkdir()
-    store = tracking.default_uri(folder)
+    store = tracking.absolute_uri(None, folder)
     told = server.Settings(store=store, artifacts="/a", host="::1", port=1, allowed_hosts=(), auth=True)
     config = configparser.ConfigParser()  # as MLflow reads it
     config.read(server._login(told)["MLFLOW_AUTH_CONFIG_PATH"])
@@ -103,6 +99,9 @@ def test_credentials_go_by_the_environment_only() -> None:
         "MLFLOW_TRACKING_PASSWORD": "p@ss",
     }
     assert "MLFLOW_TRACKING_PASSWORD" not in tracking.recorder_env("http://ann@host:5000")  # the environment's counts
+    plain = tracking.recorder_command(Path("runs/k"), "http://host:5000", "paceline")
+    assert plain[plain.index("--uri") + 1] == "http://host:5000"
+    assert "--follow" not in plain
     assert "--uri" not in tracking.prepare_command("postgresql://u:secret@h/db")
     assert tracking.recorder_env("postgresql://u:secret@h/db") == {"MLFLOW_TRACKING_URI": "postgresql://u:secret@h/db"}
 
@@ -117,12 +116,6 @@ def test_a_refused_login_is_said_with_the_variables_that_hold_it(text: str) -> N
 def test_files_that_a_tracking_server_keeps_are_said_with_what_reaches_them() -> None:
     text = "When an mlflow-artifacts URI was supplied, the tracking URI must be a valid http or https URI, but it was …"
     assert "set tracking.uri to its address, or tracking.experiment to another one" in str(explained(text))
-
-
-def test_an_address_without_credentials_stands_in_the_command() -> None:
-    command = tracking.recorder_command(Path("runs/k"), "http://host:5000", "paceline")
-    assert command[command.index("--uri") + 1] == "http://host:5000"
-    assert "--follow" not in command
 
 
 def test_what_is_shown_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
