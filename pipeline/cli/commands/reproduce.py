@@ -327,30 +327,32 @@ def reproduce_run(folder: RunFolder) -> None:
         keep=is_on(invocation.options, "keep"),
         say=note,
     )
+    shown, written = verdicts.text(verdict), f"  {relative(work / 'verdict.json')}"
     if verdict.nothing:
-        raise PacelineError(
-            f"{verdicts.text(verdict)}\n  {relative(work / 'verdict.json')}",
-            hint="paceline.log(step, loss=…) or a file in {run} gives it something to compare",
-        )
+        hint = "paceline.log(step, loss=…) or a file in {run} gives it something to compare"
+        raise PacelineError(f"{shown}\n{written}", hint=hint)
     if verdict.within_spread:  # neither proven nor refuted
-        say(f"{printable_lines(verdicts.text(verdict))}\n  {relative(work / 'verdict.json')}")
+        say(f"{printable_lines(shown)}\n{written}")
         return
-    settled = settle(folder, equal=verdict.reproduced, again=verdict.again)
-    if settled:
+    if settled := settle(folder, equal=verdict.reproduced, again=verdict.again):
         say(settled)
     if not verdict.reproduced:
-        raise PacelineError(f"{verdicts.text(verdict)}\n  {relative(work / 'verdict.json')}")
+        raise PacelineError(f"{shown}\n{written}")
     folder.prove()
-    say(verdicts.text(verdict))
+    say(shown)
     if (folder.read_json(run_folder.PROVENANCE) or {}).get("git_commit") is None:
         say(f"not from a commit: its code is the copy in {relative(folder.code)}")
-    say(f"  {relative(work / 'verdict.json')}")
+    say(written)
 
 
 def _to_reproduce(named: str, scratch: Path) -> RunFolder:
     """Return the run folder; an archive or a run of another host in MLflow is unpacked below ``scratch``."""
-    archive = _archive(named)
-    if archive is not None:
+    try:
+        archive = clone.started_in() / Path(named).expanduser()
+        is_archive = archive.is_file()
+    except (OSError, RuntimeError):  # too long for a file; the home of nobody
+        is_archive = False
+    if is_archive:
         return exports.unpack(archive, scratch, root=ROOT)
     config = session().config
     try:
@@ -360,15 +362,6 @@ def _to_reproduce(named: str, scratch: Path) -> RunFolder:
             raise
     uri = tracking.absolute_uri(config.tracking.uri, ROOT)
     return from_mlflow.fetched(named, uri, scratch, runs_dir=config.runs_dir)
-
-
-def _archive(named: str) -> Path | None:
-    """Return the file of that name; None if there is none or no file can have that name."""
-    try:
-        path = clone.started_in() / Path(named).expanduser()
-        return path if path.is_file() else None
-    except (OSError, RuntimeError):  # too long; the home of nobody
-        return None
 
 
 # ---------------------------------------------------------------------------------------------- proofs

@@ -131,18 +131,15 @@ def _wrong_field_of_file(text: str, culprit: str, error: Exception, composed: Co
         reason = f"that is no list of hosts; {_HOSTS_ARE}" if no_hosts else files.value_reason(error)
         return UsageError(f"{place}: {field}: {reason}")
     group, _, name = field.rpartition(".")
-    if group == SECTION:
-        names = [item.name for item in dataclasses.fields(PROGRAMS[SCRIPT.name])]
-        if name in names and settings != PROGRAMS[SCRIPT.name].__name__:
+    options = OPTIONS.get(group)
+    of_option = [one for one in map(options.settings, options.names()) if one.__name__ == settings] if options else []
+    if classes := [PROGRAMS[SCRIPT.name]] if group == SECTION else of_option:
+        names = [item.name for item in dataclasses.fields(classes[0])]
+        if group == SECTION and name in names and settings != classes[0].__name__:
             return UsageError(
                 f"{place}: {field} is a field of program=script, which nothing chooses",
                 hint="- override /program: script, in the defaults list of the file",
             )
-        return UsageError(f"{place}: unknown key {field!r}; {_within(group, name, names)}")
-    options = OPTIONS.get(group)
-    of_option = [one for one in map(options.settings, options.names()) if one.__name__ == settings] if options else []
-    if of_option:
-        names = [item.name for item in dataclasses.fields(of_option[0])]
         return UsageError(f"{place}: unknown key {field!r}; {_within(group, name, names)}")
     with own_defaults.replaced({}):  # the file may be among them
         config = composed([])

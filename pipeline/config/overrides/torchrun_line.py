@@ -95,18 +95,20 @@ def translated(
     """
     if [*argv] == ["run"]:
         raise UsageError("run needs a script", hint="doit run train.py --lr 0.1; doit help run")
-    at = next((at for at, word in enumerate(argv) if word in ("torchrun", "run")), None)
-    if at is None or not _is_translatable(argv[:at], argv[at], argv[at + 1 :]):
+    at = next((at for at, word in enumerate(argv) if word in ("torchrun", "run")), len(argv))
+    name, rest = "".join(argv[at : at + 1]), argv[at + 1 :]
+    is_line = name == "torchrun" or any(word.endswith(".py") or word == "-m" for word in rest)  # doit has a run too
+    if not is_line or rest[:1] in (["--help"], ["-h"]) or {"help", "info", "list"} & {*argv[:at]}:
         return [*argv], []
-    own, typed = _own_flags(argv[at + 1 :])
-    line = _of_torchrun(typed, root) if argv[at] == "torchrun" else _of_run(typed)
-    _refuse_misplaced(line, [argv[at], *typed], folder, root)
+    own, typed = _own_flags(rest)
+    line = _of_torchrun(typed, root) if name == "torchrun" else _of_run(typed)
+    _refuse_misplaced(line, [name, *typed], folder, root)
     has_verb = any(word in verbs for word in argv[:at])
     begin = [*argv[:at], *([] if has_verb else ["sweep" if line.sweep else "train"]), *own]
     notes = [f"{', '.join(options)}: not needed, as {why}" for why, options in line.not_needed.items()]
     if behind := _behind_by_mistake(line, folder):
         given = f"{line.script} gets {', '.join(behind)}, as what stands behind it"
-        notes.append(f"note: {given}; options of {argv[at]} stand in front of the script")
+        notes.append(f"note: {given}; options of {name} stand in front of the script")
     return [*begin, *_overrides(line, folder, root, splits="sweep" in argv[:at])], notes
 
 
@@ -154,13 +156,6 @@ def _behind_by_mistake(line: _Line, folder: Path) -> list[str]:
     except OSError:
         return []
     return [word for word in ours if word not in source]
-
-
-def _is_translatable(before: Sequence[str], name: str, rest: Sequence[str]) -> bool:
-    """True unless help is requested, or ``run`` is doit's own command of that name."""
-    if any(word in ("help", "info", "list") for word in before) or rest[:1] in (["--help"], ["-h"]):
-        return False
-    return name == "torchrun" or any(word.endswith(".py") or word == "-m" for word in rest)
 
 
 def _of_torchrun(typed: Sequence[str], root: Path) -> _Line:
