@@ -86,10 +86,7 @@ def _folder_of(name: str) -> Path | None:
 
 
 def refuse(root: Path) -> None:
-    """Refuse modules in ``root`` with the name of one of Python's or Paceline's, which could not be imported any more.
-
-    Raises UsageError.
-    """
+    """Refuse modules in ``root`` that would hide one of Python's or Paceline's by their name. Raises UsageError."""
     ours = frozenset[str]() if places.code_of(root) == root else places.MODULES
     for path in root.iterdir():
         whose = "Python" if path.stem in sys.stdlib_module_names else "Paceline" if path.stem in ours else None

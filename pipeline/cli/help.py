@@ -41,10 +41,7 @@ _RECIPE = "A recipe: options and fields that go together. Words on the command l
 
 
 def requested(argv: Sequence[str]) -> str | None:
-    """Return the help that the words after ``doit`` ask for; None if they ask for something else.
-
-    Raises UsageError: help for a command that doesn't exist.
-    """
+    """Return the help that the words after ``doit`` ask for, or None. Raises UsageError: of no existing command."""
     words = [word for word in argv if not is_override(word) and not word.startswith("-")]
     if argv[:1] == ["--version"]:
         return version()

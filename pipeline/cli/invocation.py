@@ -138,10 +138,7 @@ def typed_runs_dir(argv: Sequence[str]) -> str:
 
 
 def parse(argv: Sequence[str]) -> Invocation:
-    """Parse the words after ``doit``.
-
-    Raises UsageError: an empty word (usually an unset shell variable), or an override that the verb doesn't take.
-    """
+    """Parse the words after ``doit``. Raises UsageError: an empty word, or an override that the verb doesn't take."""
     for position, word in enumerate(argv, start=1):
         if not word.strip():
             raise UsageError(

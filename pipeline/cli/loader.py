@@ -126,10 +126,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
 
 
 def _start_with_overrides() -> None:
-    """Restart doit with translated words.
-
-    If the words hold flags of a verb, a bare key or a torchrun command line: doit has copied them already.
-    """
+    """Restart doit, which has copied the words, if flags, a key or a torchrun line among them are translated."""
     words, notes = flags.as_words(sys.argv[1:]), list[str]()
     if "torchrun" in words or "run" in words:
         from pipeline.config.overrides import torchrun_line  # the settings of scripts: for such a line alone

@@ -164,10 +164,7 @@ def _write(folder: Path) -> None:
 
 
 def _fill(folder: Path, made: Path) -> None:
-    """Move all of ``made`` into an empty folder, which stays, because a shell may stand in it.
-
-    ``dodo.py`` comes last, because it makes a folder a project.
-    """
+    """Move all of ``made`` into an empty folder that a shell may stand in; last dodo.py, which makes it a project."""
     moved: list[Path] = []
     try:
         for item in sorted(made.iterdir(), key=lambda item: item.name == "dodo.py"):

@@ -144,10 +144,7 @@ def _launchers(folder: RunFolder) -> list[str]:
 
 
 def _attached(folder: RunFolder, now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the section ``cluster`` for following a run.
-
-    Its ranks and host labels are the run's; the way to the hosts comes from conf/ and the words.
-    """
+    """Return the section ``cluster`` for following a run: its ranks and host labels, reached by conf/ and the words."""
     own = _section(folder, "cluster")
     raw = {**now, **{name: own[name] for name in _OF_RANKS if name in own}, "max_restarts": 0, "min_nodes": 0}
     if not _has_names(now["launcher"]):

@@ -165,10 +165,7 @@ def build(
 
 
 def tracking_config(section: Mapping[str, Any]) -> TrackingConfig:
-    """Return the section ``tracking`` with the fields of the chosen tracker.
-
-    Raises UsageError: an unknown tracker, or an impossible name of the experiment.
-    """
+    """Return the section ``tracking`` with the fields of its tracker. Raises UsageError: an unknown one, a bad name."""
     tracker = section.get("tracker")
     settings = TrackingConfig if tracker is None else OPTIONS["tracking"].settings(tracker)
     config: TrackingConfig = settings(**section)
@@ -357,10 +354,7 @@ def _refuse_unread(resolved: Mapping[str, Any], words: tuple[str, ...]) -> None:
 
 
 def _folder(root: Path, field: str, value: str) -> Path:
-    """Return the absolute path of a folder named relative to the project.
-
-    Raises UsageError: no folder can have this name.
-    """
+    """Return the absolute path of a folder relative to the project. Raises UsageError: none can have this name."""
     if not value.strip():
         raise UsageError(f"{field} is empty; is a shell variable unset?")
     if any(len(part.encode()) > _LONGEST_NAME for part in Path(value).parts) or len(value.encode()) > _LONGEST_PATH:

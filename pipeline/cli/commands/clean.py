@@ -88,10 +88,7 @@ def rules_of(options: Mapping[str, str]) -> Rules:
 
 
 def superseded(rows: Sequence[Row], parts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return key → key of the newest finished run of the same configuration, data and ranks, for each older run.
-
-    ``parts``: key → content of key.json.
-    """
+    """Return key → key of the newest finished run alike, for each older run. ``parts``: key → content of key.json."""
     alike = {key: repr([known.get(part) for part in _DECIDES]) for key, known in parts.items() if known.get("config")}
     newest = {alike[row.key]: row for row in rows if row.state == State.FINISHED and row.key in alike}
     pairs = [(row, newest[alike[row.key]]) for row in rows if alike.get(row.key) in newest]
@@ -355,10 +352,7 @@ def clean_steps() -> None:
 
 
 def clean_hosts() -> None:
-    """Remove what ended attempts have left on hosts.
-
-    Raises UsageError: a cluster without such hosts. HostError: a host can't be asked.
-    """
+    """Remove what ended attempts have left on hosts. Raises UsageError: they share their folders; HostError."""
     config = session().config
     if launchers.capabilities(config.cluster).shares_run_dir:
         raise UsageError(

@@ -259,10 +259,7 @@ def report() -> None:
 
 
 def _of_sweep(current: Session) -> tuple[str, list[ComparedRun], Report]:
-    """Return a name for the file, the runs and the report of a sweep.
-
-    Raises UsageError: no such sweep, or no trial was started.
-    """
+    """Return a file's name, the runs and the report of a sweep. Raises UsageError: none, or no trial was started."""
     sweep, folders = of_sweep(current.config.runs_dir, current.invocation.options.get("sweep"))
     about, runs = sweep.begun(), [reading.read(folder) for folder in folders]
     if not runs:
@@ -283,10 +280,7 @@ def _of_sweep(current: Session) -> tuple[str, list[ComparedRun], Report]:
 
 
 def _of_runs(current: Session) -> tuple[str, list[ComparedRun], Report]:
-    """Return a name for the file, which is the same for the same runs, the named runs and their report.
-
-    Raises UsageError.
-    """
+    """Return a file's name (equal for equal runs), the named runs and their report. Raises UsageError."""
     runs, runs_dir = chosen(current, current.invocation.paths), current.config.runs_dir
     if len(runs) > 1:
         command = reading.command_line("report", [*current.invocation.paths, *current.invocation.overrides])

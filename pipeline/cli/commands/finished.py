@@ -59,10 +59,7 @@ def is_trained() -> bool:
 
 
 def is_finished(current: Session) -> bool:
-    """Whether the run is finished, or another one was accepted for it.
-
-    Raises UsageError: a newer Paceline wrote its folder.
-    """
+    """Whether the run is finished, or another was accepted for it. Raises UsageError: a newer Paceline wrote it."""
     with waiting(note, "looking up the run"):
         run = current.run
         if run is None or run.reason is not None:

@@ -140,10 +140,7 @@ def _refuse_choice(parts: dict[str, dict[str, object]], run: Run, nearest: tuple
 
 
 def settle(folder: RunFolder, *, equal: bool, again: str) -> str:
-    """Mark an accepted run as proven after its repetition, or withdraw the acceptance.
-
-    Return a line. Raises PacelineError.
-    """
+    """Mark an accepted run as proven, or withdraw the acceptance. Return a line. Raises PacelineError."""
     accepted = acceptance.read(folder)
     if accepted is None:
         return ""
@@ -311,10 +308,7 @@ def reproduce() -> None:
 
 
 def reproduce_run(folder: RunFolder) -> None:
-    """Repeat a finished run and report the comparison.
-
-    Raises PacelineError: it came out otherwise, or can't be repeated.
-    """
+    """Repeat a finished run and report the comparison. Raises PacelineError: it came out otherwise, or can't be."""
     config, invocation = session().config, session().invocation
     work = config.runs_dir.absolute() / again.FOLDER / folder.key
     note(f"run {folder.key}, made again in {relative(work)}")

@@ -72,10 +72,7 @@ class Filter(NamedTuple):
 
 
 def filter_of(words: Sequence[str], resolved: Mapping[str, Any]) -> Filter:
-    """Return what these overrides, of which ``resolved`` is composed, ask of runs.
-
-    Raises UsageError: a word about something that run folders don't store.
-    """
+    """Return what overrides, of which ``resolved`` is composed, ask of runs. Raises UsageError: no run tells that."""
     wanted: dict[str, Any] = {}
     experiments = frozenset(word for word in words if word.startswith("experiment="))
     for word in for_hydra([word for word in words if word not in experiments]):

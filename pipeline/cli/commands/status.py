@@ -187,10 +187,7 @@ def _names_no_run() -> bool:
 
 
 def _named_or_newest() -> RunFolder:
-    """Return the run that a key or the overrides name; without both, the run with the latest event.
-
-    Raises UsageError: there is no run.
-    """
+    """Return the run that a key or the overrides name, else the one with the latest event. Raises UsageError."""
     invocation, runs_dir = session().invocation, session().config.runs_dir
     if "run" in invocation.options or not _names_no_run():
         return session().folder()

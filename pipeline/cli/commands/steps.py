@@ -94,10 +94,7 @@ def under_way(runs_dir: Path) -> list[str]:
 
 
 def dag() -> None:
-    """Print the steps that this configuration's run needs, then the run's tasks.
-
-    Without overrides, print all other steps too.
-    """
+    """Print the steps that this configuration's run needs (without overrides all steps), then the run's tasks."""
     current = session()
     shapes = {"mermaid": dry_run.mermaid, "dot": dry_run.dot}
     shape = current.invocation.options.get("format", "mermaid")

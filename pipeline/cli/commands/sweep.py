@@ -96,10 +96,7 @@ def make_steps(space: Space) -> bool:
 
 
 def fetch_all(space: Space) -> bool:
-    """Fetch every missing data set of a trial, and the weights that it starts from.
-
-    Return False if all existed, so the space stays.
-    """
+    """Fetch missing data and initial weights of the trials. Return False if all existed, so the space stays."""
     for trial in space.trials:
         if trial.run is None and store.find(trial.config.train.dataset, trial.config.data_dir) is None:
             pack = store.fetch(trial.config.train.dataset, trial.config.data_dir)

@@ -198,10 +198,7 @@ def _changed_meanwhile(current: Session, run: Run) -> str:
 
 
 def refuse_unfit(cluster: Cluster) -> None:
-    """Refuse a cluster that can't work, as far as this computer alone shows that; warn of what will be slow.
-
-    Raises UsageError.
-    """
+    """Refuse a cluster that can't work, as far as this computer shows it; warn of a slow one. Raises UsageError."""
     if warning := this_computer.refuse(cluster, root=ROOT, local_gpus=usable_gpus()):
         note(warning)
 

@@ -24,10 +24,7 @@ from pipeline.sweep.schedule import Ended
 
 
 def with_sweep(current: Session) -> Session:
-    """Return the session; a bare argument that names a sweep and no run becomes ``sweep=``.
-
-    Raises UsageError: several sweeps are named.
-    """
+    """Return the session with a bare argument that names a sweep as ``sweep=``. Raises UsageError: several do."""
     paths, options = current.invocation.paths, current.invocation.options
     named = [word for word in paths if names_sweep(current.config.runs_dir, word)]
     if not named:

@@ -30,10 +30,7 @@ class HydraFlags(NamedTuple):
 
 
 def read(argv: Sequence[str]) -> HydraFlags:
-    """Parse the words after ``python -m pipeline``.
-
-    Raises UsageError: an unknown flag, flags that exclude each other, or a flag without the one it needs.
-    """
+    """Parse the words after ``python -m pipeline``. Raises UsageError: an unknown flag, or flags that don't agree."""
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]  # argparse would print eight lines of usage and exit with 2
     args = parser.parse_args(list(argv))

@@ -31,10 +31,7 @@ def refuse_impossible(overrides: Sequence[Override]) -> None:
 
 
 def count(override: Override) -> int:
-    """Return the number of values of one word, at least 1.
-
-    Raises UsageError: it has none, infinitely many, or more than ``MOST``.
-    """
+    """Return the number of values of one word. Raises UsageError: none, infinitely many, or more than ``MOST``."""
     word, value = str(override.input_line), override.value()
     if isinstance(value, RangeSweep):
         return range_length(word, value)

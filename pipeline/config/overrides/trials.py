@@ -108,10 +108,7 @@ class TrialComposer:
         self._composed: set[str] = set()  # keys whose values must be composed
 
     def resolve(self, words: Overrides) -> Resolved:
-        """Return the same as ``compose.resolve(compose.compose_config(words))``. Read only: trials share parts of it.
-
-        Raises UsageError: as composing does.
-        """
+        """Return what composing alone gives, and raise what it raises. Read only: trials share parts of it."""
         plain = self._plain(words)
         rest = tuple(word for word in words if word not in plain)
         base = self._base(rest)
