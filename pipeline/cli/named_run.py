@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from trainers.contract import run_folder
 
 if TYPE_CHECKING:
     from pipeline.cli.invocation import Invocation
-    from pipeline.config.build import RunConfig
     from pipeline.core.specs import Cluster
     from pipeline.runs.folder import RunFolder
 
@@ -42,7 +41,6 @@ _OF_RANKS = (
     *("rendezvous", "rendezvous_dir", "nnodes"),
 )
 _OF_HOST = ("name", "user", "port", "nproc_per_node", "env")
-_DAMAGE = (KeyError, TypeError, AttributeError, ValueError)
 
 
 def configuration(
@@ -158,20 +156,13 @@ def _attached(folder: RunFolder, now: Mapping[str, Any]) -> dict[str, Any]:
             raw[section] = [
                 {**known.get(row["name"], {}), **{name: row[name] for name in _OF_HOST if name in row}} for row in rows
             ]
-    except _DAMAGE as error:
-        raise _damaged(folder.key, error, "attach") from error
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise damaged(folder.key, error, "attach") from error
     return {**raw, "hostfile": None}
 
 
-def built(invocation: Invocation, make: Callable[[], RunConfig]) -> RunConfig:
-    """Return what ``make`` makes of the run's configuration. Raises UsageError: impossible values."""
-    try:
-        return make()
-    except _DAMAGE as error:
-        raise _damaged(invocation.options["run"], error, invocation.verb) from error
-
-
-def _damaged(key: str, error: Exception, verb: str | None) -> UsageError:
+def damaged(key: str, error: Exception, verb: str | None) -> UsageError:
+    """Return the error for a config.json with impossible values."""
     why = f"it lacks the field {error}" if isinstance(error, KeyError) else str(error)
     return UsageError(f"config.json of run {key} is no configuration that can be used: {why}", hint=_with_words(verb))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,17 +83,20 @@ class Session:
 
             resolved, words = named_run.configuration(self.invocation, resolved, ROOT)
         verb = VERBS.get(self.invocation.verb or "")
-        make = partial(
-            build.build,
-            resolved,
-            words,
-            root=ROOT,
-            local_gpus=usable_gpus(),
-            shares_batch=verb is None or verb.shares_batch,
-            must_exist=verb is None or verb.overrides != "filter",
-            steps=_step_source,
-        )
-        config = named_run.built(self.invocation, make) if self._of_named_run else make()
+        try:
+            config = build.build(
+                resolved,
+                words,
+                root=ROOT,
+                local_gpus=usable_gpus(),
+                shares_batch=verb is None or verb.shares_batch,
+                must_exist=verb is None or verb.overrides != "filter",
+                steps=_step_source,
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as error:  # of a damaged config.json
+            if not self._of_named_run:
+                raise
+            raise named_run.damaged(self.invocation.options["run"], error, self.invocation.verb) from error
         if self.invocation.verb == "train":
             step_source.refuse_idle_words(resolved, config.step)
         masking.remember(config.secrets)

@@ -48,14 +48,10 @@ def plan() -> None:
 
 def why() -> None:
     """Print why a run, or a user-defined step, would run."""
-    step = session().invocation.options.get("step")
-    if step is None:
-        _why_run(session())
-    else:
-        own_steps.why(step)
-
-
-def _why_run(current: Session) -> None:
+    current = session()
+    if (own_step := current.invocation.options.get("step")) is not None:
+        own_steps.why(own_step)
+        return
     current.refuse_data()
     run = current.run
     steps = dry_run.steps(current.config, current.pack, run, root=ROOT)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from pipeline import lab as labs
@@ -176,10 +175,14 @@ def stop() -> None:
     current = session()
     by_key = "run" in current.invocation.options
     by_words = not by_key and not all(word.startswith("paths.") for word in current.invocation.overrides)
-    folder = current.folder() if by_key or by_words else _under_way(current.config.runs_dir)
-    if folder is None:
-        say(f"nothing to stop: no run under {relative(current.config.runs_dir)} is under way")
+    runs_dir = current.config.runs_dir
+    keys = [] if by_key or by_words else [row.key for row in index.rows(runs_dir) if row.state in UNDER_WAY]
+    if len(keys) > 1:
+        raise UsageError(f"{len(keys)} runs are under way: {', '.join(keys)}", hint=f"doit stop {keys[-1]}")
+    if not (by_key or by_words or keys):
+        say(f"nothing to stop: no run under {relative(runs_dir)} is under way")
         return
+    folder = RunFolder(runs_dir / keys[0]) if keys else current.folder()
     cluster = current.config.cluster if by_words else current.cluster_of(folder)
     entries = journal.read(folder.journal)
     with waiting(note, "ending what runs there"):
@@ -192,14 +195,6 @@ def stop() -> None:
         say(f"{folder.key} is stopped on {where}; the command that was attached ends as well")
     else:
         say(f"nothing of {folder.key} runs on {where}")
-
-
-def _under_way(runs_dir: Path) -> RunFolder | None:
-    """Return the one run whose journal has no end. Raises UsageError: there are several."""
-    keys = [row.key for row in index.rows(runs_dir) if row.state in UNDER_WAY]
-    if len(keys) > 1:
-        raise UsageError(f"{len(keys)} runs are under way: {', '.join(keys)}", hint=f"doit stop {keys[-1]}")
-    return RunFolder(runs_dir / keys[0]) if keys else None
 
 
 def lab() -> None:
