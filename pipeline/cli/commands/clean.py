@@ -234,11 +234,10 @@ def _chosen(runs_dir: Path, rules: Rules) -> list[Item]:
     rows = index.rows(runs_dir)
     newer = _superseded(runs_dir, rows)
     chosen = filter_of(session().invocation.overrides, session().config.resolved)
-    rows = [
-        row
-        for row in of_state(rows, rules.state)
-        if chosen.config_of(RunFolder(runs_dir / row.key), altered=row.state == index.ALTERED) is not None
-    ]
+    rows = of_state(rows, rules.state)
+    if any(chosen):
+        folders = ((row, RunFolder(runs_dir / row.key), row.state == index.ALTERED) for row in rows)
+        rows = [row for row, folder, altered in folders if chosen.config_of(folder, altered=altered) is not None]
     if rules.checkpoints:
         rows = [row for row in rows if row.state == State.FINISHED]
     rank = _ranks(runs_dir, rows, rules) if rules.keep_best is not None else {}

@@ -84,7 +84,7 @@ def files_named(text: str, culprit: str) -> Iterator[ConfigFile]:
     The culprit is the override at fault. An error about an option doesn't say which file chooses it.
     """
     own = own_defaults.files()
-    names = [match[1] for match in [_IN_FILE.search(text)] if match]
+    names = _IN_FILE.findall(text)[:1]
     name, equals, option = culprit.lstrip("+").partition("=")
     for choice in dict.fromkeys([*names, *([f"{name.partition('@')[0]}/{option}"] if equals else [])]):
         paths = (folder / f"{choice}.yaml" for folder in conf_dirs(ROOT))
