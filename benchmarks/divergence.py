@@ -23,7 +23,7 @@ from measure import ROOT, surroundings
 from topologies import free_ports, wait
 from training import write_pack
 
-from pipeline.reproduction import divergence, replaying
+from pipeline.reproduction import divergence
 
 STEPS, SAVED, RANKS = 16, 4, 2
 WEIGHTS = tuple(f"{name}.{what}" for name in ("first.0", "second.0", "last") for what in ("weight", "bias"))
@@ -129,7 +129,7 @@ def job(folder: Path, plant: Any, steps: str = "") -> dict[str, Any]:
 
 
 def replayed(folder: Path, work: Path, plant: Any, first: int, last: int) -> dict[str, Any]:
-    replaying.prepare(folder, work, first=first)
+    divergence.prepare(folder, work, first=first)
     return job(work, plant, f"{first}-{last}")
 
 

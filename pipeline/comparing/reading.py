@@ -16,8 +16,7 @@ from pipeline.runs import acceptance, index, journal, status
 from pipeline.runs.contents import nodes_of, overrides_in
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError, Result
-from pipeline.steps import lineage
-from pipeline.steps.lineage import PastStep
+from pipeline.steps.source import PastStep, past_step
 from trainers.contract import run_folder
 
 SPEEDS = ("images_per_s", "train_s")
@@ -147,7 +146,7 @@ def read(folder: RunFolder) -> ComparedRun:
         verdict=verdict_of(folder),
         weights_sha256=None if result is None else result.fields.get("weights_sha256"),
         synthetic=row.synthetic,
-        made_with=lineage.of_run(folder, config),
+        made_with=past_step(folder, config),
         nonfinite=row.nonfinite,
         entries=tuple(replace(entry, detail=_first_line(entry)) for entry in entries),
         notes=_notes(folder, entries),

@@ -32,7 +32,7 @@ from pipeline.core.tables import counted, first_of, quantity
 from pipeline.keys.content_key import Difference as KeyDifference
 from pipeline.runs.contents import set_apart, short_names
 from pipeline.runs.metrics_file import MetricsRow
-from pipeline.steps.lineage import PastStep
+from pipeline.steps.source import PastStep
 from pipeline.sweep.folder import TrialEntry
 from pipeline.sweep.report import BY, MINIMIZE, SHOWN, direction_of
 

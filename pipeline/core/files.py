@@ -156,15 +156,12 @@ def write_hint(error: OSError, folder: Path) -> str:
     return room_needed(folder)
 
 
-def _no_inodes(disk: os.statvfs_result) -> bool:
-    return disk.f_files > 0 and disk.f_favail == 0  # f_files is 0 on file systems without inode counts
-
-
 def room_needed(folder: Path) -> str:
     """Return the hint for a full disk of ``folder``, which holds runs: free bytes, and how to free more."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
     disk, free = os.statvfs(there), f"{shutil.disk_usage(there).free:,} bytes are free"
-    room = f"which has no inodes left for new files (df -i), though {free}" if _no_inodes(disk) else f"of which {free}"
+    no_inodes = disk.f_files > 0 and disk.f_favail == 0  # f_files is 0 on file systems without inode counts
+    room = f"which has no inodes left for new files (df -i), though {free}" if no_inodes else f"of which {free}"
     return (
         f"make room on the disk of {there}, {room} "
         "(doit clean shows which runs may go), then the same command; or paths.runs=<a folder on another disk>"

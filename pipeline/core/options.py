@@ -120,7 +120,9 @@ def _settings(source: bytes, bases: tuple[type[Any], ...]) -> ast.Module | None:
         ValueError: there are two such classes, the class is no dataclass, or it uses other parts of its module.
     """
     tree = ast.parse(source)
-    settings = [item for item in tree.body if isinstance(item, ast.ClassDef) and _derives(item, bases)]
+    names = [[base.__name__] for base in bases]
+    classes = [item for item in tree.body if isinstance(item, ast.ClassDef)]
+    settings = [item for item in classes if [ast.unparse(parent) for parent in item.bases] in names]
     if not settings:
         return None
     if len(settings) > 1:
@@ -145,10 +147,6 @@ def _settings(source: bytes, bases: tuple[type[Any], ...]) -> ast.Module | None:
             )
         kept.append(item)
     return ast.Module(body=[*kept, settings[0]], type_ignores=[])
-
-
-def _derives(item: ast.ClassDef, bases: tuple[type[Any], ...]) -> bool:
-    return [ast.unparse(parent) for parent in item.bases] in [[base.__name__] for base in bases]
 
 
 def _names(item: ast.ClassDef) -> set[str]:

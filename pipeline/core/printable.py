@@ -28,7 +28,12 @@ def printable(text: str) -> str:
     """Escape characters that would move a terminal's cursor, set its colours or change the text direction."""
     if text.isprintable():
         return text
-    return "".join(char if _is_shown(char) else char.encode("unicode_escape").decode() for char in text)
+    return "".join(
+        char
+        if char.isprintable() or unicodedata.category(char) == "Zs"  # such as the ideographic space
+        else char.encode("unicode_escape").decode()
+        for char in text
+    )
 
 
 def printable_lines(text: str) -> str:
@@ -94,12 +99,6 @@ def _program_line(line: str, terminal: bool, colours: bool) -> str:
 def shell_line(words: Iterable[str]) -> str:
     """Quote arguments as one command line to copy; unprintable ones in the ``$'…'`` syntax of bash and zsh."""
     return " ".join(shlex.quote(word) if word.isprintable() else f"$'{_escaped(word)}'" for word in words)
-
-
-def _is_shown(char: str) -> bool:
-    if char.isprintable():
-        return True
-    return unicodedata.category(char) == "Zs"  # such as the ideographic space
 
 
 def _escaped(word: str) -> str:

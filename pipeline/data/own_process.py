@@ -15,7 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.core import masking
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file, write_json
 from pipeline.core.places import HOME, IS_INSTALLED, PACKAGES, ROOT
@@ -92,28 +91,21 @@ def make(dataset: DatasetConfig, work: Workspace, root: Path) -> Seen:
             f"WARNING: {target} read {joined(left)}, which this shell sets and it doesn't get; an argument passes its "
             f"value, as a part of the data's name: dataset.args.NAME='${{oc.env:{left[0]}}}'"
         )
-    _raise_its_error(work.folder / _ERROR)
+    if (work.folder / _ERROR).exists():
+        error = json.loads((work.folder / _ERROR).read_text(encoding="utf-8"))
+        if error["errno"]:
+            raise OSError(error["errno"], error["what"], error["filename"])
+        raise DataError(error["what"], hint=error["hint"])
     if code != 0:
         ended = f"exit code {code}" if code < 128 else f"signal {code - 128}"
         raise DataError(f"dataset.target={target}: its process ended with {ended} before the data was packed")
     return seen
 
 
-def _raise_its_error(path: Path) -> None:
-    if path.exists():
-        error = json.loads(path.read_text(encoding="utf-8"))
-        if error["errno"]:
-            raise OSError(error["errno"], error["what"], error["filename"])
-        raise DataError(error["what"], hint=error["hint"])
-
-
 def keep(folder: Path, seen: Seen, known: Collection[Path], root: Path, target: str) -> None:
     """Record in a pack what the function read in addition to ``known``, and warn about these files. Raises OSError."""
     keyed = {os.path.realpath(path) for path in known}
-    record = seen.record(root, keyed, [os.path.realpath(path) for path in known if path.suffix != ".py"])
-    digests = rank_environment.variable_digests(os.environ)
-    record["values"] = {name: digests.get(name, "") for name in record["own_variables"]}
-    record = masking.without_secret_names(record)
+    record = request.record_reads(seen, root, keyed, [os.path.realpath(path) for path in known if path.suffix != ".py"])
     write_json(folder / READ, record)
     if read := [*record["files"]]:
         change = "it changes" if len(read) == 1 else "they change"

@@ -11,11 +11,12 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipeline.core import masking
 from pipeline.core.errors import DataError
 from pipeline.core.files import canonical_json, settles_in, sha256_file, sha256_text, write_json
 from pipeline.core.places import ROOT
@@ -27,6 +28,7 @@ from pipeline.keys import rank_environment
 from pipeline.keys.canonical import order_in
 from pipeline.keys.import_closure import Closure, import_closure
 from trainers.core import dependencies
+from trainers.core.dependencies import Seen
 
 OWN = "pipeline.data.datasets."
 _PACKING = "pipeline.data.packing"
@@ -140,13 +142,32 @@ def intact(folder: Path) -> Pack | None:
 def stale_because(folder: Path, root: Path) -> str | None:
     """Explain which additional input of the pack's function has changed since; None if none has."""
     try:
-        record = json.loads((folder / READ).read_text(encoding="utf-8"))
-        changed = dependencies.changed(record, root)
-        return changed or rank_environment.changed_variables(record, record.get("values"), os.environ)
+        return reads_changed(json.loads((folder / READ).read_text(encoding="utf-8")), root)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError, AttributeError):
         return f"{READ} is damaged"
+
+
+def record_reads(
+    seen: Seen, root: Path, keyed: Collection[str], whole: Collection[str], own: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return what a program read besides its key, for ``reads_changed``; ``own`` are variables that it was given.
+
+    The other arguments are those of ``Seen.record``.
+    """
+    record = masking.without_secret_names(seen.record(root, keyed, whole))
+    digests = rank_environment.variable_digests(os.environ, own)
+    return {**record, "values": {name: digests.get(name, "") for name in record["own_variables"]}}
+
+
+def reads_changed(record: Mapping[str, Any], root: Path, versions: Collection[str] = ()) -> str | None:
+    """Explain which file or variable of ``record_reads`` has changed since; None if none has.
+
+    ``versions``: the distributions whose versions the key holds.
+    """
+    changed = dependencies.changed(record, root, versions)
+    return changed or rank_environment.changed_variables(record, record.get("values"), os.environ)
 
 
 def _code(modules: tuple[str, ...]) -> Closure:

@@ -114,32 +114,27 @@ def _os_errors_as_data_errors(dataset: DatasetConfig, data_dir: Path | None) -> 
 
 def _make(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: Request, report: OnProgress) -> Pack:
     """Build the pack under the lock: any temporary file among its downloads belongs to a dead process."""
+    from pipeline.data import own_process, packing  # late import: looking up a pack doesn't need numpy
+
     downloads = target.parent / "downloads" / dataset.name
     for left_over in downloads.glob("tmp*"):
         left_over.unlink()
     remove_leftovers([target.parent])
     building = Path(tempfile.mkdtemp(prefix=temporary_prefix(f".building-{dataset.name}"), dir=target.parent))
+    work, folder = Workspace(folder=building, downloads=downloads, report=report), building / "pack"
     try:
-        work = Workspace(folder=building, downloads=downloads, report=report)
-        return _build(dataset, module, target, wanted, work)
+        if dataset.name == OWN:
+            made = own_process.pack(dataset, wanted, work, target)
+        else:
+            raw = module.load(dataset, work)
+            folder.mkdir()
+            made = packing.write(raw, dataset, folder, report)
+            wanted.refuse_changed()  # the pack's name stands for the content that was hashed
+        fsync(folder)
+        if target.exists():  # altered or incomplete, as `manifest.read` has just found
+            target.rename(building / "refused")
+        folder.rename(target)
+        fsync(target.parent)
+        return Pack(target, made)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-
-
-def _build(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: Request, work: Workspace) -> Pack:
-    from pipeline.data import own_process, packing  # late import: looking up a pack doesn't need numpy
-
-    folder = work.folder / "pack"
-    if dataset.name == OWN:
-        made = own_process.pack(dataset, wanted, work, target)
-    else:
-        raw = module.load(dataset, work)
-        folder.mkdir()
-        made = packing.write(raw, dataset, folder, work.report)
-        wanted.refuse_changed()  # the pack's name stands for the content that was hashed
-    fsync(folder)
-    if target.exists():  # altered or incomplete, as `manifest.read` has just found
-        target.rename(work.folder / "refused")
-    folder.rename(target)
-    fsync(target.parent)
-    return Pack(target, made)

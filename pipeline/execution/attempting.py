@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from pipeline.cluster import earlier, launchers
 from pipeline.cluster.attempt import attach_attempt, run_attempt
@@ -15,6 +16,8 @@ from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.running import Progress, Watchers, nothing
 from pipeline.core.errors import HostError, Killed, TrainingError, UsageError
 from pipeline.core.files import write_json
+from pipeline.core.processes.heartbeat import Heartbeat
+from pipeline.core.processes.signals import Stop
 from pipeline.core.specs import (
     SCRIPT_OUTPUTS,
     TRAINING_OUTPUTS,
@@ -25,18 +28,68 @@ from pipeline.core.specs import (
     NodeFacts,
     Outputs,
     State,
+    Waiting,
 )
 from pipeline.execution.failure_hints import hinting, with_hint
-from pipeline.execution.next_start import next_start
-from pipeline.execution.restarts import Pauses, Restarts, clock
+from pipeline.execution.restarts import Pauses, Restarts, clock, next_start
 from pipeline.execution.run import Run
-from pipeline.execution.work import Work, note
 from pipeline.runs import arithmetic, checkpoints, journal, metrics_file, provenance, status
+from pipeline.runs.checkpoint_mirror import Mirroring
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.lock import RunLock
 from pipeline.runs.metrics_file import SystemMetrics
+from pipeline.tracking.client import Recorder
 from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat
 from trainers.script import printed
 from trainers.script.settings import ScriptConfig
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunServices:
+    """What the caller provides: a single run has its own helper processes, a sweep's trials share them.
+
+    ``evaluate`` makes the report of a run folder with the project's code (raises PacelineError). ``on_trained`` is
+    called when the hosts are free again, before outputs, report and record are complete, but not if another command
+    finished the run. ``code`` lists the files to copy the snapshot from (None: the project's own). ``hosts`` and
+    ``stop`` are passed to run_attempt. ``on_event`` receives an attempt's plan and events; ``on_wait`` is called every
+    second with the step under way and its start, and replaces the lines about long waits. Both feed the live view and
+    must not block.
+    """
+
+    evaluate: Callable[[RunFolder, Path], None]
+    recorder: Callable[[Run], Recorder]
+    provenance: Callable[[Run, Sequence[str], float, Say], tuple[provenance.Provenance, bytes]]
+    on_trained: Callable[[], None] | None = None
+    code: Mapping[str, Path] | None = None
+    hosts: Hosts | None = None
+    stop: Stop | None = None
+    on_event: Callable[[Progress], None] = nothing
+    on_wait: Callable[[Waiting], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One command's work on one run, whose lock it holds. ``started``: unix time in seconds."""
+
+    run: Run
+    lock: RunLock
+    recorder: Recorder
+    argv: Sequence[str]
+    say: Heartbeat
+    services: RunServices
+    started: float
+    attached: tuple[LaunchPlan, Cluster] | None
+    mirror: Mirroring | None
+
+
+def note(run: Run, state: State, attempt: int, detail: str = "") -> None:
+    """Append an entry to the run's journal. Raises OSError."""
+    entry = journal.Entry(state=state, attempt=attempt, time=time.time(), detail=run.config.hide(detail))
+    journal.append(run.folder.journal, entry)
+
 
 _LINE_LIMIT = 2000  # characters of a line on the terminal
 

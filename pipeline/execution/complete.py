@@ -24,12 +24,20 @@ from pipeline.data import store, weights
 from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
 from pipeline.execution import initial_weights
-from pipeline.execution.attempting import attach, attempt_to_attach, run_attempts, surviving_attempt
+from pipeline.execution.attempting import (
+    RunServices,
+    Say,
+    Work,
+    attach,
+    attempt_to_attach,
+    note,
+    run_attempts,
+    surviving_attempt,
+)
 from pipeline.execution.finished import VARIABLES, pattern_before, unkeyed
-from pipeline.execution.next_start import next_start
+from pipeline.execution.restarts import next_start
 from pipeline.execution.run import Run, initial_weights_of, prepare
-from pipeline.execution.work import RunServices, Say, Work, note
-from pipeline.keys import ABSENT, import_closure, process_groups, rank_environment, script_files
+from pipeline.keys import ABSENT, import_closure, rank_environment, script_files
 from pipeline.keys.import_closure import matches
 from pipeline.runs import acceptance, index, journal, layout, provenance
 from pipeline.runs.checkpoint_mirror import CheckpointMirror, Mirroring, ScriptMirror
@@ -184,8 +192,11 @@ def _bring_to_result(work: Work) -> None:
             killed = signals.killed(error) or _stopped_by_user(work, error)
             _note_end(work, killed or error)
             if killed is not None:
-                key = work.run.key.short
-                raise Killed(f"KILLED {key}: {killed.what}", hint=_hint_to_continue(work.run)) from None
+                done = "the training is done and is not repeated"
+                then = done if work.run.folder.summary.exists() else f"it starts {next_start(work.run)}"
+                raise Killed(
+                    f"KILLED {work.run.key.short}: {killed.what}", hint=f"the same command again; {then}"
+                ) from None
             work.lock.check()  # a lost lock explains more than the error that it caused
             raise
 
@@ -244,7 +255,7 @@ def _remarks(run: Run) -> list[str]:
     """Return what users should know about the run's key and code before hours of training."""
     remarks = [*run.config.notes]
     script, ranks = run.config.script, run.config.cluster.world_size
-    if script is not None and ranks > 1 and not process_groups.uses_process_group(run.config.resolved, run.root):
+    if script is not None and ranks > 1 and not script_files.uses_process_group(run.config.resolved, run.root):
         remarks.append(
             f"WARNING: nothing in the script's code or words asks for a process group, so each of the {ranks} ranks "
             "runs all of it and writes the same files; cluster.nproc_per_node=1 on one host starts it once"
@@ -347,13 +358,6 @@ def _journal_line(error: BaseException) -> str:
     if isinstance(error, PacelineError):
         return "; ".join(line.strip() for line in error.what.splitlines())
     return os_reason(error) if isinstance(error, OSError) else threads.described(error)
-
-
-def _hint_to_continue(run: Run) -> str:
-    """Return the hint after a signal: what the same command will do."""
-    if run.folder.summary.exists():
-        return "the same command again; the training is done and is not repeated"
-    return f"the same command again; it starts {next_start(run)}"
 
 
 def _hosts(run: Run) -> list[str]:

@@ -27,7 +27,7 @@ from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
 from pipeline.execution.initial_weights import InitialWeights
-from pipeline.execution.next_start import next_start
+from pipeline.execution.restarts import next_start
 from pipeline.execution.run import Run, initial_weights_of
 from pipeline.runs import journal
 from pipeline.runs.folder import EVALUATED

@@ -74,15 +74,8 @@ _LATER = {
     "program": later_fields(ScriptConfig),
 }
 _NOT_OF_A_SCRIPT = (
-    "inputs",
-    "data",
-    "untracked",
-    "ignore_metrics",
-    "metrics_pattern",
-    "metrics",
-    "seal",
-    "resume_pattern",
-    "outputs_limit",
+    *("inputs", "data", "untracked", "outputs_limit"),
+    *("ignore_metrics", "metrics_pattern", "metrics", "seal", "resume_pattern"),
 )
 _WHERE = ("cluster", "tracking", "paths")  # where a run executes and reports; the topology part covers the rest
 ORDER = "order"

@@ -88,7 +88,7 @@ def answer(verb: str, *words: str, quiet: bool = False) -> Any:
     """
     argv = [sys.executable, "-m", "pipeline.cli.main", verb, *words, "json=1"]
     with Path(os.devnull).open("rb") as nothing:
-        child = process.answering(argv, stdin=nothing, env=process.of_this_clone())
+        child = process.stream(argv, stdin=nothing, env=process.of_this_clone())
     assert child.stdout is not None
     assert child.stderr is not None
     shown = threads.start(_show, child.stderr, quiet, name="progress", on_error=lambda _: None)

@@ -1,28 +1,31 @@
 """Prove that a run survives kills: make it again, kill it at moments drawn from a seed, and compare its results.
 
-Where they differ, the culprit is derived from what is left: the checkpoints, and the first step whose metrics differ.
+Where they differ, the culprit is derived from what is left: the names in the checkpoints, and the first step whose
+metrics differ. No checkpoint is loaded: nothing of a file is executed or unpickled.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import pickletools
 import random
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pipeline.cluster.agent.running.processes import find_processes
 from pipeline.core.specs import State
 from pipeline.core.tables import counted
-from pipeline.reproduction import saved_state
 from pipeline.reproduction.compare import Verdict, is_time
 from pipeline.reproduction.reproduce import reproduce, train_again
 from pipeline.runs import checkpoints, journal, metrics_file
@@ -145,20 +148,21 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
     again = _made(runs_dir) or folder
     ignored = [*verdict.times]
     before, after = (_by_step(one.path, ignored) for one in (folder, again))
-    starts = _first_steps(again.path)
+    starts, steps, settings = _first_steps(again.path), sorted({*before, *after}), checkpoints.settings_of(again.path)
     evidence = Proof(
         verdict=verdict,
         kills=tuple(killing.kills),
         resumed_at=tuple(step for step in starts[1:] if step is not None),
-        differs_at=_first_difference(before, after),
+        differs_at=next((step for step in steps if repr(before.get(step)) != repr(after.get(step))), None),
         lacks_last=_lacks_last(before, after),
         only_totals=_only_totals(before, verdict),
-        offer=_offer(again.path),
+        offer=checkpoints.resume_offer(again.path, settings) if settings is not None else "",
         started_over=bool(before) and len(starts) > 1 and starts[-1] is not None and starts[-1] <= min(before),
     )
     if verdict.reproduced or verdict.nothing or verdict.within_spread:
         return evidence
-    files_alone = evidence.differs_at is None and _are_files(verdict) and _differ_by_times(folder, again, verdict)
+    are_files = all(item.field.startswith(f"{run_folder.OUTPUTS}/") for item in verdict.outcome)
+    files_alone = evidence.differs_at is None and are_files and _differ_by_times(folder, again, verdict)
     is_dense = [*before] == [*range(min(before), max(before) + 1)] if before else False
     restores_random = _restores_random(again.code)
     of = evidence
@@ -201,9 +205,9 @@ def culprit(evidence: Proof, *, files_alone: bool, is_dense: bool, restores_rand
     behind = {evidence.differs_at - step for step in evidence.resumed_at} if evidence.differs_at is not None else set()
     if is_dense and 1 in behind and 0 not in behind:
         return Culprit.OPTIMIZER
-    if saved_state.OPTIMIZER not in holds and not (is_dense and 0 in behind):
+    if OPTIMIZER not in holds and not (is_dense and 0 in behind):
         return Culprit.OPTIMIZER
-    if saved_state.RANDOM not in holds or not restores_random:
+    if RANDOM not in holds or not restores_random:
         return Culprit.RANDOM
     return Culprit.ORDER if evidence.differs_at is not None else Culprit.UNKNOWN
 
@@ -280,13 +284,13 @@ def _kill(run_dir: Path, after_s: float) -> Kill:
     newest = _newest_checkpoint(run_dir)
     if newest is None:
         return Kill(after_s=after_s, checkpoint=None)
-    return Kill(after_s=after_s, checkpoint=str(newest.relative_to(run_dir)), holds=saved_state.kinds(newest))
+    return Kill(after_s=after_s, checkpoint=str(newest.relative_to(run_dir)), holds=state_kinds(newest))
 
 
 def _interruption_of(run_dir: Path) -> Kill:
     """Return the interruption of a finished run, with the newest checkpoint that it left, in its outputs perhaps."""
     newest = _newest_checkpoint(run_dir) or workdir.newest_output(run_dir)
-    holds = saved_state.kinds(newest) if newest is not None else frozenset[str]()
+    holds = state_kinds(newest) if newest is not None else frozenset[str]()
     return Kill(after_s=0.0, checkpoint=None if newest is None else str(newest), holds=holds)
 
 
@@ -305,11 +309,6 @@ def _restores_random(code: Path) -> bool:
     return any(_SETS_RANDOM.search(source) for source in sources)
 
 
-def _offer(run_dir: Path) -> str:
-    settings = checkpoints.settings_of(run_dir)
-    return checkpoints.resume_offer(run_dir, settings) if settings is not None else ""
-
-
 # ------------------------------------------------------------------------------------------- metrics by step
 def _by_step(run_dir: Path, ignored: Sequence[str]) -> dict[int, dict[str, float]]:
     """Return step → metrics, in order; of a step that was logged twice the later values count."""
@@ -318,12 +317,6 @@ def _by_step(run_dir: Path, ignored: Sequence[str]) -> dict[int, dict[str, float
         values = {name: value for name, value in row.metrics.items() if name not in ignored and not is_time(name)}
         steps[row.step] = {**steps.get(row.step, {}), **values}
     return dict(sorted(steps.items()))
-
-
-def _first_difference(
-    before: Mapping[int, Mapping[str, float]], after: Mapping[int, Mapping[str, float]]
-) -> int | None:
-    return next((step for step in sorted({*before, *after}) if repr(before.get(step)) != repr(after.get(step))), None)
 
 
 def _lacks_last(one: Mapping[int, Mapping[str, float]], other: Mapping[int, Mapping[str, float]]) -> bool:
@@ -352,10 +345,6 @@ def _first_steps(run_dir: Path) -> list[int | None]:
 
 
 # --------------------------------------------------------------------------------------------------- files
-def _are_files(verdict: Verdict) -> bool:
-    return all("/" in item.field and item.field.partition("/")[0] == run_folder.OUTPUTS for item in verdict.outcome)
-
-
 def _differ_by_times(folder: RunFolder, again: RunFolder, verdict: Verdict) -> bool:
     """Whether each differing file holds equal tensors, or equal text but for times and the run folder's path."""
     for item in verdict.outcome:
@@ -367,7 +356,7 @@ def _differ_by_times(folder: RunFolder, again: RunFolder, verdict: Verdict) -> b
 
 def _without_times(run_dir: Path, name: str) -> object:
     """Return what a file holds besides times and paths; None where nothing can be said."""
-    if (tensors := saved_state.tensors(run_dir / name)) is not None:
+    if (tensors := tensors_in(run_dir / name)) is not None:
         return tensors
     try:
         text = (run_dir / name).read_text(encoding="utf-8")
@@ -419,3 +408,63 @@ def text(proof: Proof) -> str:
         finding, mend = proof.culprit.value
         lines += [f"  culprit  {finding}", f"  mend     {mend}"]
     return "\n".join(lines)
+
+
+# ------------------------------------------------------------- what checkpoints hold, by the names in them
+_LARGEST_PICKLE = 64 << 20  # bytes; that of a checkpoint with a million tensors
+_LARGEST_HEADER = 64 << 20
+_ZIP = b"PK\x03\x04"
+OPTIMIZER, RANDOM = "optimizer", "random"
+_KINDS = {
+    OPTIMIZER: re.compile(r"(?i)optim|exp_avg|momentum|max_exp_avg_sq"),
+    RANDOM: re.compile(r"(?i)rng|random|generator|\bseed_state"),
+}
+
+
+def state_kinds(path: Path) -> frozenset[str]:
+    """Return which kinds of state a checkpoint (a file, or a folder of files) names: ``optimizer``, ``random``."""
+    names = [*_names(path)]
+    return frozenset(kind for kind, pattern in _KINDS.items() if any(map(pattern.search, names)))
+
+
+def tensors_in(path: Path) -> list[tuple[int, int]] | None:
+    """Return size and CRC-32 of each tensor's bytes in a file of ``torch.save``, in order; None for another file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [(one.file_size, one.CRC) for one in archive.infolist() if "/data/" in one.filename]
+    except (OSError, zipfile.BadZipFile):
+        return None
+
+
+def _names(path: Path) -> Iterator[str]:
+    """Yield the texts in a checkpoint that may name a part of it."""
+    if path.is_dir():
+        for inside in sorted(path.rglob("*")):
+            yield inside.name
+            if inside.is_file():
+                yield from _names(inside)
+        return
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+            file.seek(0)
+            if head.startswith(_ZIP):
+                with zipfile.ZipFile(path) as archive:
+                    for one in archive.infolist():
+                        if one.filename.endswith("data.pkl") and one.file_size <= _LARGEST_PICKLE:
+                            with archive.open(one) as inner:
+                                yield from _of_pickle(inner)
+            elif path.suffix == ".safetensors":
+                if (length := int.from_bytes(file.read(8), "little")) <= _LARGEST_HEADER:
+                    yield from json.loads(file.read(length))
+            elif head.startswith(b"\x80"):
+                yield from _of_pickle(file)
+    except (OSError, ValueError, zipfile.BadZipFile):  # torn, or in no form that is known
+        return
+
+
+def _of_pickle(file: IO[bytes]) -> Iterator[str]:
+    """Yield the texts of a pickle: read by its opcodes. Raises ValueError."""
+    for _, value, _ in pickletools.genops(file):
+        if isinstance(value, str):
+            yield value

@@ -8,6 +8,7 @@ the rest (conf/, dodo.py) is the project's current state.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,13 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.core import places
-from pipeline.core.errors import PacelineError
+from pipeline import tracking
+from pipeline.core import documents, places
+from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import sha256_bytes
-from pipeline.core.processes import git
+from pipeline.core.processes import git, process
+from pipeline.core.specs import State
+from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.reproduction import clones
 from pipeline.reproduction.archive import SOURCE
-from pipeline.runs import acceptance
+from pipeline.runs import acceptance, journal
 from pipeline.runs.folder import RunFolder, check_parts
 from trainers.contract import run_folder
 
@@ -109,11 +113,8 @@ def checkout(
         elif (why := git.refusal(root)) is not None:
             raise PacelineError(f"commit {recipe.commit} of run {recipe.folder.key} can't be read: {why}")
         else:
-            # Exports up to November 2026 had this file, which can't be verified against the commit.
-            old = recipe.folder.path / "source.tar"
-            unused = f"; {old.name} of its archive isn't used, as nothing proves it" if old.exists() else ""
             raise PacelineError(
-                f"commit {recipe.commit} of run {recipe.folder.key} is not in this clone ({root}){unused}",
+                f"commit {recipe.commit} of run {recipe.folder.key} is not in this clone ({root})",
                 hint="git fetch --all (or git fetch from the clone that has it), then the same command; or an export "
                 "that brings the commit: doit export KEY, once more, where it is",
             )
@@ -127,7 +128,9 @@ def checkout(
         for name in _from_snapshot(recipe, project, place):
             source = "its commit and patch have" if recipe.commit is not None else "the project has"
             say(f"  snapshot     {name} is the run's own copy: {source} another, or none")
-        for name in _of_another_version(recipe, project):
+        copies = [(name, path) for name, path in _copies(recipe) if _is_installed(name, project)]
+        for name in [name for name, path in copies if not _are_equal(places.HOME / name, path)]:
+            # only installing that version restores it
             say(f"  paceline     {name} is another one than in the version of Paceline that made the run")
         yield project
     finally:
@@ -172,12 +175,6 @@ def _from_snapshot(recipe: Recipe, project: Path, place: Path) -> list[str]:
     return restored
 
 
-def _of_another_version(recipe: Recipe, project: Path) -> list[str]:
-    """Return files of an installed Paceline that differ from the run's; only installing that version restores them."""
-    copies = ((name, path) for name, path in _copies(recipe) if _is_installed(name, project))
-    return [name for name, path in copies if not _are_equal(places.HOME / name, path)]
-
-
 def _copies(recipe: Recipe) -> Iterator[tuple[str, Path]]:
     """Yield the files of the run's key that its folder has a copy of."""
     for path in sorted(path for path in recipe.folder.code.rglob("*") if path.is_file()):
@@ -205,3 +202,46 @@ def _patch(recipe: Recipe, place: Path, where: tuple[str, ...]) -> None:
             f"the uncommitted changes of run {recipe.folder.key} don't apply to its commit {recipe.commit}:\n{why}",
             hint=f"git apply --reject {path}, in a checkout of that commit",
         )
+
+
+# ------------------------------------------------------------------- a run that another host has recorded
+_FETCH_S = 600.0  # importing mlflow takes seconds of CPU time, on a busy host minutes
+
+
+def from_mlflow(run_id: str, uri: str, place: Path, *, runs_dir: Path) -> RunFolder:
+    """Download recipe and result of an MLflow run made on another host; return its run folder below ``place``.
+
+    Raises:
+        UsageError: neither the store nor ``runs_dir`` has such a run, or it isn't one of Paceline's.
+        PacelineError: the store doesn't answer, or the run has not finished.
+    """
+    store = f"MLflow at {tracking.shown(uri)}"
+    database = tracking.sqlite_path(uri)
+    if database is not None and not database.exists():
+        raise UsageError(
+            f"run={run_id}: no such run under {runs_dir}, and there is no {database} to ask",
+            hint="tracking.uri=<the tracking server that knows it>",
+        )
+    download = place / "record"
+    argv = tracking.fetch_command(run_id, download, uri)
+    done = process.run(argv, env=process.of_this_clone(tracking.recorder_env(uri)), timeout_s=_FETCH_S)
+    if done.code == tracking.NO_SUCH_RUN:
+        raise UsageError(
+            f"run={run_id}: no such run under {runs_dir}, and {store} knows none either",
+            hint="tracking.uri=<the tracking server that knows it>",
+        )
+    if done.code != 0:
+        why = done.stderr.strip().splitlines()[-1:]
+        raise PacelineError(f"run={run_id} is not under {runs_dir}, and {store} can't tell: {'; '.join(why)}")
+    key = str((RunFolder(download).read_json(run_folder.KEY) or {}).get("key"))
+    if not re.fullmatch(f"[0-9a-f]{{{KEY_LENGTH}}}", key):
+        raise UsageError(f"run={run_id}: that run of {store} is none of Paceline's; it has no key.json")
+    folder = RunFolder(download.rename(place / key))
+    folder.refuse_newer()
+    entries, summary = journal.read(folder.journal), folder.read_summary()
+    if not entries or entries[-1].state is not State.FINISHED or summary is None:
+        state = f"it ended {entries[-1].state}" if entries else "as far as its record goes, it has not ended"
+        raise PacelineError(f"run={run_id} ({folder.key}) has no result to compare with: {state}")
+    # result.json is written after the record, so that has none
+    documents.write_sealed(folder.result, {**summary, "key": folder.key, "mlflow_run_id": run_id, "files": {}})
+    return folder

@@ -7,7 +7,7 @@ attempt, and compared when a finished run is used again.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -107,11 +107,9 @@ def _attempts(result: Mapping[str, Any]) -> tuple[list[tuple[int, list[Hardware]
     known = result.get("hardware")
     if not isinstance(known, Mapping):
         return [], ""
-    return [*_well_formed(known.get("attempts"))], str(known.get("device"))
-
-
-def _well_formed(attempts: Any) -> Iterator[tuple[int, list[Hardware]]]:
-    for attempt in attempts if isinstance(attempts, list) else ():
-        nodes = attempt.get("nodes") if isinstance(attempt, Mapping) else None
+    listed, attempts = known.get("attempts"), list[tuple[int, list[Hardware]]]()
+    for item in listed if isinstance(listed, list) else ():
+        nodes = item.get("nodes") if isinstance(item, Mapping) else None
         if isinstance(nodes, list):
-            yield attempt.get("attempt", 0), [node for node in nodes if isinstance(node, Mapping)]
+            attempts.append((item.get("attempt", 0), [node for node in nodes if isinstance(node, Mapping)]))
+    return attempts, str(known.get("device"))

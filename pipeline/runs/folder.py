@@ -40,7 +40,6 @@ ORIGIN = (run_folder.PROVENANCE, run_folder.CHANGES, run_folder.PLAN)
 """Where the run comes from and how it was launched: history, which nothing can make again. It decides nothing but
 whether the run can be exported and reproduced."""
 _SHOWN, _LONGEST_SHOWN = 3, 100  # fields of an altered configuration that a message names, characters of each
-_SEALED_SINCE = 2  # the version of key.json; what older ones wrote has no digest of its own text
 
 
 class RunFolder(NamedTuple):
@@ -172,12 +171,7 @@ class RunFolder(NamedTuple):
 
     def _result(self) -> Result | None:
         """Read the result for callers with their own message. Raises DamagedError."""
-        try:
-            result = results.read(self.result)
-        except documents.UnsealedError:
-            if not self._is_older():
-                raise
-            result = results.read(self.result, unsealed=True)
+        result = results.read(self.result)
         if result is not None and result.key != self.key:
             raise DamagedError(f"is that of run {result.key}")
         return result
@@ -196,9 +190,7 @@ class RunFolder(NamedTuple):
         return hide(short_name(config, self.overrides(), swept=chosen_in(self.sweeps())))
 
     def unkeyed(self) -> dict[str, str]:
-        """Return what the finished run read on any node although its key lacks it.
-
-        Path → ``read``, or how it was looked up.
+        """Return what the finished run read on any node although its key lacks it: path → ``read``, or how.
 
         Empty if the result was altered, which is reported elsewhere.
         """
@@ -218,12 +210,7 @@ class RunFolder(NamedTuple):
     def read_summary(self) -> dict[str, Any] | None:
         """Read the results of the node half; None before its end. Raises AlteredError."""
         try:
-            try:
-                return documents.read_sealed(self.summary)
-            except documents.UnsealedError:
-                if not self._is_older():
-                    raise
-                return documents.read(self.summary)
+            return documents.read_sealed(self.summary)
         except FileNotFoundError:
             return None
         except DamagedError as error:
@@ -248,16 +235,11 @@ class RunFolder(NamedTuple):
         except DamagedError:
             return []
         path = self.path / run_folder.PROVENANCE
-        digest = result.origin_sha256.get(path.name) if result is not None and result.sealed else None
+        digest = result.origin_sha256.get(path.name) if result is not None else None
         if digest is None or not path.is_file() or sha256_file(path) != digest:
             return []
         words = (self.read_json(path.name) or {}).get("overrides")
         return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else []
-
-    def _is_older(self) -> bool:
-        """Whether a Paceline without seals wrote the folder."""
-        version = (self.read_json(run_folder.KEY) or {}).get("version")
-        return isinstance(version, int) and version < _SEALED_SINCE
 
     def write_result(
         self,
@@ -370,7 +352,7 @@ class RunFolder(NamedTuple):
             result = self._result()
         except DamagedError:
             return None
-        return result if result is not None and result.sealed and result.digest == key.digest else None
+        return result if result is not None and result.digest == key.digest else None
 
     def stale_because(self, digest: str) -> str | None:
         """Return why the run with this digest isn't finished and intact, in a few words; None if it is."""
@@ -381,7 +363,7 @@ class RunFolder(NamedTuple):
             return f"{run_folder.RESULT} was altered: it {error}"
         if result is None:
             return "not finished yet"
-        if result.digest != digest or not result.sealed:
+        if result.digest != digest:
             return f"{run_folder.RESULT} belongs to another key"
         for name in programs.named(result.fields.get("program")).trained:
             if name not in files:

@@ -35,7 +35,6 @@ ACCEPTED = "ACCEPTED"
 STATES = (*State, NEWER, ALTERED, ACCEPTED)
 _UNPROVEN = "  unproven"
 """Remark on a script's run that was not repeated yet: it might come out differently."""
-_UNVERIFIED = "  unverified (an older Paceline wrote it)"
 WITHOUT_RESULT = "trained, without its result.json: the same doit train completes it"
 """Remark on a run whose command ended before it wrote result.json, or whose result.json was removed."""
 _AGAIN = "the same doit train makes it again"
@@ -85,7 +84,9 @@ def find(runs_dir: Path, named: str) -> RunFolder:
     Raises UsageError: there is none, there are several, or a newer Paceline wrote it.
     """
     if named == LAST:
-        return _newest(runs_dir)
+        if not (known := rows(runs_dir)):
+            raise UsageError(f"no runs under {runs_dir} yet", hint="doit train experiment=quickstart")
+        named = known[-1].key
     keys = sorted(_keys(runs_dir))
     matches = [key for key in keys if named and key.startswith(named)]
     if not matches and is_mlflow_id(named):
@@ -144,15 +145,6 @@ def _nearest(named: str, keys: Sequence[str]) -> str:
     beginnings = {key[: len(named)]: key for key in keys}
     close = nearest_word(named, beginnings)
     return f"did you mean {beginnings[close]}? {valid}" if close else valid
-
-
-def _newest(runs_dir: Path) -> RunFolder:
-    known = rows(runs_dir)
-    if not known:
-        raise UsageError(f"no runs under {runs_dir} yet", hint="doit train experiment=quickstart")
-    folder = RunFolder(runs_dir / known[-1].key)
-    folder.refuse_newer()
-    return folder
 
 
 def is_mlflow_id(named: str) -> bool:
@@ -242,7 +234,7 @@ def row(folder: RunFolder) -> Row:
         accuracy=result.metrics.get("test/accuracy"),
         synthetic=result.synthetic,
         unix_time=result.unix_time,
-        note=f"  {accepted}" if accepted is not None else _note(result),
+        note=f"  {accepted}" if accepted is not None else _UNPROVEN if result.fields.get("proven") is False else "",
         nonfinite=results.nonfinite_note(result.fields),
         metrics=result.metrics if result.fields.get("program") else {},
         figures=result.metrics,
@@ -256,7 +248,7 @@ def altered_target(folder: RunFolder, result: Result | None, names: Sequence[str
     Without ``names``, equal size and modification time count as intact unless a list chooses by the file: a copied
     folder has other inodes, and a list doesn't hash checkpoints.
     """
-    if result is None or not result.sealed:
+    if result is None:
         return ""
     try:
         known = {name: result.file(name) for name in names} if names else result.files
@@ -278,11 +270,6 @@ def altered_target(folder: RunFolder, result: Result | None, names: Sequence[str
         raise folder.altered(run_folder.RESULT, str(error)) from error
     except OSError as error:
         return os_reason(error)
-
-
-def _note(result: Result) -> str:
-    unproven = _UNPROVEN if result.fields.get("proven") is False else ""
-    return unproven if result.sealed else _UNVERIFIED
 
 
 def _begins_newer(folder: RunFolder) -> bool:

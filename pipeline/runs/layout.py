@@ -36,7 +36,11 @@ def refuse_links(run_dir: Path) -> None:
 
 def set_aside(run_dir: Path) -> Iterator[str]:
     """Rename misplaced files; yields a line about each. Raises OSError."""
-    for path in _misplaced(run_dir):
+    inside = (path for pattern in _WITH_FILES for path in run_dir.glob(f"{pattern}/*"))
+    files = [path for path in inside if path.suffix in _FILES and path.exists() and not path.is_file()]
+    folders = [path for name in _FOLDERS if (path := run_dir / name).exists() and not path.is_dir()]
+    link = run_dir / _LINK
+    for path in (*files, *folders, *([link] if link.exists() and not link.is_symlink() else [])):
         names = (path.with_name(f"{path.name}{f'.{number}' if number else ''}.bad") for number in count())
         aside = next(name for name in names if not name.exists())
         kind = "a directory" if path.is_dir() else "a file" if path.is_file() else "a pipe or device"
@@ -54,14 +58,6 @@ def not_read(paths: Iterable[Path], run_dir: Path) -> str:
     """Return the message about files that ``leads_out`` is true for."""
     names = first_of([path.relative_to(run_dir).as_posix() for path in paths], 3)
     return f"{names}: a link leads out of the run folder, so it is not read"
-
-
-def _misplaced(run_dir: Path) -> list[Path]:
-    inside = (path for pattern in _WITH_FILES for path in run_dir.glob(f"{pattern}/*"))
-    files = [path for path in inside if path.suffix in _FILES and path.exists() and not path.is_file()]
-    folders = [path for name in _FOLDERS if (path := run_dir / name).exists() and not path.is_dir()]
-    link = run_dir / _LINK
-    return files + folders + ([link] if link.exists() and not link.is_symlink() else [])
 
 
 class Description(NamedTuple):

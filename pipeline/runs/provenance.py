@@ -71,7 +71,9 @@ class _Index:
         self._prefix = _line(root, "--show-prefix")  # the project's folder in it
         self._sparse = ("--sparse",) if git.answer(root, "config", "--bool", "core.sparseCheckout") == "true\n" else ()
         self._left_out: dict[str, str] = {}
-        self._beside = sorted(_imported_siblings(root.resolve(), self._top, imported))
+        inside = [path for path in (one.resolve() for one in imported) if path.is_relative_to(self._top)]
+        beside = (path for path in inside if not path.is_relative_to(root.resolve()))  # the project's folder
+        self._beside = sorted(str(path.relative_to(self._top)) for path in beside)
 
     def changes(self, outputs: Sequence[str], secrets: Collection[str], target: Path) -> tuple[bytes, tuple[str, ...]]:
         self._git("read-tree", "HEAD")
@@ -181,14 +183,6 @@ class _Index:
 def _line(root: Path, about: str) -> str:
     done = git.git(root, "rev-parse", about, errors="surrogateescape")
     return done.stdout.removesuffix("\n") if done is not None else ""
-
-
-def _imported_siblings(root: Path, top: Path, sources: Collection[Path]) -> Iterator[str]:
-    """Return imported sources in the repository but outside of the project's folder."""
-    for source in sources:
-        path = source.resolve()
-        if path.is_relative_to(top) and not path.is_relative_to(root):
-            yield str(path.relative_to(top))
 
 
 def _unfit(path: Path) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pipeline.core import documents
-from pipeline.core.documents import DamagedError, UnsealedError
+from pipeline.core.documents import DamagedError
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import settles_in, sha256_file
 from pipeline.core.tables import counted, quantity
@@ -86,7 +86,7 @@ class Result(NamedTuple):
     """The content of result.json; ``fields`` holds all of it.
 
     ``key`` and ``digest`` identify the run, ``origin_sha256`` its origin. ``metrics`` are flat, with
-    ``test/accuracy`` in 0..1. ``sealed`` is False for a file by an older Paceline, whose integrity is unknown.
+    ``test/accuracy`` in 0..1.
     """
 
     key: str
@@ -102,7 +102,6 @@ class Result(NamedTuple):
     unix_time: float
     mlflow_run_id: str | None
     origin_sha256: Mapping[str, str]
-    sealed: bool
     fields: Mapping[str, Any]
 
     @property
@@ -130,31 +129,14 @@ class Result(NamedTuple):
         return {name: value for name, value in self.fields.items() if name not in _CONTROLLER_FIELDS}
 
 
-def read(path: Path, *, unsealed: bool = False) -> Result | None:
-    """Read result.json; None if it doesn't exist.
-
-    Args:
-        unsealed: accept a result without a seal, as older versions wrote.
-
-    Raises:
-        DamagedError: the file was altered or truncated, or holds no result.
-    """
+def read(path: Path) -> Result | None:
+    """Read result.json; None if it doesn't exist. Raises DamagedError: it was altered or truncated, or is no result."""
     try:
-        data = documents.content(path)
+        raw = documents.read_sealed(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise DamagedError(f"can't be read ({error.strerror})") from error
-    try:
-        return _typed(documents.open_sealed(data), sealed=True)
-    except UnsealedError:
-        if not unsealed:
-            raise
-    return _typed(documents.parse(data), sealed=False)
-
-
-def _typed(raw: dict[str, Any], *, sealed: bool) -> Result:
-    """Check fields and types. Raises DamagedError."""
     try:
         return Result(
             key=_checked(str, raw["key"]),
@@ -170,7 +152,6 @@ def _typed(raw: dict[str, Any], *, sealed: bool) -> Result:
             unix_time=number(raw.get("unix_time", 0.0)),
             mlflow_run_id=None if raw.get("mlflow_run_id") is None else _checked(str, raw["mlflow_run_id"]),
             origin_sha256=_checked(dict, raw.get("origin_sha256", {})),
-            sealed=sealed,
             fields=raw,
         )
     except KeyError as error:
@@ -184,9 +165,7 @@ def _fingerprint(raw: Any) -> Fingerprint:
     return Fingerprint(
         sha256=_checked(str, known["sha256"]),
         bytes=_checked(int, known["bytes"]),
-        stamp=tuple(
-            _checked(int, known[name]) for name in _STAMP_FIELDS if name in known
-        ),  # older versions stored only mtime_ns
+        stamp=tuple(_checked(int, known[name]) for name in _STAMP_FIELDS),
     )
 
 

@@ -293,7 +293,7 @@ def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str
         result, accepted = acceptance.standing(folder)
     except AlteredError as error:
         return None, [f"  {error.what}"]
-    if result is None or accepted is not None or not result.sealed:
+    if result is None or accepted is not None:
         return accepted, []
     why = folder.stale_because(result.digest)
     return None, [] if why is None else [f"  {folder.path}: {why}"]

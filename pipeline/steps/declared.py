@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,12 @@ def load(name: str, composed: Mapping[str, Any], root: Path) -> Step:
     _refuse_unknown(name, root)
     refuse_name(name, named_in=_place(name))
     written = _written(name, own.get(name) or {}, root)
+    references = [ref for text in texts(written) for ref in _REFERENCE.findall(text)]
     whole = OmegaConf.create({**composed, SECTION: {name: written}})
     assert isinstance(whole, DictConfig)
     try:
         fields = OmegaConf.to_container(whole[SECTION][name], resolve=True, throw_on_missing=True)
-        parameters = {ref: _plain(OmegaConf.select(whole, ref)) for ref in _references(written)}
+        parameters = {ref: _plain(OmegaConf.select(whole, ref)) for ref in references}
     except OmegaConfBaseException as error:
         from pipeline.config.errors.explain import explain_interpolation  # late import: it needs Hydra
 
@@ -101,12 +102,6 @@ def _written(name: str, changes: Any, root: Path) -> dict[str, Any]:
             f"step {name}: {_place(name)} holds no fields", hint="command: [python, clean.py] and outputs: [a.npz]"
         )
     return {str(field): value for field, value in written.items()}
-
-
-def _references(value: Any) -> Iterator[str]:
-    """Yield the fields that ``${…}`` refers to, in order."""
-    for text in texts(value):
-        yield from _REFERENCE.findall(text)
 
 
 def _plain(value: Any) -> Any:

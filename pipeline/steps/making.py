@@ -19,7 +19,7 @@ from pipeline.core.locks import held
 from pipeline.core.places import shown
 from pipeline.core.processes import threads
 from pipeline.core.processes.signals import CTRL_C, Interruptible, Stop
-from pipeline.keys import rank_environment
+from pipeline.data.request import record_reads
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps import store
 from pipeline.steps.elsewhere import run_elsewhere
@@ -166,13 +166,10 @@ class _Work:
             record = _record(standing, key, store.digests(building / store.OUT), time.time() - begun)
             if making.seen is not None:
                 self._refuse_read(making.seen, step, keyed)
-                dependencies = masking.without_secret_names(making.seen.record(root, keyed, inputs))
-                record["dependencies"] = dependencies
-                keys = {*step.env, *(step.args if isinstance(step.command, str) else ()), "out", "PYTHONPATH"}
-                known = rank_environment.variable_digests(os.environ, keys)
-                dependencies["values"] = {name: known.get(name, "") for name in dependencies["own_variables"]}
-                dependencies["nodes"] = [making.program]  # counts without being listed as an input
-                self._warn_of_files(making, [*dependencies["files"]])
+                own = {*step.env, *(step.args if isinstance(step.command, str) else ()), "out", "PYTHONPATH"}
+                reads = record_reads(making.seen, root, keyed, inputs, own)
+                record["dependencies"] = {**reads, "nodes": [making.program]}  # counts without being listed as an input
+                self._warn_of_files(making, [*reads["files"]])
             write_json(building / store.RECORD, record)
             shutil.copyfile(making.log, building / store.LOG)
             _put_in_place(building, folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,11 +11,9 @@ from typing import Any
 
 from pipeline.core import documents, locks
 from pipeline.core.errors import DataError, os_reason, suggestion
-from pipeline.data.request import fingerprint, fingerprints
-from pipeline.keys import rank_environment
+from pipeline.data.request import fingerprint, fingerprints, reads_changed
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps.step import PREFIX, Step, StepError
-from trainers.core import dependencies
 
 FOLDER = "steps"
 OUT = "out"
@@ -95,11 +92,7 @@ def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
         if record["files"].get(name) != there.get(name):
             how = "is gone" if name not in there else "was added" if name not in record["files"] else "was altered"
             return None, f"its output {name} {how}"
-    # Compare additional files that it read, and the variables that its own code read.
-    keyed = key.parts["environment"]
-    took = record.get("dependencies") or {}
-    changed = dependencies.changed(took, root, keyed)
-    changed = changed or rank_environment.changed_variables(took, took.get("values"), os.environ)
+    changed = reads_changed(record.get("dependencies") or {}, root, key.parts["environment"])
     if changed is not None:
         return None, changed
     return Made(folder=folder, record=record), ""

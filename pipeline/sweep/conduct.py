@@ -32,8 +32,8 @@ from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.processes.signals import Interruptible, Stop
 from pipeline.core.specs import UNDER_WAY, Cluster, State, Waiting
 from pipeline.execution import complete as training
+from pipeline.execution.attempting import RunServices
 from pipeline.execution.run import Run
-from pipeline.execution.work import RunServices
 from pipeline.runs import journal
 from pipeline.runs.lock import RunLock
 from pipeline.sweep import folder as folders
@@ -112,19 +112,6 @@ class Sweep:
     most: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Event:
-    """A message from a trial's thread to the main thread.
-
-    Without ``outcome`` the trial's slot is free. ``hint``: how to fix a failure.
-    """
-
-    start: Start
-    outcome: Outcome | None = None
-    cause: str = ""
-    hint: str = ""
-
-
 def conduct(sweep: Sweep) -> list[Ended]:
     """Run the unfinished trials; return the results of all trials in the order of their ends.
 
@@ -139,7 +126,7 @@ class _Conductor:
     def __init__(self, sweep: Sweep) -> None:
         self.sweep, self.folder = sweep, sweep.folder
         self.stop = Stop()
-        self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[tuple[Start, Outcome | None]] = queue.SimpleQueue()  # None: the slot is free
         self.threads: list[threading.Thread] = []
         self.halted = self.hint = ""
         self.shared = Shared(sweep.folder, sweep.slots, sweep.root, sweep.say)
@@ -163,7 +150,7 @@ class _Conductor:
                     self._write_noted()
                     if not self.schedule.done:
                         with suppress(queue.Empty):
-                            self._handle(self.events.get(timeout=_LOOK_S))
+                            self._handle(*self.events.get(timeout=_LOOK_S))
                         self.sweep.source.watch(self.schedule.running)
                 self._record_missed()
             except BaseException:
@@ -178,13 +165,12 @@ class _Conductor:
         return self.schedule.ended
 
     def _begin(self, start: Start) -> None:
-        self._note(start, State.RUNNING)
+        self._note(start, Outcome(state=State.RUNNING))
         self._write_noted()
         trial = start.trial
         self.sweep.on_event(TrialBegan(number=trial.number, key=trial.key or "", chosen=trial.chosen))
         thread = threads.new(
-            self._in_thread,
-            start,
+            lambda: self.events.put((start, self._train(start))),
             name=f"trial-{start.trial.number}",
             on_error=partial(self._thread_failed, start),
             daemon=False,
@@ -192,18 +178,17 @@ class _Conductor:
         self.threads = [*(known for known in self.threads if known.is_alive()), thread]
         thread.start()
 
-    def _handle(self, event: _Event) -> None:
-        start, outcome = event.start, event.outcome
+    def _handle(self, start: Start, outcome: Outcome | None) -> None:
         if outcome is None:  # trained: the next trial can use the slot while this one is evaluated and recorded
             self.schedule.freed(start.slot)
             return
-        if start.trial.key is not None and (outcome.state is State.PRUNED or event.cause in DECIDED):
-            self._decided[start.trial.key] = Ended(trial=start.trial, outcome=outcome, cause=event.cause)
+        if start.trial.key is not None and (outcome.state is State.PRUNED or outcome.cause in DECIDED):
+            self._decided[start.trial.key] = Ended(trial=start.trial, outcome=outcome)
         if outcome.state is State.PRUNED:
             self.sweep.say(f"{self._label(start)} {outcome.detail}")
         slots = self.schedule.slots_left
-        again = self.schedule.finished(start, outcome, event.cause)
-        self._note(start, outcome.state, event.cause, outcome.detail)
+        again = self.schedule.finished(start, outcome)
+        self._note(start, outcome)
         self._write_noted()
         self._report_end(start.trial, outcome, again=again)
         if outcome.state is State.FAILED:
@@ -211,18 +196,13 @@ class _Conductor:
             before = self._failures.setdefault(without_place(outcome.detail), self._label(start))
             why = f": {printable(outcome.detail)}" if before == self._label(start) else f" as {before}"
             self.sweep.say(f"✗ {self._label(start)} FAILED{why}{more}")
-        if event.cause == "host":
-            self._after_host_trouble(start, outcome, last=slots == self.schedule.slots_left and not again)
-        if event.cause == "disk":
-            self._halt(outcome.detail, event.hint)
-
-    def _after_host_trouble(self, start: Start, outcome: Outcome, *, last: bool) -> None:
-        """Give up the trial's slot; if it was the last, a second failure halts the sweep."""
-        self.shared.forget(start.slot)
-        if last:
-            self._halt(
-                f"no host is left: {outcome.detail}", "fix it (doit preflight shows more), then the same command"
-            )
+        if outcome.cause == "host":
+            self.shared.forget(start.slot)
+            if slots == self.schedule.slots_left and not again:  # it was the last slot, and failed a second time
+                hint = "fix it (doit preflight shows more), then the same command"
+                self._halt(f"no host is left: {outcome.detail}", hint)
+        if outcome.cause == "disk":
+            self._halt(outcome.detail, outcome.hint)
 
     def _halt(self, why: str, hint: str) -> None:
         """Start no more trials; running ones continue."""
@@ -235,9 +215,9 @@ class _Conductor:
         self._join()
         with suppress(queue.Empty):
             while True:
-                event = self.events.get_nowait()
-                if event.outcome is not None:
-                    self._note(event.start, event.outcome.state, event.cause, event.outcome.detail)
+                start, outcome = self.events.get_nowait()
+                if outcome is not None:
+                    self._note(start, outcome)
         self._write_noted()
 
     def _join(self) -> None:
@@ -256,15 +236,15 @@ class _Conductor:
             )
         return good
 
-    def _note(self, start: Start, state: State, cause: str = "", detail: str = "") -> None:
+    def _note(self, start: Start, outcome: Outcome) -> None:
         self._noted.append(
             TrialEntry(
                 number=start.trial.number,
                 key=start.trial.key or "",
-                state=state,
+                state=outcome.state,
                 time=time.time(),
-                cause=cause,
-                detail=start.trial.config.hide(detail),
+                cause=outcome.cause,
+                detail=start.trial.config.hide(outcome.detail),
                 slot=start.slot,
             )
         )
@@ -285,8 +265,7 @@ class _Conductor:
         try:
             ended = self._known_result(trial)
         except UsageError as error:  # a newer Paceline wrote its folder; the other trials continue
-            self._note_known(trial, State.FAILED, detail=error.what)
-            return Ended(trial=trial, outcome=Outcome(state=State.FAILED, detail=error.what), before=True)
+            return self._known(trial, Outcome(state=State.FAILED, detail=error.what), error.what)
         if ended is not None:
             self._report_end(trial, ended.outcome, again=False)
         if ended is not None and trial.run is not None and trial.key in self._before and was_missed(trial.run):
@@ -314,29 +293,24 @@ class _Conductor:
         key = trial.run.key.short
         known = self._before.get(key)
         if trial.run.reason is None:
-            self._note_known(trial, State.FINISHED, detail="was finished before")
             if known is None:
                 self._adopt(trial)
-            return Ended(trial=trial, outcome=finished(trial.run), before=True)
-        decided = self._decided.get(key)
-        if decided is not None:
-            outcome, cause = decided.outcome, decided.cause
-            self._note_known(trial, outcome.state, cause, f"the same run as trial {decided.trial.number}")
-            return Ended(trial=trial, outcome=outcome, cause=cause, before=True)
+            return self._known(trial, finished(trial.run), "was finished before")
+        if (decided := self._decided.get(key)) is not None:
+            return self._known(trial, decided.outcome, f"the same run as trial {decided.trial.number}")
         if known is not None and (known.state is State.PRUNED or was_pruned(trial.run)):
-            self._note_known(trial, State.PRUNED, detail="was pruned before")
-            return Ended(trial=trial, outcome=Outcome(state=State.PRUNED), before=True)
+            return self._known(trial, Outcome(state=State.PRUNED), "was pruned before")
         if known is not None and known.state is State.FAILED and known.cause in DECIDED and not self.sweep.retry_failed:
-            self._note_known(trial, State.FAILED, known.cause, known.detail)
-            outcome = Outcome(state=State.FAILED, detail=known.detail)
-            return Ended(trial=trial, outcome=outcome, cause=known.cause, before=True)
+            failed = Outcome(state=State.FAILED, detail=known.detail, cause=known.cause)
+            return self._known(trial, failed, known.detail)
         return None
 
-    def _note_known(self, trial: Trial, state: State, cause: str = "", detail: str = "") -> None:
-        """Record a trial that needs no start, unless an earlier call already has."""
+    def _known(self, trial: Trial, outcome: Outcome, detail: str) -> Ended:
+        """Return a result that needs no start; record it with ``detail``, unless an earlier call already has."""
         entry = self._last_entries.get(trial.number)
-        if entry is None or (entry.key, entry.state) != (trial.key, state):
-            self._note(Start(trial=trial, slot=-1, tried=0), state, cause, detail)
+        if entry is None or (entry.key, entry.state) != (trial.key, outcome.state):
+            self._note(Start(trial=trial, slot=-1, tried=0), replace(outcome, detail=detail))
+        return Ended(trial=trial, outcome=outcome, before=True)
 
     def _record_missed(self) -> None:
         runs = list(self._missed.values())
@@ -352,14 +326,11 @@ class _Conductor:
                 self.shared.records(trial.run).recorder(trial.run).start()
 
     # ------------------------------------------------------------------- in the trial's thread
-    def _in_thread(self, start: Start) -> None:
-        self.events.put(self._train(start))
-
     def _thread_failed(self, start: Start, why: str) -> None:
         """Report an unexpected error as the trial's failure, so that the sweep doesn't wait forever."""
-        self.events.put(_Event(start=start, outcome=Outcome(state=State.FAILED, detail=why), cause="code"))
+        self.events.put((start, Outcome(state=State.FAILED, detail=why, cause="code")))
 
-    def _train(self, start: Start) -> _Event:
+    def _train(self, start: Start) -> Outcome:
         assert start.trial.run is not None
         run = self.shared.placed(start.trial.run, start.slot)
         say = partial(self._say, self._label(start))
@@ -367,20 +338,20 @@ class _Conductor:
 
         def on_trained() -> None:
             trained.set()
-            self.events.put(_Event(start=start))
+            self.events.put((start, None))
 
         try:
             end_leftovers(run, say)
             folders.mark(run.folder, self.folder, self.sweep.key, start.trial.number, start.trial.chosen)
             training.train(run, argv=self.sweep.argv, say=say, services=self._services(run, start, on_trained))
         except Pruned as error:
-            return _Event(start=start, outcome=Outcome(state=State.PRUNED, detail=first_line(error)))
+            return Outcome(state=State.PRUNED, detail=first_line(error))
         except Killed as error:
-            return _Event(start=start, outcome=Outcome(state=State.KILLED, detail=first_line(error)))
+            return Outcome(state=State.KILLED, detail=first_line(error))
         except (PacelineError, OSError) as error:
-            outcome = Outcome(state=State.FAILED, detail=detail_of(error))
-            return _Event(start=start, outcome=outcome, cause=cause_of(error), hint=hint_of(error, run))
-        return _Event(start=start, outcome=finished(run, elsewhere=not trained.is_set()))
+            hint = hint_of(error, run)
+            return Outcome(state=State.FAILED, detail=detail_of(error), cause=cause_of(error), hint=hint)
+        return finished(run, elsewhere=not trained.is_set())
 
     def _services(self, run: Run, start: Start, on_trained: Callable[[], None]) -> RunServices:
         number, services = start.trial.number, self.shared.services(run, start.slot, on_trained, self.stop)

@@ -24,8 +24,7 @@ from pipeline.sweep.trial import Trial
 from trainers.contract import run_folder
 
 _FIELDS: Mapping[str, type] = {"key": str, "configurations": str, "words": list, "total": int, "trials": list}
-_LATER: Mapping[str, type] = {"at_once": int, "by": str, "goals": dict}
-"""Fields that files of older versions, or of grids, lack."""
+_OPTIONAL: Mapping[str, type] = {"at_once": int, "by": str, "goals": dict}
 _OF_TRIAL: Mapping[str, type] = {"number": int, "key": str, "configuration": str, "chosen": list, "overrides": list}
 
 
@@ -70,12 +69,12 @@ NOT_BEGUN = SweepRecord(key="", configurations="", words=(), total=0)
 
 def parse(raw: Mapping[str, Any]) -> SweepRecord:
     """Parse sweep.json. Raises DamagedError: a field is missing or has the wrong type."""
-    later = {name: kind for name, kind in _LATER.items() if name in raw}
-    _check(raw, {**_FIELDS, **later})
+    given = {name: kind for name, kind in _OPTIONAL.items() if name in raw}
+    _check(raw, {**_FIELDS, **given})
     for item in raw["trials"]:
         _check(item, _OF_TRIAL)
     trials = tuple(TrialRecord(**{name: _frozen(item[name]) for name in _OF_TRIAL}) for item in raw["trials"])
-    fields = {name: _frozen(raw[name]) for name in (*_FIELDS, *later) if name != "trials"}
+    fields = {name: _frozen(raw[name]) for name in (*_FIELDS, *given) if name != "trials"}
     return SweepRecord(**fields, trials=trials)
 
 
@@ -92,7 +91,6 @@ def _frozen(value: Any) -> Any:
 
 FOLDER = "sweeps"
 VERSION = 2
-"""Since version 2, sweep.json is sealed."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
 
@@ -101,7 +99,7 @@ class TrialEntry:
     """One line of a sweep's journal.
 
     ``time`` is in unix seconds; ``cause`` as in TrainingError; ``detail`` is one line; ``slot`` is the part of the
-    cluster (from 0) that it runs on, None in journals of older versions.
+    cluster (from 0) that it runs on; None: unknown.
     """
 
     number: int
@@ -142,13 +140,10 @@ class SweepFolder:
         if not path.exists():
             return NOT_BEGUN
         try:
-            raw = documents.read(path)
-            version = raw.get("version")
+            version = documents.read(path).get("version")
             if type(version) is int and version > VERSION:
                 raise UsageError(f"{path} was written by a newer version of Paceline", hint="git pull here")
-            if version != 1:
-                raw = documents.read_sealed(path)
-            return parse(raw)
+            return parse(documents.read_sealed(path))
         except (documents.DamagedError, OSError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise UsageError(

@@ -36,7 +36,12 @@ def slots(cluster: Cluster, settings: SweepConfig, gpus: Sequence[str]) -> tuple
     shares = _shares(cluster, settings.slots, gpus)
     if shares == 1:
         return groups
-    _refuse_own_gpus(cluster)
+    for host in cluster.hosts:
+        if _GPUS in host.env:
+            raise UsageError(
+                f"sweep.slots deals out the GPUs of {host.label}, and cluster.env sets {_GPUS}={host.env[_GPUS]}; "
+                "take it out of cluster.env (for cluster=local export it in the shell instead)"
+            )
     on_gpus = bool(gpus) if _is_here(cluster) else True
     return tuple(_shared(group, part, shares, gpus, on_gpus) for group in groups for part in range(shares))
 
@@ -83,15 +88,6 @@ def _is_here(cluster: Cluster) -> bool:
 
 def _are_granted(cluster: Cluster) -> bool:
     return launchers.capabilities(cluster).hosts_are_granted
-
-
-def _refuse_own_gpus(cluster: Cluster) -> None:
-    for host in cluster.hosts:
-        if _GPUS in host.env:
-            raise UsageError(
-                f"sweep.slots deals out the GPUs of {host.label}, and cluster.env sets {_GPUS}={host.env[_GPUS]}; "
-                "take it out of cluster.env (for cluster=local export it in the shell instead)"
-            )
 
 
 def _shared(group: Cluster, part: int, shares: int, gpus: Sequence[str], on_gpus: bool) -> Cluster:
@@ -181,7 +177,6 @@ class Ended:
 
     trial: Trial
     outcome: Outcome
-    cause: str = ""
     before: bool = False
 
 
@@ -248,22 +243,22 @@ class Schedule:
         if slot not in self._free:
             self._free.append(slot)
 
-    def finished(self, start: Start, outcome: Outcome, cause: str = "") -> bool:
+    def finished(self, start: Start, outcome: Outcome) -> bool:
         """Record the end of a trial; return True if it will be retried.
 
         A slot on which a host failed is given up, unless it is the last.
         """
         del self._running[start.trial.number]
-        if cause == "host" and self._slots > 1:
+        if outcome.cause == "host" and self._slots > 1:
             self._slots -= 1
             if start.slot in self._free:
                 self._free.remove(start.slot)
         elif not any(other.slot == start.slot for other in self._running.values()):
             self.freed(start.slot)
-        if outcome.state is State.FAILED and cause in TRANSIENT and start.tried < self._retries:
+        if outcome.state is State.FAILED and outcome.cause in TRANSIENT and start.tried < self._retries:
             self._again.append((start.trial, start.tried + 1))
             return True
-        self._tell(Ended(trial=start.trial, outcome=outcome, cause=cause))
+        self._tell(Ended(trial=start.trial, outcome=outcome))
         return False
 
     @property

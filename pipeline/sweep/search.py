@@ -219,9 +219,8 @@ def _has_diverged(metric: str, result: Mapping[str, Any], trial: Trial) -> bool:
     """Return True if the metric has no finite value after its first non-finite one: its last value means nothing."""
     if metric not in nonfinite(result) or trial.run is None:
         return False
-    path = trial.run.folder.path / run_folder.METRICS
-    rows = map(metrics_file.parse, path.read_bytes().splitlines()) if path.is_file() else ()
-    last = max((row.step for row in rows if row is not None and metric in row.metrics), default=None)
+    rows = metrics_file.rows(trial.run.folder.path / run_folder.METRICS)
+    last = max((row.step for row in rows if metric in row.metrics), default=None)
     return last is None or last < result["nonfinite"][metric]["step"]
 
 

@@ -17,8 +17,8 @@ from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.processes.signals import Stop
 from pipeline.core.specs import Cluster
 from pipeline.execution import complete as training
+from pipeline.execution.attempting import RunServices
 from pipeline.execution.run import Run
-from pipeline.execution.work import RunServices
 from pipeline.keys.import_closure import matches
 from pipeline.runs import provenance
 from pipeline.sweep import schedule as placing

@@ -95,13 +95,15 @@ class Trial:
 class Outcome:
     """The end of a trial: FINISHED with the flat ``metrics`` of result.json, PRUNED, or FAILED with its first line.
 
-    ``elsewhere``: another command ran it while this one waited.
+    ``elsewhere``: another command ran it while this one waited. ``cause`` is that of a failure, ``hint`` how to fix it.
     """
 
     state: State
     metrics: Mapping[str, float] = field(default_factory=dict)
     detail: str = ""
     elsewhere: bool = False
+    cause: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import time
 
 import pytest
 
@@ -103,17 +101,3 @@ def test_a_report_is_made_again_though_the_link_to_the_data_is_gone(finished: Pr
     assert done.returncode == 0, done.stdout
     assert finished.states().count("RUNNING") == 1
     assert "is finished" in finished.doit("train", *FINISHED).stdout
-
-
-def test_a_copied_run_is_finished_where_it_lies_and_is_hashed_once(finished: Project) -> None:
-    copy = Project(finished.folder.with_name("copy"))
-    subprocess.run(["cp", "-a", finished.folder, copy.folder], check=True)
-    (copy.only_run() / "stamps.json").unlink(missing_ok=True)
-    time.sleep(0.05)
-    assert "is finished" in copy.doit("train", *FINISHED).stdout
-    noted = (copy.only_run() / "stamps.json").stat()
-    assert "is finished" in copy.doit("train", *FINISHED).stdout
-    assert (copy.only_run() / "stamps.json").stat().st_ino == noted.st_ino
-    weights = copy.only_run() / "checkpoints" / "final.pt"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    assert "checkpoints/final.pt was altered" in copy.doit("why", *FINISHED).stdout

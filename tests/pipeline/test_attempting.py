@@ -17,10 +17,8 @@ from pipeline.core.files import write_json
 from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.specs import Cluster, Host, LogLine, State
 from pipeline.execution import attempting
-from pipeline.execution.attempting import formatted
-from pipeline.execution.next_start import next_start
-from pipeline.execution.restarts import Restarts
-from pipeline.execution.work import note
+from pipeline.execution.attempting import formatted, note
+from pipeline.execution.restarts import Restarts, next_start
 from pipeline.runs import journal
 from tests.pipeline.test_launch_first_error import PLAN
 

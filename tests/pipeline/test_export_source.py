@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -103,15 +102,6 @@ def test_a_commit_comes_out_of_an_archive_as_it_is_and_gives_equal_bytes(reposit
 def test_a_read_only_repository_of_any_name_gives_its_commit(repository: Path, tmp_path: Path) -> None:
     with mounted(repository, tmp_path / 'a:b "c"') as locked:
         assert archive._source(locked, head(repository)) == archive._source(repository, head(repository))
-
-
-def test_a_tar_of_files_that_an_older_export_brings_is_refused_by_name(repository: Path, tmp_path: Path) -> None:
-    brought = Brought(tmp_path, repository, head(repository))
-    shutil.rmtree(brought.folder.path / "source")
-    (brought.folder.path / "source.tar").write_bytes(b"of any files")
-    assert (
-        "elsewhere); source.tar of its archive isn't used, as nothing proves it\n  try: git fetch" in brought.refusal()
-    )
 
 
 @pytest.mark.parametrize("name", ["dodo.py", "sitecustomize.py"])

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.core.specs import State
 from pipeline.keys.content_key import Difference
-from pipeline.reproduction import proving, saved_state
+from pipeline.reproduction import proving
 from pipeline.reproduction.compare import Verdict
 from pipeline.reproduction.proving import Culprit, Kill, Proof
 from pipeline.runs import journal
@@ -22,7 +22,7 @@ from pipeline.runs.folder import RunFolder
 from trainers.script.settings import ScriptConfig
 
 VERDICT = Verdict(run="a", again="a", outcome=(), key=(), surroundings=())
-ALL = frozenset({saved_state.OPTIMIZER, saved_state.RANDOM})
+ALL = frozenset({proving.OPTIMIZER, proving.RANDOM})
 
 
 def proof(*kills: Kill, resumed_at: int = 21, differs_at: int | None = 21, started_over: bool = False) -> Proof:
@@ -41,10 +41,10 @@ def saved(*holds: str) -> Kill:
         (proof(), Culprit.CHANCE),
         (proof(Kill(after_s=1.0, checkpoint=None)), Culprit.NO_CHECKPOINT),
         (proof(saved(*ALL), started_over=True), Culprit.NOT_READ),
-        (proof(saved(saved_state.RANDOM), differs_at=22), Culprit.OPTIMIZER),
+        (proof(saved(proving.RANDOM), differs_at=22), Culprit.OPTIMIZER),
         (proof(saved(), differs_at=22), Culprit.OPTIMIZER),
         (proof(saved()), Culprit.RANDOM),  # the loss of the first step knows nothing of the optimizer
-        (proof(saved(saved_state.OPTIMIZER)), Culprit.RANDOM),
+        (proof(saved(proving.OPTIMIZER)), Culprit.RANDOM),
         (proof(saved(*ALL)), Culprit.ORDER),
         (proof(saved(*ALL), differs_at=22), Culprit.OPTIMIZER),  # saved, and not loaded
         (proof(saved(*ALL), differs_at=23), Culprit.ORDER),
@@ -99,17 +99,17 @@ def test_kinds_of_state_are_read_without_unpickling(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "last.pt", "w") as archive:
         archive.writestr("last/data.pkl", pickle.dumps(state))
         archive.writestr("last/data/0", b"tensor")
-    assert saved_state.kinds(tmp_path / "last.pt") == ALL
-    assert saved_state.tensors(tmp_path / "last.pt") == [(6, zlib.crc32(b"tensor"))]
+    assert proving.state_kinds(tmp_path / "last.pt") == ALL
+    assert proving.tensors_in(tmp_path / "last.pt") == [(6, zlib.crc32(b"tensor"))]
     (tmp_path / "old.pth").write_bytes(pickle.dumps({"model": 1}))
-    assert saved_state.kinds(tmp_path / "old.pth") == frozenset()
+    assert proving.state_kinds(tmp_path / "old.pth") == frozenset()
     folder = tmp_path / "checkpoint-8"
     folder.mkdir()
     (folder / "optimizer.pt").touch()
     (folder / "rng_state_0.pth").touch()
-    assert saved_state.kinds(folder) == ALL
+    assert proving.state_kinds(folder) == ALL
     (tmp_path / "torn.pt").write_bytes(b"PK\x03\x04torn")
-    assert saved_state.kinds(tmp_path / "torn.pt") == frozenset()
+    assert proving.state_kinds(tmp_path / "torn.pt") == frozenset()
 
 
 def test_kills_are_spread_over_the_time_that_the_run_trained_and_follow_from_the_seed(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import sha256_bytes
 from pipeline.core.processes import process
-from pipeline.reproduction import from_mlflow, recipe
+from pipeline.reproduction import recipe
 from pipeline.tracking import recorder
 from pipeline.tracking.__main__ import main
 from tests.pipeline import finished_folder
@@ -73,38 +73,38 @@ def test_a_recipe_comes_back_from_the_record_and_what_lacks_is_said(
     runs = tmp_path / "runs"
 
     run_id = recorded_run(tmp_path / "good", uri)
-    back = from_mlflow.fetched(run_id, uri, tmp_path / "good", runs_dir=runs)
+    back = recipe.from_mlflow(run_id, uri, tmp_path / "good", runs_dir=runs)
     assert re.fullmatch(f"{tmp_path}/good/[0-9a-f]{{12}}", str(back.path))
     made_of = recipe.read(back, tmp_path)
     assert (made_of.patch, made_of.commit) == (PATCH, "c0ffee" * 6 + "abcd")
     assert (made_of.result["weights_sha256"], made_of.result["mlflow_run_id"]) == ("ab" * 32, run_id)
 
     children = SimpleNamespace(run=in_this_process, of_this_clone=process.of_this_clone)
-    monkeypatch.setattr(from_mlflow, "process", children)
+    monkeypatch.setattr(recipe, "process", children)
     secret = recorded_run(tmp_path / "secret", uri, patch=b"+ https://me:hunter2@host/x\n")
-    back = from_mlflow.fetched(secret, uri, tmp_path / "secret", runs_dir=runs)
+    back = recipe.from_mlflow(secret, uri, tmp_path / "secret", runs_dir=runs)
     with pytest.raises(PacelineError, match=r"missing: the uncommitted[^!]*MLflow keeps no patch that has a login"):
         recipe.read(back, tmp_path)
 
     running = recorded_run(tmp_path / "running", uri, ended=False)
     with pytest.raises(PacelineError, match="no result to compare with: as far as its record goes, it has not ended"):
-        from_mlflow.fetched(running, uri, tmp_path / "running", runs_dir=runs)
+        recipe.from_mlflow(running, uri, tmp_path / "running", runs_dir=runs)
 
     foreign = store.client(uri).create_run("0").info.run_id
     with pytest.raises(UsageError, match="is none of Paceline's"):
-        from_mlflow.fetched(foreign, uri, tmp_path / "foreign", runs_dir=runs)
+        recipe.from_mlflow(foreign, uri, tmp_path / "foreign", runs_dir=runs)
 
     with pytest.raises(UsageError, match=f"no such run under {runs}, and MLflow at sqlite:.* knows none either"):
-        from_mlflow.fetched("f" * 32, uri, tmp_path / "nothing", runs_dir=runs)
+        recipe.from_mlflow("f" * 32, uri, tmp_path / "nothing", runs_dir=runs)
 
 
 def test_a_store_that_is_down_or_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     children = SimpleNamespace(run=in_this_process, of_this_clone=process.of_this_clone)
-    monkeypatch.setattr(from_mlflow, "process", children)
+    monkeypatch.setattr(recipe, "process", children)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with pytest.raises(PacelineError, match=f"MLflow at http://127.0.0.1:{port} can't tell: Connection refused"):
-        from_mlflow.fetched("f" * 32, f"http://me:pw@127.0.0.1:{port}", tmp_path, runs_dir=tmp_path)
+        recipe.from_mlflow("f" * 32, f"http://me:pw@127.0.0.1:{port}", tmp_path, runs_dir=tmp_path)
     with pytest.raises(UsageError, match=r"there is no .*/none\.db to ask"):
-        from_mlflow.fetched("f" * 32, f"sqlite:///{tmp_path}/none.db", tmp_path, runs_dir=tmp_path)
+        recipe.from_mlflow("f" * 32, f"sqlite:///{tmp_path}/none.db", tmp_path, runs_dir=tmp_path)
     assert not (tmp_path / "none.db").exists()

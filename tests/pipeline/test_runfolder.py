@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -68,11 +67,6 @@ def test_a_target_written_again_with_its_old_time_is_found_and_an_equal_one_is_n
     _altered(path)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert finished.stale_because(KEY.digest) == f"{name} was altered"
-
-
-def test_an_untouched_target_is_not_hashed_again(finished: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.runs.result.sha256_file", lambda path: pytest.fail(f"hashed {path}"))
-    assert finished.stale_because(KEY.digest) is None
 
 
 def test_a_training_counts_as_done_only_with_the_outputs_it_left(finished: RunFolder) -> None:
@@ -174,16 +168,6 @@ def test_without_a_result_a_damaged_key_or_summary_is_no_finished_training(finis
                 (finished.path / name).write_bytes(data)
                 assert not finished.training_done(KEY), data[:80]
         (finished.path / name).write_bytes(before)
-
-
-def test_what_an_older_version_wrote_is_shown_as_unverified_and_trusted_for_nothing(tmp_path: Path) -> None:
-    folder = finished_folder.finished(tmp_path, finished_folder.key_of(version=1))
-    raw = json.loads(folder.result.read_text())
-    del raw["sha256"]
-    write_json(folder.result, raw)
-    (row,) = runs.rows(tmp_path)
-    assert (row.accuracy, row.note) == (0.5, "  unverified (an older Paceline wrote it)")
-    assert folder.stale_because(finished_folder.key_of(version=1).digest) == "result.json belongs to another key"
 
 
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(finished: RunFolder) -> None:

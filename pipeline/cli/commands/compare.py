@@ -35,7 +35,7 @@ from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.redact import hide
 from pipeline.core.specs import State
 from pipeline.core.tables import counted, folded
-from pipeline.reproduction import divergence, replaying
+from pipeline.reproduction import divergence
 from pipeline.reproduction import reproduce as again
 from pipeline.reproduction.divergence import Origin, Parting
 from pipeline.runs import index
@@ -167,7 +167,7 @@ def _replayed(runs: Sequence[RunFolder], parting: Parting, ranks: int) -> tuple[
     lines = []
     for folder, name in zip(runs, ("first", "second"), strict=True):
         with waiting(note, f"training steps {parting.equal + 1} to {parting.step} of {folder.key} again"):
-            work = replaying.replay(folder, place / name, first=parting.equal + 1, last=parting.step, ranks=ranks)
+            work = divergence.replay(folder, place / name, first=parting.equal + 1, last=parting.step, ranks=ranks)
         lines.append(divergence.operators(work))
     origin = divergence.origin(*lines)
     return divergence.origin_line(origin), origin

@@ -29,7 +29,7 @@ from pipeline.core.processes.signals import Interruptible
 from pipeline.core.specs import UNDER_WAY, Cluster, NodeFacts
 from pipeline.core.tables import aligned, counted, file_size, is_count, some_names
 from pipeline.data.trees import Tree
-from pipeline.execution import next_start, this_computer
+from pipeline.execution import restarts, this_computer
 from pipeline.runs import checkpoints, index, journal
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import Wait, ask_to_stop, note_stopped, waits_under_way
@@ -189,7 +189,7 @@ def stop() -> None:
         ask_to_stop(folder)
         where = ", ".join(stop_run(cluster, folder.path, folder.key))
     if note_stopped(folder):
-        start = next_start.next_start_in(folder.path, checkpoints.settings_of(folder.path))
+        start = restarts.next_start_in(folder.path, checkpoints.settings_of(folder.path))
         say(f"{folder.key} is stopped on {where}; no command was attached, and the same doit train starts it {start}")
     elif entries and entries[-1].state in UNDER_WAY:
         say(f"{folder.key} is stopped on {where}; the command that was attached ends as well")

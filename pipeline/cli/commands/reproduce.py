@@ -32,7 +32,7 @@ from pipeline.keys import content_key
 from pipeline.keys.content_key import ContentKey, Difference
 from pipeline.reproduction import archive as exports
 from pipeline.reproduction import compare as verdicts
-from pipeline.reproduction import from_mlflow, proving, recipe
+from pipeline.reproduction import proving, recipe
 from pipeline.reproduction import reproduce as again
 from pipeline.reproduction.proving import Proof
 from pipeline.runs import acceptance, index, layout
@@ -355,7 +355,7 @@ def _to_reproduce(named: str, scratch: Path) -> RunFolder:
         if not index.is_mlflow_id(named):
             raise
     uri = tracking.absolute_uri(config.tracking.uri, ROOT)
-    return from_mlflow.fetched(named, uri, scratch, runs_dir=config.runs_dir)
+    return recipe.from_mlflow(named, uri, scratch, runs_dir=config.runs_dir)
 
 
 # ---------------------------------------------------------------------------------------------- proofs

@@ -29,7 +29,7 @@ from pipeline.core.specs import LAST, UNDER_WAY, LogLine, RankError, State
 from pipeline.core.tables import counted
 from pipeline.execution.attempting import formatted as as_line
 from pipeline.execution.failure_hints import OF_SCRIPTS
-from pipeline.execution.next_start import next_start_in
+from pipeline.execution.restarts import next_start_in
 from pipeline.live.pictures import RunPicture, first_state
 from pipeline.live.watching import AttemptFiles, SweepFiles, follow_run, follow_sweep, is_under_way
 from pipeline.runs import checkpoints, index, journal

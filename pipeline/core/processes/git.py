@@ -79,7 +79,8 @@ def refusal(folder: Path) -> str | None:
 
     Git refuses a clone of another owner, and one with a damaged HEAD.
     """
-    if not any(_is_git_folder(place / ".git") for place in (folder, *folder.parents)):
+    kept = [place / ".git" for place in (folder, *folder.parents)]
+    if not any(path.is_file() or (path / "HEAD").exists() for path in kept):  # git too ignores an empty folder
         return None
     done = git(folder, "rev-parse", "--is-inside-work-tree")
     if done is None:
@@ -89,11 +90,6 @@ def refusal(folder: Path) -> str | None:
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no reason"]
     fix = next((f"; try: {line}" for line in lines if line.startswith("git config ")), "")
     return f"git refuses the repository: {lines[0].removeprefix('fatal: ')}{fix}"
-
-
-def _is_git_folder(path: Path) -> bool:
-    """Return True for the ``.git`` of a repository, worktree or submodule; git too ignores an empty folder."""
-    return path.is_file() or (path / "HEAD").exists()
 
 
 def without_checkout(repository: Path) -> dict[str, str]:

@@ -244,15 +244,13 @@ def replace(argv: Sequence[str]) -> NoReturn:
     os.execv(argv[0], list(argv))
 
 
-def stream(argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a long-lived child with three pipes in its own session. Raises PacelineError."""
-    return _popen(argv, stdin=subprocess.PIPE, env=None)
-
-
-def answering(
-    argv: Sequence[str], *, stdin: IO[bytes], env: Mapping[str, str] | None = None
+def stream(
+    argv: Sequence[str], *, stdin: IO[bytes] | int = subprocess.PIPE, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Like ``stream``, but the child reads the file ``stdin`` from its current position, so no write can block."""
+    """Start a long-lived child with three pipes in its own session.
+
+    With a file as ``stdin`` it reads that from its current position, so no write can block. Raises PacelineError.
+    """
     return _popen(argv, stdin=stdin, env=env)
 
 
@@ -266,9 +264,7 @@ def _popen(
     argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str] | None, stdout: int = subprocess.PIPE
 ) -> subprocess.Popen[bytes]:
     with _start_errors_explained(argv):
-        return subprocess.Popen(
-            list(argv), stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, env=env, start_new_session=True
-        )
+        return _in_session(argv, env=env, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE)
 
 
 @contextlib.contextmanager
@@ -317,27 +313,18 @@ def companion(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> subp
     The child ends when its stdin closes, so also when this process is killed.
     """
     with log.open("wb") as errors:
-        return subprocess.Popen(
-            list(argv),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=dict(env),
-            start_new_session=True,  # a Ctrl-C in the terminal must not end it before the trials are recorded as KILLED
-        )
+        return _in_session(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
 
 
 def background(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     """Start a child next to the controller, with its output in ``log`` (truncated). Raises OSError."""
     with log.open("wb") as output:
-        return subprocess.Popen(
-            list(argv),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=dict(env),
-            start_new_session=True,  # a Ctrl-C in the terminal must not end it before the run is recorded as KILLED
-        )
+        return _in_session(argv, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+
+
+def _in_session(argv: Sequence[str], *, env: Mapping[str, str] | None, **streams: Any) -> subprocess.Popen[bytes]:
+    """Start a child that a Ctrl-C in the terminal doesn't end, for example before a run is recorded as KILLED."""
+    return subprocess.Popen(list(argv), env=env, start_new_session=True, **streams)
 
 
 _ANSWER = """

@@ -19,19 +19,8 @@ from trainers.core.config import DatasetConfig
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp")
 _OTHER_IMAGE_SUFFIXES = (
-    ".gif",
-    ".tif",
-    ".tiff",
-    ".heic",
-    ".heif",
-    ".avif",
-    ".jp2",
-    ".jxl",
-    ".ppm",
-    ".pgm",
-    ".pbm",
-    ".svg",
-    ".psd",
+    *(".gif", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl"),
+    *(".ppm", ".pgm", ".pbm", ".svg", ".psd"),
 )
 _SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _MOST_LISTED = 8

@@ -109,7 +109,9 @@ def _made(config: OwnDatasetConfig, root: Path) -> Any:
         raise DataError(f"dataset.target={config.target} raised {named(error)}{_place(error, root)}") from error
     finally:
         if os.getpid() != caller:
-            _warn_and_exit(config.target)
+            what = "forked, and the copy came back from it: it ends here (with os._exit(0) in it nothing is said)"
+            print(f"WARNING: {config.target} {what}", file=sys.stderr, flush=True)
+            os._exit(1)
 
 
 @contextmanager
@@ -130,12 +132,6 @@ def _exit_raises() -> Iterator[None]:
         yield
     finally:
         os._exit = leave
-
-
-def _warn_and_exit(target: str) -> NoReturn:
-    what = "forked, and the copy came back from it: it ends here (with os._exit(0) in it nothing is said)"
-    print(f"WARNING: {target} {what}", file=sys.stderr, flush=True)
-    os._exit(1)
 
 
 def _called(config: OwnDatasetConfig, root: Path) -> Any:

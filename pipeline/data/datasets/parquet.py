@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core.errors import DataError
+from pipeline.core.tables import first_of
 from pipeline.data.base import ImageFilesConfig, RawSet, Source, Workspace
 from pipeline.data.sources import folder as source_folder
 from trainers.core.config import DatasetConfig
@@ -80,11 +81,8 @@ def _refuse_missing(shards: list[Path], origin: str) -> None:
             numbers.setdefault((path.parent, match[1], match[3]), set()).add(int(match[2]))
     for (_, name, count), there in numbers.items():
         if missing := sorted({*range(min(int(count), 1_000_000))} - there):
-            shown = ", ".join(f"{name}-{number:05}-of-{count}.parquet" for number in missing[:3])
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            raise DataError(
-                f"{origin} lacks {shown}{more}", hint="fetch the rest; for a part alone, name its files anew"
-            )
+            lacking = first_of([f"{name}-{number:05}-of-{count}.parquet" for number in missing], 3)
+            raise DataError(f"{origin} lacks {lacking}", hint="fetch the rest; for a part alone, name its files anew")
 
 
 def _splits(shards: list[Path], place: source_folder.Place) -> dict[str, list[Path]]:

@@ -25,11 +25,6 @@ def protocol(url: str) -> str:
     return scheme(url).rpartition("::")[2]
 
 
-def has_folders(url: str) -> bool:
-    """Return True if folders must exist before files; in an object store a mistyped name would create a bucket."""
-    return protocol(url) not in _DRIVERS
-
-
 def open_filesystem(url: str, setting: str = "dataset.source") -> tuple[Any, str]:
     """Return the filesystem of an address, and the path in it. Raises DataError that names the setting."""
     if protocol(url) in _LOGINS and "@" in urlsplit(url).netloc:
@@ -153,7 +148,7 @@ class ObjectStore:
             self._filesystem.rm(self._path(name), recursive=True)
 
     def _make_folder_of(self, name: str) -> None:
-        if has_folders(self._url):
+        if protocol(self._url) not in _DRIVERS:  # in an object store a mistyped name would create a bucket
             self._filesystem.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
 
     def _path(self, name: str) -> str:

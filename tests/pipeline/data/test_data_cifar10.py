@@ -13,7 +13,6 @@ import pytest
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
 from pipeline.data.datasets import cifar10
-from pipeline.data.reading import cifar_batches
 from pipeline.data.sources.wanted import Wanted
 from pipeline.data.store import fetch
 from tests.pipeline.data.data_fixtures import MadeSet, archive_of, make_cifar10, offer, python2_pickle, read_pack
@@ -142,7 +141,7 @@ def test_a_pickle_with_a_wrong_checksum_is_never_opened(
 ) -> None:
     path = made[1].folder / "data_batch_1"
     path.write_bytes(pickle.dumps(Bomb(tmp_path / "burst")).ljust(path.stat().st_size, b"\0"))
-    monkeypatch.setattr(cifar_batches, "read_python", lambda path: pytest.fail("unpickled"))
+    monkeypatch.setattr(cifar10, "_read_python", lambda path: pytest.fail("unpickled"))
     with pytest.raises(DataError, match=r"data_batch_1 is altered"):
         fetch(config(made[1].folder), tmp_path / "data")
     assert not (tmp_path / "burst").exists()
@@ -152,7 +151,7 @@ def test_even_a_trusted_pickle_rebuilds_nothing_but_arrays(tmp_path: Path) -> No
     path = tmp_path / "data_batch_1"
     path.write_bytes(pickle.dumps({"data": Bomb(tmp_path / "burst"), "labels": []}))
     with pytest.raises(DataError, match=r"it asks for .*, which is not part of an array"):
-        list(cifar_batches.read_python(path))
+        list(cifar10._read_python(path))
     assert not (tmp_path / "burst").exists()
 
 
@@ -160,7 +159,7 @@ def test_pickles_of_new_numpy_are_read_too(tmp_path: Path) -> None:
     data = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072)
     for content in (pickle.dumps({"data": data, "labels": [3, 4]}, 4), python2_pickle(data, [3, 4])):
         (tmp_path / "batch").write_bytes(content)
-        ((images, labels),) = cifar_batches.read_python(tmp_path / "batch")
+        ((images, labels),) = cifar10._read_python(tmp_path / "batch")
         assert images.tobytes() == data.tobytes()
         assert labels.tolist() == [3, 4]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core import documents
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
 from pipeline.data import store
@@ -107,13 +108,13 @@ def test_what_a_newer_version_made_is_left_alone(root: Path, tmp_path: Path) -> 
         find_run(tmp_path, "abc")
 
 
-def test_an_altered_sweep_is_told_with_the_fix_and_one_of_an_older_version_is_read(root: Path, tmp_path: Path) -> None:
+def test_an_altered_sweep_is_told_with_the_fix(root: Path, tmp_path: Path) -> None:
     folder = begun(root, tmp_path, space(root, "seed=0,1"))
     path = folder.path / "sweep.json"
     about = folder.about()
     text = path.read_text()
-    old = {**asdict(about), "version": 1}
-    trial = old["trials"][0]
+    known = {**asdict(about), "version": 2}
+    trial = known["trials"][0]
     for damage in (
         "",
         "{",
@@ -122,10 +123,10 @@ def test_an_altered_sweep_is_told_with_the_fix_and_one_of_an_older_version_is_re
         "[" * 100_000,
         text.replace('"total": 2', '"total": 3'),
         text[: text.rindex(",")] + "\n}\n",
-        json.dumps({**old, "total": None}),
-        json.dumps({**old, "trials": [None]}),
-        json.dumps({**old, "goals": None}),
-        json.dumps({**old, "trials": [{**trial, "chosen": None}]}),
+        documents.sealed({**known, "total": None}),
+        documents.sealed({**known, "trials": [None]}),
+        documents.sealed({**known, "goals": None}),
+        documents.sealed({**known, "trials": [{**trial, "chosen": None}]}),
     ):
         path.write_text(damage)
         with pytest.raises(UsageError, match=r"sweep\.json was altered: it .*\n  try: rm .*sweep\.json; the same doit"):
@@ -135,7 +136,7 @@ def test_an_altered_sweep_is_told_with_the_fix_and_one_of_an_older_version_is_re
     with pytest.raises(UsageError, match=r"it is a directory, not a file\n  try: rm -r .*sweep\.json; the same doit"):
         folder.about()
     path.rmdir()
-    path.write_text(json.dumps(old))
+    path.write_text(text)
     assert folder.about() == about
     folder.journal.mkdir()
     assert folder.entries() == ([], [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -64,14 +65,14 @@ def test_trouble_with_a_host_or_memory_is_tried_again_once_and_broken_code_is_no
         plan, count = schedule(1, slots=1), 0
         while (start := plan.next()) is not None:
             count += 1
-            plan.finished(start, BAD, cause)
-        assert (count, plan.done, plan.ended[0].outcome) == (tries, True, BAD), cause
+            plan.finished(start, replace(BAD, cause=cause))
+        assert (count, plan.done, plan.ended[0].outcome) == (tries, True, replace(BAD, cause=cause)), cause
 
 
 def test_a_slot_whose_host_failed_is_given_up_while_there_is_another() -> None:
     plan = schedule(4, slots=2)
     first, second = drained(plan)
-    assert plan.finished(first, BAD, "host")
+    assert plan.finished(first, replace(BAD, cause="host"))
     assert plan.next() is None
     plan.finished(second, GOOD)
     again = plan.next()
@@ -128,5 +129,5 @@ def test_only_so_many_trials_are_started_whether_or_not_they_are_tried_again_and
     begun: list[tuple[int, int]] = []
     while (start := plan.next()) is not None:
         begun.append((start.trial.number, start.tried))
-        plan.finished(start, BAD, "memory")
+        plan.finished(start, replace(BAD, cause="memory"))
     assert (begun, plan.done) == ([(1, 0), (1, 1), (2, 0), (2, 1)], True)

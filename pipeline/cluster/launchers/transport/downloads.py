@@ -214,7 +214,7 @@ def _extract(
     with tempfile.TemporaryFile(prefix="paceline-") as stdin:
         stdin.write(message(request, token))
         stdin.seek(0)
-        child = process.answering(argv, stdin=stdin)
+        child = process.stream(argv, stdin=stdin)
     if child.stdout is None or child.stderr is None:
         raise RuntimeError("a stream has pipes")
     try:
