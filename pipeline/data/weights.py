@@ -13,7 +13,7 @@ from pipeline.core.errors import DataError, PacelineError, UsageError, suggestio
 from pipeline.core.files import sha256_file, sha256_text, temporary_prefix
 from pipeline.core.locks import held
 from pipeline.core.processes.process import python_answer
-from pipeline.data.progress import OnProgress, reporting
+from pipeline.data.progress import reporting
 from pipeline.data.request import changing, fingerprints
 from pipeline.data.sources.download import retrieve
 from pipeline.data.sources.source import file_name, shown
@@ -106,9 +106,7 @@ def fetched(url: str, data_dir: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def fetch(
-    url: str, data_dir: Path, *, setting: str, hash_in_name: bool = False, on_progress: OnProgress | None = None
-) -> Path:
+def fetch(url: str, data_dir: Path, *, setting: str, hash_in_name: bool = False) -> Path:
     """Download a file unless that was done before; blocks while another process does it.
 
     Args:
@@ -121,7 +119,7 @@ def fetch(
     path = _place(url, data_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.parent / f".{path.name}.lock"
-    with reporting(on_progress) as report, held(lock, meanwhile=lambda: report(f"waiting for {lock}", 0, None)):
+    with reporting(None) as report, held(lock, meanwhile=lambda: report(f"waiting for {lock}", 0, None)):
         if path.is_file():
             return path
         came = retrieve(Wanted(name=f"{path.name}.new", urls=[url], sha256=None), path.parent, report)

@@ -45,6 +45,7 @@ from trainers.script import printed
 from trainers.script.settings import ScriptConfig
 
 Say = Callable[[str], None]
+_LINE_LIMIT = 2000  # characters of a line on the terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +90,6 @@ def note(run: Run, state: State, attempt: int, detail: str = "") -> None:
     """Append an entry to the run's journal. Raises OSError."""
     entry = journal.Entry(state=state, attempt=attempt, time=time.time(), detail=run.config.hide(detail))
     journal.append(run.folder.journal, entry)
-
-
-_LINE_LIMIT = 2000  # characters of a line on the terminal
 
 
 def unfinished_attempt(run: Run) -> tuple[LaunchPlan, Cluster]:

@@ -11,7 +11,7 @@ import io
 import os
 import re
 import tokenize
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
@@ -40,17 +40,22 @@ def lacking(files: ScriptFiles, code: Closure, section: Mapping[str, Any]) -> li
     this list a user would discover one file per attempt.
     """
     missing: dict[str, None] = {}
-    for text in sorted({*words(section.get("args")), *code.names}):
-        for folder in (files.folder, files.root) if _FILE.fullmatch(text) else ():
-            path = folder / text
-            if ".." in path.parts or not path.is_file():
-                continue
-            name = path.relative_to(files.root if path.is_relative_to(files.root) else files.folder).as_posix()
-            is_there = path in code.sources.values() or any(fnmatch(name, one) for one in section.get("outputs") or ())
-            if not is_there:
-                missing[name] = None
-            break
+    named = filter(_FILE.fullmatch, sorted({*words(section.get("args")), *code.names}))
+    for _, path in _existing(named, (files.folder, files.root)):
+        name = path.relative_to(files.root if path.is_relative_to(files.root) else files.folder).as_posix()
+        is_there = path in code.sources.values() or any(fnmatch(name, one) for one in section.get("outputs") or ())
+        if not is_there:
+            missing[name] = None
     return [*missing]
+
+
+def _existing(names: Iterable[str], folders: Collection[Path]) -> Iterator[tuple[str, Path]]:
+    """Yield each name with the file that it means: that of the first folder which has it."""
+    for name in names:
+        paths = (folder / name for folder in folders)
+        path = next((path for path in paths if ".." not in path.parts and path.is_file()), None)
+        if path is not None:
+            yield name, path
 
 
 _Place = Callable[[str, str], Path]  # (field, name) → absolute path
@@ -157,19 +162,15 @@ class ScriptFiles(NamedTuple):
         tracks or would add, and that aren't outputs of the script.
         """
         taken, files = {*sources.values()}, dict[Path, None]()
-        for name in names:
-            for folder in dict.fromkeys((self.root / self.workdir, self.folder, self.root)):
-                path = folder / name
-                if ".." in path.parts or not path.is_file():
-                    continue
-                is_ours = path.is_relative_to(self.root) and path not in taken
-                inside = path.relative_to(self.root).as_posix() if is_ours else ""
-                is_output = path.name not in KEEP_EMPTY_FOLDER and any(
-                    fnmatch(inside, pattern) or fnmatch(name, pattern) for pattern in self.outputs
-                )
-                if is_ours and not is_output and path.stat().st_size <= LARGEST_BYTES:
-                    files[path] = None
-                break
+        for name, path in _existing(names, dict.fromkeys((self.root / self.workdir, self.folder, self.root))):
+            if path in taken or not path.is_relative_to(self.root):
+                continue
+            inside = path.relative_to(self.root).as_posix()
+            is_output = path.name not in KEEP_EMPTY_FOLDER and any(
+                fnmatch(inside, pattern) or fnmatch(name, pattern) for pattern in self.outputs
+            )
+            if not is_output and path.stat().st_size <= LARGEST_BYTES:
+                files[path] = None
         return _kept_by_git([*files], self.root)
 
     def _matches(self, pattern: str) -> Iterator[Path]:

@@ -10,8 +10,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -32,6 +32,14 @@ _LIST = "script.json"
 _CONTENTS = "contents"
 _FOLDER, _METRICS = "checkpoints", run_folder.METRICS
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@contextmanager
+def _temporary(run_dir: Path) -> Iterator[Path]:
+    """Make a folder on the run folder's disk for the block."""
+    prefix = temporary_prefix(".mirror")
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=run_dir, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 class _Mirror:
@@ -134,17 +142,15 @@ class CheckpointMirror(_Mirror):
         steps = [name for name in self._store.names(self._key) if _STEP.fullmatch(name)]
         warnings: list[str] = []
         for name in sorted(steps, key=lambda name: step_of(Path(name)), reverse=True):
-            temporary = Path(tempfile.mkdtemp(prefix=temporary_prefix(".mirror"), dir=run_dir))
-            try:
-                written_by = self._fetch(name, temporary)
-            except DAMAGE as error:
-                warnings.append(f"{name.removesuffix('.json')} of {self.shown} is skipped: {error}")
-            else:
+            with _temporary(run_dir) as temporary:
+                try:
+                    written_by = self._fetch(name, temporary)
+                except DAMAGE as error:
+                    warnings.append(f"{name.removesuffix('.json')} of {self.shown} is skipped: {error}")
+                    continue
                 journal.adopt(run_dir, written_by)  # first: once a checkpoint is here, none is looked for
                 _settle(temporary, run_dir / run_folder.CHECKPOINTS, name)
                 return step_of(Path(name)), warnings
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
         return 0, warnings
 
     def _fetch(self, name: str, folder: Path) -> str:
@@ -242,18 +248,18 @@ class ScriptMirror(_Mirror):
         """
         if _LIST not in self._store.names(self._key):
             return 0, []
-        temporary = Path(tempfile.mkdtemp(prefix=temporary_prefix(".mirror"), dir=run_dir))
-        try:
-            self._store.get(f"{self._key}/{_LIST}", temporary / _LIST)
-            listed: Mapping[str, Any] = documents.read_sealed(temporary / _LIST)["files"]
-            for name, about in listed.items():
-                self._fetch(name, about, temporary / "files")
-            _settle_tree(temporary / "files", run_dir)
+        with _temporary(run_dir) as temporary:
+            try:
+                self._store.get(f"{self._key}/{_LIST}", temporary / _LIST)
+                listed: Mapping[str, Any] = documents.read_sealed(temporary / _LIST)["files"]
+                for name, about in listed.items():
+                    self._fetch(name, about, temporary / "files")
+            except (documents.DamagedError, *DAMAGE) as error:
+                return 0, [f"the copies of {self.shown} are not whole and are left there: {error}"]
+            for path in sorted((temporary / "files").rglob("*")):
+                target = run_dir / path.relative_to(temporary / "files")
+                target.mkdir(parents=True, exist_ok=True) if path.is_dir() else path.replace(target)
             return len(listed), []
-        except (documents.DamagedError, *DAMAGE) as error:
-            return 0, [f"the copies of {self.shown} are not whole and are left there: {error}"]
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
     def _fetch(self, name: str, about: Mapping[str, Any], folder: Path) -> None:
         """Fetch one file. Raises DataError, and the errors in ``DAMAGE``."""
@@ -285,16 +291,6 @@ def _is_checkpoint(parts: Sequence[str]) -> bool:
 def _stamp(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_mtime_ns, status.st_size
-
-
-def _settle_tree(source: Path, run_dir: Path) -> None:
-    """Move all files into place. Raises OSError."""
-    for path in sorted(source.rglob("*")):
-        target = run_dir / path.relative_to(source)
-        if path.is_dir():
-            target.mkdir(parents=True, exist_ok=True)
-        else:
-            path.replace(target)
 
 
 class Mirroring:

@@ -39,7 +39,7 @@ from pipeline.runs.lock import RunLock
 from pipeline.sweep import folder as folders
 from pipeline.sweep.folder import SweepFolder, TrialEntry
 from pipeline.sweep.schedule import Ended, Schedule, Start
-from pipeline.sweep.shared import Shared
+from pipeline.sweep.shared import Shared, was_missed
 from pipeline.sweep.trial import (
     Outcome,
     Trial,
@@ -53,7 +53,6 @@ from pipeline.sweep.trial import (
     label,
     was_pruned,
 )
-from pipeline.sweep.workers import was_missed
 
 
 def end_leftovers(run: Run, say: Callable[[str], None]) -> None:

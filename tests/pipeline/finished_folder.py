@@ -28,13 +28,12 @@ def key_of(
     config: Mapping[str, Any] = CONFIG,
     *,
     code: bytes = CODE,
-    version: int = KEY_VERSION,
     torch: str = "2.14.0",
     data: str = "d" * 64,
 ) -> ContentKey:
     """A key whose parts give its digest."""
     parts = {
-        "version": version,
+        "version": KEY_VERSION,
         "config": canonical_config(config),
         "code": {"trainers/x.py": sha256_bytes(code)},
         "data": data,

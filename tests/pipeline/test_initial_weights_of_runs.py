@@ -228,11 +228,11 @@ def test_an_address_is_fetched_once_and_then_stands_for_its_content(root: Path) 
         word = f"init.weights={address}/w.pt"
         assert start(root, word).pending == "to be fetched first"
         for _ in range(2):
-            path = weights.fetch(f"{address}/w.pt", root / "data", setting=word, on_progress=lambda *_: None)
+            path = weights.fetch(f"{address}/w.pt", root / "data", setting=word)
         assert asked == ["/w.pt"]
         assert (start(root, word).path, start(root, word).sha256) == (path, sha256_file(root / "w.pt"))
         with pytest.raises(DataError, match=r"nothing.pt can't be had: HTTP 404") as error:
-            weights.fetch(f"{address}/nothing.pt", root / "data", setting=word, on_progress=lambda *_: None)
+            weights.fetch(f"{address}/nothing.pt", root / "data", setting=word)
         assert error.value.hint == "get the file by other means, then init.weights=<its path>"
 
 
@@ -250,9 +250,7 @@ def test_torchvision_says_its_address_once_and_the_digest_in_its_name_is_checked
     for name in (f"net-{digest[:8]}.pth", "net-00000000.pth"):
         (root / name).write_bytes(CONTENT)
     with served(root) as (address, _):
-        get = partial(
-            weights.fetch, data_dir=root / "data", setting="x", hash_in_name=True, on_progress=lambda *_: None
-        )
+        get = partial(weights.fetch, data_dir=root / "data", setting="x", hash_in_name=True)
         assert get(f"{address}/net-{digest[:8]}.pth").read_bytes() == CONTENT
         with pytest.raises(DataError, match=r"has another sha256 than its name says: 00000000"):
             get(f"{address}/net-00000000.pth")

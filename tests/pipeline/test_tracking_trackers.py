@@ -26,7 +26,7 @@ from pipeline.config.compose import compose_config
 from pipeline.config.schema import TrackingConfig
 from pipeline.config.schema_store import register
 from pipeline.core.errors import UsageError
-from pipeline.sweep.workers import RecordWorker
+from pipeline.sweep.shared import RecordWorker
 from pipeline.tracking import feed, recorder
 from pipeline.tracking.client import Recorder
 from pipeline.tracking.destinations import marked

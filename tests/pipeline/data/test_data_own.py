@@ -186,49 +186,6 @@ def test_os_exit_in_the_function_and_a_keyboard_interrupt_of_its_own_are_told(pr
 
 
 @pytest.mark.slow
-def test_a_module_that_the_function_imports_by_a_computed_name_is_read_besides(
-    project: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (project / "own_made.py").write_text(CODE.replace("value =", 'value = __import__("own_" + "value").VALUE #'))
-    settings = OwnDatasetConfig(target="own_made:make", holdout=4)
-    for value in (3, 1234 % 256):
-        (project / "own_value.py").write_text(f"VALUE = {value}\n")
-        assert find(settings, project / "data") is None
-        assert values(fetch(settings, project / "data")) == {value}
-        assert "own_made:make read own_value.py, no part of" in capfd.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_file_that_the_function_looks_for_in_vain_or_finds_in_a_folder_makes_the_pack_anew_when_it_comes(
-    project: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    code = """
-import pathlib
-import numpy as np
-
-here = pathlib.Path(__file__).parent
-
-def make(count=20):
-    value = len([*(here / "parts").glob("*.npy")])
-    try:
-        value += int((here / "added.txt").read_text())
-    except FileNotFoundError:
-        pass
-    return {"images": np.full((count, 8, 8), value, np.uint8), "labels": np.arange(count) % 2}
-"""
-    (project / "own_made.py").write_text(code)
-    (project / "parts").mkdir()
-    settings = OwnDatasetConfig(target="own_made:make", holdout=4)
-    assert values(fetch(settings, project / "data")) == {0}
-    assert "WARNING" not in capfd.readouterr().err
-    for name, value in (("parts/a.npy", 1), ("added.txt", 6)):
-        (project / name).write_text("5")
-        assert find(settings, project / "data") is None
-        assert values(fetch(settings, project / "data")) == {value}
-    assert find(settings, project / "data") is not None
-
-
-@pytest.mark.slow
 def test_a_function_runs_as_its_modules_are_and_in_a_built_environment(
     project: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
