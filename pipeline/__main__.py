@@ -68,7 +68,7 @@ def refuse_another_clone() -> None:
     """The folder that the command is started in decides, as dodo.py does for `doit`."""
     here = places.enclosing(Path.cwd())
     try:
-        clone.refuse_none()
+        clone.refuse_outside()
         clone.refuse_another(here or clone.ROOT)
         clone.refuse(clone.ROOT)
     except PacelineError as error:

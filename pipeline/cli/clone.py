@@ -50,7 +50,7 @@ def no_project() -> UsageError:
     return UsageError(f"no project here: neither {Path.cwd()} nor a folder above has one", hint=INIT)
 
 
-def refuse_none() -> None:
+def refuse_outside() -> None:
     """Refuse to start outside of a project if Paceline is installed. Raises UsageError."""
     if places.IS_INSTALLED and places.enclosing(Path.cwd()) is None:
         raise no_project()

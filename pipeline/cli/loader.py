@@ -56,7 +56,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         unexpected.keep_in(clone.ROOT / invocation.typed_runs_dir(sys.argv))
         doit_cmd.traceback = _OneLine
         try:
-            clone.refuse_none()
+            clone.refuse_outside()
             clone.refuse(clone.ROOT)
             if sys.argv[1:2] == ["dumpdb"]:
                 raise UsageError("doit keeps no database here: run folders say what is finished", hint="doit runs")

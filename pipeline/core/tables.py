@@ -16,8 +16,9 @@ _UNITS = {
     r"(^|_)bytes$": ((1e12, 1e12, "TB"), (1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (1e3, 1e3, "kB")),
     r"(?<!_per)_s$|(^|_)seconds$": ((7200.0, 3600.0, "h"), (120.0, 60.0, "min")),
 }
-"""How a figure's name ends → its units: from which size on, the unit's size, its name."""
-_LARGE, _HUGE = 1e5, 1e15  # between these a figure has no digits behind its point
+"""End of a figure's name (a pattern) → its units, the largest first: the smallest size that is shown in it, its own
+size, its name."""
+_LARGE, _HUGE = 1e5, 1e15  # a figure from the first to the second is shown as a whole number
 _FILLER = "\0"  # the second column of a wide character, while lines are measured
 
 
@@ -153,7 +154,7 @@ def unit_of(name: str, size: float) -> tuple[float, str]:
     """
     last = name.lower().rpartition("/")[2]
     units = next((units for ending, units in _UNITS.items() if re.search(ending, last)), ())
-    return next(((least, unit) for from_, least, unit in units if abs(size) >= from_), (1.0, ""))
+    return next(((scale, unit) for smallest, scale, unit in units if abs(size) >= smallest), (1.0, ""))
 
 
 def quantity(name: str, value: float, form: str = ".6g") -> str:
@@ -169,6 +170,9 @@ def quantity(name: str, value: float, form: str = ".6g") -> str:
 
 
 def some_names(shown: Sequence[str], count: int = 0) -> str:
-    """Join names, with an ellipsis if ``count`` is larger; names with unprintable characters are shown as repr."""
+    """Join file names, with an ellipsis if there are more (``count``); unprintable ones are shown as repr.
+
+    For names of which only the first are known; ``first_of`` says how many more there are.
+    """
     names = ", ".join(name if name.isprintable() else repr(name) for name in shown)
     return f"{names}, …" if count > len(shown) else names

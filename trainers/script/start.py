@@ -50,12 +50,12 @@ WARNING, NOTE = "WARNING: ", "note: "
 _SHOWN = 8
 _LOOK_S = 0.5
 SENT = ".paceline"
-"""File of the agent in a run folder that belongs to this host alone; a shared folder lacks it."""
+"""The agent puts this file into a run folder that was sent to this host; one that all hosts share lacks it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """The command line."""
+    """The parsed command line of this module: what is started, and where."""
 
     config: Path
     script: str
@@ -395,7 +395,7 @@ class Attempt:
         """Gather this node's outputs and write node 0's results, summary.json last; return the exit code.
 
         Args:
-            record: of the inputs of the processes, made while the working directory is unchanged.
+            record: what the script's processes have read (``Seen.record``), taken before files are moved away.
 
         Raises:
             OSError: a file can't be moved or written.
@@ -426,7 +426,7 @@ class Attempt:
             say(f"error: {self.name} ended with exit code 0 without {error}")
             return 1
         in_work = unreadable(self.run_dir, self.folder / run_folder.ABOVE)
-        unkept = {name: why for name, why in in_work.items() if why != LEADS_OUT}  # its links don't count
+        unkept = {name: why for name, why in in_work.items() if why != LEADS_OUT}  # a link there is no result
         unkept |= unreadable(self.run_dir, outputs, self.run_dir / run_folder.CHECKPOINTS)
         if unkept and not self.is_sent:  # else the controller warns when it fetches the files
             names = workdirs.in_words([f"{name} ({why})" for name, why in unkept.items()])
@@ -438,7 +438,7 @@ class Attempt:
             outputs.parent.mkdir(parents=True, exist_ok=True)
             full_record = {**record, "unkeyed": dependencies.as_json(unkeyed)}
             write_sealed(outputs.parent / run_folder.DEPENDENCIES, full_record)
-        if gathered.over or self.is_sent:  # the agent reads given.json there
+        if gathered.over or self.is_sent:  # what is above the limit stays; the agent fetches by the folder's given.json
             return 0
         if any(name in in_work and why not in NO_FILES for name, why in unkept.items()):
             say(f"{WARNING}what can't be read stays on this host in {self.keep_on_host() / run_folder.WORK_COPY}")

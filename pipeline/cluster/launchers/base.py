@@ -237,7 +237,7 @@ class GrantedJob:
         show_command: the command with which the user sees it.
         end_command: the command with which the user may end it.
         folder: the folder shared by its nodes and the controller.
-        life: how often the scheduler had taken its nodes away when they had all reported.
+        life: how many times the scheduler had requeued the job when all of its nodes had reported.
         is_started: an attempt was started in it.
         printed_bytes: the length of its output before its newest start.
     """
@@ -270,7 +270,7 @@ class JobState:
         is_settled: the scheduler has decided what becomes of the job.
         standing: why its ranks stand still.
         gone: why the nodes of ``GrantedJob.life`` are no longer the run's.
-        remains: which part of an ended job goes on, and the command that ends it.
+        remains: of a job that should have ended: the part that still runs, and the command that ends it.
         outcome: what the scheduler did to it.
         error: why it ended before anything was started in it.
         nodes: a node's own name → the name of what it runs on, where that is another one.
@@ -299,12 +299,12 @@ class Scheduler(ABC):
 
     Attributes:
         name: its name in messages.
-        agent: the agent's module that knows on which node of a job it runs.
+        agent: the module of ``agent/schedulers/`` by which an agent learns on which node of a job it runs.
         folder: the folder below a run's that holds a folder for each job.
         script: the file in a job's folder with what the scheduler got.
         node_name: nodes are called by it and their number; '': by their own names.
-        requeues: a job whose nodes are taken away waits for others, and one that ended is forgotten; else both stay
-            until they are cancelled.
+        requeues: the scheduler starts a job again whose nodes it has taken away, and removes an ended job by itself;
+            else jobs of both kinds stay until they are cancelled.
         end_s: how long the end of a start or of a job may take.
         settle_s: how long the scheduler may take to decide what becomes of a job.
         side_by_side: how many trials of a sweep submit jobs at a time.
