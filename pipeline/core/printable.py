@@ -97,8 +97,8 @@ def _program_line(line: str, terminal: bool, colours: bool) -> str:
 
 
 def shell_line(words: Iterable[str]) -> str:
-    """Quote arguments as one command line to copy; unprintable ones in the ``$'…'`` syntax of bash and zsh."""
-    return " ".join(shlex.quote(word) if word.isprintable() else f"$'{_escaped(word)}'" for word in words)
+    """Quote arguments as one command line to copy."""
+    return " ".join(map(shell_word, words))
 
 
 def _escaped(word: str) -> str:
@@ -131,11 +131,14 @@ def hydra_quoted(text: str) -> str:
     return "'" + _BEFORE_QUOTE.sub(lambda match: match[1] * 2 + ("\\'" if match[2] else ""), literal) + "'"
 
 
-def shell_word(override: str) -> str:
-    """Quote an override for a shell: in double quotes, for readability, if its value is in single quotes.
+def shell_word(word: str) -> str:
+    """Quote a word for a shell: in double quotes, for readability, if it has single quotes (an override's value).
 
-    An override with ``!`` is quoted otherwise, because an interactive shell expands ``!`` inside double quotes.
+    One with ``!`` is quoted otherwise, because an interactive shell expands ``!`` inside double quotes; an unprintable
+    one is quoted in the ``$'…'`` syntax of bash and zsh.
     """
-    if "'" not in override or "!" in override or not override.isprintable():
-        return shell_line([override])
-    return f'"{_IN_DOUBLE_QUOTES.sub(lambda match: chr(92) + match[0], override)}"'
+    if not word.isprintable():
+        return f"$'{_escaped(word)}'"
+    if "'" not in word or "!" in word:
+        return shlex.quote(word)
+    return f'"{_IN_DOUBLE_QUOTES.sub(lambda match: chr(92) + match[0], word)}"'
