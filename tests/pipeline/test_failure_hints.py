@@ -71,6 +71,14 @@ def test_a_file_above_the_project_of_a_script_is_named_with_its_place(tmp_path: 
             "cluster.env.MY_TOKEN='${oc.env:MY_TOKEN}' in front of the script passes this shell's variable on: the "
             "ranks get only those that are named",
         ),
+        (
+            "train.py: error: unrecognized arguments: --sweep lr=0.1,0.2",
+            "--sweep is an option of this command, whose options stand in front of the script: "
+            "doit run --sweep … SCRIPT",
+        ),
+        ("train.py: error: unrecognized arguments: lr=0.1", "an argument of this script is written --lr 0.1"),
+        ("usage: a.py [-h] [--lr LR] [--epochs N]\na.py: error: unrecognized arguments: --rl 1", "did you mean --lr?"),
+        ("RuntimeError: CUDA out of memory. Tried", "a smaller batch or model, or fewer workers of the loader"),
         ("KeyError: 'LABEL'\n  row['LABEL']", None),
         ("train.py: error: argument --lr: invalid float value: 'abc'", None),
         ("train.py: error: unrecognized arguments: --lrr 2", None),

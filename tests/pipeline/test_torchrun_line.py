@@ -190,6 +190,32 @@ def test_options_of_the_script_before_it_are_shown_behind_it(line: str, said: st
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("run --lr 0.1 train.py --b 3", "run has no option --lr; "),
+        ("run --lr 0.1 train.py --b 3", "\n  try: doit run train.py --b 3 --lr 0.1"),
+        ("run -m train.py", "-m takes the name of a module, and train.py is a file\n  try: doit run train.py"),
+        ("run", "run needs a script\n  try: doit run train.py --lr 0.1"),
+    ],
+)
+def test_words_in_front_of_the_script_are_answered_with_the_line_that_was_meant(
+    line: str, said: str, folder: Path
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        translated(line, folder)
+    assert said in str(refused.value)
+
+
+def test_an_option_of_the_command_behind_a_script_without_it_is_noted(folder: Path) -> None:
+    (folder / "train.py").write_text("pass")
+    (folder / "own.py").write_text("parser.add_argument('--dry-run')")
+    lines = [["run", name, "--dry-run", "--sweep", "lr=1,2"] for name in ("train.py", "own.py")]
+    notes = [torchrun_line.translated(line, folder, folder)[1] for line in lines]
+    meant = "as what stands behind it; options of run stand in front of the script"
+    assert notes == [[f"note: train.py gets --dry-run, --sweep, {meant}"], [f"note: own.py gets --sweep, {meant}"]]
+
+
 def test_paceline_s_own_flags_stand_before_the_script(folder: Path) -> None:
     assert translated("run --json --dry-run train.py --json", folder)[:3] == ["train", "--json", "--dry-run"]
     assert "program.args.json=true" in translated("run train.py --json", folder)
