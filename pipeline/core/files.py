@@ -23,12 +23,30 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.core.errors import UsageError
 
 _KINDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Stamp(NamedTuple):
+    """What changes with every write or replacement of a file, even at equal size and modification time (ns)."""
+
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Stamp:
+        return cls(status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
+
+
+def stamp(path: Path) -> Stamp:
+    """Return the stamp of a file. Raises OSError."""
+    return Stamp.of(path.stat())
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.core import documents
-from pipeline.core.files import canonical_json, settles_in, sha256_file, sha256_text, write_json
+from pipeline.core.files import canonical_json, settles_in, sha256_file, sha256_text, stamp, write_json
 
 VERSION = 1
 IMAGES = "images.bin"
@@ -25,15 +25,6 @@ Not part of the digest: it only tells which files need no rehashing, so a copied
 
 
 _OF_ENCODED = ("encoding", "files")
-
-
-class Stamp(NamedTuple):
-    """File metadata that changes with every write or replacement, even at equal size and modification time (in ns)."""
-
-    size_bytes: int
-    mtime_ns: int
-    inode: int
-    ctime_ns: int
 
 
 class Manifest(NamedTuple):
@@ -149,12 +140,6 @@ def origin_of(folder: Path) -> Path | None:
     """Return the recorded origin of the pack in ``folder``; an address gives a path that doesn't exist."""
     origin = _stamps(folder).get("origin")
     return Path(origin) if isinstance(origin, str) else None
-
-
-def stamp(path: Path) -> Stamp:
-    """Return the file's stamp. Raises OSError."""
-    state = path.stat()
-    return Stamp(state.st_size, state.st_mtime_ns, state.st_ino, state.st_ctime_ns)
 
 
 def note_stamps(folder: Path, manifest: Manifest, origin: str) -> None:

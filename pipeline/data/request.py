@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from pipeline.core import masking
 from pipeline.core.errors import DataError
-from pipeline.core.files import canonical_json, settles_in, sha256_file, sha256_text, write_json
+from pipeline.core.files import Stamp, canonical_json, settles_in, sha256_file, sha256_text, stamp, write_json
 from pipeline.core.places import ROOT
 from pipeline.core.redact import hide
 from pipeline.data import manifest
-from pipeline.data.manifest import Pack, Stamp
+from pipeline.data.manifest import Pack
 from pipeline.data.sources.source import local_path
 from pipeline.keys import rank_environment
 from pipeline.keys.canonical import order_in
@@ -79,7 +79,7 @@ class Request(NamedTuple):
         Raises OSError if a file is gone.
         """
         for path, before in self.stamps.items():
-            if manifest.stamp(path) != before:
+            if stamp(path) != before:
                 raise changing(path)
         now = _code(self.modules).digests
         if edited := sorted(name for name in {*now, *self.code} if now.get(name) != self.code.get(name)):
@@ -193,7 +193,7 @@ def fingerprints(paths: Sequence[Path], data_dir: Path) -> dict[Path, tuple[Stam
     fresh: dict[str, list[int | str]] = {}
     by_path = {}
     for path in paths:
-        now, noted = manifest.stamp(path), cache.get(str(path), [])
+        now, noted = stamp(path), cache.get(str(path), [])
         if noted[:-1] == list(now):
             by_path[path] = now, str(noted[-1])
         else:
@@ -207,12 +207,12 @@ def fingerprints(paths: Sequence[Path], data_dir: Path) -> dict[Path, tuple[Stam
 
 def fingerprint(path: Path) -> tuple[Stamp, str]:
     """Return stamp and sha256 of a file, once no unnoticed write is possible any more. Raises DataError, OSError."""
-    before = manifest.stamp(path)
+    before = stamp(path)
     unsettled_s = settles_in(before.ctime_ns)
     if math.isfinite(unsettled_s):  # any write after this wait changes the stamp
         time.sleep(unsettled_s)
     sha256 = sha256_file(path)
-    if manifest.stamp(path) != before:
+    if stamp(path) != before:
         raise changing(path)
     return before, sha256
 

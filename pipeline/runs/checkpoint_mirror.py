@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.core import documents
 from pipeline.core.errors import DataError
-from pipeline.core.files import sha256_file, system_temporary_prefix, temporary_prefix
+from pipeline.core.files import Stamp, sha256_file, stamp, system_temporary_prefix, temporary_prefix
 from pipeline.data.sources.filesystems import ObjectStore
 from pipeline.runs import journal
 from pipeline.runs.checkpoints import DAMAGE, newest_step, read_side, read_verified, step_of
@@ -205,7 +205,7 @@ class ScriptMirror(_Mirror):
     def __init__(self, address: str, key: str) -> None:
         """Raises DataError: the address can't be used here."""
         super().__init__(address, key)
-        self._pushed: dict[str, tuple[int, int]] = {}
+        self._pushed: dict[str, Stamp] = {}
 
     def is_lost(self, run_dir: Path) -> bool:
         """Whether the run folder has no checkpoint."""
@@ -218,17 +218,17 @@ class ScriptMirror(_Mirror):
             DataError: it can't be written there.
             FileNotFoundError: a file was removed or changed in the meantime.
         """
-        stamps = {name: _stamp(path) for name, path in _script_files(run_dir).items()}
+        stamps = {name: stamp(path) for name, path in _script_files(run_dir).items()}
         if self.is_lost(run_dir) or stamps == self._pushed:
             return 0
         there, listed = set(self._store.names(f"{self._key}/{_CONTENTS}")), dict[str, dict[str, Any]]()
-        for name, stamp in stamps.items():
+        for name, seen in stamps.items():
             sha256 = sha256_file(run_dir / name)
             if sha256 not in there:
                 self._store.put(run_dir / name, f"{self._key}/{_CONTENTS}/{sha256}")
-            if _stamp(run_dir / name) != stamp:
+            if stamp(run_dir / name) != seen:
                 raise FileNotFoundError(f"{name} was written to just now")
-            listed[name] = {"sha256": sha256, "mtime_ns": stamp[0]}
+            listed[name] = {"sha256": sha256, "mtime_ns": seen.mtime_ns}
         with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("mirror")) as folder:
             documents.write_sealed(Path(folder) / _LIST, {"files": listed})
             self._store.put(Path(folder) / _LIST, f"{self._key}/{_LIST}")
@@ -286,11 +286,6 @@ def _script_files(run_dir: Path) -> dict[str, Path]:
 def _is_checkpoint(parts: Sequence[str]) -> bool:
     own = len(parts) > 3 and parts[0] == run_folder.NODES and parts[1].isdecimal()
     return parts[2 if own else 0] == _FOLDER
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_mtime_ns, status.st_size
 
 
 class Mirroring:

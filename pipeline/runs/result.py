@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from pipeline.core import documents
 from pipeline.core.documents import DamagedError
 from pipeline.core.errors import PacelineError
-from pipeline.core.files import settles_in, sha256_file
+from pipeline.core.files import Stamp, settles_in, sha256_file, stamp
 from pipeline.core.tables import counted, quantity
 
 STAMPS = "stamps.json"
@@ -32,15 +32,20 @@ class Stamps:
         Compares the size first, then the bytes unless the stamp is equal: hashing 90 MB on every call would be slow.
         """
         path = self._run_dir / name
-        seen = stamp(path)
-        if seen is None or seen == expected.stamp:
+        try:
+            seen = stamp(path)
+        except OSError:
             return changed(path, expected)
-        row = [expected.sha256, *seen]
+        if seen == expected.stamp:
+            return changed(path, expected)
+        row = [expected.sha256, *seen[1:]]
         if self._known.get(name) == row:
             return None
         why = changed(path, expected)
-        if why is None and stamp(path) == seen and not settles_in(seen[-1]):
-            self._fresh[name] = row
+        if why is None and not settles_in(seen.ctime_ns):
+            with suppress(OSError):  # removed meanwhile
+                if stamp(path) == seen:
+                    self._fresh[name] = row
         return why
 
     def keep(self) -> None:
@@ -62,7 +67,7 @@ _CONTROLLER_FIELDS = (
     "key", "digest", "what", "nproc_per_node", "hosts", "attempts", "unix_time", "duration_s", "mlflow_run_id",
     "origin_sha256", "files", "program", "proven", "hardware",
 )  # fmt: skip
-_STAMP_FIELDS = ("mtime_ns", "inode", "ctime_ns")
+_STAMP_FIELDS = ("bytes", "mtime_ns", "inode", "ctime_ns")
 _T = TypeVar("_T")
 
 
@@ -71,15 +76,10 @@ class AlteredError(PacelineError):
 
 
 class Fingerprint(NamedTuple):
-    """A target's state when result.json was written.
-
-    ``stamp`` is its modification time, inode and change time (unix ns), which shows later writes even if the
-    modification time was reset.
-    """
+    """A target's state when result.json was written."""
 
     sha256: str
-    bytes: int
-    stamp: tuple[int, ...]
+    stamp: Stamp
 
 
 class Result(NamedTuple):
@@ -163,9 +163,7 @@ def read(path: Path) -> Result | None:
 def _fingerprint(raw: Any) -> Fingerprint:
     known = _checked(dict, raw)
     return Fingerprint(
-        sha256=_checked(str, known["sha256"]),
-        bytes=_checked(int, known["bytes"]),
-        stamp=tuple(_checked(int, known[name]) for name in _STAMP_FIELDS),
+        sha256=_checked(str, known["sha256"]), stamp=Stamp(*(_checked(int, known[name]) for name in _STAMP_FIELDS))
     )
 
 
@@ -214,24 +212,8 @@ def _optional_number(value: Any) -> float | None:
 
 def fingerprint(path: Path) -> dict[str, Any]:
     """Return the fingerprint of a file, as ``files`` holds it. Raises OSError."""
-    status = path.stat()
-    return {
-        "sha256": sha256_file(path),
-        "bytes": status.st_size,
-        **dict(zip(_STAMP_FIELDS, _stamp(status), strict=True)),
-    }
-
-
-def _stamp(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_mtime_ns, status.st_ino, status.st_ctime_ns
-
-
-def stamp(path: Path) -> tuple[int, ...] | None:
-    """Return the stamp of a file; None if there is none."""
-    try:
-        return _stamp(path.stat())
-    except OSError:
-        return None
+    seen = stamp(path)
+    return {"sha256": sha256_file(path), **dict(zip(_STAMP_FIELDS, seen, strict=True))}
 
 
 def is_stamped(path: str, expected: Fingerprint, *, copied: bool = False) -> bool:
@@ -240,11 +222,10 @@ def is_stamped(path: str, expected: Fingerprint, *, copied: bool = False) -> boo
     ``copied``: equal size and modification time are enough, whatever the inode.
     """
     try:
-        status = os.stat(path)  # noqa: PTH116  (making a Path takes longer than os.stat)
+        seen = Stamp.of(os.stat(path))  # noqa: PTH116  (making a Path takes longer than os.stat)
     except OSError:
         return False
-    length = 1 if copied else len(_STAMP_FIELDS)
-    return (status.st_size, _stamp(status)[:length]) == (expected.bytes, expected.stamp[:length])
+    return seen[:2] == expected.stamp[:2] if copied else seen == expected.stamp
 
 
 def changed(path: Path, expected: Fingerprint) -> str | None:
@@ -255,8 +236,8 @@ def changed(path: Path, expected: Fingerprint) -> str | None:
         return "is missing"
     if not stat.S_ISREG(status.st_mode):
         return "is a directory, not a file" if stat.S_ISDIR(status.st_mode) else "is no file any more"
-    if status.st_size != expected.bytes:
-        return f"has {status.st_size} bytes, {expected.bytes} were written"
-    if _stamp(status) != expected.stamp and sha256_file(path) != expected.sha256:
+    if status.st_size != expected.stamp.size_bytes:
+        return f"has {status.st_size} bytes, {expected.stamp.size_bytes} were written"
+    if Stamp.of(status) != expected.stamp and sha256_file(path) != expected.sha256:
         return "was altered"
     return None
