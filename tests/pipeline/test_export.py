@@ -44,7 +44,7 @@ def test_files_are_meant_from_the_folder_where_the_command_was_typed(
     monkeypatch.setattr(clone, "started_in", lambda: typed_in)
     monkeypatch.setattr("pipeline.reproduction.archive.check_parts", lambda *_: None)  # no project's sources here
     printed(reproduce.export, tmp_path / "runs", f"run={KEY}", "to=mine.tar.gz")
-    assert (typed_in / "mine.tar.gz").is_file()
+    assert reproduce._to_reproduce("mine.tar.gz", tmp_path / "scratch").key == KEY
 
 
 def archive_of(path: Path, *members: tarfile.TarInfo) -> Path:

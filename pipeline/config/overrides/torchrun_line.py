@@ -218,14 +218,15 @@ def _parsed(typed: Sequence[str], root: Path) -> dict[str, Any]:
 
 def _of_run(typed: Sequence[str]) -> _Line:
     """Parse ``[-m] [--cluster NAME] [--sweep NAME=VALUES] [OVERRIDE …] SCRIPT ARGUMENTS``. Raises UsageError."""
-    left, overrides = [*typed], list[str]()
-    own: dict[str, list[str]] = {"--cluster": [], "--sweep": []}
-    is_module = False
+    left, overrides, sweep = [*typed], list[str](), list[str]()
+    cluster, is_module = None, False
     while left and (left[0].startswith("-") or _OVERRIDE.match(left[0])):
         word = left.pop(0)
         name, equals, value = word.partition("=")
-        if name in own:
-            own[name].append(value if equals else left.pop(0) if left else "")
+        if name in ("--cluster", "--sweep"):
+            value = value if equals else left.pop(0) if left else ""
+            sweep += [value] if name == "--sweep" else []
+            cluster = value if name == "--cluster" else cluster
         elif word == "-m":
             is_module = True
         elif word.startswith("-"):
@@ -238,15 +239,9 @@ def _of_run(typed: Sequence[str]) -> _Line:
     if not left:
         raise UsageError("run needs a script", hint="paceline run train.py --lr 0.1")
     return _Line(
-        script=left[0],
-        args=left[1:],
-        overrides=overrides,
-        cluster=own["--cluster"][-1] if own["--cluster"] else None,
-        sweep=own["--sweep"],
-        nproc_per_node="1",
-        module=is_module,
-        with_torchrun=False,
-    )
+        script=left[0], args=left[1:], overrides=overrides, cluster=cluster, sweep=sweep, nproc_per_node="1",
+        module=is_module, with_torchrun=False,
+    )  # fmt: skip
 
 
 def _behind_script(typed: Sequence[str], at: int) -> str | None:
