@@ -428,7 +428,7 @@ class RunningAttempt:
         ended = {host for host, end in self.ends.items() if isinstance(end, NodeExit)}
         if len(ended) == self.plan.nnodes:
             return
-        failures = self.launcher.stop(self.plan.run_key, self.run_dir, bar=self.plan.run_id)
+        failures = self.launcher.stop(self.plan.run_key, self.run_dir, start=self.plan.run_id)
         lost = {host for host, end in self.ends.items() if isinstance(end, NodeLost)}
         self.gone = tuple(host for host, why in failures.items() if host in lost and not why.startswith(NOT_ENDED))
         self.unstopped = "".join(

@@ -1,4 +1,4 @@
-"""The launchers: one module each, found by name and imported on use. docs/launchers.md shows how to add one."""
+"""The launchers: one module each, found by name and imported on use. docs/adding-launchers.md shows how to add one."""
 
 from __future__ import annotations
 

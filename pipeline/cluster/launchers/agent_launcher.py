@@ -340,15 +340,15 @@ class AgentLauncher:
         argv, slow_s = self.transport.stream_argv(host), max(self.slow_s, self.transport.starts_s)
         return Connection(host=host.label, argv=argv, again=again, slow_s=slow_s, silent_s=self.transport.silent_s)
 
-    def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
+    def stop(self, run_key: str, run_dir: Path, *, start: str = "") -> dict[str, str]:
         """End everything that runs for this key, on every host that answers. Returns host label → what went wrong.
 
-        It takes a key instead of a plan, so that it also ends what a dead controller has left behind. ``bar``: a run id
-        that must not start any more, as its start command may still be on its way.
+        It takes a key instead of a plan, so that it also ends what a dead controller has left behind. ``start``: the
+        run id of a start that is given up: hosts refuse it from now on, as its command may still be on its way.
         """
         self.transport.shares_connections = False
         which = journal.attempt_prefix(run_key, run_dir)
-        request = {"do": "stop", "attempts": which, "registry": self.registry(run_dir), "bar": bar}
+        request = {"do": "stop", "attempts": which, "registry": self.registry(run_dir), "bar": start}
         answers = self.ask(request, timeout_s=self.short_s + 8.0)
         failures = dict[str, str]()
         for host in self.cluster.hosts:

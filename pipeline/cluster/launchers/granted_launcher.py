@@ -292,12 +292,12 @@ class GrantedLauncher:
             self._remains([job])
         return state.outcome
 
-    def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
+    def stop(self, run_key: str, run_dir: Path, *, start: str = "") -> dict[str, str]:
         """End all jobs of the run folder. Returns job → why it goes on.
 
-        ``bar``: end only the start of this launcher's job, which a further attempt may use.
+        ``start``: the run id of a start that is given up: end only that; a further attempt may use the job.
         """
-        if bar:
+        if start:
             return self._end_start()
         for path in (run_dir / self.scheduler.folder).glob("*"):  # works also if the scheduler doesn't answer
             JobFolder(path, self.scheduler.script).leave()

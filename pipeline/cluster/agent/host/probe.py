@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from ..node import address_and_port, from_environment, identity, machine
-from ..running.leftovers import look_after
+from ..running.leftovers import tidy_workdir
 from ..running.processes import LINUX
 from ..running.staging import free_bytes, holds_pack
 from ..running.warm import warm_up
@@ -90,7 +90,7 @@ def login(request: Json) -> Json:
 
 
 def pack_path(digest: str, places: list[str], workdir: str) -> str | None:
-    """Return the place of the data pack with that digest, if it is there; '' means no pack."""
+    """Return the place of the data pack with this digest; None if it isn't there, or without a digest."""
     folders = [*places, os.path.join(workdir, "data", digest)] if digest else []
     return next((folder for folder in folders if holds_pack(folder, digest)), None)
 
@@ -111,7 +111,7 @@ def probe(request: Json, answer: Callable[..., object] = say) -> None:
     address, port = address_and_port(request)
     holding, ports = interfaces(), free_ports(4)
     workdir = os.path.expanduser(request["workdir"])
-    unused = look_after(request, workdir)
+    leftovers = tidy_workdir(request, workdir)
     wanted, names, python_path = request.get("container"), request.get("modules", []), request.get("python_path", [])
     used, there = in_container(wanted, workdir, names, python_path) if wanted else (None, software(names, python_path))
     answer(
@@ -140,7 +140,7 @@ def probe(request: Json, answer: Callable[..., object] = say) -> None:
             "modules": there["modules"],
             "container": used,
             "hardware": hardware(),
-            "left": unused,
+            "left": leftovers,
             "numa": not wanted and numa(),  # numactl would have to be in the image, and may not bind memory there
             "torch_cuda": there["torch_cuda"],
             "system": facts(request.get("gpu_s", 0.0)),

@@ -20,7 +20,7 @@ HEARD_S = 60.0  # a controller that follows an attempt beats every second, also 
 MOST_ROWS = 200
 
 
-def look_after(request: Json, workdir: str) -> list[Json]:
+def tidy_workdir(request: Json, workdir: str) -> list[Json]:
     """For launchers that send files: test whether files can be written, and report ``left``."""
     if not request.get("writes"):
         return []

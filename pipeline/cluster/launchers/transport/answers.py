@@ -188,23 +188,23 @@ def _escaped(text: str) -> str:
 
 # -------------------------------------------------------------------------------------------------------- of the probe
 _PORT, _VERSION = whole(1 << 16, "a port"), matching(r"\d{1,9}\.\d{1,9}", "a version")
-_TEXTS, _LIMIT = {"*": TEXT}, Maybe(WHOLE)
+_TEXTS, _WHOLE_OR_NULL = {"*": TEXT}, Maybe(WHOLE)
 _CLAIM = {
     **dict.fromkeys(("attempts", "words", "group", "user", "what"), TEXT),
     "resources": [TEXT],
     "since": NUMBER,
 }
-_LINK = {"state": TEXT, "mtu": _LIMIT, "speed_mbit": _LIMIT}
+_LINK = {"state": TEXT, "mtu": _WHOLE_OR_NULL, "speed_mbit": _WHOLE_OR_NULL}
 _INFINIBAND = {
     **dict.fromkeys(("device", "state", "phys_state", "rate", "link_layer", "gid"), TEXT),
-    "port": _LIMIT,
+    "port": _WHOLE_OR_NULL,
     "netdev": Maybe(TEXT),
 }
 _SYSTEM = {
-    "limits": {"open_files": (_LIMIT, _LIMIT), "locked_memory_bytes": (_LIMIT, _LIMIT)},
+    "limits": {"open_files": (_WHOLE_OR_NULL, _WHOLE_OR_NULL), "locked_memory_bytes": (_WHOLE_OR_NULL, _WHOLE_OR_NULL)},
     "shared_memory": Maybe({"size_bytes": WHOLE, "free_bytes": WHOLE}),
-    "memory_available_bytes": _LIMIT,
-    "cgroup": {"cpus": Maybe(NUMBER), "memory_bytes": _LIMIT, "memory_used_bytes": _LIMIT},
+    "memory_available_bytes": _WHOLE_OR_NULL,
+    "cgroup": {"cpus": Maybe(NUMBER), "memory_bytes": _WHOLE_OR_NULL, "memory_used_bytes": _WHOLE_OR_NULL},
     "links": {"*": _LINK},
     "infiniband": [_INFINIBAND],
     "gpus": Maybe(_TEXTS),
