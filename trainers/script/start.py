@@ -231,7 +231,8 @@ class Attempt:
         """Return the warning about an attempt that failed before it had logged and saved anything."""
         given = " and ".join(self.shown(path) for path in paths.resume.values())
         if workdirs.BY_ITSELF in paths.resume:
-            return f"{self.name} ended before it had logged or saved anything, beside {given}; --force starts over"
+            start_over = "program.resume_pattern=none starts over (what is there is kept)"
+            return f"{self.name} ended before it had logged or saved anything, beside {given}; {start_over}"
         return (
             f"{self.name} ended before it had logged or saved anything, and had to go on from {given}; if it "
             "can't read that, program.resume_pattern='GLOB' names another checkpoint, and program.resume_pattern=none "

@@ -86,7 +86,7 @@ def checkpoints_to_resume(settings: ScriptConfig, run_dir: Path) -> dict[str, Pa
     ``BY_ITSELF`` stands for the checkpoint of a script without placeholders that looks for one by a name of its own.
     """
     if not settings.resumes:
-        own = _looked_for_checkpoint(run_dir)
+        own = _looked_for_checkpoint(settings, run_dir)
         return {} if own is None else {BY_ITSELF: own}
     work, known = copy_of(run_dir, 0), given(run_dir, 0)
     chosen_for: dict[str, Path] = {}
@@ -101,19 +101,22 @@ def checkpoints_to_resume(settings: ScriptConfig, run_dir: Path) -> dict[str, Pa
     return chosen_for
 
 
-def _looked_for_checkpoint(run_dir: Path) -> Path | None:
+def _looked_for_checkpoint(settings: ScriptConfig, run_dir: Path) -> Path | None:
     """Return the newest complete checkpoint that an attempt looked for in vain in its working directory, then wrote.
 
     That is ``latest.pt`` of ``if os.path.exists("latest.pt")``. None on several nodes, because only the first one has
-    the file. Files with best in their names are left out: a script looks for them to compare, not to go on.
+    the file. Files with best in their names are left out: a script looks for them to compare, not to go on. Of a
+    ``resume_pattern`` only matches count; one that matches nothing starts over.
     """
     work, folders = copy_of(run_dir, 0), [*(run_dir / run_folder.WORK).glob("node*/" + run_folder.WORK_COPY)]
     if folders != [work]:
         return None
-    known = given(run_dir, 0)
+    known, pattern = given(run_dir, 0), settings.resume_pattern
+    paths = {work / name for name in looked_for(run_dir)}
+    paths &= paths if pattern is None else {*(work / settings.workdir).glob(pattern)}
     written_times = {
         path: whole_since(path)
-        for path in (work / name for name in looked_for(run_dir))
+        for path in paths
         if path.is_file() and not is_best(path) and not is_given(path, run_dir, known)
     }
     complete = {path: time_ns for path, time_ns in written_times.items() if time_ns > 0}

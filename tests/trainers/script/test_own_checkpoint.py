@@ -56,6 +56,11 @@ def test_a_checkpoint_that_breaks_off_is_none(run: ScriptRun) -> None:
     assert epochs_of(run.start(code=3)) == [1, 2]
 
 
+def test_a_pattern_that_matches_nothing_starts_over(run: ScriptRun) -> None:
+    run.write(SCRIPT.replace("NAME", "latest.pkl")).start(code=3)
+    assert epochs_of(run.write(SCRIPT.replace("NAME", "latest.pkl"), resume_pattern="none").start(code=3)) == [1, 2]
+
+
 def test_on_several_nodes_it_starts_over_as_the_others_have_no_such_file(run: ScriptRun) -> None:
     run.write(SCRIPT.replace("NAME", "latest.pkl"))
     run.start(code=3)
