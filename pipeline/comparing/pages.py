@@ -11,6 +11,7 @@ from pipeline.comparing import tables
 from pipeline.comparing.report import Report
 from pipeline.comparing.tables import json_number
 from pipeline.core.redact import hide
+from pipeline.core.tables import fenced
 
 _OF_HOST = ("hostname", "cpus", "cpu_model", "gpus", "gpu_models", "gpu_driver", "python", "torch")
 
@@ -58,7 +59,7 @@ def markdown(report: Report) -> str:
     """Render the report without pictures."""
     about = f"{tables.escaped(report.subject)}: {report.summary}; made {time_text(report.unix_time)}."
     lines = [f"# {tables.escaped(report.title)}", "", about, "", tables.escaped(report.conclusion), ""]
-    lines += [*tables.fenced([hide(report.command)]), "", *(f"- {tables.escaped(line)}" for line in report.why)]
+    lines += [*fenced([hide(report.command)]), "", *(f"- {tables.escaped(line)}" for line in report.why)]
     lines += ["", tables.markdown(report.comparison)]
     if report.failures or report.absent:
         lines += ["", "## Not finished", ""]
@@ -69,7 +70,7 @@ def markdown(report: Report) -> str:
         commit = str(run.provenance.get("git_commit") or "-")[:10]
         dirty = " with changes" if run.provenance.get("git_dirty") else ""
         lines.append(tables.row((run.key, f"{commit}{dirty}", verdict_text(run.verdict))))
-    lines += ["", *tables.fenced([f"{run.command}  # {run.key}" for run in report.runs], "sh")]
+    lines += ["", *fenced([f"{run.command}  # {run.key}" for run in report.runs], "sh")]
     return "\n".join(lines)
 
 

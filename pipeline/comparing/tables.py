@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.comparing.differing import PARTS, Against, Comparison
 from pipeline.comparing.groups import CONFIDENCE, Difference, Figure, Group
-from pipeline.core.tables import counted, first_of, in_width, unit_of, wrapped
+from pipeline.core.tables import counted, fenced, first_of, in_width, unit_of, wrapped
 
 _MOST_LINES = 60  # diff lines shown in a terminal
 RULE = (
@@ -232,13 +231,6 @@ def escaped(cell: str) -> str:
     for mark in "\\|`*_[]~$^":
         cell = cell.replace(mark, f"\\{mark}")
     return " ".join(cell.replace("&", "&amp;").replace("<", "&lt;").split())
-
-
-def fenced(lines: Sequence[str], language: str = "") -> list[str]:
-    """Return a fenced code block of the lines, whatever they contain."""
-    ticks = (len(row) for line in lines for row in re.findall("`+", line))
-    fence = "`" * max(3, 1 + max(ticks, default=0))
-    return [f"{fence}{language}", *lines, fence]
 
 
 # ------------------------------------------------------------------------------------------------ JSON

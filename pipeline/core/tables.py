@@ -127,6 +127,13 @@ def first_of(names: Sequence[str], most: int) -> str:
     return f"{', '.join(names[:most])}{more}"
 
 
+def fenced(lines: Sequence[str], language: str = "") -> list[str]:
+    """Return a fenced code block of Markdown with the lines, whatever they contain."""
+    ticks = (len(row) for line in lines for row in re.findall("`+", line))
+    fence = "`" * max(3, 1 + max(ticks, default=0))
+    return [f"{fence}{language}", *lines, fence]
+
+
 def file_size(count_bytes: int) -> str:
     """Return ``950 B``, ``1.3 MB``, ``21.0 GB``; 1 kB is 1000 B."""
     if count_bytes < 1000:

@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.core import documents
 from pipeline.core.redact import without_secrets
 from pipeline.core.specs import State
-from pipeline.core.tables import counted
+from pipeline.core.tables import counted, fenced
 from pipeline.keys.canonical import canonical_config
 from pipeline.keys.content_key import flat
 from pipeline.runs import journal
@@ -208,13 +208,13 @@ def _note(run: _Run) -> Iterator[str]:
     if run.error:
         lines = run.error.strip().splitlines()
         left_out = [f"… ({len(lines) - _MAX_ERROR_LINES} more lines)"] if len(lines) > _MAX_ERROR_LINES else []
-        yield f"**{run.entries[-1].state}:**\n\n" + _block([*lines[:_MAX_ERROR_LINES], *left_out])
+        yield f"**{run.entries[-1].state}:**\n\n" + "\n".join(fenced([*lines[:_MAX_ERROR_LINES], *left_out]))
     for name, value in run.nonfinite.items():
         yield f"**Not finite:** {_code(name)} was {value}."
     yield f"{what(run.config)}, {_ranks(run)}"
     again = f"The command that repeats it; `doit reproduce {run.key}` takes the code as it was too:"
     anywhere = [word for word in run.words if not word.lstrip("+").startswith(("paths.", "tracking.uri="))]
-    yield again + "\n\n" + _block([_command(anywhere)])
+    yield "\n".join([again, "", *fenced([_command(anywhere)])])
     differs = [word for word in run.words if decides(word)]
     if differs:
         yield "It differs from the defaults in:\n\n" + "\n".join(f"- {_code(word)}" for word in differs)
@@ -254,13 +254,6 @@ def _host(name: str, known: Any) -> str:
 def _code(text: str) -> str:
     """Format as inline code, with any backticks inside."""
     return f"`` {text} ``" if "`" in text else f"`{text}`"
-
-
-def _block(lines: Sequence[str]) -> str:
-    fence = "```"
-    while any(fence in line for line in lines):
-        fence += "`"
-    return "\n".join([fence, *lines, fence])
 
 
 # ------------------------------------------------------------------------------------ parameters, tags
