@@ -210,7 +210,7 @@ def _check_rendezvous(kind: str, folder: str | None) -> None:
 
 
 def _environment(raw: Mapping[str, Any], field: str) -> dict[str, str]:
-    """Return the ranks' variables as texts. YAML's booleans have become Python's by now: ``true`` is "True"."""
+    """Check the ranks' variables: valid names, and texts as values (``true`` of a file is "True" by now)."""
     for name, value in raw.items():
         if not name or any(mark in name for mark in "=\0") or not name.isprintable():
             raise UsageError(f"{field}: {name!r} can't be the name of a variable: it is empty, or holds '=' or NUL")

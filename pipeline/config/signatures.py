@@ -24,7 +24,7 @@ def answer(request: dict[str, Any]) -> dict[str, dict[str, Any]]:
     - ``names``: the target is missing; the classes and functions of its module, each with file and line.
     - ``value``: the target is neither a class nor a function; its text.
     - ``failed``: the import failed in the user's own code, below ``request["folders"]``; the error's last line.
-    - none: only a host can describe it, for example if a package needs a GPU library that is missing here.
+    - no field at all: only a host can describe it, for example if a package needs a GPU library that is missing here.
     """
     return {target: _described(target, request["folders"]) for target in request["targets"]}
 

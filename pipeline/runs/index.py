@@ -52,8 +52,8 @@ _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 class Row:
     """One run in a list.
 
-    ``accuracy`` is the test accuracy (0..1) of a finished run, ``metrics`` the last values of a script, ``figures`` all
-    metrics of a finished run.
+    ``accuracy`` is the test accuracy (0..1) of a finished run, ``figures`` are all of its metrics, and ``metrics`` the
+    same of a script alone, whose metrics have names of its own.
 
     ``nodes`` describes the ranks of each node, ``hosts`` names the nodes; ``train_s`` is the duration of a finished
     training. ``note`` is a remark for the end of the line; ``nonfinite`` names a script's metric that was NaN or

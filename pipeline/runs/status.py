@@ -219,7 +219,7 @@ def added(folder: RunFolder) -> list[str]:
 
 
 def under_way(folder: RunFolder) -> str:
-    """Return the activity of the newest attempt's ranks by rank 0's last metrics, as words that follow "still".
+    """Say what the ranks of the newest attempt do, by rank 0's last metrics; the words follow "still".
 
     Until the attempt writes metrics, those of an earlier one count, which may be later than its checkpoint.
     """
@@ -300,7 +300,7 @@ def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str
 
 
 def _curves_altered(folder: RunFolder) -> bool:
-    """Check the curves of a finished run; a running one still writes them."""
+    """True if metrics.jsonl of a finished run isn't the one that its result names."""
     try:
         return bool(altered_target(folder, folder.read_result(), (run_folder.METRICS,)))
     except AlteredError:  # without an intact result nothing can be checked; _unreadable names it

@@ -54,7 +54,10 @@ def state(graph: Graph, name: str) -> StepState:
 
 
 def of(text: str, composed: Mapping[str, Any], root: Path) -> DataStep:
-    """Return the step named by ``step:NAME``. Raises UsageError: there is none, or its state is undecidable."""
+    """Return the step named by ``step:NAME``.
+
+    Raises UsageError: there is none, or whether it is done can't be decided.
+    """
     name, inside = named(text)
     steps = graph(composed, root)
     steps.step(name)
