@@ -48,12 +48,14 @@ def main() -> int:
                 print(said, flush=True)
             return 0
         here = places.enclosing(Path.cwd())
-        if not HELP_WORDS.isdisjoint(words) and (text := pages.requested(words)) is not None:  # in any folder
-            print(as_typed(text), flush=True)
-            return 0
         if here is None:
             return _without_project(words)
-        clone.refuse_another(here)
+        try:
+            clone.refuse_another(here)
+        except UsageError:
+            if HELP_WORDS.isdisjoint(words[:1]) or pages.requested(words) is None:
+                raise
+            return _without_project(words)
         clone.start_here()
         os.chdir(places.ROOT)
     except (PacelineError, OSError) as error:
@@ -63,10 +65,12 @@ def main() -> int:
 
 
 def _without_project(words: list[str]) -> int:
-    """Answer a bare `paceline` outside of a project by the overview. Raises UsageError: there are words."""
-    if words:
+    """Answer outside of a project, or in another clone's folder: help alone. Raises UsageError."""
+    text = pages.requested(words or ["help"])
+    if text is None:
         raise clone.no_project()
-    print(f"{as_typed(pages.overview())}\n\nThere is no project here: {clone.INIT}", flush=True)
+    text = as_typed(text)
+    print(text if words else f"{text}\n\nThere is no project here: {clone.INIT}", flush=True)
     return 0
 
 

@@ -17,6 +17,7 @@ _UNKNOWN_OPTION = re.compile(r"error: unrecognized arguments: (?P<option>--[\w-]
 _OPTION = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
 _OWN_FRAME = re.compile(r'File "(?P<module>\w+)\.py"')  # a file of the project's own folder
 
+OUT_OF_MEMORY = r"out of memory|MemoryError|can(?:no|')t allocate memory"
 OF_SCRIPTS = (  # (pattern in the failure, hint); the first match counts
     (
         r"(?s)KeyError: '(?P<what>[A-Z][A-Z0-9_]*)'.*environ",
@@ -24,7 +25,7 @@ OF_SCRIPTS = (  # (pattern in the failure, hint); the first match counts
         "only those that are named",
     ),
     (
-        r"out of memory|MemoryError|can(?:no|')t allocate memory",
+        OUT_OF_MEMORY,
         "a smaller batch or model, or fewer workers of the loader",
     ),
     (r"EOF when reading a line", "a run has no keyboard: let the script take the answer as an argument"),

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from doit.doit_cmd import DoitMain
+
+from pipeline.cli import clone, main
 from pipeline.cli import help as pages
+from pipeline.cli.invocation import TYPED
 from pipeline.cli.verbs import VERBS
 from pipeline.config.groups import groups
 from pipeline.core.errors import UsageError
+from pipeline.core.places import ROOT
 from tests.integration import preloaded
 
 
@@ -88,3 +94,33 @@ def test_help_of_nothing_that_exists_names_what_there_is() -> None:
 def test_help_as_it_is_typed(words: list[str], code: int, said: str) -> None:
     done = preloaded.doit(*words)
     assert (done.returncode, done.stdout[: len(said)]) == (code, said)
+
+
+def test_help_behind_a_script_is_the_scripts_own_and_not_this_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(DoitMain, "run", lambda _, words: started.append(words) or 0)
+    monkeypatch.setattr(clone, "refuse_another", lambda _: None)
+    monkeypatch.setattr(clone, "start_here", lambda: None)
+    monkeypatch.setenv(TYPED, "doit")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sys.argv", ["paceline", "run", "train.py", "--help"])
+    assert main.main() == 0
+    assert started == [["run", "train.py", "--help"]]
+
+
+def test_help_is_answered_in_the_folder_of_another_clone_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: Path) -> None:
+        raise UsageError("this is the clone /b")
+
+    monkeypatch.setattr(clone, "refuse_another", refuse)
+    monkeypatch.setenv(TYPED, "doit")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sys.argv", ["paceline", "--help"])
+    assert main.main() == 0
+    assert capsys.readouterr().out.startswith("Paceline: reproducible multi-node PyTorch training.")
+    monkeypatch.setattr("sys.argv", ["paceline", "runs"])
+    with pytest.raises(SystemExit):
+        main.main()
+    assert "this is the clone /b" in capsys.readouterr().err

@@ -28,7 +28,7 @@ from pipeline.core.redact import hide
 from pipeline.core.specs import LAST, UNDER_WAY, LogLine, RankError, State
 from pipeline.core.tables import counted
 from pipeline.execution.attempting import formatted as as_line
-from pipeline.execution.failure_hints import OF_SCRIPTS
+from pipeline.execution.failure_hints import OF_SCRIPTS, OUT_OF_MEMORY
 from pipeline.execution.restarts import next_start_in
 from pipeline.live.pictures import RunPicture, first_state
 from pipeline.live.watching import AttemptFiles, SweepFiles, follow_run, follow_sweep, is_under_way
@@ -209,7 +209,7 @@ _FIXES = (  # (pattern in the failure, fix); the first match counts
         r"No module named '(?P<what>[^']+)'",
         "install what brings {what} on the hosts, or put it into the project",
     ),
-    (r"out of memory|MemoryError|can(?:no|')t allocate memory|SIGKILL", "give it more memory, or a smaller batch"),
+    (f"{OUT_OF_MEMORY}|SIGKILL", "give it more memory, or a smaller batch"),
     *OF_SCRIPTS,
     (r"No space left on device|Disk quota exceeded", "free space on {host}; doit clean says which runs may go"),
     (

@@ -46,10 +46,8 @@ _NOT_NEEDED = {
     **dict.fromkeys(_OUTPUT, "the output of every rank is kept in runs/KEY/attempts"),
 }
 _OWN_FLAGS = ("--json", "--dry-run", "--force", "--detach", "--prove")
-_OF_THIS_COMMAND = {
-    *("--sweep", "--cluster", "--nproc-per-node", "--nnodes", "--max-restarts", "--dry-run", "--force", "--detach"),
-    "--prove",
-}
+_OF_THIS_COMMAND = {*_OWN_FLAGS, "--sweep", "--cluster", "--nproc-per-node", "--nnodes", "--max-restarts"} - {"--json"}
+"""Options that a script hardly has; many have a --json."""
 _ARGUMENT = re.compile(r"program\.args\.([\w-]+)=(.*)")
 _TRANSLATED = ("nnodes", "nproc_per_node", "max_restarts", "module", "no_python")
 
