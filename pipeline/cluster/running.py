@@ -31,7 +31,7 @@ from pipeline.core.specs import (
     NodeLost,
     NodeSilent,
 )
-from pipeline.runs import journal, status
+from pipeline.runs import journal, ranks
 from pipeline.runs.checkpoints import go_on_from_checkpoint, newest_step, set_aside_of_script
 from pipeline.runs.metrics_file import cut_torn_line
 from trainers.contract import run_folder
@@ -339,10 +339,10 @@ class RunningAttempt:
             self._rows_at = now
             with suppress(OSError):
                 usages = {host: node.usage for host, node in self.watch.nodes.items() if node.usage is not None}
-                status.write_rank_rows(self.log_dir, status.rank_rows(self.watch.last.values()), self.notes, usages)
+                ranks.write(self.log_dir, ranks.rows_of(self.watch.last.values()), self.notes, usages)
 
     def _report_slow_ranks(self) -> None:
-        slow = status.slow_ranks(status.rank_rows(self.watch.last.values()))
+        slow = ranks.slow(ranks.rows_of(self.watch.last.values()))
         for note in slow:
             self._show(note)
         self.notes += slow

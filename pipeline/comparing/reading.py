@@ -12,7 +12,7 @@ from pipeline.core.printable import printable, shell_line
 from pipeline.core.redact import hide, without_secrets
 from pipeline.core.specs import State
 from pipeline.keys.canonical import canonical_config
-from pipeline.runs import acceptance, index, journal, status
+from pipeline.runs import acceptance, index, journal, ranks
 from pipeline.runs.contents import nodes_of, overrides_in
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError, Result
@@ -185,7 +185,7 @@ def _figures(result: Result | None) -> dict[str, float]:
 def _notes(folder: RunFolder, entries: Sequence[journal.Entry]) -> dict[int, tuple[str, ...]]:
     """Return what was noted about ranks that held the others up, by attempt."""
     numbers = {entry.attempt for entry in entries}
-    notes = {at: status.read_rank_rows(folder.path / run_folder.ATTEMPTS / f"{at}")[1] for at in numbers}
+    notes = {at: ranks.read(folder.path / run_folder.ATTEMPTS / f"{at}")[1] for at in numbers}
     return {at: tuple(printable(hide(note)) for note in of_attempt) for at, of_attempt in notes.items() if of_attempt}
 
 

@@ -33,7 +33,7 @@ from pipeline.core.specs import (
 from pipeline.execution.failure_hints import hinting, with_hint
 from pipeline.execution.restarts import Pauses, Restarts, clock, next_start
 from pipeline.execution.run import Run
-from pipeline.runs import arithmetic, checkpoints, journal, metrics_file, provenance, status
+from pipeline.runs import arithmetic, checkpoints, journal, metrics_file, provenance, ranks, status
 from pipeline.runs.checkpoint_mirror import Mirroring
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import RunLock
@@ -300,7 +300,7 @@ def _last_step(run: Run, number: int) -> int:
     if run.config.script is not None:
         logged = metrics_file.rows(run.folder.path / run_folder.METRICS)
         return max((row.step for row in logged), default=0)
-    rows, _ = status.read_rank_rows(run.folder.path / run_folder.ATTEMPTS / str(number))
+    rows, _ = ranks.read(run.folder.path / run_folder.ATTEMPTS / str(number))
     return max((row.step for row in rows), default=0)
 
 

@@ -21,6 +21,7 @@ from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.plan import render
 from pipeline.config.build import RunConfig
 from pipeline.config.step_source import StepState
+from pipeline.core import program as programs
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
 from pipeline.core.tables import counted
 from pipeline.data.manifest import Pack
@@ -32,6 +33,7 @@ from pipeline.execution.run import Run, initial_weights_of
 from pipeline.runs import journal
 from pipeline.runs.folder import EVALUATED
 from trainers.contract import run_folder
+from trainers.script.settings import ScriptConfig, words
 
 _USER_STEP = "step "  # prefix of the names of user-defined steps
 
@@ -54,6 +56,7 @@ class PlannedRun:
     """One configuration: its tasks, and what would be launched. ``key`` is None until its data is fetched.
 
     ``chosen`` are the overrides that a sweep chose; ``accepted`` names the user who accepted a run of another key.
+    ``script`` are the words of a script and its arguments, with their placeholders.
     """
 
     key: str | None
@@ -62,6 +65,7 @@ class PlannedRun:
     steps: tuple[PlannedTask, ...]
     launch: LaunchPlan
     accepted: str | None = None
+    script: tuple[str, ...] = ()
 
     @property
     def to_run(self) -> bool:
@@ -79,7 +83,16 @@ def planned(
         steps=steps(config, pack, run, root=root),
         launch=launch_plan(config, run),
         accepted=_accepted(run),
+        script=_script(config),
     )
+
+
+def _script(config: RunConfig) -> tuple[str, ...]:
+    if config.script is None:
+        return ()
+    settings = ScriptConfig(**config.resolved[programs.SECTION])
+    program = ["-m", settings.module] if settings.module else [settings.script] if settings.script else settings.command
+    return (*program, *words(settings.args))
 
 
 def _accepted(run: Run | None) -> str | None:
@@ -267,7 +280,8 @@ def _granted_hosts_note(plan: LaunchPlan) -> list[str]:
 def _task_table(item: PlannedRun) -> list[str]:
     rows = [f"  {task.name:<9} {'done' if task.done else 'to do':<6} {task.why}" for task in item.steps]
     waits = next((task.name for task in item.steps if not task.done), "fetch")
-    return [f"run {item.key or f'<key: known after {waits}>'}", *rows]
+    script = [f"  script    {shlex.join(item.script)}"] if item.script else []
+    return [f"run {item.key or f'<key: known after {waits}>'}", *script, *rows]
 
 
 def _trial_table(trials: Sequence[PlannedRun]) -> list[str]:

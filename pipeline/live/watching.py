@@ -19,7 +19,7 @@ from pipeline.live.pictures import GrowingFile
 from pipeline.live.run_state import STEPS
 from pipeline.live.screen import Screen
 from pipeline.live.sweep_state import SweepState, after_trial_event
-from pipeline.runs import acceptance, status
+from pipeline.runs import acceptance, ranks, status
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
 from pipeline.sweep.folder import SweepFolder, TrialEntry
@@ -79,7 +79,7 @@ class AttemptFiles:
             log = self._logs.setdefault(path, GrowingFile(path, _LAST_BYTES))
             yield from (log_line(node.host, text.decode(errors="replace")) for text in log.lines())
         with suppress(OSError):
-            changed = (attempt / status.RANKS).stat().st_mtime_ns
+            changed = (attempt / ranks.FILE).stat().st_mtime_ns
             if changed != self._beaten:
                 self._beaten = changed
                 yield from beats(attempt)
@@ -97,10 +97,10 @@ def _totals(host: str, path: Path) -> Iterator[LogLine]:
 
 def beats(attempt: Path) -> Iterator[NodeBeat]:
     """Return the last report of each host, from the file that the command rewrites every other second."""
-    rows, _ = status.read_rank_rows(attempt)
-    usages = status.usages(attempt)
+    rows, _ = ranks.read(attempt)
+    usages = ranks.usages(attempt)
     for host in dict.fromkeys([*(row.host for row in rows), *usages]):
-        ranks = tuple(
+        here = tuple(
             RankBeat(
                 rank=row.rank, pid=0, step=row.step, phase=row.phase, moves=0, for_s=row.for_s, collectives=0,
                 own_s=row.own_s,
@@ -108,7 +108,7 @@ def beats(attempt: Path) -> Iterator[NodeBeat]:
             for row in rows
             if row.host == host
         )  # fmt: skip
-        yield NodeBeat(host=host, ranks=ranks, usage=usages.get(host))
+        yield NodeBeat(host=host, ranks=here, usage=usages.get(host))
 
 
 # -------------------------------------------------------------------------------------------- a sweep

@@ -21,7 +21,7 @@ import psutil
 from pipeline import tracking
 from tests.integration import preloaded
 from tests.integration.light import light_python
-from tests.waiting import HANG_S, busy, wait_until
+from tests.waiting import HANG_S, busy, unhurried, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 ALONE = ("cluster.nproc_per_node=1", "++cluster.env.OMP_NUM_THREADS=1")
@@ -52,7 +52,7 @@ class Project:
         """Run to its end; stdout and stderr together in ``stdout``, or ``apart``."""
         if not self.whole:
             return preloaded.doit(*words[:1], *self.overrides, *words[1:], apart=apart, timeout_s=timeout_s)
-        return subprocess.run(
+        done = subprocess.run(
             self.argv(*words),
             cwd=ROOT,
             stdout=subprocess.PIPE,
@@ -61,6 +61,8 @@ class Project:
             timeout=timeout_s,
             check=False,
         )
+        done.stdout, done.stderr = unhurried(done.stdout), unhurried(done.stderr or "")
+        return done
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start in a process group of its own, as a terminal would."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from tests.integration.light import light_python
-from tests.waiting import HANG_S
+from tests.waiting import HANG_S, unhurried
 
 ROOT = Path(__file__).resolve().parents[2]
 _IMPORTED = (
@@ -87,7 +87,8 @@ class _Server:
                 self._process.kill()
                 os.kill(pid, signal.SIGKILL)
                 raise subprocess.TimeoutExpired(argv, timeout_s, out.read()) from None
-            return subprocess.CompletedProcess(argv, code, out.read().decode(), err.read().decode())
+            texts = [unhurried(file.read().decode()) for file in (out, err)]
+            return subprocess.CompletedProcess(argv, code, *texts)
 
     def _answer(self, timeout_s: float) -> dict[str, int]:
         assert self._process.stdout is not None

@@ -21,6 +21,8 @@ def result(project: Project) -> dict[str, Any]:
     return value
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_two_local_ranks_without_a_data_pack(tmp_path: Path) -> None:
     project = Project(tmp_path)
     words = ("trainer.global_batch_size=63", "++cluster.env.OMP_NUM_THREADS=1")  # two ranks couldn't share the batch

@@ -55,6 +55,8 @@ def test_why_and_export_tell_which_file_of_a_finished_runs_history_was_cut_or_lo
     assert (told["reason"], told["damage"]) == (None, f"{folder}/plan.json is missing: the run had it when it finished")
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_export_of_a_run_without_a_result_promises_no_reproduction(finished: Project) -> None:
     (finished.only_run() / "result.json").unlink()
     key = f"run={finished.only_run().name}"

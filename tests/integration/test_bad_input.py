@@ -101,6 +101,8 @@ def test_the_record_of_a_run_without_an_end_says_so(finished: Project, recording
     assert "has not ended, its journal says RUNNING" in done.stdout
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_what_a_killed_command_left_is_removed_by_the_next_one_that_holds_the_lock(finished: Project) -> None:
     ended = subprocess.Popen(["true"])
     place, _, _ = temporary_prefix("").split(".")[1].split("-")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 
+import pytest
+
 from tests.integration.commands import ALONE, Project
 
 WORDS = ("experiment=quickstart", "tracking=none", *ALONE)
@@ -24,6 +26,8 @@ def test_a_training_is_ended_by_its_budget_with_a_checkpoint_and_goes_on_from_th
     assert project.doit("why", *words).stdout.startswith(f"{folder.name}: ")  # the budget is no part of the key
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_budget_ends_a_sweep_with_its_trials(project: Project) -> None:
     words = (*WORDS, "trainer.epochs=100000", "seed=0,1,2", "sweep.slots=1")
     done = project.doit("sweep", *words, "budget=15s")
@@ -37,6 +41,8 @@ def test_a_budget_ends_a_sweep_with_its_trials(project: Project) -> None:
     }
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_so_many_trials_are_started_and_the_same_command_goes_on_with_the_others(project: Project) -> None:
     words = (*WORDS, "trainer.max_steps=2", "seed=0,1,2", "sweep.slots=1")
     first = project.doit("sweep", *words, "--max-trials", "2")

@@ -71,6 +71,8 @@ def test_the_dodo_file_that_is_named_decides_and_not_the_folder(second: Checkout
     assert f"this is the clone {second.root}, but Python takes pipeline from {ROOT}/pipeline" in done.stderr
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -103,6 +105,8 @@ def test_doits_own_loader_is_refused_with_the_folder_to_start_in(second: Checkou
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_mend_trains_the_clones_own_code_with_children_of_the_same_package(
     second: Checkout, tmp_path: Path, fetched: Path
 ) -> None:

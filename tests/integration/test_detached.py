@@ -16,6 +16,8 @@ from tests.waiting import wait_until
 WORDS = ("experiment=quickstart", "tracking=none", *ALONE)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_detached_training_is_found_waited_for_and_finished(project: Project) -> None:
     started = project.doit("train", *WORDS, "trainer.epochs=3", "detach=1", "json=1", apart=True)
     data = json.loads(started.stdout)["data"]

@@ -64,6 +64,8 @@ def test_a_shell_that_changes_arithmetic_changes_no_weights_and_is_named(
         assert other["weights_sha256"] != first["weights_sha256"]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_ranks_see_nothing_of_the_shell_but_what_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     foreign = {
         "LD_PRELOAD": "/nowhere/lib.so",

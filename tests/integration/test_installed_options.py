@@ -183,6 +183,8 @@ print(versions(made, code_reader(Path.cwd())(made.chosen, ()))["acme-parts"])
     assert done.stdout == f"{chosen} blobs draw\nnotes hello\n1.2\n", done.stderr
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_script_of_another_package_is_a_program_whose_content_is_in_the_key(tmp_path: Path) -> None:
     code = """
 from pathlib import Path
@@ -207,6 +209,8 @@ def test_help_lists_the_options_of_other_packages(tmp_path: Path) -> None:
     assert "'here': 'Of an installed package (acme_parts.here).'" in done.stdout
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_rank_says_which_options_there_are_with_those_of_other_packages(tmp_path: Path) -> None:
     code = "from trainers.core.options import module; print(module('model', 'tiny').__name__); module('model', 'tinny')"
     done = unpacked(tmp_path, code)

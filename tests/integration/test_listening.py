@@ -68,6 +68,8 @@ def test_what_listens_on_everything_is_seen() -> None:
         assert wanted <= set(listened_on([psutil.Process()]))
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["trainer", pytest.param("script", marks=[pytest.mark.long, pytest.mark.ci])])
 def test_a_run_of_two_ranks_on_this_computer_listens_on_the_loopback_alone(
     project: Project, tmp_path: Path, what: str

@@ -50,6 +50,8 @@ def test_a_notebook_trains_reads_and_compares_runs(project: Project, capsys: pyt
     assert picture.save(project.folder / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_wrong_values_are_errors_with_what_was_meant(project: Project) -> None:
     with pytest.raises(paceline.CommandError, match=r"did you mean quickstart\?") as caught:
         paceline.train(*project.overrides, "experiment=quikstart", quiet=True)

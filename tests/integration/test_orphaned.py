@@ -83,6 +83,8 @@ def writers(project: Project) -> list[int]:
     return [*map(int, (project.only_run() / "checkpoints" / "steps").read_text().split())]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize("words", [[], pytest.param(["--hidden"], marks=IN_CI)])
 def test_an_orphaned_script_is_ended_before_the_next_attempt_writes(tmp_path: Path, words: list[str]) -> None:
     project = of_script(tmp_path, SCRIPT, *words)
@@ -147,6 +149,8 @@ def test_the_killed_parent_of_a_script_that_runs_alone_is_named(tmp_path: Path) 
     assert "torchrun" not in said
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("killed", "ended"),
     [

@@ -115,6 +115,8 @@ def test_metrics_that_are_damaged_after_the_ranks_have_ended_are_made_again(proj
     assert project.result()["attempts"] == 2
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_killed_parent_of_warm_ranks_is_named_and_no_rank_outlives_it(project: Project) -> None:
     project.whole = True
     child = project.start("train", *TRAINING, "cluster.nproc_per_node=2")

@@ -37,6 +37,8 @@ def test_images_are_classified_by_the_network_of_a_run(project: Project, tmp_pat
     assert "none.png: there is no such image in" in lacking.stdout
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_without_an_image_the_words_that_are_wanted_are_named(project: Project) -> None:
     asked = project.doit("predict")
     assert asked.returncode == 3

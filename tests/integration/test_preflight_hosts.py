@@ -125,6 +125,8 @@ def test_a_folder_is_shared_if_the_other_host_sees_what_one_writes(lab: Lab) -> 
         assert list(Path(folder).iterdir()) == []
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_doit_preflight_and_a_training_refuse_with_the_same_words(project: Project, lab: Lab) -> None:
     """/tmp of each lab host is its own."""
     project.words = ["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'", "tracking=none"]
@@ -149,6 +151,8 @@ def test_doit_preflight_and_a_training_refuse_with_the_same_words(project: Proje
     ]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_doit_preflight_asks_the_spares_too(tmp_path: Path, lab: Lab) -> None:
     project = Project(tmp_path, words=["cluster=pssh", f"cluster.ssh_config='{lab.ssh_config}'"])
     fit = project.doit("preflight", "cluster.hosts=[node0]", "cluster.spares=[node1]")

@@ -141,6 +141,8 @@ def test_the_command_of_a_wheel_says_in_a_clone_that_it_is_another_package(envir
     assert f"try: export PYTHONPATH={ROOT}, then the same command" in done.stdout
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_clone_and_the_wheel_of_it_give_a_run_the_same_key(environment: Path, project: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from pipeline.core.places import ROOT\n"

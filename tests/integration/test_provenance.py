@@ -152,6 +152,8 @@ def test_edits_that_decide_nothing_rerun_nothing_and_one_at_second_hand_does(tra
     assert [item["field"] for item in answer["differences"]] == ["trainers/distributed/rank_state.py"]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_run_is_made_again_with_the_persons_defaults_as_they_were(
     trained: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +233,8 @@ def test_plan_names_every_command_and_writes_nothing(trained: Checkout) -> None:
     assert "train0 -> evaluate0;" in dot
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_run_that_another_processor_finished_is_finished_and_shown_as_such(trained: Checkout) -> None:
     key = trained.why(*A)["key"]
     path = trained.root / "runs" / key / "result.json"
@@ -308,6 +312,8 @@ def test_an_archive_is_made_again_in_another_folder_that_never_saw_the_commit(
     assert elsewhere.git("worktree", "list").count("\n") == 1
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_what_cannot_be_made_again_is_said_before_anything_is_trained(trained: Checkout) -> None:
     key = trained.why(*A)["key"]
     assert "ffff: no such run" in trained.doit("reproduce", "run=ffff", code=3)

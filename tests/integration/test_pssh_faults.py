@@ -217,6 +217,8 @@ def test_what_hosts_have_saved_outlives_a_runs_folder_that_is_away_for_a_while(p
     go_on_from_what_was_saved(pssh, stub)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_what_hosts_have_saved_outlives_a_full_disk_here(pssh: Bench) -> None:
     prints = "while True: print('x' * 20_000, flush=True); time.sleep(0.01)"
     stub = pssh.stub(f"{RUN_TO_END}\n{prints}", stand_in=True)

@@ -138,6 +138,8 @@ def test_a_script_is_swept_and_not_run_twice(project: Project) -> None:
     assert not [*(project.folder / "runs" / "sweeps").glob("*/reports.log")]  # of scripts no process waits to make any
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_several_seeds_of_a_script_that_sees_none_are_refused_at_both_doors(project: Project) -> None:
     project.words[1] = "program.args.out='{run}'"
     refused = project.doit("sweep", "seed=0,1")
@@ -150,6 +152,8 @@ def test_several_seeds_of_a_script_that_sees_none_are_refused_at_both_doors(proj
     assert project.run_folders() == []
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_script_that_reads_its_settings_by_exec_is_swept_as_it_runs_alone(project: Project) -> None:
     folder = project.folder / "my scripts"
     (folder / "step.py").unlink()
@@ -208,6 +212,8 @@ sys.exit(3 if step < 4 else 0)
 """
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize("words", ["[logs]", pytest.param("[saves,'{resume}']", marks=IN_CI)])
 def test_a_script_that_advances_before_each_failure_is_started_again(project: Project, words: str) -> None:
     (project.folder / "my scripts/train.py").write_text(FAILS_AT_EACH_STEP)
@@ -260,6 +266,8 @@ def test_a_script_that_fails_at_one_step_twice_is_not_started_a_third_time(proje
     assert "it has failed in the same way at step 1 before, so it is not tried again" in done.stdout
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize("environment", ["None", pytest.param("{}", marks=IN_CI)])
 def test_a_child_that_outlives_its_script_is_named_behind_the_runs_end(project: Project, environment: str) -> None:
     """The second one has dropped the environment of its script, and is found by the agent."""
@@ -292,6 +300,8 @@ pathlib.Path("FOLDER", f"signals-{os.environ.get('RANK', 0)}").write_text(str(le
 """
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "torchrun"),
     [
@@ -452,6 +462,8 @@ def test_a_file_that_rank_one_alone_reads_repeats_the_run_when_it_changes(projec
     assert "FINISHED" in project.doit("train", *words).stdout
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_variable_of_the_shell_that_a_script_reads_repeats_the_run_with_another_value(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -506,6 +518,8 @@ def test_a_script_that_ignores_sigterm_is_ended_by_ctrl_c_and_what_comes_next_is
     assert (child.returncode, seconds < 15) == (130, True)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "host"),
     [

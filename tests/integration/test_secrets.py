@@ -45,6 +45,8 @@ def command_lines(but: bytes) -> Iterator[bytes]:
             yield line
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="process lists are read from /proc")
 def test_secrets_reach_the_ranks_and_stand_nowhere_else(
     recording: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -54,6 +54,8 @@ def test_plan_why_and_dag_tell_what_changed_and_what_would_run(checkout: Checkou
     assert "step clean to do  seed: 0 → 1" in checkout.doit("plan", *WORDS, "seed=1")
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_sweep_over_what_a_step_takes_makes_it_for_each_value(checkout: Checkout) -> None:
     args = "step.clean.command=[python,clean.py,'{out}',5,'{inputs}'],[python,clean.py,'{out}',6,'{inputs}']"
     told = checkout.doit("sweep", *WORDS, args)

@@ -56,6 +56,8 @@ print(json.dumps(codes))
 """
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_ctrl_c_ends_every_verb_with_130(project: Project) -> None:
     """In the midst of what tidies up after itself, and of what only looks something up. A process that dies by the
     signal itself counts as 130 in every shell."""
@@ -68,6 +70,8 @@ def test_ctrl_c_ends_every_verb_with_130(project: Project) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize("verb", ["train", *(name for name, verb in VERBS.items() if "json" not in verb.options)])
 def test_an_error_goes_to_stderr_alone(verb: str, tmp_path: Path) -> None:
     done = preloaded.doit(verb, "nonsense.of.mine=1", apart=True)
@@ -98,6 +102,8 @@ def test_a_training_tells_its_result_on_stdout_and_how_it_gets_there_on_stderr(p
 
 
 # one verb of each module: which of them take json=1 is told in tests/pipeline/test_answers.py
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize("verb", {verb.module: name for name, verb in VERBS.items() if "json" in verb.options}.values())
 def test_an_error_of_every_verb_is_an_answer_in_json(verb: str) -> None:
     done = preloaded.doit(verb, "nonsense.of.mine=1", "json=1", apart=True)
@@ -107,6 +113,8 @@ def test_an_error_of_every_verb_is_an_answer_in_json(verb: str) -> None:
     assert f"ERROR: {answer['error']['message'].splitlines()[0]}" in done.stderr
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_verbs_that_answer_do_it_in_json_on_stdout_alone(project: Project) -> None:
     words = (*project.overrides, *WORDS, *ALONE, "trainer.max_steps=2")
     trained = preloaded.doit("train", *words, "json=1", apart=True)

@@ -106,6 +106,8 @@ def test_hosts_that_share_this_computers_files_need_nothing_brought() -> None:
         sync.remote(Cluster(launcher="local", hosts=(Host(name="localhost"),)))
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_command_brings_the_data_pack_and_says_what_each_host_has(project: Project, lab: Lab) -> None:
     hosts = ["cluster=pssh", "cluster.hosts=[node0]", "cluster.spares=[node1]"]  # a spare gets the same
     words = ["experiment=quickstart", *hosts, f"cluster.ssh_config='{lab.ssh_config}'"]

@@ -31,6 +31,8 @@ def of_script(folder: Path, *cluster: str) -> Project:
     return Project(folder, words=[*words, *cluster, "cluster.nproc_per_node=1", "tracking=none"])
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize("ends_before", [False, pytest.param(True, marks=[pytest.mark.long, pytest.mark.ci])])
 def test_an_attempt_on_a_host_whose_command_was_killed_is_not_repeated(
     tmp_path: Path, lab: Lab, ends_before: bool

@@ -35,6 +35,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkout, str]:
     return checkout, checkout.doit("torchrun", *LINE, "0.1")
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_module_with_its_package_its_file_and_its_folder_of_data_trains(trained: tuple[Checkout, str]) -> None:
     checkout, said = trained
     assert "FINISHED" in said
@@ -82,6 +84,8 @@ def test_a_script_starts_once_as_python_starts_it(trained: tuple[Checkout, str],
     )
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_rank_that_leaves_early_is_named_and_not_the_one_that_waited_for_it(
     trained: tuple[Checkout, str],
 ) -> None:

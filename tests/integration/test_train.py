@@ -135,6 +135,8 @@ def test_stop_from_another_terminal_ends_the_run_which_is_not_started_again(proj
     assert list(processes_of(project.folder)) == []
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_stop_ends_what_a_killed_command_has_left_and_the_run_counts_as_ended(project: Project) -> None:
     child = project.start("train", *LONG)
     wait_for_step(project, 20, child)
@@ -193,6 +195,8 @@ def test_a_bare_doit_shows_what_there_is_and_starts_nothing(project: Project) ->
     assert [path.name for path in project.folder.glob("runs/*")] == [".paceline"]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_synthetic_data_is_named_wherever_its_accuracy_shows(project: Project) -> None:
     words = (
         "dataset=synthetic",
@@ -250,6 +254,8 @@ def test_standard_streams_that_are_closed_end_no_run(project: Project) -> None:
     assert project.states() == ["PLANNED", "RUNNING", "FINISHED"]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "said"),
     [

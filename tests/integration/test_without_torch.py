@@ -70,6 +70,8 @@ def test_a_controller_without_torch_trains_where_torch_is_under_the_key_of_one_t
     assert f"{key}: finished and intact" in paceline(sys.executable, "why", *WORDS, "tracking=none", cwd=project).stdout
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_what_is_refused_without_torch_says_both_ways_out(bare: str, project: Path) -> None:
     refused = paceline(bare, "train", *WORDS, cwd=project)
     assert refused.returncode == 3

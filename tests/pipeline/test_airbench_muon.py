@@ -14,6 +14,8 @@ from pipeline.data import store
 from trainers.training.session import run
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["small_cnn", "whitened_cnn"])
 def test_muons_defaults_train_the_quickstart(model: str, tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def test_a_removal_that_was_killed_leaves_no_run_and_the_next_call_ends_it(tmp_p
     folder = finished(tmp_path)
     program = (
         "import os, sys; from pathlib import Path\n"
-        "from pipeline.runs import removal; from pipeline.runs.folder import RunFolder\n"
+        "from pipeline.execution import removal; from pipeline.runs.folder import RunFolder\n"
         "removal.shutil.rmtree = lambda path: os.kill(os.getpid(), 9)\n"
         "removal.remove(RunFolder(Path(sys.argv[1])), lambda: '')"
     )

@@ -184,6 +184,8 @@ def test_how_the_process_has_ended_is_told(
         evaluate_in_child(RunFolder(tmp_path / "0123456789ab"), ROOT)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_process_shows_the_error_without_a_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pipeline.evaluation", str(tmp_path), "{}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

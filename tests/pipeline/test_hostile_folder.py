@@ -90,6 +90,8 @@ def fill(path: Path, text: str, value: Any) -> None:
     write(path, text, filled(old, value))
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_nothing_runs_nothing_is_written_elsewhere_and_the_error_is_one_of_ours(

@@ -236,6 +236,8 @@ def test_an_address_is_fetched_once_and_then_stands_for_its_content(root: Path) 
         assert error.value.hint == "get the file by other means, then init.weights=<its path>"
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 def test_torchvision_says_its_address_once_and_the_digest_in_its_name_is_checked(
     root: Path, monkeypatch: pytest.MonkeyPatch

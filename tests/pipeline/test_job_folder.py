@@ -17,7 +17,7 @@ def test_nodes_and_controller_speak_through_files_that_only_grow(tmp_path: Path)
     before = {path.name for path in folder.path.iterdir()}
     folder.order(restart=0, start={"run_id": "a-1"})
     assert not folder.is_idle(0, 2)
-    assert folder.is_idle(1, 2), "another life of the job has nothing to do with it"
+    assert folder.is_idle(1, 2), "another restart of the job has nothing to do with it"
     for number in range(2):
         row = {"restart": 0, "now": 1.0, "facts": {"host": f"node{number}"}}
         end = {"restart": 0, "now": 2.0, "run_id": "a-1", "exit": {"code": 0}}

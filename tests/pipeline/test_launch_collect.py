@@ -187,6 +187,8 @@ time.sleep(600)
 STUCK = [sys.executable, "-c", SAYS_TAR]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_connection_that_brings_nothing_is_given_up_and_another_one_brings_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

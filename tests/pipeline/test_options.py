@@ -210,6 +210,8 @@ def test_settings_that_can_not_be_read_are_said_when_they_are_chosen(
     assert said in str(caught.value)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_broken_option_stops_only_its_own_runs(project: Path) -> None:
     (project / "trainers/models/torn.py").write_text("class TornConfig(ModelConfig):\nnot python\n")

@@ -63,6 +63,15 @@ def test_the_run_that_init_run_names_is_a_step_of_the_plan_and_of_the_graph(tmp_
     assert "  init0 --> train0" in dry_run.mermaid([trial]).splitlines()
 
 
+def test_of_a_script_its_words_are_shown_with_their_placeholders(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    words = ("program.script=train.py", "program.args=[--lr,'0.1',--out,'{run}/my net']", f"paths.runs={tmp_path}/runs")
+    config = build(resolve(compose_config(words)), words, root=tmp_path, local_gpus=0)
+    plan = dry_run.planned(config, None, None, root=tmp_path)
+    assert plan.script == ("train.py", "--lr", "0.1", "--out", "{run}/my net")
+    assert dry_run.text([plan]).splitlines()[1] == "  script    train.py --lr 0.1 --out '{run}/my net'"
+
+
 @pytest.mark.slow
 def test_neither_torch_nor_mlflow_is_imported_for_a_plan() -> None:
     code = "import sys, pipeline.execution.dry_run, pipeline.cli.commands.explain"

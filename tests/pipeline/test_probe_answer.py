@@ -74,6 +74,8 @@ def test_the_answer_of_an_agent_is_taken_as_it_is(answer: dict[str, Any]) -> Non
     assert [left.bytes for left in leftovers([facts])] == [10]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_wrong_type_in_any_place_is_an_error_that_names_host_and_field_or_harms_nothing(
     answer: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.runs import status
-from pipeline.runs.status import RankRow
+from pipeline.runs import ranks
+from pipeline.runs.ranks import RankRow
 from trainers.contract.beats import Phase, RankBeat
 
 
@@ -35,25 +35,25 @@ def row(rank: int, **change: Any) -> RankRow:
     ],
 )
 def test_who_lags(told: list[RankRow], said: str) -> None:
-    assert status.lagging(told) == said
+    assert ranks.lagging(told) == said
 
 
 def test_a_rank_that_is_a_fifth_slower_than_the_median_is_named_with_what_it_cost() -> None:
     told = [row(0), row(1, own_s=90.0), row(2, own_s=71.9), row(3)]
-    assert status.slow_ranks(told) == [
+    assert ranks.slow(told) == [
         "rank 1 on node1 was slow: its own work took 90.0 s, 50% more than the median rank's 60.0 s, and the others "
         "waited 30.0 s for it"
     ]
-    assert status.slow_ranks([row(0, own_s=1.0), row(1, own_s=2.5)]) == [], "too short to say anything of a host"
-    assert status.slow_ranks([row(0)]) == []
+    assert ranks.slow([row(0, own_s=1.0), row(1, own_s=2.5)]) == [], "too short to say anything of a host"
+    assert ranks.slow([row(0)]) == []
 
 
 def test_what_was_noted_is_read_again_and_what_is_damaged_is_nothing(tmp_path: Path) -> None:
     beat = RankBeat(rank=3, pid=9, step=58, phase=Phase.WAITING, moves=4, for_s=2.0, collectives=60, own_s=1.5)
-    told = status.rank_rows([("b", beat)])
-    status.write_rank_rows(tmp_path, told, ["slow"])
-    assert status.read_rank_rows(tmp_path) == (told, ["slow"])
+    told = ranks.rows_of([("b", beat)])
+    ranks.write(tmp_path, told, ["slow"])
+    assert ranks.read(tmp_path) == (told, ["slow"])
     assert (told[0].rank, told[0].host, told[0].own_s) == (3, "b", 1.5)
     for text in ("", "null", '{"ranks": [{"rank": 1}], "notes": []}', '{"ranks": 7}'):
-        (tmp_path / status.RANKS).write_text(text)
-        assert status.read_rank_rows(tmp_path) == ([], [])
+        (tmp_path / "ranks.json").write_text(text)
+        assert ranks.read(tmp_path) == ([], [])

@@ -65,6 +65,8 @@ def in_this_process(argv: Sequence[str], *, env: Mapping[str, str], **_: object)
     return process.Completed(argv=tuple(argv), code=code, stdout="", stderr=stderr.getvalue())
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_recipe_comes_back_from_the_record_and_what_lacks_is_said(
     tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,7 +134,7 @@ def test_a_slurm_that_does_not_tell_how_a_job_stands_ends_nothing_and_its_words_
     with pytest.raises(InterruptedError):
         launcher._wait(lambda _: None, check)
     assert launcher.starting() == f"asking Slurm, which doesn't tell how job 42 stands: scontrol: {trouble}"
-    assert launcher._polled().gone == ""
+    assert launcher._polled().why_gone == ""
 
 
 def test_the_nodes_are_told_to_leave_though_slurm_does_not_answer(site: Callable[..., Queue], tmp_path: Path) -> None:

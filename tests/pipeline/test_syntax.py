@@ -157,6 +157,8 @@ def files(root: Path) -> list[Path]:
     return sorted((root / "trainers").rglob("*.py"))
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 def test_comments_and_a_formatter_run_change_no_file_of_the_closure(project: Path) -> None:
     before = closures(project)

@@ -25,6 +25,8 @@ from tests.waiting import HANG_S
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_full_disk_under_the_artifacts_is_said_and_the_rest_of_the_record_comes_when_there_is_room(
     tmp_path: Path, uri: str
 ) -> None:
@@ -40,6 +42,8 @@ def test_a_full_disk_under_the_artifacts_is_said_and_the_rest_of_the_record_come
     assert len(store.history(uri, str(recorded.run_id))) == 20
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_full_disk_under_the_database_is_said_at_once_whatever_sqlite_calls_it(tmp_path: Path) -> None:
     run = finished(tmp_path)
     with small_disk.mounted(tmp_path / "store") as disk:

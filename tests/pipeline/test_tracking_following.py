@@ -84,6 +84,8 @@ def test_what_is_saved_goes_into_the_folder_that_was_opened_and_into_no_other_at
     assert not (tmp_path / "removed").exists()
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_follower_leaves_when_its_controller_is_gone(tmp_path: Path, uri: str) -> None:
     run = folder.started(tmp_path)
     argv = tracking.recorder_command(run, uri, EXPERIMENT, follow=True)

@@ -316,6 +316,8 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, uri: str) -> None:
         recorder.record(tmp_path, uri, EXPERIMENT)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize("others", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_recorders_that_begin_at_once_share_a_fresh_database(tmp_path: Path, others: int) -> None:
     """One of them in this process, which has imported mlflow: they all come to the tables at nearly the same time."""

@@ -73,6 +73,8 @@ class _Endless(socketserver.StreamRequestHandler):
         self.left.append(1)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize(("pause_s", "limit"), [(0.0, "32 MiB"), (0.2, "3 s")])
 def test_a_server_that_answers_without_end_is_given_up(
     run: Path, monkeypatch: pytest.MonkeyPatch, pause_s: float, limit: str
@@ -150,6 +152,8 @@ def test_a_server_that_never_answers_is_given_up(
     assert "no answer within 1 s" in recorded.message
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_pending_record_can_go_to_another_store(run: Path, tmp_path: Path) -> None:
     recorder.record(run, f"http://127.0.0.1:{free_port()}", EXPERIMENT, give_up_s=0.1)
     uri = tracking.absolute_uri(None, tmp_path)
@@ -157,6 +161,8 @@ def test_a_pending_record_can_go_to_another_store(run: Path, tmp_path: Path) -> 
     assert len(store.history(uri, store.runs(uri)[0].info.run_id)) == 20
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_user_and_password_reach_the_server_and_nothing_else_and_a_refusal_says_what_to_do(run: Path) -> None:
     seen: list[str] = []
     with refusing_server(seen) as port:

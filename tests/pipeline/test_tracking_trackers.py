@@ -212,6 +212,8 @@ def test_a_tracker_is_chosen_by_its_name_with_its_fields_and_without_mlflow(tmp_
         tracking_config({"tracker": "line"})
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("in_a_sweep", [False, True])
 def test_each_destination_gets_a_process_beside_the_run_and_one_that_fails_costs_the_others_nothing(

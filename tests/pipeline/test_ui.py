@@ -54,6 +54,8 @@ def test_a_taken_port_is_an_error_and_no_port_means_a_free_one() -> None:
         )
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_store_that_cannot_be_opened_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_text("this is no database" * 100)
     with pytest.raises(PacelineError, match=r"mlflow\.db cannot be opened: its database is damaged: .* back$"):

@@ -68,6 +68,8 @@ def test_two_runs_are_refused_where_a_verb_takes_one() -> None:
         flags.as_words(["stop", "cf0848", "495e1d"])
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_command_with_flags_does_what_the_words_do(tmp_path: Path) -> None:
     where = f"paths.runs={tmp_path}"

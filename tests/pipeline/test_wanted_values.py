@@ -48,6 +48,8 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory, composing: None) -> Itera
         yield project / "runs"
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "keys"),

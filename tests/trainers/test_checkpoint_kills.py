@@ -77,6 +77,8 @@ def good_steps(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("keep", [1, 2])

@@ -231,6 +231,8 @@ def test_compiling_changes_neither_weights_nor_names_and_its_time_is_told(
     assert read_summary(compiled)["warm_up_s"] > 0
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_network_that_cannot_be_compiled_says_what_to_do(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object, **__: object) -> object:
         def network(_: Tensor) -> Tensor:

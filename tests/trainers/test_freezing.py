@@ -114,6 +114,8 @@ def train_all(folder: Path) -> None:
         train(folder / name)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_two_ranks_leave_frozen_weights_and_statistics_as_the_file_has_them(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

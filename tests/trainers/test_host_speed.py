@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.trainers.ranks import call_on_ranks, next_port
 from trainers.measuring.speeds import run
 
@@ -14,6 +16,8 @@ def measure_on_this_rank(folder: Path) -> None:
     run("gloo", folder / "out.json", side=32, size_bytes=4096)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_each_rank_each_node_and_each_pair_are_measured(tmp_path: Path) -> None:
     call_on_ranks("tests.trainers.test_host_speed:measure_on_this_rank", tmp_path, nnodes=2, nproc=2)
     result = json.loads((tmp_path / "out.json").read_text())

@@ -119,6 +119,8 @@ def outcome(run_dir: Path) -> tuple[object, ...]:
     return read_summary(run_dir)["weights_sha256"], [(line["step"], line["metrics"]) for line in lines]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_one_two_and_four_ranks_end_with_the_same_weights_and_metrics(make_run: MakeRun, tmp_path: Path) -> None:
     topologies = ((1, 1), (1, 2), (2, 1), (1, 4))
     for nodes, ranks in topologies:

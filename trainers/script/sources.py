@@ -242,6 +242,9 @@ def _whole(value: object) -> int | None:
     return int(value)
 
 
+_LIGHTNINGS_PLACEHOLDER = "hp_metric"  # its TensorBoardLogger writes -1 for a script that has no metric of this name
+
+
 class EventFiles:
     """TensorBoard's event files.
 
@@ -267,7 +270,12 @@ class EventFiles:
             for (step, _), together in itertools.groupby(file.scalars(), key=_step_and_second):
                 scalars = {prefix + scalar.tag: scalar for scalar in together}
                 metrics = {name: scalar.value for name, scalar in scalars.items()}
-                yield Row(time_s=max(scalar.time_s for scalar in scalars.values()), step=step, metrics=metrics)
+                epoch = _whole_of(metrics.pop("epoch", None))
+                if metrics.get(_LIGHTNINGS_PLACEHOLDER) == -1:
+                    del metrics[_LIGHTNINGS_PLACEHOLDER]
+                time_s = max(scalar.time_s for scalar in scalars.values())
+                if metrics:
+                    yield Row(time_s=time_s, step=step, epoch=epoch, metrics=metrics)
             if file.damage:
                 self.notes.setdefault(f"{self._all.shown(path)} is not read on: {file.damage}")
 

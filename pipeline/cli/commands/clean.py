@@ -27,10 +27,11 @@ from pipeline.core.files import remove_leftovers
 from pipeline.core.processes.heartbeat import Heartbeat, waiting
 from pipeline.core.specs import UNDER_WAY, State
 from pipeline.core.tables import aligned, counted, file_size, first_of, is_count
-from pipeline.runs import acceptance, index, removal
+from pipeline.execution import removal
+from pipeline.execution.removal import IN_USE, measured
+from pipeline.runs import acceptance, index
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import Row
-from pipeline.runs.removal import IN_USE, measured
 from pipeline.runs.result import AlteredError
 from pipeline.steps import removal as step_removal
 from pipeline.steps import store

@@ -95,6 +95,8 @@ def why() -> None:
         say("no finished run to compare with")
     for step in steps:
         say_folded(f"{step.name:<9} {'done' if step.done else 'to do':<6} {step.why}")
+    if reason and not current.invocation.overrides and index.rows(current.config.runs_dir):
+        say("without words this is the default configuration; doit why last explains the newest run")
 
 
 def _finished_parts(current: Session) -> dict[str, dict[str, Any]]:

@@ -237,7 +237,7 @@ class GrantedJob:
         show_command: the command with which the user sees it.
         end_command: the command with which the user may end it.
         folder: the folder shared by its nodes and the controller.
-        life: how many times the scheduler had requeued the job when all of its nodes had reported.
+        restart: how many times the scheduler had requeued the job when all of its nodes had reported.
         is_started: an attempt was started in it.
         printed_bytes: the length of its output before its newest start.
     """
@@ -248,7 +248,7 @@ class GrantedJob:
     end_command: str
     folder: JobFolder
     nnodes: int
-    life: int = 0
+    restart: int = 0
     is_started: bool = False
     printed_bytes: int = 0
 
@@ -262,14 +262,14 @@ class JobState:
         phase: the scheduler's own word for it.
         warning: what somebody has to do before the job can start.
         is_unanswered: the scheduler doesn't answer now, so none of the following is known.
-        life: how often the scheduler has taken its nodes away and granted it others.
+        restart: how often the scheduler has taken its nodes away and granted it others; 0 at first.
         is_running: its nodes may take a start.
         is_leaving: the scheduler is about to take these nodes away.
         is_over: the job won't run any more.
-        is_idle: nothing runs in ``GrantedJob.life`` any more.
+        is_idle: nothing runs in ``GrantedJob.restart`` any more.
         is_settled: the scheduler has decided what becomes of the job.
-        standing: why its ranks stand still.
-        gone: why the nodes of ``GrantedJob.life`` are no longer the run's.
+        why_halted: why its ranks stand still.
+        why_gone: why the nodes of ``GrantedJob.restart`` are no longer the run's.
         remains: of a job that should have ended: the part that still runs, and the command that ends it.
         outcome: what the scheduler did to it.
         error: why it ended before anything was started in it.
@@ -280,14 +280,14 @@ class JobState:
     phase: str = ""
     warning: str = ""
     is_unanswered: bool = False
-    life: int = 0
+    restart: int = 0
     is_running: bool = False
     is_leaving: bool = False
     is_over: bool = False
     is_idle: bool = False
     is_settled: bool = True
-    standing: str = ""
-    gone: str = ""
+    why_halted: str = ""
+    why_gone: str = ""
     remains: str = ""
     outcome: Outcome = Outcome()
     error: HostError | TrainingError | None = None

@@ -36,7 +36,7 @@ class GrantedLauncher:
         self.cluster, self.scheduler = scheduler.cluster, scheduler
         self._job: GrantedJob | None = None
         self._state = JobState()  # the scheduler's last answer
-        self._leaving = -1  # a continued job's life that the scheduler is about to end
+        self._leaving = -1  # a continued job's restart that the scheduler is about to end
         self._doing = f"asking {self.cluster.launcher} for hosts"
 
     @property
@@ -104,10 +104,10 @@ class GrantedLauncher:
                 self._release(job)
                 continue
             own, self._state = job, state
-            self._leaving = state.life if state.is_leaving else -1
+            self._leaving = state.restart if state.is_leaving else -1
             phase = f" ({state.phase})" if state.phase else ""
             say(f"{job.title} of this run is there already{phase}; going on with it")
-            job.folder.end(state.life)  # the start of an earlier command
+            job.folder.end(state.restart)  # the start of an earlier command
         return own
 
     def _submit(self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None]) -> None:
@@ -141,7 +141,7 @@ class GrantedLauncher:
                 warned = state.warning
                 say(f"WARNING: {warned}")
             if self._pause(pause_s, check, self._is_ready):
-                self._job = dataclasses.replace(job, life=self._state.life)
+                self._job = dataclasses.replace(job, restart=self._state.restart)
                 self._doing = f"starting torchrun in {job.title}"
                 return True
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
@@ -160,15 +160,15 @@ class GrantedLauncher:
         return False
 
     def _is_ready(self) -> bool:
-        """True if all nodes have reported in this life of the job, and nothing runs on them."""
+        """True if all nodes have reported in this restart of the job, and nothing runs on them."""
         job, state = self.job, self._state
-        if not state.is_running or state.life <= self._leaving:
+        if not state.is_running or state.restart <= self._leaving:
             return False
-        reported = job.folder.facts(state.life, job.nnodes)
-        return len(reported) == job.nnodes and job.folder.is_idle(state.life, job.nnodes)
+        reported = job.folder.facts(state.restart, job.nnodes)
+        return len(reported) == job.nnodes and job.folder.is_idle(state.restart, job.nnodes)
 
     def _facts(self) -> list[dict[str, Any]]:
-        return self.job.folder.facts(self.job.life, self.job.nnodes)
+        return self.job.folder.facts(self.job.restart, self.job.nnodes)
 
     def _polled(self) -> JobState:
         """Return the state of the job, as far as the scheduler answers."""
@@ -264,7 +264,7 @@ class GrantedLauncher:
         }
         job = self.job
         self._job = dataclasses.replace(job, is_started=True, printed_bytes=job.folder.output_bytes())
-        job.folder.order(restart=job.life, start=start)
+        job.folder.order(restart=job.restart, start=start)
 
     def notes(self) -> list[str]:
         """Return nothing, as nothing is sent."""
@@ -273,7 +273,9 @@ class GrantedLauncher:
     def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> JobFollower:
         """Stream all nodes' output and ends into ``emit`` (called from another thread)."""
         job = self.job
-        return JobFollower(plan, job.folder, job.life, lambda: self._polled().gone, emit, lambda: self._state.standing)
+        return JobFollower(
+            plan, job.folder, job.restart, lambda: self._polled().why_gone, emit, lambda: self._state.why_halted
+        )
 
     def outcome(self, plan: LaunchPlan) -> Outcome:
         """Return what the scheduler did to the job after a bad end; waits until that is decided."""
@@ -281,8 +283,8 @@ class GrantedLauncher:
         if _is_left(job):
             return Outcome()
         # only agents that leave let the scheduler decide whether it queues the job again
-        if not self._polled().is_settled and self.scheduler.requeues:  # no further start comes in this life of the job
-            job.folder.leave(restart=job.life)
+        if not self._polled().is_settled and self.scheduler.requeues:  # no further start comes in this restart
+            job.folder.leave(restart=job.restart)
         self._pause(self.scheduler.settle_s, is_ready=lambda: self._polled().is_settled)
         state = self._polled()
         if _is_left(job):
@@ -311,12 +313,12 @@ class GrantedLauncher:
             return {self.scheduler.name: f"{error.what}; {words}"}
 
     def _end_start(self) -> dict[str, str]:
-        """End the start in this life of the job; the job stays. Returns job → why the start goes on."""
+        """End the start in this restart of the job; the job stays. Returns job → why the start goes on."""
         job = self.job
-        job.folder.end(job.life)
+        job.folder.end(job.restart)
 
         def has_ended() -> bool:
-            is_idle = job.folder.path.is_dir() and job.folder.is_idle(job.life, job.nnodes)
+            is_idle = job.folder.path.is_dir() and job.folder.is_idle(job.restart, job.nnodes)
             return is_idle or self._polled().is_idle
 
         if self._pause(self.scheduler.end_s, is_ready=has_ended):
@@ -337,7 +339,7 @@ class GrantedLauncher:
         if job is None or not job.folder.ended_well(plan.run_id, plan.nnodes):
             return
         if self.scheduler.requeues:
-            job.folder.leave(restart=job.life)
+            job.folder.leave(restart=job.restart)
         else:
             with suppress(HostError):  # its time to live ends it
                 self._release(job)

@@ -78,7 +78,7 @@ class JobFolder:
             self.order(**order)
 
     def end(self, restart: int) -> None:
-        """Tell all nodes to end what they run in that life of the job."""
+        """Tell all nodes to end what they run in that restart of the job."""
         self.tell(restart=restart, end=True)
 
     def beat(self) -> None:
@@ -87,7 +87,7 @@ class JobFolder:
             os.utime(self.path / _ORDERS)
 
     def leave(self, restart: int | None = None) -> None:
-        """Tell all nodes to end what they do and let the job end; with ``restart`` only in that life of the job."""
+        """Tell all nodes to end what they do and let the job end; with ``restart`` only in that restart of the job."""
         self.tell(**({} if restart is None else {"restart": restart}), leave=True)
 
     def orders(self) -> list[dict[str, Any]]:
@@ -99,7 +99,7 @@ class JobFolder:
         return any("leave" in order and "restart" not in order for order in self.orders())
 
     def is_idle(self, restart: int, nnodes: int) -> bool:
-        """True if every start of this life of the job has ended on every node."""
+        """True if every start of this restart of the job has ended on every node."""
         started = [
             order["start"]["run_id"] for order in self.orders() if order.get("restart") == restart and "start" in order
         ]
@@ -124,7 +124,7 @@ class JobFolder:
             return []
 
     def facts(self, restart: int, nnodes: int) -> list[dict[str, Any]]:
-        """Return the facts that nodes have reported in this life of the job, in the order of their numbers."""
+        """Return the facts that nodes have reported in this restart of the job, in the order of their numbers."""
         rows = [self.reports(number) for number in range(nnodes)]
         facts_of_nodes = [
             [row["facts"] for row in reports if "facts" in row and row["restart"] == restart] for reports in rows
@@ -170,10 +170,10 @@ class JobFollower:
     """Follows every node of one start, in one thread for all nodes and one that polls the scheduler.
 
     Args:
-        restart: the life of the job in which the start was made.
-        gone: returns why the job runs no more; '' while it does, or while the scheduler doesn't answer.
+        restart: the restart of the job in which the start was made; 0: its first run.
+        why_gone: returns why the job runs no more; '' while it does, or while the scheduler doesn't answer.
         emit: called from the first thread.
-        standing: returns why the ranks stand still; '': they don't.
+        why_halted: returns why the ranks stand still; '': they don't.
     """
 
     def __init__(
@@ -181,17 +181,17 @@ class JobFollower:
         plan: LaunchPlan,
         folder: JobFolder,
         restart: int,
-        gone: Callable[[], str],
+        why_gone: Callable[[], str],
         emit: Callable[[Event], None],
-        standing: Callable[[], str] = lambda: "",
+        why_halted: Callable[[], str] = lambda: "",
     ) -> None:
-        self._plan, self._folder, self._restart, self._gone, self._emit = plan, folder, restart, gone, emit
-        self._standing, self._reported = standing, ""
+        self._plan, self._folder, self._restart, self._why_gone, self._emit = plan, folder, restart, why_gone, emit
+        self._why_halted, self._reported = why_halted, ""
         self._closing = threading.Event()
         self._tails = {node.node_rank: Tail(f"{node.state_dir}/log") for node in plan.nodes}
         self._beats: dict[int, float] = {}  # node rank → the node's time of the newest one
         self._looks = {node.node_rank: len(folder.looks(node.node_rank, plan.run_id)) for node in plan.nodes}
-        self._whys = ("", "")  # the two newest answers of ``gone``
+        self._whys = ("", "")  # the two newest answers of ``why_gone``
         threads.start(self._follow, name="follow the job", on_error=self._failed)
         threads.start(self._ask, name="ask the scheduler", on_error=self._failed)
 
@@ -224,7 +224,7 @@ class JobFollower:
                     with contextlib.suppress(OSError):
                         os.utime(f"{node.state_dir}/lease")
                     self._beat(node)
-            before, self._reported = self._reported, self._standing()
+            before, self._reported = self._reported, self._why_halted()
             if self._reported and self._reported != before:
                 self._emit(log_line(self._plan.nodes[0].host, f"- | paceline: WARNING: {self._reported}"))
             if all(whys):  # by the second answer the nodes' last reports have arrived
@@ -236,7 +236,7 @@ class JobFollower:
     def _ask(self) -> None:
         """Poll the scheduler until all nodes have ended."""
         while not self._closing.wait(_ASK_S):
-            self._whys = (self._whys[1], self._gone())
+            self._whys = (self._whys[1], self._why_gone())
 
     def _look(self, node: NodePlan) -> bool:
         """Emit what a node has written since the last read. True: its part has ended."""

@@ -232,7 +232,7 @@ def state_of(
         is_over=over,
         is_idle=has_ended or not any(pod.phase == "Running" for pod in now),
         is_settled=bool(outcome.text) or not is_lost,
-        gone=f"was taken away: {job.title} was deleted" if is_deleted else gone,
+        why_gone=f"was taken away: {job.title} was deleted" if is_deleted else gone,
         remains=f"{left} goes on; {api.kubectl} delete pods --force -l {JOB}={job.id}" if left else "",
         outcome=outcome,
         error=_ended_early(job, value, now, judged, api) if over and not job.is_started else None,
@@ -243,7 +243,7 @@ def state_of(
 
 def _labels(job: GrantedJob) -> dict[str, str]:
     """Return a pod's name → its node's name in this run, once all have reported."""
-    facts = job.folder.facts(job.life, job.nnodes)
+    facts = job.folder.facts(job.restart, job.nnodes)
     return {fact["host"]: f"pod{number}" for number, fact in enumerate(facts) if len(facts) == job.nnodes}
 
 

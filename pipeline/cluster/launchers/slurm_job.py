@@ -272,16 +272,16 @@ def stuck(job: ShownJob) -> bool:
     return any(job.reason.startswith(reason) for reason in WAITS)
 
 
-def why_it_ended(life: int, now: ShownJob, output: Sequence[str]) -> Outcome:
+def why_it_ended(restart: int, now: ShownJob, output: Sequence[str]) -> Outcome:
     """Return what Slurm did to a job in which a start ended badly.
 
     Args:
-        life: the job's life in which that start ran.
+        restart: the restart of the job in which that start ran.
         output: the last lines of the job's output.
     """
     errors = "".join(f"\n  {line}" for line in complaints(output))
     name = f"job {now.id}"
-    if taken := _taken_off(life, now, errors):
+    if taken := _taken_off(restart, now, errors):
         return taken
     if now.state == "OUT_OF_MEMORY" or "oom" in errors.lower():
         return Outcome(
@@ -304,10 +304,10 @@ def why_it_ended(life: int, now: ShownJob, output: Sequence[str]) -> Outcome:
     return Outcome(text=errors.strip())
 
 
-def _taken_off(life: int, now: ShownJob, errors: str) -> Outcome | None:
+def _taken_off(restart: int, now: ShownJob, errors: str) -> Outcome | None:
     """Return that Slurm took the job's nodes away, so that the run continues on others; None: it didn't."""
     name, goes_on = f"job {now.id}", "the run will start again there"
-    if now.restarts > life or (now.preempted and not now.ended) or now.state in ("PENDING", "REQUEUED"):
+    if now.restarts > restart or (now.preempted and not now.ended) or now.state in ("PENDING", "REQUEUED"):
         why = "preempted" if now.preempted or "preempt" in errors.lower() else "taken off its nodes"
         return Outcome(text=f"{name} was {why} by Slurm and waits in the queue again; {goes_on}", again=True)
     if now.state == "PREEMPTED":
@@ -347,23 +347,23 @@ def state_of(job: GrantedJob, now: ShownJob, place: str, before: JobState | None
     is_stuck = now.state == "PENDING" and stuck(now) and time.monotonic() - since >= _LASTS_S
     advice = f"scontrol resume {now.id} lets it go on"
     suspended = f"{job.title} is suspended by Slurm, and the run waits for it; {advice}"
-    has_nodes = now.state in ("RUNNING", "SUSPENDED") and now.restarts == job.life
+    has_nodes = now.state in ("RUNNING", "SUSPENDED") and now.restarts == job.restart
     output = job.folder.output(job.printed_bytes)
     taken = [f"was taken away: {job.title} is {now.state or 'over'}", *complaints(output)]
     return SlurmState(
         words=words,
         phase=now.state,
         warning=f"{job.title} can't start as things are: {waiting(now, '')}" if is_stuck else "",
-        life=now.restarts,
+        restart=now.restarts,
         is_running=now.state == "RUNNING",
         is_leaving=now.state == "RUNNING" and now.preempted,
         is_over=now.ended,
-        is_idle=now.restarts > job.life or now.state not in ("RUNNING", "COMPLETING"),
+        is_idle=now.restarts > job.restart or now.state not in ("RUNNING", "COMPLETING"),
         is_settled=now.state != "COMPLETING",
-        standing=suspended if now.state == "SUSPENDED" else "",
-        gone="" if has_nodes else "; ".join(taken),
+        why_halted=suspended if now.state == "SUSPENDED" else "",
+        why_gone="" if has_nodes else "; ".join(taken),
         remains="" if now.ended else f"it is {now.state}; {job.end_command}",
-        outcome=why_it_ended(job.life, now, output),
+        outcome=why_it_ended(job.restart, now, output),
         error=_ended_early(job, now, output) if now.ended and not job.is_started else None,
         reason=now.reason,
         reason_since=since,

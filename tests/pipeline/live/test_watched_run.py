@@ -18,10 +18,10 @@ from pipeline.core.specs import LaunchPlan, LogLine
 from pipeline.live.pictures import FolderNews
 from pipeline.live.run_state import Saved
 from pipeline.live.watching import AttemptFiles, follow_run, is_under_way
-from pipeline.runs import status
+from pipeline.runs import ranks
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import RunLock
-from pipeline.runs.status import RankRow
+from pipeline.runs.ranks import RankRow
 from tests.pipeline.comparing_folders import trained
 from tests.pipeline.conftest import Printed
 from tests.pipeline.live.test_run_state import plan
@@ -50,7 +50,7 @@ def laid_out(tmp_path: Path) -> RunFolder:
     (folder.path / "plan.json").write_text(json.dumps(asdict(plan("node0", "node1"))))
     (attempt / "node0.log").write_text("0 | epoch 1/20\n- | torchrun's own\n0 | half a li")
     row = RankRow(rank=0, host="node0", step=7, phase=2, for_s=0.5, own_s=1.0)
-    status.write_rank_rows(attempt, [row], (), {"node0": USAGE, "node1": USAGE})
+    ranks.write(attempt, [row], (), {"node0": USAGE, "node1": USAGE})
     return folder
 
 

@@ -16,7 +16,7 @@ from trainers.script.metrics_file import MetricsFile, Row
 from trainers.script.recorder import Recorder
 from trainers.script.settings import ScriptConfig
 from trainers.script.sources import CsvTables, EventFiles, FilesBelow, JsonLines, Logged, PatternLines
-from trainers.script.tensorboard import EventFile
+from trainers.script.tensorboard import EventFile, Scalar
 
 
 def _told(rows: Iterable[Row]) -> list[tuple[int, int | None, dict[str, float]]]:
@@ -68,6 +68,18 @@ def test_event_files_of_further_folders_carry_their_names(tmp_path: Path) -> Non
     names = [name for row in _looked(source, last=False) for name in row.metrics if name.endswith("acc")]
     assert names == ["acc", "val/acc", "val/deep/acc"]
     assert list(_looked(source, last=True)) == []
+
+
+def test_of_lightnings_scalars_the_epoch_is_no_metric_and_its_placeholder_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "events.out.tfevents.0").write_bytes(b"")
+    scalars = [Scalar(1.0, 0, "hp_metric", -1.0), Scalar(2.0, 9, "epoch", 3.0), Scalar(2.0, 9, "val_acc", 0.5)]
+    monkeypatch.setattr(EventFile, "scalars", lambda _: iter([*scalars, Scalar(3.0, 9, "hp_metric", 0.5)]))
+    assert _told(_looked(EventFiles(FilesBelow(tmp_path, earlier={})), last=False)) == [
+        (9, 3, {"val_acc": 0.5}),
+        (9, None, {"hp_metric": 0.5}),
+    ]
 
 
 def test_a_folder_called_like_event_files_and_a_file_that_goes_end_nothing(tmp_path: Path) -> None:

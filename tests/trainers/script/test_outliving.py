@@ -52,6 +52,8 @@ def test_a_child_that_still_writes_an_output_is_waited_for(run: ScriptRun) -> No
     assert "was ended" not in said
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize("child", [SLEEPS, STOPPED])
 def test_a_child_that_does_nothing_is_ended_and_named(run: ScriptRun, child: str) -> None:
     said = run.start(env=starts(run, child))

@@ -89,6 +89,8 @@ def test_a_script_that_saves_checkpoints_and_reads_none_starts_its_rows_anew(run
     assert [step for step, _ in run.rows()] == rows_before(run) == [1, 2, 3]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize("how", KEPT)
 def test_what_was_logged_in_the_last_moment_before_a_kill_of_all_is_set_aside_too(run: ScriptRun, how: str) -> None:
     """What starts the script is killed with it, before it has recorded a row."""
@@ -97,6 +99,8 @@ def test_what_was_logged_in_the_last_moment_before_a_kill_of_all_is_set_aside_to
     assert run.rows() == [(step, {"loss": step}) for step in range(1, 11)]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize("how", KEPT)
 def test_what_was_logged_in_the_last_moment_stays_up_to_the_checkpoint(run: ScriptRun, how: str) -> None:
     killed_at_6(run, how, "{checkpoints}/state.txt", killed="os.getppid()")

@@ -273,6 +273,8 @@ def test_ranks_that_never_had_a_process_group_are_warned_of(run: ScriptRun, has_
     assert (warning in said) == (not has_group)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_what_a_script_logs_to_mlflow_itself_is_recorded_and_leaves_nothing_in_its_folder(run: ScriptRun) -> None:
     script = """
         import os, mlflow

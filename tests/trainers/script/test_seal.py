@@ -95,6 +95,8 @@ def test_what_is_keyed_written_by_the_run_or_elsewhere_is_no_finding(run: Script
     assert run.read("summary.json")["unkeyed"] == {}
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_script_that_logs_to_mlflow_by_itself_has_a_complete_key(run: ScriptRun, tmp_path: Path) -> None:
     """MLflow looks for .git, a file in a worktree, in all folders above, and reads its telemetry.json in the home."""

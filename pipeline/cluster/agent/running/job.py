@@ -103,7 +103,7 @@ class JobNode:
         return {**facts, "host": self.name, "identity": self.identity, "address": address}
 
     def next_order(self) -> tuple[int, Json] | None:
-        """Return the first new order for this life of the job, and the number of orders then taken; None: no more."""
+        """Return the first new order for this restart of the job, and how many were taken then; None: no more."""
         try:
             with open(os.path.join(self.folder, "orders"), encoding="utf-8") as file:
                 lines = file.read().split("\n")[:-1]

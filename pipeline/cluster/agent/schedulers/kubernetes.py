@@ -19,7 +19,7 @@ REQUEUES = False
 
 
 def who() -> tuple[str, int, int]:
-    """Return this pod's name, its number among the job's nodes, and its life, which is always the first."""
+    """Return this pod's name, its number among the job's nodes, and its restart, which is always 0."""
     name = os.environ[variables.POD_NAME]
     number = next((os.environ[variable] for variable in NUMBERS if os.environ.get(variable, "").isdigit()), None)
     if number is None:
