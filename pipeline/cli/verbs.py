@@ -420,16 +420,6 @@ _VERBS: Mapping[str, Verb] = {
         summary="trace a few training steps of rank 0 with torch's profiler",
         options={"steps": Option("N", "how many (5)")},
         examples=("profile experiment=quickstart --steps 3",)),
-    "mesh": Verb(module="hosts", overrides="place",
-        summary="set up ssh without a password between all hosts of the cluster",
-        details="You need ssh access to each host. Creates an ed25519 key where a host has none, copies public keys "
-        "and host keys to all hosts, each once, and tries every pair. Asks for no password; host-key checking stays "
-        "on.",
-        options={
-            "check": Option("1", "only try every pair; change nothing"),
-            "undo": Option("1", "remove exactly what it added"),
-        },
-        examples=("mesh cluster=two_node", "mesh cluster=pssh cluster.hostfile=hosts.txt --check")),
     "sync": Verb(module="hosts", overrides="place", bare="[PATH …]",
         summary="copy environment, data and files to all hosts before a run",
         details="With the overrides of a training it copies what that needs. With cluster.environment_from=lock it "

@@ -1,4 +1,4 @@
-"""`doit sync` and `mesh` prepare hosts, `lab` simulates some, `stop` ends a run, `queue` says who computes on them."""
+"""`doit sync` prepares hosts, `lab` simulates some, `stop` ends a run, `queue` says who computes on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.cluster import launchers
-from pipeline.cluster import mesh as meshes
 from pipeline.cluster import sync as syncing
 from pipeline.cluster.agent.running.claims import clock
 from pipeline.cluster.attempt import stop_run
@@ -140,34 +139,6 @@ def _demand_equal(copies: Sequence[TreeState], lacking: Sequence[str], *, checke
         raise HostError(what, hint="the same command without --check brings it")
     what = f"{', '.join(hosts)}: what was brought isn't what is here any more"
     raise HostError(what, hint="the same command, while nothing changes these files here or there")
-
-
-def mesh() -> None:
-    """Set up, check or undo ssh without passwords among the hosts. Raises UsageError, HostError."""
-    options = session().invocation.options
-    check, undo = is_on(options, "check"), is_on(options, "undo")
-    if check and undo:
-        raise UsageError("--check and --undo exclude each other; give one of them")
-    cluster = session().config.cluster
-    if undo:
-        with waiting(note, "taking back what doit mesh added"):
-            undone = meshes.undo(cluster)
-        for one in undone:
-            key = ", and the key pair that was made there" if one.key_removed else ""
-            say(f"{one.host}: removed {counted(one.keys, 'public key')} and {counted(one.hosts, 'host key')}{key}")
-        return
-    with waiting(note, "trying ssh among the hosts"):
-        made = meshes.check(cluster) if check else meshes.connect(cluster)
-    say(meshes.table(made))
-    for member in made.members:
-        for warning in member.warnings:
-            note(f"warning: {member.host}: {warning}")
-        for name in member.conflicts:
-            note(f"warning: {member.host}: its known_hosts has another key for {name}, which was left as it is")
-    for text in meshes.unreached_by_name(made):
-        note(f"warning: {text}")
-    meshes.refuse_failures(made, checked_only=check)
-    say(f"{counted(len(made.members), 'host')}, {counted(made.pairs, 'connection')} without a password: all work")
 
 
 def stop() -> None:

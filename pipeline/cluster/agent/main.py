@@ -39,10 +39,6 @@ COMMANDS = {
     "make_environment": "host.environments",
     "compare_trees": "host.trees",
     "make_places": "host.trees",
-    "mesh_offer": "host.mesh",
-    "mesh_accept": "host.mesh",
-    "mesh_try": "host.mesh",
-    "mesh_undo": "host.mesh",
 }
 """Command → the module with the function of that name: what a command doesn't use isn't sent for it."""
 
