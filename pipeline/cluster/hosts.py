@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from pipeline.cluster import launchers, preflight
 from pipeline.cluster.launchers.base import AttemptSpec, PackSource
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
-from pipeline.cluster.networks import tls_warnings
 from pipeline.core import places
 from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
 from pipeline.keys import rank_environment
@@ -107,7 +106,6 @@ class Hosts:
         lines = [
             *filter(None, [self._network_note]),
             *rank_environment.left_behind(seen, whose=shell),
-            *tls_warnings(self.cluster, facts),
             *preflight.warnings(self.checks()),
         ]
         new = [line for line in lines if line not in self._reported]

@@ -1,21 +1,17 @@
-"""The network of the ranks: addresses and interfaces, whether all hosts reach each other, gloo's TLS. Pure.
-
-Only gloo can encrypt. Gradients over NCCL and the addresses in torch's store stay in the clear.
-"""
+"""The network of the ranks: addresses and interfaces, and whether all hosts reach each other. Pure."""
 
 from __future__ import annotations
 
 import re
 import shlex
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pipeline.cluster.agent.host.reach import LOST, UNRESOLVED
-from pipeline.core.errors import HostError, UsageError
-from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.core.errors import HostError
+from pipeline.core.specs import Host, NodeFacts
 
 
 def address_and_interface(host: Host, ssh_address: str, interfaces: Mapping[str, str]) -> tuple[str, str | None]:
@@ -259,67 +255,3 @@ def _fix_network(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
     entries = ", ".join(f"{{name: {fact.host}, address: ADDRESS}}" for fact in facts[:2])
     rest = ", …" if len(facts) > 2 else ""
     return f"{firewall}; or name addresses of another network: cluster.hosts='[{entries}{rest}]'"
-
-
-_TLS_WARNING_DAYS = 90
-_DAY_S = 86400.0
-_TLS_VARIABLES = {
-    "tls_certificate": "GLOO_DEVICE_TRANSPORT_TCP_TLS_CERT",
-    "tls_key": "GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY",
-    "tls_ca": "GLOO_DEVICE_TRANSPORT_TCP_TLS_CA_FILE",
-}
-
-
-def tls_files(cluster: Cluster) -> dict[str, str]:
-    """Return setting → path on the hosts; empty: nothing is encrypted."""
-    paths = {name: getattr(cluster, name) for name in _TLS_VARIABLES}
-    return {name: path for name, path in paths.items() if path is not None}
-
-
-def tls_variables(cluster: Cluster, home: str) -> dict[str, str]:
-    """Return the variables that make gloo encrypt on a host with this home folder; empty: nothing is encrypted."""
-    files = tls_files(cluster)
-    if not files:
-        return {}
-    paths = {_TLS_VARIABLES[name]: f"{home}{path[1:]}" if path[:2] == "~/" else path for name, path in files.items()}
-    return {"GLOO_DEVICE_TRANSPORT": "TCP_TLS", **paths}
-
-
-def refuse_tls_over_nccl(cluster: Cluster, backend: str) -> None:
-    """Raise UsageError if TLS is configured but NCCL would send the gradients in the clear."""
-    if tls_files(cluster) and (backend == "nccl" or (backend == "auto" and cluster.device == "cuda")):
-        raise UsageError(
-            f"cluster.tls_certificate={cluster.tls_certificate}, but strategy.backend={backend} on GPUs is NCCL, which "
-            "doesn't encrypt",
-            hint="strategy.backend=gloo, or a network of the hosts' own and cluster.tls_certificate=null",
-        )
-
-
-def tls_problems(cluster: Cluster, fact: NodeFacts) -> list[str]:
-    """Report the certificates and keys that a host can't use."""
-    certificates: Mapping[str, Mapping[str, Any]] = fact.extra.get("certificates", {})
-    faults = []
-    for name, path in tls_files(cluster).items():
-        seen = certificates.get(name, {})
-        if "error" in seen:
-            faults.append(f"cluster.{name}={path}: {seen['error']}")
-        elif seen.get("until", fact.unix_time) < fact.unix_time:
-            faults.append(f"cluster.{name}={path} expired on {_day(seen['until'])}; put a new one there")
-    return faults
-
-
-def tls_warnings(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[str]:
-    """Return a line for each certificate that expires soon."""
-    lines = []
-    for fact in facts:
-        for name, path in tls_files(cluster).items():
-            until = fact.extra.get("certificates", {}).get(name, {}).get("until")
-            days = None if until is None else (until - fact.unix_time) / _DAY_S
-            if days is not None and 0 <= days < _TLS_WARNING_DAYS:
-                end = f"expires in {int(days)} days, on {_day(until)}"
-                lines.append(f"WARNING: {fact.host}: cluster.{name}={path} {end}; put a new one there before")
-    return lines
-
-
-def _day(unix_time: float) -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime(unix_time))

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from pipeline.cluster import networks
 from pipeline.cluster.launchers import containers
 from pipeline.cluster.launchers.base import AttemptSpec, Place, place
-from pipeline.cluster.networks import tls_variables
 from pipeline.cluster.validation import visible_gpus
 from pipeline.core.errors import UsageError
 from pipeline.core.program import TORCHRUN_FILE
@@ -117,8 +116,7 @@ class _Node(NamedTuple):
         """Return the variables that choose the ranks' network: the loopback on a single node."""
         if self.start.cluster.nnodes == 1:
             return networks.loopback(self.fact)
-        chosen = networks.variables(self.host, self.fact, self.nccl_devices, self.place.state_dir)
-        return {**chosen, **tls_variables(self.start.cluster, self.fact.home)}
+        return networks.variables(self.host, self.fact, self.nccl_devices, self.place.state_dir)
 
     def _rank_variables(self) -> dict[str, str]:
         """Return the variables that replace torchrun's RANK in trainers.distributed if torchrun knows only its node."""

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from pipeline.cluster import networks
-from pipeline.cluster.networks import refuse_tls_over_nccl, tls_problems
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from pipeline.core.tables import counted
@@ -19,12 +18,10 @@ def validate_hosts(cluster: Cluster, facts: Sequence[NodeFacts], *, backend: str
 
     Raises HostError: one text that lists every such host, the value seen and the fix.
     """
-    refuse_tls_over_nccl(cluster, backend)
     problems = [*_same_node(facts), *_loopback(facts)]
     for host, fact in zip(cluster.hosts, facts, strict=True):
         unfit = [
             *networks.interface_problems(host, fact, is_alone=cluster.nnodes == 1),
-            *tls_problems(cluster, fact),
             *_unfit(host, fact, backend, cluster.device),
         ]
         problems += [f"  {host.label}: {what}" for what in unfit]

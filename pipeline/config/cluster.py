@@ -76,7 +76,6 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
         min_nodes=raw["min_nodes"],
         warm=raw.get("warm", Cluster.warm),  # absent in the record of an older run
         when_busy=_one_of("when_busy", raw["when_busy"], POLICIES),
-        **_tls(raw),
         **_checkpoints(raw),
         settings=typed(settings, without_secrets({"cluster": raw})["cluster"]),
     )
@@ -170,18 +169,6 @@ def _check_numbers(raw: Mapping[str, Any]) -> None:
     ):
         if not least <= raw.get(name, least) < math.inf:
             raise UsageError(f"cluster.{name}={raw[name]:g} must be a finite number from {least:g}")
-
-
-def _tls(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the three TLS files, which are set together and have equal paths on all hosts. Raises UsageError."""
-    files = {name: raw.get(name) for name in ("tls_certificate", "tls_key", "tls_ca")}
-    absent = [f"cluster.{name}" for name, path in files.items() if path is None]
-    if 0 < len(absent) < len(files):
-        raise UsageError(f"cluster.tls_certificate, tls_key and tls_ca belong together; {' and '.join(absent)} is null")
-    for name, path in files.items():
-        if path is not None:
-            _refuse_relative(path, f"cluster.{name}={path}")
-    return files
 
 
 def _checkpoints(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,7 +70,6 @@ class Cluster:
       ``asks_environment``: the hosts are asked for them before the key is made.
     - ``container``: image of the ranks' container (None: none), ``container_mounts``: what it sees of the hosts.
     - ``device``: cpu, cuda, or auto. auto means CPU and refuses hosts with GPUs, which the key couldn't record.
-    - ``tls_certificate``, ``tls_key``, ``tls_ca``: files on the hosts for gloo's encryption (None: unencrypted).
     - ``settings``: the whole section as the launcher's settings class.
     - ``spares``: replace lost hosts; without spares, ``min_nodes`` of the others suffice (0: they don't).
     - ``warm``: ranks are forks of a process that has imported torch.
@@ -95,9 +94,6 @@ class Cluster:
     container: str | None = None
     container_mounts: tuple[str, ...] = ()
     device: str = "auto"
-    tls_certificate: str | None = None
-    tls_key: str | None = None
-    tls_ca: str | None = None
     settings: Any = None
     spares: tuple[Host, ...] = ()
     min_nodes: int = 0

@@ -15,7 +15,6 @@ from pipeline.cluster import preflight
 from pipeline.cluster.agent.host import probe as agent
 from pipeline.cluster.earlier import leftovers, why_kept
 from pipeline.cluster.launchers.transport.answers import node_facts
-from pipeline.cluster.networks import tls_warnings
 from pipeline.cluster.preflight import occupation
 from pipeline.core.errors import HostError
 from pipeline.core.specs import NodeFacts
@@ -47,7 +46,6 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     agent.probe(request, lambda **fields: told.update(fields))
     whole: dict[str, Any] = json.loads(json.dumps(told))
     whole["extra"]["left"] = [LEFT]
-    whole["extra"]["certificates"] = {"cluster.rendezvous_cert": {"until": 1.0}}
     whole["extra"]["system"].update(claims=[CLAIM], infiniband=[PORT], gpus={"list": "0, x"})
     return whole
 
@@ -98,7 +96,6 @@ def test_a_wrong_type_in_any_place_is_an_error_that_names_host_and_field_or_harm
             hosts = cluster(2, device="cuda")  # what has passed is taken by all who read it
             preflight.judge(hosts, facts)
             occupation.occupied(hosts, facts, "")
-            tls_warnings(hosts, facts)
             provenance.environment(facts[0])
             [why_kept(left, tmp_path) for left in leftovers(facts)]
     assert refused > 500

@@ -1,11 +1,8 @@
-from contextlib import suppress
-
 import pytest
 import torch
-import torch.distributed as dist
 
 from trainers.core.errors import TrainerError
-from trainers.distributed.connecting import choose_device, refuse_missing_tls, usable_gpus
+from trainers.distributed.connecting import choose_device, usable_gpus
 from trainers.distributed.ranks import Ranks, read_ranks
 
 
@@ -40,16 +37,6 @@ def test_more_ranks_than_gpus_are_refused_for_nccl() -> None:
 def test_nccl_without_gpus_is_refused() -> None:
     with pytest.raises(TrainerError, match="backend=nccl, but host node0 has no GPU"):
         choose_device("nccl", Ranks(), gpus=0, host="node0")
-
-
-def test_encryption_is_refused_where_torch_was_built_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_missing_tls("node0")
-    monkeypatch.setenv("GLOO_DEVICE_TRANSPORT", "TCP_TLS")
-    with suppress(RuntimeError):
-        dist.ProcessGroupGloo.create_default_device()
-        pytest.skip("this torch was built with it")
-    with pytest.raises(TrainerError, match=r"torch .* on host node0 was built without gloo's TLS: build torch"):
-        refuse_missing_tls("node0")
 
 
 def test_mpi_is_refused_where_torch_has_none() -> None:

@@ -78,26 +78,6 @@ def usable_gpus(kind: str | None, host: str) -> int:
     return gpus
 
 
-def refuse_missing_tls(host: str) -> None:
-    """Raise TrainerError if gloo should encrypt and torch was built without TLS, as its wheels are."""
-    if os.environ.get("GLOO_DEVICE_TRANSPORT") != "TCP_TLS":
-        return
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
-    try:
-        if interface:
-            dist.ProcessGroupGloo.create_device(interface=interface)
-        else:
-            dist.ProcessGroupGloo.create_default_device()
-    except RuntimeError as error:
-        if "unsupported gloo device" not in str(error):
-            return  # init_process_group reports any other error
-        raise TrainerError(
-            f"cluster.tls_certificate is set, but torch {torch.__version__} on host {host} was built without gloo's "
-            "TLS: build torch there with USE_GLOO_WITH_OPENSSL=1, or take cluster.tls_certificate=null, tls_key=null "
-            "and tls_ca=null, and a network that only the hosts share"
-        ) from error
-
-
 def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> Store:
     shared_file = os.environ.get(variables.RENDEZVOUS_FILE)
     store: Store
@@ -116,7 +96,6 @@ def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> Store:
     if backend == "mpi":
         _join_mpi(ranks)
         return store
-    refuse_missing_tls(host)
     nccl.record_flights()
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,

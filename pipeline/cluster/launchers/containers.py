@@ -60,9 +60,9 @@ def of_node(cluster: Cluster, fact: NodeFacts) -> dict[str, Any] | None:
 
 def seen(cluster: Cluster) -> list[str]:
     """Return the folders and files of the hosts that the ranks see besides those of their run."""
-    files = [cluster.rendezvous_dir, cluster.tls_certificate, cluster.tls_key, cluster.tls_ca]
+    rendezvous = [cluster.rendezvous_dir] if cluster.rendezvous_dir else []
     folders = [path for path in cluster.python_path if path.startswith("/")]
-    return list(dict.fromkeys([*cluster.container_mounts, *folders, *(path for path in files if path)]))
+    return list(dict.fromkeys([*cluster.container_mounts, *folders, *rendezvous]))
 
 
 def digest_here(cluster: Cluster) -> str | None:

@@ -80,9 +80,6 @@ class ClusterConfig:
         nproc_per_node: ranks of each host that names no number itself; auto (local alone): its GPUs, or 2 CPU ranks.
         ssh_config: an ssh_config file besides your own ~/.ssh/config.
         interface: network interface for the ranks, on every host; null: InfiniBand if all have it, else that of ssh.
-        tls_certificate: PEM file on the hosts; with tls_key and tls_ca: gloo encrypts what ranks send each other.
-        tls_key: PEM file on the hosts with the certificate's private key.
-        tls_ca: PEM file on the hosts with the authority that signed all hosts' certificates.
         python: interpreter on the hosts; null: the controller's where it exists, else python3.
         workdir: scratch folder on the hosts; null: ~/.cache/paceline.
         env: variables of the ranks; they count in the key.
@@ -124,9 +121,6 @@ class ClusterConfig:
     nproc_per_node: Any = "auto"  # OmegaConf 2.3 fails on int | str
     ssh_config: str | None = None
     interface: str | None = None
-    tls_certificate: str | None = None
-    tls_key: str | None = None
-    tls_ca: str | None = None
     python: str | None = None
     workdir: str | None = None
     env: dict[str, str] = field(default_factory=dict)

@@ -193,29 +193,3 @@ def shared(request: Json) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
     say(there=os.path.exists(path), folder=os.path.isdir(folder))
-
-
-def certificates(files: dict[str, str]) -> Json:
-    """Check the files of encryption between ranks: setting → ``error``, or the certificate's end (``until``, unix s).
-
-    ``files``: setting → path; a key has no end.
-    """
-    return {name: look_at_file(os.path.expanduser(path), is_key=name.endswith("_key")) for name, path in files.items()}
-
-
-def look_at_file(path: str, *, is_key: bool) -> Json:
-    import ssl  # OpenSSL, for certificates alone
-
-    try:
-        with open(path, encoding="ascii") as file:
-            text = file.read()
-        if is_key:
-            return {} if "PRIVATE KEY-----" in text else {"error": "holds no private key in PEM form"}
-        decoded = ssl._ssl._test_decode_cert(path)  # type: ignore[attr-defined]  # the one reader that Python has
-        return {"until": ssl.cert_time_to_seconds(decoded["notAfter"])}
-    except ssl.SSLError:
-        return {"error": "holds no certificate in PEM form"}
-    except OSError as error:
-        return {"error": error.strerror or str(error)}
-    except (UnicodeDecodeError, KeyError, ValueError) as error:
-        return {"error": f"can't be read: {error}"}

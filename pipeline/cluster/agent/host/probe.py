@@ -18,7 +18,7 @@ from ..running.processes import LINUX
 from ..running.staging import free_bytes, holds_pack
 from ..running.warm import warm_up
 from ..wire import Json, say
-from .checks import certificates, facts, text
+from .checks import facts, text
 from .processors import count_cpus, count_gpus, hardware
 from .software import software
 
@@ -77,13 +77,12 @@ def cores_of(ranges: str) -> set[int]:
 
 
 def login(request: Json) -> Json:
-    """Return the machine behind this login, its TLS files, and its variables.
+    """Return the machine behind this login, and its variables.
 
     ``env``: variables that decide where ranks run. ``left_behind``: relevant variables that don't reach the ranks.
     """
     return {
         "machine": machine(),
-        "certificates": certificates(request.get("certificates", {})),
         "env": from_environment(request.get("env_names", [])),
         "left_behind": from_environment(request.get("env_families", []), but=request.get("env_passed", [])),
     }

@@ -14,7 +14,6 @@ from typing import Any
 from pipeline.cluster.launchers import containers
 from pipeline.cluster.launchers.base import PackSource, workdir_of
 from pipeline.cluster.launchers.settings import SHARE, busy_policy, capabilities
-from pipeline.cluster.networks import tls_files
 from pipeline.core.redact import hidden_by, rules
 from pipeline.core.specs import Cluster, Host, LaunchPlan
 from pipeline.keys import rank_environment
@@ -42,7 +41,6 @@ def probe(
         "python_path": cluster.python_path,
         "pack_digest": pack.digest if pack else "",
         "pack_places": [str(pack.path)] if pack else [],
-        "certificates": tls_files(cluster),
         "gpu_s": gpu_s if cluster.device == "cuda" else 0.0,
         "container": containers.wanted(cluster),
     }

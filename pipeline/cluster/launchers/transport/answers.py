@@ -233,7 +233,6 @@ _ANSWER = {
         "machine": Maybe(TEXT),
         "torch_cuda": Maybe(TEXT),
         **dict.fromkeys(("env", "left_behind", "packages", "modules"), _TEXTS),
-        "certificates": {"*": {"until": Maybe(NUMBER), "error": Maybe(TEXT)}},
         "container": Maybe({**dict.fromkeys(("engine", "image", "digest"), TEXT), "gpus": SWITCH}),
         "hardware": _HARDWARE,
         "left": [_LEFT],
