@@ -217,19 +217,13 @@ _VERBS: Mapping[str, Verb] = {
     "report": Verb(module="compare", overrides="filter", answers=True, bare="[KEY|SWEEP …]",
         summary="results of a sweep or of runs, as a table and a self-contained page",
         details="Default: the newest sweep, grouped over seeds. KEY and overrides choose runs as in doit compare. The "
-        "page is written to runs/reports, together with a certificate (doit verify).",
+        "page is written to runs/reports.",
         options={
             "sweep": Option("NAME", "a sweep, as a bare argument too; default: the newest"),
             "format": Option("html|markdown|json", "the page, or the same as Markdown or JSON"),
             "file": FILE,
         },
         examples=("report", "report 5bb24236b1de --json", "report 495e1d", "report model=resnet18 --output nets.html")),
-    "verify": Verb(module="reproduce", overrides="place", answers=True, bare="KEY|FILE …",
-        summary="check a certificate, and whether its run still matches it",
-        details="KEY stands for the certificate that doit report KEY wrote. A certificate contains its own digest: it "
-        "proves integrity, not authorship. If the run's folder is present, its files, code and data are hashed too. "
-        "Exit code 1: altered; 3: not a certificate.",
-        examples=("verify 495e1d", "verify runs/reports/495e1d67c76d.certificate.json")),
     "compare": Verb(module="compare", overrides="filter", answers=True, bare="[KEY|SWEEP …]",
         summary="what differs between runs, compared with the spread over seeds",
         details="KEY is a run's key or its first digits; overrides filter as in doit runs, experiment=NAME too. Runs "

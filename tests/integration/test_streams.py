@@ -82,7 +82,7 @@ def test_an_error_goes_to_stderr_alone(verb: str, tmp_path: Path) -> None:
 
 def test_what_a_verb_finds_out_too_late_is_an_error_on_stderr(project: Project) -> None:
     """One that doit's reporter tells, not the check of the words."""
-    done = preloaded.doit("verify", str(project.folder / "nothing.json"), apart=True)
+    done = preloaded.doit("reproduce", str(project.folder / "nothing.tar.gz"), apart=True)
     assert (done.returncode != 0, done.stdout) == (True, "")
     assert "ERROR: " in done.stderr
 

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import tracking
 from pipeline.cli import answers
-from pipeline.cli.commands import compare, reproduce
+from pipeline.cli.commands import compare
 from pipeline.cli.session import session
 from pipeline.config import compose
 from pipeline.keys import readings
@@ -53,16 +53,9 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.fixture
-def reported(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> Printed:
+def reported(printed: Printed) -> Printed:
     """What `doit report` says."""
-    monkeypatch.setattr("pipeline.comparing.certificate.check_parts", lambda *_: None)  # no project's sources here
     return partial(printed, compare.report)
-
-
-@pytest.fixture
-def verified(printed: Printed) -> Printed:
-    """What `doit verify` says."""
-    return partial(printed, reproduce.verify)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ KEYED = (
     status.status, status.logs, train.attach, hosts.stop, explain.why, reproduce.export, compare.compare,
     reproduce.accept,
 )  # fmt: skip
-OF_ALL = (runs.runs, clean.clean, reproduce.verify)
+OF_ALL = (runs.runs, clean.clean)
 FILES = (
     "accepted.json", "attempts.json", "attempts/1/localhost.exit.json", "attempts/1/ranks.json",
     "attempts/1/start-aa.json", "checkpoints/final.json", "config.json", "evaluation/report.json", "journal.jsonl",

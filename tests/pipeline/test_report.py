@@ -68,7 +68,7 @@ def test_the_page_of_a_sweep_fetches_nothing_and_runs_nothing(tmp_path: Path, re
     a_sweep(tmp_path)
     said = reported(tmp_path)
     assert "4 of 5 trials finished" in said  # the table, as ever
-    assert f"  report       {tmp_path / 'reports' / 'sweep-tuned.html'}\n  certificate  " in said
+    assert f"  report       {tmp_path / 'reports' / 'sweep-tuned.html'}" in said
     text = (tmp_path / "reports" / "sweep-tuned.html").read_text()
     page = Page(text)
     assert FETCHING.isdisjoint(tag for tag, _ in page.elements)
@@ -177,7 +177,7 @@ def test_a_run_has_a_page_of_its_own_that_says_why_it_was_made(tmp_path: Path, r
     base, run = trained(tmp_path), trained(tmp_path, 1)
     verdict = {"reproduced": True, "compared": "weights_sha256"}
     write_json(tmp_path / ".reproduced" / run.key / "verdict.json", verdict)
-    assert f"{run.key}.certificate.json" in reported(tmp_path, run.key[:6])
+    assert f"{run.key}.html" in reported(tmp_path, run.key[:6])
     text = Page((tmp_path / "reports" / f"{run.key}.html").read_text()).text
     assert f"the nearest other finished run is {base.key}; it differs in: seed: 0 → 1" in text
     assert "reproduced: weights_sha256, metrics and steps are equal" in text
@@ -238,8 +238,6 @@ def test_a_trial_without_a_run_folder_is_shown_with_its_state(tmp_path: Path, re
     reported(tmp_path)
     page = Page((tmp_path / "reports" / "sweep-tuned.html").read_text()).text
     assert f"{folders[1].key} optimizer.lr=0.1 seed=1 FAILED no|data" in page
-    said = json.loads((tmp_path / "reports" / "sweep-tuned.certificate.json").read_text())["others"]
-    assert said == {folders[1].key: "FAILED", folders[3].key: "ALTERED"}
 
 
 def test_a_network_is_named_once_without_the_sign_that_nccl_wants() -> None:
@@ -287,12 +285,9 @@ def test_a_pipe_or_a_link_is_not_replaced_and_no_folder_is_made(tmp_path: Path, 
     run = trained(tmp_path)
     os.mkfifo(tmp_path / "pipe.html")
     (tmp_path / "link.html").symlink_to("pipe.html")
-    (tmp_path / f"{run.key}.certificate.json").symlink_to("elsewhere")
     for name, kind in {"pipe": "a pipe", "link": "a symbolic link"}.items():
         with pytest.raises(UsageError, match=rf"file=.*{name}\.html is {kind}, and only a regular file is replaced"):
             reported(tmp_path, run.key, f"file={tmp_path}/{name}.html")
-    with pytest.raises(UsageError, match=r"the certificate: .* is a symbolic link"):
-        reported(tmp_path, run.key, f"file={tmp_path}/a.html")
     with pytest.raises(UsageError, match=r"there is no folder .*/nonexistent\n  try: mkdir -p "):
         reported(tmp_path, run.key, f"file={tmp_path}/nonexistent/a.html")
     assert (tmp_path / "pipe.html").is_fifo()
@@ -304,7 +299,6 @@ def test_a_run_whose_curves_were_edited_is_reported_as_altered(tmp_path: Path, r
     run = trained(tmp_path)
     (run.path / "metrics.jsonl").write_text("")
     assert reported(tmp_path, run.key).startswith("\nALTERED\n")
-    assert not list((tmp_path / "reports").glob("*.certificate.json"))
 
 
 def test_the_steps_that_the_data_came_of_stand_before_it(tmp_path: Path, reported: Printed) -> None:

@@ -18,8 +18,8 @@ from pipeline.cli.commands import trials
 from pipeline.cli.commands.runs import RUNS_DIR, filter_of
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
-from pipeline.cli.session import ROOT, Session, relative, session
-from pipeline.comparing import certificate, curves, pages, reading, tables, terminal_plot
+from pipeline.cli.session import Session, relative, session
+from pipeline.comparing import curves, pages, reading, tables, terminal_plot
 from pipeline.comparing import report as reports
 from pipeline.comparing.charts import FORMATS
 from pipeline.comparing.curves import Band
@@ -222,6 +222,7 @@ def bands_of(
     return metric, drawable[:_MOST], max(0, len(drawable) - _MOST)
 
 
+_FOLDER = "reports"  # below the folder of runs
 _SUFFIXES = {"html": ".html", "markdown": ".md", "json": ".json"}
 
 
@@ -238,7 +239,7 @@ def report() -> None:
             trials.show_chosen()
         if as_json:
             return
-    name, runs, page = _of_sweep(current) if is_of_sweep else _of_runs(current)
+    name, page = _of_sweep(current) if is_of_sweep else _of_runs(current)
     if as_json and "file" not in options:
         answers.answer(pages.as_json(page))
         return
@@ -248,18 +249,13 @@ def report() -> None:
         say(text)
         return
     file = f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}{_SUFFIXES[form]}"
-    target = _output_file(current) or current.config.runs_dir / certificate.FOLDER / file
-    certifies = form == "html" and any(run.state == State.FINISHED for run in runs)
-    certified = _certificate(target, page, runs) if certifies else None
+    target = _output_file(current) or current.config.runs_dir / _FOLDER / file
     _write(target, text)
     say(f"\n{page.summary}\n  report       {relative(target)}" if form == "html" else relative(target))
-    if certified is not None:
-        _write(*certified)
-        say(f"  certificate  {relative(certified[0])}")
 
 
-def _of_sweep(current: Session) -> tuple[str, list[ComparedRun], Report]:
-    """Return a file's name, the runs and the report of a sweep. Raises UsageError: none, or no trial was started."""
+def _of_sweep(current: Session) -> tuple[str, Report]:
+    """Return a file's name and the report of a sweep. Raises UsageError: none, or no trial was started."""
     sweep, folders = of_sweep(current.config.runs_dir, current.invocation.options.get("sweep"))
     about, runs = sweep.begun(), [reading.read(folder) for folder in folders]
     if not runs:
@@ -276,20 +272,20 @@ def _of_sweep(current: Session) -> tuple[str, list[ComparedRun], Report]:
         absent=absent,
         trials=sweep.entries()[0],
     )
-    return f"sweep-{sweep.name}", runs, page
+    return f"sweep-{sweep.name}", page
 
 
-def _of_runs(current: Session) -> tuple[str, list[ComparedRun], Report]:
-    """Return a file's name (equal for equal runs), the named runs and their report. Raises UsageError."""
+def _of_runs(current: Session) -> tuple[str, Report]:
+    """Return a file's name (equal for equal runs) and the report of the named runs. Raises UsageError."""
     runs, runs_dir = chosen(current, current.invocation.paths), current.config.runs_dir
     if len(runs) > 1:
         command = reading.command_line("report", [*current.invocation.paths, *current.invocation.overrides])
         name = f"selection-{sha256_text(' '.join(sorted(run.key for run in runs)))[:12]}"
-        return name, runs, _page(runs, subject=f"{len(runs)} runs", command=command, why=[])
+        return name, _page(runs, subject=f"{len(runs)} runs", command=command, why=[])
     (run,) = runs
     others = {key: parts for key, parts in index.finished_parts(runs_dir).items() if key != run.key}
     why = of_nearest(index.nearest(runs_dir, others, run.parts))
-    return run.key, runs, _page(runs, subject=f"Run {run.key}", command=run.command, why=why)
+    return run.key, _page(runs, subject=f"Run {run.key}", command=run.command, why=why)
 
 
 def _page(runs: Sequence[ComparedRun], **about: Any) -> Report:
@@ -322,19 +318,6 @@ def _written(page: Report, form: str) -> str:
     else:
         text = pages.markdown(page)
     return masking.shown(text)
-
-
-def _certificate(page_file: Path, page: Report, runs: Sequence[ComparedRun]) -> tuple[Path, str]:
-    """Return the certificate's file and text: of one run, or of all finished ones. Raises AlteredError."""
-    if len(runs) == 1 and not page.absent:
-        text, name = certificate.of_run(RunFolder(runs[0].folder), runs[0].verdict, ROOT), runs[0].key
-    else:
-        finished = [RunFolder(run.folder) for run in runs if run.state == State.FINISHED]
-        states = {run.key: run.state for run in runs} | {trial.key: trial.state for trial in page.absent}
-        others = {key: str(state) for key, state in states.items() if state != State.FINISHED}
-        text, name = certificate.of_runs(page.subject, finished, others, ROOT), page_file.stem
-    target = page_file.with_name(f"{name}{certificate.SUFFIX}")
-    return replaceable_path(target, "the certificate") if page_file.parent.is_dir() else target, text
 
 
 # ----------------------------------------------------------------------------------------------- files

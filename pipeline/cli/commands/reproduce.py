@@ -1,13 +1,11 @@
-"""`doit accept`, `verify`, `export`, `reproduce` and `prove`: accept, check and repeat finished runs."""
+"""`doit accept`, `export`, `reproduce` and `prove`: accept, pack and repeat finished runs."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from pipeline.cli import answers, clone
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, relative, session
-from pipeline.comparing import certificate
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError, os_reason
 from pipeline.core.files import expanded, replaceable_path, system_temporary_prefix, write_hint, write_json
@@ -182,83 +179,6 @@ def _record(current: Session, base: RunFolder) -> None:
         recorder = Recorder(base.path, current.config, ROOT)
         if not recorder.replay():
             note(f"WARNING: {recorder.titles()} doesn't know of it yet: {recorder.why()}\n  try: {recorder.hint()}")
-
-
-def verify() -> None:
-    """Check certificates, each one whatever the others say.
-
-    Raises UsageError: a file that is no certificate; PacelineError, which takes precedence: a certificate or its run
-    was altered.
-    """
-    current = session()
-    if not current.invocation.paths:
-        raise UsageError("which run? doit verify takes keys and certificates", hint="doit report KEY writes one")
-    wrong: list[PacelineError] = []
-    for word in current.invocation.paths:
-        try:
-            _verify(current, _certificate_of(current, word))
-        except PacelineError as error:
-            wrong.append(error)
-    if wrong:
-        first, *others = sorted(wrong, key=lambda item: isinstance(item, UsageError))
-        for other in others:
-            note(f"ERROR: {other}")
-        raise first
-
-
-def _certificate_of(current: Session, word: str) -> Path:
-    """Return the file of that name; for a run's key or its beginning, the certificate that doit report has written.
-
-    Raises UsageError: there is neither, or several runs have such keys.
-    """
-    path = Path(os.path.abspath(clone.started_in() / expanded(word, word)))  # noqa: PTH100
-    runs_dir = current.config.runs_dir
-    if path.exists() or path.suffix or "/" in word:
-        return path
-    key = index.find(runs_dir, word).key
-    written = runs_dir / certificate.FOLDER / f"{key}{certificate.SUFFIX}"
-    if not written.exists():
-        raise UsageError(f"run {key} has no certificate: there is no {relative(written)}", hint=f"doit report {key}")
-    return written
-
-
-def _verify(current: Session, path: Path) -> None:
-    (certified, others), runs_dir = certificate.read(path), current.config.runs_dir
-    here = [run for run in certified if (runs_dir / str(run["run"])).is_dir()]
-    shown, alone = relative(path), len(certified) == 1
-    wrong = [
-        line if alone else f"{run['run']}: {line}"
-        for run in here
-        for line in certificate.disagreements(run, RunFolder(runs_dir / str(run["run"])), ROOT)
-    ]
-    if wrong:
-        who = f"run {here[0]['run']} isn't" if alone else "not all of its runs are"
-        lines = "\n".join(f"  {line}" for line in wrong)
-        hint = f"doit status {here[0]['run']}" if alone else "doit status KEY; doit train makes one again"
-        raise PacelineError(f"{shown} is whole, but {who} what it says:\n{lines}", hint=hint)
-    if here:
-        who = f"run {here[0]['run']} is" if alone else f"{len(here)} of its {counted(len(certified), 'run')} are"
-        say(f"{shown}: whole, and {who} what it says: {_checked(here, runs_dir)}")
-    else:
-        who = f"its key follows from its parts. Run {certified[0]['run']} isn't"
-        who = who if alone else f"the keys of its {len(certified)} runs follow from their parts. None of them is"
-        say(f"{shown}: whole; {who} here, so nothing else was checked")
-    if here and (missing := len(certified) - len(here)):
-        say(f"  not here     {counted(missing, 'run')}: only that their keys follow from their parts was checked")
-    if others:
-        states = ", ".join(f"{key} {state}" for key, state in others.items())
-        say(f"  not checked  what it says of those that weren't finished: {states}")
-    standing = [str(run.get("verdict") or "not made again when this was written") for run in certified]
-    counts = [word if alone else f"{standing.count(word)} {word}" for word in dict.fromkeys(standing)]
-    say(f"  made again   {', '.join(counts)}\n  proves that nothing of this was changed since, not who wrote it")
-
-
-def _checked(here: Sequence[Mapping[str, Any]], runs_dir: Path) -> str:
-    """Return what was checked, and what couldn't be."""
-    without = [item for run in here for item in certificate.unchecked(run, RunFolder(runs_dir / str(run["run"])))]
-    left = f" (not {', '.join(dict.fromkeys(without))})" if without else ""
-    data = "" if any("data" in item for item in without) else ", data"
-    return f"key, code, {sum(len(run['files_sha256']) for run in here)} files{data}, figures{left}"
 
 
 def export() -> None:
