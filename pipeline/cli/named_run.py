@@ -38,7 +38,7 @@ _REACHES = ("launcher", "python", "ssh_config", "workdir", "mpirun", "context", 
 """Fields of the cluster without which other hosts, or none, would be reached than those of the run."""
 _OF_RANKS = (
     *("nproc_per_node", "env", "secrets", "environment", "device", "lease_s", "collective_timeout_s", "stall_s"),
-    *("rendezvous", "rendezvous_dir", "nnodes"),
+    "nnodes",
 )
 _OF_HOST = ("name", "user", "port", "nproc_per_node", "env")
 

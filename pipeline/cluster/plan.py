@@ -101,7 +101,6 @@ class _Node(NamedTuple):
             env={
                 **({variables.PROJECT: spec.project} if spec.script is not None else {}),
                 **env,
-                **self._rank_variables(),
                 variables.COLLECTIVE_TIMEOUT_S: f"{cluster.collective_timeout_s:g}",
             },
             run_dir=place.run_dir,
@@ -118,30 +117,16 @@ class _Node(NamedTuple):
             return networks.loopback(self.fact)
         return networks.variables(self.host, self.fact, self.nccl_devices, self.place.state_dir)
 
-    def _rank_variables(self) -> dict[str, str]:
-        """Return the variables that replace torchrun's RANK in trainers.distributed if torchrun knows only its node."""
-        cluster = self.start.cluster
-        if cluster.rendezvous == "static":
-            return {}
-        return {
-            variables.FIRST_RANK: str(self.first_rank),
-            variables.NODE_RANK: str(self.node_rank),
-            variables.NNODES: str(cluster.nnodes),
-            variables.WORLD_SIZE: str(cluster.world_size),
-            variables.RENDEZVOUS_FILE: f"{cluster.rendezvous_dir}/{self.start.run_id}",
-        }
-
     def _options(self) -> dict[str, str | int]:
-        """Return torchrun's options. With rendezvous=file each torchrun knows only its own node."""
-        per_node = self.start.cluster.rendezvous == "file"
+        """Return torchrun's options."""
         return {
             "nproc-per-node": self.host.nproc_per_node,
-            "nnodes": 1 if per_node else self.start.cluster.nnodes,
-            "node-rank": 0 if per_node else self.node_rank,
+            "nnodes": self.start.cluster.nnodes,
+            "node-rank": self.node_rank,
             "rdzv-backend": "static",  # node ranks follow the list of hosts, and nothing that a peer sends is unpickled
             "rdzv-id": self.start.run_id,
-            "master-addr": LOOPBACK if per_node else self.start.address,
-            "master-port": 0 if per_node else self.start.port,
+            "master-addr": self.start.address,
+            "master-port": self.start.port,
             "local-addr": self.fact.address,
             "max-restarts": 0,
             "log-dir": f"{self.place.state_dir}/ranks",

@@ -30,7 +30,6 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     """Return hosts and launch numbers from the section ``cluster``. Raises UsageError."""
     launcher = str(raw["launcher"])
     settings = LAUNCHERS.settings(launcher)
-    _check_rendezvous(raw["rendezvous"], raw["rendezvous_dir"])
     _check_numbers(raw)
     here = settings.capabilities.is_this_computer
     device = _device(raw.get("device", "auto"), here, raw["env"], local_gpus)
@@ -67,8 +66,6 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
         stall_s=raw["stall_s"],
         max_restarts=raw["max_restarts"],
         restart_wait_s=raw.get("restart_wait_s", Cluster.restart_wait_s),  # absent in the record of an older run
-        rendezvous=raw["rendezvous"],
-        rendezvous_dir=raw["rendezvous_dir"],
         environment=_versions(raw.get("environment") or {}),
         **_container(raw, settings.capabilities),
         device=device,
@@ -183,17 +180,6 @@ def _checkpoints(raw: Mapping[str, Any]) -> dict[str, Any]:
                 "s3://bucket/folder, or an absolute path"
             )
     return {"checkpoint_fetch_s": raw["checkpoint_fetch_s"], "checkpoint_mirror": address}
-
-
-def _check_rendezvous(kind: str, folder: str | None) -> None:
-    _one_of("rendezvous", kind, ("static", "file"))
-    if kind == "file" and (folder is None or not folder.startswith("/")):
-        raise UsageError(
-            f"cluster.rendezvous=file meets in cluster.rendezvous_dir, which is {folder}; "
-            "set it to the absolute path of a folder that all hosts share"
-        )
-    if kind != "file" and folder is not None:
-        raise UsageError(f"cluster.rendezvous_dir={folder} is for cluster.rendezvous=file, and this is {kind}")
 
 
 def _environment(raw: Mapping[str, Any], field: str) -> dict[str, str]:

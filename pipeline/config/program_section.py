@@ -245,11 +245,6 @@ def check_script(settings: ScriptConfig, cluster: Cluster) -> None:
             "cluster.checkpoint_mirror keeps copies of what a script goes on from, and no argument of it has {resume}",
             hint="program.args.NAME='{resume}', or cluster.checkpoint_mirror=null",
         )
-    if cluster.rendezvous != "static" and cluster.nnodes > 1:
-        raise UsageError(
-            f"cluster.rendezvous={cluster.rendezvous}: a script's ranks meet where torchrun says, which is static",
-            hint="cluster.rendezvous=static",
-        )
     if cluster.min_nodes:
         raise UsageError(
             f"cluster.min_nodes={cluster.min_nodes}: a script may come to other weights on fewer ranks, which would be "

@@ -65,7 +65,6 @@ class Cluster:
 
     - ``workdir``: scratch folder on the nodes (None: ``~/.cache/paceline``).
     - ``ssh_config``: additional ssh client configuration (None: the user's own).
-    - ``rendezvous``: static or file (in ``rendezvous_dir``, an absolute path shared by all hosts).
     - ``environment``: versions of Python and libraries on the hosts, where they differ from the controller's;
       ``asks_environment``: the hosts are asked for them before the key is made.
     - ``container``: image of the ranks' container (None: none), ``container_mounts``: what it sees of the hosts.
@@ -87,8 +86,6 @@ class Cluster:
     stall_s: float = 300.0
     max_restarts: int = 0
     restart_wait_s: float = 300.0
-    rendezvous: str = "static"
-    rendezvous_dir: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     asks_environment: bool = False
     container: str | None = None

@@ -9,13 +9,13 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipeline.cluster import preflight
+from pipeline.cluster import launchers, preflight
 from pipeline.cluster.preflight import Report, State
 from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab, LabHost
@@ -115,40 +115,19 @@ def test_a_clock_that_is_ahead_is_measured(lab: Lab, shifted: str) -> None:
 
 
 def test_a_folder_is_shared_if_the_other_host_sees_what_one_writes(lab: Lab) -> None:
-    with tempfile.TemporaryDirectory(prefix="paceline-test-", dir="/srv") as folder:  # both hosts have this root
-        report = examined(cluster_of(lab, rendezvous="file", rendezvous_dir=folder), deep=True)
-        seen = [(check.host, check.state, check.seen) for check in report.checks if check.name == "shared folder"]
-        assert seen == [
+    cluster = cluster_of(lab)
+    with (
+        tempfile.TemporaryDirectory(prefix="paceline-test-", dir="/srv") as folder,  # both hosts have this root
+        closing(launchers.create(cluster)) as launcher,
+    ):
+        launcher.probe(None)
+        both, apart = (preflight.shared_folder_checks(cluster, launcher.ask, name) for name in (folder, "/tmp"))
+        assert [(check.host, check.state, check.seen) for check in both] == [
             ("node0", State.OK, f"{folder} is written"),
             ("node1", State.OK, f"{folder} is the same as on node0"),
         ]
+        assert (apart[1].state, apart[1].seen) == (State.FAILED, "/tmp there isn't the folder of that name on node0")
         assert list(Path(folder).iterdir()) == []
-
-
-@pytest.mark.ci
-@pytest.mark.long
-def test_doit_preflight_and_a_training_refuse_with_the_same_words(project: Project, lab: Lab) -> None:
-    """/tmp of each lab host is its own."""
-    project.words = ["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'", "tracking=none"]
-    words = ("experiment=quickstart", "cluster.rendezvous=file", "cluster.rendezvous_dir=/tmp")
-    refused = [
-        "preflight: 1 of 2 hosts can't take part",
-        "  node1: shared folder: /tmp there isn't the folder of that name on node0 (wanted: one folder for all); mount "
-        "the same file system on every host, or name another folder (cluster.rendezvous_dir=, paths.runs=)",
-    ]
-    for verb in (("preflight", "deep=1"), ("train",)):
-        done = project.doit(*verb, *words)
-        assert done.returncode == 1, done.stdout
-        assert "\n".join(refused) in done.stdout
-    asked = project.doit("preflight", "preflight.deep=true", "json=1", *words, apart=True)
-    assert asked.returncode == 1
-    value = json.loads(asked.stdout)["data"]
-    assert [row["host"] for row in value["checks"] if row["state"] == "failed"] == ["node1"]
-    assert {row["host"]: row["torch_version"] for row in value["hosts"]}.keys() == {"node0", "node1"}
-    absent = project.doit("preflight", "json=1", *words, "cluster.hosts=[{name: node0},{name: node7}]", apart=True)
-    assert [(row["host"], row["name"], row["state"]) for row in json.loads(absent.stdout)["data"]["checks"]] == [
-        ("node7", "probe", "failed")
-    ]
 
 
 @pytest.mark.ci

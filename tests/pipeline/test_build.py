@@ -147,9 +147,6 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
             ["cluster=slurm", "cluster.when_busy=wait"],
             "cluster.when_busy=wait is about hosts that are named, and slurm",
         ),
-        (["cluster.rendezvous=c10d"], "cluster.rendezvous='c10d' is not an option; "),
-        (["cluster.rendezvous=file"], "cluster.rendezvous_dir, which is None; set it to the absolute path"),
-        (["cluster.rendezvous_dir=/nfs"], "is for cluster.rendezvous=file, and this is static"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(overrides: list[str], said: str) -> None:

@@ -246,10 +246,6 @@ def test_a_folder_and_its_only_file_are_two_data_and_laying_down_either_leaves_t
             "quotes it reaches the script as it is typed",
         ),
         (
-            ["program.script=dodo.py", "cluster=two_node", "cluster.rendezvous=file", "cluster.rendezvous_dir=/nfs"],
-            "cluster.rendezvous=file: a script's ranks meet where torchrun says, which is static",
-        ),
-        (
             ["program.script=dodo.py", "cluster.checkpoint_mirror=s3://x"],
             "cluster.checkpoint_mirror keeps copies of what a script goes on from, and no argument of it has {resume}",
         ),

@@ -39,11 +39,6 @@ def test_nccl_without_gpus_is_refused() -> None:
         choose_device("nccl", Ranks(), gpus=0, host="node0")
 
 
-def test_mpi_is_refused_where_torch_has_none() -> None:
-    with pytest.raises(TrainerError, match=r"backend=mpi, but torch .* on host node0 was built without MPI; take"):
-        choose_device("mpi", Ranks(), gpus=0, host="node0")
-
-
 @pytest.mark.parametrize(("kind", "count"), [(None, 2), ("cuda", 2), ("cpu", 0)])
 def test_a_rank_leaves_gpus_alone_that_the_key_does_not_name(
     monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int

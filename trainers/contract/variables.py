@@ -5,11 +5,6 @@ from __future__ import annotations
 # Set by the plan, for every rank.
 PROJECT = "PACELINE_PROJECT"  # the folder in which the run's words were typed
 DEVICE = "PACELINE_DEVICE"  # cpu or cuda
-NODE_RANK = "PACELINE_NODE_RANK"
-NNODES = "PACELINE_NNODES"
-FIRST_RANK = "PACELINE_FIRST_RANK"  # the lowest rank of this node
-WORLD_SIZE = "PACELINE_WORLD_SIZE"
-RENDEZVOUS_FILE = "PACELINE_RENDEZVOUS_FILE"  # for a rendezvous without a port
 COLLECTIVE_TIMEOUT_S = "PACELINE_COLLECTIVE_TIMEOUT_S"
 
 # Set by `doit diff`.

@@ -171,13 +171,13 @@ class StrategyConfig(Settings):
     """How ranks work together.
 
     Attributes:
-        backend: of the process group: gloo, nccl, mpi, or auto: nccl where every rank has a GPU, else gloo.
+        backend: of the process group: gloo, nccl, or auto: nccl where every rank has a GPU, else gloo.
     """
 
     backend: str = "auto"
 
     def __post_init__(self) -> None:
-        choice("strategy.backend", self.backend, ("auto", "gloo", "nccl", "mpi"))
+        choice("strategy.backend", self.backend, ("auto", "gloo", "nccl"))
 
 
 # --------------------------------------------------------------------------------------- trainer

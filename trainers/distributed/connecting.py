@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, Store
+from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from trainers.contract import variables
@@ -24,20 +23,15 @@ _FILE_TIMEOUT = timedelta(minutes=2)  # for the ranks to find each other in a sh
 
 
 def choose_device(wanted: str, ranks: Ranks, *, gpus: int, host: str) -> tuple[torch.device, str]:
-    """Choose device and backend of a rank on a host with ``gpus`` GPUs; ``wanted`` is auto, gloo, nccl or mpi.
+    """Choose device and backend of a rank on a host with ``gpus`` GPUs; ``wanted`` is auto, gloo or nccl.
 
     Raises:
-        TrainerError: nccl without a GPU for every rank of the host, or mpi where torch has none.
+        TrainerError: nccl without a GPU for every rank of the host.
     """
-    if wanted == "mpi" and not dist.is_mpi_available():
-        raise TrainerError(
-            f"strategy.backend=mpi, but torch {torch.__version__} on host {host} was built without MPI; take "
-            "strategy.backend=auto, or build torch from source on a host that has an MPI"
-        )
     if gpus == 0:
         if wanted == "nccl":
             raise TrainerError(f"strategy.backend=nccl, but host {host} has no GPU; use strategy.backend=auto")
-        return torch.device("cpu"), "mpi" if wanted == "mpi" else "gloo"
+        return torch.device("cpu"), "gloo"
     if wanted in ("auto", "nccl") and ranks.local_world_size > gpus:
         raise TrainerError(
             f"nproc {ranks.local_world_size} > {gpus} GPUs on host {host}, and nccl takes one rank a GPU; "
@@ -79,12 +73,8 @@ def usable_gpus(kind: str | None, host: str) -> int:
 
 
 def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> Store:
-    shared_file = os.environ.get(variables.RENDEZVOUS_FILE)
     store: Store
-    if shared_file is None:
-        store, _, _ = next(rendezvous("env://", timeout=_RENDEZVOUS_TIMEOUT))
-    else:
-        store = _file_store(Path(shared_file), ranks, host)
+    store, _, _ = next(rendezvous("env://", timeout=_RENDEZVOUS_TIMEOUT))
     if ranks.rank == 0:
         store.set("paceline/device", device.type)
     first = store.get("paceline/device").decode()
@@ -93,9 +83,6 @@ def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> Store:
             f"rank {ranks.rank} on host {host} has device {device.type}, rank 0 has {first}: hosts with and "
             "without GPUs cannot train together; hide them with CUDA_VISIBLE_DEVICES='' in the cluster's env"
         )
-    if backend == "mpi":
-        _join_mpi(ranks)
-        return store
     nccl.record_flights()
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
@@ -106,40 +93,3 @@ def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> Store:
         device_id=device if backend == "nccl" else None,
     )
     return store
-
-
-def _file_store(path: Path, ranks: Ranks, host: str) -> Store:
-    """Open the store in a file that all hosts share. Raises TrainerError: it can't be written or isn't shared."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()
-    except OSError as error:
-        raise TrainerError(
-            f"cluster.rendezvous=file: host {host} can't write {path} ({error.strerror}); cluster.rendezvous_dir must "
-            "be a folder that every host can write, or take cluster.rendezvous=static"
-        ) from error
-    store = FileStore(str(path), ranks.world_size)
-    store.set_timeout(_FILE_TIMEOUT)
-    store.set(f"paceline/{ranks.rank}", host)
-    try:
-        store.wait([f"paceline/{rank}" for rank in range(ranks.world_size)], _FILE_TIMEOUT)
-    except RuntimeError as error:  # torch raises DistStoreError, whose base this is
-        missing = [rank for rank in range(ranks.world_size) if not store.check([f"paceline/{rank}"])]
-        raise TrainerError(
-            f"cluster.rendezvous=file: rank {ranks.rank} on host {host} saw nothing of rank(s) "
-            f"{', '.join(map(str, missing))} in {path} within {_FILE_TIMEOUT.total_seconds():g} s; is the folder "
-            "the same on every host? Else take cluster.rendezvous=static"
-        ) from error
-    store.set_timeout(_RENDEZVOUS_TIMEOUT)
-    return store
-
-
-def _join_mpi(ranks: Ranks) -> None:
-    """Join through MPI. Raises TrainerError if MPI's rank or world size differs from the environment's."""
-    dist.init_process_group("mpi")
-    seen = dist.get_rank(), dist.get_world_size()
-    if seen != (ranks.rank, ranks.world_size):
-        raise TrainerError(
-            f"strategy.backend=mpi: MPI calls this process rank {seen[0]} of {seen[1]}, its environment rank "
-            f"{ranks.rank} of {ranks.world_size}; start the ranks with mpirun, or take strategy.backend=gloo"
-        )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -16,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from trainers.contract import variables
 from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.ranks import Ranks
 
@@ -144,19 +141,11 @@ class Node:
         # that this rank has begun. They notice the error when this process ends.
         if error is None:
             self.close()
-        else:
-            self._remove_shared_file()
 
     def close(self) -> None:
         """Leave the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
-        self._remove_shared_file()
-
-    def _remove_shared_file(self) -> None:
-        shared_file = os.environ.get(variables.RENDEZVOUS_FILE)
-        if shared_file is not None:  # every rank removes it, as the last one to leave recreates it
-            Path(shared_file).unlink(missing_ok=True)
 
     @torch.no_grad()
     def _together(self, tensors: list[Tensor], *, average: bool) -> None:

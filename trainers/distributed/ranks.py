@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.contract import run_folder, variables
+from trainers.contract import run_folder
 from trainers.core.errors import TrainerError
 
 
@@ -29,24 +29,11 @@ class Ranks:
 
 
 def read_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """Read the ranks from torchrun's variables.
-
-    With rendezvous=file, each node runs its own torchrun, which does not know the node's rank. The plan then sets the
-    ranks in PACELINE_ variables.
-    """
+    """Read the ranks from torchrun's variables."""
 
     def number(name: str, default: int) -> int:
         return int(environment.get(name, default))
 
-    if variables.FIRST_RANK in environment:
-        return Ranks(
-            rank=number(variables.FIRST_RANK, 0) + number("LOCAL_RANK", 0),
-            local_rank=number("LOCAL_RANK", 0),
-            world_size=number(variables.WORLD_SIZE, 1),
-            local_world_size=number("LOCAL_WORLD_SIZE", 1),
-            nnodes=number(variables.NNODES, 1),
-            node_rank=number(variables.NODE_RANK, 0),
-        )
     world_size = number("WORLD_SIZE", 1)
     return Ranks(
         rank=number("RANK", 0),

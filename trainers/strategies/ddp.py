@@ -57,7 +57,7 @@ class DDPConfig(StrategyConfig):
     def __post_init__(self) -> None:
         StrategyConfig.__post_init__(self)
         choice("strategy.compression", self.compression, ("none", "fp16", "bf16", "powersgd"))
-        if self.compression == "bf16" and self.backend in ("gloo", "mpi"):
+        if self.compression == "bf16" and self.backend == "gloo":
             raise ConfigError(
                 f"strategy.compression=bf16 needs the backend nccl, and this is strategy.backend={self.backend}; "
                 "choose strategy.compression=fp16"

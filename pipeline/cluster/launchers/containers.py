@@ -60,9 +60,8 @@ def of_node(cluster: Cluster, fact: NodeFacts) -> dict[str, Any] | None:
 
 def seen(cluster: Cluster) -> list[str]:
     """Return the folders and files of the hosts that the ranks see besides those of their run."""
-    rendezvous = [cluster.rendezvous_dir] if cluster.rendezvous_dir else []
     folders = [path for path in cluster.python_path if path.startswith("/")]
-    return list(dict.fromkeys([*cluster.container_mounts, *folders, *rendezvous]))
+    return list(dict.fromkeys([*cluster.container_mounts, *folders]))
 
 
 def digest_here(cluster: Cluster) -> str | None:

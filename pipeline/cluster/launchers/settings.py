@@ -90,8 +90,6 @@ class ClusterConfig:
         environment: versions of distributions on the hosts, where they aren't the controller's: {torch: 2.9.1}; hosts:
             the hosts' own versions, which are probed before the key is made.
         device: cpu, cuda, or auto: this computer's GPUs where it is the host, else the CPU.
-        rendezvous: how ranks find each other: static, or file.
-        rendezvous_dir: for rendezvous=file, the absolute path of a folder that all hosts share.
         connect_timeout_s: how long ssh may take to reach a host the first time; a refusal is reported at once.
         lease_s: a host ends its part of a run when the controller is gone for this long.
         collective_timeout_s: ranks that wait longer for each other in one collective give up.
@@ -129,8 +127,6 @@ class ClusterConfig:
     secrets: list[str] = field(default_factory=list)
     environment: Any = field(default_factory=dict)  # OmegaConf 2.3 has no union of a mapping and a text
     device: str = "auto"
-    rendezvous: str = "static"
-    rendezvous_dir: str | None = None
     connect_timeout_s: float = 20.0
     lease_s: float = 600.0
     collective_timeout_s: float = 600.0

@@ -156,11 +156,10 @@ _versions_by_request: dict[str, dict[str, str]] = {}
 
 # ------------------------------------------------------------------------------------------ folders shared by all hosts
 def _shared_folders(cluster: Cluster, launcher: Launcher, runs_dir: Path | None) -> list[Check]:
-    """Check the folders that all hosts must share, by the configuration or the launcher."""
-    folders = [cluster.rendezvous_dir] if cluster.rendezvous_dir else []
-    if runs_dir is not None and launcher.capabilities.shares_run_dir and cluster.nnodes > 1:
-        folders.append(str(runs_dir))
-    return [check for folder in folders for check in shared_folder_checks(cluster, launcher.ask, folder)]
+    """Check the folder of runs, if the launcher's hosts must share it."""
+    if runs_dir is None or not launcher.capabilities.shares_run_dir or cluster.nnodes == 1:
+        return []
+    return shared_folder_checks(cluster, launcher.ask, str(runs_dir))
 
 
 def shared_folder_checks(cluster: Cluster, ask: Callable[..., Mapping[str, Answer]], folder: str) -> list[Check]:
@@ -169,7 +168,7 @@ def shared_folder_checks(cluster: Cluster, ask: Callable[..., Mapping[str, Answe
     The file has a new name each time, because a network file system may hide a file that was looked up before it
     existed. ``ask`` is ``Launcher.ask``.
     """
-    hint = "mount the same file system on every host, or name another folder (cluster.rendezvous_dir=, paths.runs=)"
+    hint = "mount the same file system on every host, or name another folder (paths.runs=)"
 
     def shared(host: Host, seen: str, is_ok: bool, wanted: str = "") -> Check:
         return judged(host.label, "shared folder", seen, is_ok, wanted=wanted, hint=hint, otherwise=State.FAILED)

@@ -69,7 +69,6 @@ def start(cluster: Cluster, run: dict[str, Any], plan: LaunchPlan, run_dir: Path
 def of_run(cluster: Cluster, plan: LaunchPlan, registry: str, slow_s: float) -> dict[str, Any]:
     """Return what start, follow, collect and clean share: the parts of all nodes, found there by identity."""
     shares_run_dir = capabilities(cluster).shares_run_dir
-    meets = plan.nnodes > 1 and cluster.rendezvous != "file"  # torchrun of each node waits for the others
     return {
         "run_key": plan.run_key,
         "run_id": plan.run_id,
@@ -77,7 +76,7 @@ def of_run(cluster: Cluster, plan: LaunchPlan, registry: str, slow_s: float) -> 
         "lease_s": plan.lease_s,
         "warm": plan.warm,
         "slow_s": slow_s,
-        "rendezvous": [plan.master_addr, plan.master_port] if meets else None,
+        "rendezvous": [plan.master_addr, plan.master_port] if plan.nnodes > 1 else None,
         "registry": registry,
         "env_passed": rank_environment.IN_CONTAINER if cluster.container else rank_environment.PASSED,
         "nodes": [
