@@ -99,7 +99,7 @@ def paceline(folder: Path, *words: str) -> str:
 
 
 def train(project: Path, script: str, *words: str) -> tuple[list[str], str]:
-    """Run the script by `paceline train`. Returns the files that aren't in its key, and what was printed."""
+    """Run the script by `paceline train`. Returns the files that it read beside its key, and what was printed."""
     (project / "train.py").write_text(script)
     (project / "reading_helper.py").write_text(HELPER)
     fixed = ["program.script=train.py", "program.data=data", "program.args=['{data}/x']", "cluster.nproc_per_node=1"]
@@ -162,9 +162,11 @@ def hidden(top: Path) -> tuple[int, int, list[str], bool]:
     for path in ("data/x", *chosen):
         (top / path).parent.mkdir(exist_ok=True)
         (top / path).write_text("x = 1\n")
-    found, printed = train(top, "\n".join(lines))
+    named, printed = train(top, "\n".join(lines))
+    (code,) = top.glob("runs/*/code")  # files of code that the script names are in its key
+    found = {path for path in chosen if path in named or (code / path).is_file()}
     missed = sorted({plants[path][0] for path in chosen if path not in found})
-    return len([path for path in chosen if path in found]), len(chosen), missed, "/dev/fd/" in printed
+    return len(found), len(chosen), missed, "/dev/fd/" in printed
 
 
 def false_alarms(top: Path) -> list[str]:

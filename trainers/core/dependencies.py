@@ -38,6 +38,7 @@ from trainers.core.observer import (
     NO_STAT,
     ORIGIN,
     OUTSIDE,
+    OWN_STAT,
     PACKAGE,
     PATTERN,
     PROJECT,
@@ -240,7 +241,11 @@ class Seen:
         """
         keyed = {path.relative_to(places.snapshot).as_posix() for path in places.snapshot.rglob("*")}
         was_read_by_name: dict[str, bool] = {}
+        written = {note.path for note in self.of(WRITTEN, kinds=(WORK,))}
         for note in self.notes:
+            is_look = note.kind == WORK and note.how in (ABSENT, NO_STAT, FOLDER)
+            if note.how in (OWN_STAT, WRITTEN) or (is_look and _is_made(note.path, places, written)):
+                continue  # what a run by hand has left of its results in the project is no input
             for name in _names(note, places, ended_well):
                 as_text = note.how == TEXT and not _is_whole(name, places)
                 if (as_text or name.rstrip("/") not in keyed) and not _is_record(name):
@@ -516,6 +521,15 @@ def _names(note: Note, places: Places, ended_well: bool) -> Iterator[str]:
         yield inside
     elif how == NO_STAT and not ended_well and _holds(top / rest):
         yield f"{inside}/"  # Hydra calls os.path.exists before it lists its configurations
+
+
+def _is_made(path: str, places: Places, written: Collection[str]) -> bool:
+    """Return True for a file or folder of the run's copy that the program looked for in vain and then made itself."""
+    below = path if path.endswith("/") else f"{path}/"
+    was_given = (places.snapshot / path).exists()
+    return not was_given and (
+        path in written or any(name.startswith(below) for name in written) or (places.work / path).exists()
+    )
 
 
 def _is_whole(name: str, places: Places) -> bool:

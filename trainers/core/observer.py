@@ -27,8 +27,10 @@ if TYPE_CHECKING:  # importing typing would take longer than this whole module
     from typing import Any
 
 WORK, PROJECT, ORIGIN, OUTSIDE, SKIP = "work", "project", "origin", "outside", "skip"
-# ABSENT: an open of a file that isn't there; NO_STAT: an os.stat of one, which opens nothing (os.path.exists)
-READ, TEXT, WRITTEN, MADE, THERE, ABSENT, NO_STAT = "read", "text", "written", "made", "there", "absent", "asked"
+# ABSENT: an open of a file that isn't there; NO_STAT: an os.stat of one, which opens nothing (os.path.exists);
+# OWN_STAT: besides NO_STAT, if the program's own code asked, and not a library, which asks before it writes, too
+READ, TEXT, WRITTEN, MADE, THERE, ABSENT = "read", "text", "written", "made", "there", "absent"
+NO_STAT, OWN_STAT = "asked", "own-asked"
 MODULE, WORD, FOLDER, PACKAGE, PATTERN, NAMES = "module", "word", "folder", "package", "pattern", "names"
 VARIABLE, IMPORTED = "variable", "imported"
 HASHED_BYTES = 64 << 20  # a larger file is identified by size and modification time
@@ -162,6 +164,17 @@ class Watch:
         if stat.S_ISREG(seen.st_mode) and not self.is_own(path):
             self.note(READ, kind, inside, lambda: self.digest(path, seen.st_size))
 
+    def own_look(self, path: str) -> None:
+        """Note that the program's own code asked for a file of the run's copy, which isn't there."""
+        zone = self.zone(os.path.dirname(path))
+        frame: Any = sys._getframe(3)
+        while frame is not None and _is_standard(frame.f_code.co_filename):
+            frame = frame.f_back
+        if zone is None or zone[0] != WORK or frame is None:
+            return
+        if self.reader(frame.f_code.co_filename) in (WORK, ORIGIN):
+            self.note(OWN_STAT, WORK, os.path.join(zone[1], os.path.basename(path)))
+
     def is_own(self, path: str) -> bool:
         """Return True if this process wrote the file, or created a folder that contains it."""
         if not self.written and not self.made:
@@ -186,8 +199,9 @@ class Watch:
             self.look(path, "")
         if len(self.written) < _MOST:
             self.written.add(real)
-        if zone[0] != WORK:
-            self.note(WRITTEN, zone[0], zone[1] + "/" + name if zone[1] else name)
+        inside = zone[1] + "/" + name if zone[1] else name
+        if zone[0] != WORK or not self.noted.isdisjoint(f"{how} {WORK} {inside}" for how in (ABSENT, NO_STAT)):
+            self.note(WRITTEN, zone[0], inside)
 
     def opened(self, path: str, flags: int) -> None:
         """Handle a file that is about to be opened."""
@@ -501,6 +515,7 @@ def watch_stat(watch: Watch) -> None:
             place = _place(path)
             if how == NO_STAT:
                 watch.look(place, NO_STAT)
+                watch.own_look(place)
                 return
             zone = watch.zone(os.path.dirname(place))
             if zone is None or zone[0] != PROJECT or not {place, os.path.realpath(place)}.isdisjoint(watch.files):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from trainers.contract import run_folder
 from trainers.core import dependencies
-from trainers.core.observer import ABSENT, NO_STAT, WORK
+from trainers.core.observer import ABSENT, OWN_STAT, WORK
 from trainers.script.files import write_json
 from trainers.script.recorder import keep_unrecorded
 from trainers.script.resume import is_best, newest_checkpoint, whole_since
@@ -129,14 +129,17 @@ def newest_output(run_dir: Path) -> Path | None:
 
 
 def looked_for(run_dir: Path) -> list[str]:
-    """Return the paths in the first node's working copy that its attempts looked for in vain."""
+    """Return the paths in the first node's working copy that its attempts looked for in vain.
+
+    A file that only a library asked for doesn't count: Lightning asks whether last.ckpt is there before it writes it.
+    """
     folder = folder_of(run_dir, 0)
     try:
         before: list[str] = json.loads((folder / _LOOKED_FOR).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         before = []
     with suppress(OSError):  # an attempt that was not observed
-        notes = dependencies.Seen(folder / dependencies.NOTES).of(ABSENT, NO_STAT, kinds=(WORK,))
+        notes = dependencies.Seen(folder / dependencies.NOTES).of(ABSENT, OWN_STAT, kinds=(WORK,))
         return list(dict.fromkeys([*before, *(note.path for note in notes)]))
     return before
 

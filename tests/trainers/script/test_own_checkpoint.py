@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 
-from tests.trainers.script.runs import ScriptRun
+from tests.trainers.script.runs import ROOT, ScriptRun
 
 SCRIPT = """
 import os, paceline, pickle, sys
@@ -47,6 +48,18 @@ def test_a_best_one_and_a_table_are_no_checkpoints_so_it_starts_over_without_the
     said = run.start(code=3)
     assert epochs_of(said) == [1, 2]
     assert f"what earlier attempts left is kept in attempts/0/before: workdir/{name}" in said
+
+
+def test_one_that_a_library_alone_asks_for_before_it_writes_it_is_not_looked_for(
+    run: ScriptRun, tmp_path: Path
+) -> None:
+    library = tmp_path / "site-packages" / "saving.py"
+    library.parent.mkdir()
+    library.write_text("import os\ndef save(name):\n    os.path.exists(name)\n    open(name, 'w').close()\n")
+    run.write("import saving, sys\nprint('epoch 1')\nsaving.save('last.ckpt')\nsys.exit(3)")
+    attempts = [run.start(code=3, env={"PYTHONPATH": f"{ROOT}:{library.parent}"}) for _ in range(2)]
+    assert "looks for by itself" not in attempts[1]
+    assert "what earlier attempts left is kept in attempts/0/before: workdir/last.ckpt" in attempts[1]
 
 
 def test_a_checkpoint_that_breaks_off_is_none(run: ScriptRun) -> None:

@@ -155,6 +155,25 @@ def test_a_folder_whose_names_decide_is_found_where_the_copy_lacks_some(run: Scr
     assert sorted(run.read("summary.json")["unkeyed"]) == named
 
 
+def test_what_a_run_by_hand_has_left_of_its_own_results_is_no_input(run: ScriptRun) -> None:
+    """Lightning and others ask whether a file is there before they write it, and list their folder for a version."""
+    run.write(
+        "import os, pathlib\n"
+        "logs = pathlib.Path('logs')\n"
+        "try: os.listdir('logs')\n"
+        "except FileNotFoundError: logs.mkdir()\n"
+        "for name in ('best.ckpt', 'last.ckpt'):\n"
+        "    if not (logs / name).exists(): (logs / name).write_text('x')\n"
+        "(logs / 'best.ckpt').unlink()\n"
+        "pathlib.Path('other.txt').exists()"
+    )
+    (run.project / "logs").mkdir()
+    for name in ("logs/best.ckpt", "logs/last.ckpt", "other.txt"):
+        (run.project / name).write_text("by hand")
+    run.start()
+    assert run.read("summary.json")["unkeyed"] == {"other.txt": "looked for"}
+
+
 def test_a_folder_that_a_script_fails_for_is_named_and_one_of_which_it_only_asks_is_not(run: ScriptRun) -> None:
     """Hydra in the script asks whether its folder of configurations is there, and lists nothing."""
     for text, code in (("", 0), ("\nexit(1)", 1)):
