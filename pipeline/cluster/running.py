@@ -185,7 +185,8 @@ class RunningAttempt:
             if started and path.exists():
                 self._lines_to_skip[node.host] = path.read_bytes().count(b"\n")
             mode = "w" if started else "a"
-            self._logs[node.host] = self._files.enter_context(path.open(mode, encoding="utf-8"))
+            # line by line: of a command that is killed, the next one reads what earlier attempts printed
+            self._logs[node.host] = self._files.enter_context(path.open(mode, buffering=1, encoding="utf-8"))
         if not self.launcher.capabilities.shares_run_dir:
             path = self.run_dir / run_folder.METRICS
             if started:
@@ -370,8 +371,6 @@ class RunningAttempt:
         try:
             event = events.get(timeout=_POLL_S)
         except queue.Empty:
-            for log in self._logs.values():
-                log.flush()
             return
         self.watchers.on_event(event)
         match event:

@@ -8,6 +8,7 @@ A word counts as a metric if one of its parts is in ``_KINDS`` and a number foll
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,6 +63,8 @@ _FIRST = re.compile(rf"\W*{_SPLIT}", re.IGNORECASE)
 _COUNT = r"[\s:=#]*[\[(]?\s*(?P<at>\d+)(?:\s*/\s*(?P<of>\d+))?(?![\d.]*\d)"
 _EPOCH = re.compile(rf"\bepochs?\b['\"]?{_COUNT}", re.IGNORECASE)
 _STEP = re.compile(rf"\b(?:global_step|steps?|iter|iteration|batch)\b['\"]?{_COUNT}", re.IGNORECASE)
+_EPOCHS = re.compile(r"['\"]epoch['\"]: ['\"]?(?P<passed>\d+(?:\.\d+)?)['\"]?[,}]")
+"""What transformers' Trainer prints: how many epochs have passed, with a fraction."""
 _STEP_OF_EPOCH = re.compile(r"\[\s*(?P<at>\d+)\s*/\s*(?P<of>\d+)|\b(?P<bar>\d+)/(?P<length>\d+) \[\d\d:\d\d")
 """``[640/60000 (1%)]`` behind an epoch, or the counter of tqdm."""
 _MOST_ROWS = 200_000
@@ -70,19 +73,25 @@ _MOST_BYTES = 64_000_000
 
 @dataclass(frozen=True)
 class _Line:
-    """One line with metrics. ``step`` of ``steps`` in its epoch, or of the run; None: not in the line."""
+    """One line with metrics. ``step`` of ``steps`` in its epoch, or of the run; None: not in the line.
+
+    ``epochs``: how many have passed, of a line that says it with a fraction; ``epoch`` is then the one under way.
+    """
 
     metrics: Mapping[str, float]
     epoch: int | None = None
     step: int | None = None
     steps: int | None = None
+    epochs: float | None = None
 
 
 _Timed = tuple[float, _Line]
 """Time of printing (unix seconds), and the line."""
 
 
-def rows(log_dir: Path, began_s: float, earlier: Path | None = None) -> tuple[list[Row], list[Row]]:
+def rows(
+    log_dir: Path, began_s: float, earlier: Path | None = None, saved: Sequence[Path] = ()
+) -> tuple[list[Row], list[Row]]:
     """Return the metrics that rank 0 printed in earlier attempts, up to where this one continues, and in this attempt.
 
     stdout comes before stderr. Lines have no times: they are spread from ``began_s`` (unix seconds) to the end of each
@@ -91,7 +100,9 @@ def rows(log_dir: Path, began_s: float, earlier: Path | None = None) -> tuple[li
     Args:
         log_dir: torchrun's, with files for each rank in ``*/attempt_*/<local rank>/``.
         earlier: the file that ``keep`` wrote; None or a missing file: there was no earlier attempt.
+        saved: folders in which the script's checkpoints may lie.
     """
+    steps_per_epoch = _steps_per_epoch(saved)
     earlier_rows, own_rows = list[Row](), list[Row]()
     attempts = _kept(earlier) if earlier is not None else []
     for path in sorted(log_dir.glob("*/attempt_*/0/std*.log"), reverse=True):
@@ -106,7 +117,7 @@ def rows(log_dir: Path, began_s: float, earlier: Path | None = None) -> tuple[li
         numbered = [
             Row(time_s=time_s, step=step, epoch=line.epoch, metrics=dict(line.metrics))
             for (time_s, _), (step, line) in zip(
-                printed_lines, _with_steps(line for _, line in printed_lines), strict=True
+                printed_lines, _with_steps((line for _, line in printed_lines), steps_per_epoch), strict=True
             )
         ]
         earlier_rows += numbered[: len(printed_lines) - last]
@@ -169,7 +180,7 @@ def _up_to(old: Sequence[_Timed], new: Sequence[_Timed]) -> list[_Timed]:
     if not new:
         return [*old]
     begins = next((position for _, line in new if (position := _position(line)) is not None), None)
-    positions = list[tuple[int, int]]()
+    positions = list[tuple[float, int]]()
     for _, line in old:
         positions.append(_position(line) or (positions[-1] if positions else (0, 0)))
     if begins is None or positions != sorted(positions):
@@ -177,8 +188,20 @@ def _up_to(old: Sequence[_Timed], new: Sequence[_Timed]) -> list[_Timed]:
     return [item for item, position in zip(old, positions, strict=True) if position < begins]
 
 
-def _position(line: _Line) -> tuple[int, int] | None:
+def _steps_per_epoch(folders: Sequence[Path]) -> float | None:
+    """Return the steps of an epoch from the newest trainer_state.json of transformers; None if there is none."""
+    states = [path for folder in folders for path in folder.rglob("trainer_state.json")]
+    try:
+        state = json.loads(max(states, key=lambda path: path.stat().st_mtime_ns).read_text(encoding="utf-8"))
+        return float(state["global_step"] / state["epoch"])
+    except (OSError, ValueError, TypeError, KeyError, ZeroDivisionError):  # ValueError: also of no states
+        return None
+
+
+def _position(line: _Line) -> tuple[float, int] | None:
     """Return the epoch and step in a line; None without either."""
+    if line.epochs is not None:
+        return line.epochs, 0
     return None if line.epoch is None and line.step is None else (line.epoch or 0, line.step or 0)
 
 
@@ -209,6 +232,9 @@ def parse(text: str) -> _Line:
     at, of = (step["at"], step["of"]) if step else (None, None)
     if step is None and (inner := _STEP_OF_EPOCH.search(text, epoch.end("at") if epoch else 0)):
         at, of = inner["at"] or inner["bar"], inner["of"] or inner["length"]
+    if passed := _EPOCHS.search(text):
+        epochs = float(passed["passed"])
+        return _Line(metrics, epoch=max(1, math.ceil(epochs)), epochs=epochs)
     return _Line(metrics, int(epoch["at"]) if epoch else None, int(at) if at else None, int(of) if of else None)
 
 
@@ -242,8 +268,8 @@ def _value(match: re.Match[str]) -> float:
     return number / int(whole) if whole and int(whole) else number
 
 
-def _with_steps(lines: Iterable[_Line]) -> Iterator[tuple[int, _Line]]:
-    """Number the lines: by their steps, if these grow; by epoch and step; by epoch; else by counting.
+def _with_steps(lines: Iterable[_Line], steps_per_epoch: float | None = None) -> Iterator[tuple[int, _Line]]:
+    """Number the lines: by their steps, if these grow; by epochs passed; by epoch and step; by epoch; else by counting.
 
     A line without a position, such as an evaluation behind an epoch, has the position of the line before.
     """
@@ -251,7 +277,7 @@ def _with_steps(lines: Iterable[_Line]) -> Iterator[tuple[int, _Line]]:
     for line in lines:
         before = placed[-1] if placed else _Line({})
         if line.epoch is None:
-            line = replace(line, epoch=before.epoch)
+            line = replace(line, epoch=before.epoch, epochs=before.epochs)
         if line.step is None and line.epoch == before.epoch:
             line = replace(line, step=before.step, steps=before.steps)
         placed.append(line)
@@ -261,7 +287,12 @@ def _with_steps(lines: Iterable[_Line]) -> Iterator[tuple[int, _Line]]:
         None if line.epoch is None or not length else line.epoch * length + (line.step if line.step is not None else 0)
         for line in placed
     ]
-    for steps in (by_step, by_both, [line.epoch for line in placed]):
+    by_epochs = [
+        None if line.epochs is None or steps_per_epoch is None else round(line.epochs * steps_per_epoch)
+        for line in placed
+    ]
+    by_epoch = [line.epoch if line.epochs is None else None for line in placed]
+    for steps in (by_step, by_epochs, by_both, by_epoch):
         known = [step for step in steps if step is not None]
         if len(known) == len(placed) and known == sorted(known):
             yield from zip(known, placed, strict=True)

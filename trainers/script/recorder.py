@@ -95,6 +95,7 @@ class Recorder:
         self.recorded = False  # whether this attempt has logged anything
         self._printed = log_dir if settings.metrics == "auto" and settings.metrics_pattern is None else None
         self._earlier_printed = _work_folder(run_dir) / run_folder.PRINTED
+        self._saved = [_work_folder(run_dir), run_dir / run_folder.CHECKPOINTS, run_dir / run_folder.OUTPUTS]
         self._began_s = time.time()
         if settings.metrics_pattern is not None and log_dir is not None:
             self._sources.append(PatternLines(settings.metrics_pattern, log_dir))
@@ -120,7 +121,7 @@ class Recorder:
         """
         if self._printed is None or self.metrics.step is not None:
             return [], 0
-        before, rows = printed.rows(self._printed, self._began_s, self._earlier_printed)
+        before, rows = printed.rows(self._printed, self._began_s, self._earlier_printed, self._saved)
         self.metrics.restore(before)
         for row in rows:
             self.metrics.append(row)

@@ -24,7 +24,7 @@ LOGS_TOO = "import paceline\npaceline.log(1, loss=1.0)\nprint('accuracy: 0.5')\n
     [
         ("loss: 0.31", {"loss": 0.31}, (None, None, None)),
         ("epoch 3 | val_acc=0.91", {"val_acc": 0.91}, (3, None, None)),
-        ("{'loss': 0.3142, 'learning_rate': 1e-05, 'epoch': 0.5}", {"loss": 0.3142}, (None, None, None)),
+        ("{'loss': 0.3142, 'learning_rate': 1e-05, 'epoch': 0.5}", {"loss": 0.3142}, (1, None, None)),
         ("{'eval_loss': 0.25, 'epoch': 2}", {"eval_loss": 0.25}, (2, None, None)),
         ("Epoch [3/10], Step [100/600], Loss: 0.45", {"loss": 0.45}, (3, 100, 600)),
         ("Train Epoch: 1 [640/60000 (1%)]\tLoss: 0.925", {"train/loss": 0.925}, (1, 640, 60000)),
@@ -39,7 +39,8 @@ LOGS_TOO = "import paceline\npaceline.log(1, loss=1.0)\nprint('accuracy: 0.5')\n
         ("│         test_acc          │    0.9134    │", {"test_acc": 0.9134}, (None, None, None)),
         ("[Epoch 5] train_loss 0.23 val_loss 0.25", {"train_loss": 0.23, "val_loss": 0.25}, (5, None, None)),
         ("\x1b[1mLoss\x1b[0m: \x1b[32m0.31\x1b[0m", {"loss": 0.31}, (None, None, None)),
-        ("{'loss': '0.3115', 'epoch': '2'}", {"loss": 0.3115}, (None, None, None)),
+        ("{'loss': '0.3115', 'epoch': '2'}", {"loss": 0.3115}, (2, None, None)),
+        ("{'eval_loss': '4.03', 'epoch': '1.071'}", {"eval_loss": 4.03}, (2, None, None)),
         ("loss: tensor(0.31, device='cuda:0', grad_fn=<Nll>)", {"loss": 0.31}, (None, None, None)),
         ("Epoch: [0][ 10/5005]\tLoss 6.9e+00 (7.0)\tAcc@1 76.13 (75.0)", {"loss": 6.9, "acc@1": 76.13}, (0, 10, 5005)),
         ("Best acc: 0.91, acc: 0.85", {"best_acc": 0.91, "acc": 0.85}, (None, None, None)),
@@ -123,3 +124,25 @@ def test_what_attempts_printed_that_were_killed_stays_up_to_the_place_where_the_
     assert note in said
     assert [step for step, _ in run.rows()] == steps
     assert 7.0 not in [value for _, metrics in run.rows() for value in metrics.values()]
+
+
+TRAINER = """
+import json, pathlib
+for step in range(START, 8, 2):
+    print({"loss": f"{1 / step:.3f}", "epoch": f"{step / 4:g}"})
+    folder = pathlib.Path(f"out/checkpoint-{step}")
+    folder.mkdir(parents=True)
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step, "epoch": step / 4}))
+print({"train_runtime": "1.2", "train_loss": "0.3", "epoch": "1.5"})
+"""
+
+
+def test_lines_of_transformers_have_the_steps_that_its_checkpoints_tell_and_earlier_ones_stay(run: ScriptRun) -> None:
+    run.write(TRAINER.replace("START", "4"), torchrun=False)
+    log = run.path / "attempts" / "1" / "node0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("0 | {'loss': '9.0', 'epoch': '0.5'}\n0 | {'loss': '8.0', 'epoch': '1.25'}\n")
+    printed.keep(run.path, {1: 1.0})
+    said = run.start("python3", f"--log-dir={run.path}/ranks", env={"PACELINE_NODE": "k-2-ab:0"})
+    assert "note: 1 row that earlier attempts printed stands before them\n" in said
+    assert run.rows() == [(2, {"loss": 9.0}), (4, {"loss": 0.25}), (6, {"loss": 0.167}), (6, {"train_loss": 0.3})]
