@@ -335,7 +335,8 @@ _VERBS: Mapping[str, Verb] = {
         examples=("status", "status cf0848", "status --watch")),
     "triage": Verb(module="status", overrides="name", answers=True,
         summary="what failed of a run, where, the evidence and the next command",
-        details="At most a thousand tokens, for people and for agents (--json).",
+        details="At most a thousand tokens, for people and for agents (--json). Without KEY: the newest run that did "
+        "not finish, else the newest.",
         options={"run": NEWEST},
         examples=("triage", "triage cf0848 --json")),
     "wait": Verb(module="status", overrides="name", answers=True,

@@ -9,7 +9,9 @@ from typing import Any
 
 from pipeline.comparing.groups import Difference, Group, difference, differing_fields, flat_config, metrics_of, shown
 from pipeline.comparing.reading import ComparedRun
+from pipeline.core.files import sha256_bytes
 from pipeline.core.redact import hide
+from pipeline.core.tables import file_size
 from pipeline.keys.content_key import flat
 from pipeline.runs import layout
 from trainers.contract import run_folder
@@ -149,11 +151,17 @@ def code_changes(first: ComparedRun, second: ComparedRun) -> tuple[FileChange, .
 
 
 def _lines(run: ComparedRun, path: str, known: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a snapshot file; empty if the run has no such file or the snapshot lost it."""
+    """Return the lines of a snapshot file; empty if the run has no such file or the snapshot lost it.
+
+    Of a file that is no text, its size and digest are one line.
+    """
     place = run.folder / run_folder.CODE / path
     if path not in known or layout.leads_out(place, run.folder):  # an altered key.json may contain any path
         return []
     try:
-        return [hide(line) for line in place.read_text(encoding="utf-8", errors="replace").splitlines()]
+        content = place.read_bytes()
+        if b"\0" in content:
+            return [f"(no text: {file_size(len(content))}, sha256 {sha256_bytes(content)[:12]})"]
+        return [hide(line) for line in content.decode(errors="replace").splitlines()]
     except OSError:
         return ["(the run's folder has this file no more)"]

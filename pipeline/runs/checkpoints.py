@@ -69,7 +69,7 @@ def newest_of_script(run_dir: Path, settings: ScriptConfig) -> Path | None:
 
 
 def resume_offer(run_dir: Path, settings: ScriptConfig) -> str:
-    """Return the override that would give a script the checkpoint that it saved, by an option in its source.
+    """Return the argument that would give a script the checkpoint that it saved, by an option in its source.
 
     '' if an argument names it already, or there is no checkpoint. Raises OSError.
     """
@@ -78,10 +78,14 @@ def resume_offer(run_dir: Path, settings: ScriptConfig) -> str:
     source = run_dir / run_folder.CODE / (settings.script or "")
     text = source.read_text(encoding="utf-8", errors="replace") if source.is_file() else ""
     options = _OPTION.findall(text)
-    if not options:
+    is_in_work = newest.is_relative_to(workdir.copy_of(run_dir, 0))  # else it may read {checkpoints} by itself
+    shown = newest.relative_to(workdir.copy_of(run_dir, 0) if is_in_work else run_dir)
+    if not options and not is_in_work:
         return ""
+    if not options:
+        return f"an option of it that takes a checkpoint, as in --resume '{{resume}}', would get {shown}"
     best = min(options, key=lambda name: (not name.startswith("resume"), len(name)))
-    return f"program.args.{best}='{{resume}}' would give it {newest.relative_to(run_dir)}"
+    return f"the argument --{best} '{{resume}}' would give it {shown}"
 
 
 def saved_by_script(run_dir: Path) -> str:

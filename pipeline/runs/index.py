@@ -33,6 +33,8 @@ ALTERED = "ALTERED"
 ACCEPTED = "ACCEPTED"
 """State of a key for which a user has accepted another finished run."""
 STATES = (*State, NEWER, ALTERED, ACCEPTED)
+_INCOMPLETE = "  its key is not complete: doit why names what it lacks"
+"""Remark on a run that read a file which its key lacks: the same command runs it again."""
 _UNPROVEN = "  unproven"
 """Remark on a script's run that was not repeated yet: it might come out differently."""
 WITHOUT_RESULT = "trained, without its result.json: the same doit train completes it"
@@ -234,12 +236,18 @@ def row(folder: RunFolder) -> Row:
         accuracy=result.metrics.get("test/accuracy"),
         synthetic=result.synthetic,
         unix_time=result.unix_time,
-        note=f"  {accepted}" if accepted is not None else _UNPROVEN if result.fields.get("proven") is False else "",
+        note=f"  {accepted}" if accepted is not None else _remark(result),
         nonfinite=results.nonfinite_note(result.fields),
         metrics=result.metrics if result.fields.get("program") else {},
         figures=result.metrics,
         hardware=result.fields.get("hardware") or {},
     )
+
+
+def _remark(result: Result) -> str:
+    if result.fields.get("unkeyed"):
+        return _INCOMPLETE
+    return _UNPROVEN if result.fields.get("proven") is False else ""
 
 
 def altered_target(folder: RunFolder, result: Result | None, names: Sequence[str] = ()) -> str:

@@ -87,6 +87,8 @@ def status(folder: RunFolder) -> str:
             lines[-1] += f"; {WITHOUT_RESULT}"
         if last.detail:
             lines.append(f"  detail   {last.detail.splitlines()[0]}")
+        if last.state is State.FINISHED and folder.unkeyed():
+            lines.append("  key      not complete, so the same command runs it again; doit why names what it lacks")
     lines.append(f"  hosts    {_hosts(plan, config)}")
     training = last is not None and last.state is State.RUNNING and locks.is_held(folder.lock)
     lines += [] if _curves_altered(folder) else _metrics(folder, training=training)

@@ -185,6 +185,13 @@ def test_code_is_shown_as_a_diff_and_environments_by_package(tmp_path: Path, com
     assert "```diff" in compared(tmp_path, one.key, two.key, "markdown=1")
 
 
+def test_of_a_file_that_is_no_text_size_and_digest_are_shown(tmp_path: Path, compared: Printed) -> None:
+    one, two = trained(tmp_path), trained(tmp_path, code=b"PK\x03\x04\0\0weights")
+    text = compared(tmp_path, one.key, two.key)
+    assert "\n+(no text: 13 B, sha256 " in text
+    assert "weights" not in text
+
+
 def test_words_choose_as_in_doit_runs_and_a_sweep_by_its_name(tmp_path: Path, compared: Printed) -> None:
     folders = [*grid(tmp_path), failed(tmp_path)]
     swept(tmp_path, folders[:2], ["experiment=quickstart"])

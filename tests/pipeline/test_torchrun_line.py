@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,31 @@ def test_a_script_of_the_project_by_its_whole_path_starts_where_it_was_typed(tmp
 def test_a_folder_behind_the_name_of_an_output_is_no_data(flag: str, folder: Path) -> None:
     (folder / "images" / "old.txt").touch()
     assert f"program.args.{flag.lstrip('-')}=images" in translated(f"run train.py {flag} images", folder)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run train.py --lr 0.1 --resume {resume} --flag",
+        "run tracking=none train.py -e 3 --name 'a b'",
+        "run train.py",
+    ],
+)
+def test_the_overrides_of_a_line_are_shown_as_the_line(line: str, folder: Path) -> None:
+    words = shlex.split(line)
+    assert torchrun_line.typed_line(torchrun_line.translated(words, folder, folder)[0][1:]) == words
+
+
+def test_overrides_that_no_line_gives_are_left(folder: Path) -> None:
+    assert torchrun_line.typed_line(["model=resnet18"]) is None
+    assert torchrun_line.typed_line(["program.script=train.py", "program.args=[--lr,'0.1']"]) is None
+    ranks = ["cluster.nproc_per_node=2", "program.script=train.py", "program.args.lr=0.1"]
+    assert torchrun_line.typed_line(ranks) == ["torchrun", "--nproc-per-node=2", "train.py", "--lr", "0.1"]
+
+
+def test_a_mistyped_option_of_run_is_answered_with_the_one_that_was_meant(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"run has no option --swep; .*\n  try: doit run --sweep lr=1,2 train\.py"):
+        torchrun_line.translated(["run", "--swep", "lr=1,2", "train.py"], folder, folder)
 
 
 def test_doits_own_run_and_help_are_left_alone(folder: Path) -> None:

@@ -48,6 +48,18 @@ def test_the_first_error_of_all_hosts_is_named_with_its_traceback_and_log(tmp_pa
     assert len(json.dumps(found)) < 4_000  # about a thousand tokens
 
 
+def test_without_a_key_the_newest_run_that_did_not_finish_is_examined(tmp_path: Path, triaged: Printed) -> None:
+    run = failed(tmp_path)
+    finished(tmp_path)
+    assert data(triaged, tmp_path)["key"] == run.key
+
+
+def test_of_a_finished_run_with_an_incomplete_key_that_is_said(tmp_path: Path, triaged: Printed) -> None:
+    finished(tmp_path, summary={"unkeyed": {"lr.txt": "read"}})
+    found = data(triaged, tmp_path)
+    assert found["next"].startswith("its key is not complete: lr.txt was read; add it to program.inputs: ")
+
+
 def test_a_finished_run_needs_nothing(tmp_path: Path, triaged: Printed) -> None:
     run = finished(tmp_path)
     found = data(triaged, tmp_path)

@@ -29,6 +29,7 @@ from pipeline.core.specs import LAST, UNDER_WAY, LogLine, RankError, State
 from pipeline.core.tables import counted
 from pipeline.execution.attempting import formatted as as_line
 from pipeline.execution.failure_hints import OF_SCRIPTS, OUT_OF_MEMORY
+from pipeline.execution.finished import unkeyed
 from pipeline.execution.restarts import next_start_in
 from pipeline.live.pictures import RunPicture, first_state
 from pipeline.live.watching import AttemptFiles, SweepFiles, follow_run, follow_sweep, is_under_way
@@ -227,7 +228,9 @@ _FIXES = (  # (pattern in the failure, fix); the first match counts
 def triage() -> None:
     """Print why a run failed, the evidence, and the next command. Raises UsageError: no such run."""
     invocation, runs_dir = session().invocation, session().config.runs_dir
-    known = examined(index.find(runs_dir, invocation.options.get("run", LAST)))
+    unfinished = (State.FAILED, State.KILLED, *UNDER_WAY)
+    open_ends = [row.key for row in index.rows(runs_dir) if row.state in unfinished]
+    known = examined(index.find(runs_dir, invocation.options.get("run", [LAST, *open_ends][-1])))
     if answers.wanted():
         answers.answer(known)
         return
@@ -307,8 +310,12 @@ def _next(folder: RunFolder, run: ComparedRun, host: str, traceback: str) -> str
     again = command_line("train", run.overrides)
     if locks.is_held(folder.lock):
         return f"doit status {run.key} --watch; it is under way"
+    if run.state == State.FINISHED and (lacks := unkeyed([{"unkeyed": folder.unkeyed()}])) is not None:
+        return f"{lacks}; until then {again} runs it again"
     if run.state in (State.FINISHED, index.ACCEPTED):
         return f"nothing: it is {run.state}"
+    if folder.summary.exists() and not folder.result.exists():
+        return f"{again}; it is trained, and this completes it"
     if run.state in UNDER_WAY or run.state == State.KILLED:
         return f"{again}; it starts {next_start_in(folder.path, checkpoints.settings_of(folder.path))}"
     return f"{_fix(run, host, traceback)}, then {again}"

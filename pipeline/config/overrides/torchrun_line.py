@@ -20,7 +20,7 @@ from typing import Any
 
 from pipeline.config.program_section import is_written
 from pipeline.core.cache import Remembered
-from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.errors import PacelineError, UsageError, nearest
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
 from pipeline.core.places import HOME
 from pipeline.core.printable import hydra_value
@@ -108,6 +108,32 @@ def translated(
         given = f"{line.script} gets {', '.join(behind)}, as what stands behind it"
         notes.append(f"note: {given}; options of {name} stand in front of the script")
     return [*begin, *_overrides(line, folder, root, splits="sweep" in argv[:at])], notes
+
+
+def typed_line(words: Sequence[str]) -> list[str] | None:
+    """Return the line of `torchrun` or `run` for these overrides of a script's run, as ``translated`` would read it.
+
+    None for a run of another kind, and for arguments that aren't named one by one.
+    """
+    value_by_name = dict(word.partition("=")[::2] for word in words)
+    script = value_by_name.pop("program.script", None)
+    args, others = list[str](), list[str]()
+    ranks, is_alone = value_by_name.pop("cluster.nproc_per_node", None), value_by_name.pop("program.torchrun", "true")
+    for name, value in value_by_name.items():
+        argument = _ARGUMENT.fullmatch(f"{name}={value}")
+        if argument is None:
+            others.append(f"{name}={value}")
+            continue
+        text = value[1:-1].replace("\\'", "'") if value[:1] == value[-1:] == "'" and len(value) > 1 else value
+        flag = f"-{argument[1]}" if len(argument[1]) == 1 else f"--{argument[1]}"
+        args += [flag] if text == "true" else [flag, text]
+        if "{{" in text or text in ("false", "null") or (text[:1] in ("[", "{") and text != value[1:-1]):
+            return None
+    if script is None or "program.args" in value_by_name or (is_alone == "false") != (ranks == "1"):
+        return None
+    if is_alone == "false":
+        return ["run", *others, script, *args]
+    return ["torchrun", *([f"--nproc-per-node={ranks}"] if ranks else []), *others, script, *args]
 
 
 def _own_flags(typed: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -228,9 +254,13 @@ def _of_run(typed: Sequence[str]) -> _Line:
         elif word == "-m":
             is_module = True
         elif word.startswith("-"):
+            at = len(typed) - len(left) - 1
+            meant = nearest(name, ("--cluster", "--sweep", *_OWN_FLAGS), likeness=0.75)
             raise UsageError(
                 f"run has no option {word}; it has -m, --cluster NAME, --sweep NAME=VALUES, {', '.join(_OWN_FLAGS)}",
-                hint=_behind_script(typed, len(typed) - len(left) - 1),
+                hint=f"doit run {shlex.join([*typed[:at], f'{meant}{equals}{value}', *typed[at + 1 :]])}"
+                if meant
+                else _behind_script(typed, at),
             )
         else:
             overrides.append(word)
