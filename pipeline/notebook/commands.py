@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from pipeline.core.processes import process, threads
 from pipeline.notebook.run import Run, table
 
 _GROUPS = ("cluster", "dataset", "experiment", "init", "model", "optimizer", "program", "schedule", "search", "seed")
+_LINES = (("run",), ("torchrun",))
 _EVENT = '{"schema": "paceline.event/'
 
 
@@ -35,16 +37,17 @@ def train(*overrides: str, quiet: bool = False, **fields: Any) -> Run:
     """Train a run to its end, or return it at once if it is finished: what `doit train` does.
 
     Args:
-        overrides: as on the command line, ``"experiment=quickstart"``, ``"optimizer.lr=0.1"``.
+        overrides: as on the command line, ``"experiment=quickstart"``, ``"optimizer.lr=0.1"``; or the line that starts
+            a script, ``"run train.py --epochs 3"`` or ``"torchrun --nproc-per-node 2 train.py"``.
         quiet: print nothing.
         fields: the same with values of Python: ``seed=3``, ``model="resnet18"``, ``optimizer__lr=0.1``. A name that is
-            the last part of exactly one field stands for it: ``lr=0.1``.
+            the last part of exactly one field stands for it: ``lr=0.1``. Of a script's line they are its options.
 
     Raises:
         CommandError: the training failed, or an override is wrong.
         KeyboardInterrupt: it was interrupted. The run is KILLED, and the same call goes on with it.
     """
-    words = [*overrides, *_overrides(fields, overrides)]
+    words = _script_line(overrides, fields) or [*overrides, *_overrides(fields, overrides)]
     data = answer("train", *words, quiet=quiet)
     return Run(key=str(data["key"]), path=Path(data["folder"]))
 
@@ -53,7 +56,7 @@ def sweep(*overrides: str, quiet: bool = False, **fields: Any) -> Any:
     """Train every combination: what `doit sweep` does. A list as a field's value stands for its trials.
 
     Args:
-        overrides: as on the command line, ``"optimizer.lr=0.1,0.01"``, ``"seed=range(3)"``.
+        overrides: as on the command line, ``"optimizer.lr=0.1,0.01"``, ``"seed=range(3)"``; or a script's line.
         quiet: print nothing.
         fields: as for ``train``; ``lr=[0.1, 0.01]`` makes trials.
 
@@ -64,7 +67,7 @@ def sweep(*overrides: str, quiet: bool = False, **fields: Any) -> Any:
         CommandError: trials have failed; `paceline.runs(state="FAILED")` lists them.
         KeyboardInterrupt: it was interrupted; the same call goes on.
     """
-    words = [*overrides, *_overrides(fields, overrides, sweeps=True)]
+    words = _script_line(overrides, fields) or [*overrides, *_overrides(fields, overrides, sweeps=True)]
     data = answer("sweep", *words, quiet=quiet)
     metric = (data.get("best") or {}).get("by", "val/accuracy")
     trials = sorted(data["trials"], key=lambda trial: -trial["values"].get(metric, float("-inf")))
@@ -86,7 +89,9 @@ def answer(verb: str, *words: str, quiet: bool = False) -> Any:
         CommandError: it failed.
         KeyboardInterrupt: it was interrupted, and has ended in order.
     """
-    argv = [sys.executable, "-m", "pipeline.cli.main", verb, *words, "json=1"]
+    is_line = words[:1] in _LINES  # behind the script all words are the script's
+    typed = [*words[:1], "--json", *words[1:]] if is_line else [*words, "json=1"]
+    argv = [sys.executable, "-m", "pipeline.cli.main", verb, *typed]
     with Path(os.devnull).open("rb") as nothing:
         child = process.stream(argv, stdin=nothing, env=process.of_this_clone())
     assert child.stdout is not None
@@ -140,6 +145,25 @@ def _data(text: str, code: int) -> Any:
 
 
 # ------------------------------------------------------------------------------------------ overrides
+def _script_line(typed: tuple[str, ...], fields: dict[str, Any]) -> list[str]:
+    """Return the words of a line that starts a script, with ``fields`` as its options; [] if it is no such line.
+
+    A list is swept.
+    """
+    words = shlex.split(typed[0]) if len(typed) == 1 else [*typed]
+    if words and words[0].endswith(".py") and "=" not in words[0]:
+        raise UsageError(f"{words[0]} is a script", hint=f'paceline.train("run {shlex.join(words)}")')
+    if tuple(words[:1]) not in _LINES:
+        return []
+    sweeps, options = list[str](), list[str]()
+    for name, value in fields.items():
+        if isinstance(value, (list, tuple, range)):
+            sweeps += ["--sweep", f"{name}={','.join(map(str, value))}"]
+        else:
+            options += [f"--{name}", *([] if value is True else [str(value)])]
+    return [words[0], *sweeps, *words[1:], *options]
+
+
 def _overrides(fields: dict[str, Any], typed: tuple[str, ...], *, sweeps: bool = False) -> Iterator[str]:
     """Raises UsageError: a name that is no field's, or the last part of several."""
     known: list[str] = []

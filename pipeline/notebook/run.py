@@ -14,7 +14,7 @@ from pipeline.cli.commands import runs as listing
 from pipeline.cli.invocation import Invocation
 from pipeline.cli.session import ROOT, Session
 from pipeline.comparing import curves
-from pipeline.core.errors import PacelineError
+from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.specs import LAST
 from pipeline.core.tables import duration, quantity
 from pipeline.runs import index
@@ -139,6 +139,8 @@ def run(key: str = LAST, *overrides: str) -> Run:
     Raises:
         UsageError: there is no such run.
     """
+    if key.endswith(".py"):
+        raise UsageError(f"{key} is a script, and paceline.run reads a run", hint=f'paceline.train("run {key}")')
     folder = index.find(Session(Invocation(verb="runs", overrides=overrides)).config.runs_dir, key)
     return Run(key=folder.key, path=ROOT / folder.path)
 

@@ -196,7 +196,7 @@ def nonfinite_note(summary: Mapping[str, Any]) -> str:
 def first_metrics(metrics: Mapping[str, float], most: int) -> list[str]:
     """Return ``loss 0.25`` for the first few metrics of a script by name, and how many more there are."""
     shown = [f"{name} {quantity(name, value)}" for name, value in sorted(metrics.items())]
-    return [*shown[:most], *([f"{len(shown) - most} more metrics"] if len(shown) > most else [])]
+    return [*shown[:most], *([counted(len(shown) - most, "more metric")] if len(shown) > most else [])]
 
 
 def number(value: Any) -> float:

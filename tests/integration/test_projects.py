@@ -126,7 +126,7 @@ def test_the_wheel_trains_in_a_project_of_its_own_and_launches_nothing_twice(
     why = run(environment, "paceline", "why", *UNTRACKED, "model.args.width=32", cwd=project / "tests")
     assert "model.args.width: 64 → 32" in why.stdout
     (project / "acme/nets.py").write_text("raise SystemExit('edited since')")
-    proven = run(environment, *re.findall(r"^  prove    (.*)$", done.stdout, re.MULTILINE)[0].split(), cwd=project)
+    proven = run(environment, *re.findall(r"^  repeat   (.*)$", done.stdout, re.MULTILINE)[0].split(), cwd=project)
     assert proven.returncode == 0, proven.stdout
     assert f"REPRODUCED {key}: " in proven.stdout
     assert f"not from a commit: its code is the copy in runs/{key}/code" in proven.stdout

@@ -92,7 +92,7 @@ def test_a_training_tells_its_result_on_stdout_and_how_it_gets_there_on_stderr(p
     first, second = (preloaded.doit(*words, apart=True) for _ in range(2))
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     key = project.only_run().name
-    assert [line.split()[0] for line in first.stdout.splitlines()] == ["FINISHED", "results", "compare", "prove"]
+    assert [line.split()[0] for line in first.stdout.splitlines()] == ["FINISHED", "results", "compare", "repeat"]
     assert f"train {key}\nrun {key}: 1 node, 1 rank, local\n" in first.stderr
     assert "\nepoch 1/1  step 2/2  loss " in first.stderr
     assert second.stdout.startswith(f"{key} is finished: test/accuracy ")

@@ -73,6 +73,17 @@ def test_all_lines_of_an_exception_are_its_message_and_none_of_what_is_said_afte
     assert rank_errors.printed_error(str(path), None, code=1) == failed
 
 
+def test_what_a_progress_bar_does_to_the_screen_is_no_part_of_the_error(tmp_path: Path) -> None:
+    path = tmp_path / "stderr.log"
+    end = "\r          \x1b[A\n\r 17%|#7 | 100/600 [00:01<00:09]\n"
+    trace = 'Traceback (most recent call last):\n  File "x.py", line 1\nValueError: no such column\n'
+    path.write_text(f" 10%|# | 60/600\r 17%|#7 | 100/600\n{trace}\r      \x1b[A\n")
+    error = rank_errors.printed_error(str(path), {"code": 1, "unix_time": 5.0})
+    assert error is not None
+    assert error["message"] == "ValueError: no such column"
+    assert rank_errors.without_bars(end) == "\n 17%|#7 | 100/600 [00:01<00:09]\n"
+
+
 def test_an_exception_with_a_very_long_line_is_found(tmp_path: Path) -> None:
     path, message = tmp_path / "stderr.log", f"RuntimeError: {'x' * 200_000}"
     path.write_text(f'Traceback (most recent call last):\n  File "x.py", line 1\n{message}\n')

@@ -175,7 +175,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
     if current.config.script is not None and any(path.is_file() for path in outputs.rglob("*")):
         say_usual(f"  files    {relative(outputs)}")
     say_usual("  compare  doit ui")
-    say_usual(f"  prove    doit reproduce {run.key.short}")
+    say_usual(f"  repeat   doit reproduce {run.key.short}")
     answer_with(result, run.folder)
     if folders := _changed_meanwhile(current, run):
         note(

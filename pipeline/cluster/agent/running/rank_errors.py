@@ -15,6 +15,7 @@ LONGEST_MESSAGE, LONGEST_TRACEBACK = 2000, 20_000  # characters; the rank's log 
 FIRST_LINES, LAST_LINES = 8, 4  # of a message
 _LONGEST_LAST_LINE = 300  # characters
 _READ_BYTES = 1 << 20  # from the end of a rank's output: a message may show a whole tensor
+_CURSOR = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")
 _HEAD = "Traceback (most recent call last):\n"
 _MARK = r"\[rank\d+\]: "  # torch's, before every line of an uncaught exception that isn't empty
 _AFTER_EXCEPTION = re.compile(  # output of torch, Python and wandb after the exception
@@ -74,7 +75,7 @@ def printed_error(path: str, failed: Json | None, *, code: int = 0) -> Json | No
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _READ_BYTES))
-            text = file.read().decode("utf-8", "replace").replace("\r\n", "\n")
+            text = without_bars(file.read().decode("utf-8", "replace"))
         printed = os.path.getmtime(path)
     except FileNotFoundError:
         text, printed = "", time.time()
@@ -96,9 +97,15 @@ def printed_error(path: str, failed: Json | None, *, code: int = 0) -> Json | No
     return {"unix_time": failed["unix_time"], "message": message, "traceback": more}
 
 
+def without_bars(text: str) -> str:
+    """Return a program's output without what its progress bars have overwritten and without moves of the cursor."""
+    lines = (_CURSOR.sub("", line.rstrip("\r").rpartition("\r")[2]) for line in text.split("\n"))
+    return "\n".join(line if line.strip() else "" for line in lines)
+
+
 def _last_line(text: str) -> str:
     """Return a program's last line: of ``sys.exit("no data")``, or argparse's message about a wrong argument."""
-    lines = (line.rpartition("\r")[2].strip() for line in text.rstrip().splitlines())
+    lines = map(str.strip, text.rstrip().splitlines())
     own = [line for line in lines if line and not _AFTER_EXCEPTION.match(line)]
     return f"; it said last: {own[-1][:_LONGEST_LAST_LINE]}" if own else ""
 
