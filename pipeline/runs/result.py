@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -193,9 +194,15 @@ def nonfinite_note(summary: Mapping[str, Any]) -> str:
     return next((f"{name} was {what}{more}" for name, what in shown_by_metric.items()), "")
 
 
+def by_split(name: str) -> tuple[int, str]:
+    """Sort key of a script's metrics: those of a test, then of a validation, then the others, each by name."""
+    parts = set(re.split(r"[/_.-]", name.lower()))
+    return (0 if "test" in parts else 1 if parts & {"val", "valid", "validation", "eval"} else 2), name
+
+
 def first_metrics(metrics: Mapping[str, float], most: int) -> list[str]:
-    """Return ``loss 0.25`` for the first few metrics of a script by name, and how many more there are."""
-    shown = [f"{name} {quantity(name, value)}" for name, value in sorted(metrics.items())]
+    """Return ``val_loss 0.25`` for a few metrics of a script, and how many more there are."""
+    shown = [f"{name} {quantity(name, metrics[name])}" for name in sorted(metrics, key=by_split)]
     return [*shown[:most], *([counted(len(shown) - most, "more metric")] if len(shown) > most else [])]
 
 

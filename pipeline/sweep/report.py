@@ -14,6 +14,7 @@ from pipeline.core.errors import without_place
 from pipeline.core.printable import printable, shell_line
 from pipeline.core.tables import ENDLESS, aligned, counted, folded, in_width, unit_of, wrapped
 from pipeline.runs.contents import short_value
+from pipeline.runs.result import by_split
 
 SEEDS = ("seed", "program.args.seed")
 """The fields that hold a seed; the second is how scripts receive theirs."""
@@ -175,7 +176,7 @@ def _starred(configurations: Sequence[Group], name: str, goals: Mapping[str, str
 
 def _columns(configurations: Sequence[Group]) -> list[str]:
     names = dict.fromkeys(name for group in configurations for name in group.statistics)
-    others = [] if any(name in names for name in _QUALITY) else [name for name in names if name not in SHOWN]
+    others = [] if any(name in names for name in _QUALITY) else sorted(names.keys() - {*SHOWN}, key=by_split)
     return [*others[:_OTHERS], *SHOWN]
 
 
