@@ -155,7 +155,7 @@ def test_a_line_has_hosts_time_and_size(tmp_path: Path, listed: Printed) -> None
 def test_a_line_of_a_script_has_its_first_metrics_and_no_accuracy_alone(tmp_path: Path, listed: Printed) -> None:
     told = {"program": "script", "metrics": {"perplexity": 2.0, "test/accuracy": 0.5, "bleu": 1 / 3, "loss": 0.25}}
     folder = finished(tmp_path, summary=told)
-    assert "  bleu 0.333333, loss 0.25, 2 more metrics" in listed(tmp_path)
+    assert "  test/accuracy 0.5, bleu 0.333333, 2 more metrics" in listed(tmp_path)
     (row,) = json.loads(listed(tmp_path, "json=1"))["data"]
     assert (row["key"], row["metrics"]) == (folder.key, told["metrics"])
 
