@@ -388,7 +388,7 @@ def why_kept(left: Leftover, runs_dir: Path) -> str:
         return ""
     is_newest = journal.known_attempts(run_dir)[-1:] == [left.run_id]
     if ours and left.holds_outputs and (is_newest or _is_open(left.run_id, run_dir)):  # the next attempt fetches them
-        return f"run {key} goes on from its checkpoints: the same doit train fetches them"
+        return f"run {key} goes on from its checkpoints: the same command fetches them"
     wanted = left.holds_outputs and (not ours or run_dir.exists())
     if left.idle_s > (OUTPUTS_KEPT_S if wanted else EMPTY_KEPT_S):
         return ""

@@ -125,7 +125,9 @@ def read(folder: RunFolder) -> ComparedRun:
     if row.state == State.FINISHED and (
         why := index.altered_target(folder, folder.read_result(), (run_folder.METRICS,))  # its curves
     ):
-        row = replace(row, state=index.ALTERED, note=f"{why}; the same doit train makes it again", accuracy=None)
+        row = replace(
+            row, state=index.ALTERED, note=f"{why}; the command that started it makes it again", accuracy=None
+        )
     altered, counts = row.state == index.ALTERED, row.state in (State.FINISHED, index.ACCEPTED)
     known = index.intact_parts(folder) if altered else folder.read_json(run_folder.KEY) or {}
     provenance = folder.read_json(run_folder.PROVENANCE) or {}

@@ -98,10 +98,10 @@ def unfinished_attempt(run: Run) -> tuple[LaunchPlan, Cluster]:
     if launchers.capabilities(cluster).hosts_are_granted:  # its job may also be queued or over
         raise UsageError(
             f"{cluster.launcher} grants the hosts of run {run.key.short} to a job, and only doit train finds it again",
-            hint="doit train with the same words, which takes up a job that waits or runs",
+            hint="the command that started it, which takes up a job that waits or runs",
         )
     if plan is None:
-        raise UsageError(f"nothing of run {run.key.short} is under way", hint="doit train with the same words")
+        raise UsageError(f"nothing of run {run.key.short} is under way", hint="the command that started it")
     known = {host.label: host for host in (*cluster.hosts, *cluster.spares)}
     unknown = [node.host for node in plan.nodes if node.host not in known]
     if unknown and (same := earlier.with_current_labels(cluster, plan)) is not None:
@@ -127,7 +127,7 @@ def attempt_to_attach(run: Run, say: Callable[[str], None]) -> tuple[LaunchPlan,
     if last and last[0].state not in UNDER_WAY and not earlier.can_be_followed(cluster, plan, run.folder.path, say):
         raise UsageError(
             f"nothing of run {run.key.short} is under way: it is {last[0].state}, {last[0].first_line}",
-            hint=f"doit train with the same words starts {next_start(run)}",
+            hint=f"its command again; it starts {next_start(run)}",
         )
     return plan, cluster
 
@@ -169,7 +169,7 @@ def attach(work: Work, plan: LaunchPlan, cluster: Cluster) -> None:
         number = journal.attempts(run.folder.journal)  # a later attempt may have been planned and not started
         last, restarts = number + cluster.max_restarts, Restarts(cluster, shards=run.config.train.trainer.shards)
         if number == last and error.hint is None and error.cause != "config":
-            hint = f"doit train with the same words starts {next_start(run)}"
+            hint = f"the same command starts {next_start(run)}"
             raise hinting(error, hint) from None
         _prepare_restart(work, number, last, restarts, error)
         _make_attempts(work, number + 1, last, restarts)

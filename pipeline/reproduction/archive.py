@@ -62,7 +62,7 @@ def export(
     if not folder.path.is_dir():
         raise PacelineError(
             f"run {folder.key} was never trained here: there is no folder {folder.path}",
-            hint="doit train with the same words, then export",
+            hint="the command that started it, then export",
         )
     key, provenance = folder.read_key(), folder.read_json(run_folder.PROVENANCE)
     folder.read_summary()  # refuses what was altered, as read_key and read_result do

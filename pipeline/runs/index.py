@@ -37,9 +37,9 @@ _INCOMPLETE = "  its key is not complete: doit why names what it lacks"
 """Remark on a run that read a file which its key lacks: the same command runs it again."""
 _UNPROVEN = "  unproven"
 """Remark on a script's run that was not repeated yet: it might come out differently."""
-WITHOUT_RESULT = "trained, without its result.json: the same doit train completes it"
+WITHOUT_RESULT = "trained, without its result.json: the command that started it completes it"
 """Remark on a run whose command ended before it wrote result.json, or whose result.json was removed."""
-_AGAIN = "the same doit train makes it again"
+_AGAIN = "the command that started it makes it again"
 _OF_A_RUN = (run_folder.KEY, run_folder.RESULT)
 """A folder with one of these files is a run: a finished run without its key is listed as such."""
 _LISTED = (run_folder.KEY, run_folder.CONFIG)

@@ -74,21 +74,23 @@ def status(folder: RunFolder) -> str:
     if accepted is not None:
         lines.append("  state    ACCEPTED")
     elif doubted:
-        lines.append(f"  state    {ALTERED}; the same doit train makes it again")
+        lines.append(f"  state    {ALTERED}; the command that started it makes it again")
     elif last is None:
         begun = locks.is_held(folder.lock)
         lines.append("  state    PLANNED, " + ("its command is preparing it" if begun else "not started"))
     else:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.time))
         orphaned = last.state in UNDER_WAY and not locks.is_held(folder.lock)
-        lost = "; no command is attached: the same doit train goes on with it" if orphaned else ""
+        lost = "; no command is attached: the command that started it goes on with it" if orphaned else ""
         lines.append(f"  state    {last.state} since {when}, attempt {last.attempt}{lost}")
         if last.state is State.FINISHED and not folder.result.is_file() and not locks.is_held(folder.lock):
             lines[-1] += f"; {WITHOUT_RESULT}"
         if last.detail:
             lines.append(f"  detail   {last.detail.splitlines()[0]}")
         if last.state is State.FINISHED and folder.unkeyed():
-            lines.append("  key      not complete, so the same command runs it again; doit why names what it lacks")
+            lines.append(
+                "  key      not complete, so the command that started it runs it again; doit why names what it lacks"
+            )
     lines.append(f"  hosts    {_hosts(plan, config)}")
     training = last is not None and last.state is State.RUNNING and locks.is_held(folder.lock)
     lines += [] if _curves_altered(folder) else _metrics(folder, training=training)

@@ -362,9 +362,9 @@ def test_a_rank_that_saves_within_a_second_has_saved_and_one_that_ignores_sigter
         assert "it starts from the beginning: no argument of the script has {resume}" in said
     else:
         stopped = project.doit("stop", f"run={key}").stdout
-        start = "the same doit train starts it from the beginning: no argument of the script has {resume}"
+        start = "typed again, it starts from the beginning: no argument of the script has {resume}"
         attached = "the command that was attached ends as well"
-        command = attached if by == "doit stop" else f"no command was attached, and {start}"
+        command = attached if by == "doit stop" else f"no command was attached; {start}"
         assert f"{key} is stopped on localhost; {command}\n" in stopped
         assert "nothing of" not in stopped
         child.wait()

@@ -114,7 +114,7 @@ def test_a_signal_ends_every_process_and_says_killed_and_the_same_command_resume
     log = (project.only_run() / "attempts/1/localhost.log").read_bytes()
     refused = project.doit("attach", project.only_run().name)  # there is nothing to follow, and nothing is touched
     assert (refused.returncode, "is under way: it is KILLED, stopped by " in refused.stdout) == (3, True)
-    assert "try: doit train with the same words starts from the checkpoint of step " in refused.stdout
+    assert "try: its command again; it starts from the checkpoint of step " in refused.stdout
     assert (project.only_run() / "attempts/1/localhost.log").read_bytes() == log
     assert project.states()[-1] == "KILLED"
 
@@ -144,8 +144,8 @@ def test_stop_ends_what_a_killed_command_has_left_and_the_run_counts_as_ended(pr
     key = project.only_run().name
     stopped = project.doit("stop", f"run={key}")
     step = max(int(path.stem[5:]) for path in (project.only_run() / "checkpoints").glob("step-*.pt"))
-    start = f"the same doit train starts it from the checkpoint of step {step}"
-    assert f"{key} is stopped on localhost; no command was attached, and {start}\n" in stopped.stdout
+    start = f"typed again, it starts from the checkpoint of step {step}"
+    assert f"{key} is stopped on localhost; no command was attached; {start}\n" in stopped.stdout
     assert list(processes_of(project.folder)) == []
     assert project.states()[-1] == "KILLED"
     assert "is stopped" not in project.doit("stop", f"run={key}").stdout

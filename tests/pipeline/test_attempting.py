@@ -167,9 +167,7 @@ def test_an_attached_attempt_that_fails_is_started_again_as_by_the_command_that_
         assert said[-1].endswith("starting attempt 3 of 3 from the beginning: there is no checkpoint yet")
     else:
         assert caught is not None
-        assert (
-            caught.value.hint == "doit train with the same words starts from the beginning: there is no checkpoint yet"
-        )
+        assert caught.value.hint == "the same command starts from the beginning: there is no checkpoint yet"
         assert (caught.value.gone, ran) == (("a",), [])
 
 

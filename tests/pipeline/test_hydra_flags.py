@@ -86,7 +86,7 @@ def test_an_override_with_dashes_is_shown_without(line: str, hint: str) -> None:
     ("line", "said"),
     [
         ("--json runs", "the options of doit runs stand behind it\n  try: doit runs --json"),
-        ("train --resume", "--resume is no option of doit train: the same doit train goes on where its run was"),
+        ("train --resume", "--resume is no option of doit train: the same command goes on where its run was"),
         (
             "train -m seed=1,2 json=1",
             "-m is an option of Hydra's command line, which doit train doesn't take beside json=1",

@@ -120,9 +120,9 @@ def test_what_a_run_can_still_be_gone_on_with_stays_and_what_is_here_already_goe
     for left_there in (first, second):
         journal.register_attempt(run_dir, left_there.run_id)
     assert why_kept(first, tmp_path) == "", "a later attempt has begun"
-    assert why_kept(second, tmp_path) == (
-        f"run {KEY} goes on from its checkpoints: the same doit train fetches them"
-    ), "at any age"
+    assert why_kept(second, tmp_path) == (f"run {KEY} goes on from its checkpoints: the same command fetches them"), (
+        "at any age"
+    )
     (run_dir / "attempts" / "2").mkdir(parents=True)
     (run_dir / "attempts" / "2" / "collected").write_text(second.run_id)
     assert why_kept(second, tmp_path) == ""

@@ -128,7 +128,7 @@ def test_a_run_whose_result_is_gone_is_not_finished(tmp_path: Path, listed: Prin
     run.result.unlink()
     said = listed(tmp_path)
     assert "RUNNING" in said
-    assert "trained, without its result.json: the same doit train completes it" in said
+    assert "trained, without its result.json: the command that started it completes it" in said
     assert "FINISHED since" in (told := status(run))
     assert "trained, without its result.json" in told
     assert not read(run).counts

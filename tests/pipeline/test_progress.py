@@ -38,7 +38,7 @@ def running(tmp_path: Path) -> RunFolder:
 
 
 def test_a_run_whose_command_died_says_so_and_one_that_is_held_does_not(running: RunFolder) -> None:
-    assert "attempt 2; no command is attached: the same doit train goes on with it" in progress.status(running)
+    assert "attempt 2; no command is attached: the command that started it goes on with it" in progress.status(running)
     with held(running.lock):
         shown = progress.status(running)
     assert shown.splitlines()[0] == f"{KEY}  dataset model optimizer"

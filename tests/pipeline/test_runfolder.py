@@ -130,7 +130,7 @@ def test_a_result_that_was_altered_is_told_and_made_again_from_what_the_nodes_le
         assert str(finished.stale_because(KEY.digest)).startswith("result.json was altered: it ")
         (row,) = runs.rows(finished.path.parent)
         assert (row.state, row.accuracy) == ("ALTERED", None)
-        assert "\n  state    ALTERED; the same doit train makes it again\n" in status(finished)
+        assert "\n  state    ALTERED; the command that started it makes it again\n" in status(finished)
         assert finished.training_done(KEY)
         assert finished.recorded_files() == {}
     finished.result.write_text(written)
@@ -306,7 +306,7 @@ def test_a_configuration_or_a_key_that_is_not_what_was_written_is_altered_in_lis
     (row,) = runs.rows(finished.path.parent)
     assert (row.state, row.accuracy) == ("ALTERED", None)
     assert f"{path} " in row.note
-    assert "\n  state    ALTERED; the same doit train makes it again\n" in status(finished)
+    assert "\n  state    ALTERED; the command that started it makes it again\n" in status(finished)
     assert row.what == ("digits small_cnn sgd" if name == "config.json" else "?")  # which the key still vouches for
     assert status(finished).startswith(f"{finished.key}  {row.what}\n")
 

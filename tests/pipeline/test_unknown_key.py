@@ -57,7 +57,7 @@ def test_a_field_of_another_option_names_the_one_that_every_option_has() -> None
 @pytest.mark.slow
 def test_words_that_resume_elsewhere_are_answered_with_the_command_that_does_here() -> None:
     for word in ("resume=true", "trainer.resume_from_checkpoint=last"):
-        assert "; the same doit train goes on where its run was, and init.weights=KEY begins another" in _said(word)
+        assert "; the same command goes on where its run was, and init.weights=KEY begins another" in _said(word)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from tests.integration import preloaded
         ("fit", "fit", "did you mean doit train?"),
         ("accelerate launch train.py", "accelerate", "did you mean doit torchrun --nproc-per-node RANKS train.py?"),
         ("python train.py", "python", "did you mean doit run train.py?"),
-        ("resume cf0848", "resume", "the same doit train goes on where its run was"),
+        ("resume cf0848", "resume", "the same command goes on where its run was"),
         ("train cluster.hosts=[a, b]", "b]", "a shell splits words at blanks: 'cluster.hosts=[a,b]'"),
         ("train my/net.py", "my/net.py", "did you mean doit run my/net.py? with several ranks it is doit torchrun "
          "--nproc-per-node RANKS my/net.py"),

@@ -161,7 +161,7 @@ def stop() -> None:
         where = ", ".join(stop_run(cluster, folder.path, folder.key))
     if note_stopped(folder):
         start = restarts.next_start_in(folder.path, checkpoints.settings_of(folder.path))
-        say(f"{folder.key} is stopped on {where}; no command was attached, and the same doit train starts it {start}")
+        say(f"{folder.key} is stopped on {where}; no command was attached; typed again, it starts {start}")
     elif entries and entries[-1].state in UNDER_WAY:
         say(f"{folder.key} is stopped on {where}; the command that was attached ends as well")
     else:

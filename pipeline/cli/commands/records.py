@@ -71,7 +71,7 @@ def record() -> None:
         if states and states[-1] in UNDER_WAY:
             raise PacelineError(
                 f"{folder.key} has not ended, its journal says {states[-1]}; it is recorded up to where it is",
-                hint="the same doit train, which goes on with it; it records by itself",
+                hint="the command that started it, which goes on with it; it records by itself",
             )
         raise PacelineError(
             f"{folder.key} is not recorded in {recorder.titles()} yet: {recorder.why()}",

@@ -128,7 +128,7 @@ def attach() -> None:
     if run is None:  # a run begins only once its data is here
         raise UsageError(
             "nothing of this run is under way here: its data set was never fetched",
-            hint="doit attach with the words of the command that has started it, or doit train with the same words",
+            hint="doit attach with the words of the command that has started it, or that command again",
         )
     _train(current, attach=True)
 

@@ -53,7 +53,7 @@ MEANT = {word: name for name, words in _ELSEWHERE.items() for word in words.spli
 """Names in torchrun, Lightning, Accelerate, transformers and beginners' scripts → names here."""
 RESUMES = ("resume", "resume_from", "resume_from_checkpoint", "ckpt_path", "checkpoint", "auto_resume", "restore")
 """What asks other tools to continue a run."""
-GOES_ON = "the same doit train goes on where its run was"
+GOES_ON = "the same command goes on where its run was"
 HOST_FIELDS = tuple(item.name for item in fields(HostConfig))
 _OF_HOSTS = {"slots": "nproc_per_node", "host": "name", "hostname": "name", "ip": "address"}  # as others call them
 

@@ -273,9 +273,7 @@ def settle_pack(run_dir: str, data_dir: str, digest: str) -> None:
     if not os.path.lexists(link):
         os.symlink(data_dir, link)
     if not os.path.exists(os.path.join(link, "manifest.json")):
-        raise SystemExit(
-            f"the data pack is missing: no manifest.json in {data_dir}; the same doit train makes it again"
-        )
+        raise SystemExit(f"the data pack is missing: no manifest.json in {data_dir}; the same command makes it again")
 
 
 def collect(request: Json) -> None:
