@@ -381,7 +381,7 @@ def text(proof: Proof) -> str:
         if proof.was_resumed:
             steps = ", ".join(map(str, proof.resumed_at))
             why = f"it was itself resumed, at step {steps}; an undisturbed run differs from step {proof.differs_at} on"
-        return f"NOT PROVEN {run}: {why}\n  culprit  {finding}\n  mend     {mend}"
+        return f"NOT PROVEN {run}: {why}\n  culprit  {finding}\n  mend     {_with_names(mend, proof)}"
     if not proof.verdict.reproduced and proof.culprit is None:
         return f"NOTHING PROVEN {run}: its results can't be compared to the bit"
     if not proof.kills:
@@ -406,8 +406,14 @@ def text(proof: Proof) -> str:
         lines.append(f"  differs  from step {proof.differs_at} on")
     if proof.culprit is not None:
         finding, mend = proof.culprit.value
-        lines += [f"  culprit  {finding}", f"  mend     {mend}"]
+        lines += [f"  culprit  {finding}", f"  mend     {_with_names(mend, proof)}"]
     return "\n".join(lines)
+
+
+def _with_names(mend: str, proof: Proof) -> str:
+    """Put the metrics that differ in the place of NAME."""
+    names = [item.field for item in proof.verdict.outcome if item.field != "steps"]
+    return mend.replace("[NAME]", f"[{','.join(names)}]") if names else mend
 
 
 # ------------------------------------------------------------- what checkpoints hold, by the names in them
