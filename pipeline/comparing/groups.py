@@ -18,8 +18,7 @@ from typing import Any
 from pipeline.comparing.reading import ComparedRun
 from pipeline.core.printable import printable
 from pipeline.core.tables import counted
-from pipeline.keys.canonical import ORDER
-from pipeline.keys.content_key import flat
+from pipeline.keys.content_key import ORDER, flat, is_reordered
 from pipeline.runs.contents import short_names, short_value
 from pipeline.runs.index import ALTERED
 from pipeline.sweep.report import SEEDS, Statistic, statistic
@@ -133,15 +132,7 @@ def differing_fields(runs: Sequence[ComparedRun]) -> list[str]:
     known = [flat_config(run) for run in runs if run.config]
     names = sorted({name for fields in known for name in fields} - set(SEEDS))
     differing = [name for name in names if len({_text(fields.get(name)) for fields in known}) > 1]
-    return [name for name in differing if not name.startswith(f"{ORDER}.") or _is_reordered(name, known)]
-
-
-def _is_reordered(name: str, known: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if some runs have the same names in another order; other names show up as differing fields."""
-    inside = f"{name.removeprefix(f'{ORDER}.')}."
-    orders = {(_text(fields.get(name)), _text([one for one in sorted(fields) if one.startswith(inside)]))
-              for fields in known}  # fmt: skip
-    return len({words for _, words in orders}) < len(orders)
+    return [name for name in differing if not name.startswith(f"{ORDER}.") or is_reordered(name, known)]
 
 
 def metrics_of(groups: Sequence[Group]) -> list[str]:

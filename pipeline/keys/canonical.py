@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from pipeline.keys.content_key import ORDER
 from trainers.core.config import DatasetConfig, OptimizerConfig, TrainerConfig, later_fields
 from trainers.script.settings import ScriptConfig, names
 
@@ -78,7 +79,6 @@ _NOT_OF_A_SCRIPT = (
     *("ignore_metrics", "metrics_pattern", "metrics", "seal", "resume_pattern"),
 )
 _WHERE = ("cluster", "tracking", "paths")  # where a run executes and reports; the topology part covers the rest
-ORDER = "order"
 _BEFORE = ("step",)  # the preparation step of the data, which counts by the data's digest
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +19,8 @@ from pipeline.keys import rank_environment
 if TYPE_CHECKING:
     from pipeline.core.specs import Cluster
 
+ORDER = "order"
+"""Field of the configuration's part of a key that holds the order of names where it decides."""
 
 _SHOWN_PARTS = ("config", "code", "data", "environment", "topology")
 _ABSENT = "(absent)"
@@ -59,9 +61,26 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Differen
             continue
         before, after = dict(flat(old.get(part))), dict(flat(new.get(part)))
         for field in sorted(before.keys() | after.keys()):
-            if before.get(field) != after.get(field):
+            is_order = field.startswith(f"{ORDER}.") and not is_reordered(field, (before, after))
+            if before.get(field) != after.get(field) and not is_order:
                 changed.append(Difference(part=part, field=field, old=before.get(field), new=after.get(field)))
     return changed
+
+
+def is_reordered(field: str, known: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if two of the flat configurations have the same names in another order.
+
+    Where there are other names, these show up as differing fields themselves. ``field``: ``order.program.args``.
+    """
+    inside = f"{field.removeprefix(f'{ORDER}.')}."
+    orders = {
+        (
+            canonical_json(fields.get(field)),
+            canonical_json([name for name in sorted(fields) if name.startswith(inside)]),
+        )
+        for fields in known
+    }
+    return len({names for _, names in orders}) < len(orders)
 
 
 def nearest(finished: Mapping[str, Mapping[str, Any]], new: Mapping[str, Any]) -> tuple[str, list[Difference]] | None:

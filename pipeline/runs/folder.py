@@ -18,8 +18,8 @@ from pipeline.core.redact import hide
 from pipeline.core.specs import State
 from pipeline.core.tables import first_of
 from pipeline.keys import content_key as keys
-from pipeline.keys.canonical import ORDER, canonical_config
-from pipeline.keys.content_key import KEY_VERSION, ContentKey, differences
+from pipeline.keys.canonical import canonical_config
+from pipeline.keys.content_key import KEY_VERSION, ORDER, ContentKey, differences
 from pipeline.keys.import_closure import matches
 from pipeline.runs import arithmetic, layout
 from pipeline.runs import result as results

@@ -14,7 +14,7 @@ from pipeline.core.errors import UsageError
 from pipeline.execution.run import overridden
 from pipeline.keys import ABSENT
 from pipeline.keys.canonical import canonical_config
-from pipeline.keys.content_key import ContentKey, content_key
+from pipeline.keys.content_key import ContentKey, content_key, differences
 from pipeline.keys.installed import version
 from tests.pipeline.composed import composed
 
@@ -155,6 +155,15 @@ def before_paths(resolved: dict[str, Any]) -> dict[str, Any]:
 def test_a_field_that_came_later_is_in_the_key_once_it_is_set(word: str) -> None:
     alone = "cluster.nproc_per_node=1"  # with more, normalising over all ranks needs GPUs
     assert key_of(word, alone).digest != key_of(alone).digest
+
+
+def test_the_order_of_arguments_is_a_difference_only_between_the_same_arguments() -> None:
+    def parts(*names: str) -> dict[str, Any]:
+        order = {} if [*names] == sorted(names) else {"order": {"program.args": [*names]}}
+        return {"config": {"program": {"args": dict.fromkeys(names, 1)}, **order}}
+
+    fields = [[item.field for item in differences(parts("b", "a"), parts(*others))] for others in (("b",), ("a", "b"))]
+    assert fields == [["program.args.a"], ["order.program.args"]]
 
 
 def test_the_order_of_frozen_patterns_and_one_said_twice_are_no_other_run() -> None:

@@ -232,7 +232,7 @@ def parse(text: str) -> _Line:
     at, of = (step["at"], step["of"]) if step else (None, None)
     if step is None and (inner := _STEP_OF_EPOCH.search(text, epoch.end("at") if epoch else 0)):
         at, of = inner["at"] or inner["bar"], inner["of"] or inner["length"]
-    if passed := _EPOCHS.search(text):
+    if step is None and (passed := _EPOCHS.search(text)):
         epochs = float(passed["passed"])
         return _Line(metrics, epoch=max(1, math.ceil(epochs)), epochs=epochs)
     return _Line(metrics, int(epoch["at"]) if epoch else None, int(at) if at else None, int(of) if of else None)
@@ -291,7 +291,7 @@ def _with_steps(lines: Iterable[_Line], steps_per_epoch: float | None = None) ->
         None if line.epochs is None or steps_per_epoch is None else round(line.epochs * steps_per_epoch)
         for line in placed
     ]
-    by_epoch = [line.epoch if line.epochs is None else None for line in placed]
+    by_epoch = [line.epoch if line.epochs is None or line.epochs.is_integer() else None for line in placed]
     for steps in (by_step, by_epochs, by_both, by_epoch):
         known = [step for step in steps if step is not None]
         if len(known) == len(placed) and known == sorted(known):

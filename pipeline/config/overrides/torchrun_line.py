@@ -129,7 +129,12 @@ def typed_line(words: Sequence[str]) -> list[str] | None:
         args += [flag] if text == "true" else [flag, text]
         if "{{" in text or text in ("false", "null") or (text[:1] in ("[", "{") and text != value[1:-1]):
             return None
-    if script is None or "program.args" in value_by_name or (is_alone == "false") != (ranks == "1"):
+    if (
+        script is None
+        or "program.args" in value_by_name
+        or not all("=" in word for word in words)
+        or (is_alone == "false") != (ranks == "1")
+    ):
         return None
     if is_alone == "false":
         return ["run", *others, script, *args]

@@ -40,6 +40,7 @@ LOGS_TOO = "import paceline\npaceline.log(1, loss=1.0)\nprint('accuracy: 0.5')\n
         ("[Epoch 5] train_loss 0.23 val_loss 0.25", {"train_loss": 0.23, "val_loss": 0.25}, (5, None, None)),
         ("\x1b[1mLoss\x1b[0m: \x1b[32m0.31\x1b[0m", {"loss": 0.31}, (None, None, None)),
         ("{'loss': '0.3115', 'epoch': '2'}", {"loss": 0.3115}, (2, None, None)),
+        ("{'loss': 0.3, 'epoch': 2, 'step': 40}", {"loss": 0.3}, (2, 40, None)),
         ("{'eval_loss': '4.03', 'epoch': '1.071'}", {"eval_loss": 4.03}, (2, None, None)),
         ("loss: tensor(0.31, device='cuda:0', grad_fn=<Nll>)", {"loss": 0.31}, (None, None, None)),
         ("Epoch: [0][ 10/5005]\tLoss 6.9e+00 (7.0)\tAcc@1 76.13 (75.0)", {"loss": 6.9, "acc@1": 76.13}, (0, 10, 5005)),
@@ -80,6 +81,12 @@ def test_a_script_that_only_prints_has_them_recorded_at_steps_that_grow(run: Scr
     steps = [step for step, _ in run.rows()]
     assert steps == sorted(steps)
     assert run.rows()[-1][1] == {"test/loss": 0.25, "test/accuracy": 0.92}
+
+
+def test_whole_epochs_of_a_line_that_tells_no_step_are_its_steps(run: ScriptRun) -> None:
+    run.write("for epoch in (1, 2, 3): print({'loss': 1 / epoch, 'epoch': epoch})", torchrun=False)
+    run.start("python3", f"--log-dir={run.path}/ranks")
+    assert [step for step, _ in run.rows()] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("script", "settings"), [(LOGS_TOO, {}), (MNIST, {"metrics": "off"})])
