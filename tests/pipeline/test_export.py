@@ -260,7 +260,9 @@ def test_what_keeps_a_run_from_being_exported_is_named(folder: RunFolder, tmp_pa
 
 def test_an_export_of_a_run_that_was_never_trained_says_so(tmp_path: Path) -> None:
     never = RunFolder(tmp_path / "0123456789ab")
-    with pytest.raises(PacelineError, match=r"run 0123456789ab was never trained here: .*\n  try: doit train with the"):
+    with pytest.raises(
+        PacelineError, match=r"run 0123456789ab was never trained here: .*\n  try: the command that started it"
+    ):
         export.export(never, root=tmp_path, to=tmp_path / "a.tar.gz", weights=False)
 
 

@@ -196,7 +196,7 @@ def test_doit_attach_names_the_command_that_finds_a_job_again(
     )
     with pytest.raises(UsageError, match="only doit train finds it again") as caught:
         unfinished_attempt(cast("Run", run))
-    assert (caught.value.hint or "").startswith("the same command")
+    assert (caught.value.hint or "").startswith("the command that started it")
 
 
 def test_root_is_asked_for_by_name() -> None:
