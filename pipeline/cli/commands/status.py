@@ -252,7 +252,7 @@ def examined(folder: RunFolder) -> dict[str, Any]:
     run, entries = reading.read(folder), journal.read(folder.journal)
     attempt = entries[-1].attempt if entries else 0
     errors = _errors(folder, attempt)
-    failed = run.failure or run.reservation
+    failed = run.failure or (run.reservation if run.state != State.FINISHED else "")
     failed = failed if len(failed) <= _MOST_FAILED else f"{failed[:_MOST_FAILED]}…"
     named = next((name for name in run.hosts if name in failed), next(iter(run.hosts), ""))
     host, first = errors[0] if errors else (named, None)
