@@ -192,5 +192,5 @@ def test_curves_that_were_edited_are_named_and_not_drawn(tmp_path: Path, plotted
     said = plotted(tmp_path, altered.key, other.key)
     assert f"left out: {altered.key} is ALTERED: {altered.path}/metrics.jsonl has " in said
     assert "n 1, last 0.9000" in said
-    with pytest.raises(UsageError, match="none of these runs has such a curve"):
+    with pytest.raises(UsageError, match="none of these runs has logged a metric"):
         plotted(tmp_path, altered.key)

@@ -216,6 +216,8 @@ def bands_of(
             note(f"left out: {run.key} is {run.reservation}")
     bands = [curves.band(group, rows, metric, axis) for group in in_order(runs, named_runs)]
     drawable = [band for band in bands if band.points]
+    if not known:
+        raise UsageError("none of these runs has logged a metric", hint="doit status KEY")
     if not drawable:
         which = f"; {suggestion(metric, known)}" if metric not in known else f", over x={axis}"
         raise UsageError(f"metric={metric}: none of these runs has such a curve{which}")
