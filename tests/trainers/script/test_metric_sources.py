@@ -56,7 +56,7 @@ def test_a_name_that_two_files_give_is_told_apart(tmp_path: Path) -> None:
     source = JsonLines(FilesBelow(tmp_path))
     for name in ("train", "val"):
         (tmp_path / f"{name}.jsonl").write_text('{"step": 1, "loss": 2}\n')
-    assert [row.metrics for row in _looked(source, last=False)] == [{"loss": 2.0}, {"val/loss": 2.0}]
+    assert [row.metrics for row in _looked(source, last=True)] == [{"loss": 2.0}, {"val/loss": 2.0}]
 
 
 def test_event_files_of_further_folders_carry_their_names(tmp_path: Path) -> None:
