@@ -85,14 +85,19 @@ def key_lacks(folder: RunFolder, key: ContentKey) -> str | None:
     program = _program(folder)
     if program.get("seal") == "off":  # not a part of the key
         return "it was made with program.seal=off, so nobody looked for files that its key lacks"
-    field = "program.inputs" if program.get("script") or program.get("command") else "model.inputs"
     others = folder.dependencies_of_other_nodes()
     record = {**(folder.read_json(run_folder.DEPENDENCIES) or {}), **({"nodes": others} if others else {})}
-    lacking = unkeyed([result.fields, *others], field)
-    changed = lacking or dependencies.changed(record, keyed=key.parts["environment"])
+    changed = lacking(folder) or dependencies.changed(record, keyed=key.parts["environment"])
     if changed or not record.get("own_variables"):
         return changed
     return rank_environment.changed_variables(record, folder.read_json(VARIABLES), os.environ)
+
+
+def lacking(folder: RunFolder) -> str | None:
+    """Return a text that names the files that the finished run read and its key lacks; None if it is complete."""
+    program = _program(folder)
+    field = "program.inputs" if program.get("script") or program.get("command") else "model.inputs"
+    return unkeyed([{"unkeyed": folder.unkeyed()}], field)
 
 
 def _program(folder: RunFolder) -> Mapping[str, Any]:

@@ -78,14 +78,15 @@ def resume_offer(run_dir: Path, settings: ScriptConfig) -> str:
     source = run_dir / run_folder.CODE / (settings.script or "")
     text = source.read_text(encoding="utf-8", errors="replace") if source.is_file() else ""
     options = _OPTION.findall(text)
-    is_in_work = newest.is_relative_to(workdir.copy_of(run_dir, 0))  # else it may read {checkpoints} by itself
-    shown = newest.relative_to(workdir.copy_of(run_dir, 0) if is_in_work else run_dir)
-    if not options and not is_in_work:
-        return ""
-    if not options:
+    work = workdir.copy_of(run_dir, 0)
+    is_in_work = newest.is_relative_to(work)
+    shown = newest.relative_to(work if is_in_work else run_dir)
+    if options:
+        best = min(options, key=lambda name: (not name.startswith("resume"), len(name)))
+        return f"the argument --{best} '{{resume}}' would give it {shown}"
+    if is_in_work:
         return f"an option of it that takes a checkpoint, as in --resume '{{resume}}', would get {shown}"
-    best = min(options, key=lambda name: (not name.startswith("resume"), len(name)))
-    return f"the argument --{best} '{{resume}}' would give it {shown}"
+    return ""  # it may read {checkpoints} by itself
 
 
 def saved_by_script(run_dir: Path) -> str:

@@ -176,11 +176,9 @@ def _starred(configurations: Sequence[Group], name: str, goals: Mapping[str, str
 
 def _columns(configurations: Sequence[Group]) -> list[str]:
     names = dict.fromkeys(name for group in configurations for name in group.statistics)
-    others = (
-        []
-        if any(name in names for name in _QUALITY)
-        else sorted((name for name in names if name not in SHOWN), key=lambda name: by_split(name)[0])
-    )
+    if any(name in names for name in _QUALITY):
+        return [*SHOWN]
+    others = sorted((name for name in names if name not in SHOWN), key=lambda name: by_split(name)[0])
     return [*others[:_OTHERS], *SHOWN]
 
 

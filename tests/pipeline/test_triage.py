@@ -12,7 +12,7 @@ import pytest
 from pipeline.cli.commands import status
 from tests.pipeline.comparing_folders import failed
 from tests.pipeline.conftest import Printed
-from tests.pipeline.finished_folder import finished
+from tests.pipeline.finished_folder import CONFIG, finished, key_of
 
 TRACEBACK = "Traceback (most recent call last):\n  File x\nValueError: no such column"
 
@@ -54,10 +54,18 @@ def test_without_a_key_the_newest_run_that_did_not_finish_is_examined(tmp_path: 
     assert data(triaged, tmp_path)["key"] == run.key
 
 
-def test_of_a_finished_run_with_an_incomplete_key_that_is_said(tmp_path: Path, triaged: Printed) -> None:
-    finished(tmp_path, summary={"unkeyed": {"lr.txt": "read"}})
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [({**CONFIG, "program": {"name": "script", "script": "train.py"}}, "program.inputs"), (CONFIG, "model.inputs")],
+)
+def test_of_a_finished_run_with_an_incomplete_key_that_is_said(
+    tmp_path: Path, triaged: Printed, config: dict[str, Any], field: str
+) -> None:
+    (tmp_path / key_of(config).short).mkdir()
+    (tmp_path / key_of(config).short / "outputs.json").write_text("{}")
+    finished(tmp_path, config=config, summary={"unkeyed": {"lr.txt": "read"}})
     found = data(triaged, tmp_path)
-    assert found["next"].startswith("its key is not complete: lr.txt was read; add it to program.inputs: ")
+    assert found["next"].startswith(f"its key is not complete: lr.txt was read; add it to {field}: ")
 
 
 def test_a_finished_run_needs_nothing(tmp_path: Path, triaged: Printed) -> None:

@@ -19,7 +19,6 @@ from trainers.distributed.ranks import Ranks, read_ranks
 
 _TIMEOUT_S = 600.0  # of one collective, unless the cluster sets another; a peer that dies is noticed at once
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
-_FILE_TIMEOUT = timedelta(minutes=2)  # for the ranks to find each other in a shared folder
 
 
 def choose_device(wanted: str, ranks: Ranks, *, gpus: int, host: str) -> tuple[torch.device, str]:

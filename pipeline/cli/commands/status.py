@@ -29,7 +29,7 @@ from pipeline.core.specs import LAST, UNDER_WAY, LogLine, RankError, State
 from pipeline.core.tables import counted
 from pipeline.execution.attempting import formatted as as_line
 from pipeline.execution.failure_hints import OF_SCRIPTS, OUT_OF_MEMORY
-from pipeline.execution.finished import unkeyed
+from pipeline.execution.finished import lacking
 from pipeline.execution.restarts import next_start_in
 from pipeline.live.pictures import RunPicture, first_state
 from pipeline.live.watching import AttemptFiles, SweepFiles, follow_run, follow_sweep, is_under_way
@@ -228,9 +228,7 @@ _FIXES = (  # (pattern in the failure, fix); the first match counts
 def triage() -> None:
     """Print why a run failed, the evidence, and the next command. Raises UsageError: no such run."""
     invocation, runs_dir = session().invocation, session().config.runs_dir
-    unfinished = (State.FAILED, State.KILLED, *UNDER_WAY)
-    open_ends = [row.key for row in index.rows(runs_dir) if row.state in unfinished]
-    known = examined(index.find(runs_dir, invocation.options.get("run", [LAST, *open_ends][-1])))
+    known = examined(index.find(runs_dir, invocation.options.get("run") or _newest_unfinished(runs_dir)))
     if answers.wanted():
         answers.answer(known)
         return
@@ -241,6 +239,12 @@ def triage() -> None:
         say(f"{name}:")
         say_log("\n".join(f"  {line}" for line in text.splitlines()))
     say(f"next     {known['next']}")
+
+
+def _newest_unfinished(runs_dir: Path) -> str:
+    """Return the key of the newest run that did not finish, else the word for the newest of all."""
+    unfinished = (State.FAILED, State.KILLED, *UNDER_WAY)
+    return next((row.key for row in reversed(index.rows(runs_dir)) if row.state in unfinished), LAST)
 
 
 def examined(folder: RunFolder) -> dict[str, Any]:
@@ -310,7 +314,7 @@ def _next(folder: RunFolder, run: ComparedRun, host: str, traceback: str) -> str
     again = command_line("train", run.overrides)
     if locks.is_held(folder.lock):
         return f"doit status {run.key} --watch; it is under way"
-    if run.state == State.FINISHED and (lacks := unkeyed([{"unkeyed": folder.unkeyed()}])) is not None:
+    if run.state == State.FINISHED and (lacks := lacking(folder)) is not None:
         return f"{lacks}; until then {again} runs it again"
     if run.state in (State.FINISHED, index.ACCEPTED):
         return f"nothing: it is {run.state}"
