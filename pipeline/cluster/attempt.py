@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 from pipeline.cluster import earlier, launchers, preflight, starts
-from pipeline.cluster.agent.running.claims import BUSY
+from pipeline.cluster.agent.wire import BUSY
 from pipeline.cluster.failures import cause, failure_text, first_error, is_consequence, lines_on_lost, port_was_taken
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher

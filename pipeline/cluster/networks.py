@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pipeline.cluster.agent.host.reach import LOST, UNRESOLVED
+from pipeline.cluster.agent.wire import LARGE_LOST, UNRESOLVED
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Host, NodeFacts
 
@@ -236,7 +236,7 @@ def _fix_address(fact: NodeFacts) -> str:
 def _fix_network(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
     """Return the fix: another network that every host has, else another address; and the firewall's rule."""
     source, target = facts[failure.source], facts[failure.target]
-    if failure.why == LOST:
+    if failure.why == LARGE_LOST:
         device = source.interface or target.interface or "INTERFACE"
         return (
             f"tracepath -n {target.address} on {source.host} shows where; sudo ip link set dev {device} mtu 1400 on "

@@ -12,7 +12,7 @@ from functools import partial
 from typing import IO, TYPE_CHECKING
 
 from pipeline.cluster import earlier, failures, starts
-from pipeline.cluster.agent.running.look import newest_change
+from pipeline.cluster.agent.running.saved import newest_change
 from pipeline.cluster.checkpoint_fetch import CheckpointFetch
 from pipeline.cluster.failures import Tracebacks, is_worth_showing
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec

@@ -49,7 +49,7 @@ class Evaluated:
 def of_run(run: ComparedRun) -> Evaluated | None:
     """Read the run's evaluation; None if there is none, or a file of it is damaged."""
     report = documents.read_or_none(run.folder / run_folder.REPORT)
-    predictions = documents.read_or_none(run.folder / run_folder.PREDICTIONS) or {}
+    predictions = documents.read_or_empty(run.folder / run_folder.PREDICTIONS)
     if report is None or not run.counts:
         return None
     try:

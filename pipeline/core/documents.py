@@ -94,6 +94,11 @@ def read_or_none(path: Path) -> dict[str, Any] | None:
         return None
 
 
+def read_or_empty(path: Path) -> dict[str, Any]:
+    """Read a JSON object; empty if the file is missing, unreadable or damaged."""
+    return read_or_none(path) or {}
+
+
 def sealed(value: Mapping[str, Any]) -> str:
     """Return the text of an object with its seal. ``value`` must not be empty or have a field ``sha256``."""
     return sealed_text(value, allow_nan=True)

@@ -73,7 +73,7 @@ def of(config: Mapping[str, Any]) -> Program:
 
 def of_run(run_dir: Path) -> Program:
     """Return the program of the run in this folder."""
-    return of(documents.read_or_none(run_dir / run_folder.CONFIG) or {})
+    return of(documents.read_or_empty(run_dir / run_folder.CONFIG))
 
 
 def named(name: object) -> Program:

@@ -133,7 +133,7 @@ def _unaltered(folder: Path, manifest: Manifest) -> bool:
 
 
 def _stamps(folder: Path) -> dict[str, Any]:
-    return documents.read_or_none(folder / STAMPS) or {}
+    return documents.read_or_empty(folder / STAMPS)
 
 
 def origin_of(folder: Path) -> Path | None:

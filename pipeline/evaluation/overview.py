@@ -64,7 +64,7 @@ def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
 
 def images(data: Path, split: str, mistakes: Sequence[Mistake]) -> list[Image.Image]:
     """Return the images of the mistakes in order; empty if the pack has no plain pixels of one or three channels."""
-    manifest = documents.read_or_none(data / "manifest.json") or {}
+    manifest = documents.read_or_empty(data / "manifest.json")
     names = ("count", "channels", "height", "width")
     sizes = [manifest.get(name) for name in names]
     if not all(isinstance(size, int) for size in sizes) or sizes[1] not in (1, 3) or split not in manifest["splits"]:

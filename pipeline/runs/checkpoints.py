@@ -97,7 +97,7 @@ def saved_by_script(run_dir: Path) -> str:
 
 def settings_of(run_dir: Path) -> ScriptConfig | None:
     """Return the settings of a script's run; None for the classifier."""
-    section = (documents.read_or_none(run_dir / run_folder.CONFIG) or {}).get(programs.SECTION) or {}
+    section = documents.read_or_empty(run_dir / run_folder.CONFIG).get(programs.SECTION) or {}
     try:
         return ScriptConfig(**section)
     except (ConfigError, TypeError):

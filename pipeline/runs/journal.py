@@ -43,7 +43,7 @@ def attempt_number(run_id: str) -> int:
 
 def known_attempts(run_dir: Path) -> list[str]:
     """Return the run ids of all starts so far, newest last; none if the file is missing or damaged."""
-    value = (documents.read_or_none(run_dir / run_folder.ATTEMPT_IDS) or {}).get("attempts")
+    value = documents.read_or_empty(run_dir / run_folder.ATTEMPT_IDS).get("attempts")
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 

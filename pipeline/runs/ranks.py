@@ -55,7 +55,7 @@ def write(
 
 def read(folder: Path) -> tuple[list[RankRow], list[str]]:
     """Read the ranks' states and the notes about them; nothing if the file is unreadable."""
-    value = documents.read_or_none(folder / FILE) or {}
+    value = documents.read_or_empty(folder / FILE)
     try:
         return [RankRow(**row) for row in value["ranks"]], [str(note) for note in value["notes"]]
     except (KeyError, TypeError):
@@ -64,7 +64,7 @@ def read(folder: Path) -> tuple[list[RankRow], list[str]]:
 
 def usages(folder: Path) -> dict[str, Usage]:
     """Read how busy each host is; nothing if the file is unreadable."""
-    value = documents.read_or_none(folder / FILE) or {}
+    value = documents.read_or_empty(folder / FILE)
     try:
         return {str(host): Usage.of(usage) for host, usage in value["hosts"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -110,12 +110,12 @@ class _Run:
 
     def __init__(self, run_dir: Path, nonfinite: Mapping[str, str]) -> None:
         self.run_dir = run_dir
-        self.config = without_secrets(read_object(run_dir / run_folder.CONFIG))
-        self.provenance = read_object(run_dir / run_folder.PROVENANCE)
-        self.known = read_object(run_dir / run_folder.KEY)
-        self.plan = read_object(run_dir / run_folder.PLAN)
+        self.config = without_secrets(documents.read_or_empty(run_dir / run_folder.CONFIG))
+        self.provenance = documents.read_or_empty(run_dir / run_folder.PROVENANCE)
+        self.known = documents.read_or_empty(run_dir / run_folder.KEY)
+        self.plan = documents.read_or_empty(run_dir / run_folder.PLAN)
         self.summary = read_summary(run_dir)
-        self.manifest = read_object(run_dir / "data/manifest.json")
+        self.manifest = documents.read_or_empty(run_dir / "data/manifest.json")
         self.entries = journal.read(run_dir / run_folder.JOURNAL)
         self.sweeps = RunFolder(run_dir).sweeps()
         self.key = str(self.known.get("key") or run_dir.name)
@@ -146,17 +146,12 @@ class _Run:
         return accepted_for(self.run_dir)
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; empty if the file is missing or damaged."""
-    return documents.read_or_none(path) or {}
-
-
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """Read summary.json, whose seal must match (files of older versions have none)."""
     try:
         return documents.read_sealed(run_dir / run_folder.SUMMARY)
     except documents.UnsealedError:
-        return read_object(run_dir / run_folder.SUMMARY)
+        return documents.read_or_empty(run_dir / run_folder.SUMMARY)
     except (OSError, documents.DamagedError):
         return {}
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
+from pipeline.core import documents
 from pipeline.runs import metrics_file
-from pipeline.tracking.description import distinct, mlflow_key, read_object, read_summary
+from pipeline.tracking.description import distinct, mlflow_key, read_summary
 from trainers.contract import run_folder
 
 Mark = tuple[int, int]
@@ -154,7 +155,7 @@ def last_figures(run_dir: Path, place: Place) -> list[Point]:
     metrics = dict(summary["metrics"]) if isinstance(summary.get("metrics"), dict) else {}
     for name in ("images_per_s", "train_s"):
         metrics[name] = summary.get(name)
-    average = read_object(run_dir / run_folder.EVALUATION / "report.json").get("macro avg")
+    average = documents.read_or_empty(run_dir / run_folder.EVALUATION / "report.json").get("macro avg")
     metrics["test/macro_f1"] = average.get("f1-score") if isinstance(average, dict) else None
     try:
         time_ms = int((summary["first_step_unix_time"] + summary["train_s"]) * 1000)

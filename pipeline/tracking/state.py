@@ -91,7 +91,7 @@ def trackers_of(run_dir: Path) -> list[str]:
 
 def load(run_dir: Path, tracker: str | None = None) -> TrackingState | None:
     """Return the state; None if missing or damaged (then everything is replayed, which is safe)."""
-    raw = documents.read_or_none(run_dir / file_of(tracker)) or {}
+    raw = documents.read_or_empty(run_dir / file_of(tracker))
     kinds = {item.name: item.type for item in fields(TrackingState)}
     try:
         state = TrackingState(**{name: value for name, value in raw.items() if name in kinds})

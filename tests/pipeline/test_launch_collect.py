@@ -24,7 +24,7 @@ import pytest
 
 from pipeline.cluster import launchers
 from pipeline.cluster.agent.running import staging
-from pipeline.cluster.agent.running.look import newest_change
+from pipeline.cluster.agent.running.saved import newest_change
 from pipeline.cluster.checkpoint_fetch import of_step
 from pipeline.cluster.launchers import agent_launcher
 from pipeline.cluster.launchers.transport import downloads

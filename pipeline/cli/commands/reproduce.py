@@ -290,7 +290,7 @@ def prove(*, once: bool = False) -> None:
     config, folder = session().config, session().folder()
     work = config.runs_dir.absolute() / again.FOLDER / f"{folder.key}{proving.FOLDER_SUFFIX}"
     written = work / "proof.json"
-    if once and (documents.read_or_none(written) or {}).get("proven") is True:
+    if once and documents.read_or_empty(written).get("proven") is True:
         say(f"PROVEN {folder.key} before: {relative(written)}")
         return
     kills, seed = _number("kills", 3, least=1, most=_MOST_KILLS), _number("moments", 0, least=0, most=1 << 32)

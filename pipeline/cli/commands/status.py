@@ -281,7 +281,7 @@ def _errors(folder: RunFolder, attempt: int) -> list[tuple[str, RankError]]:
     """Return host and error of an attempt's ranks, the earliest first, without errors that another error caused."""
     errors = []
     for path in sorted((folder.path / run_folder.ATTEMPTS / str(attempt)).glob("*.exit.json")):
-        ended = documents.read_or_none(path) or {}
+        ended = documents.read_or_empty(path)
         for error in ended.get("errors") or ():
             known = RankError(
                 rank=int(error.get("rank") or 0),

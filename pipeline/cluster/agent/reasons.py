@@ -7,10 +7,7 @@ import os
 import shlex
 
 from .running.staging import room_in
-
-HERE, THERE = "; here: ", "; there: "
-"""Between what an agent found and the command that mends it: typed to doit, or on that host."""
-
+from .wire import THERE
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 

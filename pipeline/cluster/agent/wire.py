@@ -17,6 +17,13 @@ else:
     Json = dict
 
 SAYS = "paceline: "
+BUSY = "is busy: "
+"""Begins the message about devices that others hold."""
+HERE, THERE = "; here: ", "; there: "
+"""Between what an agent found and the command that mends it: typed to doit, or on that host."""
+LARGE_LOST = "small packets pass, large ones are lost"
+UNRESOLVED = "can't resolve it: "
+"""Answers of one host about its way to another one."""
 REMOVED = "the run's folder %s was removed while the run was going on; the same command goes on with what is left"
 token = ""
 """The token of the request, in front of each answer: random, so no other output is taken for an answer."""

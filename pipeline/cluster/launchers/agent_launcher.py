@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.cluster import networks
-from pipeline.cluster.agent.running.claims import BUSY
+from pipeline.cluster.agent.wire import BUSY
 from pipeline.cluster.launchers.base import NOT_ENDED, Environment, LockFile, Outcome, PackSource, Transport, workdir_of
 from pipeline.cluster.launchers.settings import WHEN_BUSY_HINT, Capabilities, capabilities
 from pipeline.cluster.launchers.transport import agent_requests

@@ -41,7 +41,7 @@ class Part:
 
     def resumable(self, url: str) -> tuple[int, str]:
         """Return (existing bytes, validator for If-Range); (0, "") if the download must start again."""
-        note = documents.read_or_none(self._note) or {}
+        note = documents.read_or_empty(self._note)
         if note.get("url") == shown(url) and note.get("validator") and self.path.is_file():
             return self.path.stat().st_size, str(note["validator"])
         return 0, ""

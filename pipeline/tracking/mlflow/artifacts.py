@@ -9,12 +9,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from pipeline.core import documents
 from pipeline.core.files import system_temporary_prefix
 from pipeline.core.tables import file_size, first_of
 from pipeline.runs import layout
 from pipeline.runs.contents import hosts_of
 from pipeline.tracking.address import redact
-from pipeline.tracking.description import read_object
 from trainers.contract import run_folder
 
 _EARLY = (run_folder.CONFIG_YAML, run_folder.CONFIG, run_folder.KEY, run_folder.PROVENANCE, run_folder.PLAN)
@@ -113,6 +113,6 @@ def sendable(path: Path) -> Iterator[Path]:
 def _rank_zero_log(run_dir: Path, attempt: int) -> list[Path]:
     """Return the log of the host with node_rank 0, the first in the plan (a single log needs no plan)."""
     logs = _existing(run_dir, (f"{run_folder.ATTEMPTS}/{attempt}/*.log",))
-    host = next(iter(hosts_of(read_object(run_dir / run_folder.PLAN))), "")
+    host = next(iter(hosts_of(documents.read_or_empty(run_dir / run_folder.PLAN))), "")
     named = [path for path in logs if host and path.stem in (host, re.sub(r"[^\w.-]+", "_", host))]
     return (named or logs)[:1]

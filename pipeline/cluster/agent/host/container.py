@@ -18,9 +18,8 @@ import sys
 from trainers.contract import variables
 
 from ..node import sha256
-from ..reasons import THERE
 from ..running.processes import LINUX, find_processes, remove_container, stat_fields
-from ..wire import Json, read_json, write_json
+from ..wire import THERE, Json, read_json, write_json
 from . import software
 
 ENGINES = ("podman", "docker")

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Generator
 
 from ..node import own_node
-from ..wire import Json, in_thread, say
+from ..wire import LARGE_LOST, UNRESOLVED, Json, in_thread, say
 
 CONNECT_S = 2.0  # the first SYN and one more after a second
 LIMIT_S = 8.0  # until the others listen: the commands to all hosts start within this time
@@ -33,9 +33,7 @@ LARGE = b"." * 12_000  # more than the largest packet of any network in use, 9,0
 LARGE_TO = 4  # nodes that get it from one node: the same switches and tunnels lead to the others
 LARGE_S = 1.5  # a node that closes the connection sooner proves nothing
 FOREIGN = "another program answers there"
-LOST = "small packets pass, large ones are lost"
 WHOLE = "whole"
-UNRESOLVED = "can't resolve it: "
 BACKLOG = 256
 NEVER = float("inf")
 
@@ -263,7 +261,7 @@ class ReachCheck:
         with contextlib.suppress(OSError):  # the other side has closed it
             one.send(LARGE)
         is_whole = (yield from read_line(one, until)) == WHOLE
-        return "" if is_whole or time.monotonic() - sent_at < LARGE_S else LOST, True
+        return "" if is_whole or time.monotonic() - sent_at < LARGE_S else LARGE_LOST, True
 
 
 def read_until(one: socket.socket, until: float, is_enough: Callable[[bytes], bool]) -> Steps[bytes]:

@@ -13,8 +13,7 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping
 
-from ..reasons import HERE, THERE
-from ..wire import Json, say
+from ..wire import HERE, THERE, Json, say
 
 PARTIAL = ".paceline-partial"  # where rsync keeps what has come of a file
 SHOWN = 3  # names in an answer

@@ -21,10 +21,9 @@ import stat
 import time
 from collections.abc import Iterator
 
-from ..wire import Json
+from ..wire import BUSY, Json
 
 FOLDER = "/tmp/paceline-claims"
-BUSY = "is busy: "
 _MODE = 0o1777  # all users make claims there, and remove only their own
 _MENDS = "ask them or an administrator to give it up, or start without a claim: cluster.when_busy=share"
 _FIRST = "000000000"  # earlier versions let lower numbers go first, and respect a claim with the lowest

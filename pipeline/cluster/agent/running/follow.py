@@ -15,8 +15,9 @@ from trainers.contract.beats import NodeLook, as_json
 from ..host.usage import UsageSampler
 from ..node import own_node
 from ..wire import REMOVED, Json, in_thread, read_json, say, touch, write_json
-from .look import Beats, look, newest_change, newest_checkpoint
+from .look import Beats, look
 from .processes import POLL_S, end_tree, send_all, start_time
+from .saved import newest_change, newest_checkpoint
 from .watches import Silence
 
 FROZEN_S = 12.0  # long for a supervisor that looks twice a second, and short for a user who waits

@@ -22,8 +22,8 @@ from ..host import container
 from ..host.reach import encoded_name
 from ..log_lines import Rules, Tail
 from ..node import RANK_OUTPUTS, from_environment, own_node, peers_of
-from ..reasons import FULL, THERE, full_disk, reason
-from ..wire import REMOVED, Json, in_thread, say, touch, write_json
+from ..reasons import FULL, full_disk, reason
+from ..wire import REMOVED, THERE, Json, in_thread, say, touch, write_json
 from . import warm
 from .claims import Claim, claim_for_run
 from .processes import (

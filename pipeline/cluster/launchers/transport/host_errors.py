@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Collection
 from typing import NamedTuple
 
-from pipeline.cluster.agent.reasons import HERE, THERE
+from pipeline.cluster.agent.wire import HERE, THERE
 from pipeline.cluster.launchers.transport.answers import ENDLESS, LATE, Answer, Output
 from pipeline.cluster.launchers.transport.payload import NO_PROGRAM, TAKEN_FOR_COMMANDS, TOO_OLD
 from pipeline.core.printable import printable
