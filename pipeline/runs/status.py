@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.core import locks
 from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.printable import printable, without_colours
 from pipeline.core.specs import UNDER_WAY, State
 from pipeline.core.tables import first_of, quantity
 from pipeline.runs import acceptance, checkpoints, journal, layout, metrics_file, ranks
@@ -22,6 +23,8 @@ from trainers.contract import run_folder
 _HEAD_BYTES = 256 << 10  # torchrun prints its rendezvous at the start of a log
 _TAIL_BYTES = 64 << 10  # enough for the last lines of metrics.jsonl
 _MOST_HOSTS = 4  # hosts that one message names
+_MOST_QUOTED = 120  # characters of a script's line
+_OF_RANK = re.compile(r"^(?:-|\d+) \| ")
 _TORCH = re.compile(r"The client socket has (?:failed to connect|timed out)[^\n]*")
 
 
@@ -130,13 +133,29 @@ def under_way(folder: RunFolder) -> str:
     return f"starting again from the {start}; the ranks import torch and read the data"
 
 
-def _no_metric(folder: RunFolder) -> str:
-    """Return the age of the newest line, for a script that has logged no metric and may never log one."""
+def _no_metric(folder: RunFolder, *, quoted: bool = False) -> str:
+    """Return the age of the newest line, for a script that has logged no metric and may never log one.
+
+    Args:
+        quoted: with the line itself, by which one sees how far a script has come that only prints.
+    """
     numbers = (int(path.name) for path in folder.path.glob("attempts/*") if path.name.isdigit())
-    logs = folder.path.glob(f"attempts/{max(numbers, default=0)}/*.log")
-    ages_s = [time.time() - seen.st_mtime for path in logs if (seen := path.stat()).st_size]
-    line = f"its last line came {max(0.0, min(ages_s)):.0f} s ago" if ages_s else "no line either"
-    return f"no metric so far, {line}"
+    logs = [path for path in folder.path.glob(f"attempts/{max(numbers, default=0)}/*.log") if path.stat().st_size]
+    if not logs:
+        return "no metric so far, no line either"
+    newest = max(logs, key=lambda path: path.stat().st_mtime)
+    said = _last_line(newest) if quoted else ""
+    age_s = max(0.0, time.time() - newest.stat().st_mtime)
+    return f"no metric so far, its last line came {age_s:.0f} s ago{f': {said}' if said else ''}"
+
+
+def _last_line(log: Path) -> str:
+    """Return the last line of a log that isn't blank, without its rank; of a progress bar its last state."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    text = next((line for line in reversed(lines) if line.strip()), "")
+    return printable(without_colours(_OF_RANK.sub("", text)).strip())[:_MOST_QUOTED]
 
 
 def outlived(folder: RunFolder) -> Iterator[str]:
@@ -230,8 +249,8 @@ def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
     """Return step and epoch of the last line, and the newest value of each metric among the last lines."""
     rows = _last_rows(folder)
     if not rows:
-        first = "the ranks import torch and read the data" if folder.program.is_ours else _no_metric(folder)
-        doing = hosts_awaited(folder) or first
+        ours = "the ranks import torch and read the data"
+        doing = hosts_awaited(folder) or (ours if folder.program.is_ours else _no_metric(folder, quoted=True))
         return [f"  step     none yet: {doing}"] if training else []
     last, metrics = rows[-1], {name: value for row in rows for name, value in row.metrics.items()}
     doing = f", {last.doing}" if training and last.attempt in journal.known_attempts(folder.path)[-1:] else ""

@@ -57,10 +57,13 @@ def test_a_script_is_waited_for_wherever_it_goes_on_from(running: RunFolder) -> 
     assert progress.under_way(running) == waits
     log = running.path / "attempts" / "2" / "a.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text("0 | step 50 loss 0.3\n")
+    log.write_text("0 | step 40\n0 | 40/99\r\x1b[32mstep 50\x1b[0m loss 0.3\n\n")
     os.utime(log, (time.time() - 7.2,) * 2)
     with held(running.lock):
-        assert "  step     none yet: no metric so far, its last line came 7 s ago" in progress.status(running)
+        assert (
+            "  step     none yet: no metric so far, its last line came 7 s ago: step 50 loss 0.3\n"
+            in progress.status(running)
+        )
 
 
 def test_a_run_that_is_just_being_prepared_says_so(tmp_path: Path) -> None:
