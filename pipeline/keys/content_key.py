@@ -46,6 +46,10 @@ class Difference:
             return f"{self.field} {change}"
         if self.part == "data":
             return f"data: {str(self.old)[:12]} → {str(self.new)[:12]}"
+        if self.part == "config" and self.field.startswith(f"{ORDER}."):  # sorted names are not recorded
+            usual = sorted(self.old or self.new)
+            old, new = (", ".join(names or usual) for names in (self.old, self.new))
+            return f"order of {self.field.removeprefix(f'{ORDER}.')}: {old} → {new}"
         mark = "" if self.part == "environment" else ":"
         return f"{self.field}{mark} {_text(self.old)} → {_text(self.new)}"
 

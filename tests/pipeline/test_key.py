@@ -162,8 +162,8 @@ def test_the_order_of_arguments_is_a_difference_only_between_the_same_arguments(
         order = {} if [*names] == sorted(names) else {"order": {"program.args": [*names]}}
         return {"config": {"program": {"args": dict.fromkeys(names, 1)}, **order}}
 
-    fields = [[item.field for item in differences(parts("b", "a"), parts(*others))] for others in (("b",), ("a", "b"))]
-    assert fields == [["program.args.a"], ["order.program.args"]]
+    texts = [[str(item) for item in differences(parts("b", "a"), parts(*others))] for others in (("b",), ("a", "b"))]
+    assert texts == [["program.args.a: 1 → (absent)"], ["order of program.args: b, a → a, b"]]
 
 
 def test_the_order_of_frozen_patterns_and_one_said_twice_are_no_other_run() -> None:
