@@ -28,7 +28,7 @@ from pipeline.cluster.launchers.transport.host_errors import agent_error
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, message
 from pipeline.core import redact
 from tests.small_disk import mounted
-from trainers.contract import variables
+from trainers.contract import run_folder, variables
 
 
 def ask(request: dict[str, Any], cwd: Path, **env: str) -> dict[str, object]:
@@ -227,6 +227,19 @@ def test_tail_gives_whole_lines_and_the_last_state_of_a_progress_bar(tmp_path: P
         file.write(b"o\n10%\r50%\r100%\nlast \xff")
     assert tail.lines() == ["two", "100%"]
     assert tail.lines(last=True) == ["last \ufffd"]
+
+
+def test_tail_shows_now_and_then_how_far_a_progress_bar_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out"
+    tail = log_lines.Tail(str(path), log_lines.Rules(redact.rules(["hunter2-hunter2"])), shows_bars=True)
+    path.write_bytes(b"\r10%\r50% hunter2-hunter2\r70")
+    assert tail.lines() == []  # half a minute is not over
+    monkeypatch.setattr(log_lines, "BAR_S", 0.0)
+    assert tail.lines() == ["50% ***" + run_folder.UNFINISHED]
+    assert tail.lines() == []
+    with path.open("ab") as file:
+        file.write(b"%\r100%\n")
+    assert tail.lines() == ["100%"]
 
 
 def test_tail_cuts_what_is_too_long_for_one_line_and_loses_nothing(tmp_path: Path) -> None:

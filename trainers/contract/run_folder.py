@@ -51,6 +51,9 @@ PRINTED = "printed.jsonl"  # in work/node0: lines with metrics that earlier atte
 CARRIED = "carried"  # files that a host saved in an earlier attempt, when they are sent there
 NODES = "nodes"  # results of hosts other than the first, by node rank
 
+# Logs.
+UNFINISHED = " (not finished yet)"  # ends a line that is the state of a progress bar under way
+
 # Requests between the controller and rank 0.
 PRUNE = "prune"  # the controller wants the run to end at the next epoch
 PRUNED = "pruned.json"  # rank 0 has ended it

@@ -18,7 +18,7 @@ from trainers.contract import run_folder
 from trainers.script.files import write_text
 from trainers.script.metrics_file import Row
 
-OF_RANK_0 = "0 | "
+_OF_RANK_0 = "0 | "
 """Prefix of rank 0's lines in the log of a host."""
 
 _KINDS = {
@@ -134,9 +134,7 @@ def keep(run_dir: Path, began_s: Mapping[int, float]) -> None:
     kept = list[str]()
     for number, start_s in sorted(began_s.items()):
         for log in sorted((run_dir / run_folder.ATTEMPTS / str(number)).glob("*.log")):
-            texts = [
-                line.removeprefix(OF_RANK_0) if line.startswith(OF_RANK_0) else "" for line in _tail(log).split("\n")
-            ]
+            texts = [of_rank_0(line) for line in _tail(log).split("\n")]
             for at, text in enumerate(texts, 1):
                 if parse(_last_state(text)).metrics:
                     time_s = _spread(start_s, log.stat().st_mtime, at, len(texts))
@@ -145,6 +143,12 @@ def keep(run_dir: Path, began_s: Mapping[int, float]) -> None:
         path = run_dir / run_folder.WORK / "node0" / run_folder.PRINTED
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, "".join(kept[-_MOST_ROWS:]))
+
+
+def of_rank_0(line: str) -> str:
+    """Return the text of rank 0 in a line of a host's log; '' for another one, and for a progress bar under way."""
+    is_whole = line.startswith(_OF_RANK_0) and not line.endswith(run_folder.UNFINISHED)
+    return line.removeprefix(_OF_RANK_0) if is_whole else ""
 
 
 def _kept(path: Path) -> list[list[_Timed]]:

@@ -16,7 +16,7 @@ from typing import Any
 from trainers.contract import run_folder
 from trainers.script.files import sha256_file, write_sealed, write_text
 from trainers.script.metrics_file import Row
-from trainers.script.printed import OF_RANK_0
+from trainers.script.printed import of_rank_0
 from trainers.script.settings import names as names_in
 from trainers.script.sources import PatternLines
 
@@ -65,9 +65,9 @@ def _of_attempt(pattern_lines: PatternLines, run_dir: Path, number: int) -> Iter
         end_s = log.stat().st_mtime
         began_s = min(end_s, (run_dir / run_folder.PLAN).stat().st_mtime)
         for at, line in enumerate(lines, 1):
-            if line.startswith(OF_RANK_0):
+            if text := of_rank_0(line):
                 time_s = began_s + (end_s - began_s) * at / len(lines)
-                yield from pattern_lines.in_line(line.removeprefix(OF_RANK_0), time_s)
+                yield from pattern_lines.in_line(text, time_s)
 
 
 def _run_id(run_dir: Path) -> str:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
+
+from trainers.contract.run_folder import UNFINISHED
 
 LONGEST_LINE_BYTES = 65536
 LONGEST_TOKEN_BYTES = 8192
+BAR_S = 30.0  # between two lines that show how far a progress bar has got
 CUT = " [cut: the line is longer, it goes on below]"
 _COLOURS = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
 
@@ -53,8 +57,10 @@ class Tail:
     Secrets are masked before a line is cut. Of an unfinished line, the possible beginning of a secret is held back.
     """
 
-    def __init__(self, path: str, rules: Rules | None = None) -> None:
+    def __init__(self, path: str, rules: Rules | None = None, *, shows_bars: bool = False) -> None:
+        """``shows_bars``: return a state of a progress bar each ``BAR_S``, as its line may take hours to end."""
         self.path = path
+        self._shows_bars, self._last_at = shows_bars, time.monotonic()
         self.rules = Rules() if rules is None else rules
         self.offset = 0
         self._rest = b""
@@ -80,6 +86,12 @@ class Tail:
                 rest = unfinished
             pieces, rest = self._cut_unfinished(rest)
             texts += pieces
+        elif not texts and self._shows_bars and time.monotonic() - self._last_at > BAR_S:
+            states, _, unfinished = rest.rpartition(b"\r")
+            if states.strip():
+                texts = [text + UNFINISHED for text in in_pieces(self.shown(states))]
+                rest = unfinished
+        self._last_at = time.monotonic() if texts else self._last_at
         self._rest = rest
         return texts
 

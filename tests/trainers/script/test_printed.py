@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.trainers.script.runs import ScriptRun
+from trainers.contract import run_folder
 from trainers.script import printed
 from trainers.script.printed import parse
 
@@ -125,7 +126,8 @@ def test_what_attempts_printed_that_were_killed_stays_up_to_the_place_where_the_
     for number, lines in enumerate(killed, 1):
         log = run.path / "attempts" / str(number) / "node0.log"
         log.parent.mkdir(parents=True)
-        log.write_text("".join(f"0 | {line}\n1 | loss: 7.0\n- | epoch 9 loss: 7.0\n" for line in lines))
+        others = f"1 | loss: 7.0\n- | epoch 9 loss: 7.0\n0 | epoch 9 loss: 7.0{run_folder.UNFINISHED}\n"
+        log.write_text("".join(f"0 | {line}\n{others}" for line in lines))
     printed.keep(run.path, {number: 1.0 for number, _ in enumerate(killed, 1)})
     said = run.start("python3", f"--log-dir={run.path}/ranks", env={"PACELINE_NODE": "k-2-ab:0"})
     assert note in said

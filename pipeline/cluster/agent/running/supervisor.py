@@ -412,7 +412,8 @@ class Supervisor:
         for path in glob.glob(os.path.join(glob.escape(self.state), RANK_OUTPUTS)):
             if path not in self.tails:
                 local_rank = int(os.path.basename(os.path.dirname(path)))
-                self.tails[path] = (self.node["first_rank"] + local_rank, Tail(path, self.rules))
+                tail = Tail(path, self.rules, shows_bars=local_rank == 0)  # the other ranks' bars say the same
+                self.tails[path] = (self.node["first_rank"] + local_rank, tail)
 
     def finish(self, code: int, gone: bool) -> None:
         reason = self.reason or (container.not_started(self.container, code, self.stops.root) if self.container else "")
