@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipeline.core.processes import signals
+from pipeline.core.processes.heartbeat import waiting
 
 signals.leave_on_ctrl_c()  # before the other imports: a Ctrl-C during them also ends in one line
 
@@ -130,7 +131,6 @@ def _start_with_overrides() -> None:
     words, notes = flags.as_words(sys.argv[1:]), list[str]()
     if "torchrun" in words or "run" in words:
         from pipeline.config.overrides import torchrun_line  # the settings of scripts: for such a line alone
-        from pipeline.core.processes.heartbeat import waiting
 
         with waiting(note_usual, "reading torchrun's options, for which torch is imported"):
             words, notes = torchrun_line.translated(words, clone.started_in(), clone.ROOT, VERBS)

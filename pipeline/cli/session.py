@@ -23,7 +23,6 @@ from pipeline.core.cache import remember_in
 from pipeline.core.errors import UsageError
 from pipeline.core.processes import unexpected
 from pipeline.core.processes.heartbeat import waiting
-from pipeline.core.specs import Cluster
 from pipeline.data import request, store, trees
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
@@ -219,12 +218,6 @@ class Session:
             return "the data set isn't fetched, so this run has no key yet; try doit fetch"
         start = self.start
         return f"{start.setting if start else 'init'}: {start.pending if start else ''}, so this run has no key yet"
-
-    def cluster_of(self, folder: RunFolder) -> Cluster:
-        """Return the hosts that a run was last started on. Raises UsageError."""
-        from pipeline.cli import named_run  # not before: attempts and their plans, where run=KEY stands for a run
-
-        return named_run.cluster(folder, self.invocation, ROOT, usable_gpus())
 
 
 @cache

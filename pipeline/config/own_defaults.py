@@ -87,10 +87,17 @@ def merged() -> dict[str, Any]:
     chosen = [*user.pop("defaults", ()), *project.pop("defaults", ())]
     options = {key: option for entry in chosen for key, option in entry.items()}
     defaults = {"defaults": [{key: option} for key, option in options.items()]} if options else {}
-    from omegaconf import OmegaConf  # as above
+    return {**defaults, **_deep_merged(user, project)}
 
-    fields: Any = OmegaConf.to_container(OmegaConf.merge(user, project))
-    return {**defaults, **fields}
+
+def _deep_merged(fields: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with those of ``over``, which take precedence; mappings are merged field by field."""
+    sections = {
+        name: _deep_merged(fields[name], value)
+        for name, value in over.items()
+        if isinstance(value, Mapping) and isinstance(fields.get(name), Mapping)
+    }
+    return {**fields, **over, **sections}
 
 
 def words(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

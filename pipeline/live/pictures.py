@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from pipeline.core import program as programs
 from pipeline.live.run_state import RunEvent, RunState, Saved, after
@@ -15,9 +15,6 @@ from pipeline.runs.contents import what
 from pipeline.runs.metrics_file import MetricsRow
 from pipeline.sweep.trial import TrialBegan, TrialEnded
 from trainers.contract import run_folder
-
-if TYPE_CHECKING:  # rich is imported by the first frame: a command without a terminal never needs it
-    from rich.console import RenderableType
 
 _KNOWN = get_args(RunEvent)
 
@@ -91,11 +88,6 @@ class RunPicture:
         for event in self._news.look():
             self.take(event, now)
 
-    def drawn(self, now: float, width: int, height: int) -> RenderableType:
-        from pipeline.live.views import run_view  # not before the first frame: rich
-
-        return run_view(self.state, now, width=width, height=height)
-
 
 class SweepPicture:
     """The state of a sweep from events (``take``): the sweep's, and pairs of a trial's number and its event."""
@@ -119,8 +111,3 @@ class SweepPicture:
         for number, news in self._news.items():
             for event in news.look():
                 self.state = after_run_event(self.state, number, event, now)
-
-    def drawn(self, now: float, width: int, height: int) -> RenderableType:
-        from pipeline.live.views import sweep_view  # not before the first frame: rich
-
-        return sweep_view(self.state, now, width=width, height=height)

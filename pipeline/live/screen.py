@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from pipeline.core.printable import inked_tracebacks, program_lines, takes_colours, without_host
 from pipeline.core.processes import threads
@@ -23,9 +23,6 @@ from pipeline.core.specs import Waiting
 from pipeline.core.tables import columns, folded
 from pipeline.live.run_state import Said
 from trainers.contract.beats import NodeBeat
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 FRAME_S = 0.5  # between two looks for something new; a view without news is drawn once a second
 _STILL_S = 1.0
@@ -36,11 +33,12 @@ _USUAL_WIDTH = 80
 
 
 class Picture(Protocol):
-    """The content of a view: takes events, looks for news itself before each frame, and is drawn by rich."""
+    """The content of a view: takes events, looks for news itself before each frame; ``views.view`` draws its state."""
+
+    state: Any
 
     def take(self, event: Any, now: float) -> None: ...
     def look(self, now: float) -> None: ...
-    def drawn(self, now: float, width: int, height: int) -> RenderableType: ...
 
 
 def is_live(stream: TextIO, environment: Mapping[str, str]) -> bool:
@@ -153,11 +151,13 @@ class Screen:
                 return
 
     def _draw(self) -> None:
-        from pipeline.live import display  # not before: rich, which nobody without a terminal pays for
+        from pipeline.live import display, views  # not before: rich, which nobody without a terminal pays for
 
         picture, drawn = self._picture, 0.0
         assert picture is not None
-        with display.shown(picture.drawn, colours=takes_colours(sys.stderr, os.environ)) as live:
+        with display.shown(
+            lambda *frame: views.view(picture.state, *frame), colours=takes_colours(sys.stderr, os.environ)
+        ) as live:
             while True:
                 over, news, now = self._over, self._taken(), time.monotonic()
                 for event in (*news.events, *news.newest.values(), *(Said(text=text) for text in news.texts)):

@@ -81,6 +81,13 @@ def figure(name: str, value: float) -> str:
 
 
 # --------------------------------------------------------------------------------------------- a run
+def view(state: RunState | SweepState, now: float, width: int, height: int) -> RenderableType:
+    """Return the view of a run or a sweep at a time of ``time.monotonic()``, for so many columns and lines."""
+    if isinstance(state, RunState):
+        return run_view(state, now, width=width, height=height)
+    return sweep_view(state, now, width=width, height=height)
+
+
 def run_view(state: RunState, now: float, *, width: int, height: int) -> RenderableType:
     """Return the view of one run, not larger than the terminal of so many columns and lines."""
     width = max(20, width - 1)  # a line that fills the last column moves some terminals on

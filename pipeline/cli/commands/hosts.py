@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline import lab as labs
-from pipeline.cli import answers
+from pipeline.cli import answers, named_run
 from pipeline.cli.commands import train
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
@@ -20,6 +20,7 @@ from pipeline.cluster.attempt import stop_run
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import PackSource
+from pipeline.cluster.local_gpus import usable_gpus
 from pipeline.cluster.preflight import occupation
 from pipeline.cluster.sync import Folder, TreeState
 from pipeline.core.errors import HostError, UsageError
@@ -154,7 +155,7 @@ def stop() -> None:
         say(f"nothing to stop: no run under {relative(runs_dir)} is under way")
         return
     folder = RunFolder(runs_dir / keys[0]) if keys else current.folder()
-    cluster = current.config.cluster if by_words else current.cluster_of(folder)
+    cluster = current.config.cluster if by_words else named_run.cluster(folder, current.invocation, ROOT, usable_gpus())
     entries = journal.read(folder.journal)
     with waiting(note, "ending what runs there"):
         ask_to_stop(folder)

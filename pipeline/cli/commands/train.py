@@ -87,16 +87,15 @@ def train() -> None:
     run, options = current.run, current.invocation.options
     is_done = run is not None and run.reason is None
     proves = is_on(options, "prove") and not is_on(options, "detach")  # the detached command proves it
-    if current.invocation.again and run is not None and is_done:
-        from pipeline.cli.commands.reproduce import reproduce_run  # git, archives, MLflow: for `doit -a` alone
-
-        reproduce_run(run.folder)
+    repeats = current.invocation.again and is_done
+    if repeats or proves:
+        from pipeline.cli.commands import reproduce  # git, archives, MLflow: for these two alone
+    if repeats and run is not None:
+        reproduce.reproduce_run(run.folder)
     elif not (proves and is_done):
         _train(current)
     if proves:
-        from pipeline.cli.commands.reproduce import prove  # as above
-
-        prove(once=True)
+        reproduce.prove(once=True)
 
 
 def train_all(current: Session) -> None:

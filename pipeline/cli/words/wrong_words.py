@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pipeline.cli.verbs import VERBS
-from pipeline.cli.words import flags
+from pipeline.cli.words import wrong_flags
 from pipeline.config.errors.unknown_key import GOES_ON
 from pipeline.config.groups import groups
 from pipeline.core.errors import nearest
@@ -65,7 +65,7 @@ def meant(word: str, argv: Sequence[str], verb: str | None) -> str | None:
     if VERBS[verb].overrides and (chosen := _option(word)):
         return f"a choice is written with its group: {_instead(argv, at, 1, ' or '.join(chosen))}"
     after = "" if "=" in behind or behind in VERBS else behind
-    set_by = flags.without_equals(word, after, verb)
+    set_by = wrong_flags.without_equals(word, after, verb)
     if set_by is None:
         return _another_verb(word)
     takes_next = bool(after) and not word.endswith(".py") and ":" not in word.rstrip(":")
