@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from trainers.core.dependencies import OfRank
+from trainers.core.observation import OfRank
 from trainers.distributed.ranks import read_ranks
 from trainers.entry import leave, start
 
@@ -21,8 +21,7 @@ def main() -> None:
 
 
 def _run(path: Path) -> None:
-    # torch only now: the arguments are checked, and the import path is set
-    from trainers.training.session import run
+    from trainers.training.session import run  # imports torch: only after start has set sys.path
 
     ranks = read_ranks()
     seen = OfRank.of(path.parent, ranks.node_rank, ranks.local_rank)  # before a user's model is imported

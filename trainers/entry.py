@@ -38,8 +38,7 @@ def run_entry(run: Callable[[], None]) -> None:
     leave_snapshot_and_installed()
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # a node needs no numpy
     pause_garbage_collection()
-    # torch only now: the arguments are checked, and the import path is set
-    from torch.distributed.elastic.multiprocessing.errors import record
+    from torch.distributed.elastic.multiprocessing.errors import record  # torch: only now is sys.path set
 
     ranks = read_ranks()  # before a user's model may change the environment
     try:

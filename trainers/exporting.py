@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trainers import models
-from trainers.checkpoint import weights
+from trainers.checkpoint.checkpoint import weights_digest
 from trainers.contract import run_folder
 from trainers.core.config import ConfigError, TrainConfig
 from trainers.core.errors import TrainerError
@@ -103,7 +103,7 @@ def _trained(config: TrainConfig, manifest: Manifest, run_dir: Path) -> Classifi
     path = run_dir / run_folder.CHECKPOINTS / "final.pt"
     final = torch.load(path, map_location=_CPU, weights_only=True)
     wanted = json.loads((run_dir / run_folder.SUMMARY).read_text(encoding="utf-8"))["weights_sha256"]
-    if (seen := weights.digest(final)) != wanted:
+    if (seen := weights_digest(final)) != wanted:
         raise TrainerError(f"{path} holds weights {seen[:12]}, the run ended with {wanted[:12]}")
     network.load_state_dict(final)
     normalise = normaliser(manifest, normalise=config.dataset.normalise, device=_CPU)

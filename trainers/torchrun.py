@@ -17,10 +17,16 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
+# The folder of a file that is run by its path comes first on the import path: torch must not be looked for there.
+if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:  # noqa: PTH100, PTH120
+    del sys.path[0]
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.launcher.api import elastic_launch
 
 _BACKLOG = 4096
 _JOIN = timedelta(minutes=10)  # torchrun's own limit for the other hosts to join
@@ -30,17 +36,12 @@ multiprocessing notes)."""
 
 
 def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
-    """Do the work of ``python -m torch.distributed.run``, without this file's folder on the import path.
+    """Do the work of ``python -m torch.distributed.run``.
 
     Args:
-        show_as: names a rank in ``ps``; given by a process that has imported torch (trainers/ranks.py). Its ranks are
-        forks
-            that call their module's ``main``, instead of new processes that import torch again.
+        show_as: names a rank in ``ps``; given by the warm parent (trainers/ranks.py). Then the ranks are forks that
+            call their module's ``main``, and not new processes that import torch again.
     """
-    if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:  # noqa: PTH100, PTH120  (as Python has put it there)
-        del sys.path[0]
-    from torch.distributed import run as torchrun  # only now: before, this file's folder would be searched for modules
-
     options = torchrun.parse_args(sys.argv[1:])  # type: ignore[no-untyped-call]
     if show_as is not None:
         of_ranks = os.environ.get(_COUNT_BY_NVML)
@@ -54,10 +55,6 @@ def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
     if show_as is None:
         torchrun.main(_with_port(sys.argv[1:], options.master_port))
         return
-    # as above
-    from torch.distributed.elastic.multiprocessing.errors import record
-    from torch.distributed.launcher.api import elastic_launch
-
     config, _, _ = torchrun.config_from_args(options)
     config.start_method = "fork"
     own_pid = os.getpid()
@@ -84,8 +81,6 @@ def forks_lose_gpus() -> bool:
 
     An import, or ``torch.cuda.is_available`` without NVML, has then initialised CUDA's runtime here.
     """
-    import torch
-
     if not torch.cuda.is_available():
         return False
     pid = os.fork()
@@ -126,8 +121,6 @@ def listen(address: str, port: int) -> TCPStore | None:
     Raises:
         OSError: another program has the port.
     """
-    from torch._C._distributed_c10d import TCPStore  # as above
-
     try:
         listener = bound(address, port)
     except OSError as error:

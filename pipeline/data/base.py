@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # importing numpy takes 0.1 s or more, and an up-to-date run 
 
     Images = npt.NDArray[np.uint8]
     Labels = npt.NDArray[np.int64]
-    Block = tuple[Images, Labels]
+    Block = tuple[Images | bytes, Labels | list[int]]
     EncodedBlock = tuple[Block, Sequence["EncodedImage"]]
 
 _BLOCK_BYTES = 16 << 20
@@ -38,8 +38,8 @@ class Part:
     """The official training, val or test images.
 
     Each call of ``blocks`` yields all images in order as (uint8 [n, C, H, W], int64 [n]) with n ≥ 1, so that only one
-    block needs to be in memory. ``encoded_blocks`` yields the blocks with their n files, for a set with an
-    ``encoding``.
+    block needs to be in memory. Instead of arrays, the pixels may be bytes in this order and the labels a list.
+    ``encoded_blocks`` yields the blocks with their n files, for a set with an ``encoding``.
     """
 
     count: int
@@ -82,7 +82,7 @@ Items = Callable[[], Iterator[Item]]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The images of a data set of image files, before any is opened.
+    """The images of a data set of image files, before any is opened; ``reading.images`` makes a RawSet of it.
 
     ``parts``: train, val, test → items; ``text`` describes the source in the manifest.
     """
@@ -138,8 +138,8 @@ class DatasetModule(Protocol):
         """
         ...
 
-    def load(self, config: DatasetConfig, work: Workspace) -> RawSet:
-        """Get and verify the files. Raises DataError."""
+    def load(self, config: DatasetConfig, work: Workspace) -> RawSet | Source:
+        """Get and verify the files. A data set of image files returns a Source. Raises DataError."""
         ...
 
 

@@ -29,7 +29,8 @@ from pipeline.data.request import READ, Request
 from pipeline.keys import rank_environment
 from trainers.core import observer
 from trainers.core.config import DatasetConfig
-from trainers.core.dependencies import Observed, Seen, joined, of_host
+from trainers.core.dependencies import Seen, joined
+from trainers.core.observation import Observed, of_host
 from trainers.core.observer import PROJECT, SKIP
 
 PACK = "pack"
@@ -46,8 +47,8 @@ def pack(dataset: DatasetConfig, wanted: Request, work: Workspace, target: Path)
     seen = make(dataset, work, ROOT)
     wanted.refuse_changed()
     keyed = {**{os.path.realpath(path): "" for path in wanted.stamps}, **code}
-    if found := seen.changed_meanwhile(ROOT, keyed):
-        raise DataError(f"{joined(found)} was edited while {name} read it", hint="the same command again")
+    if edited := seen.changed_meanwhile(ROOT, keyed):
+        raise DataError(f"{joined(edited)} was edited while {name} read it", hint="the same command again")
     keep(folder, seen, [*wanted.stamps, *(ROOT / path for path in wanted.code)], ROOT, name)
     made = manifest.read(folder)
     if made is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -22,8 +23,9 @@ from pipeline.data.progress import OnProgress
 from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
-    from pipeline.data.base import Block, EncodedBlock, EncodedImage, Images, Labels, Part
+    from pipeline.data.base import EncodedImage, Images, Labels, Part
 
+    ArrayBlock = tuple[Images, Labels]
 
 _STATISTICS_BLOCK = 1 << 20  # bincount converts its input to int64, eight bytes per element
 
@@ -62,24 +64,34 @@ def _counts(raw: RawSet, config: DatasetConfig) -> tuple[int, int, int]:
 
 def _assigned(
     raw: RawSet, config: DatasetConfig
-) -> Iterator[tuple[Block, Sequence[EncodedImage], npt.NDArray[np.uint8]]]:
+) -> Iterator[tuple[ArrayBlock, Sequence[EncodedImage], npt.NDArray[np.uint8]]]:
     """Yield each block, its files (in an encoded set), and the split of each image.
 
     Official test images are skipped if ``holdout`` defines the test split.
     """
     chosen = assign_splits(raw.train.count, config.holdout, config.val_size)
     begin = 0
-    for block, files in _blocks(raw.train):
+    for block, files in _blocks(raw.train, raw.shape):
         end = begin + len(block[1])
         yield block, files, chosen[begin:end]
         begin = end
     for part, split in ((raw.val, VAL), (None if config.holdout else raw.test, TEST)):
-        for block, files in _blocks(part) if part is not None else ():
+        for block, files in _blocks(part, raw.shape) if part is not None else ():
             yield block, files, np.full(len(block[1]), split, dtype=np.uint8)
 
 
-def _blocks(part: Part) -> Iterator[EncodedBlock]:
-    return ((block, ()) for block in part.blocks()) if part.encoded_blocks is None else part.encoded_blocks()
+def _blocks(part: Part, shape: tuple[int, int, int]) -> Iterator[tuple[ArrayBlock, Sequence[EncodedImage]]]:
+    encoded = part.encoded_blocks or (lambda: ((block, ()) for block in part.blocks()))
+    return ((_as_arrays(*block, shape), files) for block, files in encoded())
+
+
+def _as_arrays(pixels: Images | bytes, labels: Labels | list[int], shape: tuple[int, int, int]) -> ArrayBlock:
+    """Return images uint8 [n, C, H, W] and labels int64 [n]. Raises DataError: the bytes are not n images."""
+    if isinstance(pixels, bytes):
+        if len(pixels) != len(labels) * math.prod(shape):
+            raise DataError(f"a block has {len(pixels)} bytes and {len(labels)} labels; an image is uint8 {shape}")
+        pixels = np.frombuffer(pixels, dtype=np.uint8).reshape(len(labels), *shape)
+    return pixels, np.asarray(labels, dtype=np.int64)
 
 
 class _Writer:
@@ -91,7 +103,7 @@ class _Writer:
         self.next = [0, *self.ends[:2]]
         self.histogram = np.zeros((raw.shape[0], 256), dtype=np.int64)
 
-    def add(self, block: Block, encoded: Sequence[EncodedImage], chosen: npt.NDArray[np.uint8]) -> None:
+    def add(self, block: ArrayBlock, encoded: Sequence[EncodedImage], chosen: npt.NDArray[np.uint8]) -> None:
         images, labels = block
         self._check(images, labels)
         for split in range(3):

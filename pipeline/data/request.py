@@ -50,7 +50,8 @@ class Inputs(NamedTuple):
     """The inputs of a pack, as given by the settings.
 
     ``settings`` are those that affect the images; ``files`` are local files, in the order of the data set's ``module``
-    (dotted name). ``names``: the files' names, if names matter; ``own``: user modules that the data set calls.
+    (dotted name). ``names``: the files' names, if names matter; ``reading``: Paceline's modules that read what the data
+    set's module names; ``own``: user modules that the data set calls.
     """
 
     dataset: str
@@ -58,6 +59,7 @@ class Inputs(NamedTuple):
     settings: Mapping[str, Any]
     files: tuple[Path, ...]
     names: tuple[str, ...] = ()
+    reading: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
 
 
@@ -120,7 +122,7 @@ def request(inputs: Inputs, data_dir: Path) -> Request:
     wanted["version"] = manifest.VERSION
     if order := order_in({"dataset": inputs.settings}):
         wanted["order"] = order
-    modules = (inputs.module, _PACKING, *inputs.own)
+    modules = (inputs.module, _PACKING, *inputs.reading, *inputs.own)
     code = _code(modules)
     wanted["code"] = dict(code.digests)
     if inputs.own or not inputs.module.startswith(OWN):  # installed packages count by their version

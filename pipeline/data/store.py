@@ -1,26 +1,24 @@
-"""Find a pack or build it: once, in a temporary folder that is renamed into place."""
+"""Find a pack, or have it built once however many processes want it."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.core.errors import DataError, os_reason
-from pipeline.core.files import fsync, remove_leftovers, temporary_prefix
 from pipeline.core.locks import held
 from pipeline.data import datasets, request
-from pipeline.data.base import DatasetModule, Workspace
+from pipeline.data.base import ImageFilesConfig
 from pipeline.data.manifest import Pack
 from pipeline.data.progress import OnProgress, reporting
-from pipeline.data.request import Inputs, Request
+from pipeline.data.request import Inputs
 from pipeline.data.sources.filesystems import refuse_protocol
 from pipeline.data.sources.source import local_path
 from trainers.core.config import OWN, DatasetConfig
 
+_IMAGES = "pipeline.data.reading.images"
 # Applied by the ranks during training; all other settings count in the pack's name.
 _TRAINING_ONLY = (
     *("crop_padding", "crop_border", "flip", "alternate_flip", "cutout", "normalise"),
@@ -35,8 +33,15 @@ def inputs(dataset: DatasetConfig) -> Inputs:
     module = datasets.DATASETS.target(dataset.name)
     files, names = (local.values(), local) if isinstance(local, dict) else (local, ())
     own = (getattr(dataset, "target", "").partition(":")[0],) if dataset.name == OWN else ()
+    reading = (_IMAGES,) if isinstance(dataset, ImageFilesConfig) else ()
     return Inputs(
-        dataset=dataset.name, module=module, settings=settings, files=tuple(files), names=tuple(names), own=own
+        dataset=dataset.name,
+        module=module,
+        settings=settings,
+        files=tuple(files),
+        names=tuple(names),
+        reading=reading,
+        own=own,
     )
 
 
@@ -83,7 +88,7 @@ def fetch(dataset: DatasetConfig, data_dir: Path, *, on_progress: OnProgress | N
     Raises:
         DataError: the data is missing, incomplete, altered, malformed or unreachable, or the disk is full.
     """
-    module = datasets.module(dataset.name)
+    datasets.module(dataset.name)
     data_dir = data_dir.absolute()
     with _os_errors_as_data_errors(dataset, data_dir), reporting(on_progress) as report:
         data_dir.mkdir(parents=True, exist_ok=True)
@@ -96,7 +101,11 @@ def fetch(dataset: DatasetConfig, data_dir: Path, *, on_progress: OnProgress | N
         with held(lock, meanwhile=lambda: report(f"waiting for another process that holds {lock}", 0, None)):
             wanted = request.request(inputs(dataset), data_dir)  # its inputs may have changed during the wait
             target = data_dir / wanted.name
-            return request.intact(target) or _make(dataset, module, target, wanted, report)
+            if (pack := request.intact(target)) is not None:
+                return pack
+            from pipeline.data import building  # loads numpy and Pillow: looking up a pack needs neither
+
+            return building.build(dataset, target, wanted, report)
 
 
 @contextmanager
@@ -110,31 +119,3 @@ def _os_errors_as_data_errors(dataset: DatasetConfig, data_dir: Path | None) -> 
         of_source = local is not None and failed is not None and failed.is_relative_to(local) and not of_pack
         hint = "dataset.source=<what you can read>" if of_source else "paths.data=<a folder that you can write to>"
         raise DataError(f"dataset={dataset.name} could not be packed: {os_reason(error)}", hint=hint) from error
-
-
-def _make(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: Request, report: OnProgress) -> Pack:
-    """Build the pack under the lock: any temporary file among its downloads belongs to a dead process."""
-    from pipeline.data import own_process, packing  # late import: looking up a pack doesn't need numpy
-
-    downloads = target.parent / "downloads" / dataset.name
-    for left_over in downloads.glob("tmp*"):
-        left_over.unlink()
-    remove_leftovers([target.parent])
-    building = Path(tempfile.mkdtemp(prefix=temporary_prefix(f".building-{dataset.name}"), dir=target.parent))
-    work, folder = Workspace(folder=building, downloads=downloads, report=report), building / "pack"
-    try:
-        if dataset.name == OWN:
-            made = own_process.pack(dataset, wanted, work, target)
-        else:
-            raw = module.load(dataset, work)
-            folder.mkdir()
-            made = packing.write(raw, dataset, folder, report)
-            wanted.refuse_changed()  # the pack's name stands for the content that was hashed
-        fsync(folder)
-        if target.exists():  # altered or incomplete, as `manifest.read` has just found
-            target.rename(building / "refused")
-        folder.rename(target)
-        fsync(target.parent)
-        return Pack(target, made)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)

@@ -18,7 +18,8 @@ from pipeline.keys import rank_environment
 from pipeline.steps.key import is_python
 from pipeline.steps.step import Making, Step, StepError, filled
 from trainers.core import observer
-from trainers.core.dependencies import Observed, Seen, joined, of_host
+from trainers.core.dependencies import Seen, joined
+from trainers.core.observation import Observed, of_host
 from trainers.core.observer import PROJECT, SKIP
 
 CALL = "trainers.call"

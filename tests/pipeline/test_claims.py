@@ -21,6 +21,7 @@ import pytest
 
 from pipeline.cluster import attempt
 from pipeline.cluster.agent.host import processors
+from pipeline.cluster.agent.node import user_name
 from pipeline.cluster.agent.running import claims
 from pipeline.cluster.launchers import settings
 from pipeline.cluster.launchers.transport.agent_requests import resources, title
@@ -48,7 +49,7 @@ def test_a_device_that_another_run_has_is_refused_with_who_and_since_when(tmp_pa
     folder = tmp_path / "claims"
     first, other = stake("a", folder, "gpu:0"), stake("b", folder, "gpu:1")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
-    said = rf"is busy: {claims.user_name(os.getuid())}'s run a has GPU 0 since \d\d:\d\d$"
+    said = rf"is busy: {user_name(os.getuid())}'s run a has GPU 0 since \d\d:\d\d$"
     with pytest.raises(SystemExit, match=said):
         stake("c", folder, "gpu:0")
     first.release()
@@ -103,7 +104,7 @@ def test_what_is_no_claim_is_passed_over_and_what_is_shown_cannot_be_forged(tmp_
     (folder / "000000000-3-3").mkdir()
     mine = stake("b", folder, alone=False)
     row, _ = claims.described_claims(str(folder))
-    assert (row["user"], row["what"]) == (claims.user_name(os.getuid()), "run [31mred")
+    assert (row["user"], row["what"]) == (user_name(os.getuid()), "run [31mred")
     assert Path("/etc/passwd").exists()
     Path(held.path).write_text('{"resources": 7}')
     assert [row["what"] for row in claims.described_claims(str(folder))] == ["run b"]
@@ -119,7 +120,7 @@ def test_a_run_that_shares_goes_beside_others_and_shows_where_it_is(
     monkeypatch.setattr(claims.claim_devices, "__defaults__", (claims.FOLDER,))
     sharing = [claims.claim_for_run(wish(run, "cpu", alone=False)) for run in ("a", "b")]
     assert None not in sharing
-    said = rf"is busy: {claims.user_name(os.getuid())}'s run a has its processors since \d\d:\d\d; .*'s run b has"
+    said = rf"is busy: {user_name(os.getuid())}'s run a has its processors since \d\d:\d\d; .*'s run b has"
     with pytest.raises(SystemExit, match=said):
         claims.claim_for_run(wish("c", "cpu"))
     assert [row["what"] for row in claims.described_claims(claims.FOLDER)] == ["run a", "run b"]
@@ -144,7 +145,7 @@ def test_a_folder_that_is_swapped_for_a_link_loses_no_file_of_anybody(tmp_path: 
     assert [row["what"] for row in rows] == ["run a"]
     assert sorted(path.name for path in (tmp_path / "aside").iterdir()) == sorted([*names[:3], Path(held.path).name])
     held.release()
-    said = rf"{claims.user_name(os.getuid())} has put a link or a file where .*cluster\.when_busy=share"
+    said = rf"{user_name(os.getuid())} has put a link or a file where .*cluster\.when_busy=share"
     with pytest.raises(OSError, match=said):
         claims.claim_devices(wish("b"), str(folder))
     assert claims.described_claims(str(folder)) == []
@@ -163,7 +164,7 @@ def test_who_holds_a_lock_on_the_folder_is_named_with_what_helps(
     lock = partial(fcntl.flock, place, fcntl.LOCK_EX)
     with subprocess.Popen(["sleep", "600"], pass_fds=[place], preexec_fn=lock, user=user) as holder:
         os.close(place)
-        who = user or claims.user_name(os.getuid())
+        who = user or user_name(os.getuid())
         said = rf"{who}'s process {holder.pid} \(sleep 600\) has held a lock on it for .*cluster\.when_busy=share"
         with pytest.raises(OSError, match=said):
             claims.claim_for_run(wish("a"))
@@ -262,7 +263,7 @@ def test_whose_a_process_on_a_gpu_is_and_since_when_is_told_with_nvidia_smis_ans
     said = processors.gpu_state(5.0)
     assert said is not None
     pid, user, since, mark = said["owners"].split(", ")
-    assert (int(pid), user, mark) == (os.getpid(), claims.user_name(os.getuid()), "")
+    assert (int(pid), user, mark) == (os.getpid(), user_name(os.getuid()), "")
     assert 0 <= time.time() - float(since) < 86400
     assert processors.owner("0") == ""
 

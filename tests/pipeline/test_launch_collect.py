@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from pipeline.cluster import launchers
-from pipeline.cluster.agent.running import staging
+from pipeline.cluster.agent.running import results, staging
 from pipeline.cluster.agent.running.saved import newest_change
 from pipeline.cluster.checkpoint_fetch import of_step
 from pipeline.cluster.launchers import agent_launcher
@@ -467,8 +467,8 @@ def test_what_a_host_cannot_read_is_named_and_the_rest_comes(tmp_path: Path, mon
 def test_a_file_that_is_removed_while_others_are_sent_is_named() -> None:
     unsent: dict[str, str] = {}
     with tarfile.open(fileobj=io.BytesIO(), mode="w|") as archive:
-        staging.send(archive, "/nowhere", "outputs/a.pt", "file", lambda *_: True, unsent)
-    assert [*staging.below("/nowhere", "outputs/b.pt", unsent)] == []
+        results.send(archive, "/nowhere", "outputs/a.pt", "file", lambda *_: True, unsent)
+    assert [*results.below("/nowhere", "outputs/b.pt", unsent)] == []
     assert unsent == dict.fromkeys(("outputs/a.pt", "outputs/b.pt"), "it was removed meanwhile")
 
 

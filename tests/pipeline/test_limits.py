@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.reasons import reason
-from pipeline.cluster.agent.running import staging
+from pipeline.cluster.agent.reasons import reason, room_in
 from pipeline.cluster.agent.running.watches import OutOfMemory, memory_events_file, oom_kills
 from pipeline.cluster.failures import failure_text
 from pipeline.core.files import room_needed
@@ -114,7 +113,7 @@ def test_a_disk_without_inodes_is_told_so_by_everybody(tmp_path: Path) -> None:
             [(small / str(number)).touch() for number in range(9)]
         assert f"of {small}, which has no inodes left for new files (df -i), though " in room_needed(small)
         error = could_not_write(small / "a", caught.value, 5)
-        for text in (reason(caught.value), staging.room_in(str(small)), str(error)):
+        for text in (reason(caught.value), room_in(str(small)), str(error)):
             assert "no inodes are left there for new files (df -i), though " in text
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pipeline.core.files import sha256_file
 from tests.trainers import other_model
 from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary
-from trainers.checkpoint.weights import digest
+from trainers.checkpoint.checkpoint import weights_digest
 from trainers.core.config import ConfigError
 from trainers.core.errors import TrainerError
 from trainers.data.augment import EpochPlan
@@ -140,7 +140,7 @@ def test_the_best_weights_of_the_run_are_kept(make_run: MakeRun) -> None:
     best = max(lines, key=lambda line: line["metrics"]["val/accuracy"])
     side = json.loads((run_dir / "checkpoints" / "best.json").read_text())
     assert (side["step"], side["val/accuracy"]) == (best["step"], best["metrics"]["val/accuracy"])
-    assert digest(torch.load(run_dir / "checkpoints" / "best.pt", weights_only=True)) == side["weights_sha256"]
+    assert weights_digest(torch.load(run_dir / "checkpoints" / "best.pt", weights_only=True)) == side["weights_sha256"]
 
 
 def test_the_best_of_an_empty_val_split_is_refused(make_run: MakeRun) -> None:

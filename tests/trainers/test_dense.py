@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainers.models.dense import Flatten, Linear
+from trainers.models.layers import Flatten, Linear
 
 
 @pytest.mark.parametrize("shape", [(8, 96), (2, 4, 96)])

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainers.models.dropout import Dropout
+from trainers.models.layers import Dropout
 
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 

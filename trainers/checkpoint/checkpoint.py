@@ -4,11 +4,14 @@ A checkpoint is ``checkpoints/step-00000123.pt`` and ``step-00000123.json``, whi
 the lines of metrics.jsonl up to its step. With strategy=fsdp the slices of all ranks are in ``shards-00000123/``, and
 the .json has their sha256 too. No random state is stored: every random number is a function of (seed, epoch, sample) or
 (seed, step, rank or part).
+
+Weights are plain: contiguous tensors on the CPU, which stock torch loads.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import shutil
@@ -19,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from trainers.checkpoint.weights import digest
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.core.files import make_folder, remove_temporaries, sha256_file, write_atomic, write_json
@@ -170,7 +172,9 @@ class CheckpointFolder:
         path = self._folder / "best.pt"
         needed_bytes = sum(item.nbytes for item in weights.values())
         sha256 = write_atomic(path, lambda file: file.save(weights), needed_bytes=needed_bytes)
-        write_json(path.with_suffix(".json"), sealed({"sha256": sha256, "weights_sha256": digest(weights), **side}))
+        write_json(
+            path.with_suffix(".json"), sealed({"sha256": sha256, "weights_sha256": weights_digest(weights), **side})
+        )
 
     def _write(self, checkpoint: Checkpoint, shards: dict[str, str]) -> None:
         self._attempt.check()
@@ -305,3 +309,23 @@ def step_files(folder: Path) -> list[Path]:
 def _digest(side: Mapping[str, Any]) -> str:
     rest = {name: value for name, value in side.items() if name != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def plain_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Copy a state dict to contiguous CPU tensors, which stock torch loads with load_state_dict."""
+    return {
+        name: value.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
+        for name, value in model.state_dict().items()
+    }
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """Return the sha256 (hex) over name, dtype, shape and raw bytes of contiguous CPU tensors, sorted by name."""
+    total = hashlib.sha256()
+    for name in sorted(weights):
+        value = weights[name]
+        total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        # ctypes, because torch exposes a tensor's bytes only through numpy, which a node need not have
+        if value.nbytes:
+            total.update((ctypes.c_char * value.nbytes).from_address(value.data_ptr()))
+    return total.hexdigest()

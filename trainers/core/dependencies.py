@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import ast
 import fnmatch
-import getpass
 import glob
 import itertools
-import json
 import os
 import platform
 import re
-import shutil
-import site
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainers.contract import run_folder, variables
+from trainers.contract import run_folder
 from trainers.core import observer
 from trainers.core.observer import (
     ABSENT,
@@ -43,7 +38,6 @@ from trainers.core.observer import (
     PATTERN,
     PROJECT,
     READ,
-    SKIP,
     TEXT,
     THERE,
     VARIABLE,
@@ -54,22 +48,10 @@ from trainers.core.observer import (
 
 NOTES = "seen"
 """Folder of an attempt for the notes of its processes."""
-_COPIED = f"{run_folder.SCRIPT_OUTSIDE}/"
+COPIED = f"{run_folder.SCRIPT_OUTSIDE}/"
+"""Folder of the run's copy for the files of a script that lies outside of the project."""
 _RECORDS = (".git", ".hg")  # a folder or, in a worktree, a file that names the folder
-_SYSTEM = (
-    *("/proc", "/dev", "/sys", "/run", "/etc", "/bin", "/sbin", "/lib", "/lib64", "/System", "/Library"),
-    *("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib64", "/usr/libexec", "/usr/share"),
-)
-_CACHES = (  # recreated if lost; other files in ~/.cache or ~/.config may be weights or settings
-    *("~/.cache/matplotlib", "~/.cache/fontconfig", "~/.cache/pip", "~/.triton", "~/.nv"),
-    f"{os.environ.get('XDG_CONFIG_HOME') or '~/.config'}/mlflow",  # telemetry.json alone
-)
-_SECRETS = (
-    *("~/.ssh", "~/.netrc", "~/.aws", "~/.mlflow"),
-    *("~/.cache/huggingface/token", "~/.cache/huggingface/stored_tokens"),
-)
 _NAMES_SECRET = re.compile("TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH")
-_CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "MPLCONFIGDIR")
 _PACELINE = {"trainers", "pipeline", "paceline"}  # the key includes their sources
 _SETTLED_NS = 2_500_000_000  # a younger file may be edited without a change of its times and size
 
@@ -86,39 +68,16 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Folders of one attempt on this host.
+    """Folders of one attempt on this host."""
 
-    Attributes:
-        run_dir: the run folder; nothing in it but ``work`` is looked at.
-        snapshot: the files that the key holds.
-        work: the copy in which the program runs; the snapshot itself for the built-in trainer.
-        data: what {data}, {data2}, … stand for.
-        project: the checkout, where it lies on this host.
-        origin: the folder of a script that lies outside of the project, where it lies on this host.
-        whole: patterns of the files that count byte for byte, relative to the project or to ``folder``.
-        folder: the script's own in the copy.
-    """
-
-    run_dir: Path
-    snapshot: Path
-    work: Path
-    data: tuple[str, ...] = ()
-    project: Path | None = None
-    origin: Path | None = None
-    whole: Sequence[str] = ()
-    folder: str = ""
-
-    @property
-    def zones(self) -> list[tuple[str, str]]:
-        """(kind, real path) of each zone; the innermost zone decides about a file."""
-        known = [(WORK, self.work), (SKIP, self.run_dir), (PROJECT, self.project), (ORIGIN, self.origin)]
-        split = [os.path.split(path) for path in self.data]
-        return [
-            *((kind, os.path.realpath(path)) for kind, path in known if path is not None),
-            *((SKIP, os.path.realpath(path)) for path in self.data),
-            *((SKIP, os.path.join(os.path.realpath(folder), name)) for folder, name in split),  # noqa: PTH118  (a link to one file)
-            *of_host(),
-        ]
+    run_dir: Path  # nothing in it but ``work`` is looked at
+    snapshot: Path  # the files that the key holds
+    work: Path  # the copy in which the program runs; the snapshot itself for the built-in trainer
+    data: tuple[str, ...] = ()  # what {data}, {data2}, … stand for
+    project: Path | None = None  # the checkout, where it lies on this host
+    origin: Path | None = None  # the folder of a script that lies outside of the project, where it lies on this host
+    whole: Sequence[str] = ()  # patterns of files that count byte for byte, relative to the project or to ``folder``
+    folder: str = ""  # the script's own, in the copy
 
 
 @dataclass(frozen=True)
@@ -128,88 +87,10 @@ class Unkeyed:
     path: str
     was_read: bool
 
-    @property
-    def how(self) -> str:
-        """The entry of summary.json for this file."""
-        return "read" if self.was_read else "looked for"
-
 
 def as_json(unkeyed: Iterable[Unkeyed]) -> dict[str, str]:
     """Return path → "read" or "looked for", for summary.json."""
-    return {item.path: item.how for item in unkeyed}
-
-
-class Observed:
-    """Observation of a program that is started with ``site`` first on PYTHONPATH. Call ``seen`` when it has ended."""
-
-    def __init__(
-        self,
-        folder: Path,
-        zones: Sequence[tuple[str, str]],
-        *,
-        watches: bool = True,
-        in_copy: bool = False,
-        first: str = "",
-    ) -> None:
-        """``folder`` belongs to this attempt; ``first`` is code that each process runs first. Raises OSError."""
-        self.notes, self.site = folder / NOTES, folder / "site"
-        for path in (self.notes, self.site):
-            path.mkdir(parents=True)
-        arguments = {
-            "folder": str(self.site),
-            "zones": [*zones],
-            "report": str(self.notes),
-            "watches": watches,
-            "in_copy": in_copy,
-        }
-        text = Path(observer.__file__).read_text(encoding="utf-8")
-        (self.site / "sitecustomize.py").write_text(f"{text}\n{first}\nbegin(**{arguments!r})\n", encoding="utf-8")
-
-    def seen(self) -> Seen:
-        """Read the notes of all processes. Raises OSError."""
-        return Seen(self.notes)
-
-
-class OfRank:
-    """Observation of this process, a rank of the built-in trainer that runs user-defined code."""
-
-    @classmethod
-    def of(cls, run_dir: Path, node_rank: int, local_rank: int) -> OfRank | None:
-        """Start to observe; None if the run folder can't be read or written, which later code reports."""
-        with suppress(OSError, ValueError):
-            config = json.loads((run_dir / run_folder.CONFIG).read_text(encoding="utf-8"))
-            return cls(run_dir, config, node_rank, is_first=local_rank == 0)
-        return None
-
-    def __init__(self, run_dir: Path, config: Mapping[str, Any], node_rank: int, *, is_first: bool) -> None:
-        """Raises OSError."""
-        attempt = os.environ.get("TORCHELASTIC_RUN_ID", str(os.getpid()))
-        self._notes = run_dir / ".seen" / f"{attempt}-{node_rank}"  # shared by all ranks of the node
-        for earlier in self._notes.parent.glob("*") if is_first else ():
-            if not earlier.name.startswith(f"{attempt}-"):
-                shutil.rmtree(earlier, ignore_errors=True)
-        self._notes.mkdir(parents=True, exist_ok=True)
-        code, whole = run_dir / "code", (config.get("model") or {}).get("inputs") or ()
-        self.places = Places(
-            run_dir=run_dir,
-            snapshot=code,
-            work=code,
-            data=(str(run_dir / "data"),),
-            project=project_of(config, run_dir),
-            whole=whole,
-        )
-        observer.watch(self.places.zones, str(self._notes))
-
-    def close(self) -> dict[str, Any]:
-        """Return the record of this node's ranks, with the files of the project that the key lacks. Raises OSError.
-
-        Call it once for all ranks of the node.
-        """
-        seen = Seen(self._notes)
-        shutil.rmtree(self._notes, ignore_errors=True)
-        with suppress(OSError):  # not empty: another node's notes may lie there
-            self._notes.parent.rmdir()
-        return {**seen.record(places=self.places), "unkeyed": as_json(seen.unkeyed(self.places, ended_well=True))}
+    return {item.path: "read" if item.was_read else "looked for" for item in unkeyed}
 
 
 class Seen:
@@ -322,7 +203,6 @@ class Seen:
 
     def _absent(self, places: Places | None) -> list[str]:
         """Return absolute paths that were looked for in vain and that another program may create."""
-
         # Leave out temporary folders, hidden folders of the home (caches and settings, which libraries look for), the
         # folders of PATH, runs, secrets that were taken for a path, and files that the program itself created later,
         # which each later run would find.
@@ -441,21 +321,6 @@ def _distributions(folder: str) -> dict[str, tuple[str, str]]:
     return described
 
 
-def of_host() -> list[tuple[str, str]]:
-    """Return the zones of the host: Python, installed distributions (also in the project), system and caches."""
-
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    prefix = [sys.prefix] if sys.prefix != sys.base_prefix else []
-    own = [f"{top}/{name}" for top in (sys.prefix, sys.base_prefix) for name in ("lib", "share", "etc", "bin", "ssl")]
-    with suppress(KeyError, OSError):
-        own.append(f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
-    caches = [*_CACHES, *_SECRETS, *filter(None, (os.environ.get(name) for name in _CACHE_VARIABLES))]
-    folders = [*(sysconfig.get_path(name) for name in names), *site.getsitepackages(), site.getusersitepackages()]
-    folders += [entry for entry in sys.path if entry and any(Path(entry).glob("*.dist-info"))]  # named by a .pth file
-    everything = [*folders, *prefix, *own, *_SYSTEM, *(os.path.expanduser(path) for path in caches)]  # noqa: PTH111
-    return [(SKIP, os.path.realpath(path)) for path in dict.fromkeys(everything)]
-
-
 def host() -> str:
     """Identify this host: a record's files are those of one host."""
     with suppress(OSError):
@@ -497,14 +362,14 @@ def _names(note: Note, places: Places, ended_well: bool) -> Iterator[str]:
         if how == THERE and Path(os.path.realpath(places.run_dir)).is_relative_to(looked_at):
             return  # a parent of the run folder, which any search upwards (such as git's) visits
         if how in (READ, THERE):  # absent files of the project count for steps only
-            yield inside if kind == PROJECT else _COPIED + inside
+            yield inside if kind == PROJECT else COPIED + inside
         return
     if kind != WORK:
         return
     if how == TEXT:
         yield inside
         return
-    prefix = _COPIED if inside.startswith(_COPIED) else ""
+    prefix = COPIED if inside.startswith(COPIED) else ""
     top, rest = places.origin if prefix else places.project, inside.removeprefix(prefix)
     if top is None:
         if how == ABSENT and not ended_well:
@@ -535,7 +400,7 @@ def _is_made(path: str, places: Places, written: Collection[str]) -> bool:
 def _is_whole(name: str, places: Places) -> bool:
     relative = {Path(name), Path(name.removeprefix(f"{places.folder}/"))}
     paths = {str(path) for file in relative for path in (file, *file.parents)}
-    patterns = [pattern.removeprefix(_COPIED) for pattern in places.whole]
+    patterns = [pattern.removeprefix(COPIED) for pattern in places.whole]
     return any(fnmatch.fnmatch(path, pattern) for pattern in patterns for path in paths)
 
 
@@ -558,9 +423,9 @@ def _in_checkout(note: Note, places: Places | None) -> str:
     """Return the absolute path that a note names, moved from the run's copy to the checkout; '' if that isn't here."""
     if note.kind == OUTSIDE:
         return note.path
-    is_copied = note.kind == ORIGIN or (note.kind == WORK and note.path.startswith(_COPIED))
+    is_copied = note.kind == ORIGIN or (note.kind == WORK and note.path.startswith(COPIED))
     top = places and (places.origin if is_copied else places.project)
-    return os.path.join(os.path.realpath(top), note.path.removeprefix(_COPIED)) if top else ""  # noqa: PTH118
+    return os.path.join(os.path.realpath(top), note.path.removeprefix(COPIED)) if top else ""  # noqa: PTH118
 
 
 def _shown(path: str, inside: str) -> str:
@@ -583,18 +448,16 @@ def _stamp(path: str, digest: str) -> list[int] | None:
 
 def _digest(path: str, like: str) -> str:
     """Return the file's current digest, of the same kind as ``like``; '' if it can't be read."""
-    try:
+    with suppress(OSError):
         return observer.digest_of(path, as_stamp=":" in like)
-    except OSError:
-        return ""
+    return ""
 
 
 def _names_digest(path: str, without: Collection[str]) -> str:
     """Return the digest of the current names in a folder; '' if it can't be read."""
-    try:
+    with suppress(OSError):
         return observer.digest_of_names(path, without)
-    except OSError:
-        return ""
+    return ""
 
 
 def message(unkeyed: Collection[Unkeyed], field: str = "program.inputs") -> list[str]:
@@ -631,24 +494,3 @@ def joined(paths: Sequence[str]) -> str:
     if len(paths) > 8:
         return f"{', '.join(paths[:8])} and {len(paths) - 8} more"
     return paths[0] if len(paths) == 1 else f"{', '.join(paths[:-1])} and {paths[-1]}"
-
-
-def project_of(config: Mapping[str, Any], run_dir: Path) -> Path | None:
-    """Return the checkout, if it lies on this host: from PACELINE_PROJECT, else the folder above that of the runs."""
-    named = os.environ.get(variables.PROJECT)
-    if named:
-        return Path(named) if Path(named).is_dir() else None
-    runs = Path(str(config.get("paths", {}).get("runs", "")))
-    if runs.is_absolute() or not runs.parts or run_dir.parent.parts[-len(runs.parts) :] != runs.parts:
-        return None
-    return run_dir.parents[len(runs.parts)]
-
-
-def origin_of(config: Mapping[str, Any], script: str) -> Path | None:
-    """Return the folder of a script outside of the project, if it lies on this host."""
-    typed = str(config["program"].get("script") or "")
-    inside = script.removeprefix(_COPIED)
-    if not script.startswith(_COPIED) or not os.path.isabs(typed) or not typed.endswith(f"/{inside}"):  # noqa: PTH117
-        return None
-    folder = Path(typed.removesuffix(f"/{inside}") or "/")
-    return folder if folder.is_dir() else None

@@ -1,12 +1,13 @@
 """Record what a Python process reads besides its arguments: files, folder listings, variables and modules.
 
-``trainers.core.dependencies`` writes this file, plus a last line that calls ``begin``, as ``sitecustomize.py`` into a
+``trainers.core.observation`` writes this file, plus a last line that calls ``begin``, as ``sitecustomize.py`` into a
 folder that is first on PYTHONPATH. So it runs before all other code in each Python process of a script, a step or a
 user-defined data set; ranks of the built-in trainer import it. Standard library only and Python >= 3.8, as a script
 may start another interpreter. Nothing here may raise: an exception in an audit hook would abort the observed operation.
 
-A file is hashed when it is first opened, which makes an edit before or after visible. The events are those of the
-table "Audit events" in Python's documentation. An event is raised before the file is opened.
+A file is hashed when it is first opened, so that a later edit of it is detected. The events are those of the table
+"Audit events" in Python's documentation. An event is raised before the file is opened. It is one file, although it is
+long, because it runs where nothing of Paceline can be imported.
 """
 
 # This module runs at the start of each process, when os.path is loaded and pathlib isn't.
@@ -28,9 +29,9 @@ if TYPE_CHECKING:  # importing typing would take longer than this whole module
 
 WORK, PROJECT, ORIGIN, OUTSIDE, SKIP = "work", "project", "origin", "outside", "skip"
 # ABSENT: an open of a file that isn't there; NO_STAT: an os.stat of one, which opens nothing (os.path.exists);
-# OWN_STAT: besides NO_STAT, if the program's own code asked, and not a library, which asks before it writes, too
+# OWN_STAT: the same by the program's own code, besides NO_STAT; libraries also look for files that they will write
 READ, TEXT, WRITTEN, MADE, THERE, ABSENT = "read", "text", "written", "made", "there", "absent"
-NO_STAT, OWN_STAT = "asked", "own-asked"
+NO_STAT, OWN_STAT = "no-stat", "own-stat"
 MODULE, WORD, FOLDER, PACKAGE, PATTERN, NAMES = "module", "word", "folder", "package", "pattern", "names"
 VARIABLE, IMPORTED = "variable", "imported"
 HASHED_BYTES = 64 << 20  # a larger file is identified by size and modification time
@@ -41,12 +42,11 @@ _MOST_READS = 1000  # reads of one variable whose reader is determined, which ta
 _MAGIC = "*?["
 _IMPORTING = "<frozen importlib._bootstrap_external>"
 _METADATA = ("/importlib/metadata/", "/importlib_metadata/")  # standard library; package on PyPI, which MLflow uses
-_OF_ENVIRON = {
-    os.__file__,
-    f"{os.path.dirname(os.__file__)}/_collections_abc.py",
-    "<frozen os>",
-    "<frozen _collections_abc>",
-}
+_OF_ENVIRON = (
+    *(os.__file__, "<frozen os>"),
+    *(os.path.dirname(os.__file__) + "/_collections_abc.py", "<frozen _collections_abc>"),
+)
+_SHOW_SOURCES = ("traceback.py", "warnings.py", "runpy.py", "<frozen runpy>")
 _STANDARD = frozenset(getattr(sys, "stdlib_module_names", ()))
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _stat, _open = os.stat, os.open  # the originals, which watch_stat and watch_open replace
@@ -165,14 +165,9 @@ class Watch:
             self.note(READ, kind, inside, lambda: self.digest(path, seen.st_size))
 
     def own_look(self, path: str) -> None:
-        """Note that the program's own code asked for a file of the run's copy, which isn't there."""
-        zone = self.zone(os.path.dirname(path))
-        frame: Any = sys._getframe(3)
-        while frame is not None and _is_standard(frame.f_code.co_filename):
-            frame = frame.f_back
-        if zone is None or zone[0] != WORK or frame is None:
-            return
-        if self.reader(frame.f_code.co_filename) in (WORK, ORIGIN):
+        """Note that the program's own code looked in vain for a file of the run's copy."""
+        zone, file = self.zone(os.path.dirname(path)), _caller_outside_standard_library(sys._getframe(3))
+        if zone is not None and zone[0] == WORK and file and self.reader(file) in (WORK, ORIGIN):
             self.note(OWN_STAT, WORK, os.path.join(zone[1], os.path.basename(path)))
 
     def is_own(self, path: str) -> bool:
@@ -227,7 +222,7 @@ class Watch:
                 os.close(file)
 
     def module(self, name: str, folders: Iterable[str]) -> None:
-        """Note a module that no finder found in ``folders``; the checkout may have it."""
+        """Note a module that ``folders`` lack; the checkout may have it."""
         last = name.rpartition(".")[2]
         ends = (".py", "/__init__.py", *extension_suffixes(), "/")
         for folder in folders:
@@ -307,26 +302,28 @@ class Watch:
         Code that reads its own text sees comments, which the key does not include. Reads by libraries and by traceback
         modules do not count.
         """
-        zone = self.zone(os.path.dirname(path))
-        frame: Any = sys._getframe(3)
-        while frame is not None and _is_standard(frame.f_code.co_filename):
-            if os.path.basename(frame.f_code.co_filename) in (
-                "traceback.py",
-                "warnings.py",
-                "runpy.py",
-                "<frozen runpy>",
-            ):
-                return
-            frame = frame.f_back
-        if frame is None or zone is None:
+        zone, file = self.zone(os.path.dirname(path)), _caller_outside_standard_library(sys._getframe(3), _SHOW_SOURCES)
+        if not file or zone is None:
             return
-        who = self.zone(os.path.dirname(os.path.abspath(frame.f_code.co_filename)))
+        who = self.zone(os.path.dirname(os.path.abspath(file)))
         if who is not None and not (who[0] == WORK and (who[1] + "/").startswith("trainers/")):
             self.note(TEXT, zone[0], os.path.join(zone[1], os.path.basename(path)))
 
 
 def _is_standard(file: str) -> bool:
     return file.startswith((os.path.dirname(os.__file__) + "/", "<frozen ")) and "/site-packages/" not in file
+
+
+def _caller_outside_standard_library(frame: Any, but: tuple[str, ...] = ()) -> str:
+    """Return the file of the innermost frame outside of the standard library.
+
+    '' if there is none, or if a module of the standard library in ``but`` is nearer.
+    """
+    while frame is not None and _is_standard(frame.f_code.co_filename):
+        if os.path.basename(frame.f_code.co_filename) in but:
+            return ""
+        frame = frame.f_back
+    return frame.f_code.co_filename if frame is not None else ""
 
 
 def _exists(path: str) -> bool:
@@ -672,7 +669,7 @@ def watch(zones: Iterable[tuple[str, str]], report: str) -> None:
     watch_variables(watcher)
     # first finder: importlib.import_module, which loads plug-ins, raises no audit event
     sys.meta_path.insert(0, Finder(lambda name, _: watcher.imports(name)))
-    # last finder: sees the modules that no other finder has found
+    # last finder: sees the modules that are missing for all others
     sys.meta_path.append(Finder(lambda name, path: watcher.module(name, sys.path if path is None else path)))
 
 

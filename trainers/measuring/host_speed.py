@@ -17,7 +17,7 @@ from trainers.entry import leave, run_entry
 def main() -> None:
     """Run the command line. A user's error is printed once per node as one line on stderr, with exit code 1."""
     parser = argparse.ArgumentParser(prog="trainers.measuring.host_speed", description="Speed of each host and pair.")
-    parser.add_argument("--config", type=Path, required=True, help="config.json, beside which the figures are written")
+    parser.add_argument("--config", type=Path, required=True, help="config.json; its folder gets the figures")
     path: Path = parser.parse_args().config
     run_entry(lambda: _measure(_backend(path), path.parent / run_folder.HOST_SPEED))
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from trainers.contract import run_folder
 from trainers.core.config import TrainConfig
@@ -160,8 +161,6 @@ def _alone(trainer: Trainer) -> float | None:
 
 def flop_per_image(config: TrainConfig, pack: MappedPack, node: Node) -> float:
     """Count the floating-point operations of forward and backward pass per image (a multiply-add counts as two)."""
-    from torch.utils.flop_counter import FlopCounterMode  # it imports Triton
-
     network = fresh_network(config.model, pack.manifest, node, seed=0)
     manifest = pack.manifest
     images = torch.zeros(_FLOP_IMAGES, manifest.channels, manifest.height, manifest.width, device=node.device)

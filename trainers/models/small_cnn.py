@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from trainers.core.config import ConfigError, ModelConfig, at_least
 from trainers.models import ImageShape
-from trainers.models.dense import Flatten, Linear
-from trainers.models.dropout import Dropout
+from trainers.models.layers import Dropout, Flatten, Linear
 
 _LOST_PIXELS = 4  # two 3×3 convolutions without padding
 _SMALLEST_PIXELS = _LOST_PIXELS + 2  # one 2×2 pooling window must be left

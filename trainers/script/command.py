@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainers.contract import run_folder
+from trainers.core.fields import ConfigError
 from trainers.script.settings import ScriptConfig, filled, groups, is_resume, names, placeholder_of_data
 
 _LONGEST = 256  # bytes of a first line that Linux reads
@@ -102,6 +103,36 @@ def program(settings: ScriptConfig, paths: Paths) -> str:
         if (paths.work / place).is_file():
             return os.path.normpath(paths.work / place)
     return word
+
+
+def make_executable(path: Path, work: Path) -> None:
+    """Make a file of the copy executable, because the snapshot holds contents and no modes. Raises OSError."""
+    if path.is_relative_to(work):
+        path.chmod(path.stat().st_mode | 0o111)
+
+
+def require_program(word: str, env: Mapping[str, str], workdir: Path) -> None:
+    """Check that the program can be started: torchrun's traceback of twenty lines wouldn't name a missing one.
+
+    Raises:
+        ConfigError: there is no such file, or no such program in PATH.
+    """
+    path = env.get("PATH", os.defpath)
+    folders = os.pathsep.join(str(workdir / entry) for entry in path.split(os.pathsep))
+    place = str(workdir / word) if "/" in word else shutil.which(word, path=folders)
+    if place is None:
+        raise ConfigError(
+            f"program.command=[{word}]: no {word} in PATH={path}; install it on this host, or set program.env.PATH "
+            f"(a file of the project is named with a slash: ./{word})"
+        )
+    if not os.access(place, os.X_OK) or not Path(place).is_file():
+        raise ConfigError(
+            f"program.command=[{word}]: {place} is no program here (an executable file); install it on this host, or "
+            "name a file of the project"
+        )
+    why = why_not_executable(Path(place), folders)
+    if why:
+        raise ConfigError(f"program.command=[{word}]: this host can't start {place}: {why}")
 
 
 def why_not_executable(path: Path, folders: str) -> str:

@@ -1,4 +1,7 @@
-"""The results of a script: files of its working directory, moved next to its files in {run}, and hashed."""
+"""The results of a script on one host: files of its working directory, moved next to its files in {run}, and hashed.
+
+The first node's summary.json is written last, as it holds the digests of the other files.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,137 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
 from trainers.contract import run_folder
-from trainers.script.files import sha256_file
-from trainers.script.workdir import below
+from trainers.core import dependencies
+from trainers.core.dependencies import Unkeyed
+from trainers.script.files import sha256_file, write_json, write_sealed
+from trainers.script.recorder import Recorder
+from trainers.script.settings import ScriptConfig
+from trainers.script.workdir import NOTE, WARNING, Node, below, in_words, printed, say, written_by_script
+
+
+class Results:
+    """What a script leaves on this host after a good end. ``begun``: the script's start in unix seconds."""
+
+    def __init__(self, node: Node, settings: ScriptConfig, name: str, begun: float) -> None:
+        self.node, self.settings, self.name, self.begun = node, settings, name, begun
+
+    def keep(self, recorder: Recorder | None, record: Mapping[str, Any], unkeyed: Sequence[Unkeyed]) -> int:
+        """Gather this node's outputs and write the first node's results, summary.json last; return the exit code.
+
+        Args:
+            recorder: of the first node.
+            record: what the script's processes have read (``Seen.record``), taken before files are moved away.
+
+        Raises:
+            OSError: a file can't be moved or written.
+        """
+        node, outputs = self.node, self.node.outputs
+        if outputs.is_symlink() or (outputs.exists() and not outputs.is_dir()):
+            what = "a link" if outputs.is_symlink() else "a file"
+            say(
+                f"error: {self.name} has put {what} in the place of its folder {{run}}, {outputs}; it is to write there"
+            )
+            return 1
+        try:
+            gathered = self._gather()
+        except MissingOutputsError as error:
+            say(f"error: {self.name} ended with exit code 0 without {error}")
+            return 1
+        in_work = unreadable(node.run_dir, node.folder / run_folder.ABOVE)
+        unkept = {name: why for name, why in in_work.items() if why != LEADS_OUT}  # a link there is no result
+        unkept |= unreadable(node.run_dir, outputs, node.run_dir / run_folder.CHECKPOINTS)
+        if unkept and not node.is_sent:  # else the controller warns when it fetches the files
+            names = in_words([f"{name} ({why})" for name, why in unkept.items()])
+            say(f"{WARNING}not kept with what the script wrote: {names}")
+        self._report(gathered)
+        if recorder is not None:
+            self._write(recorder, gathered, record, unkeyed, unkept)
+        elif self.settings.seal != "off":
+            outputs.parent.mkdir(parents=True, exist_ok=True)
+            full_record = {**record, "unkeyed": dependencies.as_json(unkeyed)}
+            write_sealed(outputs.parent / run_folder.DEPENDENCIES, full_record)
+        if gathered.over or node.is_sent:  # what is above the limit stays; the agent fetches by the folder's given.json
+            return 0
+        if any(name in in_work and why not in NO_FILES for name, why in unkept.items()):
+            say(f"{WARNING}what can't be read stays on this host in {self._keep_on_host() / run_folder.WORK_COPY}")
+        else:
+            shutil.rmtree(node.folder, ignore_errors=True)
+            with suppress(OSError):  # another node's folder lies there
+                node.folder.parent.rmdir()
+        return 0
+
+    def _gather(self) -> Gathered:
+        node = self.node
+        return gather(
+            self.settings.outputs,
+            workdir=node.work / self.settings.workdir,
+            wrote=written_by_script(node.run_dir, node.rank),
+            outputs=node.outputs,
+            limit_bytes=self.settings.outputs_limit_bytes,
+            required=node.is_first,
+            lost=[node.run_dir / name for name in unreadable(node.run_dir, node.outputs)],
+        )
+
+    def _report(self, gathered: Gathered) -> None:
+        """Print which files of the working directory were kept, renamed, or stay on this host because of the limit."""
+        place = self.node.place(self.node.outputs, run_folder.OUTPUTS)
+        if gathered.renamed:
+            names = in_words([f"{name} is {place}/{target}" for name, target in gathered.renamed.items()])
+            say(f"{WARNING}files of the working directory whose place another file of the run has: {names}")
+        if gathered.besides:
+            what = in_words([*gathered.besides], sum(gathered.besides.values()))
+            say(f"{NOTE}wrote in its working directory: {what}; kept in {place}/{WORKDIR}")
+        if gathered.over:
+            what = in_words([*gathered.over], sum(gathered.over.values()))
+            gib = self.settings.outputs_limit or 0.0
+            say(
+                f"{WARNING}wrote in its working directory more than program.outputs_limit={gib:g} GiB: {what}; they "
+                f"stay on this host in {self._keep_on_host() / run_folder.WORK_COPY}; program.outputs=['GLOB'] or a "
+                "higher limit bring such files back"
+            )
+
+    def _keep_on_host(self) -> Path:
+        """Move the working directory, whose files can't all be fetched, to its final place. Raises OSError."""
+        folder = self.node.folder
+        final_place = folder.with_name(f"{folder.name}-left")
+        shutil.rmtree(final_place, ignore_errors=True)
+        folder.replace(final_place)
+        return final_place
+
+    def _write(
+        self,
+        recorder: Recorder,
+        gathered: Gathered,
+        record: Mapping[str, Any],
+        unkeyed: Sequence[Unkeyed],
+        unkept: Mapping[str, str],
+    ) -> None:
+        """Write the first node's results. Raises OSError."""
+        run_dir, metrics = self.node.run_dir, recorder.metrics
+        if self.settings.seal != "off" and (outside := [*record["files"]]):
+            say(f"{WARNING}{dependencies.outside(outside)}")
+        write_sealed(run_dir / run_folder.DEPENDENCIES, record)
+        hashes = {output.path: {"sha256": output.sha256, "bytes": output.size_bytes} for output in gathered.outputs}
+        write_json(run_dir / run_folder.OUTPUT_DIGESTS, hashes)
+        summary = {
+            "steps": metrics.step,
+            "metrics": metrics.last,
+            **({"nonfinite": nonfinite} if (nonfinite := recorder.left_out()) else {}),
+            "unkeyed": dependencies.as_json(unkeyed),
+            "duration_s": round(time.time() - self.begun, 3),
+            "outputs_sha256": left(run_dir, unkept),
+            **({"not_kept": {printed(name): why for name, why in unkept.items()}} if unkept else {}),
+        }
+        write_sealed(run_dir / run_folder.SUMMARY, summary)
 
 
 class MissingOutputsError(Exception):
@@ -182,7 +308,7 @@ def unreadable(run_dir: Path, *folders: Path) -> dict[str, str]:
 def _why_not(path: Path, top: str) -> str:
     """Return why a path can't be kept; '' if it can, as for a link to nothing. Raises OSError.
 
-    The agent uses the same words (pipeline/cluster/agent/running/staging.py).
+    The agent uses the same words (pipeline/cluster/agent/running/results.py).
     """
     if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(top):
         return LEADS_OUT

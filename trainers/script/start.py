@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -25,28 +25,19 @@ import paceline
 from trainers.contract import run_folder, variables
 from trainers.contract.beats import ENDED, hook_arguments
 from trainers.core import dependencies
-from trainers.core.dependencies import Observed, Places, Unkeyed
+from trainers.core.dependencies import Places, Unkeyed
 from trainers.core.fields import ConfigError
+from trainers.core.observation import Observed, origin_of, project_of, zones_of
 from trainers.script import command, outliving, rank_hook
 from trainers.script import workdir as workdirs
-from trainers.script.command import Paths, argv, program
-from trainers.script.files import write_json, write_sealed
-from trainers.script.outputs import (
-    LEADS_OUT,
-    NO_FILES,
-    WORKDIR,
-    Gathered,
-    MissingOutputsError,
-    gather,
-    left,
-    unreadable,
-)
+from trainers.script.command import Paths, argv, make_executable, program, require_program
+from trainers.script.files import write_json
+from trainers.script.outputs import Results
 from trainers.script.recorder import Recorder, earlier_log, keep_unrecorded, mlflow_variables
 from trainers.script.resume import whole_since
 from trainers.script.settings import ScriptConfig
+from trainers.script.workdir import NOTE, WARNING, Node, say
 
-WARNING, NOTE = "WARNING: ", "note: "
-"""Prefixes of lines that the user sees at once, and not only in the host's log."""
 _SHOWN = 8
 _LOOK_S = 0.5
 SENT = ".paceline"
@@ -76,11 +67,6 @@ def main(words: Sequence[str]) -> int:
     return 1
 
 
-def say(text: str) -> None:
-    """Print a line of Paceline's own among those of the ranks."""
-    print(f"paceline: {text}", flush=True)
-
-
 def _parsed(words: Sequence[str]) -> Started:
     at = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(prog="trainers.script.start", allow_abbrev=False)
@@ -105,11 +91,9 @@ class Attempt:
         self.config: dict[str, Any] = json.loads(started.config.read_text(encoding="utf-8"))
         known = {field.name for field in fields(ScriptConfig)}
         self.settings = ScriptConfig(**{k: value for k, value in self.config["program"].items() if k in known})
-        self.folder = workdirs.folder_of(self.run_dir, started.node_rank)
-        self.snapshot, self.work = self.run_dir / run_folder.CODE, self.folder / run_folder.WORK_COPY
-        self.logged = self.folder / run_folder.LOGGED
-        self.is_first = started.node_rank == 0
-        self.is_sent = (self.run_dir / SENT).exists()
+        self.node = Node(run_dir=self.run_dir, rank=started.node_rank, is_sent=(self.run_dir / SENT).exists())
+        self.folder, self.work, self.is_first = self.node.folder, self.node.work, self.node.is_first
+        self.snapshot, self.logged = self.run_dir / run_folder.CODE, self.folder / run_folder.LOGGED
         self.begun = time.time()
         self.id = os.environ.get(variables.NODE, "").rpartition(":")[0]
         number = self.id.rsplit("-", 2)[-2:][0]  # of KEY-ATTEMPT-RANDOM
@@ -128,7 +112,7 @@ class Attempt:
         places = self.places()
         hook = f"{Path(str(rank_hook.__file__)).read_text(encoding='utf-8')}\npublish({hook_arguments()})"
         watches = self.settings.seal != "off"
-        observed = Observed(self.folder, places.zones, watches=watches, in_copy=True, first=hook)
+        observed = Observed(self.folder, zones_of(places), watches=watches, in_copy=True, first=hook)
         env = self.environment(paths, observed.site)
         command = [*self.starter(), *argv(self.settings, paths)]
         if self.settings.command:
@@ -138,26 +122,32 @@ class Attempt:
         code = self.follow(command, env, recorder)
         seen = observed.seen()
         unkeyed = seen.unkeyed(places, ended_well=code == 0)
-        if code < 0 or (code and not self.settings.torchrun):  # the ranks explain an exit code of torchrun's
-            say(f"error: {'torchrun' if self.settings.torchrun else self.name} {how_it_ended(code)}")
-        for line in dependencies.message(unkeyed):  # after a good end the controller warns
-            say(line if code == 0 else f"{WARNING}{line}")
-        if code == 0 and self.is_first and (ranks := self.group_warning()):
-            say(f"{WARNING}{ranks}")
         if code:
-            self.report_written_files()
-        if code and paths.resume and recorder is not None and not recorder.recorded and not self.saved_anything(paths):
-            say(f"{WARNING}{self.checkpoint_warning(paths)}")
-        if code == 0 and unkeyed and self.settings.seal == "fail":
+            self.report_failure(code, unkeyed, paths, recorder)
+            return code
+        for line in dependencies.message(unkeyed):  # of which the controller warns
+            say(line)
+        if self.is_first and (ranks := self.group_warning()):
+            say(f"{WARNING}{ranks}")
+        if unkeyed and self.settings.seal == "fail":
             return 1
-        if code == 0 and recorder is not None and recorder.stopping:
+        if recorder is not None and recorder.stopping:
             self.note_pruned(recorder)
             if not workdirs.written_by_script(self.run_dir, self.started.node_rank):  # else it may resume from them
                 shutil.rmtree(self.folder, ignore_errors=True)
             return 0
-        if code == 0:
-            code = self.finish(paths, recorder, seen.record(places=places), unkeyed)
-        return code
+        results = Results(self.node, self.settings, self.name, self.begun)
+        return results.keep(recorder, seen.record(places=places), unkeyed)
+
+    def report_failure(self, code: int, unkeyed: Sequence[Unkeyed], paths: Paths, recorder: Recorder | None) -> None:
+        """Print what is known of a failure: how it ended, the files that the key lacks, and what the attempt left."""
+        if code < 0 or not self.settings.torchrun:  # the ranks explain an exit code of torchrun's
+            say(f"error: {'torchrun' if self.settings.torchrun else self.name} {how_it_ended(code)}")
+        for line in dependencies.message(unkeyed):
+            say(f"{WARNING}{line}")
+        self.report_written_files()
+        if paths.resume and recorder is not None and not recorder.recorded and not self.saved_anything(paths):
+            say(f"{WARNING}{self.checkpoint_warning(paths)}")
 
     def prepare(self) -> Paths:
         """Lay out the working directory and the folders that the script is given. Raises OSError."""
@@ -173,7 +163,7 @@ class Attempt:
         for name in ("lib", "mlflow", dependencies.NOTES, "site"):
             path = self.folder / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        besides = workdirs.take_carried(self.run_dir, self.started.node_rank) if self.is_sent else {}
+        besides = workdirs.take_carried(self.run_dir, self.started.node_rank) if self.node.is_sent else {}
         if self.is_first:
             keep_unrecorded(self.run_dir)
         with suppress(FileNotFoundError):
@@ -194,7 +184,7 @@ class Attempt:
         folder, rank = self.before, self.started.node_rank
         names = workdirs.set_aside(self.run_dir, rank, folder, with_checkpoints=self.settings.resumes)
         if names:
-            say(f"{NOTE}what earlier attempts left is kept in {self.shown(folder)}: {workdirs.in_words(names)}")
+            say(f"{NOTE}what earlier attempts left is kept in {self.node.shown(folder)}: {workdirs.in_words(names)}")
 
     @property
     def before(self) -> Path:
@@ -206,11 +196,7 @@ class Attempt:
         name, path = item
         if name == workdirs.BY_ITSELF:
             return f"{path.relative_to(self.work).as_posix()}, which {self.name} looks for by itself"
-        return f"{{{name}}} is {self.shown(path)}"
-
-    def shown(self, path: Path) -> str:
-        """Return the path relative to the run folder."""
-        return path.relative_to(self.run_dir).as_posix()
+        return f"{{{name}}} is {self.node.shown(path)}"
 
     def saved_anything(self, paths: Paths) -> bool:
         """Whether this attempt has saved a checkpoint; it may write settings and logs before it reads one."""
@@ -222,14 +208,12 @@ class Attempt:
         paths = workdirs.written_by_script(self.run_dir, self.started.node_rank)
         names = [os.path.relpath(path, self.work) for path in paths]
         if names:
-            place = (
-                self.shown(self.work) if self.is_first or not self.is_sent else f"nodes/{self.started.node_rank}/work"
-            )
+            place = self.node.place(self.work, run_folder.WORK)
             say(f"{NOTE}wrote in its working directory: {workdirs.in_words(names)}; now in {place}")
 
     def checkpoint_warning(self, paths: Paths) -> str:
         """Return the warning about an attempt that failed before it had logged and saved anything."""
-        given = " and ".join(self.shown(path) for path in paths.resume.values())
+        given = " and ".join(self.node.shown(path) for path in paths.resume.values())
         if workdirs.BY_ITSELF in paths.resume:
             start_over = "program.resume_pattern=none starts over (what is there is kept)"
             return f"{self.name} ended before it had logged or saved anything, beside {given}; {start_over}"
@@ -251,8 +235,8 @@ class Attempt:
             snapshot=self.snapshot,
             work=self.work,
             data=self.started.data,
-            project=dependencies.project_of(self.config, self.run_dir),
-            origin=dependencies.origin_of(self.config, self.started.script),
+            project=project_of(self.config, self.run_dir),
+            origin=origin_of(self.config, self.started.script),
             whole=self.settings.inputs,
             folder=os.path.dirname(self.started.script),  # noqa: PTH120
         )
@@ -317,7 +301,7 @@ class Attempt:
             aside=self.before / run_folder.METRICS,
             say=lambda rows: say(
                 f"{NOTE}metrics.jsonl begins anew: what earlier attempts had logged ({rows}) is kept in "
-                f"{self.shown(self.before)}/metrics.jsonl"
+                f"{self.node.shown(self.before)}/metrics.jsonl"
             ),
         )
 
@@ -338,24 +322,27 @@ class Attempt:
             self.wait_for_outliving(recorder)
         if recorder is not None:
             recorder.look(last=True)
-            names, before = recorder.read_printed() if code == 0 else ([], 0)
-            if names:
-                say(
-                    f"{NOTE}it reported no metric, so those that it printed are recorded: {', '.join(names[:_SHOWN])}"
-                    f"{', …' if len(names) > _SHOWN else ''} (program.metrics=off leaves them)"
-                )
-                if before:
-                    rows = (
-                        "1 row that earlier attempts printed stands"
-                        if before == 1
-                        else (f"{before:,} rows that earlier attempts printed stand")
-                    )
-                    say(f"{NOTE}{rows} before them")
-                elif self.is_later_attempt:
-                    say(f"{NOTE}what earlier attempts printed stands in their logs alone; paceline.log keeps it")
+            if code == 0:
+                self.record_printed(recorder)
             for note in recorder.notes(ended_well=code == 0):
                 say(f"{WARNING}{note}")
         return code
+
+    def record_printed(self, recorder: Recorder) -> None:
+        """Record the metrics that a script printed, if it reported none, and print a note of them. Raises OSError."""
+        names, before = recorder.read_printed()
+        if not names:
+            return
+        more = ", …" if len(names) > _SHOWN else ""
+        say(
+            f"{NOTE}it reported no metric, so those that it printed are recorded: {', '.join(names[:_SHOWN])}{more} "
+            "(program.metrics=off leaves them)"
+        )
+        if before:
+            rows = "1 row" if before == 1 else f"{before:,} rows"
+            say(f"{NOTE}{rows} that earlier attempts printed {'stands' if before == 1 else 'stand'} before them")
+        elif self.is_later_attempt:
+            say(f"{NOTE}what earlier attempts printed stands in their logs alone; paceline.log keeps it")
 
     @staticmethod
     def wait(child: subprocess.Popen[bytes], recorder: Recorder | None) -> int:
@@ -390,153 +377,12 @@ class Attempt:
         write_json(self.run_dir / run_folder.PRUNED, {"step": metrics.step or 0, "epoch": 0, "metrics": metrics.last})
         say(f"pruned at step {metrics.step or 0}")
 
-    def finish(
-        self, paths: Paths, recorder: Recorder | None, record: Mapping[str, Any], unkeyed: Sequence[Unkeyed]
-    ) -> int:
-        """Gather this node's outputs and write node 0's results, summary.json last; return the exit code.
-
-        Args:
-            record: what the script's processes have read (``Seen.record``), taken before files are moved away.
-
-        Raises:
-            OSError: a file can't be moved or written.
-        """
-        rank = self.started.node_rank
-        outputs = (
-            paths.outputs
-            if self.is_first or self.is_sent
-            else self.run_dir / run_folder.NODES / str(rank) / run_folder.OUTPUTS
-        )
-        if outputs.is_symlink() or (outputs.exists() and not outputs.is_dir()):
-            what = "a link" if outputs.is_symlink() else "a file"
-            say(
-                f"error: {self.name} has put {what} in the place of its folder {{run}}, {outputs}; it is to write there"
-            )
-            return 1
-        try:
-            gathered = gather(
-                self.settings.outputs,
-                workdir=self.work / self.settings.workdir,
-                wrote=workdirs.written_by_script(self.run_dir, rank),
-                outputs=outputs,
-                limit_bytes=self.settings.outputs_limit_bytes,
-                required=self.is_first,
-                lost=[self.run_dir / name for name in unreadable(self.run_dir, outputs)],
-            )
-        except MissingOutputsError as error:
-            say(f"error: {self.name} ended with exit code 0 without {error}")
-            return 1
-        in_work = unreadable(self.run_dir, self.folder / run_folder.ABOVE)
-        unkept = {name: why for name, why in in_work.items() if why != LEADS_OUT}  # a link there is no result
-        unkept |= unreadable(self.run_dir, outputs, self.run_dir / run_folder.CHECKPOINTS)
-        if unkept and not self.is_sent:  # else the controller warns when it fetches the files
-            names = workdirs.in_words([f"{name} ({why})" for name, why in unkept.items()])
-            say(f"{WARNING}not kept with what the script wrote: {names}")
-        self.report_gathered(gathered, outputs)
-        if recorder is not None:
-            self.write_results(recorder, gathered, record, unkeyed, unkept)
-        elif self.settings.seal != "off":
-            outputs.parent.mkdir(parents=True, exist_ok=True)
-            full_record = {**record, "unkeyed": dependencies.as_json(unkeyed)}
-            write_sealed(outputs.parent / run_folder.DEPENDENCIES, full_record)
-        if gathered.over or self.is_sent:  # what is above the limit stays; the agent fetches by the folder's given.json
-            return 0
-        if any(name in in_work and why not in NO_FILES for name, why in unkept.items()):
-            say(f"{WARNING}what can't be read stays on this host in {self.keep_on_host() / run_folder.WORK_COPY}")
-        else:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            with suppress(OSError):  # another node's folder lies there
-                self.folder.parent.rmdir()
-        return 0
-
-    def report_gathered(self, gathered: Gathered, outputs: Path) -> None:
-        """Print which files of the working directory were kept, renamed, or stay on this host because of the limit."""
-        place = self.shown(outputs) if self.is_first or not self.is_sent else f"nodes/{self.started.node_rank}/outputs"
-        if gathered.renamed:
-            names = workdirs.in_words([f"{name} is {place}/{target}" for name, target in gathered.renamed.items()])
-            say(f"{WARNING}files of the working directory whose place another file of the run has: {names}")
-        if gathered.besides:
-            what = workdirs.in_words([*gathered.besides], sum(gathered.besides.values()))
-            say(f"{NOTE}wrote in its working directory: {what}; kept in {place}/{WORKDIR}")
-        if gathered.over:
-            what = workdirs.in_words([*gathered.over], sum(gathered.over.values()))
-            left = self.keep_on_host()
-            gib = self.settings.outputs_limit or 0.0
-            say(
-                f"{WARNING}wrote in its working directory more than program.outputs_limit={gib:g} GiB: {what}; they "
-                f"stay on this host in {left / run_folder.WORK_COPY}; program.outputs=['GLOB'] or a higher limit "
-                "bring such files back"
-            )
-
-    def keep_on_host(self) -> Path:
-        """Move the working directory, whose files can't all be fetched, to its final place. Raises OSError."""
-        final_place = self.folder.with_name(f"{self.folder.name}-left")
-        shutil.rmtree(final_place, ignore_errors=True)
-        self.folder.replace(final_place)
-        return final_place
-
-    def write_results(
-        self,
-        recorder: Recorder,
-        gathered: Gathered,
-        record: Mapping[str, Any],
-        unkeyed: Sequence[Unkeyed],
-        unkept: Mapping[str, str],
-    ) -> None:
-        """Write node 0's results. Raises OSError."""
-        if self.settings.seal != "off" and (outside := [*record["files"]]):
-            say(f"{WARNING}{dependencies.outside(outside)}")
-        write_sealed(self.run_dir / run_folder.DEPENDENCIES, record)
-        metrics = recorder.metrics
-        hashes = {output.path: {"sha256": output.sha256, "bytes": output.size_bytes} for output in gathered.outputs}
-        write_json(self.run_dir / run_folder.OUTPUT_DIGESTS, hashes)
-        summary = {
-            "steps": metrics.step,
-            "metrics": metrics.last,
-            **({"nonfinite": nonfinite} if (nonfinite := recorder.left_out()) else {}),
-            "unkeyed": dependencies.as_json(unkeyed),
-            "duration_s": round(time.time() - self.begun, 3),
-            "outputs_sha256": left(self.run_dir, unkept),
-            **({"not_kept": {workdirs.printed(name): why for name, why in unkept.items()}} if unkept else {}),
-        }
-        write_sealed(self.run_dir / run_folder.SUMMARY, summary)
-
 
 def rank_logs(folder: Path, stack: ExitStack) -> dict[str, Any]:
     """Open files at the place where torchrun would put rank 0's output. Raises OSError."""
     place = folder / "alone" / "attempt_0" / "0"
     place.mkdir(parents=True)
     return {name: stack.enter_context((place / f"{name}.log").open("ab")) for name in ("stdout", "stderr")}
-
-
-def make_executable(path: Path, work: Path) -> None:
-    """Make a file of the copy executable, because the snapshot holds contents and no modes. Raises OSError."""
-    if path.is_relative_to(work):
-        path.chmod(path.stat().st_mode | 0o111)
-
-
-def require_program(word: str, env: Mapping[str, str], workdir: Path) -> None:
-    """Check that the program can be started: torchrun's traceback of twenty lines wouldn't name a missing one.
-
-    Raises:
-        ConfigError: there is no such file, or no such program in PATH.
-    """
-    path = env.get("PATH", os.defpath)
-    folders = os.pathsep.join(str(workdir / entry) for entry in path.split(os.pathsep))
-    program = workdir / word if "/" in word else shutil.which(word, path=folders)
-    if program is None:
-        raise ConfigError(
-            f"program.command=[{word}]: no {word} in PATH={path}; install it on this host, or set program.env.PATH "
-            f"(a file of the project is named with a slash: ./{word})"
-        )
-    if not os.access(program, os.X_OK) or not Path(program).is_file():
-        raise ConfigError(
-            f"program.command=[{word}]: {program} is no program here (an executable file); install it on this host, or "
-            "name a file of the project"
-        )
-    why = command.why_not_executable(Path(program), folders)
-    if why:
-        raise ConfigError(f"program.command=[{word}]: this host can't start {program}: {why}")
 
 
 def how_it_ended(code: int) -> str:

@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainers.contract import run_folder
@@ -27,8 +28,49 @@ BY_ITSELF = ""
 """In place of a placeholder's name: the script looks for its checkpoint by itself."""
 _LAID, _LOOKED_FOR = "laid", "looked_for.json"
 
+WARNING, NOTE = "WARNING: ", "note: "
+"""Prefixes of lines that the user sees at once, and not only in the host's log."""
+
 Stamps = Mapping[str, Sequence[int]]
 """Path in the run folder → size and time of the last write (ns)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """This node's part of a run folder; ``is_sent``: it was sent to this host, and isn't shared by the hosts."""
+
+    run_dir: Path
+    rank: int
+    is_sent: bool
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the script's attempts."""
+        return folder_of(self.run_dir, self.rank)
+
+    @property
+    def work(self) -> Path:
+        """The script's copy of the project."""
+        return copy_of(self.run_dir, self.rank)
+
+    @property
+    def outputs(self) -> Path:
+        """The folder of the node's results."""
+        if self.is_first or self.is_sent:
+            return self.run_dir / run_folder.OUTPUTS
+        return self.run_dir / run_folder.NODES / str(self.rank) / run_folder.OUTPUTS
+
+    def shown(self, path: Path) -> str:
+        """Return the path relative to the run folder."""
+        return path.relative_to(self.run_dir).as_posix()
+
+    def place(self, path: Path, name: str) -> str:
+        """Return where a folder will lie in the controller's run folder; ``name``: the part of it that was sent."""
+        return self.shown(path) if self.is_first or not self.is_sent else f"{run_folder.NODES}/{self.rank}/{name}"
 
 
 def folder_of(run_dir: Path, node_rank: int) -> Path:
@@ -131,7 +173,7 @@ def newest_output(run_dir: Path) -> Path | None:
 def looked_for(run_dir: Path) -> list[str]:
     """Return the paths in the first node's working copy that its attempts looked for in vain.
 
-    A file that only a library asked for doesn't count: Lightning asks whether last.ckpt is there before it writes it.
+    A file that only a library looked for doesn't count: Lightning looks for last.ckpt before it writes it.
     """
     folder = folder_of(run_dir, 0)
     try:
@@ -247,6 +289,11 @@ def take_carried(run_dir: Path, node_rank: int) -> Stamps:
 def below(path: Path, workdir: Path) -> str:
     """Return the path from the working directory; ``up/`` stands for a folder above."""
     return "/".join("up" if part == ".." else part for part in Path(os.path.relpath(path, workdir)).parts)
+
+
+def say(text: str) -> None:
+    """Print a line of Paceline's own among those of the ranks."""
+    print(f"paceline: {text}", flush=True)
 
 
 def in_words(names: Sequence[str], size_bytes: int | None = None) -> str:

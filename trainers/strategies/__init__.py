@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from trainers.checkpoint import weights
+from trainers.checkpoint.checkpoint import plain_weights
 from trainers.core import options
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
@@ -109,7 +109,7 @@ class Layout:
 
     def weights(self) -> dict[str, Tensor]:
         """Return the whole state dict, copied to the CPU, on rank 0; empty elsewhere. Every rank must call it."""
-        return weights.plain(self.model) if self.node.is_rank_zero else {}
+        return plain_weights(self.model) if self.node.is_rank_zero else {}
 
     def replicated(self, state: Mapping[str, list[Tensor]]) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
         """Return the part of the model's and optimizer's state that all ranks hold alike: here everything."""

@@ -74,9 +74,9 @@ class _Recorder(TorchDispatchMode, Witness):  # type: ignore[no-untyped-call]
 
     def see(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
         self._sees = True
-        found = {name: int(digest(item)) for name, item in tensors.items()}
+        digests = {name: int(digest(item)) for name, item in tensors.items()}
         self._sees = False
-        self.lines.append({"step": self._step, "kind": kind, "digests": found})
+        self.lines.append({"step": self._step, "kind": kind, "digests": digests})
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._sees or func.namespace == _FSDP:

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from trainers.checkpoint import weights
-from trainers.checkpoint.checkpoint import sealed
+from trainers.checkpoint.checkpoint import sealed, weights_digest
 from trainers.contract import run_folder
 from trainers.contract.beats import Phase
 from trainers.core import dependencies
 from trainers.core.config import TrainConfig
-from trainers.core.dependencies import OfRank, Unkeyed
+from trainers.core.dependencies import Unkeyed
 from trainers.core.errors import TrainerError
 from trainers.core.files import write_atomic, write_json, write_sealed
 from trainers.core.memory import keep_freed_memory
+from trainers.core.observation import OfRank
 from trainers.core.options import load
 from trainers.data.pack import (
     DamagedPackError,
@@ -228,7 +228,7 @@ def _finish(trainer: Trainer, test: Evaluation, seen: OfRank | None) -> None:
         return
     trainer.attempt.check()
     run_dir, pack = trainer.run_dir, trainer.pack
-    digest = weights.digest(final)
+    digest = weights_digest(final)
     size_bytes = sum(item.nbytes for item in final.values())
     path = run_dir / run_folder.CHECKPOINTS / "final.pt"
     sha256 = write_atomic(path, lambda file: file.save(final), needed_bytes=size_bytes)

@@ -20,6 +20,7 @@ from importlib import import_module
 from types import ModuleType
 
 from . import wire
+from .reasons import is_process_limit, reason
 from .wire import Json, say
 
 COMMANDS = {
@@ -31,7 +32,7 @@ COMMANDS = {
     "follow": "running.follow",
     "stop": "running.registry",
     "standing": "running.registry",
-    "collect": "running.staging",
+    "collect": "running.results",
     "clean": "running.staging",
     "clear": "running.leftovers",
     "put_pack": "running.staging",
@@ -60,8 +61,6 @@ def answer(request: Json) -> int:
     try:
         getattr(module_for(request), request["do"])(request)
     except (SystemExit, OSError, RuntimeError) as error:
-        from .reasons import is_process_limit, reason  # not before: most commands need nothing of what that imports
-
         if isinstance(error, RuntimeError) and not is_process_limit(error):
             raise
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Error messages of the agent for the controller."""
+"""Error messages of the agent for the controller, and the free space on a disk, which they state."""
 
 from __future__ import annotations
 
@@ -6,10 +6,34 @@ import errno
 import os
 import shlex
 
-from .running.staging import room_in
 from .wire import THERE
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def free_bytes(folder: str) -> int:
+    """Return the free space on the disk of a folder, which need not exist."""
+    disk = os.statvfs(existing(folder))
+    return disk.f_frsize * disk.f_bavail
+
+
+def existing(folder: str) -> str:
+    """Return the folder, or the nearest one above it that exists."""
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def no_inodes(folder: str) -> bool:
+    """Whether its disk takes no further file, however many bytes are free."""
+    status = os.statvfs(existing(folder))
+    return status.f_files > 0 and status.f_favail == 0
+
+
+def room_in(folder: str) -> str:
+    """Describe the free space on the disk of a folder, which need not exist."""
+    free = f"{free_bytes(folder)} bytes are free there"
+    return f"no inodes are left there for new files (df -i), though {free}" if no_inodes(folder) else free
 
 
 def full_disk(error: OSError, room: str) -> str:

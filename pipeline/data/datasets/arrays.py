@@ -16,7 +16,7 @@ such a size, ``layout`` must be given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -78,20 +78,21 @@ def local_inputs(config: DatasetConfig) -> list[Path]:
 
 def load(config: DatasetConfig, work: Workspace) -> RawSet:
     """Check the arrays; images are read block by block during packing. Raises DataError."""
-    from pipeline.data.reading.npz import ArrayFile  # late import: looking up a pack doesn't need numpy
-
     source = _source(config)
     path = local_path(source)
     origin = str(path)
     if path is None:
         wanted = Wanted(name=file_name(source) or "arrays.npz", urls=(source,), sha256=None)
         path, origin = download(config, wanted, work.folder, work.report), shown(source)
-    made = raw_set(ArrayFile(path), source="arrays of a .npz file", origin=origin)
+    made = raw_set(path, source="arrays of a .npz file", origin=origin)
     return replace(made, source_files={"arrays.npz": sha256_file(path)})  # its own name doesn't count
 
 
-def raw_set(file: Arrays, *, source: str, origin: str) -> RawSet:
-    """Check named arrays and split them into training and test images. Raises DataError."""
+def raw_set(arrays: Path | Mapping[str, Any], *, source: str, origin: str) -> RawSet:
+    """Check the arrays of a .npz file or a mapping, and split them into training and test images. Raises DataError."""
+    from pipeline.data.reading.npz import ArrayFile, InMemory  # loads numpy: looking up a pack reads no array
+
+    file: Arrays = ArrayFile(arrays) if isinstance(arrays, Path) else InMemory(origin, arrays)
     path = file.path
     names = next((names for names in _NAMES if names[0] in file.names), None)
     if names is None:

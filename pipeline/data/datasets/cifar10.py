@@ -110,14 +110,12 @@ def _read_binary(path: Path) -> Iterator[Block]:
     Raises:
         DataError: the file is not a whole number of records.
     """
-    import numpy as np  # late import: looking up a pack doesn't need numpy
-
     with path.open("rb") as file:
         while chunk := file.read(_RECORD_BYTES * images_per_block(SHAPE)):
             if len(chunk) % _RECORD_BYTES:
                 raise DataError(f"{path} ends within a record of {_RECORD_BYTES} bytes")
-            records = np.frombuffer(chunk, dtype=np.uint8).reshape(-1, _RECORD_BYTES)
-            yield records[:, 1:].reshape(-1, *SHAPE), records[:, 0].astype(np.int64)
+            begins = range(0, len(chunk), _RECORD_BYTES)
+            yield b"".join(chunk[at + 1 : at + _RECORD_BYTES] for at in begins), list(chunk[::_RECORD_BYTES])
 
 
 def _read_python(path: Path) -> Iterator[Block]:
@@ -128,17 +126,15 @@ def _read_python(path: Path) -> Iterator[Block]:
     Raises:
         DataError: the pickle contains anything else, or arrays of another shape.
     """
-    import numpy as np
-
     try:
         batch = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
-        images, labels = batch["data"], np.asarray(batch["labels"])
+        images, labels = batch["data"], [int(label) for label in batch["labels"]]
     except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{path} is not a CIFAR-10 batch: {error}") from error
     wanted = (len(labels), _PIXEL_BYTES)
-    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape != wanted:
+    if getattr(images, "dtype", None) != "uint8" or getattr(images, "shape", None) != wanted:
         raise DataError(f"{path}: data is not a uint8 array of shape {wanted}")
-    yield images.reshape(-1, *SHAPE), labels.astype(np.int64)
+    yield images.reshape(-1, *SHAPE), labels
 
 
 class _ArrayUnpickler(pickle.Unpickler):

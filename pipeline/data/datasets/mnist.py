@@ -95,20 +95,13 @@ def _part(images: Path, labels: Path) -> Part:
 
 def read_idx(images: Path, labels: Path) -> Iterator[Block]:
     """Read both files of a part block by block. Raises DataError: another format, or a truncated file."""
-    import numpy as np  # late import: looking up a pack doesn't need numpy
-
     with _opened(images) as image_file, _opened(labels) as label_file:
         count, height, width = _header(images, image_file, _IMAGES_MAGIC)
         _header(labels, label_file, _LABELS_MAGIC, count)
         step = images_per_block((1, height, width))
         for begin in range(0, count, step):
             size = min(step, count - begin)
-            pixels = _read(images, image_file, size * height * width)
-            classes = _read(labels, label_file, size)
-            yield (
-                np.frombuffer(pixels, dtype=np.uint8).reshape(size, 1, height, width),
-                np.frombuffer(classes, dtype=np.uint8).astype(np.int64),
-            )
+            yield _read(images, image_file, size * height * width), list(_read(labels, label_file, size))
 
 
 @contextmanager

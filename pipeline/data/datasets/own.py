@@ -57,8 +57,6 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 def load(config: OwnDatasetConfig, work: Workspace) -> RawSet:
     """Call the function and check its result. Raises DataError."""
-    from pipeline.data.reading.npz import InMemory  # late import: looking up a pack doesn't need numpy
-
     made = _made(config, work.root)
     missing = [name for name in ("images", "labels") if not isinstance(made, Mapping) or name not in made]
     if missing:
@@ -67,7 +65,7 @@ def load(config: OwnDatasetConfig, work: Workspace) -> RawSet:
     strange = [str(name) for name in made if name not in ("images", "labels", *_OPTIONAL)]
     if strange:
         raise DataError(f"{config.target} returned {', '.join(strange)} too; wanted: {_WANTED}")
-    raw = arrays.raw_set(InMemory(config.target, made), source="images of a function", origin=config.target)
+    raw = arrays.raw_set(made, source="images of a function", origin=config.target)
     names = _names(made.get("classes", raw.classes), config.target)
     if len(names) != len(raw.classes):
         raise DataError(f"{config.target} returned {len(names)} names of classes; its labels have {len(raw.classes)}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.core.errors import DataError
 from pipeline.core.tables import first_of
-from pipeline.data.base import ImageFilesConfig, RawSet, Source, Workspace
+from pipeline.data.base import ImageFilesConfig, Source, Workspace
 from pipeline.data.sources import folder as source_folder
 from trainers.core.config import DatasetConfig
 
@@ -39,10 +39,9 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
     return {shard.relative_to(path).as_posix(): shard for shard in _shards(path, str(path))}
 
 
-def load(config: ParquetConfig, work: Workspace) -> RawSet:
+def load(config: ParquetConfig, work: Workspace) -> Source:
     """Find columns, classes and splits; images are decoded during packing. Raises DataError."""
-    # Late imports: looking up a pack needs neither numpy nor pyarrow.
-    from pipeline.data.reading import images, tables
+    from pipeline.data.reading import tables  # loads pyarrow: looking up a pack reads no table
 
     one = source_folder.one_file(config, work, _WANTED, ".parquet")
     if one is not None:
@@ -56,13 +55,12 @@ def load(config: ParquetConfig, work: Workspace) -> RawSet:
     val_is_test = "test" not in parts and "val" in parts
     if val_is_test:
         parts = {"test" if name == "val" else name: part for name, part in parts.items()}
-    source = Source(
+    return Source(
         parts=parts,
         classes=classes,
         text=f"images of parquet files{'; the test split is their validation split' if val_is_test else ''}",
         origin=place.origin,
     )
-    return images.raw_set(source, config, work.report)
 
 
 def _shards(folder: Path, origin: str) -> list[Path]:

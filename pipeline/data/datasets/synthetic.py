@@ -75,7 +75,7 @@ def _generated(config: SyntheticConfig, count: int, stream: int) -> Iterator[Blo
     Uses only integers and the raw output of PCG64, which numpy keeps stable: the bytes are the same with every numpy
     version on every platform.
     """
-    import numpy as np  # late import: looking up a pack doesn't need numpy
+    import numpy as np  # looking up a pack generates nothing
 
     channels, side, classes = config.channels, config.image_size, config.num_classes
 

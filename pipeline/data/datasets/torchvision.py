@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.core.errors import DataError
 from pipeline.core.processes import process
-from pipeline.data.base import ImageFilesConfig, Item, RawSet, Source, Workspace
+from pipeline.data.base import ImageFilesConfig, Item, Source, Workspace
 from pipeline.data.sources.source import files_below, local_path
 from trainers.core.config import ConfigError, DatasetConfig
 from trainers.core.errors import install
@@ -53,10 +53,8 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
     return files_below(path)
 
 
-def load(config: TorchvisionConfig, work: Workspace) -> RawSet:
+def load(config: TorchvisionConfig, work: Workspace) -> Source:
     """Read the set in a subprocess; images are decoded during packing. Raises DataError."""
-    from pipeline.data.reading.images import raw_set  # late import: looking up a pack doesn't need numpy
-
     if find_spec("torchvision") is None:
         raise DataError("dataset=torchvision needs torchvision, which isn't here", hint=install("torchvision"))
     root, out = local_path(config.source) or work.downloads, work.folder / "read"
@@ -70,13 +68,12 @@ def load(config: TorchvisionConfig, work: Workspace) -> RawSet:
         reason = (done.stderr.strip().splitlines() or [f"it ended with {done.code}"])[-1]
         raise DataError(f"dataset.class={config.class_name} can't be read: {reason}", hint="dataset.source=<its root>")
     meta = json.loads((out / "meta.json").read_text(encoding="utf-8"))
-    source = Source(
+    return Source(
         parts={name: partial(_items, out / f"{name}.bin", name, part) for name, part in meta["parts"].items()},
         classes=tuple(meta["classes"]),
         text=f"torchvision's {config.class_name}",
         origin=f"torchvision's {config.class_name}",
     )
-    return raw_set(source, config, work.report)
 
 
 def _items(path: Path, name: str, part: Mapping[str, list[int]]) -> Iterator[Item]:

@@ -9,8 +9,6 @@ from io import BytesIO
 from itertools import islice
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pipeline.core.errors import DataError
 from pipeline.core.processes import threads
 from pipeline.data.base import EncodedImage, ImageFilesConfig, Item, Part, RawSet, Source, images_per_block
@@ -134,10 +132,7 @@ def _decoded(items: list[Item], geometry: Geometry, origin: str, *, encoded: boo
                 f"{origin}: {item.name}: {error}", hint="put a good copy in its place, or take it out"
             ) from error
         files.append(EncodedImage(item.name, content))
-    shape = (len(items), geometry.channels, geometry.height, geometry.width)
-    images = np.frombuffer(b"".join(planes), dtype=np.uint8).reshape(shape)
-    labels = np.array([item.label for item in items], dtype=np.int64)
-    return (images, labels), files
+    return (b"".join(planes), [item.label for item in items]), files
 
 
 def _grouped(items: Iterator[Item], size: int) -> Iterator[list[Item]]:

@@ -24,7 +24,7 @@ def retrieve(wanted: Wanted, folder: Path, report: OnProgress) -> Path | list[Fa
     Raises:
         DataError: the disk is full, or a protocol's driver is missing.
     """
-    from pipeline.data.sources.transfer import attempt  # late import: only downloads need pooch and requests
+    from pipeline.data.sources.transfer import attempt  # loads pooch and requests: most runs download nothing
 
     folder.mkdir(parents=True, exist_ok=True)
     part = Part(folder / f"{wanted.name}.part")

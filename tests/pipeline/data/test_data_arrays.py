@@ -169,8 +169,11 @@ def test_a_source_where_none_is_used_is_refused(config: DatasetConfig, tmp_path:
 @pytest.mark.slow
 def test_digits_are_scikit_learn_s(tmp_path: Path) -> None:
     theirs = pytest.importorskip("sklearn.datasets").load_digits()
-    ((images, labels),) = digits.load(digits.DigitsConfig(holdout=360), None).train.blocks()  # type: ignore[arg-type]
-    np.testing.assert_array_equal(images[:, 0], np.floor(theirs.images * 255 / 16 + 0.5))
+    ((pixels, labels),) = digits.load(digits.DigitsConfig(holdout=360), None).train.blocks()  # type: ignore[arg-type]
+    assert isinstance(pixels, bytes)
+    np.testing.assert_array_equal(
+        np.frombuffer(pixels, dtype=np.uint8).reshape(-1, 8, 8), np.floor(theirs.images * 255 / 16 + 0.5)
+    )
     np.testing.assert_array_equal(labels, theirs.target)
 
 

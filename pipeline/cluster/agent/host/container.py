@@ -17,7 +17,7 @@ import sys
 
 from trainers.contract import variables
 
-from ..node import sha256
+from ..node import sha256, sha256_of_rest
 from ..running.processes import LINUX, find_processes, remove_container, stat_fields
 from ..wire import THERE, Json, read_json, write_json
 from . import software
@@ -94,26 +94,26 @@ def look(wanted: Json, workdir: str) -> Json:
     if not LINUX:
         raise SystemExit(f"is no Linux, and the ranks' container shares its process ids (cluster.container={image})")
     if image.endswith(".sif"):
-        found, digest = engine_of(OF_FILES, image), file_digest(image, workdir)
-        return {"engine": found[0], "image": image, "digest": digest, "gpus": wanted["gpus"]}
+        engines, digest = engines_here(OF_FILES, image), file_digest(image, workdir)
+        return {"engine": engines[0], "image": image, "digest": digest, "gpus": wanted["gpus"]}
     seen = []
-    for engine in engine_of(ENGINES, image):
-        done = asked([engine, "image", "inspect", "--format", "{{.Id}}", image])
+    for engine in engines_here(ENGINES, image):
+        done = output_of([engine, "image", "inspect", "--format", "{{.Id}}", image])
         if done.returncode == 0:
             digest = f"sha256:{done.stdout.strip().rpartition(':')[2]}"
             return {"engine": engine, "image": digest, "digest": digest, "gpus": wanted["gpus"]}
         seen.append(f"{os.path.basename(engine)} says: {last_line(done.stderr)}")
-    pull = f"{os.path.basename(engine_of(ENGINES, image)[0])} pull {image}"
+    pull = f"{os.path.basename(engines_here(ENGINES, image)[0])} pull {image}"
     raise SystemExit(f"has no image {image} (cluster.container); {'; '.join(seen)}{THERE}{pull}")
 
 
-def engine_of(names: tuple[str, ...], image: str) -> list[str]:
+def engines_here(names: tuple[str, ...], image: str) -> list[str]:
     """Return the engines that are installed here. Raises SystemExit: none is."""
-    found = [path for path in map(shutil.which, names) if path]
-    if not found:
+    engines = [path for path in map(shutil.which, names) if path]
+    if not engines:
         lacking = " and no ".join(names)
         raise SystemExit(f"has no {lacking} for cluster.container={image}{THERE}sudo apt-get install {names[0]}")
-    return found
+    return engines
 
 
 def file_digest(image: str, workdir: str) -> str:
@@ -125,14 +125,9 @@ def file_digest(image: str, workdir: str) -> str:
             memory = os.path.join(workdir, "images", f"{known}.json")
             if isinstance(digest := read_json(memory), str):
                 return digest
-            from hashlib import sha256 as of_openssl  # for gigabytes
-
-            total = of_openssl()
-            while part := file.read(1 << 22):
-                total.update(part)
+            digest = f"sha256:{sha256_of_rest(file)}"
     except OSError as error:
         raise SystemExit(f"has no image {image} (cluster.container): {error.strerror}{THERE}ls -l {image}") from error
-    digest = f"sha256:{total.hexdigest()}"
     with contextlib.suppress(OSError):
         os.makedirs(os.path.dirname(memory), exist_ok=True)
         write_json(memory, digest)
@@ -147,7 +142,7 @@ def software_in(box: Json, wanted: Json, names: list[str], python_path: list[str
     name = f"paceline-probe-{os.getpid()}"
     argv = command(box, program, name=name, cwd="/", mounts=mounts_of(wanted["mounts"]), host=this_host())
     try:
-        done = asked(argv, json.dumps([names, python_path]))
+        done = output_of(argv, json.dumps([names, python_path]))
     except subprocess.TimeoutExpired as error:
         remove_container({"engine": box["engine"], "name": name})
         raise SystemExit(f"starts no container of {wanted['image']} within {_END_S:g} s") from error
@@ -158,7 +153,7 @@ def software_in(box: Json, wanted: Json, names: list[str], python_path: list[str
     return answer
 
 
-def asked(argv: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
+def output_of(argv: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         argv, input=text, capture_output=True, text=True, errors="replace", timeout=_END_S, check=False, cwd="/"
     )
@@ -229,6 +224,6 @@ def exit_code(code: int) -> int:
 
 
 def not_started(box: Json, code: int, first: int | None) -> str:
-    """Return that the engine could not start the container; '': the exit code is that of its program."""
+    """Return the message that the engine started no container; '' if the exit code is that of the program in it."""
     engine = os.path.basename(box["engine"])
     return f"{engine} started no container (exit code {code})" if first is None and code in _NOT_STARTED else ""

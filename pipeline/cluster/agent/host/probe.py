@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable
 
 from ..node import address_and_port, from_environment, identity, machine
+from ..reasons import free_bytes
 from ..running.leftovers import tidy_workdir
 from ..running.processes import LINUX
-from ..running.staging import free_bytes, holds_pack
+from ..running.staging import holds_pack
 from ..running.warm import warm_up
 from ..wire import Json, say
+from . import container
 from .checks import facts, text
 from .processors import count_cpus, count_gpus, hardware
 from .software import software
@@ -96,8 +98,6 @@ def pack_path(digest: str, places: list[str], workdir: str) -> str | None:
 
 def in_container(wanted: Json, workdir: str, names: list[str], python_path: list[str]) -> tuple[Json, Json]:
     """Return the ranks' container, and the software of its image. Raises SystemExit: there can't be one here."""
-    from . import container  # ranks are mostly in none
-
     box = container.look(wanted, workdir)
     return box, container.software_in(box, wanted, names, python_path)
 

@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import time
 
+from ..node import user_name
+
 GPU_FIELDS = "index,uuid,name,memory.total,ecc.errors.uncorrected.volatile.total"
 _SMI_QUERIES = {
     "list": f"--query-gpu={GPU_FIELDS}",
@@ -89,8 +91,6 @@ def owner(pid: str) -> str:
         match = re.search(rb"(?:^|\0)PACELINE_NODE=([^\0]*)", environ.read())
         mark = match.group(1) if match else b""
     started = boot + ticks / os.sysconf("SC_CLK_TCK")
-    from ..running.claims import user_name  # not before: the controller counts devices with this module
-
     return f"{pid}, {user_name(user)}, {started:.0f}, {mark.decode(errors='replace')}"
 
 

@@ -15,12 +15,12 @@ import errno
 import fcntl
 import json
 import os
-import pwd
 import re
 import stat
 import time
 from collections.abc import Iterator
 
+from ..node import user_name
 from ..wire import BUSY, Json
 
 FOLDER = "/tmp/paceline-claims"
@@ -184,13 +184,6 @@ def collide(row: Json, request: Json) -> bool:
 
 def printable(text: str) -> str:
     return "".join(mark for mark in text if mark.isprintable())[:120]
-
-
-def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
 
 
 def described(row: Json) -> str:
