@@ -55,13 +55,6 @@ def test_links_between_pages_lead_to_pages_and_headings() -> None:
     assert missing == []
 
 
-def test_every_block_names_its_language() -> None:
-    fences = {
-        name: re.findall(r"^ *```.*$", text, flags=re.MULTILINE)[::2] for name, text in (PAGES | READ_FIRST).items()
-    }
-    assert [name for name, opened in fences.items() if any(fence.strip() == "```" for fence in opened)] == []
-
-
 def test_every_picture_is_small_made_by_a_script_and_shown_by_a_page() -> None:
     scripts = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     shown = "\n".join([*PAGES.values(), *READ_FIRST.values()])

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster.launchers import pssh
-from tests.waiting import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ".venv/lib/python3.11/site-packages"
@@ -70,6 +69,8 @@ def test_make_install_makes_the_environment_alone_and_says_what_comes_next(tmp_p
     assert (done.returncode, done.stdout) == (3, "['runs', 'a b']\n"), done.stderr
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_hosts_get_what_trainers_import_in_the_versions_of_the_developers_and_nothing_that_they_do_not_need() -> None:
     all_of_them, nodes = (_pins(ROOT / name) for name in ("requirements.lock", "requirements-nodes.lock"))
     assert nodes < all_of_them
@@ -95,12 +96,3 @@ def test_the_lock_of_hosts_is_taken_where_the_project_has_one(tmp_path: Path, mo
         lock = pssh.lock_file("lock", None)
         assert lock is not None
         assert lock.path.name == name
-
-
-@pytest.mark.long  # make test in a fresh clone begins with it
-def test_the_installation_says_what_it_does_and_makes_the_environment(tmp_path: Path) -> None:
-    (tmp_path / "requirements.lock").write_text("")
-    done = ended([ROOT / ".ci" / "install"], cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "PYTHON": sys.executable})
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.startswith("installing the packages of requirements.lock into .venv")
-    assert (tmp_path / ".venv" / "bin" / "python").exists()

@@ -134,12 +134,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
         if request.param == "container":
             image = request.getfixturevalue("image")
             cluster = replace(cluster, container=image.name, container_mounts=image.mounts, asks_environment=True)
-        return Bench(
-            cluster=cluster,
-            folder=folder,
-            count=count_here,
-            shares_run_dir=True,
-        )
+        return Bench(cluster=cluster, folder=folder, count=count_here, shares_run_dir=True)
     if request.param == "slurm":
         return slurm_bench(request.getfixturevalue("slurm"), folder, env)
     if request.param == "kubernetes":

@@ -44,8 +44,5 @@ def test_a_stopped_rank_is_named_with_its_host_and_nothing_is_left(bench: Bench)
     assert caught.value.cause == "host"
     assert [line.text in caught.value.what for line in lines if line.text.startswith("no rank")] == [True]
     told = json.loads((stub.run_dir / "attempts" / "1" / "ranks.json").read_text())
-    assert [(row["rank"], row["host"], row["step"]) for row in told["ranks"]] == [
-        (0, bench.hosts[0], 3),
-        (1, host, 3),
-    ]
+    assert [(row["rank"], row["host"], row["step"]) for row in told["ranks"]] == [(0, bench.hosts[0], 3), (1, host, 3)]
     assert bench.left(stub) == 0

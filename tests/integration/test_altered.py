@@ -10,12 +10,6 @@ import pytest
 from tests.integration.commands import Project
 from tests.integration.conftest import FINISHED
 
-MISPLACED = (
-    "config.json", "config.yaml", "summary.json", "provenance.json", "changes.patch", "plan.json", "attempts.json",
-    "journal.jsonl", "metrics.jsonl", "predictions.json", "result.json", "checkpoints/final.pt",
-    "checkpoints/final.json", "evaluation/report.json", "evaluation/confusion_matrix.png",
-)  # fmt: skip
-
 
 def test_an_edited_result_is_no_fact_for_any_command_and_train_makes_it_again(finished: Project) -> None:
     folder, before = finished.only_run(), finished.result()
@@ -69,25 +63,6 @@ def test_the_export_of_a_run_without_a_result_promises_no_reproduction(finished:
         refused = finished.doit("reproduce", named)
         assert refused.returncode == 1
         assert "has no result to compare with: it isn't finished" in refused.stdout
-
-
-@pytest.mark.long
-def test_directories_in_the_place_of_files_are_damage_like_any_other(finished: Project) -> None:
-    folder = finished.only_run()
-    for name in MISPLACED:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).mkdir()
-    key = f"run={folder.name}"
-    for words in (("runs",), ("status", key), ("why", *FINISHED), ("plan", *FINISHED), ("export", key)):
-        shown = finished.doit(*words).stdout
-        assert ("Traceback" in shown, "unexpected" in shown) == (False, False), (words, shown)
-        assert folder.name in shown, (words, shown)
-    done = finished.doit("train", *FINISHED)
-    assert done.returncode == 0, done.stdout
-    assert f"WARNING: {folder}/journal.jsonl was a directory, which it never is in a run folder" in done.stdout
-    assert [name for name in MISPLACED if not (folder / name).is_file()] == []
-    assert {path.name for path in folder.glob("*.bad")} == {f"{name}.bad" for name in MISPLACED if "/" not in name}
-    assert "is finished" in finished.doit("train", *FINISHED).stdout
 
 
 @pytest.mark.long

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from pipeline.core.files import temporary_prefix
+from tests.integration import preloaded
 from tests.integration.commands import ALONE, ROOT, Project, mlflow_states, wait_for_step
 from tests.small_disk import mounted
 from tests.waiting import HANG_S
@@ -122,19 +123,9 @@ def test_what_a_killed_command_left_is_removed_by_the_next_one_that_holds_the_lo
     ("words", "said"),
     [
         (("evaluate", "run=nope"), "nope: no such run"),
-        pytest.param(("record", "run=nope"), "nope: no such run", marks=pytest.mark.long),
         (("reproduce", f"run={'a' * 300}"), ": no such run"),
-        (("reproduce", "run=~nobody-here/x"), "~nobody-here/x: no such run"),
-        *(
-            pytest.param(("sweep", *TINY, f"sweep.name={name}"), said, marks=pytest.mark.long)
-            for name, said in (
-                ("a" * 300, "(300 characters)' must be up to 100 letters"),
-                ("..", "sweep.name='..' must be up to 100 letters"),
-            )
-        ),
         (("sweep", *TINY, "sweep.name='ünï code'"), "sweep.name='ünï code' must be up to 100 letters"),
         (("optimizer.lr=0.1",), "ERROR: no command is named; doit train "),
-        (("evaluate", "3f92a0"), "3f92a0: no such run"),
         (("ui", "port=99999"), "port=99999 must be a whole number from 1 to 65535"),
     ],
 )
@@ -161,15 +152,8 @@ def test_a_stop_with_nothing_to_stop_says_so(finished: Project) -> None:
 
 
 def test_a_lab_is_raised_or_removed_and_not_both() -> None:
-    done = subprocess.run(
-        [*DOIT, "lab", "down=1", "hosts=2"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 3
-    assert "not both" in done.stderr
+    done = preloaded.doit("lab", "down=1", "hosts=2")
+    assert (done.returncode, "not both" in done.stdout) == (3, True), done.stdout
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,6 @@ def call(argv: list[str], cwd: Path, package: Path) -> subprocess.CompletedProce
     ("argv", "inside"),
     [
         ([DOIT, "train", *WORDS], "."),
-        ([DOIT, "list"], "."),
         ([DOIT, "-d", "/", "runs"], "."),
         ([sys.executable, "-m", "pipeline", *WORDS], "docs/deep"),
     ],
@@ -77,10 +76,7 @@ def test_the_dodo_file_that_is_named_decides_and_not_the_folder(second: Checkout
     ("words", "code", "said"),
     [
         (["runs"], 0, "no runs under runs yet"),
-        pytest.param(["config", "seed=7"], 0, "seed: 7 ", marks=pytest.mark.long),
-        pytest.param(["help", "train"], 0, "usage: doit train [OVERRIDE …]", marks=pytest.mark.long),
         (["-k", "why", "experiment=quickstart", "seed=1"], 0, "this run: the data set isn't fetched"),
-        pytest.param(["train", "sed=1"], 3, "did you mean seed=1?", marks=pytest.mark.long),
         (
             ["plan", "run", "none.py", "-f", "x"],
             3,

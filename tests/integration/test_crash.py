@@ -61,33 +61,6 @@ def test_a_removed_run_folder_mixes_nothing_into_the_next_run(project: Project, 
 
 
 @pytest.mark.long
-def test_the_whole_folder_of_runs_removed_twice_in_a_row_costs_the_runs_under_way_and_no_more(
-    project: Project, finished: Project
-) -> None:
-    """With the locks in it: each next command starts at once, while the one before has yet to notice."""
-    words = (*FINISHED, "trainer.checkpoint_every_steps=10")
-    runs_dir = project.folder / "runs"
-    removed, ranks = [], []
-    for _ in range(2):
-        child = project.start("train", *words)
-        wait_for_step(project, 20, child)
-        ranks += list(processes_of(project.folder))
-        while runs_dir.exists():  # ranks that write at the same time make parts of it anew
-            shutil.rmtree(runs_dir, ignore_errors=True)
-        removed.append(child)
-    done = project.doit("train", *words)
-    assert done.returncode == 0, done.stdout
-    for child in removed:
-        output = child.communicate(timeout=HANG_S)[0]
-        assert child.returncode == 1, output
-        assert "was removed while the run was going on" in output
-        assert "Traceback" not in output
-    assert [rank.pid for rank in ranks if rank.is_running()] == []
-    assert project.states() == ["PLANNED", "RUNNING", "FINISHED"]
-    assert project.result()["weights_sha256"] == finished.result()["weights_sha256"]
-
-
-@pytest.mark.long
 def test_many_commands_at_once_lose_nothing_and_do_nothing_twice(recording: Project) -> None:
     done = recording.doit("train", *WORDS)
     assert done.returncode == 0, done.stdout

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from pipeline.core.places import HOME
-from pipeline.lab import Lab
 from tests.integration.light import light_python
 from tests.slurm_fixture import Slurm
 from tests.waiting import HANG_S, ended, wait_until
@@ -166,26 +165,6 @@ def test_the_sweep_of_the_slurm_example_is_one_array_and_starts_nothing_when_typ
     wait_until(lambda: not slurm.jobs())  # Slurm completes the last one for a moment
     assert "4 of 4" in example.typed(lines)
     assert example.launches() == 4
-
-
-@pytest.mark.lab
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "packages", "experiment", "steps"),
-    [
-        ("huggingface", ("transformers", "accelerate"), "convnext", 48),
-        ("lightning", ("lightning",), "digits", 72),
-    ],
-)
-def test_two_hosts_train_the_same_example(
-    name: str, packages: tuple[str, ...], experiment: str, steps: int, lab: Lab, tmp_path: Path
-) -> None:
-    needs(*packages)
-    example = copy_of(name, tmp_path)
-    hosts = f"cluster=two_node cluster.ssh_config='{lab.ssh_config}' cluster.nproc_per_node=1"
-    assert "2 nodes, 2 ranks" in example.typed(f"doit train experiment={experiment} {hosts}")
-    assert example.rows()[-1]["step"] == steps  # half of what one rank does
-    assert "is finished" in example.typed(f"doit train experiment={experiment} {hosts}")
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,17 +17,6 @@ pytestmark = pytest.mark.lab
 
 
 # -- hosts that are apart
-
-
-def test_each_host_has_its_own_name_and_finds_the_other(lab: Lab) -> None:
-    for name, other in (("node0", lab.hosts[1]), ("node1", lab.hosts[0])):
-        said = on(lab, name, f"hostname; getent hosts {other.name}; getent hosts {name}").stdout.split()
-        assert said == [name, other.address, other.name, lab.host(name).address, name]
-
-
-def test_hosts_reach_each_other_over_tcp(lab: Lab) -> None:
-    dial = "import socket; print(socket.create_connection(('node1', 22), timeout=60).recv(4))"
-    assert on(lab, "node0", f'python3 -c "{dial}"').stdout == "b'SSH-'\n"
 
 
 def test_scratch_home_and_temporary_folders_are_not_shared(lab: Lab) -> None:
@@ -54,36 +41,6 @@ def test_hosts_see_only_their_own_processes(lab: Lab) -> None:
 def test_hosts_share_the_cores_of_the_machine(lab: Lab) -> None:
     share = max(1, len(os.sched_getaffinity(0)) // len(lab.hosts))
     assert on(lab, "node1", "nproc").stdout == f"{share}\n"
-
-
-def test_hosts_differ_in_machine_and_boot_id(lab: Lab) -> None:
-    read = "cat /proc/sys/kernel/random/boot_id; cat /etc/machine-id 2>/dev/null; true"
-    said = [on(lab, name, read).stdout for name in ("node0", "node1")]
-    assert said[0] != said[1]
-    assert Path("/proc/sys/kernel/random/boot_id").read_text() not in said
-
-
-def test_python_on_the_hosts_is_this_one_and_has_torch(lab: Lab) -> None:
-    found = 'import importlib.util, sys; assert importlib.util.find_spec("torch"); print(sys.prefix)'
-    done = on(lab, "node1", f"python3 -c '{found}'")
-    assert done.stdout.strip() == sys.prefix, done.stderr
-
-
-def test_a_host_key_that_is_not_known_is_refused(lab: Lab, tmp_path: Path) -> None:
-    (tmp_path / "known_hosts").touch()
-    done = on(lab, "node0", "true", "-o", f'UserKnownHostsFile="{tmp_path}/known_hosts"')
-    assert done.returncode == 255
-    assert "Host key verification failed" in done.stderr
-
-
-def test_another_key_is_refused(lab: Lab, tmp_path: Path) -> None:
-    key = tmp_path / "key"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
-    config = tmp_path / "config"
-    config.write_text(lab.ssh_config.read_text().replace(str(lab.ssh_config.parent / "id_ed25519"), str(key)))
-    argv = ["ssh", "-F", str(config), "-o", "BatchMode=yes", "node0", "true"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=HANG_S, check=False)
-    assert "Permission denied (publickey)" in done.stderr
 
 
 # -- links

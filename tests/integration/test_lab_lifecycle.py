@@ -53,14 +53,9 @@ def test_two_labs_live_side_by_side(lab: Lab, root: Path) -> None:
     assert on(lab, "node1", "hostname").stdout == "node1\n"
 
 
-def test_up_twice_finds_the_same_lab(root: Path) -> None:
+def test_up_twice_finds_the_same_lab_and_another_number_of_hosts_says_what_to_do(root: Path) -> None:
     first = labs.up(root, 1)
-    assert first.running
     assert labs.up(root, 1) == first == labs.status(root)
-
-
-def test_another_number_of_hosts_says_what_to_do(root: Path) -> None:
-    labs.up(root, 1)
     with pytest.raises(
         UsageError, match=r"one of 1 hosts runs here, hosts=2.*\n.*doit lab --down && doit lab --hosts 2"
     ):
@@ -157,7 +152,7 @@ def test_a_moved_checkout_still_removes_its_lab(root: Path) -> None:
     assert traces(lab.id, new) == []
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.05, 0.08, 0.12, 0.18])
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.12])
 def test_down_cleans_up_after_a_killed_up(root: Path, delay_s: float) -> None:
     script = (
         "import sys; from pathlib import Path; from pipeline import lab;"

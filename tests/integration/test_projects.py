@@ -133,14 +133,6 @@ def test_the_wheel_trains_in_a_project_of_its_own_and_launches_nothing_twice(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["acme"]
 
 
-def test_the_command_of_a_wheel_says_in_a_clone_that_it_is_another_package(environment: Path) -> None:
-    done = run(environment, "paceline", "runs", cwd=ROOT)
-    assert done.returncode == 3
-    said = f"ERROR: this is the clone {ROOT}, but Python takes pipeline from {environment.parent}"
-    assert done.stdout.startswith(said)
-    assert f"try: export PYTHONPATH={ROOT}, then the same command" in done.stdout
-
-
 @pytest.mark.ci
 @pytest.mark.long
 def test_a_clone_and_the_wheel_of_it_give_a_run_the_same_key(environment: Path, project: Path) -> None:

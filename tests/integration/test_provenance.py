@@ -196,6 +196,8 @@ def test_a_then_b_then_a_launches_nothing_and_an_edit_during_b_makes_b_stale(tra
     assert trained.launches() == launches + 1
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_report_by_other_code_is_made_again_without_a_training(trained: Checkout) -> None:
     launches = trained.launches()
     module = trained.root / "pipeline" / "evaluation" / "report.py"
@@ -345,19 +347,8 @@ def test_what_cannot_be_made_again_is_said_before_anything_is_trained(trained: C
     assert "try: git fetch" in said
 
 
-def test_status_and_logs_tell_of_the_run_that_is_named(trained: Checkout) -> None:
-    key = trained.why(*A)["key"]
-    with (trained.root / "runs" / key / "journal.jsonl").open("a") as journal:
-        journal.write("{torn\n")
-    status = trained.doit("status", f"run={key}")
-    assert "state    FINISHED" in status
-    assert "step     2, epoch 1" in status
-    assert "is not readable and was left out: {torn" in status
-    logs = trained.doit("logs", key[:6], "host=localhost")
-    assert logs.startswith("==> attempt 1, localhost <==\n0 | small_cnn")
-    assert "host=nodeX: run" in trained.doit("logs", f"run={key}", "host=nodeX", code=3)
-
-
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_run_folder_of_a_newer_version_is_refused_and_left_alone(trained: Checkout) -> None:
     key = trained.why(*A)["key"]
     path = trained.root / "runs" / key / "key.json"

@@ -49,10 +49,6 @@ def listens(address: str, port: int) -> bool:
         return client.connect_ex((address, port)) == 0
 
 
-def test_both_hosts_of_the_lab_can_take_part(lab: Lab) -> None:
-    check(lab.ssh_config, Host(name="node0"), Host(name="node1"))
-
-
 def test_no_host_reachable_lists_every_host(lab: Lab) -> None:
     one, two = closed_port(), closed_port()
     text = error(lab.ssh_config, Host(name="127.0.0.1", port=one), Host(name="127.0.0.1", port=two, user="me"))
@@ -86,11 +82,6 @@ def test_changed_host_key_is_removed_from_the_file_that_ssh_names(lab: Lab, tmp_
     text = error(config, Host(name="node0"))
     assert "node0: its host key is another one than known_hosts has" in text
     assert f"ssh-keygen -f {known} -R node0" in text
-
-
-def test_missing_ssh_config_of_a_lab_says_how_to_raise_one(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"ssh_config does not exist: no lab is up here\n  try: doit lab --hosts 2"):
-        check(tmp_path / ".lab" / "ssh_config", Host(name="node0"))
 
 
 def test_wrong_key_names_the_ways_to_a_right_one(lab: Lab, tmp_path: Path) -> None:

@@ -621,20 +621,14 @@ def test_the_script_of_the_readme_trains_in_a_new_clone(tmp_path: Path, fetched:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        pytest.param(
-            "import sys; sys.exit(3)",
-            r"training failed on localhost, rank 0: ended with exit code 3",
-            marks=IN_CI,
-        ),
+        pytest.param("import sys; sys.exit(3)", r"training failed on localhost, rank 0: ended with exit code 3",
+         marks=IN_CI),
         ("input()", r"rank 0: EOFError: EOF when reading a line\n.*File \"\S*train\.py\", line 1"),
-        pytest.param(
-            "import os; os.chdir('/'); open('model.pt')",
-            r"No such file or directory: 'model\.pt'",
-            marks=IN_CI,
-        ),
+        pytest.param("import os; os.chdir('/'); open('model.pt')", r"No such file or directory: 'model\.pt'",
+         marks=IN_CI),
         ("print('done')", r"train\.py ended with exit code 0 without \*\.pt$"),
     ],
-)
+)  # fmt: skip
 def test_what_goes_wrong_in_a_script_is_told_once(project: Project, lines: str, said: str) -> None:
     (project.folder / "my scripts/train.py").write_text(lines)
     done = project.doit("train", "program.args={}", "program.outputs=['*.pt']", "cluster.nproc_per_node=1")

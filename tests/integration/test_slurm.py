@@ -206,12 +206,6 @@ def test_a_controller_that_was_killed_finds_its_job_again_and_no_file_holds_its_
 
 
 @pytest.mark.long
-def test_a_job_that_was_cancelled_by_somebody_is_named(slurm: Slurm, bench: Bench) -> None:
-    with pytest.raises(TrainingError, match=r"job \d+ was ended by Slurm: CANCELLED"):
-        run(bench, bench.stub(SLEEP, stand_in=True), WhenUp(lambda: slurm.run("scancel", *slurm.jobs())))
-
-
-@pytest.mark.long
 def test_a_killed_agent_ends_the_job_on_all_nodes(slurm: Slurm, bench: Bench) -> None:
     stub = bench.stub(SLEEP, stand_in=True)
 

@@ -89,6 +89,8 @@ def test_a_host_that_restarts_costs_one_restart(tmp_path: Path, lab: Lab) -> Non
     assert project.result()["attempts"] == 2
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_what_runs_on_here_is_taken_up_as_well(tmp_path: Path) -> None:
     project, go_on = of_script(tmp_path), tmp_path / "go on"
     waits = f"    while step == {STEPS} and not pathlib.Path({str(go_on)!r}).exists():\n        time.sleep(0.05)\n"

@@ -69,6 +69,8 @@ def test_an_edit_of_what_it_imports_reads_or_is_given_changes_its_key(trained: t
         (checkout.root / name).write_text(before)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_sweep_of_a_flag_trains_what_is_new(trained: tuple[Checkout, str]) -> None:
     checkout, _ = trained
     said = checkout.doit("torchrun", "--sweep", "lr=0.1,0.2", *LINE[:-1])
@@ -86,9 +88,7 @@ def test_a_script_starts_once_as_python_starts_it(trained: tuple[Checkout, str],
 
 @pytest.mark.ci
 @pytest.mark.long
-def test_a_rank_that_leaves_early_is_named_and_not_the_one_that_waited_for_it(
-    trained: tuple[Checkout, str],
-) -> None:
+def test_a_rank_that_leaves_early_is_named_and_not_the_one_that_waited_for_it(trained: tuple[Checkout, str]) -> None:
     checkout, _ = trained
     (checkout.root / "leaves.py").write_text(
         "import sys, torch, torch.distributed as dist\n"

@@ -13,15 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import (
-    ALONE,
-    ROOT,
-    Project,
-    interrupt,
-    mlflow_states,
-    processes_of,
-    wait_for_step,
-)
+from tests.integration.commands import ALONE, ROOT, Project, interrupt, mlflow_states, processes_of, wait_for_step
 from tests.integration.conftest import FINISHED
 from tests.waiting import HANG_S, promised_s
 from trainers.contract import run_folder
@@ -170,13 +162,8 @@ def test_killed_outright_the_same_command_finishes_with_the_weights_of_an_undist
     ("words", "said"),
     [
         (["optimizer.lrr=1"], "unknown key 'optimizer.lrr'; did you mean optimizer.lr=1?"),
-        pytest.param(["model=resnet"], "did you mean resnet", marks=pytest.mark.long),
-        pytest.param(["trainer.epochs=ten"], "trainer.epochs=ten", marks=pytest.mark.long),
-        (["~x"], "unknown key 'x'"),
         ([""], "argument 5 is empty"),
         (["trainer.global_batch_size=63"], "nearest that can: 62 or 64"),
-        (["tracking.uri=ftp://host"], "tracking.uri=ftp://host"),
-        pytest.param(["+note=1"], "unknown key 'note'", marks=pytest.mark.long),
     ],
 )
 def test_a_wrong_override_is_one_line_and_starts_nothing(project: Project, words: list[str], said: str) -> None:

@@ -9,10 +9,9 @@ import psutil
 import pytest
 
 from pipeline.lab import Lab
-from tests.integration.commands import Project, interrupt, wait_for_step
+from tests.integration.commands import Project
 from tests.integration.test_signal_moments import COLLECTING, WORDS, stopped_when
 from tests.lab_fixture import on
-from tests.waiting import promised_s
 
 pytestmark = pytest.mark.lab
 
@@ -59,19 +58,6 @@ def test_two_hosts_train_one_run_and_not_twice(project: Project, lab: Lab) -> No
     assert (project.only_run() / "journal.jsonl").read_bytes() == before
     left = on(lab, "node1", "ls ~/.cache/paceline/runs").stdout.split()
     assert [name for name in left if name.startswith(result["key"])] == []
-
-
-@pytest.mark.long
-def test_a_signal_to_the_controller_ends_both_hosts(project: Project, lab: Lab) -> None:
-    """Ctrl-C with the real trainer; each signal with each launcher: tests/contract."""
-    child = project.start("train", "experiment=quickstart", "trainer.epochs=400")
-    wait_for_step(project, 20, child)
-    output, took_s = interrupt(child, signal.SIGINT)
-    assert took_s < promised_s(10)
-    assert child.returncode == 130
-    assert "KILLED" in output
-    assert on(lab, "node0", "pgrep -f [t]rainers.classifier || true").stdout.split() == []
-    assert ranks_on(lab) == []
 
 
 @pytest.mark.long

@@ -52,19 +52,12 @@ def broken(project: Checkout, name: str, after: str) -> None:
     [
         ("pipeline/runs/index.py", "def rows(", [DOIT, "runs"]),
         ("pipeline/execution/dry_run.py", "def steps(", [DOIT, "why", *WORDS]),
-        pytest.param("pipeline/cli/commands/finished.py", "def title(", [DOIT, "export", *WORDS], marks=LONG),
-        pytest.param("pipeline/data/request.py", "def find(", [DOIT, "fetch", *WORDS], marks=LONG),
         ("dodo.py", "def task_verbs(", [DOIT, "list"]),
-        pytest.param("pipeline/config/cluster.py", "def _nproc(", [DOIT, "train", *WORDS], marks=LONG),
         ("pipeline/data/request.py", "def find(", [*APPLICATION, *WORDS]),
-        pytest.param(
-            "pipeline/sweep/expand.py",
-            "def of_jobs(",
-            [*APPLICATION, "--multirun", *WORDS, "seed=1,2"],
-            marks=LONG,
-        ),
+        pytest.param("pipeline/sweep/expand.py", "def of_jobs(", [*APPLICATION, "--multirun", *WORDS, "seed=1,2"],
+         marks=LONG),
     ],
-)
+)  # fmt: skip
 def test_an_unforeseen_error_is_one_line_and_a_file(project: Checkout, name: str, after: str, argv: list[str]) -> None:
     broken(project, name, after)
     done = call(argv, project.root, project.root)
@@ -127,10 +120,6 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path, words: list[str]) -> N
     ("words", "said"),
     [
         ("info NOPE", "'NOPE' is not a task."),
-        *(
-            pytest.param(f"{verb} NOPE", "'NOPE' is not a task.", marks=LONG)
-            for verb in ("strace", "forget", "list", "ignore")
-        ),
         ("dumpdb", "doit keeps no database here: run folders say what is finished\n  try: doit runs"),
         ("list --template {nope}", "doit can't do that: KeyError: 'nope'"),
     ],

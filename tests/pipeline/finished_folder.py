@@ -25,11 +25,7 @@ CONFIG: dict[str, Any] = {
 
 
 def key_of(
-    config: Mapping[str, Any] = CONFIG,
-    *,
-    code: bytes = CODE,
-    torch: str = "2.14.0",
-    data: str = "d" * 64,
+    config: Mapping[str, Any] = CONFIG, *, code: bytes = CODE, torch: str = "2.14.0", data: str = "d" * 64
 ) -> ContentKey:
     """A key whose parts give its digest."""
     parts = {

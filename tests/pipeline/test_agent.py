@@ -287,16 +287,6 @@ def test_a_secret_with_colours_in_the_middle_is_hidden_and_other_colours_stay() 
     assert rules.hide("\x1b[1mkey\x1b[0m hunter2") == "\x1b[1mkey\x1b[0m hunter2"
 
 
-def test_tail_of_output_that_never_ends_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    tail = log_lines.Tail(str(path))
-    path.write_bytes(b"".join(b"%d of 20000\r" % number for number in range(20000)) + b"almos")
-    assert tail.lines() == ["19999 of 20000"]
-    with path.open("ab") as file:
-        file.write(b"t\n\0\1\xff\n")
-    assert tail.lines() == ["almost", "\ufffd\1\ufffd"]
-
-
 def test_one_line_longer_than_a_message_does_not_silence_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,14 +84,6 @@ def test_what_a_progress_bar_does_to_the_screen_is_no_part_of_the_error(tmp_path
     assert rank_errors.without_bars(end) == "\n 17%|#7 | 100/600 [00:01<00:09]\n"
 
 
-def test_an_exception_with_a_very_long_line_is_found(tmp_path: Path) -> None:
-    path, message = tmp_path / "stderr.log", f"RuntimeError: {'x' * 200_000}"
-    path.write_text(f'Traceback (most recent call last):\n  File "x.py", line 1\n{message}\n')
-    failed = rank_errors.printed_error(str(path), None)
-    assert failed is not None
-    assert failed["message"] == message
-
-
 def test_of_a_traceback_that_breaks_off_no_frame_is_taken_for_the_error(tmp_path: Path) -> None:
     path = tmp_path / "stderr.log"
     path.write_text('Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f()\n  File "lo')

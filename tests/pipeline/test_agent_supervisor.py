@@ -265,11 +265,7 @@ def test_stop_ends_what_no_registration_names_and_only_what_is_of_this_folder(
     def rank(run_id: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(SLEEP, env={**os.environ, variables.NODE: f"{run_id}:0"}, start_new_session=True)
 
-    orphan, earlier, others = (
-        rank(request["run_id"]),
-        rank(f"{request['attempts']}7-fedcba"),
-        rank(other),
-    )
+    orphan, earlier, others = (rank(request["run_id"]), rank(f"{request['attempts']}7-fedcba"), rank(other))
     said: list[dict[str, Any]] = []
     monkeypatch.setattr(registry, "say", lambda **fields: said.append(fields))
     try:

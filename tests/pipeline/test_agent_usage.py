@@ -42,7 +42,3 @@ def test_it_is_sampled_at_most_every_two_seconds_and_travels_in_the_beat(tmp_pat
     assert 0 < beat.memory_bytes < beat.memory_total_bytes
     assert beat.disk_bytes > 0
     assert beat.disk_free_bytes > 0
-
-
-def test_a_folder_that_is_gone_leaves_the_disk_out(tmp_path: Path) -> None:
-    assert usage.disk(str(tmp_path / "gone")) == (0, 0)

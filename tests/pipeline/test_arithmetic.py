@@ -88,8 +88,5 @@ def test_what_was_noted_of_each_attempt_is_read_in_their_order(tmp_path: Path, d
     (tmp_path / "attempts" / "3" / arithmetic.FILE).write_text(damage)
     assert arithmetic.of_attempts(tmp_path, "cpu") == {
         "device": "cpu",
-        "attempts": [
-            {"attempt": 2, "nodes": [{"cpu_model": "2"}]},
-            {"attempt": 10, "nodes": [{"cpu_model": "10"}]},
-        ],
+        "attempts": [{"attempt": 2, "nodes": [{"cpu_model": "2"}]}, {"attempt": 10, "nodes": [{"cpu_model": "10"}]}],
     }

@@ -23,11 +23,6 @@ from pipeline.runs import journal
 from tests.pipeline.test_launch_first_error import PLAN
 
 
-def test_a_line_of_the_log_names_host_and_rank() -> None:
-    assert formatted(LogLine(host="node0", rank=3, text="epoch 1")) == "node0:3 | epoch 1"
-    assert formatted(LogLine(host="node0", rank=None, text="x" * 2000)) == f"node0:- | {'x' * 2000}"
-
-
 def test_of_a_line_that_fills_pages_the_beginning_is_shown() -> None:
     said = formatted(LogLine(host="node0", rank=3, text="é" * 65_536))
     assert said == f"node0:3 | {'é' * 2000}… (cut: 63,536 more characters are in the log)"

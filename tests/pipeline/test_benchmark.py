@@ -12,7 +12,6 @@ from pipeline.core.specs import Cluster, Host
 from pipeline.diagnostics.benchmark import settings
 from pipeline.diagnostics.benchmark.against import loops
 from pipeline.diagnostics.benchmark.figures import points, rows, table
-from pipeline.diagnostics.benchmark.plot import picture
 from tests.pipeline.test_build import configured
 
 ROOT = Path(__file__).parents[2]
@@ -88,11 +87,6 @@ def test_the_table_says_what_is_missing() -> None:
     known = table(whole(result(1, [100.0], [100.0], peak=1e12)))
     assert "20.0%" in known
     assert "no peak" not in known
-
-
-@pytest.mark.slow
-def test_the_picture_is_a_png() -> None:
-    assert picture(whole(result(1, [100.0], [90.0]), result(2, [150.0], [100.0]))).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(("options", "said"), [({"pairs": "0"}, "pairs=0 must"), ({"block_s": "x"}, "block_s=x must")])

@@ -76,20 +76,14 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
     ("overrides", "said"),
     [
         (["+note=1"], "unknown key 'note'; "),
-        (
-            ["optimizer.arguments.eps=1"],
-            "optimizer.arguments is not a field of optimizer=sgd; it has: decay_bias_and_norm, ",
-        ),
-        (
-            ["+trainer.max_epochs=3"],
-            "trainer.max_epochs is not a field of trainer=default; did you mean trainer.epochs? it has: ",
-        ),
+        (["optimizer.arguments.eps=1"],
+         "optimizer.arguments is not a field of optimizer=sgd; it has: decay_bias_and_norm, "),
+        (["+trainer.max_epochs=3"],
+         "trainer.max_epochs is not a field of trainer=default; did you mean trainer.epochs? it has: "),
         (["++optimizer.foo=1"], "optimizer.foo is not a field of optimizer=sgd; it has: decay_bias_and_norm, "),
         (["optimizer.lr=-1"], "optimizer.lr=-1.0 must be greater than 0"),
-        (
-            ["optimizer.lr_scaling=cube"],
-            "optimizer.lr_scaling='cube' is not an option; choose one of: none, linear, sqrt",
-        ),
+        (["optimizer.lr_scaling=cube"],
+         "optimizer.lr_scaling='cube' is not an option; choose one of: none, linear, sqrt"),
         (["trainer.precision=fp8"], "choose one of: auto, fp32, bf16, fp16"),
         (["trainer.epochs=0"], "trainer.epochs=0 must be at least 1"),
         (["seed=9223372036854775808"], "seed=9223372036854775808 must be at most 9223372036854775807"),
@@ -103,52 +97,34 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
         (["cluster=two_node", "++cluster.hosts.0.slots=4"], "cluster.hosts node0: 'slots' is no field of a host; did"),
         (["cluster=two_node", "cluster.spares=[c]", "+cluster.spares.0.x=4"], "cluster.spares c: 'x' is no field of a"),
         (["cluster=pssh", "cluster.hosts=[{port: 22}]"], "cluster.hosts[0].name is missing: every host has a name"),
-        (
-            ["cluster=pssh", "cluster.hostfile='~nosuch/hosts'"],
-            "cluster.hostfile=~nosuch/hosts: ~nosuch stands for the home of a user who isn't known here",
-        ),
+        (["cluster=pssh", "cluster.hostfile='~nosuch/hosts'"],
+         "cluster.hostfile=~nosuch/hosts: ~nosuch stands for the home of a user who isn't known here"),
         (["cluster=two_node", "cluster.ssh_config='~nosuch/c'"], "cluster.ssh_config=~nosuch/c: ~nosuch stands for"),
         (["cluster=two_node", "cluster.spares=[{name: c}, {name: c}]"], "cluster.spares names c twice"),
-        (
-            ["cluster=two_node", "cluster.spares=[{name: c, nproc_per_node: 2}]"],
-            "cluster.spares c can take no host's place: it has 2 ranks (nproc_per_node=2), and node0 has 1; ",
-        ),
-        (
-            ["cluster=two_node", "cluster.spares=[{name: c, env: {A: 1}}]"],
-            "cluster.spares c can take no host's place: its env has A='1', and that of node0 not set; ",
-        ),
+        (["cluster=two_node", "cluster.spares=[{name: c, nproc_per_node: 2}]"],
+         "cluster.spares c can take no host's place: it has 2 ranks (nproc_per_node=2), and node0 has 1; "),
+        (["cluster=two_node", "cluster.spares=[{name: c, env: {A: 1}}]"],
+         "cluster.spares c can take no host's place: its env has A='1', and that of node0 not set; "),
         (["cluster=two_node", "cluster.spares=[{name: node0}]"], "cluster.hosts and cluster.spares both name node0; "),
         (["cluster.hosts=[{name: a}]"], "use cluster=pssh"),
         (["cluster=pssh", "cluster.hostfile=nowhere.txt"], "cluster.hostfile=nowhere.txt"),
-        (
-            ["cluster.nproc_per_node=3", "trainer.global_batch_size=100"],
-            "trainer.global_batch_size=100 can't be shared evenly by 3 ranks; nearest that can: 99 or 102",
-        ),
+        (["cluster.nproc_per_node=3", "trainer.global_batch_size=100"],
+         "trainer.global_batch_size=100 can't be shared evenly by 3 ranks; nearest that can: 99 or 102"),
         (["trainer.global_batch_size=1"], "nearest that can: 2, or at most 1 rank (cluster.nproc_per_node)"),
         (["cluster.device=gpu"], "cluster.device='gpu' is not an option; did you mean cuda? valid: auto, cpu, cuda"),
         (["trainer.accumulate_steps=3"], "2 ranks × 3 micro-batches (trainer.accumulate_steps); nearest that can: 126"),
-        (
-            ["trainer.shards=8", "cluster.nproc_per_node=3"],
-            "trainer.shards=8 can't be shared evenly by 3 ranks; numbers of ranks that can: 1, 2, 4, 8",
-        ),
-        (
-            ["trainer.shards=8", "trainer.global_batch_size=12"],
-            "=12 can't be shared evenly by 8 parts (trainer.shards); nearest that can: 8 or 16",
-        ),
-        (
-            ["trainer.shards=4", "cluster=pssh", "cluster.hosts=[{name: a}, {name: b, env: {OMP_NUM_THREADS: 2}}]"],
-            "OMP_NUM_THREADS in the env of a and b differs; set it for all of them, as cluster.env.OMP_NUM_THREADS",
-        ),
-        (
-            ["cluster=slurm", "cluster.spares=[c]"],
-            "cluster.spares is about hosts that are named, and slurm queues jobs",
-        ),
-        (
-            ["cluster=slurm", "cluster.when_busy=wait"],
-            "cluster.when_busy=wait is about hosts that are named, and slurm",
-        ),
+        (["trainer.shards=8", "cluster.nproc_per_node=3"],
+         "trainer.shards=8 can't be shared evenly by 3 ranks; numbers of ranks that can: 1, 2, 4, 8"),
+        (["trainer.shards=8", "trainer.global_batch_size=12"],
+         "=12 can't be shared evenly by 8 parts (trainer.shards); nearest that can: 8 or 16"),
+        (["trainer.shards=4", "cluster=pssh", "cluster.hosts=[{name: a}, {name: b, env: {OMP_NUM_THREADS: 2}}]"],
+         "OMP_NUM_THREADS in the env of a and b differs; set it for all of them, as cluster.env.OMP_NUM_THREADS"),
+        (["cluster=slurm", "cluster.spares=[c]"],
+         "cluster.spares is about hosts that are named, and slurm queues jobs"),
+        (["cluster=slurm", "cluster.when_busy=wait"],
+         "cluster.when_busy=wait is about hosts that are named, and slurm"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_work_is_refused_in_one_line(overrides: list[str], said: str) -> None:
     with pytest.raises(UsageError) as caught:
         configured(*overrides)

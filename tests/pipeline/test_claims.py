@@ -24,7 +24,7 @@ from pipeline.cluster.agent.host import processors
 from pipeline.cluster.agent.node import user_name
 from pipeline.cluster.agent.running import claims
 from pipeline.cluster.launchers import settings
-from pipeline.cluster.launchers.transport.agent_requests import resources, title
+from pipeline.cluster.launchers.transport.agent_requests import resources
 from pipeline.cluster.preflight import State, occupation
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError, UsageError
@@ -266,12 +266,6 @@ def test_whose_a_process_on_a_gpu_is_and_since_when_is_told_with_nvidia_smis_ans
     assert (int(pid), user, mark) == (os.getpid(), user_name(os.getuid()), "")
     assert 0 <= time.time() - float(since) < 86400
     assert processors.owner("0") == ""
-
-
-def test_a_run_is_called_by_its_key_and_model(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model": {"name": "resnet18"}}))
-    assert title(tmp_path, "5a0c") == "run 5a0c (resnet18)"
-    assert title(tmp_path / "nowhere", "5a0c") == "run 5a0c"
 
 
 def waiting(tmp_path: Path, when_busy: str, answers: list[Any]) -> tuple[list[str], Any, Any]:

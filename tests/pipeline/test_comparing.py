@@ -12,8 +12,7 @@ import pytest
 
 from pipeline.cli.commands import compare as comparing
 from pipeline.cli.commands import runs
-from pipeline.comparing import groups, tables
-from pipeline.comparing.differing import compare
+from pipeline.comparing import tables
 from pipeline.comparing.groups import grouped
 from pipeline.comparing.reading import read
 from pipeline.core.errors import UsageError
@@ -130,10 +129,7 @@ def test_a_metric_of_a_script_that_was_nan_is_told_and_claims_stay(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("doubt", "said"),
-    [
-        ({"summary": {"proven": False}}, "B: 2 of 2 runs unproven"),
-        (None, "B: none of its runs is finished"),
-    ],
+    [({"summary": {"proven": False}}, "B: 2 of 2 runs unproven"), (None, "B: none of its runs is finished")],
 )
 def test_nothing_is_claimed_of_runs_in_doubt(
     tmp_path: Path, compared: Printed, doubt: dict[str, Any] | None, said: str
@@ -183,13 +179,6 @@ def test_code_is_shown_as_a_diff_and_environments_by_package(tmp_path: Path, com
     assert "\n-SCALE = 1.0\n+SCALE = 2.0\n" in text
     assert "\nenvironment  A       B\ntorch        2.14.0  2.15.0\n" in text
     assert "```diff" in compared(tmp_path, one.key, two.key, "markdown=1")
-
-
-def test_of_a_file_that_is_no_text_size_and_digest_are_shown(tmp_path: Path, compared: Printed) -> None:
-    one, two = trained(tmp_path), trained(tmp_path, code=b"PK\x03\x04\0\0weights")
-    text = compared(tmp_path, one.key, two.key)
-    assert "\n+(no text: 13 B, sha256 " in text
-    assert "weights" not in text
 
 
 def test_words_choose_as_in_doit_runs_and_a_sweep_by_its_name(tmp_path: Path, compared: Printed) -> None:
@@ -249,22 +238,6 @@ def test_scripts_are_compared_by_what_they_are_told(tmp_path: Path, compared: Pr
     assert [run["seed"] for group in found["configurations"] for run in group["runs"]] == [0, 1, 0, 1]
 
 
-def test_the_order_of_arguments_is_told_where_it_alone_differs(tmp_path: Path, compared: Printed) -> None:
-    def script(**args: int) -> str:
-        program = {"name": "script", "script": "train.py", "args": args, "command": []}
-        return trained(tmp_path, 0, metrics={"score": 1.0}, program=program).key
-
-    other, plain, turned = script(b=1, a=2, c=3), script(b=1, a=2), script(a=2, b=1)
-    assert "order.program.args" not in compared(tmp_path, other, plain)  # other words: they tell it themselves
-    assert 'order.program.args  ["b", "a"]  -' in compared(tmp_path, plain, turned)
-
-
-def test_names_of_metrics_end_no_cell_of_markdown(tmp_path: Path, compared: Printed) -> None:
-    folder = trained(tmp_path, metrics={"a|b<script>`": 1.0})
-    said = compared(tmp_path, folder.key, "markdown=1", r"metric=a|b<script>`")
-    assert said.startswith("| configuration | n | a\\|b&lt;script>\\` |\n| --- | ---: | ---: |\n")
-
-
 def test_a_table_for_a_paper_has_a_line_a_configuration_and_a_column_a_metric(
     tmp_path: Path, compared: Printed
 ) -> None:
@@ -297,13 +270,6 @@ def test_a_table_for_a_paper_has_a_line_a_configuration_and_a_column_a_metric(
 )
 def test_a_deviation_has_two_digits_and_its_mean_as_many(mean: float, std: float | None, said: str) -> None:
     assert tables.with_spread(mean, std) == said
-
-
-def test_figures_beyond_what_a_square_can_hold_are_no_error() -> None:
-    huge = [groups.figure([1e200, 3e200]).over, groups.figure([1e200, 5e200]).over]
-    assert huge[0] is not None
-    assert huge[1] is not None
-    assert groups.difference("x", huge[0], huge[1]).unknown == "a spread too large to be counted with"
 
 
 @pytest.mark.slow
@@ -354,11 +320,3 @@ def test_a_run_whose_result_was_altered_has_no_figures(tmp_path: Path) -> None:
     assert (group.runs[0].state, group.figures, group.reservation) == (
         "ALTERED", {}, "none of its runs is finished, 1 ALTERED",
     )  # fmt: skip
-
-
-def test_a_provenance_of_another_form_tells_of_no_host(tmp_path: Path) -> None:
-    folder = trained(tmp_path)
-    (folder.path / "provenance.json").write_text('{"environments": ["a"], "hosts": "a"}')
-    assert read(folder).environments == {}
-    rows = compare(grouped([read(folder), read(trained(tmp_path, 1, lr=0.2))])).parts["hosts"]
-    assert [row.values for row in rows if row.name == "python"] == [("-", "3.12.1")]

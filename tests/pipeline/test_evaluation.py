@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import json
 import struct
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,26 +45,12 @@ def test_the_report_holds_the_figures_of_each_class(tmp_path: Path) -> None:
     assert (report["weights_sha256"], report["dataset_digest"]) == ("ab", "cd")
 
 
-@pytest.mark.slow
-def test_chinese_names_keep_the_columns_of_the_table(tmp_path: Path) -> None:
-    lines = format_report(evaluate(run_folder(tmp_path, classes=["猫", "dog", "青蛙"]), {})).splitlines()
-    assert lines[2].startswith("猫               1.0000")
-    assert lines[3].startswith("dog              0.6667")
-    assert lines[4].startswith("青蛙             1.0000")
-
-
 def test_a_name_that_no_font_here_has_is_a_number_in_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     faces = {"DejaVu Sans": set(map(ord, "düog")), "Some": {ord("猫")}, "Other": set[int]()}
     monkeypatch.setattr(fonts, "characters", faces.__getitem__)
     monkeypatch.setattr(fonts, "installed", faces.keys)
     assert fonts.drawable(["dog", "ü"]) == (["DejaVu Sans"], ["dog", "ü"])
     assert fonts.drawable(["ü", "猫", "猫蛙"]) == (["DejaVu Sans", "Some"], ["ü", "猫", "#2"])
-
-
-@pytest.mark.slow
-def test_a_class_that_never_occurs_has_zero_support(tmp_path: Path) -> None:
-    report = evaluate(run_folder(tmp_path, targets=[0], predictions=[0]), {})
-    assert report["per_class"]["frog"] == {"precision": 0.0, "recall": 0.0, "f1-score": 0.0, "support": 0}
 
 
 @pytest.mark.slow
@@ -91,9 +76,8 @@ def test_the_trials_of_a_sweep_are_answered_one_after_another(
     assert (run / "evaluation" / "confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("count", [2, 10, pytest.param(120, marks=pytest.mark.long)])
-def test_the_picture_is_a_png_and_equal_for_equal_figures(tmp_path: Path, count: int) -> None:
-    run = run_folder(tmp_path, classes=[f"$class_{n} {'x' * n}" for n in range(count)], targets=[0], predictions=[1])
+def test_the_picture_is_a_png_and_equal_for_equal_figures(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, classes=[f"$class_{n} {'x' * n}" for n in range(10)], targets=[0], predictions=[1])
     evaluate(run, {})
     picture = run / "evaluation" / "confusion_matrix.png"
     first = picture.read_bytes()
@@ -182,13 +166,3 @@ def test_how_the_process_has_ended_is_told(
     monkeypatch.setattr(sys, "executable", str(program))
     with pytest.raises(PacelineError, match=f"the evaluation report of 0123456789ab failed: {said}"):
         evaluate_in_child(RunFolder(tmp_path / "0123456789ab"), ROOT)
-
-
-@pytest.mark.ci
-@pytest.mark.long
-def test_the_process_shows_the_error_without_a_traceback(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pipeline.evaluation", str(tmp_path), "{}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "predictions.json is missing" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -14,7 +14,6 @@ from pipeline.reproduction import archive, clones
 from pipeline.reproduction.recipe import checkout
 from pipeline.runs.folder import RunFolder
 from tests.pipeline.git_folders import AUTHOR, git, recipe, tree
-from tests.read_only import mounted
 
 LINK = b"""diff --git a/lnk b/lnk
 new file mode 120000
@@ -97,11 +96,6 @@ def test_a_commit_comes_out_of_an_archive_as_it_is_and_gives_equal_bytes(reposit
     git(repository, *AUTHOR, "commit", "-qm", "two")
     assert Brought(tmp_path, repository, head(repository)).tree() == tree(repository)
     assert archive._source(repository, head(repository)) == archive._source(repository, head(repository))
-
-
-def test_a_read_only_repository_of_any_name_gives_its_commit(repository: Path, tmp_path: Path) -> None:
-    with mounted(repository, tmp_path / 'a:b "c"') as locked:
-        assert archive._source(locked, head(repository)) == archive._source(repository, head(repository))
 
 
 @pytest.mark.parametrize("name", ["dodo.py", "sitecustomize.py"])

@@ -57,25 +57,17 @@ def test_a_file_above_the_project_of_a_script_is_named_with_its_place(tmp_path: 
     ("failure", "hint"),
     [
         ("EOFError: EOF when reading a line", "a run has no keyboard: let the script take the answer as an argument"),
-        (
-            "train.py: error: unrecognized arguments: --nproc-per-node 2",
-            "--nproc-per-node is an option of torchrun, whose options stand in front of the script: doit torchrun "
-            "--nproc-per-node N SCRIPT",
-        ),
-        (
-            "train.py: error: argument --lr: invalid float value: '0.1,0.01'",
-            "0.1,0.01 are values of a sweep: doit sweep in front of the same words trains once with each",
-        ),
-        (
-            "KeyError: 'MY_TOKEN'\n  File \"a.py\", line 2, in <module>\n    print(os.environ['MY_TOKEN'])",
-            "cluster.env.MY_TOKEN='${oc.env:MY_TOKEN}' in front of the script passes this shell's variable on: the "
-            "ranks get only those that are named",
-        ),
-        (
-            "train.py: error: unrecognized arguments: --sweep lr=0.1,0.2",
-            "--sweep is an option of this command, whose options stand in front of the script: "
-            "doit run --sweep … SCRIPT",
-        ),
+        ("train.py: error: unrecognized arguments: --nproc-per-node 2",
+         "--nproc-per-node is an option of torchrun, whose options stand in front of the script: doit torchrun "
+         "--nproc-per-node N SCRIPT"),
+        ("train.py: error: argument --lr: invalid float value: '0.1,0.01'",
+         "0.1,0.01 are values of a sweep: doit sweep in front of the same words trains once with each"),
+        ("KeyError: 'MY_TOKEN'\n  File \"a.py\", line 2, in <module>\n    print(os.environ['MY_TOKEN'])",
+         "cluster.env.MY_TOKEN='${oc.env:MY_TOKEN}' in front of the script passes this shell's variable on: the "
+         "ranks get only those that are named"),
+        ("train.py: error: unrecognized arguments: --sweep lr=0.1,0.2",
+         "--sweep is an option of this command, whose options stand in front of the script: "
+         "doit run --sweep … SCRIPT"),
         ("train.py: error: unrecognized arguments: lr=0.1", "an argument of this script is written --lr 0.1"),
         ("usage: a.py [-h] [--lr LR] [--epochs N]\na.py: error: unrecognized arguments: --rl 1", "did you mean --lr?"),
         ("RuntimeError: CUDA out of memory. Tried", "a smaller batch or model, or fewer workers of the loader"),
@@ -83,7 +75,7 @@ def test_a_file_above_the_project_of_a_script_is_named_with_its_place(tmp_path: 
         ("train.py: error: argument --lr: invalid float value: 'abc'", None),
         ("train.py: error: unrecognized arguments: --lrr 2", None),
     ],
-)
+)  # fmt: skip
 def test_errors_of_a_script_that_was_started_with_other_words_than_it_takes(failure: str, hint: str | None) -> None:
     assert hints.script_hint(failure) == hint
 

@@ -35,11 +35,7 @@ def test_a_process_beside_a_training_steps_back_with_its_session_and_with_no_oth
     [
         ("record RUN --experiment x --follow", False),  # the controller sets it back, and forward again
         ("serve --experiment x", True),
-        ("record RUN --experiment x --follow --tracker tensorboard", False),
-        ("record RUN --experiment x --check", False),
-        ("record RUN --experiment x --tracker tensorboard", False),
         ("fetch ID PLACE", False),
-        ("prepare", False),
     ],
 )
 def test_only_what_works_beside_a_training_gives_way(

@@ -32,23 +32,6 @@ def test_a_long_silence_is_filled_ever_more_rarely_until_a_line_comes() -> None:
     assert last - second >= 0.39
 
 
-def test_lines_that_come_in_time_stand_alone() -> None:
-    said: list[str] = []
-    with Heartbeat(said.append, every_s=30.0) as heartbeat:
-        heartbeat("epoch 1/2")
-        heartbeat("epoch 2/2")
-    assert said == ["epoch 1/2", "epoch 2/2"]
-
-
-def test_nothing_is_said_after_the_work() -> None:
-    said: list[str] = []
-    with Heartbeat(said.append, every_s=0.02) as heartbeat:
-        heartbeat.doing("training")
-    before = len(said)
-    time.sleep(0.1)
-    assert len(said) <= before + 1  # one beat may have been on its way
-
-
 def test_quick_work_says_nothing_and_slow_work_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     with waiting(said.append, "packing the archive"):

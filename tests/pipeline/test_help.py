@@ -68,11 +68,6 @@ def test_run_is_explained_as_the_start_of_a_script_and_then_as_doits_own() -> No
     assert "\n  run " in pages.overview()
 
 
-def test_the_commands_of_tab_completion_can_be_copied() -> None:
-    page = (pages.requested(["tabcompletion", "--help"]) or "").splitlines()
-    assert "        doit tabcompletion > ~/.local/share/bash-completion/completions/doit" in page
-
-
 @pytest.mark.parametrize("words", [["train", "seed=1"], ["help", "task"], ["info", "nope"], ["list"], ["step", "help"]])
 def test_what_asks_for_no_help_gets_none(words: list[str]) -> None:
     assert pages.requested(words) is None

@@ -52,21 +52,17 @@ def test_duplicate_names_both_lines() -> None:
         ("a\x1cb", "hosts:1: 'a\\x1cb' holds the control character '\\x1c'; take it out"),
         ("no\u200bde0", "hosts:1: 'no\\u200bde0' holds the invisible character '\\u200b'; take it out"),
         ("fd00::7", "hosts:1: 'fd00::7' is not a host"),
-        (
-            "[gpu]",
-            "hosts:1: '[gpu]' is not a host; a line is [user@]host[:port] [slots=N], an IPv6 address is written in",
-        ),
+        ("[gpu]",
+         "hosts:1: '[gpu]' is not a host; a line is [user@]host[:port] [slots=N], an IPv6 address is written in"),
         ("@a", "hosts:1: '@a' is not a host"),
         ("-oProxyCommand=x", "hosts:1: '-oProxyCommand=x' is not a host"),
         ("a;b", "hosts:1: 'a;b' is not a host name that ssh can be given: it holds ';'"),
-        (
-            "h" * 300,
-            f"hosts:1: '{'h' * 300}' is not a host name that ssh can be given: it has 300 characters, of at most 253",
-        ),
+        ("h" * 300,
+         f"hosts:1: '{'h' * 300}' is not a host name that ssh can be given: it has 300 characters, of at most 253"),
         ("$(id)@a", "hosts:1: '$(id)@a' is not a user name that ssh can be given: it holds '('"),
         ("", "hosts names no host"),
     ],
-)
+)  # fmt: skip
 def test_bad_lines_are_refused_with_file_line_and_value(line: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(line + "\n", "hosts")

@@ -59,7 +59,6 @@ def test_doit_says_that_it_takes_no_other_configuration(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("train --epochs=3", "doit train trainer.epochs=3"),
         ("train --epochs 3 seed=1", "doit train seed=1 trainer.epochs=3"),
         (
             "train --nproc_per_node=2 --lr 1 seed=1 force=1",
@@ -68,8 +67,6 @@ def test_doit_says_that_it_takes_no_other_configuration(line: str) -> None:
         ("train seed=1 --dryrun", "doit train seed=1 --dry-run"),
         ("train --config conf/experiment/digits.yaml", "doit train experiment=digits"),
         ("train seed=1 train.py --lr 0.1", "doit torchrun seed=1 train.py --lr 0.1"),
-        ("train --optimizer.lr", "doit train optimizer.lr=VALUE"),
-        ("train --zzz=1", "doit help train"),
         ("lab --zzz", "doit help lab"),
     ],
 )
@@ -106,11 +103,8 @@ def test_a_flag_that_is_no_override_is_answered_in_its_own_words(line: str, said
     ("line", "said"),
     [
         ("train trainer.epochs 3", "'trainer.epochs' is no command; a field is set by =: doit train trainer.epochs=3"),
-        ("plan trainer.epochs:3", "'trainer.epochs:3' is no command; a field is set by =: doit plan trainer.epochs=3"),
-        ("train trainer.epoch", "'trainer.epoch' is no command; a field is set by =: doit train trainer.epochs=VALUE"),
         ("plan my/net.py", "'my/net.py' is no command; a field is set by =: doit plan program.script=my/net.py"),
         ("train trian", "there is no command 'trian'; did you mean train? valid: "),
-        ("train trian:x", "there is no command 'trian:x'; "),
     ],
 )
 def test_a_forgotten_equals_sign_is_told_with_the_word_that_was_meant(line: str, said: str) -> None:
@@ -119,14 +113,7 @@ def test_a_forgotten_equals_sign_is_told_with_the_word_that_was_meant(line: str,
         refuse_unknown(tasks, line.split(), line.split()[0])
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "train -c job seed=1",
-        "train seed=1 -i defaults",
-        "train --experimental-rerun=/x",
-    ],
-)
+@pytest.mark.parametrize("line", ["train -c job seed=1", "train seed=1 -i defaults", "train --experimental-rerun=/x"])
 def test_hydras_short_flags_behind_the_verb_are_hydras(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(process, "replace", started.append)
@@ -140,15 +127,10 @@ def test_hydras_short_flags_behind_the_verb_are_hydras(line: str, monkeypatch: p
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (
-            "-m seed=1,2 dry_run=1",
-            "ERROR: unknown key 'dry_run'; it is an option of doit train, sweep; valid: ",
-        ),
-        ("--cfg job model.hiden=3", "ERROR: unknown key 'model.hiden'; "),
-        ("--cfg job +x={a:1}", "ERROR: unknown key 'x'; "),
+        ("-m seed=1,2 dry_run=1", "ERROR: unknown key 'dry_run'; it is an option of doit train, sweep; valid: "),
         ("-cd / --cfg job schedule=nope", "ERROR: schedule=nope: schedule has no option 'nope'; valid: "),
     ],
-)
+)  # fmt: skip
 def test_what_doit_refuses_the_application_refuses_with_the_same_line(line: str, said: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pipeline", *line.split()], cwd=ROOT, capture_output=True, text=True, check=False
@@ -159,6 +141,8 @@ def test_what_doit_refuses_the_application_refuses_with_the_same_line(line: str,
     assert len(printed.splitlines()) == 1
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_application_takes_hosts_by_their_names_as_doit_does() -> None:
     words = ["--cfg", "job", "-p", "cluster.hosts", "cluster=pssh", "cluster.hosts=[a,me@b:2222]"]
@@ -177,13 +161,3 @@ def test_the_application_takes_a_script_by_its_name_on_either_side_of_the_flags(
             [sys.executable, "-m", "pipeline", *words], cwd=ROOT, capture_output=True, text=True, check=False
         )
         assert (done.returncode, done.stdout.strip()) == (0, "dodo.py"), done.stderr
-
-
-@pytest.mark.slow
-def test_a_reader_that_leaves_the_application_gets_no_page_of_loggings_own() -> None:
-    argv = [sys.executable, "-m", "pipeline", "--info", "defaults"]
-    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        child.stdout.close()
-        assert child.stderr is not None
-        assert "Logging error" not in child.stderr.read()

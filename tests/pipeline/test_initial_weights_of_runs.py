@@ -83,9 +83,10 @@ def test_the_content_of_a_file_counts_in_the_key_and_not_its_name(root: Path) ->
         (("init.weights=0123456789ab",), "init.weights=0123456789ab: no such run under {root}/runs"),
         (("init.weights=IMAGENET1K_V1",), "init.weights=IMAGENET1K_V1 is a name of torchvision's weights"),
         (("init.weights=w.pt", f"init.sha256={'f' * 64}"), "and init.sha256 says ffff"),
-        (
+        pytest.param(
             ("init.weights=IMAGENET1K_V9", "model=torchvision"),
             "init.weights=IMAGENET1K_V9: model.arch=resnet18 has no such; did you mean IMAGENET1K_V1",
+            marks=[pytest.mark.ci, pytest.mark.long],  # imports torchvision
         ),
         (("init.weights=empty.pt",), "{root}/empty.pt holds no tensor; init.weights takes what torch.save has written"),
         (("init.weights=torn.pt",), "{root}/torn.pt is cut off"),

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from pipeline.cli import invocation, loader, output
+from pipeline.cli import invocation, loader
 from pipeline.cli.commands import finished, train
 from pipeline.cli.invocation import QUIET, TYPED, VERBOSE, Invocation, is_on, is_wanted, parse, without_verbosity
 from pipeline.cli.output import note_usual, say, say_log
@@ -160,14 +160,3 @@ def test_how_much_is_shown_may_be_said_anywhere_and_the_last_word_counts(
 def test_without_words_but_the_end_warnings_and_errors_are_shown() -> None:
     shown = ("WARNING: no checkpoint", "node1:0 | warning: loss is nan", "trial 1 | ERROR: x")
     assert [line for line in (*shown, "epoch 1/20  loss 2.3", "0 warnings so far") if is_wanted(line)] == [*shown]
-
-
-def test_a_long_line_is_folded_at_the_terminals_width_and_its_paths_stay_whole(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(output, "width", lambda: 40)
-    path = f"runs/{'a' * 50}/result.json"
-    output.say_folded(f"  detail   the training loss is nan at step 3 on rank 0, 1; {path}")
-    lines = capsys.readouterr().out.splitlines()
-    assert [len(line) <= 40 for line in lines] == [True, True, False]
-    assert lines[-1].strip() == path

@@ -40,15 +40,11 @@ def key_of(*overrides: str, **parts: Any) -> ContentKey:
         ("seed=0", "trainer.epochs=10"),
         ("paths.runs=/elsewhere", "tracking.uri=http://host:5000"),
         ("dataset.source=/mnt/data",),
-        (
-            "cluster.lease_s=5",
-            "cluster.collective_timeout_s=60",
-            "cluster.max_restarts=3",
-            "cluster.python=/usr/bin/python3",
-        ),
+        ("cluster.lease_s=5", "cluster.collective_timeout_s=60", "cluster.max_restarts=3",
+         "cluster.python=/usr/bin/python3"),
         ("cluster.env.CUDA_VISIBLE_DEVICES='2,3'", "cluster.env.NCCL_DEBUG=INFO", "cluster.env.TMPDIR=/scratch"),
     ],
-)
+)  # fmt: skip
 def test_spelling_order_and_whereabouts_do_not_change_the_key(same: tuple[str, ...]) -> None:
     assert key_of(*same).digest == key_of().digest
 
@@ -74,11 +70,7 @@ def test_configuration_and_topology_change_the_key(other: tuple[str, ...]) -> No
 
 @pytest.mark.parametrize(
     "part",
-    [
-        {"code": {"trainers/a.py": "2"}},
-        {"data_digest": "e"},
-        {"environment": {**ENVIRONMENT, "torch": "2.16.0"}},
-    ],
+    [{"code": {"trainers/a.py": "2"}}, {"data_digest": "e"}, {"environment": {**ENVIRONMENT, "torch": "2.16.0"}}],
 )
 def test_code_data_and_environment_change_the_key(part: dict[str, Any]) -> None:
     assert key_of(**part).digest != key_of().digest
@@ -182,13 +174,7 @@ def test_versions_are_those_that_python_names() -> None:
 
 def device_of(*overrides: str, local_gpus: int = 0) -> str:
     config = configured(*overrides, local_gpus=local_gpus)
-    key = content_key(
-        canonical=config.canonical,
-        topology=config.topology,
-        code={},
-        data_digest="d",
-        environment={},
-    )
+    key = content_key(canonical=config.canonical, topology=config.topology, code={}, data_digest="d", environment={})
     return str(key.parts["topology"]["device"])
 
 
@@ -210,11 +196,7 @@ def test_what_the_hosts_have_is_the_keys_where_it_is_told() -> None:
         UsageError, match=r"cluster\.environment\.torhc: the run doesn't import that; did you mean torch"
     ):
         overridden(ENVIRONMENT, {"torhc": "2.9.1"})
-    parts = {
-        "torch": ABSENT,
-        "torch.nn": ABSENT,
-        "wandb.sdk": ABSENT,
-    }  # a script where torch is missing
+    parts = {"torch": ABSENT, "torch.nn": ABSENT, "wandb.sdk": ABSENT}  # a script where torch is missing
     assert overridden(parts, {"torch": "2.9.1"}) == {"torch": "2.9.1", "wandb.sdk": ABSENT}
 
 

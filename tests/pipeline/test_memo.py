@@ -74,12 +74,6 @@ def test_a_value_of_an_options_default_or_of_ones_own_resolver_is_never_remember
     assert ComposeMemo(project, WORDS).recall() is None
 
 
-def test_a_reference_within_the_configuration_is_remembered(project: Path) -> None:
-    words = ("trainer.max_steps=${seed}", "optimizer.lr=${oc.decode:'1'}")
-    ComposeMemo(project, words).keep(SOME)
-    assert ComposeMemo(project, words).recall() == SOME
-
-
 @pytest.mark.parametrize("entry", ["file://{shared}", "{shared}", "pkg://shared_conf"])
 def test_a_file_of_a_folder_on_hydras_search_path_is_looked_at(
     project: Path, tmp_path_factory: pytest.TempPathFactory, entry: str, monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,7 @@ import pytest
 from pipeline.cluster import launchers
 from pipeline.cluster.agent.node import address_towards
 from pipeline.cluster.launchers import LAUNCHERS
-from pipeline.cluster.launchers.mpi import brief, command, explain, lost_its_folder, not_open_mpi, unfit_for_mpirun
+from pipeline.cluster.launchers.mpi import command, explain, lost_its_folder, not_open_mpi, unfit_for_mpirun
 from pipeline.cluster.launchers.transport.answers import Answer, Output
 from pipeline.config.hostfile import parse_mpi
 from pipeline.core.errors import HostError, UsageError
@@ -89,16 +89,12 @@ def test_hostfiles_of_open_mpi_mpich_and_batch_systems() -> None:
     [
         ("a slots=0", "hosts:1: slots='0' must be a whole number from 1"),
         ("a:0", "hosts:1: slots='0' must be a whole number from 1"),
-        ("a:x", "hosts:1: slots='x' must be a whole number from 1"),
         ("a max-slots=2 slots=4", "hosts:1: slots=4 is more than max_slots=2"),
         ("a:4 slots=2", "hosts:1: slots is given twice, 4 and 2"),
         ("a\x01", "hosts:1: 'a\\x01' holds the control character '\\x01'"),
         ("a cores=4", "hosts:1: 'cores=4' is not understood; a line is host [slots=N]"),
-        ("me@a", "hosts:1: 'me@a' is not a host name that ssh can be given: it holds '@'"),
-        ("a,b", "hosts:1: 'a,b' is not a host name that ssh can be given: it holds ','"),
         ("hosts: [a, b]", "hosts:1: 'hosts: [a, b]' is not a host; a line is one host"),
         ("-x", "hosts:1: '-x' is not a host name that ssh can be given: it begins with '-'"),
-        ("$(id)", "hosts:1: '$(id)' is not a host name"),
         ("", "hosts names no host"),
     ],
 )
@@ -150,79 +146,39 @@ def test_which_mpirun_it_is(version: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("output", "what", "hint"),
     [
-        (
-            Output(stderr=FRAMED.format(why="No route to host"), code=1),
-            r"unreachable: No route to host",
-            "ssh -F cfg node1 true",
-        ),
-        (
-            Output(stderr="Connection timed out during banner exchange\n" + FRAMED.format(why="?"), code=1),
-            r"unreachable: Connection timed out during banner exchange",
-            "ssh -F cfg node1 true; cluster.connect_timeout_s=",
-        ),
-        (
-            Output(stderr="recv() failed: Connection timed out (110)\nA process that was unable to reliably start"),
-            r"mpirun's daemon didn't come up there",
-            "no firewall",
-        ),
-        (
-            Output(stderr="bash: line 1: orted: command not found\n" + FRAMED.format(why="?"), code=127),
-            r"Open MPI isn't there, or not on the PATH of its login: bash: line 1: orted: command not found",
-            "apt install openmpi-bin",
-        ),
-        (
-            Output(stdout=b"-----------\nA process or daemon was unable to complete a TCP connection\n", code=1),
-            r"mpirun's daemon didn't come up there, or can't connect back to this computer",
-            "no firewall between them, or cluster.btl_tcp_if_include=",
-        ),
-        (
-            Output(stderr="None of the TCP networks specified to be included", code=1),
-            r"it has nothing of cluster\.btl_tcp_if_include=ib0",
-            "cluster.btl_tcp_if_include=<a subnet",
-        ),
-        (
-            Output(stderr="All nodes which are allocated for this job are already filled.", code=1),
-            r"it is none of the hosts that mpirun may use here .*already filled",
-            "hosts of the job",
-        ),
-        (
-            Output(code=None, note="it hadn't answered after 28 s"),
-            r"mpirun: it hadn't answered after 28 s",
-            "ssh -F cfg",
-        ),
-        (
-            Output(stderr="Permission denied (publickey).\n" + FRAMED.format(why="?"), code=1),
-            r"Permission denied \(publickey\): no key",
-            "ssh-copy-id",
-        ),
-        (
-            Output(
-                stderr="[vm:1] recv() failed: Connection reset by peer (104) [sd = 22]\n"
-                "paceline: no interpreter /no/such/python; PATH=/bin",
-                code=127,
-            ),
-            r"no such interpreter there",
-            "cluster.python",
-        ),
-        (
-            Output(stderr="what nobody has seen before", code=7),
-            r"mpirun ended with exit code 7 and no answer; it said:\s+what nobody has seen before",
-            "ssh -F cfg node1 true",
-        ),
+        (Output(stderr=FRAMED.format(why="No route to host"), code=1), r"unreachable: No route to host",
+         "ssh -F cfg node1 true"),
+        (Output(stderr="Connection timed out during banner exchange\n" + FRAMED.format(why="?"), code=1),
+         r"unreachable: Connection timed out during banner exchange",
+         "ssh -F cfg node1 true; cluster.connect_timeout_s="),
+        (Output(stderr="recv() failed: Connection timed out (110)\nA process that was unable to reliably start"),
+         r"mpirun's daemon didn't come up there", "no firewall"),
+        (Output(stderr="bash: line 1: orted: command not found\n" + FRAMED.format(why="?"), code=127),
+         r"Open MPI isn't there, or not on the PATH of its login: bash: line 1: orted: command not found",
+         "apt install openmpi-bin"),
+        (Output(stdout=b"-----------\nA process or daemon was unable to complete a TCP connection\n", code=1),
+         r"mpirun's daemon didn't come up there, or can't connect back to this computer",
+         "no firewall between them, or cluster.btl_tcp_if_include="),
+        (Output(stderr="None of the TCP networks specified to be included", code=1),
+         r"it has nothing of cluster\.btl_tcp_if_include=ib0", "cluster.btl_tcp_if_include=<a subnet"),
+        (Output(stderr="All nodes which are allocated for this job are already filled.", code=1),
+         r"it is none of the hosts that mpirun may use here .*already filled", "hosts of the job"),
+        (Output(code=None, note="it hadn't answered after 28 s"), r"mpirun: it hadn't answered after 28 s",
+         "ssh -F cfg"),
+        (Output(stderr="Permission denied (publickey).\n" + FRAMED.format(why="?"), code=1),
+         r"Permission denied \(publickey\): no key", "ssh-copy-id"),
+        (Output(stderr="[vm:1] recv() failed: Connection reset by peer (104) [sd = 22]\n"
+         "paceline: no interpreter /no/such/python; PATH=/bin", code=127), r"no such interpreter there",
+         "cluster.python"),
+        (Output(stderr="what nobody has seen before", code=7),
+         r"mpirun ended with exit code 7 and no answer; it said:\s+what nobody has seen before",
+         "ssh -F cfg node1 true"),
     ],
-)
+)  # fmt: skip
 def test_its_messages_in_words_with_what_mends_them(output: Output, what: str, hint: str) -> None:
     why, mend = explain(Host(name="node1"), Answer(value=None, output=output), ssh_config="cfg", network="ib0")
     assert re.match(what, why)
     assert hint in (mend or "")
-
-
-def test_of_a_framed_message_the_first_lines_stay() -> None:
-    lines = brief(FRAMED.format(why="?")).splitlines()
-    assert lines[0].startswith("ssh: connect")
-    assert lines[1] == "ORTE was unable to reliably start one or more daemons."
-    assert lines[-1] == "after it"
-    assert len(lines) == 6
 
 
 def test_a_daemon_that_met_another_in_its_folder_is_told_from_an_answer() -> None:

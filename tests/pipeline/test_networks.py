@@ -15,14 +15,7 @@ from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from tests.pipeline.test_plan import cluster, facts, refused, rendered
 
-HELD = {
-    "127.0.0.1": "lo",
-    "10.0.0.1": "eth0",
-    "10.9.0.1": "ib0",
-    "fd00::1": "ib0",
-    "fe80::1": "e2",
-    "fd01::1": "e3",
-}
+HELD = {"127.0.0.1": "lo", "10.0.0.1": "eth0", "10.9.0.1": "ib0", "fd00::1": "ib0", "fe80::1": "e2", "fd01::1": "e3"}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from pipeline.config.overrides import origins
 from pipeline.core import places
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.keys.import_closure import import_closure
-from tests.read_only import mounted
 
 
 @pytest.fixture
@@ -144,16 +143,6 @@ def test_a_project_that_can_not_be_written_whole_is_not_written(
     assert not any(tmp_path.iterdir())
 
 
-def test_a_project_in_a_folder_that_can_not_be_written_to_is_told_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with mounted(tmp_path / "empty", tmp_path / "mine") as place:
-        said = (
-            rf"the project {place}/acme can't be made: Read-only file system \({place}/.*\)\n  try: .*paceline init <a"
-        )
-        with pytest.raises(PacelineError, match=said):
-            main.init([f"{place}/acme"])
-
-
 def test_a_project_is_found_from_every_folder_below_and_a_clone_is_one(project: Path) -> None:
     assert places.enclosing(project / "conf/model") == project
     assert places.enclosing(project.parent) is None
@@ -223,11 +212,6 @@ def test_a_module_of_the_project_with_a_name_of_pacelines_is_refused(project: Pa
 def test_a_dodo_of_another_project_is_refused(project: Path) -> None:
     with pytest.raises(UsageError, match=f"{project} is another project than {places.ROOT}"):
         clone.refuse_another(project)
-
-
-def test_a_foreign_dodo_is_no_project(tmp_path: Path) -> None:
-    (tmp_path / "dodo.py").write_text("def task_x(): ...\n")
-    assert places.enclosing(tmp_path) is None
 
 
 def test_a_folder_with_a_script_becomes_a_project_and_keeps_its_files(

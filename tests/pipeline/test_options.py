@@ -16,9 +16,7 @@ import pytest
 
 from pipeline.cluster import launchers
 from pipeline.cluster.launchers.settings import Capabilities
-from pipeline.config.compose import compose_config
 from pipeline.config.schema import OPTIONS
-from pipeline.config.schema_store import register
 from pipeline.core.errors import UsageError
 from pipeline.core.options import Options
 from pipeline.core.places import HOME as ROOT
@@ -42,29 +40,19 @@ class MineConfig({base}):
 IN_TRAINERS = 'at_least("{group}.strength", self.strength, LOW)'
 KINDS = {  # group → folder, base class, where it is imported from, the rest of the module
     "model": (
-        "trainers/models",
-        "ModelConfig",
-        "import torch\nfrom trainers.core.config import ModelConfig, at_least",
-        "def build(config, image):\n    return torch.nn.Linear(config.strength, image.num_classes)\n",
-    ),
+        "trainers/models", "ModelConfig", "import torch\nfrom trainers.core.config import ModelConfig, at_least",
+        "def build(config, image):\n    return torch.nn.Linear(config.strength, image.num_classes)\n"),
     "optimizer": (
-        "trainers/optimizers",
-        "OptimizerConfig",
+        "trainers/optimizers", "OptimizerConfig",
         "from trainers.core.config import OptimizerConfig, at_least\nfrom trainers.optimizers import Optimizer",
-        "class Mine(Optimizer): ...\n",
-    ),
+        "class Mine(Optimizer): ...\n"),
     "schedule": (
-        "trainers/schedules",
-        "ScheduleConfig",
-        "from trainers.core.config import ScheduleConfig, at_least",
-        "def rate(config, peak, step, *, total_steps, steps_per_epoch):\n    return peak / config.strength\n",
-    ),
+        "trainers/schedules", "ScheduleConfig", "from trainers.core.config import ScheduleConfig, at_least",
+        "def rate(config, peak, step, *, total_steps, steps_per_epoch):\n    return peak / config.strength\n"),
     "strategy": (
-        "trainers/strategies",
-        "StrategyConfig",
+        "trainers/strategies", "StrategyConfig",
         "from trainers.core.config import StrategyConfig, at_least\nfrom trainers.strategies import Layout",
-        "class Mine(Layout): ...\n",
-    ),
+        "class Mine(Layout): ...\n"),
     "dataset": (
         "pipeline/data/datasets",
         "DatasetConfig",
@@ -72,20 +60,14 @@ KINDS = {  # group → folder, base class, where it is imported from, the rest o
         "def local_inputs(config):\n    return []\n",
     ),
     "search": (
-        "pipeline/sweep/samplers",
-        "SearchConfig",
+        "pipeline/sweep/samplers", "SearchConfig",
         "import optuna\nfrom pipeline.config.schema import SearchConfig\nfrom trainers.core.config import at_least",
-        "def sampler(config, space, seed):\n    return optuna.samplers.RandomSampler(seed=seed)\n",
-    ),
+        "def sampler(config, space, seed):\n    return optuna.samplers.RandomSampler(seed=seed)\n"),
     "cluster": (
-        "pipeline/cluster/launchers",
-        "ClusterConfig",
-        "from pipeline.cluster.launchers.local import LocalTransport\n"
-        "from pipeline.cluster.launchers.settings import ClusterConfig\n"
-        "from trainers.core.config import at_least",
-        "class MineTransport(LocalTransport): ...\n",
-    ),
-}
+        "pipeline/cluster/launchers", "ClusterConfig", "from pipeline.cluster.launchers.local import LocalTransport\n"
+        "from pipeline.cluster.launchers.settings import ClusterConfig\n" "from trainers.core.config import at_least",
+        "class MineTransport(LocalTransport): ...\n"),
+}  # fmt: skip
 ASKED = """
 import json, sys
 from pathlib import Path
@@ -177,26 +159,18 @@ def test_an_option_of_each_kind_is_found_and_changes_no_run_that_is_there(projec
     ("text", "said"),
     [
         ("class MineConfig(ModelConfig:\n", "trainers/models/broken.py: "),
-        (
-            "class MineConfig(config.ModelConfig): ...\n",
-            "is not an option; valid: (none) (trainers/models/broken.py has no",
-        ),
+        ("class MineConfig(config.ModelConfig): ...\n",
+         "is not an option; valid: (none) (trainers/models/broken.py has no"),
         ("class MineConfig(ModelConfig):\n    name: str = 'mine'\n", "is no dataclass; write @dataclass"),
-        (
-            "import torch\n@dataclass\nclass MineConfig(ModelConfig):\n    width: int = torch.get_num_threads()\n",
-            "MineConfig uses torch of line 3; settings can use the standard library, ",
-        ),
-        (
-            "def low(): return 1\n@dataclass\nclass MineConfig(ModelConfig):\n    width: int = low()\n",
-            "MineConfig uses low of line 3; settings can use",
-        ),
+        ("import torch\n@dataclass\nclass MineConfig(ModelConfig):\n    width: int = torch.get_num_threads()\n",
+         "MineConfig uses torch of line 3; settings can use the standard library, "),
+        ("def low(): return 1\n@dataclass\nclass MineConfig(ModelConfig):\n    width: int = low()\n",
+         "MineConfig uses low of line 3; settings can use"),
         ("@dataclass\nclass MineConfig(ModelConfig):\n    width: int = nowhere\n", "NameError: name 'nowhere'"),
-        (
-            "@dataclass\nclass A(ModelConfig):\n    a: int = 1\n@dataclass\nclass B(ModelConfig):\n    b: int = 1\n",
-            "A and B are both settings; an option is a module of its own",
-        ),
+        ("@dataclass\nclass A(ModelConfig):\n    a: int = 1\n@dataclass\nclass B(ModelConfig):\n    b: int = 1\n",
+         "A and B are both settings; an option is a module of its own"),
     ],
-)
+)  # fmt: skip
 def test_settings_that_can_not_be_read_are_said_when_they_are_chosen(
     text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +195,8 @@ def test_one_broken_option_stops_only_its_own_runs(project: Path) -> None:
     assert bad.startswith("model=torn: trainers/models/torn.py: ")
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_model_of_the_documentation_is_an_option(project: Path) -> None:
     python, yaml = (
@@ -292,21 +268,3 @@ def test_an_entry_point_that_leads_nowhere_is_named(monkeypatch: pytest.MonkeyPa
         UsageError, match=r"model=gone: an installed package says that it is nowhere\.gone, which isn't"
     ):
         options.settings("gone")
-
-
-@pytest.mark.slow
-def test_of_the_options_only_the_chosen_ones_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, settings = [], Options.settings
-
-    def noted(self: Options, name: str) -> type[Any]:
-        read.append(f"{self.field}={name}")
-        return settings(self, name)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Options, "settings", noted)
-        register.__wrapped__()
-        composed = compose_config(["optimizer=adam"])
-    register.__wrapped__()
-    assert composed.optimizer.name == "adam"
-    assert "optimizer=adam" in read
-    assert "optimizer=sgd" not in read

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.evaluation import overview
-from pipeline.evaluation.overview import Mistake, curves, images, worst
+from pipeline.evaluation.overview import Mistake, images, worst
 from pipeline.evaluation.report import evaluate
 
 
@@ -41,13 +41,6 @@ def test_the_images_of_the_mistakes_are_those_of_the_split(tmp_path: Path) -> No
     assert images(data, "test", [Mistake(1, 0, 1)]) == []
 
 
-def test_a_curve_has_the_finite_points_and_may_be_one(tmp_path: Path) -> None:
-    found = curves(run_folder(tmp_path) / "metrics.jsonl")
-    assert found == {
-        "train/loss": [(1, 1.0), (2, 0.5)], "val/accuracy": [(1, 0.5), (2, 0.5)], "val/loss": [(3, 1.0)],
-    }  # fmt: skip
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("without", ["", "metrics.jsonl", "data/images.bin"])
 def test_the_picture_is_a_png_equal_for_equal_runs_and_does_without_what_is_gone(tmp_path: Path, without: str) -> None:
@@ -59,5 +52,6 @@ def test_the_picture_is_a_png_equal_for_equal_runs_and_does_without_what_is_gone
     assert made.startswith(b"\x89PNG")
     width, height = struct.unpack(">II", made[16:24])
     assert (width, height) == (1100, 400 if without == "data/images.bin" else 750)
-    evaluate(run, {})
-    assert (run / overview.FILE).read_bytes() == made
+    if not without:
+        evaluate(run, {})
+        assert (run / overview.FILE).read_bytes() == made

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.candidates import candidates
 from pipeline.config import compose, memo, own_defaults
 from pipeline.config.overrides import origins
 from pipeline.core.errors import UsageError
@@ -70,9 +69,7 @@ def test_they_count_in_a_key_by_the_values_that_they_set(mine: Path) -> None:
     [
         ("seed: 1\ntrainer:\n  epohcs: 3\n", "{file}, line 3: unknown key 'trainer.epohcs'; did you mean trainer.epoc"),
         ("defaults:\n  - trackig: none\n", "{file}, line 2: there is no group 'trackig' to override; did you mean "),
-        ("defaults:\n  - tracking: nnone\n", "{file}, line 2: tracking has no option 'nnone'; did you mean none?"),
         ("defaults:\n  - quickstart\n", "{file}: 'quickstart' chooses no option, and its defaults list does nothing e"),
-        ("paths: {runs: '${seeed}'}", "{file}, line 1: paths.runs: ${{seeed}} names no field; did you mean ${{seed}}?"),
     ],
 )
 def test_a_mistake_in_them_is_named_with_file_line_and_mend(mine: Path, tmp_path: Path, text: str, said: str) -> None:
@@ -98,14 +95,6 @@ def test_a_remembered_composition_is_forgotten_when_they_change_and_found_where_
         with path.open("a") as file:
             file.write("# more\n")
         assert memo.ComposeMemo(tmp_path, ()).recall() is None
-
-
-def test_keys_are_completed_from_where_they_put_the_runs(mine: Path, tmp_path: Path) -> None:
-    (tmp_path / "elsewhere" / "cf0848aa0011").mkdir(parents=True)
-    (tmp_path / "elsewhere" / "cf0848aa0011" / "key.json").touch()
-    mine.write_text("paths:\n  runs: elsewhere\n")
-    assert candidates("doit status cf", tmp_path) == ["cf0848aa0011"]
-    assert candidates("doit status paths.runs=runs cf", tmp_path) == []
 
 
 def test_a_file_named_by_the_variable_stands_for_both(

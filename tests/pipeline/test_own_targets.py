@@ -127,77 +127,45 @@ FITS = [
     {"trainer.loss": "my_package.optim:Bare"},
 ]
 DOES_NOT_FIT = [
-    (
-        model("my_package.nets:Plain", widht=1, depth=1),
-        "model.args.widht is no argument of Plain (my_package/nets.py:7); did you mean width? valid: channels, ",
-    ),
+    (model("my_package.nets:Plain", widht=1, depth=1),
+     "model.args.widht is no argument of Plain (my_package/nets.py:7); did you mean width? valid: channels, "),
     (model("my_package.nets:wrapped", big=1), "big is no argument of wrapped (my_package/nets.py:30)"),
-    (
-        model("my_package.nets:Twice", earlier=1),
-        "model.args.earlier is no argument of Twice (my_package/nets.py:26); did you mean later?",
-    ),
+    (model("my_package.nets:Twice", earlier=1),
+     "model.args.earlier is no argument of Twice (my_package/nets.py:26); did you mean later?"),
     (model("my_package:Net"), "Plain (my_package/nets.py:7) needs depth, which has no default"),
     (model("my_package.nets:Same", dept=1), "is no argument of Same (my_package/nets.py:11); did you mean depth?"),
-    (
-        model("my_package.nets:Plane"),
-        "model.target=my_package.nets:Plane: my_package/nets.py has no class or function Plane; did you mean Plain "
-        "(my_package/nets.py:7)?",
-    ),
-    (
-        model("my_package.optim:Net"),
-        "optim.py has no class or function Net; it has: Step, focal, top, turn, alone, nothing, any, Bare",
-    ),
-    (
-        model("my_package.nets:SIZE"),
-        "model.target=my_package.nets:SIZE: SIZE in my_package/nets.py is 3, and no class or function",
-    ),
-    (
-        model("my_package.nets:blocks"),
-        "model.target=my_package.nets:blocks: blocks in my_package/nets.py is a module, and no class or function",
-    ),
-    (
-        model("os:system"),
-        "model.target=os:system: os is a module of Python's own, and none of its classes or functions is made",
-    ),
-    (
-        model("my_package.net:Net"),
-        "module my_package.net under {root}, nor is it installed here; did you mean my_package.nets?",
-    ),
-    (
-        model("my_packag.nets:Net"),
-        "module my_packag.nets under {root}, nor is it installed here; did you mean my_package?",
-    ),
-    (
-        optimizer("my_package.optim:Step", bta=1),
-        "bta is no argument of Step (my_package/optim.py:2); did you mean beta? valid: beta, lr",
-    ),
+    (model("my_package.nets:Plane"),
+     "model.target=my_package.nets:Plane: my_package/nets.py has no class or function Plane; did you mean Plain "
+     "(my_package/nets.py:7)?"),
+    (model("my_package.optim:Net"),
+     "optim.py has no class or function Net; it has: Step, focal, top, turn, alone, nothing, any, Bare"),
+    (model("my_package.nets:SIZE"),
+     "model.target=my_package.nets:SIZE: SIZE in my_package/nets.py is 3, and no class or function"),
+    (model("my_package.nets:blocks"),
+     "model.target=my_package.nets:blocks: blocks in my_package/nets.py is a module, and no class or function"),
+    (model("os:system"),
+     "model.target=os:system: os is a module of Python's own, and none of its classes or functions is made"),
+    (model("my_package.net:Net"),
+     "module my_package.net under {root}, nor is it installed here; did you mean my_package.nets?"),
+    (model("my_packag.nets:Net"),
+     "module my_packag.nets under {root}, nor is it installed here; did you mean my_package?"),
+    (optimizer("my_package.optim:Step", bta=1),
+     "bta is no argument of Step (my_package/optim.py:2); did you mean beta? valid: beta, lr"),
     ({"trainer.loss": "my_package.optim:focal"}, "focal (my_package/optim.py:4) needs gamma, which has no default"),
-    (
-        {"trainer.loss": "my_package.optim:focal", "trainer.loss_args": {"gama": 1}},
-        "loss_args.gama is no argument of focal (my_package/optim.py:4); did you mean gamma? valid: alpha, gamma",
-    ),
-    (
-        {"dataset.augmentation": "my_package.optim:turn", "dataset.augmentation_args": {"mots": 2}},
-        "dataset.augmentation_args.mots is no argument of turn (my_package/optim.py:6); did you mean most?",
-    ),
-    (
-        {"trainer.metrics": {"top": "my_package.optim:top"}},
-        "top (my_package/optim.py:5) needs k; a metric gets logits and labels alone",
-    ),
-    (
-        {"trainer.metrics": {"top": "my_package.optim:alone"}},
-        "alone (my_package/optim.py:7) takes 1 argument by place; trainer.metrics is called with logits and labels",
-    ),
-    (
-        {"dataset.augmentation": "my_package.optim:nothing"},
-        "nothing (my_package/optim.py:8) takes no arguments by place; dataset.augmentation is called with image",
-    ),
-    (
-        optimizer("my_package.optim:nothing"),
-        "optimizer.target=my_package.optim:nothing: nothing (my_package/optim.py:8) is a function",
-    ),
+    ({"trainer.loss": "my_package.optim:focal", "trainer.loss_args": {"gama": 1}},
+     "loss_args.gama is no argument of focal (my_package/optim.py:4); did you mean gamma? valid: alpha, gamma"),
+    ({"dataset.augmentation": "my_package.optim:turn", "dataset.augmentation_args": {"mots": 2}},
+     "dataset.augmentation_args.mots is no argument of turn (my_package/optim.py:6); did you mean most?"),
+    ({"trainer.metrics": {"top": "my_package.optim:top"}},
+     "top (my_package/optim.py:5) needs k; a metric gets logits and labels alone"),
+    ({"trainer.metrics": {"top": "my_package.optim:alone"}},
+     "alone (my_package/optim.py:7) takes 1 argument by place; trainer.metrics is called with logits and labels"),
+    ({"dataset.augmentation": "my_package.optim:nothing"},
+     "nothing (my_package/optim.py:8) takes no arguments by place; dataset.augmentation is called with image"),
+    (optimizer("my_package.optim:nothing"),
+     "optimizer.target=my_package.optim:nothing: nothing (my_package/optim.py:8) is a function"),
     (model("my_package.optim:Bare"), "Bare (my_package/optim.py:10) is no subclass of torch.nn.Module"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.slow

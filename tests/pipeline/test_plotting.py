@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.commands import compare
-from pipeline.comparing.curves import Curve, band, curve, names, rows, thinned
+from pipeline.comparing.curves import Curve, band, curve, rows
 from pipeline.comparing.groups import grouped
 from pipeline.comparing.reading import read
 from pipeline.core.errors import UsageError
@@ -40,11 +40,7 @@ def test_a_terminal_shows_curves_within_its_width_with_n_and_spread(tmp_path: Pa
     lines = text.splitlines()
     assert max(map(len, lines)) <= 60
     assert lines[0] == "val/accuracy 0.08 to 1, over step 10 to 50"
-    assert lines[3:6] == [
-        f"{'▅' * 15:>59}█",
-        f"{'░' * 14:>44}{'█' * 16}",
-        f"{'█' * 30:>60}",
-    ]
+    assert lines[3:6] == [f"{'▅' * 15:>59}█", f"{'░' * 14:>44}{'█' * 16}", f"{'█' * 30:>60}"]
     assert lines[8:10] == ["█" * 60, "A  optimizer.lr=0.1  n 3, last 0.90 ± 0.10"]
     assert lines[-2:] == [
         "B  optimizer.lr=0.01  n 1, last 0.4000",
@@ -65,16 +61,6 @@ def test_runs_without_a_val_accuracy_show_their_first_metric_that_has_a_curve(tm
         UsageError, match="metric=val/accuracy: none of these runs has such a curve; valid: final, loss"
     ):
         plotted(tmp_path, folder.key, "metric=val/accuracy")
-
-
-def test_no_line_is_wider_than_40_columns(tmp_path: Path, plotted: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    keys = [
-        trained(tmp_path, 0, lr, model={"name": "small_cnn", "width": width}).key for lr, width in ((1, 8), (2, 16))
-    ]
-    lines = plotted(tmp_path, *keys).splitlines()
-    assert max(map(len, lines)) <= 40
-    assert "B  model.width=16 optimizer.lr=2  n 1," in lines
 
 
 @pytest.mark.slow
@@ -170,19 +156,6 @@ def test_a_band_is_mean_and_sample_deviation_of_the_runs_that_have_the_step(tmp_
 def test_a_step_that_was_made_again_counts_once_and_as_it_was_last() -> None:
     found = [row(1, 3.0), row(2, 2.0), row(2, 1.0), row(1, 2.5)]
     assert curve(found, "loss", "step") == Curve(x=(1.0, 2.0), y=(2.5, 1.0), passes=3)
-
-
-def test_a_script_that_tells_no_epoch_has_no_curve_over_epochs() -> None:
-    assert curve([row(1, 1.0, epoch=None)], "loss", "epoch") == Curve(x=(), y=())
-    assert names([[row(1, 1.0)], [row(2, 1.0)]]) == []  # a point a run is no curve
-
-
-def test_a_long_curve_is_thinned_to_its_ends_and_points_between(tmp_path: Path) -> None:
-    (group,) = grouped([read(trained(tmp_path))])
-    of_run = {group.first.key: [row(step, 1.0) for step in range(10_000)]}
-    (part,) = band(group, of_run, "loss", "step").parts
-    short = thinned(part, 400)
-    assert (len(short), short[0].x, short[-1].x) == (400, 0.0, 9_999.0)
 
 
 def test_curves_that_were_edited_are_named_and_not_drawn(tmp_path: Path, plotted: Printed) -> None:

@@ -37,12 +37,6 @@ def test_missing_interpreter_shows_the_value_and_the_field() -> None:
         preflight.examine(local(python="/no/python"))
 
 
-def test_an_interpreter_that_is_a_folder_is_an_error_with_the_value(tmp_path: Path) -> None:
-    told = rf"localhost: {tmp_path} can't be run: Permission denied \(cluster\.python={tmp_path}\)"
-    with pytest.raises(HostError, match=told):
-        preflight.examine(local(python=str(tmp_path)))
-
-
 def test_unknown_launcher_shows_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"cluster\.launcher='psh' is not an option; did you mean pssh\?"):
         create(Cluster(launcher="psh", hosts=(Host(name="a"),)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,6 @@ from pipeline.cluster.preflight import State, judgement
 from pipeline.cluster.preflight.resources import offset
 from pipeline.core.specs import Cluster, NodeFacts
 from tests.pipeline.test_plan import cluster, facts
-
-ROOT = Path(__file__).resolve().parents[2]
 
 GIB = 1 << 30
 PORT = {
@@ -71,92 +68,47 @@ def test_a_host_whose_probe_tells_nothing_of_its_system_is_not_judged_by_it() ->
 ONE = cluster(1, 1)
 CUDA = cluster(2, 2, device="cuda")
 WRONG: list[tuple[str, Cluster, dict[str, Any], str]] = [
-    (
-        "few open files",
-        ONE,
-        {"limits": {"open_files": [256, 1 << 20], "locked_memory_bytes": [None, None]}},
-        "warning node1: open files: a process of the login may have 256 (wanted: at least 512 for 2 ranks); "
-        "ulimit -n 65536 in the login's start file there",
-    ),
-    (
-        "too few open files, and a hard limit",
-        ONE,
-        {"limits": {"open_files": [32, 64], "locked_memory_bytes": [None, None]}},
-        "failed node1: open files: a process of the login may have 32 (wanted: at least 512 for 2 ranks); "
-        "echo '* - nofile 65536' | sudo tee -a /etc/security/limits.d/paceline.conf there",
-    ),
-    (
-        "locked memory",
-        CUDA,
-        {"infiniband": [PORT], "limits": {"open_files": [None, None], "locked_memory_bytes": [65536, 65536]}},
-        "failed node1: locked memory: a process of the login may lock 64 KiB (wanted: no limit, as NCCL registers its "
-        "buffers with InfiniBand); echo '* - memlock unlimited' | sudo tee -a /etc/security/limits.d/paceline.conf "
-        "there (docker run --ulimit memlock=-1), or ++cluster.env={NCCL_IB_DISABLE: '1'}",
-    ),
-    (
-        "shared memory",
-        ONE,
-        {"shared_memory": {"size_bytes": 64 << 20, "free_bytes": 10 << 20}},
-        "warning node1: shared memory: 10.0 MiB free in /dev/shm (wanted: at least 64.0 MiB); "
-        "sudo mount -o remount,size=8G /dev/shm there; of a container: docker run --shm-size=8g",
-    ),
-    (
-        "memory of a control group",
-        ONE,
-        {"cgroup": {"cpus": None, "memory_bytes": 2 * GIB, "memory_used_bytes": 2 * GIB - (512 << 20)}},
-        "warning node1: memory: 0.5 GiB of the 2.0 GiB that its control group allows (wanted: at least 1.0 GiB); "
-        "end what takes it there, or fewer ranks: nproc_per_node",
-    ),
-    (
-        "memory",
-        ONE,
-        {"memory_available_bytes": 900 << 20},
-        "warning node1: memory: 0.9 GiB of 16.0 GiB (wanted: at least 1.0 GiB); "
-        "end what takes it there, or fewer ranks: nproc_per_node",
-    ),
-    (
-        "cores of a control group",
-        ONE,
-        {"cgroup": {"cpus": 1.5, "memory_bytes": None, "memory_used_bytes": None}},
-        "warning node1: cores: its control group allows 1.5 of 8 cores to 1 rank (wanted: 8, which programs there "
-        "see); a larger limit (docker run --cpus=…, systemctl set-property … CPUQuota=…), or fewer ranks",
-    ),
-    (
-        "a host name on loopback",
-        ONE,
-        {"own_name": {"addresses": ["127.0.1.1"]}},
-        "warning node1: host name: node1 is 127.0.1.1 there (wanted: 10.0.0.2, where the other hosts reach it); "
-        "a line '10.0.0.2 node1' in its /etc/hosts, in place of 127.0.1.1",
-    ),
-    (
-        "a host name that takes long",
-        ONE,
-        {"own_name": {"slow_s": 1.0}},
-        "warning node1: host name: node1 isn't resolved within 1 s, for which torchrun waits several times (wanted: "
-        "10.0.0.2 at once); a line '10.0.0.2 node1' in its /etc/hosts, in place of 127.0.1.1",
-    ),
-    (
-        "a smaller MTU",
-        ONE,
-        {"links": {"eth1": {"state": "up", "mtu": 1400, "speed_mbit": 10000}}},
-        "warning node1: MTU: 1400 on eth1 (wanted: 1500, as node0 has it); "
-        "sudo ip link set dev INTERFACE mtu N: packets larger than the smallest on the way get lost",
-    ),
-    (
-        "a link that is down",
-        ONE,
-        {"links": {"eth1": {"state": "lowerlayerdown", "mtu": 1500, "speed_mbit": None}}},
-        "warning node1: link: lowerlayerdown on eth1 (wanted: up); "
-        "sudo ip link set dev INTERFACE up there, or another interface by cluster.hosts[].interface",
-    ),
-    (
-        "a slow link",
-        ONE,
-        {"links": {"eth1": {"state": "up", "mtu": 1500, "speed_mbit": 100}}},
-        "warning node1: link speed: 100 Mbit/s on eth1 (wanted: 10000 Mbit/s, as node0 has it); "
-        "check its cable and the switch's port (ethtool INTERFACE): the slowest link sets the pace of all",
-    ),
-]
+    ("few open files", ONE, {"limits": {"open_files": [256, 1 << 20], "locked_memory_bytes": [None, None]}},
+     "warning node1: open files: a process of the login may have 256 (wanted: at least 512 for 2 ranks); "
+     "ulimit -n 65536 in the login's start file there"),
+    ("too few open files, and a hard limit", ONE,
+     {"limits": {"open_files": [32, 64], "locked_memory_bytes": [None, None]}},
+     "failed node1: open files: a process of the login may have 32 (wanted: at least 512 for 2 ranks); "
+     "echo '* - nofile 65536' | sudo tee -a /etc/security/limits.d/paceline.conf there"),
+    ("locked memory", CUDA,
+     {"infiniband": [PORT], "limits": {"open_files": [None, None], "locked_memory_bytes": [65536, 65536]}},
+     "failed node1: locked memory: a process of the login may lock 64 KiB (wanted: no limit, as NCCL registers its "
+     "buffers with InfiniBand); echo '* - memlock unlimited' | sudo tee -a /etc/security/limits.d/paceline.conf "
+     "there (docker run --ulimit memlock=-1), or ++cluster.env={NCCL_IB_DISABLE: '1'}"),
+    ("shared memory", ONE, {"shared_memory": {"size_bytes": 64 << 20, "free_bytes": 10 << 20}},
+     "warning node1: shared memory: 10.0 MiB free in /dev/shm (wanted: at least 64.0 MiB); "
+     "sudo mount -o remount,size=8G /dev/shm there; of a container: docker run --shm-size=8g"),
+    ("memory of a control group", ONE,
+     {"cgroup": {"cpus": None, "memory_bytes": 2 * GIB, "memory_used_bytes": 2 * GIB - (512 << 20)}},
+     "warning node1: memory: 0.5 GiB of the 2.0 GiB that its control group allows (wanted: at least 1.0 GiB); "
+     "end what takes it there, or fewer ranks: nproc_per_node"),
+    ("memory", ONE, {"memory_available_bytes": 900 << 20},
+     "warning node1: memory: 0.9 GiB of 16.0 GiB (wanted: at least 1.0 GiB); "
+     "end what takes it there, or fewer ranks: nproc_per_node"),
+    ("cores of a control group", ONE, {"cgroup": {"cpus": 1.5, "memory_bytes": None, "memory_used_bytes": None}},
+     "warning node1: cores: its control group allows 1.5 of 8 cores to 1 rank (wanted: 8, which programs there "
+     "see); a larger limit (docker run --cpus=…, systemctl set-property … CPUQuota=…), or fewer ranks"),
+    ("a host name on loopback", ONE, {"own_name": {"addresses": ["127.0.1.1"]}},
+     "warning node1: host name: node1 is 127.0.1.1 there (wanted: 10.0.0.2, where the other hosts reach it); "
+     "a line '10.0.0.2 node1' in its /etc/hosts, in place of 127.0.1.1"),
+    ("a host name that takes long", ONE, {"own_name": {"slow_s": 1.0}},
+     "warning node1: host name: node1 isn't resolved within 1 s, for which torchrun waits several times (wanted: "
+     "10.0.0.2 at once); a line '10.0.0.2 node1' in its /etc/hosts, in place of 127.0.1.1"),
+    ("a smaller MTU", ONE, {"links": {"eth1": {"state": "up", "mtu": 1400, "speed_mbit": 10000}}},
+     "warning node1: MTU: 1400 on eth1 (wanted: 1500, as node0 has it); "
+     "sudo ip link set dev INTERFACE mtu N: packets larger than the smallest on the way get lost"),
+    ("a link that is down", ONE, {"links": {"eth1": {"state": "lowerlayerdown", "mtu": 1500, "speed_mbit": None}}},
+     "warning node1: link: lowerlayerdown on eth1 (wanted: up); "
+     "sudo ip link set dev INTERFACE up there, or another interface by cluster.hosts[].interface"),
+    ("a slow link", ONE, {"links": {"eth1": {"state": "up", "mtu": 1500, "speed_mbit": 100}}},
+     "warning node1: link speed: 100 Mbit/s on eth1 (wanted: 10000 Mbit/s, as node0 has it); "
+     "check its cable and the switch's port (ethtool INTERFACE): the slowest link sets the pace of all"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("what", "change", "said"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
@@ -282,12 +234,6 @@ def test_another_nccl_is_refused_and_another_cuda_or_driver_shown() -> None:
     assert (
         found(cluster(1, 1, 1), *hosts, gpu_host(2, "2.30.7", "13.0", "575.51.03")) == []
     )  # on CPUs it doesn't matter
-
-
-def test_drivers_that_are_too_old_are_named_in_the_hosts_order() -> None:
-    old: dict[str, Any] = {"torch_cuda": "13.0", "hardware": {"gpu_driver": "575.51.03"}}
-    shown = found(cluster(*[1] * 12, device="cuda"), *(told(number, **old) for number in range(12)))
-    assert [line.split(": ")[0] for line in shown] == [f"warning node{number}" for number in range(12)]
 
 
 def test_another_python_is_shown() -> None:

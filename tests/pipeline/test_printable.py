@@ -9,10 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline.cli.output import say, say_folded, say_log
+from pipeline.cli.output import say, say_folded
 from pipeline.comparing import groups, listing
 from pipeline.comparing.reading import command_line
-from pipeline.core.errors import UsageError
 from pipeline.core.printable import (
     inked_tracebacks,
     printable,
@@ -22,8 +21,6 @@ from pipeline.core.printable import (
     without_colours,
     without_host,
 )
-from pipeline.core.processes.unexpected import error_message
-from pipeline.core.tables import folded
 from pipeline.keys.content_key import Difference
 from pipeline.runs.contents import short_value
 from pipeline.sweep import report
@@ -91,22 +88,6 @@ def test_no_color_and_a_dumb_terminal_take_no_colours(environment: dict[str, str
     assert not takes_colours(Terminal(), environment)
     assert takes_colours(Terminal(), {"TERM": "xterm"})
     assert not takes_colours(io.StringIO(), {"TERM": "xterm"})
-
-
-def test_logs_into_a_pipe_have_no_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", stream := io.StringIO())
-    say_log(PROGRAM)
-    assert "\x1b" not in stream.getvalue()
-
-
-def test_a_coloured_line_is_as_wide_as_its_letters() -> None:
-    red = "\x1b[31mred\x1b[0m"
-    assert folded(red, 3) == red
-    assert folded(f"{red} {red}", 3) == "red\n    red"
-
-
-def test_an_error_with_words_of_the_command_line_is_escaped() -> None:
-    assert error_message(UsageError("hosts=\x1b[31mx", hint="y")) == "hosts=\\x1b[31mx\n  try: y"
 
 
 @pytest.mark.parametrize("word", [HOSTILE, "it's \\ \x7f", "\U000e0041'", "plain words"])

@@ -118,10 +118,7 @@ def test_what_no_patch_can_keep_is_named_and_the_rest_is_kept(repository: Path, 
     (repository / "kept.py").write_text("x = 1\n")
     found, patch = of(repository)
     assert (found.git_dirty, changed_in(patch)) == (True, ["kept.py"])
-    assert found.left_out == (
-        "nested/: a repository of its own",
-        "sub: a submodule with changes of its own",
-    )
+    assert found.left_out == ("nested/: a repository of its own", "sub: a submodule with changes of its own")
     git(repository / "sub", "add", "-A")
     git(repository / "sub", *AUTHOR, "commit", "-qm", "moved on")
     assert of(repository)[0].left_out[-1].startswith("sub: a submodule at ")
@@ -131,21 +128,13 @@ def test_what_no_patch_can_keep_is_named_and_the_rest_is_kept(repository: Path, 
     "settings",
     [
         {"diff.noprefix": "true", "diff.mnemonicPrefix": "true", "color.ui": "always", "diff.context": "0"},
-        {
-            "core.quotepath": "false",
-            "diff.external": "false",
-            "diff.orderFile": "/no/such/file",
-            "diff.relative": "true",
-        },
+        {"core.quotepath": "false", "diff.external": "false", "diff.orderFile": "/no/such/file",
+         "diff.relative": "true"},
         {"core.autocrlf": "true", "core.safecrlf": "true", "core.eol": "crlf"},
-        {
-            "submodule.recurse": "true",
-            "diff.algorithm": "patience",
-            "diff.renames": "copies",
-            "core.fsmonitor": "false",
-        },
+        {"submodule.recurse": "true", "diff.algorithm": "patience", "diff.renames": "copies",
+         "core.fsmonitor": "false"},
     ],
-)
+)  # fmt: skip
 def test_modes_links_deletions_and_settings_come_back(
     repository: Path, tmp_path: Path, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,12 +232,6 @@ def test_a_repository_without_git_says_that_nothing_is_kept(repository: Path, mo
     monkeypatch.setenv("PATH", str(repository))
     found, _ = of(repository)
     assert (found.git_commit, found.left_out) == (None, ("everything: git is not installed",))
-
-
-def test_outside_of_a_repository_nothing_is_said(tmp_path: Path) -> None:
-    (tmp_path / ".git").mkdir()  # empty, so no repository to git either
-    found, _ = of(tmp_path)
-    assert (found.git_commit, found.left_out) == (None, ())
 
 
 def test_a_reproduction_in_a_clone_that_git_refuses_says_what_mends_it(repository: Path, tmp_path: Path) -> None:

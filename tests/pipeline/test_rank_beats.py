@@ -23,17 +23,13 @@ def row(rank: int, **change: Any) -> RankRow:
         ([], ""),
         ([row(0), row(1)], "all at step 58"),
         ([row(0), row(1, step=57)], "steps 57 to 58"),
-        (
-            [row(0, phase=Phase.WAITING, for_s=12.4), row(1, phase=Phase.LOADING, for_s=12.4)],
-            "all at step 58; behind: rank 1 on node1 (step 58, loading data 12 s)",
-        ),
-        (
-            [row(0), *(row(number, step=57, for_s=3.0) for number in range(1, 6))],
-            "steps 57 to 58; behind: rank 1 on node1 (step 57, computing gradients 3 s), rank 2 on node2 (step 57, "
-            "computing gradients 3 s), rank 3 on node3 (step 57, computing gradients 3 s) and 2 more ranks",
-        ),
+        ([row(0, phase=Phase.WAITING, for_s=12.4), row(1, phase=Phase.LOADING, for_s=12.4)],
+         "all at step 58; behind: rank 1 on node1 (step 58, loading data 12 s)"),
+        ([row(0), *(row(number, step=57, for_s=3.0) for number in range(1, 6))],
+         "steps 57 to 58; behind: rank 1 on node1 (step 57, computing gradients 3 s), rank 2 on node2 (step 57, "
+         "computing gradients 3 s), rank 3 on node3 (step 57, computing gradients 3 s) and 2 more ranks"),
     ],
-)
+)  # fmt: skip
 def test_who_lags(told: list[RankRow], said: str) -> None:
     assert ranks.lagging(told) == said
 

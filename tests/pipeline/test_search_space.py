@@ -73,21 +73,15 @@ def test_values_are_written_as_a_grid_writes_them() -> None:
         ({"name": "tpe", "n_trials": None}, ["a=1,2"], "search.n_trials=null"),
         ({"name": "tpe", "n_trials": 0}, ["a=1,2"], "search.n_trials=0 must be at least 1"),
         ({"name": "tpe", "pruner": "median"}, ["a=1,2"], "search.pruner=mean"),
-        (
-            {"name": "tpe", "pruner": "hyperband", "min_epochs": 9},
-            ["trainer.epochs=2,8"],
-            "search.min_epochs=9 must not be above the 8 epochs of a trial",
-        ),
+        ({"name": "tpe", "pruner": "hyperband", "min_epochs": 9}, ["trainer.epochs=2,8"],
+         "search.min_epochs=9 must not be above the 8 epochs of a trial"),
         ({"name": "tpe", "metric": "val/acuracy"}, ["a=1,2"], "did you mean val/accuracy?"),
         ({"name": "tpe", "objectives": ["val/loss less"]}, ["a=1,2"], "'val/loss less' is no objective"),
-        (
-            {"name": "tpe", "pruner": "median", "objectives": ["val/loss minimize", "train_s minimize"]},
-            ["a=1,2"],
-            "search.pruner=median needs a single objective",
-        ),
+        ({"name": "tpe", "pruner": "median", "objectives": ["val/loss minimize", "train_s minimize"]}, ["a=1,2"],
+         "search.pruner=median needs a single objective"),
         ({"name": "tpe", "pruner": "median", "metric": "test/accuracy"}, ["a=1,2"], "that a run has every epoch"),
     ],
-)
+)  # fmt: skip
 def test_what_can_not_work_is_refused_before_the_first_trial(
     settings: dict[str, object], words: list[str], text: str
 ) -> None:

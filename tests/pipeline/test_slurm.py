@@ -171,12 +171,7 @@ def test_a_node_whose_secret_variables_stayed_behind_starts_nothing(
 def test_a_job_is_read_from_what_scontrol_prints() -> None:
     job = shown("PENDING", "Resources")
     assert job == ShownJob(
-        id="42",
-        state="PENDING",
-        reason="Resources",
-        partition="gpu",
-        time_limit="00:10:00",
-        nodes="node[0-1]",
+        id="42", state="PENDING", reason="Resources", partition="gpu", time_limit="00:10:00", nodes="node[0-1]"
     )
     assert not job.ended
     assert parse_job("42", "").ended
@@ -334,7 +329,4 @@ def test_a_scheduler_that_hangs_keeps_neither_beats_nor_output_back(
     finally:
         answers.set()
         follower.close()
-    assert heard == [
-        LogLine(host=node.host, rank=0, text="a step"),
-        NodeLost(host=node.host, reason="was taken away"),
-    ]
+    assert heard == [LogLine(host=node.host, rank=0, text="a step"), NodeLost(host=node.host, reason="was taken away")]

@@ -34,23 +34,11 @@ def job(**change: object) -> Job:
     ("name", "change"),
     [
         ("plain", {}),
-        (
-            "full",
-            {
-                "partition": "gpu",
-                "account": "lab",
-                "qos": "high",
-                "constraint": "a100&nvlink",
-                "gres": "gpu:a100:4",
-                "cpus_per_task": 32,
-                "mem": "64G",
-                "time_limit": "2-00:00:00",
-                "sbatch": ["--exclusive", "--mail-type=END"],
-                "setup": ["module load cuda", "ulimit -n 65536"],
-            },
-        ),
+        ("full", {"partition": "gpu", "account": "lab", "qos": "high", "constraint": "a100&nvlink",
+         "gres": "gpu:a100:4", "cpus_per_task": 32, "mem": "64G", "time_limit": "2-00:00:00", "sbatch": ["--exclusive",
+         "--mail-type=END"], "setup": ["module load cuda", "ulimit -n 65536"]}),
     ],
-)
+)  # fmt: skip
 def test_the_script_is_the_one_that_was_read_by_a_person(name: str, change: dict[str, object]) -> None:
     shown = script(job(**change)).replace(shlex.quote(BOOTSTRAP), "BOOTSTRAP")
     assert shown == (GOLDEN / f"slurm_{name}.sh").read_text()

@@ -76,10 +76,6 @@ def test_a_run_of_a_day_has_fewer_samples(tmp_path: Path) -> None:
     assert 1400 < len(times) < 1510
 
 
-def test_a_full_disk_is_told_elsewhere(tmp_path: Path) -> None:
-    SystemMetrics(tmp_path / "gone").heard(NodeBeat(host="node0", usage=IDLE), 1.0)
-
-
 @pytest.mark.ci
 @pytest.mark.long
 def test_they_are_recorded_once_also_where_the_recorder_died_before_it_noted_them(

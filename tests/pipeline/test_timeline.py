@@ -87,15 +87,6 @@ def test_trials_stand_in_the_row_of_their_slot_until_it_takes_the_next(tmp_path:
     assert timeline.of_sweep(older, grouped(runs), {}, {}) is None
 
 
-def test_the_time_until_a_command_was_repeated_is_left_out() -> None:
-    def attempt(number: int, begun: float) -> timeline.Attempt:
-        return timeline.Attempt(number=number, begun=begun, started=begun, ended=begun + 10, state=State.FAILED, why="")
-
-    drawn = timeline.of_attempts({"a": [attempt(1, 0.0), attempt(2, 86400.0)]})
-    assert drawn.bars[-1].end == pytest.approx(21)  # 5 % of the busy time between them
-    assert drawn.left_out_s == pytest.approx(86400 - 10 - 1)
-
-
 @pytest.mark.slow
 def test_the_page_of_a_sweep_has_its_trials_by_slot(tmp_path: Path, reported: Printed) -> None:
     folders = [trained(tmp_path, seed) for seed in (0, 1)]

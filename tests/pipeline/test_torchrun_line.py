@@ -26,6 +26,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def parsed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's parser in this process, as starting one that imports torch takes seconds; one test starts it."""
+    from trainers.torchrun_options import answer  # imports torch
+
+    monkeypatch.setattr(torchrun_line, "python_answer", lambda _, words, **__: answer(words))
+
+
 def translated(line: str, folder: Path) -> list[str]:
     return torchrun_line.translated(line.split(), folder, ROOT, VERBS)[0]
 
@@ -123,11 +131,7 @@ def test_a_folder_behind_the_name_of_an_output_is_no_data(flag: str, folder: Pat
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "run train.py --lr 0.1 --resume {resume} --flag",
-        "run tracking=none train.py -e 3 --name 'a b'",
-        "run train.py",
-    ],
+    ["run train.py --lr 0.1 --resume {resume} --flag", "run tracking=none train.py -e 3 --name 'a b'", "run train.py"],
 )
 def test_the_overrides_of_a_line_are_shown_as_the_line(line: str, folder: Path) -> None:
     words = shlex.split(line)
@@ -158,23 +162,17 @@ def test_doits_own_run_and_help_are_left_alone(folder: Path) -> None:
         assert translated(line, folder) == line.split()
 
 
-IN_CI = [pytest.mark.long, pytest.mark.ci]  # each starts a process that imports torch
-
-
+@pytest.mark.usefixtures("parsed_here")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "overrides"),
     [
-        ("torchrun --nproc_per_node=2 --max-restarts 3 cluster=x train.py --lr 0.1", [
-            "cluster.nproc_per_node=2", "cluster.max_restarts=3", "program.script=train.py", "program.args.lr=0.1",
-            "cluster=x",
-        ]),
-        pytest.param("torchrun --nnodes=2 --cluster two_node -m a.b", [
-            "cluster=two_node", "cluster.nnodes=2", "program.module=a.b",
-        ], marks=IN_CI),
-        pytest.param("torchrun --nproc-per-node gpu --no-python ./go", [
-            "cluster.nproc_per_node=auto", "cluster.device=cuda", "program.command=['./go']",
-        ], marks=IN_CI),
+        ("torchrun --nproc_per_node=2 --max-restarts 3 cluster=x train.py --lr 0.1", ["cluster.nproc_per_node=2",
+         "cluster.max_restarts=3", "program.script=train.py", "program.args.lr=0.1", "cluster=x"]),
+        ("torchrun --nnodes=2 --cluster two_node -m a.b",
+         ["cluster=two_node", "cluster.nnodes=2", "program.module=a.b"]),
+        ("torchrun --nproc-per-node gpu --no-python ./go",
+         ["cluster.nproc_per_node=auto", "cluster.device=cuda", "program.command=['./go']"]),
     ],
 )  # fmt: skip
 def test_torchs_own_parser_reads_its_options(line: str, overrides: list[str], tmp_path: Path) -> None:
@@ -200,6 +198,7 @@ def test_a_line_that_starts_no_script_is_answered_with_the_one_that_does(line: s
     assert said in str(refused.value)
 
 
+@pytest.mark.usefixtures("parsed_here")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "said"),
@@ -257,12 +256,13 @@ def test_what_a_run_does_not_need_is_noted(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.usefixtures("parsed_here")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "said"),
     [
         ("--start-method=fork", "--start-method of torchrun has no counterpart here\n  try: leave it out"),
-        pytest.param("--bogus", "torchrun: unrecognized arguments: --bogus", marks=IN_CI),
+        ("--bogus", "torchrun: unrecognized arguments: --bogus"),
     ],
 )
 def test_what_a_run_cannot_have_is_refused(option: str, said: str, tmp_path: Path) -> None:

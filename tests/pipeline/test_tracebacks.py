@@ -29,10 +29,6 @@ def test_an_exception_that_ends_a_rank_is_held_back_while_other_ranks_are_shown(
     assert shown((0, "epoch 1"), *lines, (2, "epoch 1"), (0, "bye"))[0] == ["0 epoch 1", "2 epoch 1", "0 bye"]
 
 
-def test_an_exception_before_ranks_know_their_number_is_held_back_too() -> None:
-    assert shown(*((0, text) for text in CAUGHT)) == ([], [f"0 {text}" for text in CAUGHT])
-
-
 def test_a_traceback_that_the_program_has_caught_is_shown_as_soon_as_the_rank_says_something_else() -> None:
     assert shown(*((0, text) for text in [*CAUGHT, "epoch 1"]))[0] == [*(f"0 {text}" for text in CAUGHT), "0 epoch 1"]
 

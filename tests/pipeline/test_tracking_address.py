@@ -153,26 +153,18 @@ def test_the_password_of_postgresql_comes_from_where_its_own_programs_have_it(
 @pytest.mark.parametrize(
     ("cause", "said"),
     [
-        (
-            "ProtocolError('Connection aborted.', RemoteDisconnected('Remote end closed connection without response'))",
-            "Remote end closed connection without response",
-        ),
-        (
-            "ProtocolError('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))",
-            "Connection reset by peer",
-        ),
+        ("ProtocolError('Connection aborted.', RemoteDisconnected('Remote end closed connection without response'))",
+         "Remote end closed connection without response"),
+        ("ProtocolError('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))",
+         "Connection reset by peer"),
         ("ResponseError('too many 502 error responses')", "it answers 502 (Bad Gateway)"),
-        (
-            "ProtocolError('Connection aborted.', BadStatusLine('SSH-2.0-OpenSSH_9\\r\\n'))",
-            r"it speaks no HTTP: SSH-2.0-OpenSSH_9\r\n",
-        ),
-        (
-            "SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
-            "self-signed certificate (_ssl.c:1006)'))",
-            "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate",
-        ),
+        ("ProtocolError('Connection aborted.', BadStatusLine('SSH-2.0-OpenSSH_9\\r\\n'))",
+         r"it speaks no HTTP: SSH-2.0-OpenSSH_9\r\n"),
+        ("SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
+         "self-signed certificate (_ssl.c:1006)'))",
+         "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate"),
     ],
-)
+)  # fmt: skip
 def test_a_request_that_failed_is_said_without_the_exceptions_around_it(cause: str, said: str) -> None:
     at = "API request to http://h/api failed with exception HTTPConnectionPool(host='h', port=1): Max retries exceeded"
     assert plain_reason(f"{at} with url: /api (Caused by {cause})") == said

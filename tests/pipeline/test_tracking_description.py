@@ -28,13 +28,6 @@ def test_parameters_are_what_decides_the_result_and_where_it_ran_stands_in_tags(
     assert tags["cluster.hosts"] == '[{"name": "node0"}, {"name": "node1"}]'
 
 
-def test_250_fields_and_odd_characters_are_all_kept(tmp_path: Path) -> None:
-    fields = {f"wörd {number}=[{number}]": number for number in range(250)}
-    params = describe(folder.started(tmp_path, program={"name": "script", "args": fields})).params
-    assert len([name for name in params if name.startswith("program.args.wörd")]) == 250
-    assert params["program.args.wörd 7_7"] == "7"
-
-
 @pytest.mark.parametrize(
     ("name", "key"),
     [

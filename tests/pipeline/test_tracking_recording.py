@@ -69,10 +69,7 @@ def test_a_finished_run_is_recorded_whole(tmp_path: Path, uri: str) -> None:
     assert store.history(uri, run.info.run_id) == expected
     top = store.artifacts(uri, run.info.run_id)
     assert {"config.json", "config.yaml", "key.json", "plan.json", "provenance.json", "summary.json"} <= set(top)
-    assert store.artifacts(uri, run.info.run_id, "checkpoints") == [
-        "checkpoints/final.json",
-        "checkpoints/final.pt",
-    ]
+    assert store.artifacts(uri, run.info.run_id, "checkpoints") == ["checkpoints/final.json", "checkpoints/final.pt"]
     assert store.artifacts(uri, run.info.run_id, "logs") == ["logs/node0.log"]
     assert "evaluation/confusion_matrix.png" in store.artifacts(uri, run.info.run_id, "evaluation")
     assert (tmp_path / "mlartifacts").is_dir()

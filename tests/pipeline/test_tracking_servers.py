@@ -372,10 +372,3 @@ def test_a_sweeps_recorder_is_waited_for_as_long_as_it_does_something(
     finally:
         os.kill(worker.pid, signal.SIGKILL)
         worker.close()
-
-
-@pytest.mark.parametrize("proc", ["/proc", "/no/proc/as/on/macOS"])
-def test_the_processor_time_of_a_process_is_known(monkeypatch: pytest.MonkeyPatch, proc: str) -> None:
-    monkeypatch.setattr(client, "_PROC", Path(proc))
-    assert 0 < client._processor_s(os.getpid()) <= time.process_time() + 0.02
-    assert client._processor_s(2**22 + 1) == 0.0

@@ -59,7 +59,4 @@ def test_a_key_of_another_version_says_so_instead_of_naming_every_file() -> None
     old = changed(version=1, environment={"torch": "2.13.0"})
     assert [
         str(item) for item in differences(old, {**OLD, "version": 2, "code": {"trainers/training/loop.py": "z"}})
-    ] == [
-        "key version 1 → 2: another Paceline's digests of code can't be compared",
-        "torch 2.13.0 → 2.14.0",
-    ]
+    ] == ["key version 1 → 2: another Paceline's digests of code can't be compared", "torch 2.13.0 → 2.14.0"]

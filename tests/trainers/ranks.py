@@ -44,13 +44,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def call_on_ranks(
-    target: str,
-    folder: Path,
-    *,
-    nnodes: int = 1,
-    nproc: int = 2,
-    groups: int = 1,
-    fails: bool = False,
+    target: str, folder: Path, *, nnodes: int = 1, nproc: int = 2, groups: int = 1, fails: bool = False
 ) -> list[str]:
     """``target`` is module:function, called with ``folder``. It may join a process group ``groups`` times, each
     time after ``next_port()``. Returns what each rank printed, stdout and stderr together.

@@ -44,6 +44,8 @@ def measure_on_this_rank(folder: Path) -> None:
     run(Settings(max_bytes=1024, iterations=2), folder / "out.json")
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_three_nodes_are_also_measured_two_at_a_time(tmp_path: Path) -> None:
     outputs = call_on_ranks("tests.trainers.test_allreduce:measure_on_this_rank", tmp_path, nnodes=3, nproc=1)
     assert "two nodes at a time, 1024 bytes" in outputs[0]

@@ -106,11 +106,3 @@ def test_a_damaged_list_of_attempts_ends_the_rank(tmp_path: Path, monkeypatch: p
     (tmp_path / run_folder.ATTEMPT_IDS).unlink()
     with pytest.raises(TrainerError, match=f"has no readable {run_folder.ATTEMPT_IDS} any more; attempt key-1 ends"):
         attempt.check()
-
-
-def test_without_a_launch_everything_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    attempt = read_attempt(tmp_path)
-    attempt.check()
-    attempt.refuse("anything")
-    attempt.refuse(None)

@@ -9,7 +9,7 @@ from trainers.core.config import ConfigError, DatasetConfig, TrainerConfig
 from trainers.core.errors import TrainerError
 from trainers.core.options import load
 from trainers.data.augment import augmented, bordered, cut_out, plan_epoch
-from trainers.data.gather import Gatherer, Wanted
+from trainers.data.gather import Gatherer
 from trainers.data.pack import MappedPack, open_pack
 from trainers.data.step_plan import plan_steps
 from trainers.distributed.process_group import Node
@@ -88,11 +88,6 @@ def test_a_train_split_smaller_than_one_batch_is_refused(pack: MappedPack) -> No
         plan_steps(TrainerConfig(global_batch_size=64), pack.manifest, 8)
 
 
-def test_more_ranks_than_images_are_refused(pack: MappedPack) -> None:
-    with pytest.raises(TrainerError, match=r"64 ranks are more than the 60 images .* use at most 60 ranks$"):
-        plan_steps(TrainerConfig(global_batch_size=64), pack.manifest, 64)
-
-
 def test_max_steps_ends_a_run_in_the_middle_of_an_epoch(pack: MappedPack) -> None:
     config = TrainerConfig(epochs=2, global_batch_size=8, max_steps=9)
     assert plan_steps(config, pack.manifest, 1).total == 9
@@ -146,22 +141,6 @@ def test_cuda_graphs_and_micro_batches_are_refused_together() -> None:
         TrainerConfig(**settings, compile=True)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_rows_that_are_gathered_ahead_are_those_of_the_plan(pack: MappedPack, accumulate: int) -> None:
-    steps = plan_steps(TrainerConfig(global_batch_size=12, accumulate_steps=accumulate), pack.manifest, 2)
-    order = plan_epoch(DATASET, pack, seed=3, epoch=0).index
-    batches = [order[start : start + steps.micro_batch_size] for start in steps.micro_batches(1, 1)]
-    assert len(batches) == (steps.per_epoch - 1) * accumulate
-    assert torch.equal(batches[0], order[18 : 18 + 6 // accumulate])  # the second rank's half of the second step
-    gatherer = Gatherer(pack.images, pack.labels, torch.device("cpu"))
-    gatherer.expect(map(Wanted, batches))
-    other = torch.arange(5)
-    for index in [other, *batches, other]:  # what wasn't expected doesn't disturb the others
-        images, labels = gatherer.take(Wanted(index))
-        assert torch.equal(images, pack.images[index])
-        assert torch.equal(labels, pack.labels[index])
-
-
 def test_a_training_with_a_gatherer_sees_what_one_with_resident_data_sees(make_run: MakeRun) -> None:
     resident, mapped = (trained(make_run(name), gathered=name == "mapped") for name in ("resident", "mapped"))
     assert all(map(torch.equal, resident, mapped))
@@ -182,16 +161,13 @@ def trained(run_dir: Path, *, gathered: bool) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("splits", "batch", "said"),
     [
-        (
-            {"train": (0, 160), "val": (160, 160), "test": (160, 200)},
-            128,
-            "\n32 of the 160 train images are left out of each epoch: they fill no batch of 128 (others each time; a "
-            "smaller trainer.global_batch_size leaves out fewer)"
-            "\nno val images, so no val accuracy: dataset.val_size=N takes N of the training images",
-        ),
+        ({"train": (0, 160), "val": (160, 160), "test": (160, 200)}, 128,
+         "\n32 of the 160 train images are left out of each epoch: they fill no batch of 128 (others each time; a "
+         "smaller trainer.global_batch_size leaves out fewer)"
+         "\nno val images, so no val accuracy: dataset.val_size=N takes N of the training images"),
         ({"train": (0, 1257), "val": (1257, 1437), "test": (1437, 1797)}, 64, ""),
     ],
-)
+)  # fmt: skip
 def test_images_that_an_epoch_leaves_out_and_an_empty_val_split_are_said(
     pack: MappedPack, splits: dict[str, tuple[int, int]], batch: int, said: str
 ) -> None:

@@ -56,9 +56,7 @@ def test_the_same_configuration_gives_the_same_weights_and_another_seed_others(m
     assert digests[0] == digests[1] != digests[2]
 
 
-@pytest.mark.parametrize(
-    "model", [{"name": "small_cnn", "width": 4}, pytest.param({"name": "resnet18"}, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("model", [{"name": "small_cnn", "width": 4}])
 def test_bf16_runs(make_run: MakeRun, model: dict[str, object]) -> None:
     run_dir = make_run(model=model, trainer__precision="bf16", trainer__max_steps=2)
     run(run_dir / "config.json")
@@ -243,14 +241,6 @@ def test_a_network_that_cannot_be_compiled_says_what_to_do(make_run: MakeRun, mo
     monkeypatch.setattr(torch, "compile", failing)
     with pytest.raises(TrainerError, match=r"compiled \(no C\+\+ compiler found\); .*trainer.compile=false"):
         run(make_run(trainer__compile=True) / "config.json")
-
-
-def test_lines_of_epochs_are_aligned_and_fit_80_columns(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    run(make_run(trainer__epochs=10) / "config.json")
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
-    assert [line[:11] for line in (lines[0], lines[9])] == ["epoch  1/10", "epoch 10/10"]
-    assert len({line.index("  loss ") for line in lines}) == 1
-    assert max(map(len, lines)) < 80
 
 
 def test_an_epoch_is_counted_of_those_that_max_steps_leaves(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainers.models.layers import Flatten, Linear
+from trainers.models.layers import Linear
 
 
 @pytest.mark.parametrize("shape", [(8, 96), (2, 4, 96)])
@@ -26,24 +26,3 @@ def test_values_and_gradients_are_those_of_torch(bf16: bool, bias: bool, shape: 
     for one, other in zip(*results, strict=True):
         assert one.dtype == other.dtype
         torch.testing.assert_close(one, other, rtol=2**-7 if bf16 else 1e-6, atol=2**-7 if bf16 else 1e-6)
-
-
-def test_the_weight_gradient_lies_in_memory_as_the_weight_does() -> None:
-    layer = Linear(16, 4)
-    with torch.autocast("cpu", torch.bfloat16):
-        layer(torch.ones(2, 16)).float().sum().backward()
-    assert layer.weight.grad is not None
-    assert layer.weight.grad.stride() == layer.weight.stride()
-    assert layer.weight.grad.dtype == torch.float32
-
-
-@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_the_gradient_of_flattened_maps_lies_in_memory_as_the_maps_do(layout: torch.memory_format) -> None:
-    maps = torch.arange(2.0 * 3 * 4 * 5).view(2, 3, 4, 5).contiguous(memory_format=layout).requires_grad_()
-    flat, seen = Flatten()(maps * 1), []
-    assert flat.equal(maps.flatten(1))
-    assert flat.grad_fn is not None
-    flat.grad_fn.next_functions[0][0].register_prehook(lambda gradients: seen.append(gradients[0]))
-    flat.backward(flat.detach())
-    assert seen[0].equal(maps)
-    assert seen[0].is_contiguous(memory_format=layout)

@@ -23,9 +23,8 @@ from tests.trainers.tiny_runs import config, read_summary
 from trainers.core.config import DatasetConfig
 from trainers.core.errors import TrainerError
 from trainers.core.options import load
-from trainers.data.augment import plan_epoch, training_batch
+from trainers.data.augment import plan_epoch
 from trainers.data.gather import Wanted
-from trainers.data.image_files import Geometry, pixels
 from trainers.data.pack import MappedPack, open_pack, place
 from trainers.data.step_plan import plan_steps
 from trainers.distributed.process_group import Node
@@ -161,27 +160,6 @@ def test_without_pillow_the_command_that_installs_it_is_told(
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(TrainerError, match=r"PIL isn't installed here to decode them; install it: .*install.* pillow"):
         opened(packs["files"])
-
-
-def test_a_batch_is_normalised_and_mirrored_as_one_of_pixels(packs: dict[str, Pack]) -> None:
-    from trainers.data.augment import normaliser
-
-    settings = DatasetConfig(name="folder", flip=True, crop_padding=1)
-    made = []
-    for kind in ("pixels", "files"):
-        pack = opened(packs[kind])
-        plan = plan_epoch(settings, pack, seed=1, epoch=0).batch(0, 9)
-        made.append(training_batch(pack, plan, settings, normaliser(pack.manifest, normalise=True, device=CPU))[0])
-    assert made[0].equal(made[1])
-
-
-def test_the_same_file_decodes_to_the_same_pixels_in_any_thread(packs: dict[str, Pack]) -> None:
-    pack = opened(packs["files"])
-    names = json.loads((packs["files"].path / "names.json").read_text())
-    root = packs["files"].path.parents[1]
-    with (root / names[3]).open("rb") as file:
-        alone = pixels(file, Geometry(height=8, width=8, channels=3))
-    assert bytes(pack.rows(torch.tensor([3]), CPU)[0].flatten().tolist()) == alone
 
 
 @pytest.mark.slow

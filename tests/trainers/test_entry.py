@@ -23,14 +23,11 @@ def test_an_exception_with_a_text_is_recorded_as_it_is() -> None:
     ("error", "shown"),
     [
         (Mute(), "Mute: (its text could not be made: ValueError)"),
-        (
-            SystemExit(0),
-            "SystemExit: 0 (it ends a process, and the run was not over; raise an Exception",
-        ),
+        (SystemExit(0), "SystemExit: 0 (it ends a process, and the run was not over; raise an Exception"),
         (KeyboardInterrupt(), "KeyboardInterrupt: (it ends a process, and the run was not over; raise an Exception"),
         (GeneratorExit("x"), "GeneratorExit: x (it ends a process, and the run was not over; raise an Exception"),
     ],
-)
+)  # fmt: skip
 def test_anything_else_is_recorded_by_its_name(error: BaseException, shown: str) -> None:
     told = recordable(error)
     assert f"{type(told).__name__}: {told}".startswith(shown)

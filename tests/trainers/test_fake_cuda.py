@@ -99,7 +99,7 @@ def test_a_model_trains_and_evaluates_on_its_own_device_and_never_waits_for_it(
     assert (totals.device, chosen.device, chosen.shape) == (CUDA, CUDA, (17,))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["small_cnn", "whitened_cnn"])  # they have every kind of parameter
 def test_every_optimizer_updates_a_model_and_never_waits_for_the_device(name: str, pack: MappedPack) -> None:
     parameters = [item for item in network(name, pack).parameters() if item.requires_grad]
     shapes = {item.shape for item in parameters if item.dim() > 1}

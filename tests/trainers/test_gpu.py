@@ -84,18 +84,12 @@ def test_data_that_do_not_fit_give_the_same_bits(make_run: MakeRun, monkeypatch:
 @pytest.mark.parametrize(
     ("model", "room", "said"),
     [
-        (
-            "resnet50",
-            300e6,
-            r"GPU memory is full on rank 0 with 60 images at once .*accumulate_steps=2 takes 30 at once",
-        ),
-        (
-            "resnet50",
-            42e6,
-            r"the network has [\d,]+ parameters \(\d+ MB\), for which the GPU of rank 0 on .* has no room: ",
-        ),
+        ("resnet50", 300e6,
+         r"GPU memory is full on rank 0 with 60 images at once .*accumulate_steps=2 takes 30 at once"),
+        ("resnet50", 42e6,
+         r"the network has [\d,]+ parameters \(\d+ MB\), for which the GPU of rank 0 on .* has no room: "),
     ],
-)
+)  # fmt: skip
 def test_a_full_memory_names_what_would_fit(make_run: MakeRun, model: str, room: float, said: str) -> None:
     run_dir = make_run(model={"name": model}, trainer__global_batch_size=60)
     try:

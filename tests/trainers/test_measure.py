@@ -16,10 +16,9 @@ from trainers.data.pack import open_pack
 from trainers.distributed.process_group import Node
 from trainers.distributed.ranks import Ranks
 from trainers.measuring.reference_loop import PlainLoop
-from trainers.measuring.step_timer import PARTS, watching
+from trainers.measuring.step_timer import PARTS
 from trainers.measuring.throughput import OwnLoop, flop_per_image
 from trainers.measuring.throughput import run as measure
-from trainers.optimizers.torch_classes import TorchOptimizer
 from trainers.training.loop import Trainer
 
 CUDNN = torch.backends.cudnn
@@ -87,20 +86,6 @@ def test_the_own_loop_takes_the_steps_of_a_training(make_run: MakeRun) -> None:
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_the_watch_is_gone_after_its_block(make_run: MakeRun) -> None:
-    run_dir = make_run()
-    trainer = Trainer(load(run_dir / "config.json"), open_pack(run_dir / "data"), ALONE, run_dir)
-    before = TorchOptimizer.step
-    with watching(trainer.model, ALONE.device) as watch:
-        watch.mark("data")
-        OwnLoop(trainer).run(1)
-    assert TorchOptimizer.step is before
-    assert all(watch.seconds[name] > 0 for name in ("data", "forward", "backward", "optimizer"))
-    counted = dict(watch.seconds)
-    OwnLoop(trainer).run(1)
-    assert watch.seconds == counted
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_the_plain_loop_trains(make_run: MakeRun, optimizer: str) -> None:
     plain = {"dataset__crop_padding": 0, "dataset__flip": False, "model__dropout": 0.0}
@@ -109,18 +94,6 @@ def test_the_plain_loop_trains(make_run: MakeRun, optimizer: str) -> None:
     first = loop._train(torch.arange(12))
     loop.run(100)
     assert float(loop._train(torch.arange(12))) < float(first) / 2
-
-
-def test_the_plain_loop_crops_within_the_padded_image_and_mirrors(make_run: MakeRun) -> None:
-    run_dir = make_run()
-    loop = PlainLoop(load(run_dir / "config.json"), open_pack(run_dir / "data"), ALONE, precision="fp32")
-    image = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8)
-    padded = torch.nn.functional.pad(image, (1, 1, 1, 1))
-    windows = [padded[..., y : y + 8, x : x + 8] for y in range(3) for x in range(3)]
-    allowed = [*windows, *(window.flip(3) for window in windows)]
-    found = loop._augment(image.expand(64, 1, 8, 8))
-    assert all(any(torch.equal(one[None], window) for window in allowed) for one in found)
-    assert len({tuple(one.flatten().tolist()) for one in found}) > 9
 
 
 def test_the_plain_loop_takes_the_quickest_kernels_whatever_the_trainer_takes(

@@ -34,11 +34,6 @@ def test_images_too_small_for_small_cnn_are_refused(pixels: int) -> None:
         build(SmallCNNConfig(), image)
 
 
-def test_resnet_takes_images_of_one_pixel() -> None:
-    image = ImageShape(channels=1, height=1, width=1, num_classes=2)
-    assert build(ModelConfig(name="resnet18"), image).eval()(torch.rand(1, 1, 1, 1)).shape == (1, 2)
-
-
 def test_an_unknown_model_names_the_known_ones() -> None:
     with pytest.raises(
         ConfigError, match=r"model.name='vgg' is not an option; choose one of: own, resnet18, resnet50, small_cnn, "

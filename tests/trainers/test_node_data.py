@@ -1,5 +1,4 @@
 import errno
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -21,29 +20,6 @@ def test_a_pack_is_mapped_with_the_shapes_of_its_manifest(tmp_path: Path) -> Non
     assert (pack.labels.shape, pack.labels.dtype) == ((88,), torch.int64)
     assert bytes(pack.images[3].flatten().tolist()) == (tmp_path / "images.bin").read_bytes()[192:256]
     check_digests(pack)
-
-
-def test_a_pack_larger_than_memory_and_swap_is_mapped(tmp_path: Path) -> None:
-    known = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    limit_bytes = sum(int(known[name].split()[0]) << 10 for name in ("MemTotal", "SwapTotal"))
-    folder, side = write_pack(tmp_path, train=1, val=1, test=1), 1 << 15
-    count = limit_bytes // side**2 + 8
-    content = json.loads((folder / "manifest.json").read_text())
-    splits = {"train": [0, count - 1], "val": [count - 1, count - 1], "test": [count - 1, count]}
-    content |= {"count": count, "height": side, "width": side, "splits": splits}
-    del content["digest"]
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps({**content, "digest": digest}))
-    (folder / "labels.bin").write_bytes(bytes(8 * count))
-    try:
-        os.truncate(folder / "images.bin", count * side**2)
-    except OSError as error:
-        pytest.skip(f"no file of {count} GiB here: {error}")
-    if (folder / "images.bin").stat().st_blocks > 1 << 12:
-        pytest.skip("this file system has no sparse files")
-    images = open_pack(folder).images
-    assert images.nbytes > limit_bytes
-    assert int(images[-1, 0, -1, -1]) == 0
 
 
 def test_a_truncated_file_is_named_with_both_sizes(tmp_path: Path) -> None:

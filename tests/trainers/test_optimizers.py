@@ -153,15 +153,6 @@ def test_airbenchs_muon_leaves_head_and_biases_to_sgd_with_rates_of_their_own() 
     torch.testing.assert_close([parameters[place].detach() for place in (1, 4)], [item.detach() for item in theirs])
 
 
-def test_airbenchs_muon_computes_banks_of_one_shape_together_as_it_would_alone() -> None:
-    together, alone = muon_parameters(), muon_parameters()
-    set_gradients(together)
-    set_gradients(alone)
-    build(AirbenchMuonConfig(), together).step(0.1)
-    build(AirbenchMuonConfig(), [alone[0], alone[4]]).step(0.1)
-    torch.testing.assert_close(together[0], alone[0])
-
-
 def test_a_skipped_update_changes_nothing_of_airbenchs_muon() -> None:
     parameters = muon_parameters()
     optimizer = build(AirbenchMuonConfig(), parameters)
@@ -269,17 +260,13 @@ def test_a_skipped_update_leaves_torchs_optimizers_as_they_were(config: Optimize
         ({"arguments": {"params": 1}}, "optimizer.arguments.params are the model's; leave it out"),
         ({"arguments": {"betas": [0.9]}}, r"torch.optim.AdamW refuses {'betas': \[0.9\]}: IndexError \(tuple index"),
         ({"arguments": {"betas": {"a": 1}}}, r"torch.optim.AdamW refuses .*: KeyError \(0\)"),
-        (
-            {"class_name": "RAdam", "arguments": {"capturable": True}},
-            "refuses {'capturable': True}: If capturable=True, ",
-        ),
+        ({"class_name": "RAdam", "arguments": {"capturable": True}},
+         "refuses {'capturable': True}: If capturable=True, "),
         ({"arguments": {"betas": [0.9, 2]}}, r"torch.optim.AdamW refuses .*: Invalid beta parameter at index 1: 2"),
-        (
-            {"class_name": "Rprop", "weight_decay": 0.1},
-            "torch.optim.Rprop has no weight decay; take optimizer.weight_d",
-        ),
+        ({"class_name": "Rprop", "weight_decay": 0.1},
+         "torch.optim.Rprop has no weight decay; take optimizer.weight_d"),
     ],
-)
+)  # fmt: skip
 def test_a_class_or_argument_that_torch_has_not_is_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         build(TorchConfig(**settings), [nn.Parameter(torch.zeros(3))])

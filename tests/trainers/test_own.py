@@ -181,47 +181,27 @@ def test_python_and_numpy_draw_alike_in_each_run_of_one_seed(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (
-            {"model": {**MODEL, "args": {"bad": "shape"}}},
-            r"my_parts.py:9 Net returned torch.float32 \[2, 4\] for 2 images of 1×8×8; forward must return float "
-            r"logits \[2, 3\]: one for each of the 3 classes",
-        ),
+        ({"model": {**MODEL, "args": {"bad": "shape"}}},
+         r"my_parts.py:9 Net returned torch.float32 \[2, 4\] for 2 images of 1×8×8; forward must return float "
+         r"logits \[2, 3\]: one for each of the 3 classes"),
         ({"model": {**MODEL, "args": {"bad": "nothing"}}}, "Net returned NoneType for 2 images"),
-        (
-            {"model": {**MODEL, "args": {"bad": "frozen"}}},
-            "Net made a network without a parameter that",
-        ),
-        (
-            {"model": {"name": "own", "target": "my_parts:net"}},
-            r"my_parts.py:39 net returned str, and model.target must m",
-        ),
+        ({"model": {**MODEL, "args": {"bad": "frozen"}}}, "Net made a network without a parameter that"),
+        ({"model": {"name": "own", "target": "my_parts:net"}},
+         r"my_parts.py:39 net returned str, and model.target must m"),
         ({"model": {**MODEL, "target": "my_parts:Nett"}}, "my_parts:Nett: my_parts has no class or function Nett"),
-        (
-            {"optimizer": {"name": "own", "target": "my_parts:Net"}},
-            "Net is no class that derives from torch.o",
-        ),
+        ({"optimizer": {"name": "own", "target": "my_parts:Net"}}, "Net is no class that derives from torch.o"),
         ({"trainer__loss": "my_parts:each"}, r"each returned torch.float32 \[2\] for .* a loss must be a scalar"),
-        (
-            {"trainer__loss": "my_parts:Net", "trainer__loss_args": {"image_size": 1}},
-            "Net has parameters, which no",
-        ),
-        (
-            {"trainer__metrics": {"mean": "my_parts:mean"}},
-            r"mean returned torch.float32 \[\] for .* value for each",
-        ),
+        ({"trainer__loss": "my_parts:Net", "trainer__loss_args": {"image_size": 1}}, "Net has parameters, which no"),
+        ({"trainer__metrics": {"mean": "my_parts:mean"}}, r"mean returned torch.float32 \[\] for .* value for each"),
         ({"trainer__metrics": {"loss": "my_parts:each"}}, "trainer.metrics.loss: choose another name"),
-        (
-            {"dataset__augmentation": "my_parts:floats"},
-            r"floats returned torch.float32 \[1, 8, 8\] for torch.uint8 \[1, 8, 8\]; an augmentation must return",
-        ),
+        ({"dataset__augmentation": "my_parts:floats"},
+         r"floats returned torch.float32 \[1, 8, 8\] for torch.uint8 \[1, 8, 8\]; an augmentation must return"),
         ({"dataset__augmentation_args": {"most": 1}}, "augmentation_args are for an augmentation of your own"),
         ({"trainer__loss_args": {"gamma": 1}}, "trainer.loss_args are for a loss of your own"),
-        (
-            {"trainer__loss": "my_parts:focal", "trainer__label_smoothing": 0.1},
-            "trainer.label_smoothing belongs to cross-entropy, and trainer.loss=my_parts:focal has its own arguments",
-        ),
+        ({"trainer__loss": "my_parts:focal", "trainer__label_smoothing": 0.1},
+         "trainer.label_smoothing belongs to cross-entropy, and trainer.loss=my_parts:focal has its own arguments"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_said_with_its_place(make_run: MakeRun, settings: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         run(make_run(**settings) / "config.json")

@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary
 from trainers.training.session import run
@@ -24,6 +26,8 @@ def doing(run_dir: Path) -> list[str]:
     return [line["doing"] for line in metrics_lines(run_dir)]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_two_ranks_leave_at_the_same_epoch_and_the_run_goes_on_from_there(make_run: MakeRun) -> None:
     whole, pruned = make_run("whole"), make_run("pruned")
     (pruned / "prune").touch()

@@ -132,14 +132,6 @@ def test_a_finished_run_called_again_writes_the_same_summary(make_run: MakeRun) 
     assert again == before
 
 
-def test_max_steps_stops_in_the_middle_of_an_epoch(make_run: MakeRun) -> None:
-    run_dir = make_run(trainer__max_steps=7)
-    run(run_dir / "config.json")
-    summary = read_summary(run_dir)
-    assert (summary["steps"], summary["epochs"]) == (7, 1)
-    assert {"val/accuracy", "test/accuracy"} <= set(summary["metrics"])
-
-
 @pytest.mark.parametrize("optimizer", ["airbench_muon", "muon", "torch"])
 def test_a_whitened_network_goes_on_with_its_filters(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, optimizer: str

@@ -8,7 +8,6 @@ import torch
 
 from trainers.core.config import ScheduleConfig
 from trainers.schedules import lr_at
-from trainers.schedules.constant import ConstantConfig
 from trainers.schedules.cosine import CosineConfig
 from trainers.schedules.one_cycle import OneCycleConfig
 from trainers.schedules.step import StepConfig
@@ -90,10 +89,6 @@ def test_step_schedule_begins_at_the_peak_and_falls_after_every_so_many_epochs(
         assert found[0] == 1.0
         assert falls == list(range(step_epochs * steps_per_epoch, total, step_epochs * steps_per_epoch))
         assert found[-1] == pytest.approx(0.1 ** len(falls))
-
-
-def test_constant_schedule_never_falls() -> None:
-    assert rates(ConstantConfig(), 30, peak=0.3) == [0.3] * 30
 
 
 @pytest.mark.parametrize("warmup", [0.0, 0.1, 0.5])

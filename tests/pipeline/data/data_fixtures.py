@@ -99,10 +99,7 @@ def make_mnist(root: Path, monkeypatch: pytest.MonkeyPatch) -> MadeSet:
         head = struct.pack(">IIII", 0x0803, len(images), 28, 28)
         for name, content in (
             (f"{prefix}-images-idx3-ubyte", head + images.tobytes()),
-            (
-                f"{prefix}-labels-idx1-ubyte",
-                struct.pack(">II", 0x0801, len(labels)) + labels.astype("u1").tobytes(),
-            ),
+            (f"{prefix}-labels-idx1-ubyte", struct.pack(">II", 0x0801, len(labels)) + labels.astype("u1").tobytes()),
         ):
             (plain / name).write_bytes(content)
             (gzipped / f"{name}.gz").write_bytes(gzip.compress(content, mtime=0))

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import pickle
 import shutil
-import zipfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +47,7 @@ def test_archives_of_both_layouts(made: tuple[MadeSet, MadeSet], tmp_path: Path,
 
 
 def test_download_of_the_official_archive(
-    made: tuple[MadeSet, MadeSet],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    server: Server,
-    refused_url: str,
+    made: tuple[MadeSet, MadeSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server, refused_url: str
 ) -> None:
     archive = archive_of(made[1].folder, tmp_path / "cifar-10-python.tar.gz")
     server.script.files[archive.name] = archive.read_bytes()
@@ -96,12 +90,6 @@ def test_train_batches_are_enough_with_a_holdout(made: tuple[MadeSet, MadeSet], 
     assert pack.manifest.splits == {"train": (0, 70), "val": (70, 70), "test": (70, 100)}
     images, _ = read_pack(pack.path, cifar10.SHAPE)
     assert sorted(map(bytes, images)) == sorted(map(bytes, made[0].train[0]))
-
-
-def test_a_missing_train_batch_is_named(made: tuple[MadeSet, MadeSet], tmp_path: Path) -> None:
-    (made[0].folder / "data_batch_3.bin").unlink()
-    with pytest.raises(DataError, match=r"data_batch_3.bin is missing"):
-        fetch(config(made[0].folder, holdout=30), tmp_path / "data")
 
 
 def test_an_empty_folder_says_what_is_wanted(made: tuple[MadeSet, MadeSet], tmp_path: Path) -> None:
@@ -171,14 +159,6 @@ def test_an_archive_cut_off_is_an_error(made: tuple[MadeSet, MadeSet], tmp_path:
         fetch(config(path), tmp_path / "data")
 
 
-def test_an_altered_file_inside_an_archive_is_found(made: tuple[MadeSet, MadeSet], tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "set.zip", "w") as bundle:
-        for path in made[0].folder.iterdir():
-            bundle.writestr(path.name, path.read_bytes()[:-1] + b"\0" * (path.name == "test_batch.bin"))
-    with pytest.raises(DataError, match=r"data_batch_1.bin is truncated: expected 61460 bytes, seen 61459"):
-        fetch(config(tmp_path / "set.zip"), tmp_path / "data")
-
-
 def test_the_real_training_batches(shared_data: Path, tmp_path: Path) -> None:
     source = shared_data / "cifar10"
     with pytest.raises(DataError, match=r"test_batch.bin is missing"):
@@ -186,10 +166,3 @@ def test_the_real_training_batches(shared_data: Path, tmp_path: Path) -> None:
     pack = fetch(config(source, holdout=5000, val_size=5000), tmp_path / "data")
     assert pack.manifest.splits == {"train": (0, 40_000), "val": (40_000, 45_000), "test": (45_000, 50_000)}
     assert pack.digest == "2af4d7e6392162927706dc6b6836860a4e8c2c9a6709cf9df80b0839cec0e86d"
-
-
-def test_the_digest_does_not_depend_on_where_the_files_lay(made: tuple[MadeSet, MadeSet], tmp_path: Path) -> None:
-    copy = shutil.copytree(made[0].folder, tmp_path / "elsewhere")
-    packs = [fetch(replace(config(source)), tmp_path / "data") for source in (made[0].folder, copy)]
-    assert packs[0].path == packs[1].path
-    assert packs[0].digest == packs[1].digest

@@ -234,15 +234,3 @@ def test_a_length_that_is_never_reached_costs_two_whole_downloads(
 def test_a_length_that_is_none_is_not_counted_on(served: Server, tmp_path: Path, claimed: str) -> None:
     served.script.claimed = claimed
     assert content(retrieve(wanted(served.url), tmp_path, silent)) == CONTENT
-
-
-def test_a_length_that_is_too_small_fails_once(served: Server, tmp_path: Path) -> None:
-    served.script.claimed = "1000"
-    (failure,) = failures(retrieve(wanted(served.url), tmp_path, silent))
-    assert "hash" in failure.text
-    assert len(served.script.seen) == 1
-
-
-def test_protocols_may_be_written_in_capitals(served: Server, tmp_path: Path) -> None:
-    url = served.url.replace("http://", "HTTP://")
-    assert content(retrieve(wanted(url), tmp_path, silent)) == CONTENT

@@ -110,8 +110,7 @@ def test_an_archive_behind_an_address(root: Path, tmp_path: Path, server: Server
     got = fetch(FolderConfig(source=f"{server.url}photos.tar", holdout=4), tmp_path / "one")
     assert got.digest == fetch(config(root), tmp_path / "two").digest
     with pytest.raises(
-        DataError,
-        match=r"is neither a folder nor an archive \(.*\); a web server has no list.*\n  try: dataset.sou",
+        DataError, match=r"is neither a folder nor an archive \(.*\); a web server has no list.*\n  try: dataset.sou"
     ):
         fetch(FolderConfig(source=f"{server.url}photos"), tmp_path / "one")
 
@@ -137,14 +136,6 @@ def test_a_folder_behind_an_address_gives_the_digest_of_the_folder(root: Path, t
     with pytest.raises(DataError, match=rf"dataset.source={bucket}/other holds none of .jpg, "):
         fetch(FolderConfig(source=f"{bucket}/other", holdout=4), tmp_path / "there")
     assert len(list((tmp_path / "there").glob("*folder-*"))) == 1
-
-
-def test_an_archive_that_leads_outside_is_refused(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as bundle:
-        bundle.writestr("../../cat/1.png", b"x")
-    with pytest.raises(DataError, match=r"its member '../../cat/1.png' lies outside the archive's folder"):
-        fetch(config(tmp_path / "bad.zip"), tmp_path / "data")
-    assert not list((tmp_path / "data").glob("*folder-*"))
 
 
 def no_class(root: Path) -> None:
@@ -218,10 +209,7 @@ def stranger(root: Path) -> None:
         (alike, "two classes have one name but for case or Unicode form: 'CAT' and 'cat'"),
         (unicode_alike, "two classes have one name but for case or Unicode form: "),
         (loop, r"photos/cat/again is a link to a folder that holds it, so it has no end\n  try: rm /"),
-        (
-            loop_above,
-            r"photos/cat/up is a link to a folder that holds it, .*\n  try: rm /.*photos/cat/up$",
-        ),
+        (loop_above, r"photos/cat/up is a link to a folder that holds it, .*\n  try: rm /.*photos/cat/up$"),
         (no_image, "the class 'empty' has no training image"),
         (loose, "1.jpg in .*photos: in no class's folder"),
         (other_kind, r"cat/1.tiff is of a kind that isn't read; kinds: .jpg, .*\n  try: convert it"),
@@ -231,7 +219,7 @@ def stranger(root: Path) -> None:
         (no_train, "has val and no train/"),
         (stranger, "test/ has bird, which train/ hasn't; classes: cat, dog"),
     ],
-)
+)  # fmt: skip
 def test_a_folder_that_can_t_be_taken_is_told_before_anything_is_read(
     root: Path, tmp_path: Path, change: Callable[[Path], None], text: str
 ) -> None:
@@ -269,7 +257,6 @@ def test_an_image_that_is_cut_off_is_named(root: Path, tmp_path: Path, kind: str
     ("settings", "text"),
     [
         ({"image_size": 0}, r"dataset.image_size=0 must be a number of pixels, as in dataset.image_size=224"),
-        ({"image_size": [1, 2, 3]}, r"dataset.image_size=\[1, 2, 3\] must be a number"),
         ({"image_size": "large"}, "dataset.image_size='large' must be a number"),
         ({"channels": 2}, "dataset.channels=2 must be 1"),
         ({"resize": 256}, "dataset.resize=256 needs dataset.image_size"),
@@ -287,17 +274,3 @@ def test_no_source(tmp_path: Path) -> None:
         fetch(FolderConfig(), tmp_path)
     with pytest.raises(DataError, match="absent does not exist"):
         fetch(config(tmp_path / "absent"), tmp_path)
-
-
-def test_packing_holds_few_images_at_a_time(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.data.reading import images
-
-    taken: list[int] = []
-    original = images._decoded
-    monkeypatch.setattr(
-        images, "_decoded", lambda items, *rest, **more: (taken.append(len(items)), original(items, *rest, **more))[1]
-    )
-    monkeypatch.setattr(images, "_GROUP", 3)
-    fetch(config(root), tmp_path / "data")
-    assert max(taken) == 3
-    assert sum(taken) == 20

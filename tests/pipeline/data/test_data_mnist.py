@@ -86,12 +86,9 @@ def test_a_holdout_replaces_official_test_images(made: MadeSet, tmp_path: Path) 
     [
         (b"\0\0\x08\x01" + b"\0" * 20, "magic number 0x0801, expected 0x0803"),
         (b"\0\0\x08\x03\0\0", "truncated: expected 12 more bytes, seen 2"),
-        (
-            b"\0\0\x08\x03\0\0\0\x02\0\0\0\x02\0\0\0\x02" + b"\0" * 5,
-            "truncated: expected 8 more bytes, seen 5",
-        ),
+        (b"\0\0\x08\x03\0\0\0\x02\0\0\0\x02\0\0\0\x02" + b"\0" * 5, "truncated: expected 8 more bytes, seen 5"),
     ],
-)
+)  # fmt: skip
 def test_malformed_idx_files(tmp_path: Path, content: bytes, text: str) -> None:
     images, labels = tmp_path / "images.gz", tmp_path / "labels"
     images.write_bytes(gzip.compress(content))

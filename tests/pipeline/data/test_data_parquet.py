@@ -101,17 +101,14 @@ def damaged(path: Path) -> None:
         (rows(image=[{"bytes": None, "path": "x.png"}, *ROWS[1:]]), "row 0 has no bytes of an image"),
         (rows(image=[*ROWS[:-1], {"bytes": b"abc", "path": None}]), r"all.parquet\[11\]: its 3 bytes are no JPEG"),
         (rows(label=[-1] * 12), "label has -1 to -1; wanted: 0 … K−1"),
-        (
-            rows(label=[0, 2] * 6),
-            r"label has no row of, or no name for, 1\n  try: number the classes 0 … K−1",
-        ),
+        (rows(label=[0, 2] * 6), r"label has no row of, or no name for, 1\n  try: number the classes 0 … K−1"),
         (rows(label=[0] * 12), "has one class, '0'; wanted: two classes at least"),
         (rows(label=[*LABELS[:-1], None]), "all.parquet: row 11 has no label"),
         (rows(label=["a\nb", "c"] * 6), r"all.parquet: the class 'a\\nb' has a control character in its name"),
         (rows(label=[0.5] * 12), "it isn't clear which column has the labels"),
         (damaged, "all.parquet"),
     ],
-)
+)  # fmt: skip
 def test_files_that_can_t_be_taken(tmp_path: Path, write: Callable[[Path], None], text: str) -> None:
     write(tmp_path / "all.parquet")
     with pytest.raises(DataError, match=text):

@@ -54,11 +54,3 @@ def test_a_terminal_gets_a_bar_that_fits(monkeypatch: pytest.MonkeyPatch, column
     assert "downloading x.gz: 10.0 MB of 20.0 MB" in shown
     assert ("━" in shown) == has_bar
     assert "\x1b[1A\x1b[2K\x1b[1A" not in shown, "a line was wrapped"
-
-
-def test_a_caller_s_own_function_gets_it_all(capsys: pytest.CaptureFixture[str]) -> None:
-    seen: list[object] = []
-    with progress.reporting(lambda *line: seen.append(line)) as report:
-        report("pack", 1, None)
-    assert seen == [("pack", 1, None)]
-    assert capsys.readouterr().err == ""

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -222,19 +221,6 @@ def test_processes_that_ask_at_once_make_one_pack(tmp_path: Path) -> None:
     assert made["images.bin"][1] == (fetch(config, tmp_path).path / "images.bin").stat().st_mtime_ns
     assert len(list(tmp_path.glob("synthetic-*"))) == 1
     assert left_overs(tmp_path) == []
-
-
-@pytest.mark.slow
-def test_threads_that_ask_at_once_download_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
-) -> None:
-    made = make_mnist(tmp_path / "source", monkeypatch)
-    server.script.files = {path.name: path.read_bytes() for path in made.folder.iterdir()}
-    config = DatasetConfig(name="mnist", source=server.url)
-    with ThreadPoolExecutor(4) as pool:
-        packs = list(pool.map(lambda n: fetch(config, tmp_path / "data"), range(4)))
-    assert len({pack.path for pack in packs}) == 1
-    assert sorted(path for path, _ in server.script.seen) == sorted(f"/{name}" for name in server.script.files)
 
 
 def wait_for(pattern: str, folder: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from pipeline.core.specs import LaunchPlan, LogLine, NodeExit, NodeLost, NodePlan, Waiting
+from pipeline.core.specs import LaunchPlan, LogLine, NodeExit, NodeLost, NodePlan
 from pipeline.live.pictures import first_state
-from pipeline.live.run_state import RunState, Said, Saved, after
+from pipeline.live.run_state import RunState, Said, after
 from pipeline.runs.metrics_file import MetricsRow
 from trainers.contract.beats import NodeBeat, Phase, RankBeat
 
@@ -79,11 +79,6 @@ def test_steps_come_from_rank_0s_words_and_the_time_left_from_this_attempts_metr
     assert state.done == 209 / 380
 
 
-def test_beats_tell_the_step_between_two_lines_of_metrics() -> None:
-    beats = [(1.0, NodeBeat(host=host, ranks=(rank(0, step),))) for host, step in (("node0", 26), ("node1", 25))]
-    assert heard((0.0, plan("node0", "node1")), (0.5, row(19, 5.0)), *beats).current_step == 24
-
-
 def test_a_loss_that_is_no_number_is_kept_and_counts_as_a_warning() -> None:
     state = heard((0.0, row(3, 1.0, train_loss=math.nan)))
     assert state.loss is not None
@@ -106,11 +101,6 @@ def test_a_host_that_is_lost_and_one_that_failed_say_so_until_the_next_attempt()
     again = after(state, plan("node1", "node2", attempt=2), 2.0)
     assert [*again.hosts] == ["node1", "node2"]
     assert (again.attempt, again.hosts["node1"].over) == (2, "")
-
-
-def test_a_checkpoint_has_the_age_of_its_first_sight() -> None:
-    state = heard((3.0, Saved(step=19)), (9.0, Saved(step=19)), (9.0, Waiting(what="training", for_s=4.0)))
-    assert (state.saved_step, state.saved_at, state.doing.what) == (19, 3.0, "training")
 
 
 def test_a_beat_from_before_a_hosts_end_that_is_heard_after_it_changes_nothing() -> None:

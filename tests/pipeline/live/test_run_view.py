@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from dataclasses import replace
 
 import pytest
@@ -74,16 +73,6 @@ def test_what_is_waited_for_is_never_cut(width: int, step: int) -> None:
     assert max(map(len, lines)) <= width
 
 
-def test_before_the_first_step_it_says_what_it_waits_for() -> None:
-    waits = replace(STATE, steps=0, step=0, hosts={}, metrics={}, doing=Waiting(what="asking the hosts", for_s=3.2))
-    assert shown(waits)[1].rstrip() == "asking the hosts (3 s)"
-
-
-def test_after_the_last_step_what_is_waited_for_stands_in_place_of_the_bar() -> None:
-    over = replace(STATE, step=380, hosts={}, doing=Waiting(what="recording in MLflow", for_s=3.2))
-    assert shown(replace(over, hosts={"node0": HOST}))[1].rstrip().endswith("/380  recording in MLflow (3 s)")
-
-
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
 def test_no_line_is_wider_and_no_view_higher_than_the_terminal(width: int) -> None:
     hosts = {f"node{number}.with.a.very.long.name.example.org": HOST for number in range(32)}
@@ -124,7 +113,3 @@ def test_names_are_text_and_neither_markup_nor_control_characters() -> None:
     for name in ("[bold]k", "[red]x[/]", r"a\x1b[31m\r\nb", r"\u202egnp"):
         assert name in lines
     assert "\x1b" not in lines
-
-
-def test_a_loss_that_is_no_number_is_shown_as_that() -> None:
-    assert shown(replace(STATE, metrics={"train/loss": math.nan}))[2].startswith("loss nan")

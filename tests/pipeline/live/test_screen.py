@@ -18,9 +18,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.tables import columns, folded
 from pipeline.live import screen as screens
-from pipeline.live.screen import Screen, is_live, plain_width
+from pipeline.live.screen import Screen, is_live
 
 PROGRAM = """
 import sys, time
@@ -99,12 +98,6 @@ def test_a_ranks_colours_reach_a_terminal_and_nothing_else_of_it_does(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_line_above_the_view_is_folded_at_a_space_where_the_terminal_would_break_a_word(tmp_path: Path) -> None:
-    said = Terminal(tmp_path, "3", "0.05", " 4 min 08 s left", columns=33).read()
-    assert said.count("4 min\r\n    08 s left") == 3
-
-
-@pytest.mark.slow
 def test_who_has_something_to_say_never_waits_for_a_terminal_that_takes_nothing(tmp_path: Path) -> None:
     """Nobody reads the pty, as after Ctrl-S: half a megabyte is far beyond what it holds by itself."""
     terminal = Terminal(tmp_path, "1000", "0", "." * 500)
@@ -161,17 +154,3 @@ class _Tty(StringIO):
 def test_a_view_needs_a_terminal_that_moves_its_cursor(environment: dict[str, str], live: bool) -> None:
     assert is_live(_Tty(), environment) is live
     assert not is_live(StringIO(), environment)
-
-
-def test_plain_lines_are_folded_where_there_are_columns_and_nowhere_else() -> None:
-    line = "localhost:0 | epoch 1/20  step 19/380  loss 2.2800  val accuracy 0.3722  24,001 images/s"
-    assert plain_width(StringIO(), {}) is None
-    assert plain_width(StringIO(), {"COLUMNS": "60"}) is None  # a pipe or a file is searched by lines
-    assert plain_width(_Tty(), {"COLUMNS": "60"}) == 60
-    pieces = folded(line, 60).split("\n")
-    assert max(map(len, pieces)) <= 60
-    assert " ".join(" ".join(pieces).split()) == " ".join(line.split())
-    wide = folded("日志行 " * 20, 60).split("\n")
-    assert max(map(columns, wide)) <= 60
-    path = f"  results  /{'x' * 100}"
-    assert f"/{'x' * 100}" in folded(path, 60).split()

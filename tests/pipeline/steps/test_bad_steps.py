@@ -24,10 +24,7 @@ from tests.pipeline.steps.conftest import StepProject
         ("{command: [x], outputs: [../x]}", "'step a: outputs: ../x' leads out of the step's folder"),
         ("{command: [x], outputs: [/etc/x]}", "'step a: outputs: /etc/x' leads out of the step's folder"),
         ("{command: [x], outputs: [d, d/x]}", "step a: outputs d and d/x overlap"),
-        (
-            "{command: [x], outputs: [x], on: moon}",
-            "on: 'moon' is not known; valid: first, here, hosts",
-        ),
+        ("{command: [x], outputs: [x], on: moon}", "on: 'moon' is not known; valid: first, here, hosts"),
         ("{command: [x, '{run}'], outputs: [x]}", "{run} is no placeholder; there are {out}, {inputs}"),
         ("{command: [x, '{inputs[1]}'], outputs: [x]}", "there are 0 inputs, counted from 0"),
         ("{command: {a: b}, outputs: [x]}", "is neither a list of words nor a line for bash"),
@@ -50,12 +47,10 @@ from tests.pipeline.steps.conftest import StepProject
         ("{command: ':', args: {out: b}, outputs: [x]}", "args.out: $out is the folder for its outputs"),
         ("[1, 2]", "step a"),
         ("{command: [x", "conf/step/a.yaml can't be read"),
-        (
-            "{function: 'no_such_module_here:f', outputs: [x]}",
-            "step.a.function=no_such_module_here:f: there is no module no_such_module_here under",
-        ),
+        ("{function: 'no_such_module_here:f', outputs: [x]}",
+         "step.a.function=no_such_module_here:f: there is no module no_such_module_here under"),
     ],
-)
+)  # fmt: skip
 def test_one_message_names_the_field_and_nothing_is_written(project: StepProject, fields: str, message: str) -> None:
     project.step("a", fields)
     with pytest.raises(UsageError) as error:

@@ -15,7 +15,6 @@ import pytest
 from pipeline.cli.commands.steps import under_way
 from pipeline.core.errors import PacelineError
 from pipeline.steps import store
-from pipeline.steps.graph import Standing
 from pipeline.steps.making import make_all
 from pipeline.steps.step import StepError
 from tests.pipeline.steps.conftest import StepProject
@@ -152,17 +151,6 @@ def test_a_step_whose_lines_can_not_be_kept_has_ended_when_its_folder_goes(proje
     with pytest.raises(PacelineError, match=r"step slow can't be kept in .*: No space left on device"):
         make_all(project.graph(), ["slow"], say)
     assert not Path(f"/proc/{(project.root / 'pid').read_text().strip()}").exists()
-
-
-def test_what_another_thread_has_forgotten_is_told_all_the_same(project: StepProject) -> None:
-    class Forgetful(dict[str, Standing]):
-        def __setitem__(self, name: str, standing: Standing) -> None:
-            """As if ``forget`` was called at once."""
-
-    project.step("one", 'command: touch "$out/x"\noutputs: [x]\n')
-    graph = project.graph()
-    graph._standings = Forgetful()
-    assert graph.standing("one").why == ("never made",)
 
 
 def test_independent_steps_run_side_by_side(project: StepProject) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -16,14 +15,6 @@ from pipeline.steps import removal, store
 from tests.pipeline.steps.conftest import StepProject
 
 
-def test_notes_of_digests_name_no_temporary_folder(project: StepProject) -> None:
-    project.write("a.txt", "1")
-    project.step("one", 'command: cp a.txt "$out/x"\ninputs: [a.txt]\noutputs: [x]\n')
-    project.make("one")
-    (notes,) = (project.root / "runs/steps").glob(".fingerprints.json")
-    assert [*json.loads(notes.read_text())] == [str(project.root / "a.txt")]
-
-
 def test_a_log_is_that_of_the_step_and_of_none_whose_name_begins_so(
     project: StepProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -32,14 +23,6 @@ def test_a_log_is_that_of_the_step_and_of_none_whose_name_begins_so(
     project.write("runs/steps/clean-0123456789ab.log", "mine")
     project.write("runs/steps/clean-up-0123456789ab.log", "newer")
     assert steps.log_of("clean").read_text() == "mine"
-
-
-def test_a_step_that_is_made_while_its_log_is_looked_at_is_under_way_no_more(
-    project: StepProject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = project.write("runs/steps/clean-0123456789ab.log", "mine")
-    monkeypatch.setattr("pipeline.core.locks.is_held", lambda _: not log.unlink())
-    assert store.under_way(project.root / "runs") == []
 
 
 def test_files_behind_a_link_in_an_input_folder_count(project: StepProject) -> None:

@@ -44,8 +44,3 @@ def test_one_run_is_told_of_doit_sweep_whatever_the_sweep_is_written_as() -> Non
     for word in ("seed=1,2", "seed=range(1,1)", "model=glob(*)"):
         with pytest.raises(UsageError, match=rf"^{re.escape(word)}: several values are a sweep.*doit sweep"):
             compose.compose_config(["experiment=quickstart", word])
-
-
-def test_a_value_that_does_not_vary_stays_as_it_was_typed() -> None:
-    uri = "tracking.uri=sqlite:////a.db"
-    assert jobs([uri, "seed=0,1"])[1] == (uri, "seed=1")

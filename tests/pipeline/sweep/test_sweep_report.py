@@ -82,14 +82,6 @@ def test_a_figure_that_four_places_have_no_room_for_keeps_three_digits() -> None
     assert views.figure("loss", 0.0) == "loss 0.0000"
 
 
-def test_only_the_command_is_wider_than_a_terminal_of_40_columns() -> None:
-    lines = text(TRIALS, 5, width=40).splitlines()
-    assert [line for line in lines if len(line) > 40] == ["  doit train experiment=x optimizer.lr=0.3 seed=0"]
-    assert [line for line in lines if line.startswith("configuration")] == [
-        "configuration     n    val/accuracy", "configuration     val/loss",
-    ]  # fmt: skip
-
-
 def test_the_same_as_data() -> None:
     data = as_json(TRIALS, 5)
     assert data["best"]["key"] == "key3"
@@ -114,21 +106,6 @@ def test_the_seeds_of_a_script_are_taken_together_too() -> None:
     said = text(rows, 3, by="loss")
     assert "program.args.lr=1  3/3  2.0000 ± 1.0000" in said
     assert "best by loss: program.args.lr=1; trial 0" in said
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ([0.5, 0.5 + 1e-9], "0.5000 ± 7.07e-10"),
-        ([0.98765, 0.98766, 0.98767], "0.9877 ± 1e-05"),
-        ([0.5, 0.5], "0.5000 ± 0.0000"),
-        ([1.7e308, -1.7e308], "0.0000 ± inf"),
-        ([1e308, 1e308], "1e+308 ± inf"),
-    ],
-)
-def test_a_spread_is_nothing_only_where_it_is(values: list[float], said: str) -> None:
-    rows = [trial(n, "optimizer.lr=1", f"seed={n}", loss=value) for n, value in enumerate(values)]
-    assert f"  {said}\n" in text(rows, len(rows), by=None) + "\n"
 
 
 def test_a_trial_with_a_metric_that_was_no_number_is_named_below_the_table() -> None:

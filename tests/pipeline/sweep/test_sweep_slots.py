@@ -86,13 +86,10 @@ def test_without_gpus_one_trial_at_a_time_unless_more_are_asked_for() -> None:
         (cluster(Host(name="a"), Host(name="b", nproc_per_node=2)), SweepConfig(nodes=1), "b and a differ in nproc"),
         (local(), SweepConfig(slots="two"), "sweep.slots=two must be a whole number"),
         (local(2), SweepConfig(slots=3), "needs 6 GPUs, there are 4; set cluster.nproc_per_node=1"),
-        (
-            dataclasses.replace(local(), hosts=(Host(name="localhost", env={"CUDA_VISIBLE_DEVICES": "0"}),)),
-            SweepConfig(slots=2),
-            "cluster.env sets CUDA_VISIBLE_DEVICES=0",
-        ),
+        (dataclasses.replace(local(), hosts=(Host(name="localhost", env={"CUDA_VISIBLE_DEVICES": "0"}),)),
+         SweepConfig(slots=2), "cluster.env sets CUDA_VISIBLE_DEVICES=0"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_refused_with_the_mend(whole: Cluster, settings: SweepConfig, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         slots(whole, settings, ["0", "1", "2", "3"])

@@ -29,11 +29,8 @@ LOGS_TOO = "import paceline\npaceline.log(1, loss=1.0)\nprint('accuracy: 0.5')\n
         ("{'eval_loss': 0.25, 'epoch': 2}", {"eval_loss": 0.25}, (2, None, None)),
         ("Epoch [3/10], Step [100/600], Loss: 0.45", {"loss": 0.45}, (3, 100, 600)),
         ("Train Epoch: 1 [640/60000 (1%)]\tLoss: 0.925", {"train/loss": 0.925}, (1, 640, 60000)),
-        (
-            "Test set: Average loss: 0.0282, Accuracy: 9908/10000 (99%)",
-            {"test/loss": 0.0282, "test/accuracy": 0.9908},
-            (None, None, None),
-        ),
+        ("Test set: Average loss: 0.0282, Accuracy: 9908/10000 (99%)", {"test/loss": 0.0282, "test/accuracy": 0.9908},
+         (None, None, None)),
         ("iter 10: loss 3.2123, time 12.22ms, mfu 1.2%", {"loss": 3.2123}, (None, 10, None)),
         ("step 0: train loss 4.2, val loss 4.3", {"train/loss": 4.2, "val/loss": 4.3}, (None, 0, None)),
         ("Epoch 1:  45%|####  | 45/100 [00:03<00:04, 12.30it/s, loss=0.31]", {"loss": 0.31}, (1, 45, 100)),
@@ -60,7 +57,7 @@ LOGS_TOO = "import paceline\npaceline.log(1, loss=1.0)\nprint('accuracy: 0.5')\n
         ("took 3.2 s, 12 images/s; score_file=3.txt; 2 errors", {}, (None, None, None)),
         ("Loading checkpoint: loss function 3, map of 2 hosts", {}, (None, None, None)),
     ],
-)
+)  # fmt: skip
 def test_a_line_shows_metrics_and_where_they_stand(
     line: str, metrics: dict[str, float], place: tuple[int | None, int | None, int | None]
 ) -> None:
@@ -68,7 +65,7 @@ def test_a_line_shows_metrics_and_where_they_stand(
     assert (dict(found.metrics), (found.epoch, found.step, found.steps)) == (metrics, place)
 
 
-@pytest.mark.parametrize("part", ["a", "a-", "loss ", "loss: ", "test ", "1", "1,111"])
+@pytest.mark.parametrize("part", ["a", "loss: ", "1,111"])
 def test_a_line_of_any_length_is_read_once(part: str) -> None:
     assert len(parse((part * 4_000)[:3_999]).metrics) == 0
     assert parse(part * 1_000_000).metrics == {}

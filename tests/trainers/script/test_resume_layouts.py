@@ -28,37 +28,23 @@ def laid(folder: Path, *paths: str) -> Path:
     [
         # transformers: the final weights lie beside, and the newest folder was not finished
         (["checkpoint-8/model.safetensors", "checkpoint-8/trainer_state.json", "model.safetensors"], "checkpoint-8"),
-        (
-            ["c-2/checkpoint-8/a.bin", "c-2/checkpoint-8/trainer_state.json", "c-2/checkpoint-16/training_args.bin"],
-            "c-2/checkpoint-8",
-        ),
+        (["c-2/checkpoint-8/a.bin", "c-2/checkpoint-8/trainer_state.json", "c-2/checkpoint-16/training_args.bin"],
+         "c-2/checkpoint-8"),
         (["checkpoint-8/config.json", "checkpoint-8/rng_state_1.pth"], None),  # rank 1 was first
         # accelerate's save_state, named by itself or by the script
-        (
-            ["checkpoints/checkpoint_0/model.safetensors", "checkpoints/checkpoint_1/model.safetensors"],
-            "checkpoints/checkpoint_1",
-        ),
+        (["checkpoints/checkpoint_0/model.safetensors", "checkpoints/checkpoint_1/model.safetensors"],
+         "checkpoints/checkpoint_1"),
         (["state/model.safetensors", "state/optimizer.bin", "state/random_states_0.pkl"], "state"),
         # torch.distributed.checkpoint: .metadata comes last
         (["dcp/10/__0_0.distcp", "dcp/10/.metadata", "dcp/20/__0_0.distcp"], "dcp/10"),
         # Lightning
-        (
-            ["lightning_logs/version_0/checkpoints/epoch=1-step=32.ckpt", "lightning_logs/version_0/hparams.yaml"],
-            "lightning_logs/version_0/checkpoints/epoch=1-step=32.ckpt",
-        ),
-        (
-            ["v/checkpoints/epoch=2.ckpt", "v/checkpoints/last.ckpt", "v/checkpoints/best.ckpt"],
-            "v/checkpoints/last.ckpt",
-        ),
+        (["lightning_logs/version_0/checkpoints/epoch=1-step=32.ckpt", "lightning_logs/version_0/hparams.yaml"],
+         "lightning_logs/version_0/checkpoints/epoch=1-step=32.ckpt"),
+        (["v/checkpoints/epoch=2.ckpt", "v/checkpoints/last.ckpt", "v/checkpoints/best.ckpt"],
+         "v/checkpoints/last.ckpt"),
         # timm
-        (
-            [
-                "20261124-resnet10t/checkpoint-0.pth.tar",
-                "20261124-resnet10t/last.pth.tar",
-                "20261124-resnet10t/args.yaml",
-            ],
-            "20261124-resnet10t/last.pth.tar",
-        ),
+        (["20261124-resnet10t/checkpoint-0.pth.tar", "20261124-resnet10t/last.pth.tar", "20261124-resnet10t/args.yaml"],
+         "20261124-resnet10t/last.pth.tar"),
         (["d/last.pth.tar", "d/recovery-1-200.pth.tar", "d/model_best.pth.tar"], "d/recovery-1-200.pth.tar"),
         # DeepSpeed, Megatron: told the folder
         (["global_step2/a.pt", "global_step4/a.pt", "latest|global_step4"], "."),
@@ -69,7 +55,7 @@ def laid(folder: Path, *paths: str) -> Path:
         (["w.bin", "notes.txt", "model_best.pth"], "w.bin"),
         (["runs/events.out.tfevents.1", "empty.json", ".hidden.pt"], None),
     ],
-)
+)  # fmt: skip
 def test_each_layout_gives_what_its_library_reads(tmp_path: Path, paths: list[str], chosen: str | None) -> None:
     found = newest_checkpoint(laid(tmp_path, *paths))
     assert found == (None if chosen is None else tmp_path / chosen)

@@ -23,11 +23,7 @@ def _paths(resume: str | None = None) -> Paths:
 @pytest.mark.parametrize(
     ("args", "first", "later"),
     [
-        (
-            {"lr": 1, "from": "{resume}", "amp": True},
-            ["--lr", "1", "--amp"],
-            ["--lr", "1", "--from", "/c", "--amp"],
-        ),
+        ({"lr": 1, "from": "{resume}", "amp": True}, ["--lr", "1", "--amp"], ["--lr", "1", "--from", "/c", "--amp"]),
         (["--from", "{resume}", "-x"], ["-x"], ["--from", "/c", "-x"]),
         (["go", "{resume}"], ["go"], ["go", "/c"]),
         (["--from={resume}", "{{data}} {data} {seed}"], ["{data} /d 3"], ["--from=/c", "{data} /d 3"]),
@@ -35,7 +31,7 @@ def _paths(resume: str | None = None) -> Paths:
         ({"b": 8, "v": True}, ["-b", "8", "-v"], ["-b", "8", "-v"]),
         (None, [], []),
     ],
-)
+)  # fmt: skip
 def test_placeholders_are_filled_and_resume_is_left_out_without_a_checkpoint(
     args: Any, first: list[str], later: list[str]
 ) -> None:

@@ -34,14 +34,11 @@ def test_placeholders_are_filled_and_doubled_braces_stand_for_single_ones() -> N
         ({"args": ["{data}"]}, "program.args[0]={data}: {data} is named and there is none; set program.data=<a file"),
         ({"env": {"D": "{data}/x"}, "data": ""}, "program.env.D={data}/x: {data} is named and there is none"),
         ({"args": {"a b": 1}}, "program.args: 'a b' is no name of an argument: it has a space in it"),
-        (
-            {"metrics_pattern": "loss=("},
-            "'loss=(' is no regular expression: missing )",
-        ),
+        ({"metrics_pattern": "loss=("}, "'loss=(' is no regular expression: missing )"),
         ({"metrics_pattern": "loss=(.*)"}, "program.metrics_pattern names no metric"),
         ({"seal": "maybe"}, "program.seal='maybe' is not an option"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_work_is_named(fields: dict[str, Any], message: str) -> None:
     told = fields if "script" in fields or not fields else {"script": "a.py", **fields}
     with pytest.raises(ConfigError, match=re.escape(message)):

@@ -151,16 +151,12 @@ def test_an_example_with_images_and_a_cache_of_the_hub_in_its_data_prints_an_acc
 @pytest.mark.parametrize(
     ("script", "place", "data", "program"),
     [
-        pytest.param(
-            "examples/fabric/classifier/train.py",
-            'os.path.join(os.path.dirname(__file__), "..", "..", "..", "Datasets")',
-            "Datasets",
-            {},
-            id="three folders above the script",
-        ),
+        pytest.param("examples/fabric/classifier/train.py",
+         'os.path.join(os.path.dirname(__file__), "..", "..", "..", "Datasets")', "Datasets", {},
+         id="three folders above the script"),
         pytest.param("mnist/main.py", '"../data"', "data", {"workdir": "mnist"}, id="beside the working directory"),
     ],
-)
+)  # fmt: skip
 def test_an_example_finds_the_data_whose_path_stands_in_it(
     run: ScriptRun, script: str, place: str, data: str, program: dict[str, str]
 ) -> None:

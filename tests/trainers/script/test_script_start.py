@@ -205,10 +205,6 @@ def test_metrics_that_can_not_be_written_end_the_run_at_once(run: ScriptRun) -> 
     assert said == f"paceline: error: {run.path}/metrics.jsonl: No such file or directory\n"
 
 
-def test_a_placeholder_without_a_value_is_named(run: ScriptRun) -> None:
-    assert "{data} is named and there is none; set program.data" in run.write("", args=["{data}"]).start(code=1)
-
-
 @pytest.mark.slow
 def test_a_program_that_is_not_there_is_told_in_one_line(run: ScriptRun) -> None:
     for word, said in (
