@@ -32,9 +32,10 @@ _BESIDES = ("outputs/workdir/", "checkpoints/", "nodes/")  # files of a script t
 _LOGS = (".jsonl", ".log", "training_args.bin")  # these and TensorBoard files contain time stamps
 _UNIT = "(s|ms|us|secs?|seconds?|minutes?|hours?)"
 _TIME = re.compile(
-    rf"(^|[/_. -])((run|wall|wall_?clock_?)?times?(_{_UNIT})?|(duration|elapsed|latency)(_{_UNIT})?|eta|throughput|fps"
-    rf"|speed|(train|eval|test|step|epoch|data|load|total|batch)_{_UNIT}|(\w*_)?per_{_UNIT}"
-    rf"|(it|steps?|tokens?|samples?|images?)/{_UNIT})$"
+    rf"(^|[/_. -])((run|wall|wall_?clock_?)?times?(_{_UNIT})?|(duration|elapsed|latency)(_{_UNIT})?|eta|throughput"
+    rf"|fps|[stq]ps|speed|(train|eval|test|step|epoch|data|load|total|batch)_{_UNIT}|(\w*_)?per_{_UNIT}"
+    rf"|(it|steps?|tok|tokens?|samples?|images?)/{_UNIT})$",
+    re.IGNORECASE,
 )
 """Matches names of metrics, fields or columns that are times or rates, which differ between any two runs."""
 _SHOWN = 8  # names in a line

@@ -106,6 +106,7 @@ class Proof:
     differ; ``started_over``: the last attempt began at the run's first step; ``was_resumed``: the recorded run itself
     was resumed, at ``resumed_at``, and an undisturbed one differs from there on; ``lacks_last``: nothing differs but
     that metrics of the last step are missing; ``only_totals``: nothing differs but metrics that are logged once;
+    ``nothing_left``: the last attempt logged nothing, as the kill came behind the last checkpoint;
     ``offer``: the override that would give the script its checkpoint.
     """
 
@@ -117,12 +118,13 @@ class Proof:
     was_resumed: bool = False
     lacks_last: bool = False
     only_totals: bool = False
+    nothing_left: bool = False
     offer: str = ""
     culprit: Culprit | None = None
 
     @property
     def proven(self) -> bool:
-        return self.verdict.reproduced and bool(self.kills)
+        return self.verdict.reproduced and bool(self.kills) and not self.nothing_left
 
 
 def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable[[str], None], **how: Any) -> Proof:
@@ -142,10 +144,16 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
         after_s = [at * sooner for at in moments(timed, kills, seed)]
         killing = _Killing(runs_dir, after_s, say, awaits_checkpoint=sooner == _SOONER[0])
         verdict = reproduce(folder, work=work, say=say, train=partial(_train, killing), **how)
-        if killing.kills or not kills:
+        again = _made(runs_dir) or folder
+        nothing_left = bool(killing.kills) and _nothing_left(again)
+        if not kills or (killing.kills and not nothing_left):
             break
-        say("it had ended before it was to be killed; once more, killed sooner")
-    again = _made(runs_dir) or folder
+        late = (
+            "nothing was left to train after it was killed"
+            if nothing_left
+            else "it had ended before it was to be killed"
+        )
+        say(f"{late}; once more, killed sooner")
     ignored = [*verdict.times]
     before, after = (_by_step(one.path, ignored) for one in (folder, again))
     starts, steps, settings = _first_steps(again.path), sorted({*before, *after}), checkpoints.settings_of(again.path)
@@ -157,6 +165,7 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
         lacks_last=_lacks_last(before, after),
         only_totals=_only_totals(before, verdict),
         offer=checkpoints.resume_offer(again.path, settings) if settings is not None else "",
+        nothing_left=nothing_left,
         started_over=bool(before) and len(starts) > 1 and starts[-1] is not None and starts[-1] <= min(before),
     )
     if verdict.reproduced or verdict.nothing or verdict.within_spread:
@@ -344,6 +353,12 @@ def _first_steps(run_dir: Path) -> list[int | None]:
     return [min(of_attempt, default=None) for of_attempt in steps]
 
 
+def _nothing_left(folder: RunFolder) -> bool:
+    """Whether the last one of several attempts logged nothing, in a run that logs metrics."""
+    starts = _first_steps(folder.path)
+    return len(starts) > 1 and starts[-1] is None and any(step is not None for step in starts)
+
+
 # --------------------------------------------------------------------------------------------------- files
 def _differ_by_times(folder: RunFolder, again: RunFolder, verdict: Verdict) -> bool:
     """Whether each differing file holds equal tensors, or equal text but for times and the run folder's path."""
@@ -386,6 +401,8 @@ def text(proof: Proof) -> str:
         return f"NOTHING PROVEN {run}: its results can't be compared to the bit"
     if not proof.kills:
         return f"NOTHING PROVEN {run}: it had ended before it could be killed"
+    if proof.nothing_left and proof.culprit is None:
+        return f"NOTHING PROVEN {run}: it was killed behind its last checkpoint each time, with nothing left to train"
     after = ", ".join(f"{kill.after_s} s" for kill in proof.kills)
     times = counted(len(proof.kills), "time")
     if proof.culprit is None:
@@ -423,7 +440,10 @@ _ZIP = b"PK\x03\x04"
 OPTIMIZER, RANDOM = "optimizer", "random"
 _KINDS = {
     OPTIMIZER: re.compile(r"(?i)optim|exp_avg|momentum|max_exp_avg_sq"),
-    RANDOM: re.compile(r"(?i)rng|random|generator|\bseed_state"),
+    # not train_size_random_mix and random_erase, arguments that a checkpoint holds as well
+    RANDOM: re.compile(
+        r"(?i)(?<![a-z])rng|rand(?:om)?_?states?(?![a-z])|(?:^|python|numpy|np|torch|cuda)[_.]?random$|generator|\bseed_state"
+    ),
 }
 
 

@@ -14,7 +14,7 @@ import pytest
 from pipeline.core.specs import State
 from pipeline.keys.content_key import Difference
 from pipeline.reproduction import proving
-from pipeline.reproduction.compare import Verdict
+from pipeline.reproduction.compare import Verdict, is_time
 from pipeline.reproduction.proving import Culprit, Kill, Proof
 from pipeline.runs import journal
 from pipeline.runs.checkpoints import resume_offer
@@ -95,6 +95,21 @@ def test_where_steps_are_logged_now_and_then_the_names_in_the_checkpoint_decide(
     assert found is Culprit.OPTIMIZER
 
 
+def test_a_kill_behind_the_last_checkpoint_proves_nothing() -> None:
+    reproduced = replace(proof(saved(*ALL), differs_at=None), resumed_at=(), nothing_left=True)
+    assert reproduced.verdict.reproduced
+    assert not reproduced.proven
+    assert proving.text(reproduced) == (
+        "NOTHING PROVEN a: it was killed behind its last checkpoint each time, with nothing left to train"
+    )
+
+
+@pytest.mark.parametrize("name", ["charts/SPS", "time/fps", "train_tok/s", "Epoch_Time", "tokens_per_sec"])
+def test_times_and_rates_are_known_by_their_names_and_not_compared(name: str) -> None:
+    assert is_time(name)
+    assert not is_time(f"{name}_loss")
+
+
 def test_kinds_of_state_are_read_without_unpickling(tmp_path: Path) -> None:
     state = {"model": {"weight": 1}, "optimizer": {"momentum_buffer": 2}, "rng": 3}
     with zipfile.ZipFile(tmp_path / "last.pt", "w") as archive:
@@ -102,7 +117,7 @@ def test_kinds_of_state_are_read_without_unpickling(tmp_path: Path) -> None:
         archive.writestr("last/data/0", b"tensor")
     assert proving.state_kinds(tmp_path / "last.pt") == ALL
     assert proving.tensors_in(tmp_path / "last.pt") == [(6, zlib.crc32(b"tensor"))]
-    (tmp_path / "old.pth").write_bytes(pickle.dumps({"model": 1}))
+    (tmp_path / "old.pth").write_bytes(pickle.dumps({"model": 1, "args": {"random_erase": 1, "train_size_random": 2}}))
     assert proving.state_kinds(tmp_path / "old.pth") == frozenset()
     folder = tmp_path / "checkpoint-8"
     folder.mkdir()

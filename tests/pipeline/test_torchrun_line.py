@@ -107,6 +107,13 @@ def test_a_path_in_an_argument_is_data_or_a_file_of_the_snapshot(line: str, over
     assert any(word.startswith("program.inputs=[") for word in found) == ("small.json" in line)
 
 
+def test_typed_inputs_come_beside_the_files_of_the_arguments(folder: Path) -> None:
+    found = translated("run program.inputs=[a.txt,b.txt] train.py --config small.json", folder)
+    (inputs,) = [word for word in found if word.startswith("program.inputs")]
+    assert inputs.endswith("small.json',a.txt,b.txt]")
+    assert "program.inputs=[a.txt]" in translated("run program.inputs=[a.txt] train.py", folder)
+
+
 @pytest.mark.parametrize(
     "word", ["{{y}}", "{y}", "${seed}", "{{ x }}", "{{}}", "x" * 3_000, "\\${x}", "a\\b${c}", "${d}"]
 )

@@ -7,6 +7,7 @@ A word counts as a metric if one of its parts is in ``_KINDS`` and a number foll
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -22,7 +23,26 @@ _OF_RANK_0 = "0 | "
 """Prefix of rank 0's lines in the log of a host."""
 
 _KINDS = {
-    *("acc", "accuracy", "auc", "auroc", "f1", "precision", "recall", "score", "top1", "top5", "iou", "miou", "map"),
+    *(
+        "acc",
+        "acc1",
+        "acc5",
+        "accuracy",
+        "prec",
+        "prec1",
+        "prec5",
+        "auc",
+        "auroc",
+        "f1",
+        "precision",
+        "recall",
+        "score",
+        "top1",
+        "top5",
+        "iou",
+        "miou",
+        "map",
+    ),
     *("loss", "lr", "mae", "mse", "rmse", "r2", "ppl", "perplexity", "bleu", "rouge", "rouge1", "rouge2", "rougel"),
     *("cer", "wer", "psnr", "ssim", "fid", "ndcg", "reward"),
 }
@@ -32,7 +52,7 @@ _SPLITS = {
 }  # fmt: skip
 _SPLIT = rf"(?P<split>\b(?:{'|'.join(_SPLITS)})\b)"
 _QUALIFIERS = {
-    *("best", "cls", "box", "obj", "reg", "kl", "ce", "bce", "dice", "aux", "gen", "disc", "generator"),
+    *("best", "d", "g", "cls", "box", "obj", "reg", "kl", "ce", "bce", "dice", "aux", "gen", "disc", "generator"),
     "discriminator",
     *("macro", "micro", "weighted", "balanced", "f1", "top1", "top5", "top-1", "top-5"),
 }
@@ -62,11 +82,19 @@ _BITS = {"8", "16", "32", "64"}
 _FIRST = re.compile(rf"\W*{_SPLIT}", re.IGNORECASE)
 _COUNT = r"[\s:=#]*[\[(]?\s*(?P<at>\d+)(?:\s*/\s*(?P<of>\d+))?(?![\d.]*\d)"
 _EPOCH = re.compile(rf"\bepochs?\b['\"]?{_COUNT}", re.IGNORECASE)
-_STEP = re.compile(rf"\b(?:global_step|steps?|iter|iteration|batch)\b['\"]?{_COUNT}", re.IGNORECASE)
+_STEP = re.compile(rf"(?<!/)\b(?:global_step|steps?|iter|iteration|batch)\b['\"]?{_COUNT}", re.IGNORECASE)
 _EPOCHS = re.compile(r"['\"]epoch['\"]: ['\"]?(?P<passed>\d+(?:\.\d+)?)['\"]?[,}]")
 """What transformers' Trainer prints: how many epochs have passed, with a fraction."""
-_STEP_OF_EPOCH = re.compile(r"\[\s*(?P<at>\d+)\s*/\s*(?P<of>\d+)|\b(?P<bar>\d+)/(?P<length>\d+) \[\d\d:\d\d")
-"""``[640/60000 (1%)]`` behind an epoch, or the counter of tqdm."""
+_STEP_OF_EPOCH = re.compile(
+    r"\[\s*(?P<at>\d+)\s*/\s*(?P<of>\d+)|\b(?P<bar>\d+)/(?P<length>\d+) \[\d\d:\d\d"
+    r"|(?P<batch>\d+)\s*/\s*(?P<batches>\d+) (?:batches|steps|iterations|iters)\b"
+)
+"""``[640/60000 (1%)]`` behind an epoch, the counter of tqdm, or ``| 5/ 29 batches |``."""
+_COUNTERS = (("at", "bar", "batch"), ("of", "length", "batches"))
+_EPOCH_AND_STEP = re.compile(r"\W*\[\s*(?P<epoch>\d+)\s*/\s*\d+\]\s*\[\s*(?P<at>\d+)\s*/\s*(?P<of>\d+)\]")
+"""``[0/25][17/600]`` at the beginning of a line."""
+_SUMMARY = re.compile(r"\s*\*\s")
+"""Begins a line that sums up the evaluation whose lines came before: ``* Acc@1 76.1``."""
 _MOST_ROWS = 200_000
 _MOST_BYTES = 64_000_000
 
@@ -76,6 +104,7 @@ class _Line:
     """One line with metrics. ``step`` of ``steps`` in its epoch, or of the run; None: not in the line.
 
     ``epochs``: how many have passed, of a line that says it with a fraction; ``epoch`` is then the one under way.
+    ``split``: that which the line begins with, or sums up.
     """
 
     metrics: Mapping[str, float]
@@ -83,6 +112,7 @@ class _Line:
     step: int | None = None
     steps: int | None = None
     epochs: float | None = None
+    split: str = ""
 
 
 _Timed = tuple[float, _Line]
@@ -155,9 +185,8 @@ def _kept(path: Path) -> list[list[_Timed]]:
     """Return the stored lines of each earlier attempt; none if the file is missing or damaged."""
     attempts: dict[int, list[_Timed]] = {}
     try:
-        for text in path.read_text(encoding="utf-8").splitlines():
-            value = json.loads(text)
-            line = parse(_last_state(value["text"]))
+        values = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+        for value, line in zip(values, _parsed(value["text"] for value in values), strict=True):
             attempts.setdefault(int(value["attempt"]), []).append((float(value["t"]), line))
     except (OSError, ValueError, TypeError, KeyError):
         return []
@@ -165,9 +194,18 @@ def _kept(path: Path) -> list[list[_Timed]]:
 
 
 def _timed(lines: Sequence[str], began_s: float, end_s: float) -> Iterator[_Timed]:
-    for at, text in enumerate(lines, 1):
-        if (line := parse(_last_state(text))).metrics:
+    for at, line in enumerate(_parsed(lines), 1):
+        if line.metrics:
             yield _spread(began_s, end_s, at, len(lines)), line
+
+
+def _parsed(texts: Iterable[str]) -> Iterator[_Line]:
+    """Parse lines one after another, as one may sum up those before it."""
+    split = ""
+    for text in texts:
+        line = parse(_last_state(text), split)
+        split = line.split if line.metrics else split
+        yield line
 
 
 def _spread(began_s: float, end_s: float, at: int, of: int) -> float:
@@ -216,15 +254,19 @@ def _tail(path: Path) -> str:
         return file.read(_MOST_BYTES).decode(errors="replace")
 
 
-def parse(text: str) -> _Line:
-    """Return the metrics of one line, and its epoch and step. A name with two different values is left out."""
+def parse(text: str, split_before: str = "") -> _Line:
+    """Return the metrics of one line, and its epoch and step. A name with two different values is left out.
+
+    Args:
+        split_before: of the line with metrics before it, which a line that begins with a star sums up.
+    """
     if len(text) > _LONGEST:
         return _Line({})
     text = _COLOURS.sub("", text)
     if _SETTINGS.search(text):  # printed before the training
         return _Line({})
     first = _FIRST.match(text)
-    split = _SPLITS[first["split"].lower()] if first else ""
+    split = _SPLITS[first["split"].lower()] if first else split_before if _SUMMARY.match(text) else ""
     values: dict[str, set[float]] = {}
     for match in _PAIR.finditer(text):
         if _is_metric(match):
@@ -232,14 +274,19 @@ def parse(text: str) -> _Line:
     metrics = {name: numbers.pop() for name, numbers in values.items() if len(numbers) == 1}
     if all(name.rpartition("/")[2] == "lr" for name in metrics):  # a setting, unless the line has a result
         metrics = {}
+    if both := _EPOCH_AND_STEP.match(text):
+        return _Line(metrics, int(both["epoch"]), int(both["at"]), int(both["of"]), split=split)
     epoch, step = _EPOCH.search(text), _STEP.search(text)
     at, of = (step["at"], step["of"]) if step else (None, None)
-    if step is None and (inner := _STEP_OF_EPOCH.search(text, epoch.end("at") if epoch else 0)):
-        at, of = inner["at"] or inner["bar"], inner["of"] or inner["length"]
+    counts_other = epoch is None and split not in ("", "train")  # the batches of an evaluation
+    inner = None if step or counts_other else _STEP_OF_EPOCH.search(text, epoch.end("at") if epoch else 0)
+    if inner:
+        at, of = (next(filter(None, inner.group(*names))) for names in _COUNTERS)
     if step is None and (passed := _EPOCHS.search(text)):
         epochs = float(passed["passed"])
-        return _Line(metrics, epoch=max(1, math.ceil(epochs)), epochs=epochs)
-    return _Line(metrics, int(epoch["at"]) if epoch else None, int(at) if at else None, int(of) if of else None)
+        return _Line(metrics, epoch=max(1, math.ceil(epochs)), epochs=epochs, split=split)
+    at_epoch, at_step, steps = (int(number) if number else None for number in (epoch and epoch["at"], at, of))
+    return _Line(metrics, at_epoch, at_step, steps, split=split)
 
 
 def _is_metric(match: re.Match[str]) -> bool:
@@ -286,7 +333,11 @@ def _with_steps(lines: Iterable[_Line], steps_per_epoch: float | None = None) ->
             line = replace(line, step=before.step, steps=before.steps)
         placed.append(line)
     length = max((line.steps for line in placed if line.steps), default=0)
-    by_step = [line.step for line in placed]
+    # a step of its epoch, of which only one was printed, doesn't grow
+    begins_anew = any(
+        old.epoch != new.epoch and (old.step or 0) >= (new.step or 0) for old, new in itertools.pairwise(placed)
+    )
+    by_step = [None if begins_anew else line.step for line in placed]
     by_both = [
         None if line.epoch is None or not length else line.epoch * length + (line.step if line.step is not None else 0)
         for line in placed

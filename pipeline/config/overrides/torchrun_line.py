@@ -27,6 +27,7 @@ from pipeline.core.printable import hydra_value
 from pipeline.core.processes.process import python_answer
 from trainers.script.settings import PLACEHOLDERS, escaped, is_resume, words
 
+_INPUTS = "program.inputs=["
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@]*=")
 _FLAG = re.compile(r"--(?P<long>[A-Za-z_][\w-]+)|-(?P<short>[A-Za-z])")
 _LIKE_A_FLAG = re.compile(r"--?[A-Za-z_]")  # --z, --lr=0.1, -abc: a mapping can't express these
@@ -313,9 +314,11 @@ def _overrides(line: _Line, folder: Path, root: Path, *, splits: bool) -> Iterat
     named = _named(args)
     yield from _listed(args, sweeps) if named is None else _by_name(named, sweeps, splits=splits)
     inputs = [Path(os.path.relpath(path, root)).as_posix() for _, path in placed if path is not None]
-    if inputs:
-        yield f"program.inputs=[{','.join(map(hydra_value, inputs))}]"
-    yield from line.overrides
+    named_inputs = [word for word in line.overrides if word.startswith(_INPUTS) and word.endswith("]")]
+    lists = [*map(hydra_value, inputs), *(word[len(_INPUTS) : -1] for word in named_inputs)]
+    if lists:  # typed ones come on top of the arguments' files
+        yield f"{_INPUTS}{','.join(filter(None, lists))}]"
+    yield from (word for word in line.overrides if word not in named_inputs)
 
 
 def _nodes(line: _Line) -> Iterator[str]:

@@ -47,8 +47,14 @@ LOGS_TOO = "import paceline\npaceline.log(1, loss=1.0)\nprint('accuracy: 0.5')\n
         ("loss: 1,234.5", {"loss": 1234.5}, (None, None, None)),
         ("loss: 0,31 loss: 3/4 score: 12:30 map: 2024-01-01 losses: 1,2,3", {}, (None, None, None)),  # no wrong number
         ("loss 0.5 then loss 0.4; precision: 16; map 3 workers", {}, (None, None, None)),
-        ("val acc: 100%|####| 40/40 [00:00<00:00]", {}, (None, 40, 40)),  # a bar of that name
+        ("val acc: 100%|####| 40/40 [00:00<00:00]", {}, (None,) * 3),  # a bar of that name
         ("Epoch 3: val acc 0.6 (best val acc 0.9)", {"val/acc": 0.6, "val/best_acc": 0.9}, (3, None, None)),
+        ("Test: [ 3/50]\tLoss 4.1e+00 (4.2)\tAcc@1 43.00 (42.0)", {"test/loss": 4.1, "test/acc@1": 43.0}, (None,) * 3),
+        ("[0/25][17/600] Loss_D: 1.5 Loss_G: 3.5", {"loss_d": 1.5, "loss_g": 3.5}, (0, 17, 600)),
+        ("[Epoch 1/5] [Batch 3/99] [D loss: 0.5] [G loss: 0.7]", {"d_loss": 0.5, "g_loss": 0.7}, (1, 3, 99)),
+        ("| epoch   1 |     5/   29 batches | ms/batch 12 | loss  7.61 | ppl  2017.5", {"loss": 7.61, "ppl": 2017.5},
+         (1, 5, 29)),
+        ("Epoch: [0]  [4/8]  loss: 2.30 (2.31)  acc1: 12.50 (12.50)", {"loss": 2.3, "acc1": 12.5}, (0, 4, 8)),
         ("src/loss.py:12: UserWarning: x", {}, (None, None, None)),
         ("Namespace(lr=0.1, loss=2.0)", {}, (None, None, None)),
         ("lr_decay_iters = 400 warmup_lr: 1e-6", {}, (None,) * 3),
@@ -85,6 +91,25 @@ def test_whole_epochs_of_a_line_that_tells_no_step_are_its_steps(run: ScriptRun)
     run.write("for epoch in (1, 2, 3): print({'loss': 1 / epoch, 'epoch': epoch})", torchrun=False)
     run.start("python3", f"--log-dir={run.path}/ranks")
     assert [step for step, _ in run.rows()] == [1, 2, 3]
+
+
+IMAGENET = """
+for epoch in (0, 1, 2):
+    print(f"Epoch: [{epoch}][1/1]\\tLoss {9 - epoch:.1f} (9.0)\\tAcc@1 18.00 (25.00)")
+    print(f"Test: [1/2]\\tLoss {4 - epoch:.1f} (4.0)\\tAcc@1 10.00 (10.00)")
+    print(f" *   Acc@1 4{epoch}.000")
+"""
+
+
+def test_a_line_with_a_star_sums_up_the_evaluation_before_it_and_epochs_of_one_line_are_steps(run: ScriptRun) -> None:
+    run.write(IMAGENET, torchrun=False)
+    run.start("python3", f"--log-dir={run.path}/ranks")
+    assert [step for step, _ in run.rows()] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert [metrics for _, metrics in run.rows()][-3:] == [
+        {"loss": 7.0, "acc@1": 18.0},
+        {"test/loss": 2.0, "test/acc@1": 10.0},
+        {"test/acc@1": 42.0},
+    ]
 
 
 @pytest.mark.parametrize(("script", "settings"), [(LOGS_TOO, {}), (MNIST, {"metrics": "off"})])
