@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pipeline.core.processes import signals
-from pipeline.core.processes.heartbeat import waiting
 
 signals.leave_on_ctrl_c()  # before the other imports: a Ctrl-C during them also ends in one line
 
@@ -33,6 +32,7 @@ from pipeline.cli.verbs import VERBS  # noqa: E402
 from pipeline.cli.words import flags  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
+from pipeline.core.processes.heartbeat import waiting  # noqa: E402
 
 _YOUNG = 200_000
 """Objects made before Python looks for garbage. Its default of 700 is due twenty times in a no-op; with 20,000 a first
