@@ -127,7 +127,7 @@ def _init_around(folder: Path) -> str:
         write_atomic(folder / ".gitignore", _template(".gitignore"))
     write_atomic(about, f"{known.rstrip()}\n\n{tables}".lstrip())
     write_atomic(dodo, _template(dodo.name))
-    scripts = sorted(path.name for path in folder.glob("*.py") if path != dodo)
+    scripts = sorted(path.name for path in folder.glob("*.py") if path.name not in ("dodo.py", "setup.py"))
     script = scripts[0] if len(scripts) == 1 else "SCRIPT.py"
     return f"{folder} is a project now, by its dodo.py; what to try next:\n  paceline run {script}\n  paceline ui"
 

@@ -468,7 +468,12 @@ def message(unkeyed: Collection[Unkeyed], field: str = "program.inputs") -> list
         if paths:
             was, are = ("was", "isn't") if len(paths) == 1 else ("were", "aren't")
             what = f"{joined(paths)} {was} " + ("read" if was_read else f"looked for and {are} in the snapshot")
-            lines.append(f"the key is not complete: {what}; {added_to(field, paths)}")
+            # a program ends at the first file that it lacks, and may read the others of that folder
+            folders = {path.rpartition("/")[0] for path in paths} if not was_read else {""}
+            more = (
+                f", or all of its folder: '{field}=[{folders.pop()}/*]'" if len(folders) == 1 and all(folders) else ""
+            )
+            lines.append(f"the key is not complete: {what}; {added_to(field, paths)}{more}")
     return lines
 
 

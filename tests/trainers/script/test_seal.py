@@ -124,9 +124,9 @@ def test_what_the_snapshot_lacks_is_named_although_the_run_failed_for_it(run: Sc
     wanted = "configs/a.yaml and plugin.py were looked for and aren't in the snapshot; add them to program.inputs"
     typed = "'program.inputs=[configs/a.yaml,plugin.py]'"
     assert f"paceline: WARNING: the key is not complete: {wanted}: {typed}\n" in said
-    assert "configs/a.yaml was looked for and isn't in the snapshot; add it" in run.start(
-        code=1, env={"PACELINE_PROJECT": "/nowhere"}
-    )
+    said = run.start(code=1, env={"PACELINE_PROJECT": "/nowhere"})
+    assert "configs/a.yaml was looked for and isn't in the snapshot; add it" in said
+    assert ", or all of its folder: 'program.inputs=[configs/*]'\n" in said
 
 
 LISTS = """
