@@ -37,7 +37,7 @@ def three_seeds(runs_dir: Path) -> list[RunFolder]:
 def test_a_terminal_shows_curves_within_its_width_with_n_and_spread(tmp_path: Path, plotted: Printed) -> None:
     folders = [*three_seeds(tmp_path), trained(tmp_path, 0, 0.01, accuracy=0.4)]
     text = plotted(tmp_path, *(folder.key for folder in folders))
-    lines = text.splitlines()
+    lines = [line for line in text.splitlines() if not line.startswith("still ")]  # a busy machine takes 5 s
     assert max(map(len, lines)) <= 60
     assert lines[0] == "val/accuracy 0.08 to 1, over step 10 to 50"
     assert lines[3:6] == [f"{'▅' * 15:>59}█", f"{'░' * 14:>44}{'█' * 16}", f"{'█' * 30:>60}"]

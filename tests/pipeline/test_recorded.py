@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -53,6 +54,7 @@ def recorded_run(place: Path, uri: str, *, patch: bytes = PATCH, ended: bool = T
 def in_this_process(argv: Sequence[str], *, env: Mapping[str, str], **_: object) -> process.Completed:
     """Stands for ``process.run``: the command that fetches a record, without the import of mlflow."""
     stderr = io.StringIO()
+    import_module("pipeline.tracking.mlflow.store")  # sets variables that this process's later tests need
     with contextlib.ExitStack() as stack:
         for of_a_process in (
             "pipeline.tracking.__main__._leave_out_data_frames",
