@@ -145,7 +145,8 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
         killing = _Killing(runs_dir, after_s, say, awaits_checkpoint=sooner == _SOONER[0])
         verdict = reproduce(folder, work=work, say=say, train=partial(_train, killing), **how)
         again = _made(runs_dir) or folder
-        nothing_left = bool(killing.kills) and _nothing_left(again)
+        starts = _first_steps(again.path)
+        nothing_left = bool(killing.kills) and _nothing_left(starts)
         if not kills or (killing.kills and not nothing_left):
             break
         late = (
@@ -156,7 +157,7 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
         say(f"{late}; once more, killed sooner")
     ignored = [*verdict.times]
     before, after = (_by_step(one.path, ignored) for one in (folder, again))
-    starts, steps, settings = _first_steps(again.path), sorted({*before, *after}), checkpoints.settings_of(again.path)
+    steps, settings = sorted({*before, *after}), checkpoints.settings_of(again.path)
     evidence = Proof(
         verdict=verdict,
         kills=tuple(killing.kills),
@@ -353,9 +354,8 @@ def _first_steps(run_dir: Path) -> list[int | None]:
     return [min(of_attempt, default=None) for of_attempt in steps]
 
 
-def _nothing_left(folder: RunFolder) -> bool:
-    """Whether the last one of several attempts logged nothing, in a run that logs metrics."""
-    starts = _first_steps(folder.path)
+def _nothing_left(starts: Sequence[int | None]) -> bool:
+    """Whether the last one of several attempts logged nothing, in a run that logs metrics: see ``_first_steps``."""
     return len(starts) > 1 and starts[-1] is None and any(step is not None for step in starts)
 
 
