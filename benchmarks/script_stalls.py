@@ -158,7 +158,7 @@ def run_case(project: Path, case: Case, hosts: lab.Lab) -> dict[str, object]:
     words = [*where, f"cluster.stall_s={STALL_S:g}", "tracking=none", f"paths.runs={runs}", "program.script=hangs.py"]
     words += [f'program.args.kind="{case.kind}"', f"program.args.rank={case.rank}", f"program.args.at={case.step}"]
     is_cut = case.kind == "its link is cut"
-    blame = re.compile(r"no rank has moved|training failed")
+    blame = re.compile(r"no rank has moved|training failed|no longer answers: ")
 
     def strike() -> None:
         lab.cut(hosts, case.host) if is_cut else strike_from_outside(case, runs, hosts)
@@ -175,8 +175,7 @@ def run_case(project: Path, case: Case, hosts: lab.Lab) -> dict[str, object]:
     else:
         text = said[said.find(failure) :] if failure else ""
         right = re.search(KINDS[case.kind].format(rank=case.rank, host=case.host), text, re.DOTALL) is not None
-    untimed = (*HEALTHY, "its link is cut")  # that one is noticed by ssh, in its own time
-    in_time = after_s is None or case.kind in untimed or after_s <= STALL_S + 5 + LOOK_S
+    in_time = after_s is None or case.kind in HEALTHY or after_s <= STALL_S + 5 + LOOK_S
     return {"right": right and in_time, "after_s": after_s, "said": said[said.find(failure) :][:400] if failure else ""}
 
 

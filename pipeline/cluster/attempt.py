@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pipeline.cluster import earlier, launchers, preflight, starts
 from pipeline.cluster.agent.wire import BUSY
+from pipeline.cluster.events import Doing, Emit, HostNote, HostsProbed, Notice
 from pipeline.cluster.failures import cause, failure_text, first_error, is_consequence, lines_on_lost, port_was_taken
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
@@ -21,7 +22,7 @@ from pipeline.cluster.launchers.settings import REFUSE, SHARE, WAIT, busy_policy
 from pipeline.cluster.plan import render, warm_environment
 from pipeline.cluster.preflight import occupation
 from pipeline.cluster.preflight.versions import probed, refuse_different
-from pipeline.cluster.running import RunningAttempt, Watchers
+from pipeline.cluster.running import RunningAttempt
 from pipeline.cluster.stalls import HOST_CAUSED, stall_text
 from pipeline.cluster.validation import check_batch, validate_hosts
 from pipeline.core.errors import HostError, TrainingError
@@ -34,7 +35,7 @@ from trainers.contract import run_folder
 
 
 def run_attempt(
-    spec: AttemptSpec, hosts_context: AbstractContextManager[Hosts], watchers: Watchers, stop: Stop | None = None
+    spec: AttemptSpec, hosts_context: AbstractContextManager[Hosts], emit: Emit, stop: Stop | None = None
 ) -> LaunchPlan:
     """Run the trainer on all nodes to its end and return the plan that was run.
 
@@ -44,6 +45,7 @@ def run_attempt(
     Args:
         hosts_context: ``closing(Hosts(cluster))``, or ``nullcontext(hosts)`` to keep them for further attempts.
             Entered once signals are caught, left before they take effect.
+        emit: takes each event of the attempt.
         stop: ends an attempt that isn't in the main thread.
 
     Raises:
@@ -55,13 +57,13 @@ def run_attempt(
     with Interruptible(stop) as signals, hosts_context as hosts:
         try:
             while True:
-                running = _run_once(spec, hosts, watchers, signals)
+                running = _run_once(spec, hosts, emit, signals)
                 if running.ended_well:
                     return running.plan
                 outcome = hosts.launcher.outcome(running.plan)
                 if not outcome.again:
                     raise _failure(running, outcome)
-                watchers.on_job(outcome.text)
+                emit(Notice(text=outcome.text))
                 signals.release()
         except TrainingError:  # a further attempt may use the same hosts
             raise
@@ -75,7 +77,7 @@ def attach_attempt(
     plan: LaunchPlan,
     spec: AttemptSpec,
     hosts_context: AbstractContextManager[Hosts],
-    watchers: Watchers,
+    emit: Emit,
     stop: Stop | None = None,
 ) -> None:
     """Follow an attempt whose own command is gone to its end, then fetch its outputs as ``run_attempt`` does.
@@ -87,22 +89,22 @@ def attach_attempt(
     """
     with Interruptible(stop) as signals, hosts_context as hosts:
         signals.check()
-        running = RunningAttempt(hosts.launcher, plan, spec, [], watchers, signals)
+        running = RunningAttempt(hosts.launcher, plan, spec, [], emit, signals)
         running.run(started=True)
         if not running.ended_well:
             raise _failure(running, hosts.launcher.outcome(plan))
 
 
-def _run_once(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: Interruptible) -> RunningAttempt:
+def _run_once(spec: AttemptSpec, hosts: Hosts, emit: Emit, signals: Interruptible) -> RunningAttempt:
     """Probe the hosts, start, and follow all nodes to their end. Repeat if another run claimed a host first."""
     signals.check()
     if hosts.launcher.capabilities.hosts_are_granted:
-        watchers.on_launch(hosts.launcher.starting)
-    hosts.grant(spec, probed(spec.versions), watchers.on_job, signals.check)
+        emit(Doing(what=hosts.launcher.starting))
+    hosts.grant(spec, probed(spec.versions), lambda text: emit(Notice(text=text)), signals.check)
     while True:
-        until_free(hosts, spec, watchers, signals.check)
+        until_free(hosts, spec, emit, signals.check)
         try:
-            return _run_on_hosts(spec, hosts, watchers, signals)
+            return _run_on_hosts(spec, hosts, emit, signals)
         except HostError as error:
             if not was_claimed_first(error, hosts, spec):
                 raise
@@ -112,21 +114,25 @@ def _run_once(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: Inte
         hosts.forget()
 
 
-def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: Interruptible) -> RunningAttempt:
+def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, emit: Emit, signals: Interruptible) -> RunningAttempt:
     """Start on free hosts; start again with another port if the rendezvous port was taken after the probe."""
+
+    def note_host(text: str) -> None:
+        emit(HostNote(text=text))
+
     facts = _checked_hosts(spec, hosts)
-    watchers.on_facts(facts)
+    emit(HostsProbed(facts=facts))
     if spec.outputs.resume:
-        earlier.end_and_collect(hosts.launcher, facts, spec.run_dir, watchers.on_note, is_restart=spec.is_restart)
+        earlier.end_and_collect(hosts.launcher, facts, spec.run_dir, note_host, is_restart=spec.is_restart)
     if spec.outputs.resume and not hosts.launcher.capabilities.shares_run_dir:
         for note in earlier.clear_leftovers(hosts.launcher, facts, spec.run_dir.parent):
-            watchers.on_note(note)
+            note_host(note)
     for port in hosts.ports():
         signals.check()
         plan = _planned(spec, hosts, facts, port)
         for note in hosts.notes(plan, facts):
-            watchers.on_note(note)
-        running = RunningAttempt(hosts.launcher, plan, spec, facts, watchers, signals)
+            note_host(note)
+        running = RunningAttempt(hosts.launcher, plan, spec, facts, emit, signals)
         running.run()
         if running.ended_well:
             break
@@ -210,7 +216,7 @@ _POLL_S = 0.2
 PROBE_AGAIN_S = 5.0  # between two probes of busy hosts
 
 
-def until_free(hosts: Hosts, spec: AttemptSpec, watchers: Watchers, check: Callable[[], None]) -> None:
+def until_free(hosts: Hosts, spec: AttemptSpec, emit: Emit, check: Callable[[], None]) -> None:
     """Refuse busy hosts or wait until they are free, as ``cluster.when_busy`` says.
 
     This claims no host: the start does, and fails if another run has claimed one first.
@@ -247,10 +253,10 @@ def until_free(hosts: Hosts, spec: AttemptSpec, watchers: Watchers, check: Calla
                 waiting.for_host(busy[0].host, busy[0].who)
                 text = f"waiting for {busy[0].host}: {busy[0].who}"
             if not reported:
-                watchers.on_launch(progress)
+                emit(Doing(what=progress))
             if text != reported:
                 reported = text
-                watchers.on_job(text)
+                emit(Notice(text=text))
             _pause(PROBE_AGAIN_S, spec, check)
             hosts.forget()
     finally:

@@ -20,7 +20,7 @@ _PAUSE_FACTOR = 10  # times a fetch's duration until the next one: ssh's encrypt
 
 
 class CheckpointFetch:
-    """Fetches checkpoints in a thread, one at a time, at most every ``every_s`` seconds (0: never).
+    """Fetches checkpoints in a thread, one at a time, at most every ``plan.checkpoint_fetch_s`` seconds (0: never).
 
     The thread calls ``on_fetched`` after each checkpoint, and ``on_failed`` once if the run folder can't be written.
     """
@@ -30,16 +30,15 @@ class CheckpointFetch:
         launcher: Launcher,
         plan: LaunchPlan,
         run_dir: Path,
-        every_s: float,
-        on_fetched: Callable[[], None] = lambda: None,
-        on_failed: Callable[[OSError], None] = lambda _: None,
+        on_fetched: Callable[[], None],
+        on_failed: Callable[[OSError], None],
     ) -> None:
-        self._launcher, self._plan, self._run_dir, self._every_s = launcher, plan, run_dir, every_s
+        self._launcher, self._plan, self._run_dir, self._every_s = launcher, plan, run_dir, plan.checkpoint_fetch_s
         self._on_fetched, self._on_failed = on_fetched, on_failed
         self._has_failed = False
         self._thread: threading.Thread | None = None
         self._fetched = threading.Event()
-        self._step, self._next_at = 0, time.monotonic() + every_s
+        self._step, self._next_at = 0, time.monotonic() + self._every_s
 
     def offer(self, step: int) -> None:
         """Fetch the checkpoint of ``step``, the newest on rank 0's host, if it is new and the pause is over."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import IO, TYPE_CHECKING
 
 from pipeline.cluster import earlier, failures, starts
 from pipeline.cluster.agent.running.saved import newest_change
 from pipeline.cluster.checkpoint_fetch import CheckpointFetch
+from pipeline.cluster.events import AllSucceeded, CheckpointSaved, Doing, Emit, HostNote, Notice, ShownLine
 from pipeline.cluster.failures import Tracebacks, is_worth_showing
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec
 from pipeline.cluster.stalls import Verdict, Watch
@@ -49,42 +49,6 @@ _ASK_AGAIN_S = 5.0  # between two requests to the other hosts
 _ANSWER_S = 3.5  # how long their answers are waited for
 
 Ends = dict[str, NodeExit | NodeLost]
-Progress = LaunchPlan | Event | Verdict
-"""The events that ``Watchers.on_event`` takes."""
-
-
-def nothing(*_: object) -> None:
-    """Do nothing: the default callback."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Watchers:
-    """The callbacks of an attempt.
-
-    Attributes:
-        on_line: takes the ranks' lines.
-        on_note: takes each remark about the hosts, once.
-        on_facts: takes the facts of the hosts, before anything starts.
-        on_job: takes each line about waiting: for a batch scheduler, busy or silent hosts, or outputs.
-        on_launch: called when a start begins, with a function that returns its progress (words that follow "still").
-        on_start: called when all nodes have started.
-        on_wait: takes a description of a wait for silent hosts; '' when it is over.
-        on_end: called when all nodes have succeeded. Their hosts are free from then on, before the outputs are fetched.
-        on_checkpoint: called when the run folder has a new checkpoint, and after a failure the last one. None: not
-            wanted.
-        on_event: takes the plan before it is followed, each event of its nodes, and the verdict on a stall.
-    """
-
-    on_line: Callable[[LogLine], None]
-    on_note: Callable[[str], None] = nothing
-    on_facts: Callable[[Sequence[NodeFacts]], None] = nothing
-    on_job: Callable[[str], None] = nothing
-    on_launch: Callable[[Callable[[], str]], None] = nothing
-    on_start: Callable[[], None] = nothing
-    on_wait: Callable[[str], None] = nothing
-    on_end: Callable[[], None] = nothing
-    on_checkpoint: Callable[[], None] | None = None
-    on_event: Callable[[Progress], None] = nothing
 
 
 class RunningAttempt:
@@ -96,14 +60,14 @@ class RunningAttempt:
         plan: LaunchPlan,
         spec: AttemptSpec,
         facts: list[NodeFacts],
-        watchers: Watchers,
+        emit: Emit,
         signals: Interruptible,
     ) -> None:
         self.launcher, self.plan, self.pack, self.facts = launcher, plan, spec.pack, facts
-        self.run_dir, self.watchers, self.signals = spec.run_dir, watchers, signals
+        self.run_dir, self._emit, self.signals = spec.run_dir, emit, signals
         self.log_dir = spec.run_dir / run_folder.ATTEMPTS / str(plan.attempt)
         self.ends: Ends = {}
-        self._tracebacks = Tracebacks(watchers.on_line)
+        self._tracebacks = Tracebacks(self._show_line)
         self.watch = Watch(
             hosts={node.address: node.host for node in plan.nodes},
             stall_s=plan.stall_s,
@@ -118,11 +82,8 @@ class RunningAttempt:
         self._waited_for: set[str] = set()  # silent hosts that were reported
         self._replaceable = spec.replaceable
         self._asked_at = 0.0  # time of the last request to reach the silent hosts
-        self._on_checkpoint = watchers.on_checkpoint or nothing
-        needs_no_fetch = launcher.capabilities.shares_run_dir and watchers.on_checkpoint is None
-        every_s = 0.0 if needs_no_fetch else plan.checkpoint_fetch_s
         self._fetch = CheckpointFetch(
-            launcher, plan, spec.run_dir, every_s, self._on_checkpoint, self._report_not_fetched
+            launcher, plan, spec.run_dir, lambda: emit(CheckpointSaved()), self._report_not_fetched
         )
         self._files = ExitStack()
         self._logs: dict[str, IO[str]] = {}
@@ -142,8 +103,11 @@ class RunningAttempt:
         ended_badly = (isinstance(end, NodeLost) or end.code != 0 for end in self.ends.values())
         return self.verdict is not None or any(ended_badly)
 
+    def _show_line(self, line: LogLine) -> None:
+        self._emit(ShownLine(line=line))
+
     def _show(self, text: str) -> None:
-        self.watchers.on_line(LogLine(host=self.plan.nodes[0].host, rank=None, text=text))
+        self._show_line(LogLine(host=self.plan.nodes[0].host, rank=None, text=text))
 
     def run(self, *, started: bool = False) -> None:
         """Run the plan to the end of all nodes.
@@ -154,10 +118,10 @@ class RunningAttempt:
             self._open(started=started)
             try:
                 if not started:
-                    self.watchers.on_launch(self.launcher.starting)
+                    self._emit(Doing(what=self.launcher.starting))
                     self.launcher.start(self.plan, self.pack, self.facts, self.run_dir)
                     for note in self.launcher.notes():
-                        self.watchers.on_note(note)
+                        self._emit(HostNote(text=note))
                 self._follow()
             except BaseException:
                 self.signals.hold()
@@ -170,7 +134,7 @@ class RunningAttempt:
         else:
             self._tracebacks.release()
             self._report_slow_ranks()
-            self.watchers.on_end()
+            self._emit(AllSucceeded())
         self._finish(keep_final=self.ended_well)
 
     def _open(self, *, started: bool) -> None:
@@ -201,8 +165,7 @@ class RunningAttempt:
     def _follow(self) -> None:
         """Handle events until every node has ended, or until STOP_S after the first failure."""
         self._followed = True
-        self.watchers.on_start()
-        self.watchers.on_event(self.plan)
+        self._emit(self.plan)
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         following = self.launcher.follow(self.plan, events.put, metrics_at=self._metrics_at)
         deadline: float | None = None
@@ -238,14 +201,14 @@ class RunningAttempt:
         slow = self.watch.slow_network(now, partial(following.look, None))
         if slow is not None:
             self.notes.append(slow.text)
-            self.watchers.on_line(LogLine(host=slow.host, rank=slow.rank, text=slow.text))
+            self._show_line(LogLine(host=slow.host, rank=slow.rank, text=slow.text))
         self.verdict = self.watch.check(now, following.look)
         if self.verdict is not None:
             self.notes.append(self.verdict.text)
-            self.watchers.on_event(self.verdict)
+            self._emit(self.verdict)
             self._rows_at = 0.0
             self._write_rank_rows()
-            self.watchers.on_line(LogLine(host=self.verdict.host, rank=self.verdict.rank, text=self.verdict.text))
+            self._show_line(LogLine(host=self.verdict.host, rank=self.verdict.rank, text=self.verdict.text))
 
     def _check_silent_hosts(self, following: Following, *, is_over: bool) -> None:
         """Decide whether the silent hosts are lost.
@@ -265,6 +228,8 @@ class RunningAttempt:
             is_alone = not others and self.plan.nnodes == 1
             not_awaited = failures.ssh_server(self.plan, host) is None or (is_alone and self._replaceable)
             if is_over or not_awaited or failures.is_dead(self.reached.get(host, {}), witnesses):
+                if not is_over:  # at once, as stopping the others takes seconds
+                    self._report_host(host, "the attempt is ended")
                 self._record_end(NodeLost(host=host, reason=self.silent[host].reason))
         if is_late or answered.issuperset(others):
             self._report_silence()
@@ -275,15 +240,18 @@ class RunningAttempt:
         for host in new:
             ends = time.strftime("%H:%M:%S", time.localtime(time.time() + self.plan.lease_s))
             until = f"{ends} (cluster.lease_s={self.plan.lease_s:g})"
-            line = f"{host} {self.silent[host].reason}; its ranks may train on until {until}, so it is waited for"
-            self.watchers.on_job("\n".join([line, *failures.lines_on_lost({host: self.reached.get(host, {})})]))
+            self._report_host(host, f"its ranks may train on until {until}, so it is waited for")
         if new:
             self._waited_for.update(new)
             self._report_wait()
 
+    def _report_host(self, host: str, what_follows: str) -> None:
+        line = f"{host} {self.silent[host].reason}; {what_follows}"
+        self._emit(Notice(text="\n".join([line, *failures.lines_on_lost({host: self.reached.get(host, {})})])))
+
     def _report_wait(self) -> None:
         hosts = ", ".join(sorted(self._waited_for))
-        self.watchers.on_wait(f"waiting for {hosts}, whose ranks may train on" if hosts else "")
+        self._emit(Doing(what=f"waiting for {hosts}, whose ranks may train on" if hosts else None))
 
     def _ask_about_lost(self, following: Following) -> None:
         """Ask the other nodes whether they reach the lost ones, unless they have answered that already."""
@@ -327,7 +295,7 @@ class RunningAttempt:
                 if error.cause != "outputs" or time.monotonic() > until:
                     raise
                 if not is_reported:
-                    self.watchers.on_job(f"{error.what}; it is tried again for {self.plan.lease_s:g} s")
+                    self._emit(Notice(text=f"{error.what}; it is tried again for {self.plan.lease_s:g} s"))
                 is_reported = True
             self.signals.release()  # Ctrl-C loses nothing: the same command fetches the outputs
             time.sleep(_COLLECT_AGAIN_S)
@@ -372,7 +340,7 @@ class RunningAttempt:
             event = events.get(timeout=_POLL_S)
         except queue.Empty:
             return
-        self.watchers.on_event(event)
+        self._emit(event)
         match event:
             case LogLine():
                 self._take_line(event, quiet=quiet)
@@ -401,7 +369,8 @@ class RunningAttempt:
                 self.silent.pop(event.host, None)
                 if event.host in self._waited_for:
                     self._waited_for.remove(event.host)
-                    self.watchers.on_job(f"{event.host} answers again, after {event.silent_s:.0f} s; nothing is lost")
+                    text = f"{event.host} answers again, after {event.silent_s:.0f} s; nothing is lost"
+                    self._emit(Notice(text=text))
                     self._report_wait()
             case NodeExit() | NodeLost():
                 self._record_end(event)
@@ -448,7 +417,7 @@ class RunningAttempt:
         if was_recorded and not self._collected(final=keep_final):
             return
         if was_recorded and not keep_final:
-            self._on_checkpoint()
+            self._emit(CheckpointSaved())
         self.launcher.clean(self.plan)
         if was_recorded and not self.launcher.capabilities.shares_run_dir:
             earlier.mark_collected(self.plan, self.run_dir)

@@ -8,19 +8,18 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.events import AllSucceeded, AttemptEvent, Doing, Emit, HostNote, Notice, ShownLine
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec, PackSource
-from pipeline.cluster.running import Watchers
 from pipeline.core.errors import TrainingError, UsageError
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.program import TORCHRUN
-from pipeline.core.specs import Cluster, LogLine, Outputs
+from pipeline.core.specs import Cluster, LaunchPlan, LogLine, Outputs
 from pipeline.core.tables import is_count
 from pipeline.data import manifest
 from pipeline.keys.import_closure import import_closure
@@ -97,7 +96,7 @@ def run(
     )
     with Heartbeat(say) as heartbeat:
         heartbeat.doing("asking the hosts")
-        run_attempt(spec, closing(Hosts(cluster)), _watchers(heartbeat))
+        run_attempt(spec, closing(Hosts(cluster)), _shown_by(heartbeat))
     try:
         value: dict[str, Any] = json.loads((folder / diagnosis.result).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -107,15 +106,23 @@ def run(
     return value
 
 
-def _watchers(say: Heartbeat) -> Watchers:
-    return Watchers(
-        on_line=lambda line: say(_shown(line)),
-        on_note=say,
-        on_job=say,
-        on_launch=say.doing,
-        on_start=partial(say.doing, "measuring on the hosts, whose ranks import torch first"),
-        on_end=partial(say.doing, "fetching the results"),
-    )
+def _shown_by(say: Heartbeat) -> Emit:
+    """Return the receiver of an attempt's events: rank 0's lines, remarks, and what is waited for."""
+
+    def show(event: AttemptEvent) -> None:
+        match event:
+            case ShownLine(line=line):
+                say(_shown(line))
+            case HostNote(text=text) | Notice(text=text):
+                say(text)
+            case Doing(what=what) if what is not None:
+                say.doing(what)
+            case LaunchPlan() | Doing():
+                say.doing("measuring on the hosts, whose ranks import torch first")
+            case AllSucceeded():
+                say.doing("fetching the results")
+
+    return show
 
 
 def _shown(line: LogLine) -> str:

@@ -11,9 +11,20 @@ from pathlib import Path
 
 from pipeline.cluster import earlier, launchers
 from pipeline.cluster.attempt import attach_attempt, run_attempt
+from pipeline.cluster.events import (
+    AllSucceeded,
+    AttemptEvent,
+    CheckpointSaved,
+    Doing,
+    Emit,
+    FollowedEvent,
+    HostNote,
+    HostsProbed,
+    Notice,
+    ShownLine,
+)
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec
-from pipeline.cluster.running import Progress, Watchers, nothing
 from pipeline.core.errors import HostError, Killed, TrainingError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.processes.heartbeat import Heartbeat
@@ -67,7 +78,7 @@ class RunServices:
     code: Mapping[str, Path] | None = None
     hosts: Hosts | None = None
     stop: Stop | None = None
-    on_event: Callable[[Progress], None] = nothing
+    on_event: Callable[[FollowedEvent], None] = lambda _: None
     on_wait: Callable[[Waiting], None] | None = None
 
 
@@ -155,14 +166,14 @@ def attach(work: Work, plan: LaunchPlan, cluster: Cluster) -> None:
     """Follow an attempt under way; if it fails, make further attempts as its own command would have."""
     run = work.run
     work.say(f"attached to attempt {plan.attempt} on {', '.join(node.host for node in plan.nodes)}")
-    watchers = _watchers(work, plan.attempt, notes=False)
+    emit = _subscriber(work, plan.attempt, notes=False)
     try:
         replaceable = bool(cluster.spares) and cluster.max_restarts > 0
         attach_attempt(
             plan,
             _attempt_spec(work, plan.attempt, replaceable=replaceable),
             closing(Hosts(cluster)),
-            watchers,
+            emit,
             work.services.stop,
         )
     except TrainingError as error:
@@ -265,7 +276,7 @@ def _attempt(kept: KeptHosts, work: Work, number: int, restarts: Restarts, *, no
 
     Raises HostError: hosts stay silent.
     """
-    services, watchers = work.services, _watchers(work, number, notes=notes)
+    services, emit = work.services, _subscriber(work, number, notes=notes)
     # only a run that has begun waits: at a first start a silent host is more likely a wrong name than a reboot
     pauses = Pauses(restarts.cluster.restart_wait_s if restarts.begun and services.hosts is None else 0.0)
     while True:
@@ -274,7 +285,7 @@ def _attempt(kept: KeptHosts, work: Work, number: int, restarts: Restarts, *, no
         try:
             replaceable = services.hosts is not None or (bool(restarts.cluster.spares) and not is_last)
             spec = _attempt_spec(work, number, is_restart=restarts.begun, replaceable=replaceable)
-            run_attempt(spec, hosts, watchers, services.stop)
+            run_attempt(spec, hosts, emit, services.stop)
             return
         except HostError as error:
             kept.close()
@@ -350,52 +361,59 @@ def formatted(line: LogLine) -> str:
     return f"{line.host}:{'-' if line.rank is None else line.rank} | {text}"
 
 
-def _watchers(work: Work, number: int, *, notes: bool) -> Watchers:
-    """``notes``: report remarks about the hosts, as the first attempt of a run does."""
-    say = work.say
-    return Watchers(
-        on_line=lambda line: say(formatted(line)),
-        on_note=say if notes else nothing,
-        on_job=say,
-        on_facts=partial(_on_facts, work, number),
-        on_launch=say.doing,
-        on_start=partial(_on_start, work, number),
-        on_wait=lambda what: say.doing(what or partial(status.under_way, work.run.folder)),
-        on_end=partial(_on_end, work),
-        on_event=_on_event(work),
-        on_checkpoint=work.mirror.push if work.mirror is not None else None,
-    )
+def _subscriber(work: Work, number: int, *, notes: bool) -> Emit:
+    """Return the receiver of an attempt's events; the view gets those of its nodes.
+
+    ``notes``: report remarks about the hosts, as the first attempt of a run does.
+    """
+    say, view = work.say, work.services.on_event
+    samples = SystemMetrics(work.run.folder.path) if work.run.config.tracking.system_metrics else None
+
+    def take(event: AttemptEvent) -> None:
+        match event:
+            case ShownLine(line=line):
+                say(formatted(line))
+            case Notice(text=text):
+                say(text)
+            case HostNote(text=text):
+                if notes:
+                    say(text)
+            case Doing(what=what):
+                say.doing(what if what is not None else partial(status.under_way, work.run.folder))
+            case HostsProbed(facts=facts):
+                _note_hosts(work, number, facts)
+            case CheckpointSaved():
+                if work.mirror is not None:
+                    work.mirror.push()
+            case AllSucceeded():
+                _give_hosts_back(work)
+            case LaunchPlan():
+                _note_start(work, number)
+                view(event)
+            case NodeBeat():
+                view(event)
+                if samples is not None:
+                    samples.heard(event, time.time())
+            case _:
+                view(event)
+
+    return take
 
 
-def _on_event(work: Work) -> Callable[[Progress], None]:
-    """Return the receiver of events: the view and, with tracking.system_metrics, the file of system metrics."""
-    view = work.services.on_event
-    if not work.run.config.tracking.system_metrics:
-        return view
-    samples = SystemMetrics(work.run.folder.path)
-
-    def show_and_sample(event: Progress) -> None:
-        view(event)
-        if isinstance(event, NodeBeat):
-            samples.heard(event, time.time())
-
-    return show_and_sample
-
-
-def _on_start(work: Work, number: int) -> None:
+def _note_start(work: Work, number: int) -> None:
     note(work.run, State.RUNNING, number)
     work.recorder.start()
     work.say.doing(partial(status.under_way, work.run.folder))
 
 
-def _on_end(work: Work) -> None:
+def _give_hosts_back(work: Work) -> None:
     work.recorder.restore_priority()
     work.say.doing("fetching the results")
     if work.services.on_trained is not None:
         work.services.on_trained()
 
 
-def _on_facts(work: Work, number: int, facts: Sequence[NodeFacts]) -> None:
+def _note_hosts(work: Work, number: int, facts: Sequence[NodeFacts]) -> None:
     """Write the hosts and their environments into provenance.json, and their hardware with the attempt's number,
     because another attempt may have other hosts.
     """

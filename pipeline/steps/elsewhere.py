@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.events import AttemptEvent, HostNote, ShownLine
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.local_gpus import usable_gpus
-from pipeline.cluster.running import Watchers
 from pipeline.config.cluster import build_cluster
 from pipeline.core import masking
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.program import SCRIPT, TORCHRUN
-from pipeline.core.specs import Cluster, LogLine, Outputs
+from pipeline.core.specs import Cluster, Outputs
 from pipeline.keys.import_closure import import_closure
 from pipeline.keys.script_files import STARTER
 from pipeline.steps.here import CALL, as_text, call
@@ -87,16 +87,18 @@ def _ended_well(making: Making, cluster: Cluster, spec: AttemptSpec) -> bool:
     """Run the attempt to its end, with every line in the log and on the terminal. Raises HostError, Killed."""
     with making.log.open("a", encoding="utf-8") as log:
 
-        def log_line(line: LogLine) -> None:
-            if _NO_METRIC in line.text:  # steps don't log metrics
-                return
-            text = masking.shown(f"{line.host} | {line.text}")
-            log.write(f"{text}\n")
-            log.flush()
-            making.say(f"{making.step.name} | {text}")
+        def log_and_say(event: AttemptEvent) -> None:
+            match event:
+                case ShownLine(line=line) if _NO_METRIC not in line.text:  # steps don't log metrics
+                    text = masking.shown(f"{line.host} | {line.text}")
+                    log.write(f"{text}\n")
+                    log.flush()
+                    making.say(f"{making.step.name} | {text}")
+                case HostNote(text=text):
+                    making.say(text)
 
         try:
-            run_attempt(spec, closing(Hosts(cluster)), Watchers(on_line=log_line, on_note=making.say), making.stop)
+            run_attempt(spec, closing(Hosts(cluster)), log_and_say, making.stop)
         except TrainingError as error:
             # The run folder is removed, so drop lines that refer to it.
             lines = [line for line in str(error).splitlines() if str(spec.run_dir) not in line]

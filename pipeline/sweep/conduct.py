@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.cluster import earlier, launchers
 from pipeline.cluster.attempt import stop_run
-from pipeline.cluster.running import Progress, nothing
+from pipeline.cluster.events import FollowedEvent
 from pipeline.core.errors import (
     DECIDED,
     HostError,
@@ -85,7 +85,7 @@ def end_leftovers(run: Run, say: Callable[[str], None]) -> None:
 _LOOK_S = 0.2  # also the delay until a search sees a new epoch
 
 Say = Callable[[str], None]
-TrialEvent = TrialBegan | TrialEnded | tuple[int, Progress | Waiting]
+TrialEvent = TrialBegan | TrialEnded | tuple[int, FollowedEvent | Waiting]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class Sweep:
     root: Path
     argv: Sequence[str]
     say: Say
-    on_event: Callable[[TrialEvent], None] = nothing
+    on_event: Callable[[TrialEvent], None] = lambda _: None
     watched: bool = False
     most: int | None = None
 
@@ -355,7 +355,7 @@ class _Conductor:
     def _services(self, run: Run, start: Start, on_trained: Callable[[], None]) -> RunServices:
         number, services = start.trial.number, self.shared.services(run, start.slot, on_trained, self.stop)
 
-        def tell(event: Progress | Waiting) -> None:
+        def tell(event: FollowedEvent | Waiting) -> None:
             self.sweep.on_event((number, event))
 
         return replace(services, on_event=tell, on_wait=tell if self.sweep.watched else None)

@@ -10,9 +10,9 @@ from pathlib import Path
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers import LAUNCHERS
-from pipeline.cluster.running import Watchers
 from pipeline.core.errors import Killed, PacelineError
 from pipeline.core.specs import Cluster, Host
+from tests.contract.listening import listener
 from tests.contract.stub import Stub
 
 
@@ -24,13 +24,13 @@ def main() -> int:
     settings = LAUNCHERS.settings(cluster["launcher"])(**told_settings) if told_settings else None
     of_cluster = tuple(Host(**host) for host in cluster["hosts"])
     hosts = Hosts(Cluster(**{**cluster, "hosts": of_cluster, "settings": settings}))
-    watchers = Watchers(
+    listening = listener(
         on_line=lambda line: print(f"{line.host}:{line.rank} | {line.text}", flush=True),
-        on_job=lambda text: print(text, flush=True),
-        on_start=lambda: print("started", flush=True),
+        on_notice=lambda text: print(text, flush=True),
+        on_start=lambda _: print("started", flush=True),
     )
     try:
-        run_attempt(stub.spec(), closing(hosts), watchers)
+        run_attempt(stub.spec(), closing(hosts), listening)
     except Killed as error:
         print(f"KILLED {error}", flush=True)
         return 1

@@ -18,8 +18,8 @@ import pytest
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers import LAUNCHERS
-from pipeline.cluster.running import Watchers
 from pipeline.core.specs import Cluster, Host, LaunchPlan, LogLine
+from tests.contract.listening import listener
 from tests.contract.stub import Stub, make
 from tests.kubernetes_cluster import FakeCluster
 from tests.lab_fixture import on, require_mpirun
@@ -49,8 +49,8 @@ class Bench:
 
     def run(self, stub: Stub, lines: list[LogLine] | None = None, **change: object) -> LaunchPlan:
         hosts = Hosts(replace(self.cluster, **change))  # type: ignore[arg-type]
-        watchers = Watchers(on_line=(lines if lines is not None else []).append)
-        return run_attempt(stub.spec(), closing(hosts), watchers)
+        listening = listener((lines if lines is not None else []).append)
+        return run_attempt(stub.spec(), closing(hosts), listening)
 
     def spawn(self, stub: Stub) -> subprocess.Popen[str]:
         """The same in a process of its own, whose lines come on its stdout."""

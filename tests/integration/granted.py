@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
-from pipeline.cluster.running import Watchers
 from pipeline.core.specs import LogLine
 from tests.contract.conftest import Bench
+from tests.contract.listening import listener
 from tests.contract.stub import Stub
 
 
@@ -22,8 +22,8 @@ def settings(bench: Bench, **change: object) -> Bench:
 def run(bench: Bench, stub: Stub, lines: list[LogLine] | None = None) -> list[str]:
     """One attempt to its end; what was said of the job."""
     said: list[str] = []
-    watchers = Watchers(on_line=(lines if lines is not None else []).append, on_job=said.append)
-    run_attempt(stub.spec(), closing(Hosts(bench.cluster)), watchers)
+    listening = listener((lines if lines is not None else []).append, on_notice=said.append)
+    run_attempt(stub.spec(), closing(Hosts(bench.cluster)), listening)
     return said
 
 

@@ -18,11 +18,11 @@ import pytest
 from pipeline.cluster import attempt
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
-from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab
 from tests.contract.conftest import Bench, count_here
+from tests.contract.listening import listener
 from tests.contract.stub import RUN_TO_END, SLEEP
 from tests.lab_fixture import on
 from tests.waiting import HANG_S
@@ -87,8 +87,8 @@ def test_the_second_run_is_refused_with_who_and_since_when_and_a_restart_waits_a
             os.killpg(controller, signal.SIGINT)
 
         stub = waits.stub(RUN_TO_END, stand_in=True)
-        watchers = Watchers(on_line=lambda _: None, on_job=on_job)
-        run_attempt(replace(stub.spec(), is_restart=True), closing(Hosts(waits.cluster)), watchers)
+        listening = listener(on_notice=on_job)
+        run_attempt(replace(stub.spec(), is_restart=True), closing(Hosts(waits.cluster)), listening)
     assert re.fullmatch(rf"waiting for node[01]: {who}", said[0])
     assert (stub.run_dir / "checkpoints" / "final.pt").read_bytes() == b"weights of final"
     for host in lab.hosts:
@@ -118,7 +118,7 @@ def test_a_run_that_waits_and_is_forestalled_at_its_start_waits_again_and_then_r
             said.append(text)
             os.killpg(controller, signal.SIGINT)
 
-        run_attempt(stub.spec(), closing(Hosts(waits.cluster)), Watchers(on_line=lambda _: None, on_job=on_job))
+        run_attempt(stub.spec(), closing(Hosts(waits.cluster)), listener(on_notice=on_job))
     assert said[0].startswith("waiting for node0: root's run ")
     assert (stub.run_dir / "checkpoints" / "final.pt").read_bytes() == b"weights of final"
 

@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
-from pipeline.cluster.running import Watchers
 from pipeline.core.specs import Cluster, Host, LogLine
+from tests.contract.listening import listener
 from tests.contract.stub import make
 from tests.integration.commands import Project
 
@@ -82,7 +82,7 @@ def test_ranks_see_nothing_of_the_shell_but_what_is_named(tmp_path: Path, monkey
     host = Host(name="localhost", env={"OF_MY_CLUSTER": "2", "TZ": "CET"})
     notes: list[str] = []
     hosts = Hosts(Cluster(launcher="local", hosts=(host,), device="cpu"))
-    run_attempt(stub.spec(), closing(hosts), Watchers(on_line=lines.append, on_note=notes.append))
+    run_attempt(stub.spec(), closing(hosts), listener(lines.append, on_note=notes.append))
     (seen,) = [json.loads(line.text[4:]) for line in lines if line.text.startswith("ENV=")]
     assert not {"LD_PRELOAD", "PYTHONHOME", "OF_MY_MODEL"} & seen.keys()
     assert (seen["WORLD_SIZE"], seen["TORCHELASTIC_MAX_RESTARTS"]) == ("1", "0")

@@ -17,11 +17,11 @@ from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.cluster.launchers.kubernetes_api import KINDS, Api, UnansweredError
-from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError, Killed, TrainingError
 from pipeline.core.processes.signals import Stop
 from pipeline.core.specs import LogLine
 from tests.contract.conftest import Bench, kubernetes_bench
+from tests.contract.listening import listener
 from tests.contract.stub import RUN_TO_END, SLEEP
 from tests.integration.granted import WhenUp, run, settings
 from tests.kubernetes_cluster import FakeCluster, RefusedError
@@ -243,9 +243,9 @@ def test_a_run_that_goes_on_in_another_job_can_still_be_stopped(kubernetes: Fake
         if "was submitted" in text and len(kubernetes.made) == 2:
             stop.tell("SIGTERM")
 
-    watchers = Watchers(on_line=WhenUp(evict).append, on_job=on_job)
+    listening = listener(WhenUp(evict).append, on_notice=on_job)
     with pytest.raises(Killed, match="stopped by SIGTERM"):
-        run_attempt(stub.spec(), closing(Hosts(bench.cluster)), watchers, stop)
+        run_attempt(stub.spec(), closing(Hosts(bench.cluster)), listening, stop)
     assert len(kubernetes.made) == 2
     assert kubernetes.jobs == {}
     assert not (stub.run_dir / "checkpoints" / "final.pt").exists()

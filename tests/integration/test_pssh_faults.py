@@ -23,12 +23,12 @@ import pytest
 from pipeline.cluster import plan as plan_module
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
-from pipeline.cluster.running import Watchers
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import temporary_prefix
 from pipeline.core.specs import Cluster, Host, LogLine
 from pipeline.lab import Lab, cut, restore
 from tests.contract.conftest import Bench, count_here
+from tests.contract.listening import listener
 from tests.contract.stub import RUN_TO_END, SLEEP, Stub
 from tests.lab_fixture import answers_lost, on, uplink_cut
 from tests.waiting import HANG_S, promised_s
@@ -118,7 +118,7 @@ def test_a_break_between_here_and_hosts_ends_nothing_and_is_said(
     breaking = threading.Thread(target=break_it)
     lines = Then(breaking.start)
     hosts = Hosts(replace(pssh.cluster, connect_timeout_s=5.0))
-    run_attempt(stub.spec(), closing(hosts), Watchers(on_line=lines.append, on_job=said.append))
+    run_attempt(stub.spec(), closing(hosts), listener(lines.append, on_notice=said.append))
     breaking.join()
     for rank in (0, 1):
         assert [line.text for line in lines if line.rank == rank and line.text.isdigit()] == [*map(str, range(130))]
@@ -139,9 +139,8 @@ def test_a_break_after_a_good_end_delays_the_results_and_loses_nothing(pssh: Ben
             said.append(text)
             broken.close()
 
-        end = partial(broken.enter_context, uplink_cut(lab))
-        watchers = Watchers(on_line=lambda _: None, on_end=end, on_job=say)
-        run_attempt(stub.spec(), closing(Hosts(replace(pssh.cluster, connect_timeout_s=5.0))), watchers)
+        listening = listener(on_end=lambda _: broken.enter_context(uplink_cut(lab)), on_notice=say)
+        run_attempt(stub.spec(), closing(Hosts(replace(pssh.cluster, connect_timeout_s=5.0))), listening)
     assert (stub.run_dir / "checkpoints" / "final.pt").exists()
     assert [line.partition(":")[0] for line in said] == ["node0 ended well, but its outputs could not be collected yet"]
     assert said[0].endswith("; it is tried again for 600 s")

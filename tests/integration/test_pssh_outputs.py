@@ -18,12 +18,12 @@ from pipeline.cluster.attempt import _planned, run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import PackSource
-from pipeline.cluster.running import Watchers
 from pipeline.core.errors import TrainingError
 from pipeline.core.specs import Cluster, Host, LogLine
 from pipeline.data.trees import tree
 from pipeline.keys.script_files import DataPath
 from pipeline.lab import Lab
+from tests.contract.listening import listener
 from tests.contract.stub import make
 from tests.lab_fixture import on
 from tests.waiting import wait_until
@@ -65,7 +65,7 @@ def test_second_attempt_goes_on_from_the_first_ones_checkpoint(lab: Lab, tmp_pat
     lines: list[LogLine] = []
 
     def attempt(number: int) -> None:
-        run_attempt(stub.spec(number), closing(Hosts(cluster(lab))), Watchers(on_line=lines.append))
+        run_attempt(stub.spec(number), closing(Hosts(cluster(lab))), listener(lines.append))
 
     with pytest.raises(TrainingError, match="ValueError: boom"):
         attempt(1)
@@ -101,7 +101,7 @@ def test_what_an_attempt_left_on_another_host_is_ended_there_and_gone_on_with(la
         plan = _planned(stub.spec(), hosts, facts, hosts.ports()[0])
         hosts.launcher.start(plan, stub.spec().pack, facts, stub.run_dir)
     wait_until(lambda: on(lab, "node0", f"ls {plan.nodes[0].run_dir}/checkpoints/*.json").returncode == 0)
-    run_attempt(stub.spec(2), closing(Hosts(other)), Watchers(on_line=lines.append, on_note=notes.append))
+    run_attempt(stub.spec(2), closing(Hosts(other)), listener(lines.append, on_note=notes.append))
     assert notes[:1] == ["attempt 1 was left on node0: it is ended there, and its checkpoints were fetched"]
     assert "found ['step-00000001.json', 'step-00000001.pt']" in [line.text for line in lines]
     assert on(lab, "node0", "ls ~/.cache/paceline/runs").stdout == ""

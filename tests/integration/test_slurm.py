@@ -21,10 +21,10 @@ from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.launchers.slurm_job import Queue
-from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.specs import Cluster
 from tests.contract.conftest import Bench, slurm_bench
+from tests.contract.listening import listener
 from tests.contract.stub import RUN_TO_END, SLEEP
 from tests.integration.commands import Project, interrupt
 from tests.integration.granted import WhenUp, run, settings
@@ -130,7 +130,7 @@ def test_a_preempted_job_goes_on_in_the_same_job_when_slurm_grants_it_again(slur
         if "is there already" in text:  # Slurm itself waits two minutes before it tries again
             slurm.run("scontrol", "update", f"jobid={text.split()[1]}", "StartTime=now")
 
-    run_attempt(stub.spec(), closing(Hosts(bench.cluster)), Watchers(on_line=WhenUp(preempt).append, on_job=on_job))
+    run_attempt(stub.spec(), closing(Hosts(bench.cluster)), listener(WhenUp(preempt).append, on_notice=on_job))
     jobs = {re.findall(r"job (\d+)", text)[0] for text in said}
     assert len(jobs) == 1
     assert any("was preempted by Slurm and waits in the queue again" in text for text in said), said
@@ -147,7 +147,7 @@ def test_a_preempted_job_that_may_not_be_requeued_is_replaced_by_another(slurm: 
         slurm.run("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
 
     hosts = Hosts(settings(bench, sbatch=["--no-requeue"]).cluster)
-    run_attempt(stub.spec(), closing(hosts), Watchers(on_line=WhenUp(preempt).append, on_job=said.append))
+    run_attempt(stub.spec(), closing(hosts), listener(WhenUp(preempt).append, on_notice=said.append))
     assert len({re.findall(r"job (\d+) was submitted", text)[0] for text in said if "submitted" in text}) == 2
     assert any("was preempted by Slurm, which doesn't requeue it" in text for text in said), said
     assert (stub.run_dir / "checkpoints" / "final.pt").exists()
@@ -167,12 +167,12 @@ else:
 def test_an_attempt_after_a_failed_one_starts_in_the_same_job(slurm: Slurm, bench: Bench) -> None:
     stub = bench.stub(FAILS_UNTIL, stand_in=True)
     said: list[str] = []
-    hosts, watchers = Hosts(bench.cluster), Watchers(on_line=lambda _: None, on_job=said.append)
+    hosts, listening = Hosts(bench.cluster), listener(on_notice=said.append)
     for number in (1, 2):
         with pytest.raises(TrainingError, match="the first rank failed"):
-            run_attempt(stub.spec(number), nullcontext(hosts), watchers)
+            run_attempt(stub.spec(number), nullcontext(hosts), listening)
     (stub.run_dir / "again").touch()
-    run_attempt(stub.spec(3), closing(hosts), watchers)
+    run_attempt(stub.spec(3), closing(hosts), listening)
     assert len({re.findall(r"job (\d+)", text)[0] for text in said}) == 1, said
     assert (stub.run_dir / "checkpoints" / "final.pt").exists()
     assert bench.left(stub) == 0

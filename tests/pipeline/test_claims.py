@@ -26,9 +26,9 @@ from pipeline.cluster.agent.running import claims
 from pipeline.cluster.launchers import settings
 from pipeline.cluster.launchers.transport.agent_requests import resources
 from pipeline.cluster.preflight import State, occupation
-from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host, NodeFacts
+from tests.contract.listening import listener
 from tests.pipeline.test_planning import planned
 from tests.pipeline.test_preflight_checks import told
 from tests.pipeline.test_preflight_gpus import A100
@@ -291,12 +291,12 @@ def test_who_waits_asks_until_nobody_is_there_and_outlives_a_host_that_does_not_
     monkeypatch.setattr(attempt, "AgentLauncher", SimpleNamespace)
     answers = [[row("a", "gpu:0")], HostError("node0: timed out"), [row("a", "gpu:0")], []]
     said, hosts, spec = waiting(tmp_path, "wait", answers)
-    attempt.until_free(hosts, spec, Watchers(on_line=lambda _: None, on_job=said.append), lambda: None)
+    attempt.until_free(hosts, spec, listener(on_notice=said.append), lambda: None)
     waits = "waiting for node0: bob's run a"
     assert said == [waits, "waiting, and a host doesn't answer: node0: timed out; it is asked again", waits]
     _, hosts, spec = waiting(tmp_path, "wait", [HostError("node0: timed out")])
     with pytest.raises(HostError, match="timed out"):
-        attempt.until_free(hosts, spec, Watchers(on_line=lambda _: None), lambda: None)
+        attempt.until_free(hosts, spec, listener(), lambda: None)
 
 
 def test_a_start_that_another_run_forestalled_is_tried_again_where_waiting_is_wanted(tmp_path: Path) -> None:

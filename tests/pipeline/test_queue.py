@@ -12,12 +12,12 @@ import pytest
 from pipeline.cli.commands import hosts
 from pipeline.cluster import attempt
 from pipeline.cluster.agent.running import claims
-from pipeline.cluster.running import Watchers
 from pipeline.core.errors import UsageError
 from pipeline.core.locks import FileLock
 from pipeline.core.specs import Cluster, Host
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import Wait, Waiting, waits_under_way
+from tests.contract.listening import listener
 from tests.pipeline.conftest import Printed
 from tests.pipeline.test_claims import NOW, row, waiting
 from tests.pipeline.test_preflight_checks import told
@@ -49,8 +49,8 @@ def test_a_run_that_waits_is_known_while_its_command_lives_and_until_it_starts(
     _, hosts, spec = waiting(folder.path, "wait", [[row("a", "gpu:0")], []])
     lock = FileLock(folder.lock)
     assert lock.take()
-    watchers = Watchers(on_line=lambda _: None, on_job=lambda _: seen.extend(waits_under_way(tmp_path)))
-    attempt.until_free(hosts, spec, watchers, lambda: None)
+    listening = listener(on_notice=lambda _: seen.extend(waits_under_way(tmp_path)))
+    attempt.until_free(hosts, spec, listening, lambda: None)
     assert [(wait.key, wait.host, wait.who) for wait in seen] == [("0123456789ab", "node0", "bob's run a")]
     assert waits_under_way(tmp_path) == []
     Waiting(folder.path).for_host("node0", "bob's run a")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -224,14 +225,24 @@ class Collecting:
         return self.brings
 
 
+def fetching(
+    launcher: Collecting,
+    run_dir: Path,
+    every_s: float = 1e-9,
+    on_fetched: Callable[[], None] = lambda: None,
+    on_failed: Callable[[OSError], None] = lambda _: None,
+) -> CheckpointFetch:
+    where = replace(plan("n0 10.0.0.1:22 uid 0"), checkpoint_fetch_s=every_s)
+    return CheckpointFetch(cast("Launcher", launcher), where, run_dir, on_fetched, on_failed)
+
+
 def test_a_run_that_has_ended_well_does_not_wait_for_a_mirror_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_fetch, "_COPY_S", 0.01)
     launcher, goes_on = Collecting(), threading.Event()
     launcher.go_on.set()
-    where = plan("n0 10.0.0.1:22 uid 0")
-    fetch = CheckpointFetch(cast("Launcher", launcher), where, tmp_path, 1e-9, lambda: (goes_on.wait(HANG_S), None)[1])
+    fetch = fetching(launcher, tmp_path, on_fetched=lambda: (goes_on.wait(HANG_S), None)[1])
     fetch.offer(40)
     fetch.wait(copied=False)
     assert len(launcher.asked) == 1
@@ -242,7 +253,7 @@ def test_a_run_that_has_ended_well_does_not_wait_for_a_mirror_that_hangs(
 
 def test_new_checkpoints_are_fetched_one_at_a_time_without_the_metrics_that_are_being_written(tmp_path: Path) -> None:
     launcher = Collecting()
-    fetch = CheckpointFetch(cast("Launcher", launcher), plan("n0 10.0.0.1:22 uid 0"), tmp_path, 1e-9)
+    fetch = fetching(launcher, tmp_path)
     fetch.offer(40)
     fetch.offer(80)
     launcher.go_on.set()
@@ -253,7 +264,7 @@ def test_new_checkpoints_are_fetched_one_at_a_time_without_the_metrics_that_are_
     fetch.offer(40)
     fetch.wait()
     assert len(launcher.asked) == 1, "it is here already"
-    never = CheckpointFetch(cast("Launcher", launcher), plan("n0 10.0.0.1:22 uid 0"), tmp_path, 0.0)
+    never = fetching(launcher, tmp_path, every_s=0.0)
     never.offer(80)
     never.wait()
     assert len(launcher.asked) == 1
@@ -262,8 +273,7 @@ def test_new_checkpoints_are_fetched_one_at_a_time_without_the_metrics_that_are_
 def test_a_run_folder_that_takes_no_checkpoint_is_told_once_and_tried_again(tmp_path: Path) -> None:
     launcher, told = Collecting(), list[OSError]()
     launcher.go_on.set()
-    where = plan("n0 10.0.0.1:22 uid 0")
-    fetch = CheckpointFetch(cast("Launcher", launcher), where, tmp_path, 1e-9, on_failed=told.append)
+    fetch = fetching(launcher, tmp_path, on_failed=told.append)
     for full in (True, True, False, True):
         launcher.full, fetch._next_at, fetch._step = full, 0.0, 0
         fetch.offer(40)
