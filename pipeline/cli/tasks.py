@@ -33,14 +33,14 @@ def of_verb(name: str, verb: Verb) -> Task:
     """Return the task of a verb: its action, its dependencies, and its check for being up to date."""
     _need_loader()
     task = {
-        **_base(name, lambda: _answering(name, _function(verb.module, name)())),
-        "title": lambda task: _function("finished", "title")(task.name),
+        **_base(name, lambda: _answering(name, _call(verb.module, name))),
+        "title": lambda task: _call("finished", "title", task.name),
         "task_dep": [] if "run" in invocation.parse(sys.argv[1:]).options else list(verb.after),
         "meta": {"answers": verb.answers},
         "doc": verb.summary,
     }
     if verb.is_done:
-        task["uptodate"] = [lambda: bool(_answering(name, _function("finished", verb.is_done)()))]
+        task["uptodate"] = [lambda: bool(_answering(name, _call("finished", verb.is_done)))]
     return task
 
 
@@ -67,9 +67,7 @@ def of_step(name: str) -> Task:
     _need_loader()
 
     def make() -> dict[str, str]:
-        from pipeline.cli.commands import steps  # composes: only when the task runs
-
-        return {"out": str(steps.make(name))}
+        return {"out": str(_call("steps", "make", name))}
 
     return {**_base(f"step-{name}", make), "doc": f"make step {name} and what it needs"}
 
@@ -85,10 +83,11 @@ def overview() -> Task:
     return _base("_overview", show)
 
 
-def _function(module: str, name: str) -> Callable[..., Any]:
-    """Return a function of a module of ``pipeline.cli.commands``, imported only when the verb runs."""
-    function: Callable[..., Any] = getattr(import_module(f"pipeline.cli.commands.{module}"), name)
-    return function
+def _call(module: str, name: str, *args: object) -> Any:
+    """Call a function of a module of ``pipeline.cli.commands`` with the session; both are imported only now."""
+    from pipeline.cli.session import session  # what composes: not for `doit list` and help
+
+    return getattr(import_module(f"pipeline.cli.commands.{module}"), name)(session(), *args)
 
 
 def _base(name: str, do: Callable[[], Any]) -> Task:

@@ -13,7 +13,7 @@ import pytest
 from pipeline import tracking
 from pipeline.cli import answers
 from pipeline.cli.commands import compare
-from pipeline.cli.session import session
+from pipeline.cli.session import Session, session
 from pipeline.config import compose
 from pipeline.keys import readings
 from tests.pipeline.git_folders import nested as nested
@@ -40,11 +40,11 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     """``printed(listing.runs, folder, "sort=key")``: what `doit runs sort=key` of a folder of runs prints, and then
     says on stderr; with json=1 the former alone, as a slow command says on stderr what it still does."""
 
-    def call(verb: Callable[[], None], runs_dir: Path, *words: str) -> str:
+    def call(verb: Callable[[Session], None], runs_dir: Path, *words: str) -> str:
         monkeypatch.setattr(sys, "argv", ["doit", verb.__name__, f"paths.runs={runs_dir}", *words])
         session.cache_clear()
         answers.begin()
-        verb()
+        verb(session())
         captured = capsys.readouterr()
         return captured.out if "json=1" in words else captured.out + captured.err
 

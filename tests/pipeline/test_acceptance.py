@@ -168,6 +168,6 @@ def test_runs_that_can_not_be_written_to_are_named_with_what_helps(
         said = rf"for run \w{{12}} can't be written: Read-only file system \({runs_dir}/.*\)\n  try: .*paths\.runs=<a"
         try:
             with pytest.raises(PacelineError, match=said):
-                accept()
+                accept(session())
         finally:
             session.cache_clear()

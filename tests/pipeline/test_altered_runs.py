@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.commands import explain, records, reproduce, status
+from pipeline.cli.session import Session
 from pipeline.core.errors import PacelineError
 from pipeline.runs.folder import RunFolder
 from tests.pipeline.conftest import Printed
@@ -52,7 +53,7 @@ def test_logs_of_an_altered_run_are_shown_and_a_line_says_what_was_altered(
 
 @pytest.mark.parametrize("verb", [reproduce.reproduce, explain.why, records.record])
 def test_what_differs_is_said_and_a_command_is_suggested_only_from_words_that_the_result_vouches_for(
-    folder: RunFolder, printed: Printed, verb: Callable[[], None]
+    folder: RunFolder, printed: Printed, verb: Callable[[Session], None]
 ) -> None:
     altered(folder, "config.json", '"name": "small_cnn"', '"name": "resnet50"')
     for words in ("experiment=x", "with the words of the run"):

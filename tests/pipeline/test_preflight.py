@@ -59,7 +59,7 @@ def test_a_batch_that_the_ranks_cannot_share_keeps_no_host_from_being_asked(
     words: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words("preflight", "cluster.nproc_per_node=3")
-    diagnostics.preflight()
+    diagnostics.preflight(session())
     printed = capsys.readouterr()
     assert printed.out.splitlines()[-1] == "1 host can take part"
     last = printed.err.splitlines()[-1]
@@ -72,7 +72,7 @@ def test_attach_says_that_nothing_is_under_way_where_the_data_was_never_fetched(
     with pytest.raises(
         UsageError, match="nothing of this run is under way here: its data set was never fetched"
     ) as hit:
-        train.attach()
+        train.attach(session())
     assert hit.value.hint is not None
     assert hit.value.hint.startswith("doit attach with the words of the command that has started it")
 
@@ -88,7 +88,7 @@ def test_attach_takes_the_folder_of_the_data_from_the_run_or_asks_for_it(
     (tmp_path / "data").mkdir()
     session.cache_clear()
     with pytest.raises(UsageError, match=f"the data of run {key} isn't in {tmp_path}/data\n  try: .*paths.data="):
-        train.attach()
+        train.attach(session())
     (tmp_path / "data").rmdir()
     session.cache_clear()
     assert session().config.data_dir == ROOT / "data"

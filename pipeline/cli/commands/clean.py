@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.cli.commands.runs import filter_of, of_state
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
-from pipeline.cli.session import relative, session
+from pipeline.cli.session import Session, relative
 from pipeline.cluster import launchers
 from pipeline.cluster.earlier import clear_leftovers, idle_words, leftovers, why_kept
 from pipeline.comparing.listing import day
@@ -185,15 +185,15 @@ class Item:
     stays: str
 
 
-def clean() -> None:
+def clean(current: Session) -> None:
     """Remove runs. Raises UsageError: a word that no run can be chosen by. PacelineError: a run can't be removed."""
-    options, runs_dir = session().invocation.options, session().config.runs_dir
+    options, runs_dir = current.invocation.options, current.config.runs_dir
     others = (("hosts", clean_hosts, "what lies on hosts"), ("steps", clean_steps, "the outputs of steps"))
     for name, remove, about in others:
         if is_on(options, name):
             if wrong := [other for other in options if other not in (name, "yes")]:
                 raise UsageError(f"{wrong[0]}={options[wrong[0]]} chooses runs, and {name}=1 is about {about}")
-            remove()
+            remove(current)
             return
     rules = rules_of(options)
     with Heartbeat(note) as heartbeat:
@@ -201,7 +201,7 @@ def clean() -> None:
         for path in remove_leftovers([runs_dir]):
             say(f"removed {path.name}, which a killed command has left")
         heartbeat.doing("counting the files of the runs")
-        items = _chosen(runs_dir, rules)
+        items = _chosen(current, runs_dir, rules)
     going = [item for item in items if not item.stays]
     if going:
         head = ("run", "state", "when", "what", "frees", "why")
@@ -212,13 +212,13 @@ def clean() -> None:
         say(f"{first_of(keys, _MOST_KEYS)} {'stays' if len(keys) == 1 else 'stay'}: {why}")
     if not going:
         say(f"nothing to remove under {relative(runs_dir)}")
-    elif agreed(_amount(going, rules)):
+    elif agreed(current, _amount(going, rules)):
         _remove(going, runs_dir, rules)
 
 
-def agreed(amount: str) -> bool:
+def agreed(current: Session, amount: str) -> bool:
     """Ask the user for the removal, unless ``--yes`` was typed; without a terminal, say how to agree in the command."""
-    if is_on(session().invocation.options, "yes"):
+    if is_on(current.invocation.options, "yes"):
         return True
     if not (os.isatty(0) and os.isatty(1)):
         say(f"nothing was removed; to remove {amount}: {shlex.join(['doit', *sys.argv[1:], '--yes'])}")
@@ -231,10 +231,10 @@ def agreed(amount: str) -> bool:
 
 
 # ------------------------------------------------------------------------------------------- what is looked up
-def _chosen(runs_dir: Path, rules: Rules) -> list[Item]:
+def _chosen(current: Session, runs_dir: Path, rules: Rules) -> list[Item]:
     rows = index.rows(runs_dir)
     newer = _superseded(runs_dir, rows)
-    chosen = filter_of(session().invocation.overrides, session().config.resolved)
+    chosen = filter_of(current.invocation.overrides, current.config.resolved)
     rows = of_state(rows, rules.state)
     if any(chosen):
         folders = ((row, RunFolder(runs_dir / row.key), row.state == index.ALTERED) for row in rows)
@@ -324,11 +324,11 @@ def _amount(items: Sequence[Item], rules: Rules) -> str:
     return f"{what}{counted(len(items), 'run')}, {file_size(sum(item.bytes for item in items))}"
 
 
-def clean_steps() -> None:
+def clean_steps(current: Session) -> None:
     """Remove outputs of steps. Raises PacelineError: one can't be removed."""
-    graph = session().steps
+    graph = current.steps
     remove_leftovers([store.steps_dir(graph.runs_dir)])
-    going, staying = step_removal.idle(graph, session().config.data_dir)
+    going, staying = step_removal.idle(graph, current.config.data_dir)
     for folder, why in staying.items():
         say(f"{folder.name} stays: {why}")
     if not going:
@@ -341,7 +341,7 @@ def clean_steps() -> None:
     parts = [f"the outputs of {counted(outputs, 'step')}"] if outputs else []
     parts += [counted(len(going) - outputs, "log")] if outputs < len(going) else []
     amount = f"{' and '.join(parts)}, {file_size(sum(sizes))}"
-    if not agreed(amount):
+    if not agreed(current, amount):
         return
     for path in going:
         try:
@@ -351,9 +351,9 @@ def clean_steps() -> None:
         say(f"removed {path.name}" if gone else f"{path.name} stays: a command is making it")
 
 
-def clean_hosts() -> None:
+def clean_hosts(current: Session) -> None:
     """Remove what ended attempts have left on hosts. Raises UsageError: they share their folders; HostError."""
-    config = session().config
+    config = current.config
     if launchers.capabilities(config.cluster).shares_run_dir:
         raise UsageError(
             "hosts=1 needs a cluster whose hosts have folders of their own", hint="doit clean hosts=1 cluster=two_node"
@@ -373,7 +373,7 @@ def clean_hosts() -> None:
         rows += [(left.host, left.name, idle_words(left.idle_s), file_size(left.bytes)) for left in going]
         say(aligned(rows))
         amount = f"what was left of {counted(len(going), 'attempt')}, {file_size(sum(left.bytes for left in going))}"
-        if agreed(amount):
+        if agreed(current, amount):
             with waiting(note, "removing it"):
                 lines = clear_leftovers(launcher, facts, config.runs_dir)
             for line in lines or ["it is in use again, so nothing was removed"]:

@@ -18,7 +18,7 @@ from pipeline.cli.commands import trials
 from pipeline.cli.commands.runs import RUNS_DIR, filter_of
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
-from pipeline.cli.session import Session, relative, session
+from pipeline.cli.session import Session, relative
 from pipeline.comparing import curves, pages, reading, tables, terminal_plot
 from pipeline.comparing import report as reports
 from pipeline.comparing.charts import FORMATS
@@ -88,9 +88,9 @@ def _having(current: Session, words: Sequence[str], folders: Sequence[RunFolder]
     return matching
 
 
-def compare() -> None:
+def compare(current: Session) -> None:
     """Compare runs. Raises UsageError: no run matches, or none has a requested metric."""
-    current = trials.with_sweep(session())
+    current = trials.with_sweep(current)
     options = current.invocation.options
     groups = in_order(chosen(current, current.invocation.paths), current.invocation.paths)
     wanted = [name for name in options.get("metric", "").split(",") if name]
@@ -117,9 +117,8 @@ _HEIGHT = 22  # lines
 _MOST = 8  # curves whose colours differ visibly
 
 
-def diff() -> None:
+def diff(current: Session) -> None:
     """Find where two trainings part. Raises PacelineError: they differ, or can't be compared; UsageError: which?"""
-    current = session()
     runs = _pair(current.config.runs_dir, current.invocation.paths)
     digests = [divergence.read(folder.path) for folder in runs]
     parting, steps = divergence.first(digests[0], digests[1])
@@ -129,7 +128,7 @@ def diff() -> None:
     else:
         summary += f"\n  first difference  {divergence.parting_line(parting)}"
         if current.invocation.options.get("replay") != "0":
-            replayed, origin = _replayed(runs, parting, len(digests[0][parting.step]))
+            replayed, origin = _replayed(current, runs, parting, len(digests[0][parting.step]))
             summary += f"\n  replay            {replayed}"
     error = None if parting is None else PacelineError(summary)
     if answers.wanted():
@@ -159,11 +158,11 @@ def _pair(runs_dir: Path, named: Sequence[str]) -> list[RunFolder]:
     raise UsageError("doit diff takes two runs, or one that was reproduced", hint="doit diff 495e1d cf0848")
 
 
-def _replayed(runs: Sequence[RunFolder], parting: Parting, ranks: int) -> tuple[str, Origin | None]:
+def _replayed(current: Session, runs: Sequence[RunFolder], parting: Parting, ranks: int) -> tuple[str, Origin | None]:
     """Replay both runs up to where they part; return a line and the origin. Raises PacelineError."""
     if not runs[0].program.is_ours:
         return "none, as a script's steps can't be trained one by one", None
-    place = session().config.runs_dir.absolute() / again.FOLDER / f"{runs[0].key}-diff"
+    place = current.config.runs_dir.absolute() / again.FOLDER / f"{runs[0].key}-diff"
     lines = []
     for folder, name in zip(runs, ("first", "second"), strict=True):
         with waiting(note, f"training steps {parting.equal + 1} to {parting.step} of {folder.key} again"):
@@ -173,9 +172,9 @@ def _replayed(runs: Sequence[RunFolder], parting: Parting, ranks: int) -> tuple[
     return divergence.origin_line(origin), origin
 
 
-def plot() -> None:
+def plot(current: Session) -> None:
     """Plot curves. Raises UsageError: no run matches, none has such a curve, or an unknown kind of file."""
-    current = trials.with_sweep(session())
+    current = trials.with_sweep(current)
     options, named = current.invocation.options, current.invocation.paths
     axis = options.get("x", "step")
     if axis not in curves.AXES:
@@ -228,9 +227,9 @@ _FOLDER = "reports"  # below the folder of runs
 _SUFFIXES = {"html": ".html", "markdown": ".md", "json": ".json"}
 
 
-def report() -> None:
+def report(current: Session) -> None:
     """Write a report; of a sweep (the newest, if nothing is named) with its table. Raises UsageError, PacelineError."""
-    current = trials.with_sweep(session())
+    current = trials.with_sweep(current)
     options = current.invocation.options
     form, as_json = options.get("format", "html"), is_on(options, "json")
     if form not in _SUFFIXES:
@@ -238,7 +237,7 @@ def report() -> None:
     words = [word for word in current.invocation.overrides if not word.lstrip("+").startswith(("paths.", "tracking"))]
     if is_of_sweep := not words and not current.invocation.paths:
         if as_json or "format" not in options:
-            trials.show_chosen()
+            trials.show_chosen(current)
         if as_json:
             return
     name, page = _of_sweep(current) if is_of_sweep else _of_runs(current)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pipeline.cli import answers
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say, width
-from pipeline.cli.session import ROOT, relative, session
+from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster import preflight as checks
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.preflight import Report
@@ -25,18 +25,18 @@ from pipeline.execution.run import code_of, versions
 from trainers.contract import run_folder
 
 
-def preflight() -> None:
+def preflight(current: Session) -> None:
     """Check that the hosts can train. Raises PacelineError: a check failed."""
-    options = session().invocation.options
+    options = current.invocation.options
     as_json, saves = is_on(options, "json"), "baseline" in options
     if saves and options["baseline"] != "save":
         raise UsageError(f"baseline={options['baseline']}: baseline=save keeps what is measured now")
-    cluster = session().config.cluster.with_spares
+    cluster = current.config.cluster.with_spares
     this_computer.refuse_without_lab(cluster, ROOT)
     hear: Callable[[str], None] = (lambda _: None) if as_json else note
     unreached: HostError | None = None
     try:
-        report = _examined(cluster, deep=is_on(options, "deep"), say=hear)
+        report = _examined(current, cluster, deep=is_on(options, "deep"), say=hear)
     except HostError as error:
         if not as_json:
             raise
@@ -44,7 +44,7 @@ def preflight() -> None:
         report = checks.Report(facts=(), checks=checks.from_error(error, "probe", labels))
     measures = saves or is_on(options, "measure")
     if measures and report.is_ok and not unreached:
-        report = _measured(report, saves=saves, say=hear)
+        report = _measured(current, report, saves=saves, say=hear)
     if as_json:
         try:
             if unreached:
@@ -66,9 +66,9 @@ def preflight() -> None:
     for line in checks.warnings(report.checks):
         say(line)
     report.refuse()
-    spares = len(session().config.cluster.spares)
+    spares = len(current.config.cluster.spares)
     say(f"{counted(len(report.facts), 'host')} can take part" + (f", {spares} of them as a spare" if spares else ""))
-    config = session().config
+    config = current.config
     if config.script is None:
         try:
             refuse_uneven(config.train.trainer, config.cluster)
@@ -76,9 +76,9 @@ def preflight() -> None:
             note(f"warning: a training with these words would be refused: {error.what}")
 
 
-def _measured(report: Report, *, saves: bool, say: Callable[[str], None]) -> Report:
+def _measured(current: Session, report: Report, *, saves: bool, say: Callable[[str], None]) -> Report:
     """Add the hosts' speeds, compared with their baseline and each other."""
-    config = session().config
+    config = current.config
     before = {} if saves else host_speed.baseline(config.runs_dir)
     folder, figures = host_speed.measure(
         config.cluster, backend=config.train.strategy.backend, runs_dir=config.runs_dir, root=ROOT, say=say
@@ -91,15 +91,15 @@ def _measured(report: Report, *, saves: bool, say: Callable[[str], None]) -> Rep
     return dataclasses.replace(report, checks=[*report.checks, *host_speed.checks(figures, before)])
 
 
-def refuse_unfit_hosts() -> None:
+def refuse_unfit_hosts(current: Session) -> None:
     """Examine the hosts before a training with ``preflight.deep=1``. Raises PacelineError: a check failed."""
-    report = _examined(session().config.cluster, deep=True, say=note)  # spares are examined once they are needed
+    report = _examined(current, current.config.cluster, deep=True, say=note)  # spares are examined once they are needed
     note(f"{checks.summary(report.all_checks)}\n")
     report.refuse()
 
 
-def _examined(cluster: Cluster, *, deep: bool, say: Callable[[str], None]) -> Report:
-    config = session().config
+def _examined(current: Session, cluster: Cluster, *, deep: bool, say: Callable[[str], None]) -> Report:
+    config = current.config
     with waiting(note, "asking the hosts"):
         return checks.examine(
             cluster,
@@ -111,13 +111,13 @@ def _examined(cluster: Cluster, *, deep: bool, say: Callable[[str], None]) -> Re
         )
 
 
-def allreduce() -> None:
+def allreduce(current: Session) -> None:
     """Measure the bandwidth of all-reduce between the ranks."""
-    config = session().config
+    config = current.config
     folder, result = bandwidth.measure(
         config.cluster,
         backend=config.train.strategy.backend,
-        options=session().invocation.options,
+        options=current.invocation.options,
         runs_dir=config.runs_dir,
         root=ROOT,
         say=note,
@@ -126,25 +126,25 @@ def allreduce() -> None:
     say(f"  figures  {relative(folder / run_folder.ALLREDUCE)}")
 
 
-def benchmark() -> None:
+def benchmark(current: Session) -> None:
     """Measure the training speed, and draw it."""
-    config, options = session().config, session().invocation.options
-    folder, whole = benchmarks.measure(config, _pack(), options=options, root=ROOT, say=note)
+    config, options = current.config, current.invocation.options
+    folder, whole = benchmarks.measure(config, _pack(current), options=options, root=ROOT, say=note)
     say(f"\n{benchmarks.table(whole)}")
     say(f"  figures  {relative(folder / benchmarks.RESULT)}")
     say(f"  picture  {relative(folder / benchmarks.PICTURE)}")
 
 
-def profile() -> None:
+def profile(current: Session) -> None:
     """Record a trace of some training steps."""
-    path = profiling.trace(session().config, _pack(), options=session().invocation.options, root=ROOT, say=note)
+    path = profiling.trace(current.config, _pack(current), options=current.invocation.options, root=ROOT, say=note)
     say(f"\n  trace  {relative(path)}   (open it in ui.perfetto.dev)")
 
 
-def _pack() -> PackSource:
-    pack = session().pack
-    if session().config.script is not None:
-        raise UsageError(f"doit {session().invocation.verb} measures Paceline's own trainer, not program=script")
+def _pack(current: Session) -> PackSource:
+    pack = current.pack
+    if current.config.script is not None:
+        raise UsageError(f"doit {current.invocation.verb} measures Paceline's own trainer, not program=script")
     if pack is None or pack.path is None:
         raise PacelineError("the data set vanished after it was fetched", hint="the same command again")
     return PackSource(path=pack.path.resolve(), digest=pack.digest)

@@ -10,7 +10,7 @@ from pipeline.cli.commands import steps as own_steps
 from pipeline.cli.commands.finished import other_arithmetic
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say, say_folded, say_log
-from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster.spares import unused_warning
 from pipeline.config.overrides import origins
 from pipeline.core.errors import UsageError, suggestion
@@ -22,14 +22,13 @@ from pipeline.runs.folder import check_parts
 from pipeline.runs.result import AlteredError
 
 
-def plan() -> None:
+def plan(current: Session) -> None:
     """Print what would run: the trials, their steps and the commands of each host."""
-    options = session().invocation.options
+    options = current.invocation.options
     shapes = {"text": dry_run.text, "mermaid": dry_run.mermaid, "dot": dry_run.dot}
     shape = options.get("format", "text")
     if shape not in shapes:
         raise UsageError(f"format={shape} is not known; {suggestion(shape, shapes)}")
-    current = session()
     current.refuse_data()
     if current.sweeps:
         trials = [
@@ -46,11 +45,10 @@ def plan() -> None:
         say(idle)
 
 
-def why() -> None:
+def why(current: Session) -> None:
     """Print why a run, or a user-defined step, would run."""
-    current = session()
     if (own_step := current.invocation.options.get("step")) is not None:
-        own_steps.why(own_step)
+        own_steps.why(current, own_step)
         return
     current.refuse_data()
     run = current.run
@@ -62,7 +60,7 @@ def why() -> None:
     damage = _damage(run) if run and not (reason or accepted) else None
     result = acceptance.standing(run.folder)[0] if run and not (reason or damage) else None
     other = other_arithmetic(result.fields) if result else None  # the hardware of a finished run, if not that here
-    if is_on(session().invocation.options, "json"):
+    if is_on(current.invocation.options, "json"):
         answer = {
             "key": run.key.short if run else None,
             "reason": reason,
@@ -115,9 +113,9 @@ def _damage(run: Run) -> AlteredError | None:
     return None
 
 
-def config() -> None:
+def config(current: Session) -> None:
     """Print the composed configuration, with the source of each value."""
-    values = origins.values(session().invocation.overrides)
+    values = origins.values(current.invocation.overrides)
     if answers.wanted():
         answers.answer([{"field": ".".join(item.keys), "value": item.value, "source": item.origin} for item in values])
         return

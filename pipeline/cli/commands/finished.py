@@ -13,7 +13,7 @@ from pipeline import tracking
 from pipeline.cli import answers
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say_folded
-from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster.agent.host import processors
 from pipeline.core.errors import UsageError
 from pipeline.core.printable import printable
@@ -24,31 +24,30 @@ from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import Result, first_metrics, nonfinite_note
 
 
-def title(verb: str) -> str:
+def title(current: Session, verb: str) -> str:
     """Return doit's line about the task; '' for a script without data."""
     if verb == "fetch":
-        config = session().config
+        config = current.config
         if config.script is not None:
             return "fetch data" if config.script.data else ""
         return f"fetch {config.resolved['dataset']['name']}"
-    if verb in ("train", "evaluate") and "run" not in session().invocation.options:
-        run = session().run
+    if verb in ("train", "evaluate") and "run" not in current.invocation.options:
+        run = current.run
         return f"{verb} {run.key.short}" if run else verb
     return verb
 
 
-def is_fetched() -> bool:
+def is_fetched(current: Session) -> bool:
     """Whether the data and the initial weights are here."""
-    start = session().start
-    return session().pack is not None and (start is None or start.url is None)
+    start = current.start
+    return current.pack is not None and (start is None or start.url is None)
 
 
-def is_trained() -> bool:
+def is_trained(current: Session) -> bool:
     """Whether the run is finished, and --prove asks for no more.
 
     A finished run is reported, and a record that no tracking server got is completed.
     """
-    current = session()
     try:
         finished = is_finished(current)
     except UsageError:  # said by the verb itself, in one line

@@ -12,7 +12,7 @@ from pipeline.cli import answers, named_run
 from pipeline.cli.commands import train
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
-from pipeline.cli.session import ROOT, relative, session
+from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster import launchers
 from pipeline.cluster import sync as syncing
 from pipeline.cluster.agent.running.claims import clock
@@ -35,20 +35,20 @@ from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import Wait, ask_to_stop, note_stopped, waits_under_way
 
 
-def sync() -> None:
+def sync(current: Session) -> None:
     """Send data pack, files and folders to the hosts, or report differences there. Raises UsageError, HostError."""
-    invocation = session().invocation
+    invocation = current.invocation
     check, delete = is_on(invocation.options, "check"), is_on(invocation.options, "delete")
     if delete and not invocation.paths:
         raise UsageError("delete=1 is about folders, and none is named", hint="doit sync cluster=… delete=1 PATH")
-    cluster = session().config.cluster.with_spares
+    cluster = current.config.cluster.with_spares
     with Interruptible() as signals, closing(syncing.remote(cluster)) as launcher:  # rsync and pssh end with it
         signals.left = "; what has arrived is kept, and the same command continues"
         named = syncing.folders(invocation.paths, to=invocation.options.get("to"), workdir=launcher.workdir, root=ROOT)
         wants_pack = is_on({"data": "1", **invocation.options}, "data")
         if not (wants_pack or named or launcher.environment):
             raise UsageError("data=0 leaves nothing to bring: name files or folders")
-        pack = _pack(fetches=not check) if wants_pack else None
+        pack = _pack(current, fetches=not check) if wants_pack else None
         with Heartbeat(note) as heartbeat:
             lacking = _environments(launcher, check, heartbeat) if launcher.environment else []
             heartbeat.doing("asking the hosts")
@@ -78,11 +78,10 @@ def _environments(launcher: AgentLauncher, check: bool, heartbeat: Heartbeat) ->
     return lacking
 
 
-def _pack(*, fetches: bool) -> PackSource | None:
+def _pack(current: Session, *, fetches: bool) -> PackSource | None:
     """Return the data pack, fetched if it isn't here; None if it must not be fetched."""
-    current = session()
     if current.pack is None and fetches:
-        train.fetch()
+        train.fetch(current)
     if current.pack is None:
         say("the data pack isn't here yet: doit fetch, or doit sync without --check")
         return None
@@ -142,9 +141,8 @@ def _demand_equal(copies: Sequence[TreeState], lacking: Sequence[str], *, checke
     raise HostError(what, hint="the same command, while nothing changes these files here or there")
 
 
-def stop() -> None:
+def stop(current: Session) -> None:
     """End a run on all of its hosts: the named one, else the one under way."""
-    current = session()
     by_key = "run" in current.invocation.options
     by_words = not by_key and not all(word.startswith("paths.") for word in current.invocation.overrides)
     runs_dir = current.config.runs_dir
@@ -169,9 +167,9 @@ def stop() -> None:
         say(f"nothing of {folder.key} runs on {where}")
 
 
-def lab() -> None:
+def lab(current: Session) -> None:
     """Start the lab, remove it, or say how to reach its hosts."""
-    options = session().invocation.options
+    options = current.invocation.options
     if {"down", "hosts"} <= options.keys():
         raise UsageError("doit lab takes down=1, which removes the lab, or hosts=N, which raises it; not both")
     if "down" in options:
@@ -211,9 +209,9 @@ class Queue:
     waiting: tuple[Wait, ...]
 
 
-def queue() -> None:
+def queue(current: Session) -> None:
     """Ask every host. Raises HostError: one can't be asked. UsageError: a scheduler has the queue."""
-    config = session().config
+    config = current.config
     cluster = config.cluster.with_spares
     if launchers.capabilities(cluster).hosts_are_granted:
         raise UsageError(

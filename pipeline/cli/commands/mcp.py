@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.cli import answers
 from pipeline.cli.invocation import is_override
+from pipeline.cli.session import Session
 from pipeline.cli.verbs import VERBS
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.processes import process
@@ -30,7 +31,7 @@ _ABOUT = (
 )
 
 
-def mcp() -> None:
+def mcp(_: Session) -> None:
     """Serve until stdin ends. Raises UsageError: the extra isn't installed."""
     try:
         from mcp.server import MCPServer

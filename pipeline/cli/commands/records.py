@@ -14,7 +14,7 @@ from pipeline import tracking
 from pipeline.cli import answers, clone
 from pipeline.cli.loader import leave_if_interrupted
 from pipeline.cli.output import note, say, say_folded
-from pipeline.cli.session import ROOT, relative, session
+from pipeline.cli.session import ROOT, Session, relative
 from pipeline.comparing import reading
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import expanded
@@ -40,9 +40,9 @@ _TOP = 3
 _TIMEOUT_S = 3600.0
 
 
-def evaluate() -> None:
+def evaluate(current: Session) -> None:
     """Recreate the report and the confusion matrix, and show them."""
-    folder = holder(session().folder())
+    folder = holder(current.folder())
     with waiting(note, "making the evaluation report"):
         complete.evaluate_again(folder, ROOT, note)
     report = folder.read_json(run_folder.REPORT)
@@ -57,11 +57,11 @@ def evaluate() -> None:
     say(f"  picture  {relative(folder.path / run_folder.CONFUSION_MATRIX)}")
 
 
-def record() -> None:
+def record(current: Session) -> None:
     """Send to the trackers what they lack of a run."""
-    folder = holder(session().folder())
+    folder = holder(current.folder())
     folder.read_summary(), folder.read_result(), folder.refuse_altered_config()  # what was altered is no record
-    config = session().config
+    config = current.config
     nowhere = not tracking.destinations(vars(config.tracking), ROOT)
     recorder = Recorder(folder.path, config, ROOT, enabled=True if nowhere else None)
     with waiting(note, f"recording in {recorder.titles()}"):
@@ -89,13 +89,13 @@ def holder(folder: RunFolder) -> RunFolder:
     return acceptance.base_of(folder, accepted)
 
 
-def ui() -> None:
+def ui(current: Session) -> None:
     """Serve MLflow's pages until Ctrl-C."""
-    invocation = session().invocation
+    invocation = current.invocation
     port = invocation.options.get("port")
     if port is not None and not (is_count(port) and int(port) < 65536):
         raise UsageError(f"port={port} must be a whole number from 1 to 65535")
-    config = session().config
+    config = current.config
     uri = tracking.absolute_uri(config.tracking.uri, ROOT)
     charts = tuple(name for name in invocation.options.get("charts", "").split(",") if name)
     wanted = web_ui.Wanted(keys=invocation.paths, charts=charts)
@@ -103,9 +103,9 @@ def ui() -> None:
     leave_if_interrupted()
 
 
-def server() -> None:
+def server(current: Session) -> None:
     """Serve a store for a team until Ctrl-C."""
-    config = session().config.tracking
+    config = current.config.tracking
     store, artifacts = tracking.absolute_uri(config.server_store, ROOT), config.server_artifacts
     if artifacts is not None and "://" not in artifacts:
         artifacts = str(ROOT / expanded(artifacts, "tracking.server_artifacts"))
@@ -125,9 +125,8 @@ def server() -> None:
 _NOTICE = re.compile(r"\d{4}/\d\d/\d\d [\d:]{8} (INFO|WARNING) ")  # what MLflow prints besides
 
 
-def publish() -> None:
+def publish(current: Session) -> None:
     """Publish a model. Raises UsageError: the run can't be published; PacelineError: the store refused it."""
-    current = session()
     name, alias = current.invocation.options.get("name"), current.invocation.options.get("alias")
     refuse_names(name, alias)
     folder = holder(current.folder())
@@ -217,10 +216,10 @@ def _say_published(answer: dict[str, Any], name: str, alias: str | None, model: 
 
 
 # ------------------------------------------------------------------------------------------- predictions
-def predict() -> None:
+def predict(current: Session) -> None:
     """Classify images. Raises UsageError: no finished classifier, or no image; PacelineError: an unreadable image."""
-    folder, images = _named_images()
-    top = session().invocation.options.get("top", str(_TOP))
+    folder, images = _named_images(current)
+    top = current.invocation.options.get("top", str(_TOP))
     if not is_count(top) or int(top) < 1:
         raise UsageError(f"top={top} must be a whole number from 1 on")
     model = finished_classifier(folder)
@@ -251,10 +250,10 @@ def predict() -> None:
         raise error
 
 
-def _named_images() -> tuple[RunFolder, list[Path]]:
+def _named_images(current: Session) -> tuple[RunFolder, list[Path]]:
     """Return the run (``run=``, the first bare word, or the newest) and the image files."""
-    invocation = session().invocation
-    words, runs_dir = [*invocation.paths], session().config.runs_dir
+    invocation = current.invocation
+    words, runs_dir = [*invocation.paths], current.config.runs_dir
     named = invocation.options.get("run")
     if named is None and words and not _image(words[0]).is_file():
         named = words.pop(0)

@@ -14,7 +14,7 @@ from pipeline import tracking
 from pipeline.cli import answers, clone
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
-from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.cli.session import ROOT, Session, relative
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError, os_reason
 from pipeline.core.files import expanded, replaceable_path, system_temporary_prefix, write_hint, write_json
@@ -43,9 +43,8 @@ from trainers.contract import run_folder
 _NEEDS_WORD = ("config", "data", "topology")  # what decides the weights as a rule: the run has to be named
 
 
-def accept() -> None:
+def accept(current: Session) -> None:
     """Accept a finished run. Raises UsageError, PacelineError: nothing to accept, or the run must be named."""
-    current = session()
     current.refuse_data()
     run = current.run
     if run is None:
@@ -136,19 +135,19 @@ def _refuse_choice(parts: dict[str, dict[str, object]], run: Run, nearest: tuple
         )
 
 
-def settle(folder: RunFolder, *, equal: bool, again: str) -> str:
+def settle(current: Session, folder: RunFolder, *, equal: bool, again: str) -> str:
     """Mark an accepted run as proven, or withdraw the acceptance. Return a line. Raises PacelineError."""
     accepted = acceptance.read(folder)
     if accepted is None:
         return ""
     if again != folder.key:
         raise PacelineError(f"{folder.key} can't be proven here: made again, its key is {again}; it stays {accepted}")
-    here = _of_this_clone(folder, accepted)
+    here = _of_this_clone(current, folder, accepted)
     if equal:
         accepted = replace(accepted, proven=True)
     if here is not None:
         (acceptance.write if equal else acceptance.withdraw)(here, accepted)
-        _record(session(), acceptance.base_of(here, accepted))
+        _record(current, acceptance.base_of(here, accepted))
     elsewhere = "" if here is not None else "; no run folder here was accepted so, and the archive stays as it is"
     if equal:
         return f"{folder.key} is {accepted}{elsewhere}"
@@ -159,11 +158,11 @@ def settle(folder: RunFolder, *, equal: bool, again: str) -> str:
     )
 
 
-def _of_this_clone(folder: RunFolder, accepted: Acceptance) -> RunFolder | None:
+def _of_this_clone(current: Session, folder: RunFolder, accepted: Acceptance) -> RunFolder | None:
     """Return the run folder here that a proof of an unpacked run applies to, if its weights are equal."""
     if not (folder.path / acceptance.CARRIED).exists():
         return folder
-    here = RunFolder(session().config.runs_dir / folder.key)
+    here = RunFolder(current.config.runs_dir / folder.key)
     try:
         (mine, known), (theirs, _) = acceptance.standing(here), acceptance.standing(folder)
     except AlteredError:
@@ -181,17 +180,15 @@ def _record(current: Session, base: RunFolder) -> None:
             note(f"WARNING: {recorder.titles()} doesn't know of it yet: {recorder.why()}\n  try: {recorder.hint()}")
 
 
-def export() -> None:
-    folder = session().folder()
-    option = session().invocation.options.get("to")
+def export(current: Session) -> None:
+    folder = current.folder()
+    option = current.invocation.options.get("to")
     if option:
         to = replaceable_path(clone.started_in() / expanded(option, f"to={option}"), f"to={option}")
     else:
-        to = session().config.runs_dir / "exports" / f"{folder.key}.tar.gz"
+        to = current.config.runs_dir / "exports" / f"{folder.key}.tar.gz"
     with waiting(note, "packing the archive"):
-        size = exports.export(
-            folder, root=ROOT, to=to, weights=is_on(session().invocation.options, "weights"), say=note
-        )
+        size = exports.export(folder, root=ROOT, to=to, weights=is_on(current.invocation.options, "weights"), say=note)
     say(f"{folder.key}: {relative(to)}, {file_size(size)}")
     _, accepted = acceptance.standing(folder)
     if accepted is not None:
@@ -210,8 +207,8 @@ def export() -> None:
         say(f"  commit {made_of.commit} isn't here, so it was not packed; in a clone that has it: {again}")
 
 
-def reproduce() -> None:
-    invocation = session().invocation
+def reproduce(current: Session) -> None:
+    invocation = current.invocation
     named = invocation.options.get("run")
     if named is None:
         raise UsageError("which run? doit reproduce KEY, an MLflow run id, or an exported archive; doit runs")
@@ -223,13 +220,13 @@ def reproduce() -> None:
             )
     with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("reproduce")) as scratch:
         with waiting(note, "reading how the run was made"):
-            folder = _to_reproduce(named, Path(scratch))
-        reproduce_run(folder)
+            folder = _to_reproduce(current, named, Path(scratch))
+        reproduce_run(current, folder)
 
 
-def reproduce_run(folder: RunFolder) -> None:
+def reproduce_run(current: Session, folder: RunFolder) -> None:
     """Repeat a finished run and report the comparison. Raises PacelineError: it came out otherwise, or can't be."""
-    config, invocation = session().config, session().invocation
+    config, invocation = current.config, current.invocation
     work = config.runs_dir.absolute() / again.FOLDER / folder.key
     note(f"run {folder.key}, made again in {relative(work)}")
     verdict = again.reproduce(
@@ -248,7 +245,7 @@ def reproduce_run(folder: RunFolder) -> None:
     if verdict.within_spread:  # neither proven nor refuted
         say(f"{printable_lines(shown)}\n{written}")
         return
-    if settled := settle(folder, equal=verdict.reproduced, again=verdict.again):
+    if settled := settle(current, folder, equal=verdict.reproduced, again=verdict.again):
         say(settled)
     if not verdict.reproduced:
         raise PacelineError(f"{shown}\n{written}")
@@ -259,7 +256,7 @@ def reproduce_run(folder: RunFolder) -> None:
     say(written)
 
 
-def _to_reproduce(named: str, scratch: Path) -> RunFolder:
+def _to_reproduce(current: Session, named: str, scratch: Path) -> RunFolder:
     """Return the run folder; an archive or a run of another host in MLflow is unpacked below ``scratch``."""
     try:
         archive = clone.started_in() / Path(named).expanduser()
@@ -268,9 +265,9 @@ def _to_reproduce(named: str, scratch: Path) -> RunFolder:
         is_archive = False
     if is_archive:
         return exports.unpack(archive, scratch, root=ROOT)
-    config = session().config
+    config = current.config
     try:
-        return session().folder()
+        return current.folder()
     except UsageError:
         if not index.is_mlflow_id(named):
             raise
@@ -282,18 +279,21 @@ def _to_reproduce(named: str, scratch: Path) -> RunFolder:
 _MOST_KILLS = 1000
 
 
-def prove(*, once: bool = False) -> None:
+def prove(current: Session, *, once: bool = False) -> None:
     """Prove a run; ``once``: unless that was done.
 
     Raises UsageError: no valid number of kills; PacelineError: it comes out otherwise, or can't be repeated.
     """
-    config, folder = session().config, session().folder()
+    config, folder = current.config, current.folder()
     work = config.runs_dir.absolute() / again.FOLDER / f"{folder.key}{proving.FOLDER_SUFFIX}"
     written = work / "proof.json"
     if once and documents.read_or_empty(written).get("proven") is True:
         say(f"PROVEN {folder.key} before: {relative(written)}")
         return
-    kills, seed = _number("kills", 3, least=1, most=_MOST_KILLS), _number("moments", 0, least=0, most=1 << 32)
+    kills, seed = (
+        _number(current, "kills", 3, least=1, most=_MOST_KILLS),
+        _number(current, "moments", 0, least=0, most=1 << 32),
+    )
     result = folder.read_result()
     if result is None:
         raise UsageError(f"run {folder.key} isn't finished", hint=f"doit status {folder.key}")
@@ -329,8 +329,8 @@ def _report(proof: Proof, written: Path) -> None:
         say(shown)
 
 
-def _number(name: str, default: int, *, least: int, most: int) -> int:
-    text = session().invocation.options.get(name, str(default))
+def _number(current: Session, name: str, default: int, *, least: int, most: int) -> int:
+    text = current.invocation.options.get(name, str(default))
     if not text.isdecimal() or not least <= int(text) <= most:
         raise UsageError(f"{name}={text} is no number from {least} to {most}", hint=f"--{name} {default}")
     return int(text)

@@ -15,7 +15,7 @@ from pipeline.cli import answers
 from pipeline.cli.commands.finished import other_arithmetic
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import STATE_INKS, note, say, width
-from pipeline.cli.session import Session, relative, session
+from pipeline.cli.session import Session, relative
 from pipeline.comparing.listing import STATE_AT, Listed, table, wide_table
 from pipeline.config.overrides.origins import stands_for
 from pipeline.config.overrides.words import for_hydra
@@ -140,12 +140,12 @@ def selected(current: Session, state: str | None = None) -> Selection:
     return Selection(rows, comparable, is_empty)
 
 
-def runs() -> None:
+def runs(current: Session) -> None:
     """List runs. Raises UsageError: an unknown state or order, or an override that run folders don't store."""
-    options, runs_dir = session().invocation.options, session().config.runs_dir
+    options, runs_dir = current.invocation.options, current.config.runs_dir
     by, as_json = options.get("sort", "time"), is_on(options, "json")
     wide = is_on(options, "wide")
-    rows, comparable, is_empty = selected(session(), options.get("state"))
+    rows, comparable, is_empty = selected(current, options.get("state"))
     measures = as_json or by == "size" or (wide and len(rows) <= _MOST_MEASURED)
     sizes = {row.key: measured(runs_dir / row.key).bytes for row in rows} if measures else {}
     rows = _in_order(rows, by, sizes)

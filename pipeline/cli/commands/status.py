@@ -16,7 +16,7 @@ from pipeline.cli.commands.train import screen, screen_of_sweep
 from pipeline.cli.invocation import as_typed, is_on
 from pipeline.cli.loader import leave_if_interrupted
 from pipeline.cli.output import note, say, say_folded, say_log
-from pipeline.cli.session import relative, session
+from pipeline.cli.session import Session, relative
 from pipeline.cluster.failures import is_consequence, shortened, without_message
 from pipeline.comparing import reading
 from pipeline.comparing.reading import ComparedRun, command_line
@@ -43,9 +43,9 @@ from trainers.contract import run_folder
 _POLL_S = 0.5
 
 
-def status() -> None:
+def status(current: Session) -> None:
     """Print the state of the named or newest run. Without a name, also print running steps and a running sweep."""
-    options, runs_dir = session().invocation.options, session().config.runs_dir
+    options, runs_dir = current.invocation.options, current.config.runs_dir
     named, watches = options.get("run"), is_on(options, "watch")
     if named is not None and trials.names_sweep(runs_dir, named):
         sweep = sweeps.find(runs_dir, named)
@@ -58,9 +58,9 @@ def status() -> None:
         say(line)
     if step_lines and not index.rows(runs_dir):
         return
-    any_run = named is None and _names_no_run()
+    any_run = named is None and _names_no_run(current)
     awaited = _await_next(runs_dir) if watches and any_run and sys.stderr.isatty() else None
-    folder = awaited or _named_or_newest()
+    folder = awaited or _named_or_newest(current)
     running = trials.under_way(runs_dir, folder) if any_run else None
     if watches and running is not None:
         watch_sweep(running)
@@ -119,15 +119,15 @@ def watch_sweep(folder: SweepFolder) -> None:
         leave_if_interrupted()
 
 
-def wait() -> None:
+def wait(current: Session) -> None:
     """Return once a run, or a sweep, has ended. Raises PacelineError: it didn't finish, or trials failed."""
-    options, runs_dir = session().invocation.options, session().config.runs_dir
+    options, runs_dir = current.invocation.options, current.config.runs_dir
     named = options.get("run")
     name = named if named is not None and trials.names_sweep(runs_dir, named) else options.get("sweep")
     if name is not None:
         _wait_for_sweep(sweeps.find(runs_dir, name))
         return
-    folder = _named_or_newest()
+    folder = _named_or_newest(current)
     _wait(folder, f"run {folder.key}")
     row = index.row(folder)
     ended_well = row.state in (State.FINISHED, index.ACCEPTED)
@@ -154,14 +154,14 @@ def _wait(folder: RunFolder | SweepFolder, name: str) -> None:
             time.sleep(_POLL_S)
 
 
-def logs() -> None:
+def logs(current: Session) -> None:
     """Print the output of a run's hosts, or of a step."""
-    options = session().invocation.options
+    options = current.invocation.options
     if "step" in options:
-        log = steps.log_of(options["step"])
+        log = steps.log_of(current, options["step"])
         say_log(f"{relative(log)}:\n{log.read_text(encoding='utf-8', errors='replace').rstrip()}")
         return
-    folder, host = _named_or_newest(), options.get("host")
+    folder, host = _named_or_newest(current), options.get("host")
     if is_on(options, "follow"):
         _follow_logs(folder, host)
         return
@@ -183,15 +183,15 @@ def _follow_logs(folder: RunFolder, host: str | None) -> None:
             time.sleep(_POLL_S)
 
 
-def _names_no_run() -> bool:
-    return all(word.startswith("paths.") for word in session().invocation.overrides)
+def _names_no_run(current: Session) -> bool:
+    return all(word.startswith("paths.") for word in current.invocation.overrides)
 
 
-def _named_or_newest() -> RunFolder:
+def _named_or_newest(current: Session) -> RunFolder:
     """Return the run that a key or the overrides name, else the one with the latest event. Raises UsageError."""
-    invocation, runs_dir = session().invocation, session().config.runs_dir
-    if "run" in invocation.options or not _names_no_run():
-        return session().folder()
+    invocation, runs_dir = current.invocation, current.config.runs_dir
+    if "run" in invocation.options or not _names_no_run(current):
+        return current.folder()
     rows = index.rows(runs_dir)
     if not rows:
         raise UsageError(f"no runs under {relative(runs_dir)} yet; try doit train experiment=quickstart")
@@ -225,9 +225,9 @@ _FIXES = (  # (pattern in the failure, fix); the first match counts
 )
 
 
-def triage() -> None:
+def triage(current: Session) -> None:
     """Print why a run failed, the evidence, and the next command. Raises UsageError: no such run."""
-    invocation, runs_dir = session().invocation, session().config.runs_dir
+    invocation, runs_dir = current.invocation, current.config.runs_dir
     known = examined(index.find(runs_dir, invocation.options.get("run") or _newest_unfinished(runs_dir)))
     if answers.wanted():
         answers.answer(known)

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.cli import answers
 from pipeline.cli.invocation import is_on, process_count
 from pipeline.cli.output import note, say
-from pipeline.cli.session import ROOT, relative, session
+from pipeline.cli.session import ROOT, Session, relative
 from pipeline.config.step_source import StepState
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.tables import aligned
@@ -21,9 +21,8 @@ from pipeline.steps.graph import Graph, earlier_of
 from pipeline.steps.making import make_all
 
 
-def step() -> None:
+def step(current: Session) -> None:
     """Run the named steps, with what they need; without a name, list the states of all."""
-    current = session()
     graph, names = current.steps, current.invocation.paths
     if not names:
         rows = [(name, *_state(graph, name)) for name in graph.names()]
@@ -39,9 +38,9 @@ def step() -> None:
         say(f"step {name} is {'made' if made else 'up to date'}: {relative(_out(graph, name))}")
 
 
-def make(name: str) -> Path:
+def make(current: Session, name: str) -> Path:
     """Run one step and what it needs, and return the folder of its outputs. Raises PacelineError."""
-    graph = session().steps
+    graph = current.steps
     make_all(graph, [name], note, at_once=process_count())
     return _out(graph, name)
 
@@ -65,12 +64,12 @@ def _state(graph: Graph, name: str) -> tuple[str, str]:
     return "would run", "; ".join(standing.why)
 
 
-def why(name: str) -> None:
+def why(current: Session, name: str) -> None:
     """Return why a step would run: what has changed since it was run last."""
-    graph = session().steps
+    graph = current.steps
     standing = graph.standing(name)
     key = standing.key.short if standing.key is not None else None
-    if is_on(session().invocation.options, "json"):
+    if is_on(current.invocation.options, "json"):
         answer: dict[str, Any] = {"step": name, "key": key, "made": standing.made is not None, "why": standing.why}
         answers.answer(answer)
         return
@@ -93,9 +92,8 @@ def under_way(runs_dir: Path) -> list[str]:
     ]
 
 
-def dag() -> None:
+def dag(current: Session) -> None:
     """Print the steps that this configuration's run needs (without overrides all steps), then the run's tasks."""
-    current = session()
     shapes = {"mermaid": dry_run.mermaid, "dot": dry_run.dot}
     shape = current.invocation.options.get("format", "mermaid")
     if shape not in shapes:
@@ -123,9 +121,9 @@ def _own(graph: Graph) -> list[PlannedTask]:
     return [step_task(state) for state in states]
 
 
-def log_of(name: str) -> Path:
+def log_of(current: Session, name: str) -> Path:
     """Return the log of a step: of its current or last failed run, else of its outputs. Raises UsageError."""
-    graph = session().steps
+    graph = current.steps
     graph.step(name)
     steps_dir = store.steps_dir(graph.runs_dir)
     made = [folder / store.LOG for folder, _ in earlier_of(graph.runs_dir, name)]

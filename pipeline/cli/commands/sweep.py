@@ -14,7 +14,7 @@ from pipeline.cli.commands.train import notifier, refuse_unfit, screen_of_sweep,
 from pipeline.cli.commands.trials import result_of
 from pipeline.cli.invocation import is_on, process_count
 from pipeline.cli.output import note, say, width
-from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster.local_gpus import usable_gpus
 from pipeline.config import compose
 from pipeline.core.errors import DECIDED, Killed, PacelineError, UsageError, os_reason
@@ -50,15 +50,14 @@ class Flags(NamedTuple):
     most: int | None = None
 
 
-def sweep() -> None:
+def sweep(current: Session) -> None:
     """Run every trial of the command line to its end; finished ones are not run again."""
-    current = session()
     options = current.invocation.options
     fork, retry_failed, dry_run = (is_on(options, name) for name in ("fork", "retry_failed", "dry_run"))
     if dry_run:
         current.refuse_data()
     elif is_on(options, "detach"):
-        start_detached(f"sweep-{time.strftime('%Y%m%d-%H%M%S')}")
+        start_detached(current, f"sweep-{time.strftime('%Y%m%d-%H%M%S')}")
         return
     if not is_count(most := options.get("max_trials", "1")):
         raise UsageError(f"--max-trials {most} must be a whole number from 1")

@@ -18,7 +18,7 @@ from pipeline.cli import answers, clone
 from pipeline.cli.commands.finished import answer_with, figures, is_finished
 from pipeline.cli.invocation import QUIET, VERBOSE, as_typed, is_on, is_wanted, process_count, verbosity
 from pipeline.cli.output import note, note_usual, say, say_folded, say_usual
-from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster.failures import is_worth_showing
 from pipeline.cluster.local_gpus import usable_gpus
 from pipeline.cluster.spares import unused_warning
@@ -51,9 +51,8 @@ _LAST_WORDS = 2_000  # characters shown of the output of a detached command that
 _OF_A_TRIAL = re.compile(r"trial +\d+ \| ")
 
 
-def fetch() -> None:
+def fetch(current: Session) -> None:
     """Make the data pack, and fetch the initial weights, if they are missing."""
-    current = session()
     if current.pack is None:
         _fetch_data(current)
     if (start := current.start) is not None and start.url is not None:
@@ -78,12 +77,11 @@ def _fetch_data(current: Session) -> None:
         write("SYNTHETIC DATA: an accuracy on these images means nothing")
 
 
-def train() -> None:
+def train(current: Session) -> None:
     """Train the run. With `doit -a`, a finished run is repeated in a separate folder and compared.
 
     With ``--prove``, the run is proven after that, or at once if it is finished.
     """
-    current = session()
     run, options = current.run, current.invocation.options
     is_done = run is not None and run.reason is None
     proves = is_on(options, "prove") and not is_on(options, "detach")  # the detached command proves it
@@ -91,11 +89,11 @@ def train() -> None:
     if repeats or proves:
         from pipeline.cli.commands import reproduce  # git, archives, MLflow: for these two alone
     if repeats and run is not None:
-        reproduce.reproduce_run(run.folder)
+        reproduce.reproduce_run(current, run.folder)
     elif not (proves and is_done):
         _train(current)
     if proves:
-        reproduce.prove(once=True)
+        reproduce.prove(current, once=True)
 
 
 def train_all(current: Session) -> None:
@@ -106,9 +104,8 @@ def train_all(current: Session) -> None:
         _train(current)
 
 
-def attach() -> None:
+def attach(current: Session) -> None:
     """Follow the attempt that outlived its command."""
-    current = session()
     if is_finished(current):
         return
     run = current.run
@@ -143,12 +140,12 @@ def _train(current: Session, *, attach: bool = False) -> None:
     if is_on(current.invocation.options, "preflight.deep"):
         from pipeline.cli.commands.diagnostics import refuse_unfit_hosts  # the measuring verbs: for this option alone
 
-        refuse_unfit_hosts()
+        refuse_unfit_hosts(current)
     cluster = current.config.cluster
     if not attach:
         refuse_unfit(cluster)
     if is_on(current.invocation.options, "detach"):
-        start_detached(run.key.short, run.folder.lock)
+        start_detached(current, run.key.short, run.folder.lock)
         return
     shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
     about = {"kind": "run", "key": run.key.short, "name": what(run.config.resolved)}
@@ -203,7 +200,7 @@ def refuse_unfit(cluster: Cluster) -> None:
 
 
 # ------------------------------------------------------------------------------- without a terminal
-def start_detached(name: str, lock: Path | None = None) -> None:
+def start_detached(current: Session, name: str, lock: Path | None = None) -> None:
     """Start the typed command, without ``--detach``, in its own session.
 
     Args:
@@ -212,7 +209,7 @@ def start_detached(name: str, lock: Path | None = None) -> None:
 
     Raises PacelineError: it can't be started, or failed at once.
     """
-    log = session().config.runs_dir / _DETACHED / f"{name}.log"
+    log = current.config.runs_dir / _DETACHED / f"{name}.log"
     env = process.of_this_clone({clone.STARTED_IN: str(clone.started_in())})
     words = [word for word in sys.argv[1:] if not _ASKS_TO_DETACH.fullmatch(word)]
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.cli import answers
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import say, say_folded, width
-from pipeline.cli.session import Session, session
+from pipeline.cli.session import Session
 from pipeline.core import locks
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
@@ -42,10 +42,10 @@ def names_sweep(runs_dir: Path, word: str) -> bool:
     return not index.names_run(runs_dir, word) and bool(folders.beginning_with(folders.every(runs_dir), word))
 
 
-def show_chosen() -> None:
+def show_chosen(current: Session) -> None:
     """Print the table of the named sweep, else of the newest."""
-    options = session().invocation.options
-    show(folders.find(session().config.runs_dir, options.get("sweep")), as_json=is_on(options, "json"))
+    options = current.invocation.options
+    show(folders.find(current.config.runs_dir, options.get("sweep")), as_json=is_on(options, "json"))
 
 
 def show(folder: SweepFolder, *, as_json: bool = False) -> None:

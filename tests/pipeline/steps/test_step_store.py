@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from pipeline.cli.commands import steps
+from pipeline.cli.session import Session
 from pipeline.core.errors import PacelineError
 from pipeline.core.locks import held
 from pipeline.data import trees
@@ -15,14 +17,12 @@ from pipeline.steps import removal, store
 from tests.pipeline.steps.conftest import StepProject
 
 
-def test_a_log_is_that_of_the_step_and_of_none_whose_name_begins_so(
-    project: StepProject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(steps, "session", lambda: SimpleNamespace(steps=project.graph()))
+def test_a_log_is_that_of_the_step_and_of_none_whose_name_begins_so(project: StepProject) -> None:
     project.step("clean", "{command: [x], outputs: [x]}")
     project.write("runs/steps/clean-0123456789ab.log", "mine")
     project.write("runs/steps/clean-up-0123456789ab.log", "newer")
-    assert steps.log_of("clean").read_text() == "mine"
+    current = cast("Session", SimpleNamespace(steps=project.graph()))
+    assert steps.log_of(current, "clean").read_text() == "mine"
 
 
 def test_files_behind_a_link_in_an_input_folder_count(project: StepProject) -> None:
