@@ -195,7 +195,7 @@ def test_a_run_that_has_changed_since_it_was_shown_stays(
 ) -> None:
     folder = ended(tmp_path, "f" * 12, State.FAILED)
 
-    def meanwhile(amount: str) -> bool:
+    def meanwhile(_: object, amount: str) -> bool:
         journal.append(folder.journal, journal.Entry(state=State.KILLED, attempt=2, time=2e9))
         return True
 
