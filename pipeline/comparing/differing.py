@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.comparing.groups import Difference, Group, difference, differing_fields, flat_config, metrics_of, shown
+from pipeline.comparing.groups import (
+    Difference,
+    Group,
+    difference,
+    differing_fields,
+    field_value,
+    flat_config,
+    metrics_of,
+    shown,
+)
 from pipeline.comparing.reading import ComparedRun
 from pipeline.core.files import sha256_bytes
 from pipeline.core.redact import hide
@@ -127,7 +136,8 @@ def _differing(known: Sequence[Mapping[str, Any]]) -> tuple[Row, ...]:
 def _rows(names: Sequence[str], known: Sequence[Mapping[str, Any]]) -> tuple[Row, ...]:
     """Return a row per field; a group without known values (altered) shows question marks."""
     return tuple(
-        Row(name=name, values=tuple(shown(values.get(name)) if values else "?" for values in known)) for name in names
+        Row(name=name, values=tuple(shown(field_value(values, name)) if values else "?" for values in known))
+        for name in names
     )
 
 

@@ -135,6 +135,18 @@ def differing_fields(runs: Sequence[ComparedRun]) -> list[str]:
     return [name for name in differing if not name.startswith(f"{ORDER}.") or is_reordered(name, known)]
 
 
+def field_value(fields: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a field of ``flat_config``, or the names of a mapping in their order as text.
+
+    An order is not recorded where the names are sorted.
+    """
+    if not name.startswith(f"{ORDER}."):
+        return fields.get(name)
+    inside = f"{name.removeprefix(f'{ORDER}.')}."
+    usual = sorted({field.removeprefix(inside).partition(".")[0] for field in fields if field.startswith(inside)})
+    return ", ".join(map(str, fields.get(name) or usual))
+
+
 def metrics_of(groups: Sequence[Group]) -> list[str]:
     """Return all metrics of the groups, validation and test figures first."""
     names = {name for group in groups for name in group.figures}
@@ -152,7 +164,8 @@ def _without_seed(run: ComparedRun) -> str:
 
 def _words(run: ComparedRun, differing: Sequence[str]) -> tuple[str, ...]:
     fields = flat_config(run)
-    return tuple(f"{name}={shown(fields[name])}" for name in differing if fields.get(name) is not None)
+    values = {name: field_value(fields, name) for name in differing}
+    return tuple(f"{name}={shown(value)}" for name, value in values.items() if value is not None)
 
 
 def shown(value: Any) -> str:

@@ -18,6 +18,7 @@ from pipeline.comparing.groups import (
     Difference,
     Group,
     differing_fields,
+    field_value,
     flat_config,
     grouped,
     letters,
@@ -268,10 +269,10 @@ def _grid(groups: Sequence[Group], by: str, direction: str | None) -> Grid | Non
     if len(fields) != 2:
         return None
     known = [flat_config(group.first) for group in groups]
-    choices = [sorted({_axis_value(values.get(name)) for values in known}, key=_in_order) for name in fields]
+    choices = [sorted({_axis_value(field_value(values, name)) for values in known}, key=_in_order) for name in fields]
     if not all(1 < len(values) <= _MOST_CELLS for values in choices):
         return None
-    places = [tuple(choices[at].index(_axis_value(values.get(name))) for at, name in enumerate(fields))
+    places = [tuple(choices[at].index(_axis_value(field_value(values, name))) for at, name in enumerate(fields))
               for values in known]  # fmt: skip
     full = len(choices[0]) * len(choices[1])
     if len(set(places)) < len(places) or len(places) < _FULL * full:
@@ -310,7 +311,7 @@ def parallel(groups: Sequence[Group], by: str) -> tuple[tuple[str, ...], tuple[L
             last = value if value is not None and math.isfinite(value) else None
             said = "no figure" if last is None else f"{by} {quantity(by, last, '.4g')}"
             title = f"{group.label} {group.title} seed {run.seed}: {said}"
-            lines.append(Line(title=title, values=(*(_axis_value(known.get(name)) for name in fields), last)))
+            lines.append(Line(title=title, values=(*(_axis_value(field_value(known, name)) for name in fields), last)))
     return (*short_names(fields).values(), by), tuple(lines)
 
 

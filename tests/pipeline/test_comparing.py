@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,15 @@ def test_scripts_are_compared_by_what_they_are_told(tmp_path: Path, compared: Pr
         (["program.args.width=16"], 2),
     ]
     assert [run["seed"] for group in found["configurations"] for run in group["runs"]] == [0, 1, 0, 1]
+
+
+def test_arguments_in_another_order_are_shown_as_the_two_orders(tmp_path: Path, compared: Printed) -> None:
+    keys = [
+        trained(tmp_path, 0, metrics={"score": 1.0}, program={"name": "script", "args": args}).key
+        for args in ({"b": 1, "a": 2}, {"a": 2, "b": 1})
+    ]
+    text = compared(tmp_path, *keys)
+    assert re.search(r"order\.program\.args +b, a +a, b\n", text), text
 
 
 def test_a_table_for_a_paper_has_a_line_a_configuration_and_a_column_a_metric(

@@ -102,9 +102,12 @@ def figures(result: Result) -> str:
 
 
 def _script_figures(result: Result) -> str:
-    """Return the last value of its first metrics, and whether a repetition came out equal."""
-    parts = first_metrics(result.metrics, 4) or ["no metric was logged"]
-    parts += [nonfinite_note(result.fields), counted(sum(result.nproc_per_node), "rank")]
+    """Return the last value of its first metrics, and whether a repetition came out equal.
+
+    One rank isn't mentioned: it may be a script that starts the others itself (Lightning's ``devices=2``).
+    """
+    parts, ranks = first_metrics(result.metrics, 4) or ["no metric was logged"], sum(result.nproc_per_node)
+    parts += [nonfinite_note(result.fields), counted(ranks, "rank") if ranks > 1 else ""]
     if not result.fields.get("proven"):
         parts.append("unproven (doit reproduce repeats it and compares)")
     return ", ".join(filter(None, parts))
