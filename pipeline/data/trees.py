@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pipeline.core import documents
 from pipeline.core.errors import DataError, os_reason
 from pipeline.core.files import canonical_json, sha256_text, temporary_prefix, write_json
 from pipeline.data.manifest import MANIFEST
@@ -84,6 +85,33 @@ def tree(data: Sequence[DataPath], data_dir: Path) -> Tree:
         contents={name: sha256 for part in parts for name, sha256 in part.contents.items()},
         empty=tuple(name for part in parts for name in part.empty),
     )
+
+
+def changed_files(now: Tree, old_digest: str, data_dir: Path) -> list[str]:
+    """Return ``train.csv changed`` for each file that differs from the data of another digest.
+
+    Return nothing if that data was never used from ``data_dir``.
+    """
+    try:
+        old = documents.read(data_dir / f"script-{old_digest[:12]}" / MANIFEST)
+        before = dict(old["sha256"]) if old["digest"] == old_digest else {}
+    except (OSError, ValueError, KeyError, TypeError):  # removed, or altered
+        return []
+    if not before:
+        return []
+    changes = []
+    for name in sorted(before.keys() | now.contents.keys()):
+        if before.get(name) != now.contents.get(name):
+            change = "added" if name not in before else "removed" if name not in now.contents else "changed"
+            changes.append(f"{_below_source(name, now)} {change}")
+    return changes
+
+
+def _below_source(name: str, tree: Tree) -> str:
+    """Return a path in the pack as users know it: with the name of its data's folder in the place of ``content``."""
+    top, _, below = name.partition("/")
+    source = next((path for at, path in zip(tree.inside, tree.sources, strict=True) if at == top), None)
+    return below if source is None else f"{source.name}/{below}"
 
 
 def _part(one: DataPath, top: str, data_dir: Path) -> Tree:

@@ -198,7 +198,12 @@ def test_the_data_of_a_script_counts_by_names_and_contents(tmp_path: Path) -> No
     assert one.path is not None
     assert (one.path / one.inside[0] / "a.txt").read_text() == "a"
     (data / "a.txt").write_text("b")
-    assert trees.tree(named(data), tmp_path / "packs").digest != one.digest
+    (data / "c.txt").write_text("c")
+    other = trees.tree(named(data), tmp_path / "packs")
+    assert other.digest != one.digest
+    changed = ["texts/a.txt changed", "texts/c.txt added"]
+    assert trees.changed_files(other, one.digest, tmp_path / "packs") == changed
+    assert trees.changed_files(other, "0" * 64, tmp_path / "packs") == []
     alone = trees.tree(named(data / "a.txt"), tmp_path / "packs")
     assert (alone.inside, dict(alone.sizes)) == (("content/a.txt",), {"content/a.txt": 1})
 

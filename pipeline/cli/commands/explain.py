@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,12 +15,17 @@ from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster.spares import unused_warning
 from pipeline.config.overrides import origins
 from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.tables import first_of
+from pipeline.data.trees import Tree, changed_files
 from pipeline.execution import dry_run
 from pipeline.execution.run import Run
+from pipeline.keys.content_key import Difference
 from pipeline.runs import acceptance, index
 from pipeline.runs import status as run_status
 from pipeline.runs.folder import check_parts
 from pipeline.runs.result import AlteredError
+
+_MOST_FILES = 5  # of changed data
 
 
 def plan(current: Session) -> None:
@@ -59,6 +65,7 @@ def why(current: Session) -> None:
     accepted = run.accepted if run and not reason else None
     damage = _damage(run) if run and not (reason or accepted) else None
     result = acceptance.standing(run.folder)[0] if run and not (reason or damage) else None
+    data_files = _changed_data(current, nearest[1]) if nearest else []
     other = other_arithmetic(result.fields) if result else None  # the hardware of a finished run, if not that here
     if is_on(current.invocation.options, "json"):
         answer = {
@@ -69,6 +76,7 @@ def why(current: Session) -> None:
             "other_arithmetic": other,
             "nearest": nearest and nearest[0],
             "differences": [asdict(item) for item in nearest[1]] if nearest else [],
+            "data_files": data_files,
             "steps": [asdict(step) for step in steps],
         }
         answers.answer(answer)
@@ -89,6 +97,8 @@ def why(current: Session) -> None:
         )
         for item in differing:
             say_folded(f"  {item}")
+            if item.part == "data" and data_files:
+                say_folded(f"    {first_of(data_files, _MOST_FILES)}")
     elif run and reason:
         say("no finished run to compare with")
     for step in steps:
@@ -102,6 +112,14 @@ def _finished_parts(current: Session) -> dict[str, dict[str, Any]]:
     parts = index.finished_parts(current.config.runs_dir)
     named = current.folder().key if "run" in current.invocation.options else ""
     return {named: parts[named]} if named in parts else parts
+
+
+def _changed_data(current: Session, differing: Sequence[Difference]) -> list[str]:
+    """Return which files of a script's data differ from those of the nearest finished run."""
+    old, pack = next((item.old for item in differing if item.part == "data"), None), current.pack
+    if not isinstance(old, str) or not isinstance(pack, Tree):
+        return []
+    return changed_files(pack, old, current.config.data_dir)
 
 
 def _damage(run: Run) -> AlteredError | None:
