@@ -30,12 +30,12 @@ compose.compose_config([])
 for name in ("cli.commands.train", "config.build", "config.memo", "execution.dry_run"):
     importlib.import_module(f"pipeline.{name}")
 
-def work():
+def work(_):
     with Interruptible():
         os.kill(os.getpid(), signal.SIGINT)
         list(range(100_000))
 
-def answer():
+def answer(_):
     os.kill(os.getpid(), signal.SIGINT)
     list(range(100_000))
 
@@ -48,7 +48,7 @@ for number, (name, verb) in enumerate(VERBS.items()):
         if pid == 0:
             setattr(importlib.import_module(f"pipeline.cli.commands.{verb.module}"), name, kind)
             for other in (one for one in VERBS.values() if one.is_done):
-                setattr(finished, other.is_done, lambda done=other is not verb: done)
+                setattr(finished, other.is_done, lambda _, done=other is not verb: done)
             sys.argv = [doit.__main__.__file__, name, *(sys.argv[1:] if verb.overrides else [])]
             sys.exit(DoitMain().run(sys.argv[1:]))
         codes[f"{name} {kind.__name__}"] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
