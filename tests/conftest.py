@@ -40,7 +40,16 @@ def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 _RUNS_AND_HOSTS = ("integration", "contract")
+_ALL_SLOW = "\npytestmark = pytest.mark.slow\n"
 _STARTS_RANKS = ("tests.trainers.ranks", "tests.trainers.tiny_runs")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Don't import a module whose tests are all slow where slow ones are left out."""
+    if "not slow" not in config.option.markexpr or not collection_path.name.startswith("test_"):
+        return None
+    is_slow = collection_path.parent.name in _RUNS_AND_HOSTS or _ALL_SLOW in collection_path.read_text(encoding="utf-8")
+    return True if is_slow else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,6 +12,8 @@ import paceline
 from trainers import ranks
 from trainers.contract import run_folder, variables
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = ROOT / "trainers" / "contract"
 FILES = {value for name, value in vars(run_folder).items() if name.isupper() and Path(value).suffix}

@@ -39,6 +39,8 @@ def _offenders(allowed: set[str], *wanted: str) -> list[str]:
     return [f"{path}: {call}" for path, call in found if call in wanted and path not in allowed]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 def test_processes_are_started_in_the_shell_and_the_agent_alone() -> None:
     starters = [f"subprocess.{name}" for name in ("Popen", "run", "call")]

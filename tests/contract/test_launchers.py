@@ -134,6 +134,8 @@ def test_killed_rank_is_named_and_nothing_is_left(bench: Bench) -> None:
     assert bench.left(stub) == 0
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @over_ssh_first
 def test_a_run_folder_that_is_removed_ends_the_run_and_the_same_again_runs_to_its_end(bench: Bench) -> None:
     stub = bench.stub(
@@ -155,6 +157,8 @@ def test_a_run_folder_that_is_removed_ends_the_run_and_the_same_again_runs_to_it
     assert bench.left(stub) == 0
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @over_ssh_first
 def test_stop_from_another_place_ends_a_run_whose_workers_ignore_sigterm(bench: Bench) -> None:
     stub = bench.stub(

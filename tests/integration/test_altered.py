@@ -11,6 +11,8 @@ from tests.integration.commands import Project
 from tests.integration.conftest import FINISHED
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_an_edited_result_is_no_fact_for_any_command_and_train_makes_it_again(finished: Project) -> None:
     folder, before = finished.only_run(), finished.result()
     text = (folder / "result.json").read_text()

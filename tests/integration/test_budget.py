@@ -13,6 +13,8 @@ WORDS = ("experiment=quickstart", "tracking=none", *ALONE)
 OUT_OF_TIME = 128 + signal.SIGALRM
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_training_is_ended_by_its_budget_with_a_checkpoint_and_goes_on_from_there(project: Project) -> None:
     words = (*WORDS, "trainer.epochs=100000", "trainer.checkpoint_every_epochs=100000")
     first = project.doit("train", *words, "--budget", "15s", "--json", apart=True)

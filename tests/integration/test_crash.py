@@ -16,6 +16,8 @@ from tests.waiting import HANG_S, wait_until
 WORDS = ("experiment=quickstart", "trainer.max_steps=2", *ALONE)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_killed_between_training_and_result_the_same_command_trains_nothing_again(project: Project) -> None:
     """That MLflow gets what it has missed: tests/integration/test_train.py."""
     project.words = ["tracking=none"]

@@ -81,6 +81,8 @@ def test_runs_use_the_environment_that_sync_made_and_refuse_a_host_without_one(c
     assert len(lines) == 1, "the wheels were brought once"
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_failure_leaves_nothing_and_names_host_last_lines_and_the_command(
     cluster: Cluster, lab: Lab, wheels: Path
 ) -> None:

@@ -121,6 +121,8 @@ def test_a_detached_child_that_nothing_proves_is_named_and_nothing_starts_beside
     assert project.result()["state"] == "FINISHED"
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_next_call_says_how_the_attempt_before_ended(tmp_path: Path) -> None:
     project = of_script(tmp_path, FAILS)
     project.doit("train")

@@ -81,6 +81,8 @@ def test_each_fault_of_a_host_is_named_with_what_is_wanted_and_what_mends_it(lab
     report.refuse()  # warnings stop nothing
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_an_interface_that_is_down_is_named(lab: Lab) -> None:
     told(lab, "node1", "ip link add ib7 type bridge && ip addr add 10.99.0.2/24 dev ib7")
     try:

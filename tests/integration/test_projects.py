@@ -152,6 +152,8 @@ def test_a_clone_and_the_wheel_of_it_give_a_run_the_same_key(environment: Path, 
     assert run(environment, "python", "-c", code, cwd=project).stdout == clone.stdout != "", clone.stderr
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_outside_of_a_project_a_line_says_how_to_make_one(environment: Path, tmp_path: Path) -> None:
     done = run(environment, "paceline", "train", cwd=tmp_path)
     assert done.returncode == 3

@@ -175,6 +175,8 @@ def test_a_run_is_made_again_with_the_persons_defaults_as_they_were(
     local.unlink()
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_then_b_then_a_launches_nothing_and_an_edit_during_b_makes_b_stale(trained: Checkout) -> None:
     launches = trained.launches()
     a = trained.why(*A)["key"]

@@ -146,6 +146,8 @@ def test_a_break_after_a_good_end_delays_the_results_and_loses_nothing(pssh: Ben
     assert said[0].endswith("; it is tried again for 600 s")
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_killed_agent_is_noticed_and_its_workers_are_swept(pssh: Bench, lab: Lab) -> None:
     stub = pssh.stub(SLEEP, stand_in=True)
 

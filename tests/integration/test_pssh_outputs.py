@@ -93,6 +93,8 @@ globals()["finish"](rank, run)
 """
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_what_an_attempt_left_on_another_host_is_ended_there_and_gone_on_with(lab: Lab, tmp_path: Path) -> None:
     stub, lines, notes = make(tmp_path, LEFT, stand_in=True), list[LogLine](), list[str]()
     one, other = (cluster(lab, hosts=(Host(name=host.name),)) for host in lab.hosts)
@@ -134,6 +136,8 @@ def test_pack_goes_to_all_hosts_and_a_truncated_one_is_replaced(lab: Lab, tmp_pa
         assert [fact.pack_path for fact in launcher.probe(pack)] == paths
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_folder_of_data_arrives_with_its_programs_and_empty_folders(lab: Lab, tmp_path: Path) -> None:
     source = tmp_path / "my data"
     for number in range(40):

@@ -53,6 +53,8 @@ def test_a_run_of_a_read_only_clone_is_made_again(clone: Checkout, where: tuple[
     assert "REPRODUCED" in clone.doit("reproduce", f"run={clone.why(*A, *where)['key']}", *where)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

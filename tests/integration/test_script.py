@@ -117,6 +117,8 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path, words=[*words, apart, "tracking=none"])
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_script_is_swept_and_not_run_twice(project: Project) -> None:
     done = project.doit("sweep", "program.args.lr=0.1,0.2")
     assert done.returncode == 0, done.stdout
@@ -260,6 +262,8 @@ def test_what_a_killed_attempt_printed_is_recorded_up_to_where_the_next_one_goes
     ]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_script_that_fails_at_one_step_twice_is_not_started_a_third_time(project: Project) -> None:
     done = project.doit("train", "program.args.lr=0.5", "cluster.max_restarts=3")
     assert done.returncode == 1
@@ -374,6 +378,8 @@ def test_a_rank_that_saves_within_a_second_has_saved_and_one_that_ignores_sigter
     assert f"nothing of {key} runs on localhost\n" in project.doit("stop", f"run={key}").stdout
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_script_whose_run_folder_is_lost_goes_on_from_the_mirror(project: Project, tmp_path: Path) -> None:
     words = ("program.args.lr=0.5", "program.args.resume={resume}", f"cluster.checkpoint_mirror={tmp_path}/mirror")
     assert project.doit("train", *words).returncode == 1
@@ -420,6 +426,8 @@ def test_a_run_that_read_what_its_key_lacks_does_not_count_until_that_is_added(p
     assert "is finished" in project.doit("train", *words, "program.inputs=[lr.txt]").stdout
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_file_outside_of_the_project_that_changes_repeats_the_run_and_why_names_it(
     project: Project, tmp_path: Path
 ) -> None:
@@ -483,6 +491,8 @@ def test_a_variable_of_the_shell_that_a_script_reads_repeats_the_run_with_anothe
     assert project.result()["metrics"] == {"loss": 10.0, "lr": 1.0}
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_script_whose_output_was_damaged_is_trained_again_and_an_intact_one_is_not(project: Project) -> None:
     words = ("program.args.lr=0.1", "program.args.resume={resume}", "cluster.nproc_per_node=1")
     assert project.doit("train", *words).returncode == 0
@@ -565,6 +575,8 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_script_without_torchrun_is_named_where_it_fails(project: Project) -> None:
     (project.folder / "my scripts/train.py").write_text("import sys; sys.exit(2)")
     project.words = [word for word in project.words if "nproc_per_node" not in word]
@@ -618,6 +630,8 @@ def test_the_script_of_the_readme_trains_in_a_new_clone(tmp_path: Path, fetched:
     assert "unproven" not in checkout.doit("runs")
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("lines", "said"),
     [

@@ -64,6 +64,8 @@ def test_a_sweep_over_what_a_step_takes_makes_it_for_each_value(checkout: Checko
     assert "step.clean is set, and nothing here needs a step" in checkout.doit("train", "step.clean.on=here", code=3)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_script_takes_what_a_step_left_as_its_data(checkout: Checkout) -> None:
     script = "import os, sys, paceline\npaceline.log(1, bytes=os.path.getsize(sys.argv[1]))\n"
     (checkout.root / "size.py").write_text(script)
@@ -76,6 +78,8 @@ def test_a_script_takes_what_a_step_left_as_its_data(checkout: Checkout) -> None
     assert "step clean to do  seed: " in checkout.doit("plan", *words, "seed=4", "tracking=none")
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_clean_keeps_what_a_data_pack_was_made_of(checkout: Checkout) -> None:
     checkout.doit("step", "clean", "seed=7")
     told = checkout.doit("clean", "steps=1", "yes=1")
@@ -83,6 +87,8 @@ def test_clean_keeps_what_a_data_pack_was_made_of(checkout: Checkout) -> None:
     assert len(re.findall("^removed clean-", told, re.MULTILINE)) == 1
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_task_of_ones_own_depends_on_a_step(checkout: Checkout) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     dodo = checkout.root / "dodo.py"

@@ -87,6 +87,8 @@ def test_what_a_verb_finds_out_too_late_is_an_error_on_stderr(project: Project) 
     assert "ERROR: " in done.stderr
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_training_tells_its_result_on_stdout_and_how_it_gets_there_on_stderr(project: Project) -> None:
     words = ("train", *project.overrides, *WORDS, *ALONE, "trainer.max_steps=2")
     first, second = (preloaded.doit(*words, apart=True) for _ in range(2))

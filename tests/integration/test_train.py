@@ -69,6 +69,8 @@ def _needless_work(argv: list[str]) -> str:
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_an_altered_checkpoint_is_found_and_the_run_repeated_with_equal_weights(finished: Project) -> None:
     weights = finished.result()["weights_sha256"]
     final = finished.only_run() / "checkpoints" / "final.pt"

@@ -87,6 +87,8 @@ def test_an_unforeseen_error_in_a_child_names_its_file_too(project: Checkout) ->
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_where_no_folder_of_runs_can_be_made_the_traceback_lies_in_tmp(project: Checkout) -> None:
     broken(project, "pipeline/runs/index.py", "def rows(")
     place = project.root / "no folder"

@@ -81,7 +81,7 @@ def test_a_spare_also_takes_part_where_a_command_before_this_one_has_begun_the_r
                 raise HostError("probe: a is unreachable", hint="ssh a true", hosts=["a"])
 
     monkeypatch.setattr(attempting, "run_attempt", run_attempt)
-    monkeypatch.setattr(attempting, "_watchers", lambda *_, **__: None)
+    monkeypatch.setattr(attempting, "_subscriber", lambda *_, **__: None)
     monkeypatch.setattr(attempting, "_attempt_spec", lambda *_, **__: None)
     work: Any = SimpleNamespace(services=SimpleNamespace(hosts=None, stop=None), say=Heartbeat(said.append))
     restarts = Restarts(cluster, begun_before=has_begun)
@@ -113,7 +113,7 @@ def test_a_restart_waits_for_a_host_that_took_part_before(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(attempting, "run_attempt", run_attempt)
     monkeypatch.setattr("time.sleep", pauses.append)
-    monkeypatch.setattr(attempting, "_watchers", lambda *_, **__: None)
+    monkeypatch.setattr(attempting, "_subscriber", lambda *_, **__: None)
     monkeypatch.setattr(attempting, "_attempt_spec", lambda *_, **__: None)
     work: Any = SimpleNamespace(services=SimpleNamespace(hosts=None, stop=None), say=Heartbeat(said.append))
     restarts = Restarts(cluster)
@@ -142,7 +142,7 @@ def test_an_attached_attempt_that_fails_is_started_again_as_by_the_command_that_
 
     monkeypatch.setattr(attempting, "attach_attempt", attach_attempt)
     monkeypatch.setattr(attempting, "_attempt", attempt)
-    for name in ("_watchers", "_attempt_spec"):
+    for name in ("_subscriber", "_attempt_spec"):
         monkeypatch.setattr(attempting, name, lambda *_, **__: None)
     write_json(tmp_path / "config.json", {})
     config: Any = SimpleNamespace(cluster=cluster, script=None, hide=str)

@@ -22,6 +22,8 @@ from pipeline.core.errors import UsageError
 from pipeline.core.printable import printable
 from tests.quick_composition import quickly
 
+pytestmark = pytest.mark.slow
+
 GROUPS = {
     "dataset": ["cifar10", "mnist", "digits", "arrays", "synthetic"],
     "model": ["small_cnn", "whitened_cnn", "resnet18", "resnet50", "torchvision"],
@@ -109,7 +111,6 @@ def _dealt(rng: random.Random, most: int) -> Iterator[list[str]]:
         yield rng.sample(line, k=len(line))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("most", "count"), [pytest.param(3, 99, marks=pytest.mark.long), (3, 4)])
 def test_composes_what_hydra_main_composes(
     most: int, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -132,7 +133,6 @@ def test_composes_what_hydra_main_composes(
     assert 0 < refused < 0.8 * len(lines)  # both outcomes were compared
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -333,7 +333,6 @@ def test_a_mistake_in_a_file_is_named_with_file_line_key_and_mend(conf: Path, na
     assert str(caught.value).startswith(f"conf/{name}.yaml{said}"), caught.value
 
 
-@pytest.mark.slow
 def test_hosts_by_their_names_alone_in_a_file_are_told_how_a_file_has_them(conf: Path) -> None:
     own = f"{HEAD}cluster:\n  hosts: [c]\n"
     (conf / "experiment/own.yaml").write_text(own)

@@ -17,6 +17,8 @@ from pipeline.evaluation.table import format_report, most_confused
 from pipeline.execution.complete import evaluate_in_child
 from pipeline.runs.folder import RunFolder
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -30,7 +32,6 @@ def run_folder(tmp_path: Path, *, classes: list[str] | None = None, **prediction
     return tmp_path
 
 
-@pytest.mark.slow
 def test_the_report_holds_the_figures_of_each_class(tmp_path: Path) -> None:
     run = run_folder(tmp_path)
     report = evaluate(run, {})
@@ -53,13 +54,11 @@ def test_a_name_that_no_font_here_has_is_a_number_in_pictures(monkeypatch: pytes
     assert fonts.drawable(["ü", "猫", "猫蛙"]) == (["DejaVu Sans", "Some"], ["ü", "猫", "#2"])
 
 
-@pytest.mark.slow
 def test_equal_class_names_are_kept_apart(tmp_path: Path) -> None:
     report = evaluate(run_folder(tmp_path, classes=["a", "b", "a"]), {})
     assert list(report["per_class"]) == ["a (0)", "b", "a (2)"]
 
 
-@pytest.mark.slow
 def test_the_trials_of_a_sweep_are_answered_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +75,8 @@ def test_the_trials_of_a_sweep_are_answered_one_after_another(
     assert (run / "evaluation" / "confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_picture_is_a_png_and_equal_for_equal_figures(tmp_path: Path) -> None:
     run = run_folder(tmp_path, classes=[f"$class_{n} {'x' * n}" for n in range(10)], targets=[0], predictions=[1])
     evaluate(run, {})
@@ -89,7 +90,6 @@ def test_the_picture_is_a_png_and_equal_for_equal_figures(tmp_path: Path) -> Non
     assert picture.read_bytes() == first
 
 
-@pytest.mark.slow
 def test_the_table_is_compact_and_says_synthetic(tmp_path: Path) -> None:
     report = evaluate(run_folder(tmp_path), {})
     lines = format_report(report).splitlines()
@@ -99,7 +99,6 @@ def test_the_table_is_compact_and_says_synthetic(tmp_path: Path) -> None:
     assert format_report({**report, "synthetic": True}).startswith("SYNTHETIC DATA: this accuracy means nothing\n")
 
 
-@pytest.mark.slow
 def test_the_pairs_that_are_confused_most_often_come_first(tmp_path: Path) -> None:
     report = evaluate(run_folder(tmp_path, targets=[0, 0, 1, 1, 2, 2], predictions=[1, 0, 2, 2, 1, 2]), {})
     said = [(pair.text, pair.count, pair.of) for pair in most_confused(report)]

@@ -15,6 +15,8 @@ from pipeline.reproduction.recipe import checkout
 from pipeline.runs.folder import RunFolder
 from tests.pipeline.git_folders import AUTHOR, git, recipe, tree
 
+pytestmark = pytest.mark.slow
+
 LINK = b"""diff --git a/lnk b/lnk
 new file mode 120000
 --- /dev/null

@@ -16,6 +16,8 @@ from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT
 from tests.integration import preloaded
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"]])
 def test_help_lists_every_verb_with_what_it_does(words: list[str]) -> None:

@@ -164,6 +164,8 @@ def test_a_pod_waits_for_others_as_long_as_its_controller_does(tmp_path: Path, m
     assert 103 <= clock[0] <= 105
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_pods_are_told_to_leave_though_the_api_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,6 +13,8 @@ from pipeline.config.memo import ComposeMemo
 from tests.integration.commands import ROOT
 from tests.pipeline.composed import composed
 
+pytestmark = pytest.mark.slow
+
 EDITED = [
     "conf/experiment/quickstart.yaml",
     "pipeline/config/schema.py",

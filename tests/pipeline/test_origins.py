@@ -50,6 +50,8 @@ def test_what_is_printed_is_the_composition_as_yaml(found: list[origins.Value]) 
     assert read == {name: section for name, section in composed.items() if name != "cluster"}
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "said"),

@@ -10,6 +10,8 @@ from pipeline.evaluation import overview
 from pipeline.evaluation.overview import Mistake, images, worst
 from pipeline.evaluation.report import evaluate
 
+pytestmark = pytest.mark.slow
+
 
 def run_folder(tmp_path: Path) -> Path:
     """Six images of 2 × 2 in three colours, the last four of them the test split; image n has the value 10 n."""
@@ -41,7 +43,6 @@ def test_the_images_of_the_mistakes_are_those_of_the_split(tmp_path: Path) -> No
     assert images(data, "test", [Mistake(1, 0, 1)]) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("without", ["", "metrics.jsonl", "data/images.bin"])
 def test_the_picture_is_a_png_equal_for_equal_runs_and_does_without_what_is_gone(tmp_path: Path, without: str) -> None:
     run = run_folder(tmp_path)

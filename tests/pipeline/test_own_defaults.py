@@ -13,6 +13,8 @@ from pipeline.core.errors import UsageError
 from pipeline.keys.canonical import canonical_config
 from tests.integration.commands import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

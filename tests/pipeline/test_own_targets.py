@@ -168,6 +168,8 @@ DOES_NOT_FIT = [
 ]  # fmt: skip
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("described")
 @pytest.mark.parametrize("settings", FITS)

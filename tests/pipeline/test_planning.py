@@ -13,6 +13,8 @@ from pipeline.config.compose import compose_config, resolve
 from pipeline.execution import dry_run
 from tests.integration.commands import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def planned(tmp_path: Path, *overrides: str) -> dry_run.PlannedRun:
     words = ("experiment=quickstart", f"paths.runs={tmp_path}/runs", f"paths.data={tmp_path}/data", *overrides)
@@ -20,7 +22,6 @@ def planned(tmp_path: Path, *overrides: str) -> dry_run.PlannedRun:
     return dry_run.planned(config, None, None, root=tmp_path)
 
 
-@pytest.mark.slow
 def test_what_only_a_probe_can_tell_is_a_named_placeholder(tmp_path: Path) -> None:
     hosts = "cluster.hosts=[{name: a, port: 23, nproc_per_node: 2}, {name: b, address: 10.0.0.2, interface: eth1}]"
     plan = planned(tmp_path, "cluster=pssh", hosts, "cluster.python=/opt/py", "trainer.global_batch_size=66").launch
@@ -72,7 +73,6 @@ def test_of_a_script_its_words_are_shown_with_their_placeholders(tmp_path: Path)
     assert dry_run.text([plan]).splitlines()[1] == "  script    train.py --lr 0.1 --out '{run}/my net'"
 
 
-@pytest.mark.slow
 def test_neither_torch_nor_mlflow_is_imported_for_a_plan() -> None:
     code = "import sys, pipeline.execution.dry_run, pipeline.cli.commands.explain"
     shown = "print({'torch', 'mlflow', 'sklearn'} & {*sys.modules})"

@@ -102,6 +102,8 @@ def test_a_recipe_comes_back_from_the_record_and_what_lacks_is_said(
         recipe.from_mlflow("f" * 32, uri, tmp_path / "nothing", runs_dir=runs)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_store_that_is_down_or_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     children = SimpleNamespace(run=in_this_process, of_this_clone=process.of_this_clone)
     monkeypatch.setattr(recipe, "process", children)

@@ -24,6 +24,8 @@ from pipeline.steps.source import PastStep
 from tests.pipeline.comparing_folders import HOSTILE, a_sweep, failed, swept, trained, write_curve
 from tests.pipeline.conftest import Printed
 
+pytestmark = pytest.mark.slow
+
 FETCHING = {"script", "link", "iframe", "object", "embed", "source", "video", "audio", "base", "form", "image", "use"}
 
 
@@ -50,7 +52,8 @@ class Page(HTMLParser):
         return [attributes for tag, attributes in self.elements if tag in tags]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_page_of_a_sweep_fetches_nothing_and_runs_nothing(tmp_path: Path, reported: Printed) -> None:
     a_sweep(tmp_path)
     said = reported(tmp_path)

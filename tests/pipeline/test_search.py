@@ -40,6 +40,8 @@ def finish(search: Search, count: int = 100) -> list[Suggestion]:
     return done
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "total"), [("tpe", 12), ("random", 4), pytest.param("cmaes", 9, marks=LONG)])
 def test_the_same_seed_and_history_ask_the_same_also_after_a_crash(tmp_path: Path, name: str, total: int) -> None:
     whole = finish(opened(tmp_path / "whole", name=name, n_trials=total))

@@ -58,6 +58,8 @@ def result(trial: Trial, **fields: Any) -> None:
     documents.write_sealed(trial.run.folder.result, told)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.usefixtures("hydra")
 def test_a_trial_has_the_key_of_its_words_and_its_data_is_fetched(tmp_path: Path) -> None:
     words = ("trainer.global_batch_size=32", "dataset.size=64,80", "optimizer.lr=0.1,0.2")

@@ -14,8 +14,9 @@ from pipeline.reproduction.recipe import Recipe, checkout
 from pipeline.runs.folder import RunFolder
 from tests.pipeline.git_folders import ALLOWED, AUTHOR, brought_back, git
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_submodules_come_back_at_their_commits_from_the_git_folders_that_are_here(nested: Path, tmp_path: Path) -> None:
     for name in ("inner", "outer"):  # their addresses can't be reached any more
         shutil.rmtree(tmp_path / name)
@@ -30,7 +31,6 @@ def test_submodules_come_back_at_their_commits_from_the_git_folders_that_are_her
     assert (brought_back(tmp_path / "tree", b"", tmp_path / "c") / "lib/outer/in/inner.py").is_file()
 
 
-@pytest.mark.slow
 def test_a_submodule_that_is_not_here_is_named_with_the_command_that_gets_it(nested: Path, tmp_path: Path) -> None:
     commit = git(nested, "rev-parse", "HEAD:lib/outer").strip()
     copy = tmp_path / "a copy"

@@ -253,6 +253,8 @@ def test_paceline_s_own_flags_stand_before_the_script(folder: Path) -> None:
     assert "program.args.json=true" in translated("run train.py --json", folder)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_a_run_does_not_need_is_noted(tmp_path: Path) -> None:
     line = ["torchrun", "--rdzv-backend", "c10d", "--node-rank=1", "--tee", "3", "train.py"]

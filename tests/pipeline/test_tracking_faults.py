@@ -85,6 +85,8 @@ def test_why_another_process_keeps_a_run_from_being_recorded_stands_before_its_h
     assert waits.hint() == f"doit record {run.name}, when it is done"
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_an_artifact_folder_that_nobody_may_write_to_is_said_at_once(tmp_path: Path, uri: str) -> None:
     run = finished(tmp_path)
     (tmp_path / "empty").mkdir()

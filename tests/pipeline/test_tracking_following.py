@@ -30,6 +30,8 @@ def is_logged(run: Path, step: int) -> bool:
     return path.exists() and json.loads(path.read_text())["marks"].get("train/loss") == [0, step]
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_follower_records_while_training_goes_on_and_ends_with_it(tmp_path: Path, uri: str) -> None:
     """In a process of its own: the test of one that leaves, and every recorded run of tests/integration."""
     run = folder.started(tmp_path)

@@ -261,6 +261,8 @@ def test_no_credentials_reach_the_artifacts(tmp_path: Path, uri: str) -> None:
     assert b"hunter2" not in (tmp_path / "mlflow.db").read_bytes()
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_files_that_a_script_wrote_in_its_working_directory_are_recorded_up_to_a_size(tmp_path: Path, uri: str) -> None:
     run = finished(tmp_path, program={"name": "script", "script": "a.py"})
     files = {"deep/er/model.pt": 500, "workdir/sub/results.csv": 20, "workdir/index": 30}

@@ -88,6 +88,8 @@ def test_arguments_choose_the_runs_of_scripts_without_the_scripts_name(tmp_path:
     assert printed(runs.runs, tmp_path, "program.args.lr=0.9").endswith("matches these values\n")
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "said"),

@@ -162,6 +162,8 @@ def test_without_pillow_the_command_that_installs_it_is_told(
         opened(packs["files"])
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_and_two_ranks_train_from_files_to_the_same_weights(packs: dict[str, Pack], tmp_path: Path) -> None:
     settings = {"dataset__random_resized_crop": 0.3, "trainer__epochs": 2, "trainer__shards": 2}

@@ -79,6 +79,8 @@ def scale(pack: MappedPack) -> Normaliser:
     return normaliser(pack.manifest, normalise=True, device=CUDA)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_trains_and_evaluates_on_its_own_device_and_never_waits_for_it(
     name: str, pack: MappedPack, monkeypatch: pytest.MonkeyPatch
@@ -99,6 +101,8 @@ def test_a_model_trains_and_evaluates_on_its_own_device_and_never_waits_for_it(
     assert (totals.device, chosen.device, chosen.shape) == (CUDA, CUDA, (17,))
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["small_cnn", "whitened_cnn"])  # they have every kind of parameter
 def test_every_optimizer_updates_a_model_and_never_waits_for_the_device(name: str, pack: MappedPack) -> None:
     parameters = [item for item in network(name, pack).parameters() if item.requires_grad]

@@ -17,6 +17,8 @@ CPU = torch.device("cpu")
 ALONE = Node(ranks=Ranks(), device=CPU, backend="gloo")
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_scale_is_that_of_torch_and_gone_from_the_gradients() -> None:
     grad_scaler, torchs = GradScaler([], CPU, scales=True), torch.amp.GradScaler("cpu")

@@ -186,6 +186,8 @@ def reuse_on_this_rank(folder: Path) -> None:
     node.close()
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_layers_used_twice_checkpointed_or_compiled_get_the_gradients_of_a_plain_backward_pass(tmp_path: Path) -> None:
     write_inputs(tmp_path, 2)
     call_on_ranks("tests.trainers.test_gradients:reuse_on_this_rank", tmp_path)

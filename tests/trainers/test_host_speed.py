@@ -28,6 +28,8 @@ def test_each_rank_each_node_and_each_pair_are_measured(tmp_path: Path) -> None:
     assert min(group["bus_bytes_per_s"] for group in result["groups"]) > 0
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_one_rank_alone_is_measured_without_anybody_to_add_up_with(tmp_path: Path) -> None:
     call_on_ranks("tests.trainers.test_host_speed:measure_on_this_rank", tmp_path, nproc=1)
     result = json.loads((tmp_path / "out.json").read_text())

@@ -104,6 +104,8 @@ def train_and_die(folder: Path) -> None:
     train(folder / "plain")
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_run_learns_and_resumes_to_the_bit(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

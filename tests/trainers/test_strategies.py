@@ -24,6 +24,8 @@ from trainers.strategies.auto import choose, optimizer_bytes
 from trainers.strategies.powersgd import PowerSGD
 from trainers.training.session import run
 
+pytestmark = pytest.mark.slow
+
 GIB = 1 << 30
 PAIR = Node(ranks=Ranks(world_size=2, local_world_size=2), device=torch.device("cpu"), backend="gloo")
 

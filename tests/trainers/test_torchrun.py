@@ -43,6 +43,8 @@ def train_until_killed(run_dir: Path) -> None:
         train_on_this_rank(run_dir)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_two_ranks_train_evaluate_exactly_and_survive_a_kill(make_run: MakeRun) -> None:
     whole, broken = make_run("whole", **SETTINGS), make_run("broken", **SETTINGS)
     out, other = call_on_ranks(TRAIN, whole)

@@ -159,6 +159,8 @@ def test_an_archive_cut_off_is_an_error(made: tuple[MadeSet, MadeSet], tmp_path:
         fetch(config(path), tmp_path / "data")
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_real_training_batches(shared_data: Path, tmp_path: Path) -> None:
     source = shared_data / "cifar10"
     with pytest.raises(DataError, match=r"test_batch.bin is missing"):

@@ -127,6 +127,8 @@ def bucket(root: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     store.rm(f"/{BUCKET}/photos", recursive=True)
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_folder_behind_an_address_gives_the_digest_of_the_folder(root: Path, tmp_path: Path, bucket: str) -> None:
     made = fetch(config(root), tmp_path / "here").manifest

@@ -23,6 +23,8 @@ from tests.pipeline.data.data_fixtures import read_pack
 from tests.pipeline.data.own_data import squares
 from trainers.core.config import ConfigError
 
+pytestmark = pytest.mark.slow
+
 PLACE = r"\(tests/pipeline/data/own_data\.py:\d+\)$"
 
 
@@ -30,7 +32,6 @@ def config(name: str = "squares", **settings: Any) -> OwnDatasetConfig:
     return OwnDatasetConfig(target=f"tests.pipeline.data.own_data:{name}", **{"holdout": 4, **settings})
 
 
-@pytest.mark.slow
 def test_what_the_function_returns_is_packed_with_its_names_of_classes(tmp_path: Path) -> None:
     pack = fetch(config(args={"count": 20}), tmp_path)
     assert (pack.manifest.classes, pack.manifest.num_classes) == (("small", "large"), 2)
@@ -40,7 +41,6 @@ def test_what_the_function_returns_is_packed_with_its_names_of_classes(tmp_path:
     assert found == {(image.tobytes(), int(label)) for image, label in zip(made["images"], made["labels"], strict=True)}
 
 
-@pytest.mark.slow
 def test_its_module_its_arguments_and_its_files_decide_the_pack(tmp_path: Path) -> None:
     (tmp_path / "value").write_text("1")
     first = config(args={"count": 20}, source=str(tmp_path / "value"))
@@ -55,7 +55,6 @@ def test_its_module_its_arguments_and_its_files_decide_the_pack(tmp_path: Path) 
     assert "numpy" in code.versions
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings", "text"),
     [
@@ -77,7 +76,6 @@ def test_what_can_t_be_taken_is_told(tmp_path: Path, name: str, settings: dict[s
     assert not list(tmp_path.glob("own-*"))
 
 
-@pytest.mark.slow
 def test_a_function_that_closes_stdout_closes_it_for_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = os.dup(1)
     try:
@@ -122,7 +120,6 @@ def values(pack: Pack) -> set[int]:
     return {int(value) for value in read_pack(pack.path, (1, 8, 8))[0].ravel()}
 
 
-@pytest.mark.slow
 def test_what_the_function_reads_besides_its_source_is_told_and_a_change_of_it_makes_the_pack_anew(
     project: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,14 +137,12 @@ def test_what_the_function_reads_besides_its_source_is_told_and_a_change_of_it_m
         fetch(settings, project / "data")
 
 
-@pytest.mark.slow
 def test_a_source_is_nothing_besides(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     settings = OwnDatasetConfig(target="own_made:make", holdout=4, source=str(project / "value.txt"))
     fetch(settings, project / "data")
     assert "WARNING" not in capfd.readouterr().err
 
 
-@pytest.mark.slow
 def test_code_that_was_edited_while_another_command_held_the_lock_is_packed_under_its_own_name(project: Path) -> None:
     settings = OwnDatasetConfig(target="own_made:make", holdout=4)
     (project / "data").mkdir()
@@ -163,7 +158,6 @@ def test_code_that_was_edited_while_another_command_held_the_lock_is_packed_unde
     assert values(fetch(settings, project / "data")) == {2}
 
 
-@pytest.mark.slow
 def test_a_copy_of_the_process_that_the_function_forks_makes_no_pack(
     project: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,7 +179,8 @@ def test_os_exit_in_the_function_and_a_keyboard_interrupt_of_its_own_are_told(pr
             fetch(OwnDatasetConfig(target="own_made:make"), project / "data")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_function_runs_as_its_modules_are_and_in_a_built_environment(
     project: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +200,8 @@ def test_a_function_runs_as_its_modules_are_and_in_a_built_environment(
     assert said in capfd.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_set_whose_order_decides_the_images_makes_the_same_pack_whatever_the_shells_hash_seed(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +222,6 @@ def make(count=20):
     assert len(digests) == 1
 
 
-@pytest.mark.slow
 def test_a_variable_of_the_shell_that_the_function_gets_and_reads_makes_the_pack_anew_with_another_value(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,8 @@ ROWS = [{"bytes": png(image), "path": None} for image in IMAGES]
 LABELS = [0, 1] * 6
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_hub_s_layout_has_its_splits_names_and_images(tmp_path: Path) -> None:
     pack = fetch(config(make_parquet(tmp_path / "hub", train=12, validation=6, test=6)), tmp_path / "data")
     made = pack.manifest

@@ -26,6 +26,8 @@ from tests.pipeline.data.data_server import Server
 from tests.waiting import HANG_S, wait_until
 from trainers.core.config import DatasetConfig
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = SyntheticConfig(size=200, test_size=50, image_size=8, val_size=20)
 
@@ -78,7 +80,6 @@ def edit_count(path: Path) -> None:
     path.write_text(path.read_text().replace('"num_classes": 10', '"num_classes": 11'))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -146,7 +147,6 @@ def save_npz(path: Path, seed: int) -> DatasetConfig:
     return DatasetConfig(name="arrays", source=str(path), holdout=5)
 
 
-@pytest.mark.slow
 def test_a_source_replaced_by_one_of_equal_size_and_time_is_another(tmp_path: Path) -> None:
     path = tmp_path / "mine.npz"
     config = save_npz(path, 1)
@@ -210,7 +210,6 @@ def test_damaged_notes_cost_a_digest_and_no_more(tmp_path: Path) -> None:
         assert find(config, tmp_path / "data") == pack
 
 
-@pytest.mark.slow
 def test_processes_that_ask_at_once_make_one_pack(tmp_path: Path) -> None:
     config = replace(CONFIG, size=20_000, image_size=32)
     processes = [run(child_fetch(repr(config), tmp_path)) for _ in range(4)]
@@ -239,7 +238,6 @@ def test_a_kill_while_packing_leaves_nothing_that_is_found(tmp_path: Path) -> No
     assert left_overs(tmp_path) == []
 
 
-@pytest.mark.slow
 def test_a_kill_while_downloading_leaves_nothing_that_is_found(tmp_path: Path, server: Server) -> None:
     images, labels = random_images(400, (32, 32, 3), 1)
     np.savez(tmp_path / "mine.npz", images=images, labels=labels)

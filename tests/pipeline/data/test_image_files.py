@@ -11,6 +11,8 @@ from PIL import Image
 
 from trainers.data.image_files import Crop, Geometry, centre_box, pixels
 
+pytestmark = pytest.mark.slow
+
 
 def decoded(image: Image.Image, kind: str = "PNG", *, channels: int = 3, **geometry: Any) -> np.ndarray:
     """What becomes of a file of this image, [C, H, W]."""
@@ -65,7 +67,6 @@ def test_the_result_is_that_of_torchvision_s_resize_and_centre_crop() -> None:
     assert np.abs(ours - np.asarray(theirs)).mean() < 1.5
 
 
-@pytest.mark.slow
 def test_a_large_photo_is_decoded_in_small_to_nearly_the_same_pixels() -> None:
     smooth = np.random.default_rng(0).integers(0, 255, (9, 12, 3), dtype=np.uint8)
     image = Image.fromarray(smooth).resize((1600, 1200), Image.Resampling.BICUBIC)

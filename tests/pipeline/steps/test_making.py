@@ -20,10 +20,11 @@ from pipeline.steps.step import StepError
 from tests.pipeline.steps.conftest import StepProject
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.slow
 def test_an_input_a_parameter_the_code_and_an_upstream_step_are_named(project: StepProject) -> None:
     project.write("raw/a.csv", "1\n")
     project.write("raw/b.csv", "2\n")
@@ -46,7 +47,6 @@ def test_an_input_a_parameter_the_code_and_an_upstream_step_are_named(project: S
     assert project.why("count") == ("step:clean/x.txt changed",)
 
 
-@pytest.mark.slow
 def test_what_comes_out_the_same_makes_nothing_after_it(project: StepProject) -> None:
     project.write("a.txt", "1")
     project.step("one", 'command: echo same > "$out/x"\ninputs: [a.txt]\noutputs: [x]\n')
@@ -57,7 +57,6 @@ def test_what_comes_out_the_same_makes_nothing_after_it(project: StepProject) ->
     assert [line for line in project.said if line.startswith("step two")] == ["step two: never made"]
 
 
-@pytest.mark.slow
 def test_the_order_of_arguments_counts_where_they_become_words(project: StepProject) -> None:
     project.write("code.py", "import sys\nopen(sys.argv[1] + '/x', 'w').write(' '.join(sys.argv[2:]))\n")
     project.write("own.py", "def go(inputs, out, **more): (out / 'x').write_text(' '.join(more))\n")
@@ -72,7 +71,6 @@ def test_the_order_of_arguments_counts_where_they_become_words(project: StepProj
     assert len([line for line in project.said if line.startswith("made step function")]) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands on orphans")
 def test_a_step_ends_with_its_program_and_leaves_nothing_running_in_a_session_of_its_own(project: StepProject) -> None:
     line = "setsid sleep 60 & echo $! > \"$out/x\"; setsid bash -c 'sleep 60 & wait' & sleep 0.3"
@@ -128,7 +126,6 @@ def test_one_that_fails_leaves_its_log_and_nothing_else(project: StepProject, co
     assert log.endswith(".log")
 
 
-@pytest.mark.slow
 def test_a_failure_ends_what_runs_beside_it(project: StepProject) -> None:
     project.step("bad", "command: sleep 0.3; exit 1\noutputs: [x]\n")
     project.step("slow", f"command: echo $$ > {project.root}/pid; sleep 60\noutputs: [x]\n")
@@ -215,7 +212,6 @@ def _command(project: StepProject) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
-@pytest.mark.slow
 def test_after_a_kill_the_same_command_makes_it_and_nothing_goes_on(project: StepProject) -> None:
     once = f"if [ ! -e {project.root}/pid ]; then echo $$ > {project.root}/pid; sleep 60; fi"
     project.step("slow", f'command: |\n  echo half > "$out/x"; {once}; echo whole > "$out/x"\noutputs: [x]\n')
@@ -231,7 +227,6 @@ def test_after_a_kill_the_same_command_makes_it_and_nothing_goes_on(project: Ste
     assert project.left == [project.out("slow").parent.name]
 
 
-@pytest.mark.slow
 def test_of_two_commands_one_makes_it_and_the_other_waits(project: StepProject) -> None:
     wait = f"until [ -e {project.root}/go ]; do sleep 0.02; done"
     project.step("slow", f'command: echo x >> {project.root}/runs.txt; {wait}; touch "$out/x"\noutputs: [x]\n')
@@ -243,7 +238,6 @@ def test_of_two_commands_one_makes_it_and_the_other_waits(project: StepProject) 
     assert all(text.startswith("MADE") for text in told)  # one that comes late finds it made, and says nothing
 
 
-@pytest.mark.slow
 def test_a_signal_ends_the_step_too(project: StepProject) -> None:
     project.step("slow", f"command: echo $$ > {project.root}/pid; sleep 60\noutputs: [x]\n")
     command = _command(project)
@@ -255,7 +249,6 @@ def test_a_signal_ends_the_step_too(project: StepProject) -> None:
     assert all(name.endswith(".log") for name in project.left)
 
 
-@pytest.mark.slow
 def test_a_step_that_is_being_made_is_known_by_its_log(project: StepProject) -> None:
     project.step(
         "slow",

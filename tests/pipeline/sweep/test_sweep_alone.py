@@ -27,6 +27,8 @@ def test_a_full_disk_in_the_middle_of_a_sweep_is_told_with_its_mend(tmp_path: Pa
     assert re.search(free, str(told.value))
 
 
+@pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.slow
 def test_who_waits_for_another_sweep_is_not_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -15,6 +15,8 @@ from tests.waiting import wait_until
 from trainers.script import outliving
 from trainers.script.outliving import Work, has_moved
 
+pytestmark = pytest.mark.slow
+
 STARTS = """
 import os, pathlib, subprocess, sys, paceline
 paceline.log(1, loss=1.0)
@@ -73,6 +75,8 @@ def test_nothing_is_waited_for_where_the_script_failed(run: ScriptRun) -> None:
     assert "after the script's end" not in said
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_who_stops_the_run_meanwhile_waits_for_nothing(run: ScriptRun) -> None:
     process = run.begin(env=starts(run, COMPUTES))
     assert process.stdout is not None

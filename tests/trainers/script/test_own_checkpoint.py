@@ -10,6 +10,8 @@ import pytest
 
 from tests.trainers.script.runs import ROOT, ScriptRun
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import os, paceline, pickle, sys
 start = 0

@@ -9,6 +9,8 @@ import pytest
 
 from tests.trainers.script.runs import ScriptRun
 
+pytestmark = pytest.mark.slow
+
 LOGS = {
     "module": "paceline.log(step, loss=step)",
     "table": "print(step, step, sep=',', file=table, flush=True)",

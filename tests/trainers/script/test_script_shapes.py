@@ -12,6 +12,8 @@ import pytest
 from tests.trainers.script.runs import ScriptRun
 from trainers.script.tensorboard import masked_crc32c
 
+pytestmark = pytest.mark.slow
+
 TRAINER = """
 import argparse, dataclasses, pathlib, sys
 
@@ -105,7 +107,6 @@ def event(step: int, tag: str, value: float) -> bytes:
     return length + struct.pack("<I", masked_crc32c(length)) + message + bytes(4)
 
 
-@pytest.mark.slow
 def test_a_trainer_goes_on_from_its_folder_and_the_weights_beside_it_are_no_checkpoint(run: ScriptRun) -> None:
     records = {step: event(step, "train/loss", loss) for step, loss in enumerate(LOSSES, start=1)}
     args = {

@@ -16,6 +16,8 @@ import pytest
 from pipeline.core import documents
 from tests.trainers.script.runs import ROOT, ScriptRun
 
+pytestmark = pytest.mark.slow
+
 LOGS = "import paceline; paceline.log(1, loss=0.5)\n"
 HOSTILE = ["two words", "it's", '"', "$(touch pwned)", "a\nb", "", "{run}"]
 
@@ -78,7 +80,6 @@ def test_metrics_in_files_beside_the_script_are_recorded_and_its_data_is_not(run
     assert run.rows() == [(4, {"loss": 0.5})]
 
 
-@pytest.mark.slow
 def test_nan_is_told_once_with_how_often_it_came(run: ScriptRun) -> None:
     script = (
         "import paceline\nfor step in range(1, 1201): paceline.log(step, loss=float('nan'), lr=1.0)\n"
@@ -103,7 +104,6 @@ def test_exit_code_0_without_its_outputs_is_a_failure(run: ScriptRun) -> None:
     assert not (run.path / "summary.json").exists()
 
 
-@pytest.mark.slow
 def test_the_exit_code_is_the_scripts(run: ScriptRun) -> None:
     run.write(LOGS + "raise SystemExit(3)").start(code=3)
     assert run.rows() == [(1, {"loss": 0.5})]
@@ -148,7 +148,6 @@ def test_another_node_records_no_metrics_and_leaves_what_it_took_in(run: ScriptR
     assert [path.name for path in (run.path / "nodes/1").iterdir()] == ["dependencies.json"]
 
 
-@pytest.mark.slow
 def test_starting_over_drops_earlier_rows_and_going_on_keeps_those_before(run: ScriptRun) -> None:
     script = (
         "import paceline, pathlib, sys\nfirst = int(pathlib.Path(sys.argv[2]).read_text()) if sys.argv[1:] else 0\n"
@@ -169,7 +168,6 @@ def test_starting_over_drops_earlier_rows_and_going_on_keeps_those_before(run: S
     assert [step for step, _ in run.rows()] == [0, 1, 2]
 
 
-@pytest.mark.slow
 def test_the_last_rows_of_an_attempt_that_was_killed_are_not_lost(run: ScriptRun) -> None:
     """Going on from its last checkpoint the script logs none of them again, only its result."""
     script = (
@@ -198,14 +196,12 @@ def test_a_script_that_hears_that_it_was_pruned_leaves_pruned_json(run: ScriptRu
     assert run.read("pruned.json") == {"step": 1, "epoch": 0, "metrics": {"loss": 0.5}}
 
 
-@pytest.mark.slow
 def test_metrics_that_can_not_be_written_end_the_run_at_once(run: ScriptRun) -> None:
     script = "import os, sys, time\nos.remove(sys.argv[1] + '/../metrics.jsonl')\n" + LOGS + "time.sleep(600)"
     said = run.write(script, args=["{run}"]).start(code=1)
     assert said == f"paceline: error: {run.path}/metrics.jsonl: No such file or directory\n"
 
 
-@pytest.mark.slow
 def test_a_program_that_is_not_there_is_told_in_one_line(run: ScriptRun) -> None:
     for word, said in (
         ("nosuchprogram", "no nosuchprogram in PATH=/usr/bin:sub; install it on this host, or set program.env.PATH"),
@@ -241,7 +237,6 @@ def test_without_torchrun_one_process_says_what_rank_0_would(run: ScriptRun) -> 
     assert (run.path / "ranks/alone/attempt_0/0/stdout.log").read_text() == "step=1 loss=0.5\n"
 
 
-@pytest.mark.slow
 def test_two_ranks_under_torchrun(run: ScriptRun) -> None:
     script = (
         "import os, paceline\nrank = int(os.environ['RANK'])\npaceline.log(1, rank=rank)\n"

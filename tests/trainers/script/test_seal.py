@@ -15,6 +15,8 @@ from tests.trainers.script.runs import ROOT, ScriptRun
 from trainers.core.dependencies import Unkeyed, changed, message
 from trainers.core.observer import HASHED_BYTES
 
+pytestmark = pytest.mark.slow
+
 READS = """
     import importlib, linecache, os, pathlib, sqlite3, subprocess, sys, threading, multiprocessing
     here = os.environ["PROJECT"]
@@ -47,7 +49,6 @@ KINDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
 def test_files_of_the_project_are_found_however_they_are_read(run: ScriptRun) -> None:
     run.write(textwrap.dedent(READS))
     for name in KINDS:
@@ -97,7 +98,6 @@ def test_what_is_keyed_written_by_the_run_or_elsewhere_is_no_finding(run: Script
 
 @pytest.mark.ci
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_script_that_logs_to_mlflow_by_itself_has_a_complete_key(run: ScriptRun, tmp_path: Path) -> None:
     """MLflow looks for .git, a file in a worktree, in all folders above, and reads its telemetry.json in the home."""
     home = tmp_path / "home"
@@ -114,7 +114,6 @@ def test_a_script_that_logs_to_mlflow_by_itself_has_a_complete_key(run: ScriptRu
     assert str(ROOT) not in record["folders"]
 
 
-@pytest.mark.slow
 def test_what_the_snapshot_lacks_is_named_although_the_run_failed_for_it(run: ScriptRun) -> None:
     run.write("import importlib\ntry: importlib.import_module('plugin')\nexcept ImportError: open('configs/a.yaml')")
     (run.project / "configs").mkdir()
@@ -192,7 +191,6 @@ def test_the_project_is_not_imported_from(run: ScriptRun) -> None:
     assert "No module named 'plugin'" in said
 
 
-@pytest.mark.slow
 def test_seal_fail_and_off(run: ScriptRun) -> None:
     script = "import os; open(os.environ['PROJECT'] + '/a.yaml')"
     for seal, code in (("fail", 1), ("off", 0)):

@@ -14,6 +14,8 @@ from tests.trainers.script.runs import ScriptRun
 from tests.unreadable import WITHOUT_RIGHTS
 from trainers.script.workdir import given, lay_out, written
 
+pytestmark = pytest.mark.slow
+
 SAVES = """
 import os, pathlib
 pathlib.Path("logs/version_0").mkdir(parents=True)
