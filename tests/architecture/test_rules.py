@@ -77,6 +77,7 @@ def test_rank_variables_are_read_in_one_module() -> None:
     assert set(readers) == {"trainers/distributed/ranks.py"}
 
 
+@pytest.mark.slow
 def test_launchers_are_asked_for_capabilities_and_not_by_name() -> None:
     """Of a comparison with one launcher's name nobody thinks who adds another."""
     compared = [

@@ -157,6 +157,7 @@ def test_the_notes_of_two_keys_stand_side_by_side(base: RunFolder, folder: RunFo
     assert "sha256" in json.loads((base.path / acceptance.HELD).read_text())
 
 
+@pytest.mark.slow
 def test_runs_that_can_not_be_written_to_are_named_with_what_helps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

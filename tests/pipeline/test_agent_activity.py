@@ -77,6 +77,7 @@ def test_a_rank_is_seen_by_its_number_and_counts_as_idle_while_it_waits(rank: Ra
     assert (then.moves, then.for_s >= 0.3) == (first.moves, True)
 
 
+@pytest.mark.slow
 def test_work_of_a_child_a_file_and_a_printed_line_are_moves_but_no_line_of_the_agent(rank: Rank) -> None:
     rank.moves_while("write")
     assert rank.moves_while("child") == 1

@@ -23,6 +23,8 @@ from tests.pipeline.comparing_folders import config_of, failed, swept, trained
 from tests.pipeline.conftest import Printed
 from tests.pipeline.finished_folder import key_of
 
+pytestmark = pytest.mark.slow
+
 ACCURACIES = {0.1: (0.90, 0.91, 0.92), 0.01: (0.80, 0.81, 0.82)}
 
 
@@ -282,7 +284,6 @@ def test_a_deviation_has_two_digits_and_its_mean_as_many(mean: float, std: float
     assert tables.with_spread(mean, std) == said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["config.json", "key.json"])
 def test_an_edited_value_is_not_shown_as_if_it_were_the_runs(
     tmp_path: Path, compared: Printed, printed: Printed, reported: Printed, name: str
@@ -311,7 +312,6 @@ def test_an_edited_value_is_not_shown_as_if_it_were_the_runs(
     assert near[0] == good.key, "the other one is nearer, and was edited"
 
 
-@pytest.mark.slow
 def test_runs_of_a_script_that_was_moved_are_found_by_its_name(
     tmp_path: Path, compared: Printed, printed: Printed
 ) -> None:

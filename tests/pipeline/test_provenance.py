@@ -14,6 +14,8 @@ from pipeline.runs.folder import RunFolder
 from pipeline.runs.provenance import collect
 from tests.pipeline.git_folders import ALLOWED, AUTHOR, NO_DETAILS, brought_back, changed_in, git, of, recipe, tree
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_clean_tree_has_its_commit_and_no_patch(repository: Path) -> None:
     found, patch = of(repository)
@@ -102,7 +104,6 @@ def test_a_name_that_is_no_text_costs_nothing(repository: Path, tmp_path: Path) 
     assert names == [b".git", b"caf\xe9.py", b"code.py", b"new.py"]
 
 
-@pytest.mark.slow
 def test_what_no_patch_can_keep_is_named_and_the_rest_is_kept(repository: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()

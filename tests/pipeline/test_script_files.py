@@ -380,6 +380,7 @@ def test_each_path_in_the_arguments_has_a_placeholder_and_a_line(folder: Path, t
     assert (pack.path / "content2/b.txt").read_text() == "sets/y/b.txt"
 
 
+@pytest.mark.slow
 def test_a_seed_that_no_argument_takes_is_refused_and_is_in_no_key(folder: Path) -> None:
     script = f"program.script='{folder}/train.py'"
     for word in ("seed=1", "seed=0,1"):

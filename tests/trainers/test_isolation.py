@@ -14,6 +14,8 @@ import pytest
 from tests.trainers.tiny_runs import ROOT
 from tests.waiting import HANG_S
 
+pytestmark = pytest.mark.slow
+
 FINDER = """\
 import sys
 from importlib.machinery import PathFinder
@@ -76,7 +78,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**shown, "top": str(top)}
 
 
-@pytest.mark.slow
 def test_the_snapshot_comes_first_and_neither_working_tree_nor_run_folder_is_on_the_path(found: dict[str, str]) -> None:
     top = found["top"]
     assert found["path"][:2] == [f"{top}/run/code", f"{top}/mine"]

@@ -37,6 +37,7 @@ def test_gzipped_and_plain_files(made: MadeSet, tmp_path: Path, form: str) -> No
     check_images(made, tmp_path / "data", made.folder.parent / form)
 
 
+@pytest.mark.slow
 def test_torchvision_s_folder_is_found_and_gives_the_same_images(made: MadeSet, tmp_path: Path) -> None:
     torchvision = pytest.importorskip("torchvision")
     raw = tmp_path / "root" / "MNIST" / "raw"

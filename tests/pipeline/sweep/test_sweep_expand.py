@@ -112,6 +112,7 @@ def test_a_named_grid_and_a_word_of_the_command_line_that_replaces_a_part_of_it(
     assert sorted({trial.config.train.optimizer.lr for trial in found.trials}) == [0.03, 0.1, 0.3]
 
 
+@pytest.mark.slow
 def test_what_says_how_the_sweep_runs_is_no_part_of_a_trial(tmp_path: Path) -> None:
     plain = space("seed=0,1", root=tmp_path)
     other = space("seed=0,1", "sweep.slots=2", "sweep.name=x", "sweep.retries=0", root=tmp_path)

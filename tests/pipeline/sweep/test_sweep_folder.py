@@ -42,6 +42,7 @@ def entry(number: int, state: State = State.FINISHED) -> TrialEntry:
     return TrialEntry(number=number, key=f"key{number}", state=state, time=1.0)
 
 
+@pytest.mark.slow
 def test_a_sweep_is_its_trials_whatever_their_order_and_spelling(root: Path) -> None:
     key = space(root, "seed=0,1", "optimizer.lr=0.1,0.2").key
     assert space(root, "optimizer.lr=0.20,1e-1", "seed=range(2)", "sweep.slots=2").key == key

@@ -11,6 +11,8 @@ from trainers.contract import run_folder
 from trainers.script import printed
 from trainers.script.printed import parse
 
+pytestmark = pytest.mark.slow
+
 MNIST = """
 for epoch in (1, 2):
     for at in (0, 640):
