@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.launchers import LAUNCHERS, containers
-from pipeline.cluster.launchers.settings import POLICIES, Capabilities
+from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.cluster.spares import why_unfit
 from pipeline.cluster.validation import visible_gpus
 from pipeline.config import hostfile
@@ -29,10 +28,9 @@ CPU_RANKS = 2  # `auto` without a GPU: the same number everywhere, so that a run
 def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluster:
     """Return hosts and launch numbers from the section ``cluster``. Raises UsageError."""
     launcher = str(raw["launcher"])
-    settings = LAUNCHERS.settings(launcher)
-    _check_numbers(raw)
+    settings: ClusterConfig = typed(LAUNCHERS.settings(launcher), without_secrets({"cluster": raw})["cluster"])
     here = settings.capabilities.is_this_computer
-    device = _device(raw.get("device", "auto"), here, raw["env"], local_gpus)
+    device = _device(settings.device, here, raw["env"], local_gpus)
     nproc = _nproc(raw["nproc_per_node"], here, local_gpus if device == "cuda" else 0)
     secrets = secret_values({"cluster": raw})
     granted = settings.capabilities.hosts_are_granted
@@ -44,9 +42,7 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     make = functools.partial(_host, raw=raw, nproc=nproc, secrets=secrets, root=root)
     hosts = tuple(make(entry) for entry in entries)
     spares = tuple(make(entry, field="cluster.spares") for entry in raw["spares"])
-    if raw["workdir"] not in (None, "~"):
-        _refuse_relative(raw["workdir"], f"cluster.workdir={raw['workdir']}")
-    _check_restarts(raw, settings.capabilities, len(hosts))
+    _check_restarts(settings, len(hosts))
     _check_hosts(hosts, spares)
     known = {name for host in hosts for name in host.env}
     for name in raw.get("secrets") or []:
@@ -59,22 +55,23 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
         launcher=launcher,
         hosts=hosts,
         ssh_config=ssh_config and str(root / expanded(ssh_config, f"cluster.ssh_config={ssh_config}")),
-        workdir=raw["workdir"],
-        connect_timeout_s=raw["connect_timeout_s"],
-        lease_s=raw["lease_s"],
-        collective_timeout_s=raw["collective_timeout_s"],
-        stall_s=raw["stall_s"],
-        max_restarts=raw["max_restarts"],
-        restart_wait_s=raw.get("restart_wait_s", Cluster.restart_wait_s),  # absent in the record of an older run
-        environment=_versions(raw.get("environment") or {}),
+        workdir=settings.workdir,
+        connect_timeout_s=settings.connect_timeout_s,
+        lease_s=settings.lease_s,
+        collective_timeout_s=settings.collective_timeout_s,
+        stall_s=settings.stall_s,
+        max_restarts=settings.max_restarts,
+        restart_wait_s=settings.restart_wait_s,
+        environment=_versions(settings.environment or {}),
         **_container(raw, settings.capabilities),
         device=device,
         spares=spares,
-        min_nodes=raw["min_nodes"],
-        warm=raw.get("warm", Cluster.warm),  # absent in the record of an older run
-        when_busy=_one_of("when_busy", raw["when_busy"], POLICIES),
-        **_checkpoints(raw),
-        settings=typed(settings, without_secrets({"cluster": raw})["cluster"]),
+        min_nodes=settings.min_nodes,
+        checkpoint_fetch_s=settings.checkpoint_fetch_s,
+        checkpoint_mirror=settings.checkpoint_mirror,
+        warm=settings.warm,
+        when_busy=settings.when_busy,
+        settings=settings,
     )
 
 
@@ -102,16 +99,9 @@ def _check_hosts(hosts: Sequence[Host], spares: Sequence[Host]) -> None:
             )
 
 
-def _refuse_relative(path: str, shown: str) -> None:
-    if not path.startswith(("/", "~/")):
-        raise UsageError(f"{shown} must be an absolute path on the hosts, or begin with ~/")
-
-
 def _container(raw: Mapping[str, Any], launcher: Capabilities) -> dict[str, Any]:
     """Return the ranks' container, and whether the hosts are asked for versions. Raises UsageError."""
     image, mounts = raw.get("container"), raw.get("container_mounts") or []
-    for path in mounts:
-        _refuse_relative(path if path.isprintable() else "", f"cluster.container_mounts: {path!r}")
     if image is None:
         if mounts:
             raise UsageError("cluster.container_mounts is for cluster.container=IMAGE, which isn't set")
@@ -142,46 +132,6 @@ def _versions(value: Any) -> dict[str, str]:
     return {str(name): str(version) for name, version in value.items()}
 
 
-_OTHERS_DEVICES = dict.fromkeys(("gpu", "gpus", "cuda:0"), "cuda")  # as other tools call them
-
-
-def _one_of(name: str, value: str, options: Sequence[str]) -> str:
-    if value not in options:
-        meant = _OTHERS_DEVICES.get(value, value) if name == "device" else value
-        raise UsageError(f"cluster.{name}={value!r} is not an option; {suggestion(meant, options)}")
-    return value
-
-
-def _check_numbers(raw: Mapping[str, Any]) -> None:
-    """Refuse NaN, negative numbers, and an endless lease, which would keep a lost host busy. Raises UsageError."""
-    for name, least in (
-        ("connect_timeout_s", 0.1),
-        ("lease_s", 5.0),
-        ("collective_timeout_s", 1.0),
-        ("stall_s", 5.0),
-        ("checkpoint_fetch_s", 0.0),
-        ("max_restarts", 0),
-        ("restart_wait_s", 0.0),
-        ("min_nodes", 0),
-    ):
-        if not least <= raw.get(name, least) < math.inf:
-            raise UsageError(f"cluster.{name}={raw[name]:g} must be a finite number from {least:g}")
-
-
-def _checkpoints(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how often checkpoints are fetched, and where copies go. Raises UsageError: an address where none lasts."""
-    address = raw.get("checkpoint_mirror")
-    if address is not None:
-        scheme, has_scheme, place = address.partition("://")
-        lasts = bool(place.strip("/")) and scheme not in ("http", "https", "memory")
-        if not (lasts if has_scheme else address.startswith("/")):
-            raise UsageError(
-                f"cluster.checkpoint_mirror={hide(address)} must be an address that can be written to, such as "
-                "s3://bucket/folder, or an absolute path"
-            )
-    return {"checkpoint_fetch_s": raw["checkpoint_fetch_s"], "checkpoint_mirror": address}
-
-
 def _environment(raw: Mapping[str, Any], field: str) -> dict[str, str]:
     """Check the ranks' variables: valid names, and texts as values (``true`` of a file is "True" by now)."""
     for name, value in raw.items():
@@ -198,7 +148,6 @@ def _environment(raw: Mapping[str, Any], field: str) -> dict[str, str]:
 
 def _device(value: str, here: bool, env: Mapping[str, str], local_gpus: int) -> str:
     """Return the kind of device that the ranks compute on, as it counts in the key; auto if no host was asked."""
-    _one_of("device", value, ("auto", "cpu", "cuda"))
     if value != "auto" or not here:
         return value
     return "cuda" if visible_gpus(local_gpus, env) else "cpu"
@@ -321,16 +270,16 @@ def _host(
     )
 
 
-def _check_restarts(raw: Mapping[str, Any], launcher: Capabilities, nnodes: int) -> None:
+def _check_restarts(settings: ClusterConfig, nnodes: int) -> None:
     """Check restarts and spares, which need hosts with names. Raises UsageError."""
-    spares, min_nodes, when_busy = raw["spares"], raw["min_nodes"], raw["when_busy"]
-    if spares and launcher.is_this_computer:
+    spares, min_nodes, when_busy = settings.spares, settings.min_nodes, settings.when_busy
+    if spares and settings.capabilities.is_this_computer:
         raise UsageError("cluster.spares needs a launcher that reaches other hosts; use cluster=pssh")
-    if launcher.hosts_are_granted:
+    if settings.capabilities.hosts_are_granted:
         unused = {"spares": bool(spares), "min_nodes": min_nodes != 0, f"when_busy={when_busy}": when_busy != "auto"}
         for name in (name for name, is_set in unused.items() if is_set):
             raise UsageError(
-                f"cluster.{name} is about hosts that are named, and {raw['launcher']} queues jobs and chooses hosts "
+                f"cluster.{name} is about hosts that are named, and {settings.launcher} queues jobs and chooses hosts "
                 "itself; take it out (cluster.max_restarts asks for another job)"
             )
     if min_nodes > nnodes:

@@ -126,6 +126,7 @@ class KubernetesConfig(ClusterConfig):
     runtime: str = "torch-distributed"
 
     def __post_init__(self) -> None:
+        ClusterConfig.__post_init__(self)
         if problems := list(self._problems()):
             raise ConfigError("\n".join(problems))
 

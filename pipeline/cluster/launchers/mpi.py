@@ -66,6 +66,7 @@ class MpiConfig(ClusterConfig):
     btl_tcp_if_include: str | None = None
 
     def __post_init__(self) -> None:
+        ClusterConfig.__post_init__(self)
         network = self.btl_tcp_if_include
         if network is not None and not re.fullmatch(r"[\w.:/@,-]+", network):
             raise ConfigError(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pipeline.core.errors import suggestion
 from pipeline.core.options import Options
+from pipeline.core.redact import hide
+from trainers.core.fields import ConfigError
 
 if TYPE_CHECKING:
     from pipeline.core.specs import Cluster
@@ -139,6 +144,55 @@ class ClusterConfig:
     checkpoint_mirror: str | None = None
     max_restarts: int = 0
     restart_wait_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not least <= value < math.inf:  # an endless lease would keep a lost host busy
+                raise ConfigError(f"cluster.{name}={value:g} must be a finite number from {least:g}")
+        _check_option("device", self.device, ("auto", "cpu", "cuda"))
+        _check_option("when_busy", self.when_busy, POLICIES)
+        if self.workdir not in (None, "~"):
+            _refuse_relative(self.workdir, f"cluster.workdir={self.workdir}")
+        for path in self.container_mounts:
+            _refuse_relative(path if path.isprintable() else "", f"cluster.container_mounts: {path!r}")
+        if self.checkpoint_mirror is not None:
+            _check_mirror(self.checkpoint_mirror)
+
+
+_LEAST = {
+    "connect_timeout_s": 0.1,
+    "lease_s": 5.0,
+    "collective_timeout_s": 1.0,
+    "stall_s": 5.0,
+    "checkpoint_fetch_s": 0.0,
+    "max_restarts": 0,
+    "restart_wait_s": 0.0,
+    "min_nodes": 0,
+}
+_OTHERS_DEVICES = dict.fromkeys(("gpu", "gpus", "cuda:0"), "cuda")  # as other tools call them
+
+
+def _check_option(name: str, value: str, options: Sequence[str]) -> None:
+    if value not in options:
+        meant = _OTHERS_DEVICES.get(value, value) if name == "device" else value
+        raise ConfigError(f"cluster.{name}={value!r} is not an option; {suggestion(meant, options)}")
+
+
+def _refuse_relative(path: str, shown: str) -> None:
+    if not path.startswith(("/", "~/")):
+        raise ConfigError(f"{shown} must be an absolute path on the hosts, or begin with ~/")
+
+
+def _check_mirror(address: str) -> None:
+    """Raise ConfigError for an address where no checkpoint lasts."""
+    scheme, has_scheme, place = address.partition("://")
+    lasts = bool(place.strip("/")) and scheme not in ("http", "https", "memory")
+    if not (lasts if has_scheme else address.startswith("/")):
+        raise ConfigError(
+            f"cluster.checkpoint_mirror={hide(address)} must be an address that can be written to, such as "
+            "s3://bucket/folder, or an absolute path"
+        )
 
 
 LAUNCHERS = Options("cluster.launcher", "pipeline.cluster.launchers", ClusterConfig)

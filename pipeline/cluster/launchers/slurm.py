@@ -87,6 +87,7 @@ class SlurmConfig(ClusterConfig):
     setup: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        ClusterConfig.__post_init__(self)
         if problems := list(self._problems()):
             raise ConfigError("\n".join(problems))
 
