@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.config import cluster
-from pipeline.core.errors import DataError, UsageError
+from pipeline.cluster.launchers.settings import ClusterConfig
+from pipeline.core.errors import DataError
 from pipeline.core.files import canonical_json, sha256_text, write_json
 from pipeline.runs import journal
 from pipeline.runs.checkpoint_mirror import CheckpointMirror, Mirroring
 from pipeline.runs.checkpoints import newest_step, read_verified
 from tests.s3_fixture import BUCKET
 from tests.small_disk import mounted
+from trainers.core.fields import ConfigError
 
 if TYPE_CHECKING:
     from tests.object_store_fixture import ObjectStore
@@ -245,5 +246,5 @@ def test_an_address_that_cannot_be_used_here_is_told_in_one_message(address: str
 
 @pytest.mark.parametrize("address", ["relative/path", "https://host/x", "s3://", "s3:///", "memory://x"])
 def test_what_is_no_address_to_write_to_is_refused_with_the_configuration(address: str) -> None:
-    with pytest.raises(UsageError, match=f"cluster.checkpoint_mirror={address} must be an address"):
-        cluster._checkpoints({"checkpoint_fetch_s": 60.0, "checkpoint_mirror": address})
+    with pytest.raises(ConfigError, match=f"cluster.checkpoint_mirror={address} must be an address"):
+        ClusterConfig(checkpoint_mirror=address)
