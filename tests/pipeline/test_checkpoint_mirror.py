@@ -17,7 +17,7 @@ from pipeline.runs.checkpoint_mirror import CheckpointMirror, Mirroring
 from pipeline.runs.checkpoints import newest_step, read_verified
 from tests.s3_fixture import BUCKET
 from tests.small_disk import mounted
-from trainers.core.fields import ConfigError
+from trainers.core.config import ConfigError
 
 if TYPE_CHECKING:
     from tests.object_store_fixture import ObjectStore

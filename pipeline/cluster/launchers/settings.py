@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pipeline.core.errors import suggestion
 from pipeline.core.options import Options
 from pipeline.core.redact import hide
-from trainers.core.fields import ConfigError
+from trainers.core.config import ConfigError
 
 if TYPE_CHECKING:
     from pipeline.core.specs import Cluster
