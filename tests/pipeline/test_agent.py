@@ -336,7 +336,7 @@ def test_a_start_removes_what_no_process_owns_and_keeps_what_a_command_may_still
         (tmp_path / name).mkdir(parents=True)
     node = {"run_dir": str(runs / "k1-f00-2-bbb" / "node0"), "data_dir": str(tmp_path / "data" / "9cf2")}
     request = {"registry": str(tmp_path / "agents"), "attempts": "k1-f00-", "run_id": "k1-f00-2-bbb", "local": True}
-    staging.remove_left(request, node)
+    staging.remove_leftovers(request, node)
     assert {name: (tmp_path / name).exists() for name in names} == names
     assert sorted(path.name for path in runs.iterdir()) == ["k1-f00-2-bbb", "k2-f00-1-ccc"]
 

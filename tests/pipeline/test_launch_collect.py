@@ -461,7 +461,7 @@ def test_what_a_host_cannot_read_is_named_and_the_rest_comes(tmp_path: Path, mon
         f"node0: not brought from there: outputs/away ({out}), outputs/closed (Permission denied), "
         f"outputs/etc ({out}), outputs/pipe (a pipe), outputs/secret.txt (Permission denied), outputs/socket (a socket)"
     ]
-    assert staging.holds_left(str(node)), "what can't be read isn't removed with the host's folder"
+    assert staging.holds_unfetched(str(node)), "what can't be read isn't removed with the host's folder"
 
 
 def test_a_file_that_is_removed_while_others_are_sent_is_named() -> None:

@@ -25,11 +25,12 @@ from ..wire import BUSY, Json
 
 FOLDER = "/tmp/paceline-claims"
 _MODE = 0o1777  # all users make claims there, and remove only their own
-_MENDS = "ask them or an administrator to give it up, or start without a claim: cluster.when_busy=share"
-_FIRST = "000000000"  # earlier versions let lower numbers go first, and respect a claim with the lowest
+_REMEDY = "ask its owner or an administrator to release it, or start without a claim: cluster.when_busy=share"
+_FIRST = "000000000"  # for agents of older versions, which order claims by this number and never displace the lowest
 _NAME = re.compile(r"\d{9}-\d+-\d+")  # number, process, moment
 _MUTEX_S = 5.0  # the lock is held for some milliseconds
 _MOST_BYTES = 4096
+_MOST_SHOWN = 120  # characters of what a run trains
 _LATEST = 1e11  # unix seconds; later ones have no date
 
 
@@ -53,7 +54,8 @@ def claim_devices(request: Json, folder: str = FOLDER) -> Claim:
 
     Args:
         request: ``resources`` (such as gpu:0, or cpu), ``attempts`` (the prefix of the run folder's attempt ids),
-            ``group`` (equal for runs of one controller, which schedules them itself), ``what`` for users, ``alone``.
+            ``group`` (equal for runs of one controller, which schedules them itself), ``what`` for users, ``alone``
+            (whether claims of others are refused).
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
@@ -69,7 +71,9 @@ def claim_devices(request: Json, folder: str = FOLDER) -> Claim:
         except PermissionError as error:
             raise OSError(error.errno, unusable(place), folder) from error
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free, because the file is new
-        os.write(descriptor, json.dumps({**request, "since": time.time()}).encode()[:_MOST_BYTES])
+        os.write(
+            descriptor, json.dumps({**request, "what": request["what"][:_MOST_SHOWN], "since": time.time()}).encode()
+        )
         os.fchmod(descriptor, 0o644)  # readable for other users, whatever the umask
     return Claim(os.path.join(folder, name), descriptor)
 
@@ -83,7 +87,7 @@ def opened(folder: str) -> Iterator[int]:
         owner = user_name(os.lstat(folder).st_uid)
         closed = isinstance(error, PermissionError)
         what = "has closed it" if closed else "has put a link or a file where a folder of claims should be"
-        raise OSError(error.errno, f"{owner} {what}; {_MENDS}", folder) from error
+        raise OSError(error.errno, f"{owner} {what}; {_REMEDY}", folder) from error
     try:
         yield place
     finally:
@@ -101,7 +105,7 @@ def locked(folder: str) -> Iterator[int]:
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    said = f"{holder(place)} has held a lock on it for more than {_MUTEX_S:g} s; {_MENDS}"
+                    said = f"{holder(place)} has held a lock on it for more than {_MUTEX_S:g} s; {_REMEDY}"
                     raise OSError(errno.EBUSY, said, folder) from None
                 time.sleep(0.01)
         yield place
@@ -133,7 +137,7 @@ def unusable(place: int) -> str:
     """Return why only its owner can make claims there."""
     status = os.fstat(place)
     mode = f"{stat.S_IMODE(status.st_mode):04o}, and needs {_MODE:o}"
-    return f"it belongs to {user_name(status.st_uid)} and has mode {mode}; {_MENDS}"
+    return f"it belongs to {user_name(status.st_uid)} and has mode {mode}; {_REMEDY}"
 
 
 def living(place: int) -> list[Json]:
@@ -157,7 +161,7 @@ def read_claim(name: str, place: int) -> Json | None:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(name)
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(BlockingIOError):  # the lock can be taken: its process has ended
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return None
         value = json.loads(os.read(descriptor, _MOST_BYTES))
@@ -183,7 +187,7 @@ def collide(row: Json, request: Json) -> bool:
 
 
 def printable(text: str) -> str:
-    return "".join(mark for mark in text if mark.isprintable())[:120]
+    return "".join(mark for mark in text if mark.isprintable())[:_MOST_SHOWN]
 
 
 def described(row: Json) -> str:
@@ -208,7 +212,7 @@ def described_claims(folder: str = FOLDER) -> list[Json]:
 
 
 def claim_for_run(request: Json | None) -> Claim | None:
-    """Claim devices for ``start``. Raises OSError; SystemExit: others hold them."""
+    """Claim devices for the start of an attempt. Raises OSError; SystemExit: others hold them."""
     if not request:
         return None
     try:

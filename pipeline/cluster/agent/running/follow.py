@@ -22,7 +22,7 @@ from .watches import Silence
 
 FROZEN_S = 12.0  # long for a supervisor that looks twice a second, and short for a user who waits
 HEARTBEAT_TIMEOUT_S = 8.0
-LAST_LOOK_S = 2.5  # an examination of an unreachable host takes 2 s
+LAST_LOOK_S = 2.5  # for examinations under way at the end; one of an unreachable host takes 2 s
 
 
 def follow(request: Json) -> None:
@@ -76,26 +76,27 @@ class Looks:
 
 def send_news(request: Json, node: Json, looks: Looks) -> None:
     state = node["state_dir"]
-    supervisor, usage = Silence(os.path.join(state, "beat")), UsageSampler(node["run_dir"])
-    beats = Beats(node)
+    supervisor_file, usage = Silence(os.path.join(state, "beat")), UsageSampler(node["run_dir"])
+    rank_beats = Beats(node)
     offsets = {"log": int(request["log_at"]), "metrics": int(request["metrics_at"])}
     files = {"log": os.path.join(state, "log")}
     if node["node_rank"] == 0 and request["metrics"]:
         files["metrics"] = os.path.join(node["run_dir"], run_folder.METRICS)
-    beat, mark = time.monotonic(), f"{request['run_id']}:{node['node_rank']}"
+    reported_at, mark = time.monotonic(), f"{request['run_id']}:{node['node_rank']}"
     while True:
-        ended = read_json(os.path.join(state, "exit.json")) or orphaned(node, supervisor, mark)
+        ended = read_json(os.path.join(state, "exit.json")) or end_without_supervisor(node, supervisor_file, mark)
         while sum(forward(name, path, offsets) for name, path in files.items()):
             pass
         looks.send(last=bool(ended))
         if ended:
             say(exit=ended, now=time.time())
             os._exit(0)
-        if time.monotonic() - beat > 1:
-            beat = time.monotonic()
+        if time.monotonic() - reported_at > 1:
+            reported_at = time.monotonic()
             newest = newest_change if request.get("of_script") else newest_checkpoint
-            saved = newest(node["run_dir"]) if "metrics" in files else 0
-            say(beat=time.time(), ranks=as_json(beats.read()), saved=saved, usage=as_json(usage.look()))
+            is_first_node = "metrics" in files
+            saved = newest(node["run_dir"]) if is_first_node else 0
+            say(beat=time.time(), ranks=as_json(rank_beats.read()), saved=saved, usage=as_json(usage.look()))
         time.sleep(POLL_S)
 
 
@@ -120,25 +121,25 @@ def forward(name: str, path: str, offsets: dict[str, int]) -> bool:
     return True
 
 
-def orphaned(node: Json, supervisor: Silence, mark: str) -> Json | None:
-    """End the processes with ``mark`` that a dead or frozen supervisor left; None while it lives."""
+def end_without_supervisor(node: Json, supervisor_file: Silence, mark: str) -> Json | None:
+    """Kill the processes with ``mark`` if the supervisor is dead or frozen, and return the end; None while it lives."""
     state = node["state_dir"]
     if not os.path.isdir(state):
         return {"code": 1, "reason": REMOVED % node["run_dir"], "lost": True, "errors": [], "tail": []}
     entry = read_json(os.path.join(state, "agent.json"))
-    frozen = supervisor.look() > FROZEN_S
+    frozen = supervisor_file.look() > FROZEN_S
     if entry is None or (start_time(entry["pid"]) == entry["born"] and not frozen):
         return None
-    time.sleep(3 * POLL_S)
+    time.sleep(3 * POLL_S)  # an ending supervisor may be writing exit.json
     ended: Json | None = read_json(os.path.join(state, "exit.json"))
     if ended:
         return ended
     send_all({entry["pid"]} if start_time(entry["pid"]) == entry["born"] else set(), signal.SIGKILL)
     gone = end_tree(mark, 1.0, state)
     why = (
-        "the node agent was killed; the host itself answers"
+        "the run's supervisor on this host was killed; the host itself answers"
         if not frozen
-        else f"the node agent was frozen for {FROZEN_S:.0f} s"
+        else f"the run's supervisor on this host was frozen for {FROZEN_S:.0f} s"
     )
     ended = {"code": -signal.SIGKILL, "reason": why, "lost": True, "errors": [], "tail": [], "gone": gone}
     with contextlib.suppress(OSError):  # a full disk, or the folder is removed right now
@@ -159,14 +160,15 @@ def listen(node: Json, last_heartbeat: list[float], looks: Looks) -> None:
         last_heartbeat[0] = time.monotonic()
         with contextlib.suppress(FileNotFoundError):
             os.utime(os.path.join(state, "lease"))  # the supervisor looks for a change, not for the time
-            if line.strip() == b"prune" and node["node_rank"] == 0:
+        if line.strip() == b"prune" and node["node_rank"] == 0:
+            with contextlib.suppress(FileNotFoundError):
                 touch(os.path.join(node["run_dir"], run_folder.PRUNE))
-            if line.startswith(b"look "):
-                looks.begin(json.loads(line[5:]))
-            if line.strip() == b"stop":
-                entry = read_json(os.path.join(state, "agent.json"))
-                if entry and start_time(entry["pid"]) == entry["born"]:
-                    send_all({entry["pid"]}, signal.SIGTERM)
+        if line.startswith(b"look "):
+            looks.begin(json.loads(line[5:]))
+        if line.strip() == b"stop":
+            entry = read_json(os.path.join(state, "agent.json"))
+            if entry and start_time(entry["pid"]) == entry["born"]:
+                send_all({entry["pid"]}, signal.SIGTERM)
 
 
 def leave_after_heartbeat_timeout(last_heartbeat: list[float]) -> None:

@@ -14,7 +14,7 @@ from ..node import identity
 from ..wire import Json, read_json, say
 from .processes import find_processes, start_time
 from .registry import LONGEST_START_S, forget_dead
-from .staging import FOREIGN_S, holds_left, idle_s, remove_half_unpacked, size_of_new, try_writing
+from .staging import FOREIGN_S, holds_unfetched, idle_s, remove_half_unpacked, size_of_new, try_writing
 
 HEARD_S = 60.0  # a controller that follows an attempt beats every second, also after its end
 MOST_ROWS = 200
@@ -36,7 +36,7 @@ def attempts_left(workdir: str, me: str) -> list[Json]:
     fetch something, because there is a checkpoint, or this node's part has ended well.
     """
     folders = sorted(glob.glob(os.path.join(glob.escape(workdir), "runs", "*", "node*")))
-    unused = [f for f in folders if is_run_name(run_name_of(f)) and not is_in_use(f, me) and not holds_left(f)]
+    unused = [f for f in folders if is_run_name(run_name_of(f)) and not is_in_use(f, me) and not holds_unfetched(f)]
     return [
         {
             "name": run_name_of(folder),

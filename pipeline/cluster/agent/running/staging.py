@@ -20,8 +20,8 @@ from .registry import forget_dead
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-FOREIGN_S = 86400.0
-TRIED_BYTES = 64 << 10
+FOREIGN_S = 86400.0  # age after which an unfinished folder of another host counts as dead
+TRIED_BYTES = 64 << 10  # written and removed again, to try a folder
 _REPORT_S = 1.0
 
 
@@ -75,25 +75,30 @@ def make_folder(folder: str) -> None:
 
 
 def clean(request: Json) -> None:
-    """Remove this node's folders of a run; only folders that ``start`` made, which hold its stamp."""
+    """Remove this node's folders of a run; only folders that ``start`` made, which have its marker file."""
     remove_ours(own_node(request)["remove"])
     say(cleaned=True)
 
 
-def holds_left(folder: str) -> bool:
-    """Whether files that were too large to fetch, or can't be read, were left there for the user."""
+def holds_unfetched(folder: str) -> bool:
+    """Whether the folder has outputs that were too large to fetch, or can't be read, and stay there for the user."""
     return bool(glob.glob(os.path.join(glob.escape(folder), "work", "node*-left")))
 
 
 def remove_ours(folders: list[str]) -> None:
     for folder in folders:
-        if os.path.exists(os.path.join(folder, ".paceline")) and not holds_left(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                os.rmdir(os.path.dirname(folder))
+        if os.path.exists(os.path.join(folder, ".paceline")) and not holds_unfetched(folder):
+            remove_tree(folder)
 
 
-def remove_left(request: Json, node: Json) -> None:
+def remove_tree(folder: str) -> None:
+    """Remove a folder, and its parent if nothing else is in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.dirname(folder))
+
+
+def remove_leftovers(request: Json, node: Json) -> None:
     """Remove half-unpacked files of dead processes below the workdir, and the folders of earlier attempts of this run.
 
     The controller decides about other runs (pipeline/cluster/earlier.py).
@@ -102,10 +107,8 @@ def remove_left(request: Json, node: Json) -> None:
     remove_half_unpacked(os.path.dirname(runs))
     for folder in glob.glob(os.path.join(glob.escape(runs), "*", "node*")):
         run_id = os.path.basename(os.path.dirname(folder))
-        if run_id.startswith(request["attempts"]) and run_id != request["run_id"] and not holds_left(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # it isn't empty
-                os.rmdir(os.path.dirname(folder))
+        if run_id.startswith(request["attempts"]) and run_id != request["run_id"] and not holds_unfetched(folder):
+            remove_tree(folder)
     forget_dead(request)
 
 
@@ -115,9 +118,7 @@ def remove_half_unpacked(workdir: str) -> None:
     for place in [os.path.join(workdir, "data"), *runs]:
         for folder in glob.glob(os.path.join(glob.escape(place), ".staging-*")):
             if not is_unpacking(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-                with contextlib.suppress(OSError):  # it isn't empty
-                    os.rmdir(place)
+                remove_tree(folder)
 
 
 def is_unpacking(folder: str) -> bool:
@@ -131,7 +132,7 @@ def is_unpacking(folder: str) -> bool:
 def idle_s(folder: str) -> float:
     """Return the seconds since the last write.
 
-    A living supervisor writes twice per second, and so does an agent that a controller follows.
+    A living supervisor writes twice per second, and the stream to a connected controller once.
     """
     times = [0.0]
     for name in ("", "agent", "agent/beat", "agent/lease", "checkpoints"):
@@ -189,9 +190,7 @@ def staged(folder: str) -> Iterator[str]:
             error.filename = error.filename or folder  # an error of writing has no name
             raise
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with contextlib.suppress(OSError):  # it isn't empty
-            os.rmdir(parent)
+        remove_tree(temporary)
 
 
 def pack_folder(request: Json) -> str:
@@ -218,7 +217,8 @@ def put_pack(request: Json) -> None:
 def has_digests(folder: str) -> bool:
     """Whether every file of a data pack has the sha256 in the manifest."""
     manifest = read_json(os.path.join(folder, "manifest.json"))
-    for name, sha256 in (manifest.get("sha256") or {}).items() if isinstance(manifest, dict) else ():
+    digests = manifest.get("sha256") if isinstance(manifest, dict) else None
+    for name, sha256 in (digests or {}).items():
         with open(os.path.join(folder, name), "rb") as file:
             if sha256_of_rest(file) != sha256:
                 return False
@@ -242,19 +242,19 @@ def settle_pack(run_dir: str, data_dir: str, digest: str) -> None:
         raise SystemExit(f"the data pack is missing: no manifest.json in {data_dir}; the same command makes it again")
 
 
-def size_of_new(top: str, run_dir: str, stamps: Json) -> int:
+def size_of_new(top: str, run_dir: str, file_states: Json) -> int:
     """Return the bytes below a folder in files that are new or altered.
 
     Args:
-        stamps: path in the run folder → size and time of the last write (ns), as trainers/script/workdir.py notes them.
+        file_states: path in the run folder → size and time of the last write (ns), noted by trainers/script/workdir.py.
     """
     total = 0
     for folder, _, names in os.walk(top):
         for name in names:
             path = os.path.join(folder, name)
             with contextlib.suppress(OSError):
-                state = os.stat(path)
-                stamp = [state.st_size, state.st_mtime_ns]
-                if not os.path.islink(path) and stamps.get(os.path.relpath(path, run_dir)) != stamp:
-                    total += state.st_size
+                status = os.stat(path)
+                now = [status.st_size, status.st_mtime_ns]
+                if not os.path.islink(path) and file_states.get(os.path.relpath(path, run_dir)) != now:
+                    total += status.st_size
     return total

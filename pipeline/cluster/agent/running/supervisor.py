@@ -38,7 +38,7 @@ from .processes import (
 )
 from .rank_errors import ENDED_EARLY, describe, has_only_exit_code, masked_and_cut, printed_error, recorded_error
 from .registry import doubtful, end_attempts, in_words, own_entries, remove_outdated, tombstone_path
-from .staging import remove_left, remove_ours, settle_pack, unpack
+from .staging import remove_leftovers, remove_ours, settle_pack, unpack
 from .watches import EarlyExits, OutOfMemory, Rendezvous, Silence, Stops, children_of
 
 BEAT_STALE_S = 3.0  # the controller sends a heartbeat every second
@@ -69,7 +69,7 @@ def start(request: Json) -> None:
     for _, entry in before:
         remove_ours(entry["remove"])
     if request["stage"]:
-        remove_left(request, node)
+        remove_leftovers(request, node)
         unpack(sys.stdin.buffer, node["run_dir"])
     if request["pack_digest"]:  # a diagnosis may need no data
         settle_pack(node["run_dir"], node["data_dir"], request["pack_digest"])
