@@ -18,7 +18,7 @@ from measure import surroundings
 from torch.nn import functional
 
 from trainers.core.options import module
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
 from trainers.models import ImageShape
 from trainers.training.digests import GRADIENTS, INPUTS, Digests, gradients_of
@@ -43,7 +43,9 @@ def main() -> None:
         labels = torch.randint(0, 10, (given.batch,), device=device)
         steps, records = [], []
         with tempfile.TemporaryDirectory() as folder:
-            digests = Digests(model, Node(ranks=Ranks(), device=device, backend="gloo"), Path(folder, "digests"), EVERY)
+            digests = Digests(
+                model, RankContext(ranks=Ranks(), device=device, backend="gloo"), Path(folder, "digests"), EVERY
+            )
             for number in range(ROUNDS + 3):
                 began = now(device)
                 optimizer.zero_grad()

@@ -66,7 +66,7 @@ def planted(plant: dict[str, Any] | None) -> Iterator[None]:
     one_step, batch = Trainer._one_step, steps.training_batch
 
     def stepped(self: Trainer, plan: Any, position: int) -> None:
-        if plant is None or (self.node.ranks.rank, self.step + 1) != (plant["rank"], plant["step"]):
+        if plant is None or (self.context.ranks.rank, self.step + 1) != (plant["rank"], plant["step"]):
             one_step(self, plan, position)
             return
         state, where, at = self.model.state_dict(keep_vars=True), plant["operator"], plant["at"]

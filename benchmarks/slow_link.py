@@ -2,7 +2,7 @@
 
     python benchmarks/slow_link.py [compression] [pairs] [override …]
 
-The plain loop of the benchmark sends fp32 as DistributedDataParallel does; the ratio is that of compression and all
+The reference loop of the benchmark sends fp32 as DistributedDataParallel does; the ratio is that of compression and all
 else. So none is measured too. ResNet-18 at a global batch of 8: what a step computes takes less than what it sends,
 as on two GPU hosts with a slow link. Linux, root, `tc`; raises the lab and takes it down again.
 """
@@ -35,9 +35,9 @@ def main() -> int:
         lab.down(ROOT)
     print(f"{MBIT:.0f} Mbit/s, {' '.join(overrides)}; {surroundings()}")
     for name, (own, plain) in rates.items():
-        print(f"{name}: {spread(own, 'images/s')}; plain loop in fp32: {spread(plain, 'images/s')}")
+        print(f"{name}: {spread(own, 'images/s')}; reference loop in fp32: {spread(plain, 'images/s')}")
     for name, (own, plain) in rates.items():
-        print(f"{name} ÷ plain loop: {spread([a / b for a, b in zip(own, plain, strict=True)])}")
+        print(f"{name} ÷ reference loop: {spread([a / b for a, b in zip(own, plain, strict=True)])}")
     gain = statistics.median([a / b for a, b in zip(*rates[compression], strict=True)])
     gain /= statistics.median([a / b for a, b in zip(*rates["none"], strict=True)])
     kept = gain >= TARGET
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def measured(compression: str, pairs: str, overrides: list[str]) -> tuple[list[float], list[float]]:
-    """Images/s of Paceline and of the plain loop on two hosts, pair by pair."""
+    """Images/s of Paceline and of the reference loop on two hosts, pair by pair."""
     with tempfile.TemporaryDirectory() as place:
         words = [*overrides, "cluster=two_node", "dataset=synthetic", f"strategy.compression={compression}"]
         words += [f"pairs={pairs}", f"paths.runs={place}/runs", f"paths.data={place}/data"]

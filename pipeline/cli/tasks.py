@@ -33,19 +33,19 @@ def of_verb(name: str, verb: Verb) -> Task:
     """Return the task of a verb: its action, its dependencies, and its check for being up to date."""
     _need_loader()
     task = {
-        **_base(name, lambda: _answering(name, _call(verb.module, name))),
+        **_base(name, lambda: _finish_answer(name, _call(verb.module, name))),
         "title": lambda task: _call("finished", "title", task.name),
         "task_dep": [] if "run" in invocation.parse(sys.argv[1:]).options else list(verb.after),
         "meta": {"answers": verb.answers},
         "doc": verb.summary,
     }
     if verb.is_done:
-        task["uptodate"] = [lambda: bool(_answering(name, _call("finished", verb.is_done)))]
+        task["uptodate"] = [lambda: bool(_finish_answer(name, _call("finished", verb.is_done)))]
     return task
 
 
-def _answering(name: str, result: Any) -> Any:
-    """Pass on what a verb's function returned; if the verb was typed and is done, print its JSON answer."""
+def _finish_answer(name: str, result: Any) -> Any:
+    """Return ``result`` of a verb's function; if the verb was typed and is done, print its JSON answer."""
     is_due = result is not False and name == invocation.parse(sys.argv[1:]).verb
     if is_due:
         answers.finish()
@@ -53,7 +53,9 @@ def _answering(name: str, result: Any) -> Any:
 
 
 def step(name: str, **fields: Any) -> None:
-    """Declare a step in dodo.py instead of conf/step/NAME.yaml, with the same fields; ``function`` may be one."""
+    """Declare a step in dodo.py instead of conf/step/NAME.yaml, with the same fields; ``function`` may be
+    a Python function instead of its name.
+    """
     from pipeline.steps import declare  # late import: a project without steps loads nothing of them
 
     declare(name, **fields)
@@ -76,7 +78,7 @@ def overview() -> Task:
     """Return the task of a bare `doit`; hidden from `doit list`."""
 
     def show() -> None:
-        from pipeline.cli import help as pages  # of a bare `doit` alone
+        from pipeline.cli import help as pages  # imported late: for a bare `doit` alone
 
         say(pages.overview())
 
@@ -85,7 +87,7 @@ def overview() -> Task:
 
 def _call(module: str, name: str, *args: object) -> Any:
     """Call a function of a module of ``pipeline.cli.commands`` with the session; both are imported only now."""
-    from pipeline.cli.session import session  # what composes: not for `doit list` and help
+    from pipeline.cli.session import session  # imported late: composing isn't for `doit list` and help
 
     return getattr(import_module(f"pipeline.cli.commands.{module}"), name)(session(), *args)
 
@@ -102,13 +104,13 @@ def _base(name: str, do: Callable[[], Any]) -> Task:
 def _need_loader() -> None:
     """Restart the command in the project's folder if it was typed in a subfolder, where doit reads no pyproject.toml.
 
-    Without this loader, doit would take overrides for tasks.
+    Without Paceline's loader (cli/loader.py), doit would take overrides for tasks.
     """
     if not Loader.in_charge:
         started_in = Path(get_initial_workdir())
         project = places.enclosing(started_in)
         script = (at for at, word in enumerate(sys.argv) if at and (word == "torchrun" or word.endswith(".py")))
-        of_doit = sys.argv[: next(script, None)]  # behind it a -f is the script's
+        of_doit = sys.argv[: next(script, None)]  # a -f after the script is the script's
         if project not in (None, started_in) and not any(word.startswith(("-f", "--file")) for word in of_doit):
             clone.start_elsewhere(project)
             process.replace([sys.executable, "-m", "doit", *sys.argv[1:]])
@@ -124,15 +126,15 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
             values = do()
         except Left:
             raise
-        except (UsageError, Killed) as error:  # of what can only be checked by the verb: a run's key, a port
+        except (UsageError, Killed) as error:  # what only the verb can find: an unknown key, a port in use
             leave(error)
         except PacelineError as error:
             answers.refuse(error, str(error))
-            line = error.what.partition("\n")[0]  # of an error that stands above already
+            line = error.what.partition("\n")[0]  # its text stands above already
             short = line if len(line) <= _LONGEST_SUMMARY else f"{line[:_LONGEST_SUMMARY].rstrip()}…"
             again = f"\n  try: {error.hint}" if error.hint else ""  # what to do is the last line
             return TaskFailed(f"{short} (the whole error is above){again}" if error.shown else str(error))
-        except (Exception, SystemExit) as error:  # doit would print a traceback, or end well: sys.exit(0)
+        except (Exception, SystemExit) as error:  # doit would print a traceback, or report success: sys.exit(0)
             if unexpected.is_of_output(error):
                 leave(error)
             message = unexpected.error_message(error)

@@ -29,10 +29,10 @@ from pipeline.core.specs import LaunchPlan, State
 from pipeline.core.tables import quantity
 from pipeline.core.web_address import opener
 
-LIMIT_S = 8.0  # of one notice; a command of several seconds may well start another one that lasts
+LIMIT_S = 8.0  # for one notice; a command that takes longer can leave a process in the background
 _LONGEST = 100_000  # bytes of a variable: Linux starts no program with one of 128 KiB
 STALLED = "STALLED"
-_FIGURES = ("test/accuracy", "val/accuracy")  # of a script that has neither: as many of its first ones
+_FIGURES = ("test/accuracy", "val/accuracy")  # a run that has neither shows as many of its first metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,18 +101,18 @@ class Notifier:
         self._under_way: list[tuple[str, threading.Event]] = []
         self._failed: set[str] = set()
         self._running: set[int] = set()
-        # refused now, not after hours of training
+        # warn now, not after hours of training
         if config.command and process.find(program := shlex.split(config.command)[0]) is None:
             self._tell("notify.command", f"{program} is not there, or not executable")
 
     def hear(self, event: Any) -> None:
         """Take events of an attempt: its hosts, and that its ranks stopped moving.
 
-        A trial's events come in pairs with its number, and only stalls count. Doesn't wait.
+        In a sweep an event is (trial number, event), and only stalls count. Doesn't wait.
         """
         if isinstance(event, LaunchPlan):
             self._notice = replace(self._notice, hosts=tuple(node.host for node in event.nodes))
-        trial, of_attempt = event if type(event) is tuple else (None, event)  # records are tuples too
+        trial, of_attempt = event if type(event) is tuple else (None, event)  # a NamedTuple is an event alone
         if isinstance(of_attempt, Verdict):
             self._send(STALLED, of_attempt.text if trial is None else f"trial {trial}: {of_attempt.text}")
 
@@ -144,8 +144,8 @@ class Notifier:
         for name, way in ways.items():
             if way:
                 on_error = lambda why, name=name: self._tell(name, why)  # noqa: E731
-                self._under_way.append((name, through := threading.Event()))
-                threads.start(self._try, name, way, notice, through, name=name, on_error=on_error)
+                self._under_way.append((name, done := threading.Event()))
+                threads.start(self._try, name, way, notice, done, name=name, on_error=on_error)
 
     def wait(self) -> None:
         """Wait for notices under way, at most LIMIT_S. Ctrl-C ends only the notices."""
@@ -153,22 +153,22 @@ class Notifier:
             with Interruptible():
                 self._wait()
         except Killed as error:
-            for name, through in self._under_way:
-                if not through.is_set():
+            for name, done in self._under_way:
+                if not done.is_set():
                     self._tell(name, f"{error.what.partition(';')[0]} before it was through")
             process.end_groups(self._running)
-        except KeyboardInterrupt:  # the one that ended the work, of which they tell
+        except KeyboardInterrupt:  # the Ctrl-C that the last notice reports: wait on
             self._wait()
         self._under_way = []
 
     def _wait(self) -> None:
-        """Wait for a thread without ``Thread.join``, which takes it for ended after a signal."""
+        """Wait without ``Thread.join``, which returns early after a signal."""
         end = time.monotonic() + LIMIT_S + 1
-        for name, through in self._under_way:
-            if not through.wait(max(0.0, end - time.monotonic())):
+        for name, done in self._under_way:
+            if not done.wait(max(0.0, end - time.monotonic())):
                 self._tell(name, f"nothing came of it in {LIMIT_S:.0f} s")
 
-    def _try(self, name: str, way: Callable[[Notice], None], notice: Notice, through: threading.Event) -> None:
+    def _try(self, name: str, way: Callable[[Notice], None], notice: Notice, done: threading.Event) -> None:
         try:
             way(notice)
         except PacelineError as error:
@@ -176,7 +176,7 @@ class Notifier:
         except OSError as error:  # urllib's are among them
             self._tell(name, str(getattr(error, "reason", "") or error.strerror or error))
         finally:
-            through.set()
+            done.set()
 
     def _tell(self, name: str, why: str) -> None:
         if name not in self._failed:
@@ -208,7 +208,7 @@ class Notifier:
                 error.close()
             words = http.client.responses.get(error.code, "")  # the server's own may name the path
             raise PacelineError(f"{_host(url)} answers {error.code} {words}") from None
-        except (ValueError, http.client.HTTPException) as error:  # whose texts quote the address, or what came back
+        except (ValueError, http.client.HTTPException) as error:  # their messages could reveal the address
             raise PacelineError(f"{_host(url)}: {type(error).__name__}") from None
 
 

@@ -148,10 +148,10 @@ def _accepted(folder: RunFolder) -> dict[str, bytes]:
     if accepted is None or result is None:
         return {}
     base = acceptance.base_of(folder, accepted)
-    own = folder.path / acceptance.CARRIED
+    own = folder.path / acceptance.BASE_RESULT_FILE
     return {
         acceptance.FILE: (folder.path / acceptance.FILE).read_bytes(),
-        acceptance.CARRIED: (own if own.exists() else base.result).read_bytes(),
+        acceptance.BASE_RESULT_FILE: (own if own.exists() else base.result).read_bytes(),
     }
 
 

@@ -22,12 +22,12 @@ from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import Result
 
 FILE = "accepted.json"
-HELD = "accepted_as.json"
+AS_FILE = "accepted_as.json"
 """In the folder of the finished run: the keys that it was accepted for, for its record in MLflow."""
 
 _KEY = re.compile(f"[0-9a-f]{{{KEY_LENGTH}}}")
 
-CARRIED = "accepted_result.json"
+BASE_RESULT_FILE = "accepted_result.json"
 """In an exported run: the result of the finished run, whose folder isn't there."""
 
 
@@ -35,7 +35,8 @@ CARRIED = "accepted_result.json"
 class Acceptance:
     """``run`` is the key of the finished run, ``run_digest`` its full digest, ``digest`` that of the new key.
 
-    ``who`` is user@host, ``unix_time`` the time of the acceptance; ``proven``: repeated since, with equal weights.
+    ``who`` is user@host, ``unix_time`` the time of the acceptance; ``proven``: the run was repeated under the new key
+    since, with equal weights.
     """
 
     digest: str
@@ -67,13 +68,13 @@ def by_this_user(key: ContentKey, base: ContentKey, differences: Sequence[Differ
 def write(folder: RunFolder, acceptance: Acceptance) -> None:
     """Write the acceptance into the folders of the new key and of the run. Raises OSError."""
     documents.write_sealed(folder.path / FILE, asdict(acceptance))
-    _note(folder, acceptance)
+    _update_base(folder, acceptance)
 
 
 def withdraw(folder: RunFolder, acceptance: Acceptance) -> None:
     """Remove the acceptance from both folders. Raises OSError."""
     (folder.path / FILE).unlink(missing_ok=True)
-    _note(folder, acceptance, withdrawn=True)
+    _update_base(folder, acceptance, withdrawn=True)
 
 
 def base_of(folder: RunFolder, acceptance: Acceptance) -> RunFolder:
@@ -121,7 +122,7 @@ def standing(folder: RunFolder) -> tuple[Result | None, Acceptance | None]:
     accepted = read(folder) if own is None else None
     if accepted is None:
         return own, None
-    if (folder.path / CARRIED).exists():
+    if (folder.path / BASE_RESULT_FILE).exists():
         return _carried(folder, accepted), accepted
     if stale_because(folder, accepted, accepted.digest) is not None:
         return None, None
@@ -131,26 +132,26 @@ def standing(folder: RunFolder) -> tuple[Result | None, Acceptance | None]:
 def _carried(folder: RunFolder, accepted: Acceptance) -> Result:
     """Read the acceptance in an unpacked archive. Raises AlteredError."""
     try:
-        result = results.read(folder.path / CARRIED)
+        result = results.read(folder.path / BASE_RESULT_FILE)
     except documents.DamagedError as error:
-        raise folder.altered(CARRIED, str(error)) from error
+        raise folder.altered(BASE_RESULT_FILE, str(error)) from error
     if result is None or (result.key, result.digest) != (accepted.run, accepted.run_digest):
-        raise folder.altered(CARRIED, f"is not that of run {accepted.run}")
+        raise folder.altered(BASE_RESULT_FILE, f"is not that of run {accepted.run}")
     return result
 
 
-def _note(folder: RunFolder, acceptance: Acceptance, *, withdrawn: bool = False) -> None:
+def _update_base(folder: RunFolder, acceptance: Acceptance, *, withdrawn: bool = False) -> None:
     base = base_of(folder, acceptance)
     if not base.path.is_dir():
         return
-    known: dict[str, Any] = base.read_json(HELD) or {}
+    known: dict[str, Any] = base.read_json(AS_FILE) or {}
     known.pop("sha256", None)
     known.pop(folder.key, None)
     mine = {} if withdrawn else {folder.key: [str(acceptance), *map(str, acceptance.differences)]}
     if known or mine:
-        documents.write_sealed(base.path / HELD, {**known, **mine})
+        documents.write_sealed(base.path / AS_FILE, {**known, **mine})
     else:
-        (base.path / HELD).unlink(missing_ok=True)
+        (base.path / AS_FILE).unlink(missing_ok=True)
 
 
 def _user() -> str:
@@ -163,7 +164,7 @@ def _user() -> str:
 def accepted_for(run_dir: Path) -> dict[str, list[str]]:
     """Return new key → acceptance and differences, for a run that was accepted for other keys."""
     try:
-        known = documents.read_sealed(run_dir / HELD)
+        known = documents.read_sealed(run_dir / AS_FILE)
     except (OSError, documents.DamagedError):
         return {}
     return {key: list(map(str, lines)) for key, lines in known.items() if isinstance(lines, list)}

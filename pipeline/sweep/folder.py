@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.core import documents
 from pipeline.core.documents import DamagedError
-from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.errors import UsageError, os_reason, suggestion
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.specs import LAST, State
 from pipeline.runs import journal
@@ -44,7 +44,7 @@ class TrialRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRecord:
-    """The content of sweep.json: ``total`` trials of the search space ``configurations`` (a digest).
+    """The content of sweep.json: ``total`` trials of a search space, whose digest is ``configurations``.
 
     ``at_once`` is the number of concurrent trials, ``words`` the command's arguments. ``by`` is the metric that decides
     which trial is best; ``goals`` maps each objective of a search to ``maximize`` or ``minimize``.
@@ -98,8 +98,8 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 class TrialEntry:
     """One line of a sweep's journal.
 
-    ``time`` is in unix seconds; ``cause`` as in TrainingError; ``detail`` is one line; ``slot`` is the part of the
-    cluster (from 0) that it runs on; None: unknown.
+    ``time`` is in unix seconds; ``cause`` is ``TrainingError.cause`` (host, config, …); ``detail`` is one line;
+    ``slot`` is the part of the cluster (from 0) that it runs on; None: unknown.
     """
 
     number: int
@@ -131,7 +131,7 @@ class SweepFolder:
 
     @property
     def code(self) -> Path:
-        """The node half's code at the time when the sweep's keys were computed."""
+        """The code that runs on the hosts (trainers/) at the time when the sweep's keys were computed."""
         return self.path / "code"
 
     def about(self) -> SweepRecord:
@@ -145,7 +145,9 @@ class SweepFolder:
                 raise UsageError(f"{path} was written by a newer version of Paceline", hint="git pull here")
             return parse(documents.read_sealed(path))
         except (documents.DamagedError, OSError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
+            if isinstance(error, OSError) and not path.is_dir():
+                raise UsageError(f"{path} can't be read: {os_reason(error)}") from error
+            why = error if isinstance(error, documents.DamagedError) else "is a folder"
             raise UsageError(
                 f"{path} was altered: it {why}",
                 hint=f"rm {'-r ' if path.is_dir() else ''}{shlex.quote(str(path))}; the same doit sweep makes it anew, "
@@ -160,7 +162,7 @@ class SweepFolder:
         return about
 
     def begin(self, about: SweepRecord) -> None:
-        """Write sweep.json, unless it already has the same trials and concurrency (regardless of their spelling)."""
+        """Write sweep.json, unless it already has the same trials and concurrency (its words may differ)."""
         known = self.about()
         if (known.trials, known.at_once) != (about.trials, about.at_once) or not known.has_begun:
             documents.write_sealed(self.path / "sweep.json", {"version": VERSION, **asdict(about)})
@@ -234,7 +236,7 @@ def locate(runs_dir: Path, space: Space, *, fork: bool) -> SweepFolder:
             shared = sum(configuration_digest(trial.config) in known for trial in space.trials)
             raise UsageError(
                 f"sweep.name={name} stands for another search space: {about.total} trials of "
-                f"{' '.join(about.words)}; of the {len(space.trials)} trials now asked for it has {shared}",
+                f"{' '.join(about.words)}; of the {len(space.trials)} trials requested now it has {shared}",
                 hint="--fork begins a new sweep beside it (finished trials count), or another sweep.name",
             )
         number += 1
@@ -279,7 +281,7 @@ def find(runs_dir: Path, named: str | None) -> SweepFolder:
 
 
 def beginning_with(sweeps: Iterable[SweepFolder], named: str) -> list[str]:
-    """The names of these sweeps that begin with ``named``; of one that is called so exactly its name alone."""
+    """Return the names of these sweeps that begin with ``named``; if one has exactly this name, it alone."""
     names = [folder.name for folder in sweeps]
     return [named] if named in names else [name for name in names if named and name.startswith(named)]
 

@@ -25,7 +25,7 @@ def benchmark(project: Project) -> tuple[Path, dict[str, Any]]:
 def test_one_and_two_local_ranks_with_table_figures_and_picture(project: Project) -> None:
     done = project.doit(*QUICK, "against=guide")
     assert done.returncode == 0, done.stdout
-    assert "images/s over all ranks; the plain loop took turns" in done.stdout
+    assert "images/s over all ranks; the reference loop took turns" in done.stdout
     assert "one step taken apart" in done.stdout
     folder, whole = benchmark(project)
     assert [(point["nnodes"], point["world_size"]) for point in whole["points"]] == [(1, 1), (1, 2)]

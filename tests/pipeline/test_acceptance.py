@@ -93,7 +93,7 @@ def test_an_archive_carries_the_word_and_the_result_that_is_to_be_proven(
     there = archive.unpack(tmp_path / "a.tar.gz", tmp_path / "there", root=tmp_path)
     result, found = acceptance.standing(there)
     assert (result, found) == (base.read_result(), accepted(folder))
-    (there.path / acceptance.CARRIED).write_bytes(finished(tmp_path / "other", NEW).result.read_bytes())
+    (there.path / acceptance.BASE_RESULT_FILE).write_bytes(finished(tmp_path / "other", NEW).result.read_bytes())
     with pytest.raises(AlteredError, match=f"accepted_result.json was altered: it is not that of run {base.key}"):
         acceptance.standing(there)
     (base.path / "checkpoints" / "final.pt").unlink()  # it holds no longer, and isn't carried on
@@ -154,7 +154,7 @@ def test_the_notes_of_two_keys_stand_side_by_side(base: RunFolder, folder: RunFo
     assert set(acceptance.accepted_for(base.path)) == {NEW.short, third.short}
     acceptance.withdraw(other, accepted(other))
     assert set(acceptance.accepted_for(base.path)) == {NEW.short}
-    assert "sha256" in json.loads((base.path / acceptance.HELD).read_text())
+    assert "sha256" in json.loads((base.path / acceptance.AS_FILE).read_text())
 
 
 @pytest.mark.slow

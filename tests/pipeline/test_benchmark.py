@@ -10,7 +10,7 @@ import pytest
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, Host
 from pipeline.diagnostics.benchmark import settings
-from pipeline.diagnostics.benchmark.against import loops
+from pipeline.diagnostics.benchmark.against import requested_loops
 from pipeline.diagnostics.benchmark.figures import points, rows, table
 from tests.pipeline.test_build import configured
 
@@ -118,4 +118,4 @@ def test_other_loops_stand_below_with_the_ratios_of_the_pairs() -> None:
 )
 def test_loops_that_cannot_be_compared_with(against: str, overrides: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        loops({"against": against}, configured(*overrides), ROOT)
+        requested_loops({"against": against}, configured(*overrides), ROOT)

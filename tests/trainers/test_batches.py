@@ -12,7 +12,7 @@ from trainers.data.augment import augmented, bordered, cut_out, plan_epoch
 from trainers.data.gather import Gatherer
 from trainers.data.pack import MappedPack, open_pack
 from trainers.data.step_plan import plan_steps
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
 from trainers.training import session
 from trainers.training.loop import Trainer
@@ -148,10 +148,10 @@ def test_a_training_with_a_gatherer_sees_what_one_with_resident_data_sees(make_r
 
 def trained(run_dir: Path, *, gathered: bool) -> list[torch.Tensor]:
     """The weights after a training without its evaluation."""
-    pack, node = open_pack(run_dir / "data"), Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
+    pack, context = open_pack(run_dir / "data"), RankContext(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
     if gathered:
-        pack = replace(pack, gatherer=Gatherer(pack.images, pack.labels, node.device))
-    trainer = Trainer(load(run_dir / "config.json"), pack, node, run_dir)
+        pack = replace(pack, gatherer=Gatherer(pack.images, pack.labels, context.device))
+    trainer = Trainer(load(run_dir / "config.json"), pack, context, run_dir)
     trainer.prepare()
     trainer.train()
     trainer.close()

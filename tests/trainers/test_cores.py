@@ -12,7 +12,7 @@ import torch
 from tests.trainers.tiny_runs import ROOT
 from trainers.core.config import ModelConfig
 from trainers.distributed.affinity import share, take_cores
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
 from trainers.training.model_setup import fresh_network
 
@@ -86,8 +86,8 @@ def test_weights_are_made_by_one_thread_whatever_the_cores(monkeypatch: pytest.M
     monkeypatch.setattr("trainers.models.build", lambda *_: seen.append(torch.get_num_threads()) or torch.nn.Flatten())
     torch.set_num_threads(2)
     manifest = cast(Any, SimpleNamespace(channels=1, height=8, width=8, num_classes=3))
-    node = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
-    fresh_network(ModelConfig(name="x"), manifest, node, seed=0)
+    context = RankContext(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
+    fresh_network(ModelConfig(name="x"), manifest, context, seed=0)
     seen.append(torch.get_num_threads())
     torch.set_num_threads(before)
     assert seen == [1, 2]

@@ -27,7 +27,7 @@ from trainers.data.augment import plan_epoch
 from trainers.data.gather import Wanted
 from trainers.data.pack import MappedPack, open_pack, place
 from trainers.data.step_plan import plan_steps
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
 from trainers.exporting import export
 from trainers.training.loop import Trainer
@@ -84,8 +84,8 @@ def test_a_computer_that_names_no_cores_reads_files_too(
 def trained(run_dir: Path) -> list[torch.Tensor]:
     settings = load(run_dir / "config.json")
     pack = place(open_pack(run_dir / "data"), CPU, settings.dataset.random_resized_crop)
-    node = Node(ranks=Ranks(), device=CPU, backend="gloo")
-    trainer = Trainer(settings, pack, node, run_dir)
+    context = RankContext(ranks=Ranks(), device=CPU, backend="gloo")
+    trainer = Trainer(settings, pack, context, run_dir)
     trainer.prepare()
     trainer.train()
     trainer.test()

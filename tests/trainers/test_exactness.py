@@ -65,9 +65,9 @@ def test_every_global_batch_holds_the_same_samples(make_run: MakeRun, nnodes: in
 def die(self: Trainer, place: str) -> None:
     """Leave what SIGKILL would leave in the checkpoint folder, and go."""
     path = self.run_dir / "checkpoints" / f"step-{self.step:08d}.pt"
-    if self.node.is_rank_zero and place == "half a checkpoint":
+    if self.context.is_rank_zero and place == "half a checkpoint":
         path.with_name(f".{path.name}.tmp").write_bytes(b"half")
-    if self.node.is_rank_zero and place == "checkpoint without its json":
+    if self.context.is_rank_zero and place == "checkpoint without its json":
         path.write_bytes(b"whole, but nobody knows")
     raise DiedError
 

@@ -17,7 +17,7 @@ from trainers.core.config import ConfigError, TrainerConfig
 from trainers.core.errors import TrainerError
 from trainers.core.options import load, parse
 from trainers.data.pack import MappedPack, open_pack
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
 from trainers.training import loss
 from trainers.training.loop import Trainer
@@ -33,7 +33,7 @@ def trainer_of(run_dir: Path, scaler: Callable[[], GradScaler | None] = lambda: 
     trainer = Trainer(
         load(run_dir / "config.json"),
         open_pack(run_dir / "data"),
-        Node(ranks=Ranks(), device=CPU, backend="gloo"),
+        RankContext(ranks=Ranks(), device=CPU, backend="gloo"),
         run_dir,
     )
     trainer.stepper.grad_scaler = scaler()
@@ -157,6 +157,6 @@ def test_batch_normalisation_over_ranks_needs_gpus(make_run: MakeRun) -> None:
     run_dir = make_run(trainer__sync_batchnorm=True)
     settings, pack = load(run_dir / "config.json"), open_pack(run_dir / "data")
     steps = trainer_of(run_dir).steps  # one rank has nobody to share with
-    node = Node(ranks=Ranks(world_size=2), device=CPU, backend="gloo")
+    context = RankContext(ranks=Ranks(world_size=2), device=CPU, backend="gloo")
     with pytest.raises(TrainerError, match=r"sync_batchnorm=true needs GPUs: torch.nn.SyncBatchNorm has no form for"):
-        make_network(settings, pack.manifest, node, steps)
+        make_network(settings, pack.manifest, context, steps)

@@ -24,12 +24,12 @@ from trainers.core import config, options
 from trainers.core.config import DatasetConfig
 from trainers.data.augment import Normaliser, normaliser, plan_epoch, training_batch
 from trainers.data.pack import MappedPack, open_pack
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
 from trainers.training.evaluation import Evaluator
 
 CUDA = torch.device("cuda", 0)
-NODE = Node(ranks=Ranks(), device=CUDA, backend="nccl")
+NODE = RankContext(ranks=Ranks(), device=CUDA, backend="nccl")
 EVERYTHING = DatasetConfig(
     name="arrays", crop_padding=2, crop_border="reflect", flip=True, alternate_flip=True, cutout=3
 )
@@ -95,7 +95,7 @@ def test_a_model_trains_and_evaluates_on_its_own_device_and_never_waits_for_it(
     loss = nn.functional.cross_entropy(logits, labels)
     assert (logits.device, logits.shape, loss.device) == (CUDA, (6, 3), CUDA)
     shown = Evaluator(
-        model=model, pack=pack, node=NODE, normalise=scale(pack), precision="fp32", batch_size=6, tta="multicrop"
+        model=model, pack=pack, context=NODE, normalise=scale(pack), precision="fp32", batch_size=6, tta="multicrop"
     )
     totals, chosen = shown.count_up("test")
     assert (totals.device, chosen.device, chosen.shape) == (CUDA, CUDA, (17,))

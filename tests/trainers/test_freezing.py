@@ -19,7 +19,7 @@ from tests.trainers.tiny_runs import MakeRun, config, read_summary
 from trainers.core.config import ConfigError
 from trainers.core.options import load, parse
 from trainers.data.pack import open_pack
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
 from trainers.training.freezing import freeze, moving_buffers, training_mode
 from trainers.training.loop import Trainer
@@ -34,8 +34,8 @@ def network() -> nn.Module:
 
 def fresh(run_dir: Path) -> dict[str, Tensor]:
     """The weights that a run starts from."""
-    node = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
-    return Trainer(load(run_dir / "config.json"), open_pack(run_dir / "data"), node, run_dir).model.state_dict()
+    context = RankContext(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
+    return Trainer(load(run_dir / "config.json"), open_pack(run_dir / "data"), context, run_dir).model.state_dict()
 
 
 def test_a_frozen_normalisation_keeps_its_statistics_and_others_move() -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from trainers.core.errors import TrainerError
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.rank_state import statistics
 from trainers.distributed.ranks import Ranks
 from trainers.optimizers import build
@@ -14,7 +14,7 @@ from trainers.training import model_setup
 from trainers.training.update import GradScaler
 
 CPU = torch.device("cpu")
-ALONE = Node(ranks=Ranks(), device=CPU, backend="gloo")
+ALONE = RankContext(ranks=Ranks(), device=CPU, backend="gloo")
 
 
 @pytest.mark.ci

@@ -16,7 +16,7 @@ from tests.trainers.tiny_runs import config
 from trainers.core.errors import TrainerError
 from trainers.core.options import parse
 from trainers.distributed.connecting import connect
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.strategies import Strategy, build
 from trainers.strategies.shared_memory import SharedSum, share_memory, shared_memory_hook
 
@@ -46,9 +46,9 @@ class Reused(nn.Module):
         return result
 
 
-def strategy_of(model: nn.Module, node: Node, **strategy: Any) -> Strategy:
+def strategy_of(model: nn.Module, context: RankContext, **strategy: Any) -> Strategy:
     settings = parse(config({"strategy": {"name": "ddp", **strategy}}))
-    return build(settings, model, node, "fp32")
+    return build(settings, model, context, "fp32")
 
 
 def average(strategy: Strategy, inputs: Tensor, step: int) -> list[Tensor]:
@@ -85,15 +85,15 @@ def inputs_of(folder: Path) -> Tensor:
 def average_on_this_rank(folder: Path) -> None:
     """Every way in which gradients travel, on a network of three buckets."""
     next_port()
-    node, inputs = connect("gloo"), inputs_of(folder)
-    rank = node.ranks.rank
+    context, inputs = connect("gloo"), inputs_of(folder)
+    rank = context.ranks.rank
     for way, settings in {"none": {}, "fp16": {"compression": "fp16"}}.items():
         torch.manual_seed(3)
-        strategy = strategy_of(Reused("plain"), node, **settings)
+        strategy = strategy_of(Reused("plain"), context, **settings)
         warm_up(strategy, inputs[0, rank, 0])
         found = [average(strategy, inputs[step, rank], step) for step in range(STEPS)]
         torch.save(found, folder / f"{way}-{rank}.pt")
-    node.close()
+    context.close()
 
 
 def write_inputs(folder: Path, ranks: int) -> Tensor:
@@ -137,8 +137,8 @@ def test_shared_memory_gives_the_bits_that_gloo_gives(tmp_path: Path) -> None:
 def lose_the_other_rank(_: Path) -> None:
     """Rank 1 goes without a word, as a killed process does."""
     next_port()
-    node = connect("gloo")
-    memory = share_memory(WIDTH, node)
+    context = connect("gloo")
+    memory = share_memory(WIDTH, context)
     assert memory is not None
     network = DistributedDataParallel(nn.Linear(WIDTH, 1, bias=False), static_graph=True)
     network.register_comm_hook(SharedSum(memory=memory), shared_memory_hook)
@@ -148,7 +148,7 @@ def lose_the_other_rank(_: Path) -> None:
     else:
         with pytest.raises(ConnectionError, match="connection closed by peer: the other rank of this host has ended"):
             network(torch.ones(1, WIDTH)).sum().backward()
-    node.close()
+    context.close()
 
 
 def test_a_rank_that_ends_is_noticed_in_the_shared_memory(tmp_path: Path) -> None:
@@ -157,10 +157,10 @@ def test_a_rank_that_ends_is_noticed_in_the_shared_memory(tmp_path: Path) -> Non
 
 def ask_for_memory(_: Path) -> None:
     next_port()
-    node = connect("gloo")
-    assert share_memory(10, node) is None
-    node.sum(torch.zeros(1))  # none leaves before all have come
-    node.close()
+    context = connect("gloo")
+    assert share_memory(10, context) is None
+    context.sum(torch.zeros(1))  # none leaves before all have come
+    context.close()
 
 
 def test_ranks_on_two_hosts_share_no_memory(tmp_path: Path) -> None:
@@ -170,8 +170,8 @@ def test_ranks_on_two_hosts_share_no_memory(tmp_path: Path) -> None:
 def reuse_on_this_rank(folder: Path) -> None:
     """A layer that is used twice, with reentrant checkpointing, and compiled."""
     next_port()
-    node, inputs = connect("gloo"), inputs_of(folder)
-    rank = node.ranks.rank
+    context, inputs = connect("gloo"), inputs_of(folder)
+    rank = context.ranks.rank
     compile_eagerly = functools.partial(torch.compile, backend="eager")
     for way in ("plain", "checkpointed", "compiled"):
         torch.manual_seed(3)
@@ -179,11 +179,11 @@ def reuse_on_this_rank(folder: Path) -> None:
         reference.load_state_dict(model.state_dict())
         settings = parse(config({"trainer.compile": way == "compiled"}))
         with patch.object(torch, "compile", lambda model, *, dynamic, mode: compile_eagerly(model, dynamic=dynamic)):
-            strategy = build(settings, model, node, "fp32")
+            strategy = build(settings, model, context, "fp32")
         warm_up(strategy, inputs[0, rank, 0])
         for step in range(STEPS):
             torch.testing.assert_close(average(strategy, inputs[step, rank], step), expected(reference, inputs[step]))
-    node.close()
+    context.close()
 
 
 @pytest.mark.ci
@@ -196,42 +196,42 @@ def test_layers_used_twice_checkpointed_or_compiled_get_the_gradients_of_a_plain
 def change_the_network(folder: Path) -> None:
     """Each kind of change, on a network of its own."""
     next_port()
-    node, inputs = connect("gloo"), inputs_of(folder)
-    part = inputs[0, node.ranks.rank]
+    context, inputs = connect("gloo"), inputs_of(folder)
+    part = inputs[0, context.ranks.rank]
     model = Reused("unused")
-    strategy = strategy_of(model, node)
+    strategy = strategy_of(model, context)
     with pytest.raises(TrainerError, match=r"unused.weight took no part in the loss \(nor did 1 more\); use it in"):
         warm_up(strategy, part[0])
-    node.sum(torch.zeros(1))
+    context.sum(torch.zeros(1))
 
     model = Reused("checkpointed")
-    strategy = strategy_of(model, node)
+    strategy = strategy_of(model, context)
     warm_up(strategy, part[0])
     again = model._again
     changed = pytest.raises(TrainerError, match=r"same layers in every step.*Your training graph has changed")
     with patch.object(model, "_again", lambda values: again(again(values))), changed:
         average(strategy, part, 0)
-    node.sum(torch.zeros(1))
+    context.sum(torch.zeros(1))
 
     model = Reused("checkpointed")
-    strategy = strategy_of(model, node)
+    strategy = strategy_of(model, context)
     warm_up(strategy, part[0])
     with patch.object(model, "_again", lambda values: values), pytest.raises(TrainerError, match=r"shared.weight took"):
         average(strategy, part, 0)
     with pytest.raises(TrainerError, match=r"same layers in every step.*Expected to have finished reduction"):
         average(strategy, part, 1)
-    node.sum(torch.zeros(1))
+    context.sum(torch.zeros(1))
 
     frozen = nn.Linear(2, 2).requires_grad_(False)
     with pytest.raises(TrainerError, match=r"has no parameter that is to be trained; torch says: Dist"):
-        strategy_of(frozen, node)
-    other = nn.Linear(2, 3 + node.ranks.rank)
+        strategy_of(frozen, context)
+    other = nn.Linear(2, 3 + context.ranks.rank)
     differs = (
-        r"the same parameters on every rank; torch says: .*appears not to match sizes" if node.ranks.rank else None
+        r"the same parameters on every rank; torch says: .*appears not to match sizes" if context.ranks.rank else None
     )
-    with pytest.raises(TrainerError if node.ranks.rank else RuntimeError, match=differs):
-        strategy_of(other, node)
-    node.close()
+    with pytest.raises(TrainerError if context.ranks.rank else RuntimeError, match=differs):
+        strategy_of(other, context)
+    context.close()
 
 
 def test_a_network_that_uses_other_layers_than_in_its_first_pass_is_one_clear_error(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from tests.trainers.tiny_runs import config
 from trainers.core.options import load
 from trainers.data.pack import open_pack, place
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
 from trainers.training.loop import Trainer
 
@@ -48,8 +48,8 @@ def test_a_pack_larger_than_memory_and_swap_is_trained_on_in_little_memory(tmp_p
     cpu = torch.device("cpu")
     pack = place(open_pack(tmp_path / "data"), cpu)
     assert pack.images.nbytes > memory_bytes
-    node = Node(ranks=Ranks(), device=cpu, backend="gloo")
-    trainer = Trainer(load(tmp_path / "config.json"), pack, node, tmp_path)
+    context = RankContext(ranks=Ranks(), device=cpu, backend="gloo")
+    trainer = Trainer(load(tmp_path / "config.json"), pack, context, tmp_path)
     trainer.prepare()
     trainer.train()
     assert trainer.test().count == SPLITS["test"]

@@ -1,4 +1,4 @@
-"""The measuring module on tiny runs: the Trainer's own steps, a plain loop, and a step taken apart."""
+"""The measuring module on tiny runs: the Trainer's own steps, a reference loop, and a step taken apart."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.tiny_runs import MakeRun
 from trainers.core.options import load
 from trainers.data.pack import open_pack
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
-from trainers.measuring.reference_loop import PlainLoop
+from trainers.measuring.reference_loop import ReferenceLoop
 from trainers.measuring.step_timer import PARTS
 from trainers.measuring.throughput import OwnLoop, flop_per_image
 from trainers.measuring.throughput import run as measure
 from trainers.training.loop import Trainer
 
 CUDNN = torch.backends.cudnn
-ALONE = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
+ALONE = RankContext(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
 
 
 def with_options(run_dir: Path, **options: float) -> Path:
@@ -90,7 +90,7 @@ def test_the_own_loop_takes_the_steps_of_a_training(make_run: MakeRun) -> None:
 def test_the_plain_loop_trains(make_run: MakeRun, optimizer: str) -> None:
     plain = {"dataset__crop_padding": 0, "dataset__flip": False, "model__dropout": 0.0}
     run_dir = make_run(**plain, optimizer={"name": optimizer, "lr": 2.0 if optimizer == "sgd" else 0.1})
-    loop = PlainLoop(load(run_dir / "config.json"), open_pack(run_dir / "data"), ALONE, precision="fp32")
+    loop = ReferenceLoop(load(run_dir / "config.json"), open_pack(run_dir / "data"), ALONE, precision="fp32")
     first = loop._train(torch.arange(12))
     loop.run(100)
     assert float(loop._train(torch.arange(12))) < float(first) / 2
@@ -103,7 +103,7 @@ def test_the_plain_loop_takes_the_quickest_kernels_whatever_the_trainer_takes(
     trainer = Trainer(load(path), open_pack(path.parent / "data"), ALONE, path.parent)
     assert (CUDNN.benchmark, CUDNN.deterministic) == (False, True)
     seen = []
-    loop = PlainLoop(trainer.config, trainer.pack, ALONE, precision="fp32")
+    loop = ReferenceLoop(trainer.config, trainer.pack, ALONE, precision="fp32")
     monkeypatch.setattr(loop, "_run", lambda _: seen.append((CUDNN.benchmark, CUDNN.deterministic)))
     loop.run(1)
     assert seen == [(True, False)]

@@ -8,7 +8,7 @@ from torch import nn
 from tests.trainers.tiny_runs import write_pack
 from trainers.data.augment import normaliser
 from trainers.data.pack import open_pack
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
 from trainers.training.evaluation import Evaluator, shard, views
 
@@ -24,11 +24,11 @@ def test_shards_hold_every_sample_exactly_once(size: int, world_size: int) -> No
 def test_loss_and_accuracy_are_those_of_the_whole_split_at_once(tmp_path: Path) -> None:
     pack = open_pack(write_pack(tmp_path / "data", test=601))  # more than two evaluation batches
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-    node = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
-    scale = normaliser(pack.manifest, normalise=True, device=node.device)
-    result = Evaluator(model=model, pack=pack, node=node, normalise=scale, precision="fp32", batch_size=8).evaluate(
-        "test"
-    )
+    context = RankContext(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
+    scale = normaliser(pack.manifest, normalise=True, device=context.device)
+    result = Evaluator(
+        model=model, pack=pack, context=context, normalise=scale, precision="fp32", batch_size=8
+    ).evaluate("test")
     start, stop = pack.manifest.splits["test"]
     logits = model((pack.images[start:stop] / 255 - 0.3) / 0.3)
     labels = pack.labels[start:stop]
@@ -53,14 +53,14 @@ def test_an_image_and_its_mirror_image_are_judged_alike(tmp_path: Path) -> None:
     folder = write_pack(tmp_path / "data", test=20)
     pack = open_pack(folder)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-    node = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
-    scale = normaliser(pack.manifest, normalise=True, device=node.device)
+    context = RankContext(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
+    scale = normaliser(pack.manifest, normalise=True, device=context.device)
     results = []
     for images in (pack.images, pack.images.flip(3)):
         shown = replace(pack, images=images)
         results.append(
             Evaluator(
-                model=model, pack=shown, node=node, normalise=scale, precision="fp32", batch_size=8, tta="mirror"
+                model=model, pack=shown, context=context, normalise=scale, precision="fp32", batch_size=8, tta="mirror"
             ).evaluate("test")
         )
     assert results[0].loss == pytest.approx(results[1].loss, rel=1e-6)

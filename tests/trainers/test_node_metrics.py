@@ -6,11 +6,11 @@ import torch
 
 from tests.trainers.tiny_runs import metrics_lines
 from trainers.core.errors import TrainerError
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
 from trainers.training.metrics import Losses, MetricsFile, Reading, Throughput
 
-ALONE = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
+ALONE = RankContext(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
 
 
 def write_lines(path: Path) -> list[str]:

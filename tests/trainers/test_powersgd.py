@@ -14,7 +14,7 @@ from tests.trainers.test_gradients import WIDTH, Reused, average, same, strategy
 from tests.trainers.test_sharding import train
 from tests.trainers.tiny_runs import MakeRun, read_summary
 from trainers.distributed.connecting import connect
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.rank_state import spread
 from trainers.entry import leave
 from trainers.strategies import Strategy
@@ -23,20 +23,20 @@ from trainers.training.session import run
 STEPS = 30
 
 
-def strategy_on(node: Node, model: nn.Module, *, start_step: int) -> Strategy:
-    return strategy_of(model, node, compression="powersgd", powersgd_rank=2, powersgd_start_step=start_step)
+def strategy_on(context: RankContext, model: nn.Module, *, start_step: int) -> Strategy:
+    return strategy_of(model, context, compression="powersgd", powersgd_rank=2, powersgd_start_step=start_step)
 
 
 def average_on_this_rank(folder: Path) -> None:
     """The same gradients in every step: their mean over the steps is what should have arrived."""
     next_port()
-    node = connect("gloo")
-    inputs = torch.load(folder / "inputs.pt", weights_only=True)[node.ranks.rank]
+    context = connect("gloo")
+    inputs = torch.load(folder / "inputs.pt", weights_only=True)[context.ranks.rank]
     model = nn.Linear(40, 30)
-    strategy = strategy_on(node, model, start_step=1)
+    strategy = strategy_on(context, model, start_step=1)
     warm_up(strategy, inputs[0])
     found = [average(strategy, inputs[:1], step) for step in range(STEPS + 1)]
-    torch.save(found, folder / f"found-{node.ranks.rank}.pt")
+    torch.save(found, folder / f"found-{context.ranks.rank}.pt")
     leave()  # in order, a thread of gloo that still holds the group would now and then abort the process
 
 
@@ -59,9 +59,9 @@ def test_error_feedback_sends_in_the_end_what_was_left_out(tmp_path: Path) -> No
 def meet_zeros_and_buckets(folder: Path) -> None:
     """A step of nothing but zeros, then a network of several buckets."""
     next_port()
-    node = connect("gloo")
-    inputs = torch.load(folder / "inputs.pt", weights_only=True)[node.ranks.rank]
-    strategy = strategy_on(node, nn.Linear(40, 30, bias=False), start_step=0)
+    context = connect("gloo")
+    inputs = torch.load(folder / "inputs.pt", weights_only=True)[context.ranks.rank]
+    strategy = strategy_on(context, nn.Linear(40, 30, bias=False), start_step=0)
     warm_up(strategy, inputs[0])
     for step in range(3):
         (gradient,) = average(strategy, inputs[:1] * 0.0, step)
@@ -69,12 +69,12 @@ def meet_zeros_and_buckets(folder: Path) -> None:
     found = [average(strategy, inputs[:1], step)[0] for step in range(3, 6)]
     assert all(item.isfinite().all() for item in found)
     assert found[-1].abs().max() > 0
-    strategy = strategy_on(node, Reused("plain"), start_step=1)
-    wide = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(node.ranks.rank))
+    strategy = strategy_on(context, Reused("plain"), start_step=1)
+    wide = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(context.ranks.rank))
     warm_up(strategy, wide[0])
     assert len(strategy.gradient_sync.own()) > 1
     several = [average(strategy, wide, step) for step in range(4)]
-    torch.save(several, folder / f"several-{node.ranks.rank}.pt")
+    torch.save(several, folder / f"several-{context.ranks.rank}.pt")
     leave()  # in order, a thread of gloo that still holds the group would now and then abort the process
 
 

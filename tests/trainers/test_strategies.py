@@ -14,7 +14,7 @@ from trainers.checkpoint.checkpoint import sealed
 from trainers.core.config import ConfigError, ModelConfig, TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.core.options import parse
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
 from trainers.models import ImageShape, build
 from trainers.optimizers.adam import AdamConfig
@@ -27,7 +27,7 @@ from trainers.training.session import run
 pytestmark = pytest.mark.slow
 
 GIB = 1 << 30
-PAIR = Node(ranks=Ranks(world_size=2, local_world_size=2), device=torch.device("cpu"), backend="gloo")
+PAIR = RankContext(ranks=Ranks(world_size=2, local_world_size=2), device=torch.device("cpu"), backend="gloo")
 
 
 def configured(**overrides: object) -> TrainConfig:

@@ -17,7 +17,7 @@ from trainers import classifier
 from trainers.core.options import load
 from trainers.data.augment import normaliser
 from trainers.data.pack import open_pack
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
 from trainers.models import ImageShape, build
 from trainers.training.evaluation import Evaluator
@@ -72,11 +72,11 @@ def check_evaluation_alone(run_dir: Path, accuracy: float) -> None:
     image = ImageShape(channels=1, height=8, width=8, num_classes=3)
     model = build(load(run_dir / "config.json").model, image)
     model.load_state_dict(torch.load(run_dir / "checkpoints" / "final.pt", weights_only=True))
-    node = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
-    scale = normaliser(pack.manifest, normalise=True, device=node.device)
-    alone = Evaluator(model=model, pack=pack, node=node, normalise=scale, precision="fp32", batch_size=6).evaluate(
-        "test"
-    )
+    context = RankContext(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
+    scale = normaliser(pack.manifest, normalise=True, device=context.device)
+    alone = Evaluator(
+        model=model, pack=pack, context=context, normalise=scale, precision="fp32", batch_size=6
+    ).evaluate("test")
     assert (alone.accuracy, alone.count) == (accuracy, 17)
 
 

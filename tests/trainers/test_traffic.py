@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
 from trainers.distributed.traffic import Places, Traffic
 
@@ -20,7 +20,7 @@ TABLE = """Inter-|   Receive                            |  Transmit
 """
 
 
-class TwoHosts(Node):
+class TwoHosts(RankContext):
     """Both hosts count the same."""
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -38,8 +38,8 @@ def places(folder: Path, *, received: int = 0, sent: int = 0, words: tuple[int, 
 
 
 def traffic(folder: Path, where: Places, *, nnodes: int = 2, interface: str = "eth0") -> Traffic:
-    node = TwoHosts(ranks=Ranks(world_size=nnodes, nnodes=nnodes), device=torch.device("cpu"), backend="gloo")
-    return Traffic(node, {"GLOO_SOCKET_IFNAME": interface}, where)
+    context = TwoHosts(ranks=Ranks(world_size=nnodes, nnodes=nnodes), device=torch.device("cpu"), backend="gloo")
+    return Traffic(context, {"GLOO_SOCKET_IFNAME": interface}, where)
 
 
 def test_the_bytes_of_the_runs_interface_since_the_last_look(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch.distributed.rendezvous import rendezvous
 from trainers.contract import variables
 from trainers.core.errors import TrainerError
 from trainers.distributed import nccl
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks, read_ranks
 
 _TIMEOUT_S = 600.0  # of one collective, unless the cluster sets another; a peer that dies is noticed at once
@@ -40,7 +40,7 @@ def choose_device(wanted: str, ranks: Ranks, *, gpus: int, host: str) -> tuple[t
     return torch.device("cuda", ranks.local_rank % gpus), backend
 
 
-def connect(wanted_backend: str) -> Node:
+def connect(wanted_backend: str) -> RankContext:
     """Choose the device, join the process group (with more than one rank) and return this rank.
 
     Raises:
@@ -52,7 +52,7 @@ def connect(wanted_backend: str) -> Node:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     store = _join(ranks, device, backend, host) if ranks.world_size > 1 else None
-    return Node(ranks=ranks, device=device, backend=backend, store=store)
+    return RankContext(ranks=ranks, device=device, backend=backend, store=store)
 
 
 def usable_gpus(kind: str | None, host: str) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 
 _CPUINFO = Path("/proc/cpuinfo")
 _LONGEST_NAME = 120
@@ -65,13 +65,13 @@ def onednn_isa() -> str | None:
     return match[1].strip() if match else None
 
 
-def own(node: Node) -> dict[str, Any]:
+def own(context: RankContext) -> dict[str, Any]:
     """Describe this rank's device, its processor, the instruction sets that torch and oneDNN use, and its threads."""
-    on_gpu = node.device.type == "cuda"
+    on_gpu = context.device.type == "cuda"
     return {
-        "device": node.device.type,
-        "device_name": device_name(node.device)[:_LONGEST_NAME],
-        **({"capability": "{}.{}".format(*torch.cuda.get_device_capability(node.device))} if on_gpu else {}),
+        "device": context.device.type,
+        "device_name": device_name(context.device)[:_LONGEST_NAME],
+        **({"capability": "{}.{}".format(*torch.cuda.get_device_capability(context.device))} if on_gpu else {}),
         "cpu": cpu_name()[:_LONGEST_NAME],
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "onednn_isa": (onednn_isa() or "")[:_LONGEST_NAME] or None,
@@ -94,7 +94,7 @@ def _instructions(node: Mapping[str, Any]) -> str:
     return str(node.get("device_name"))
 
 
-def of_all_nodes(node: Node) -> list[dict[str, Any]]:
+def of_all_nodes(context: RankContext) -> list[dict[str, Any]]:
     """Return the description of each node by its first rank, in node order. Every rank must call it."""
-    ranks = node.share({"node": node.ranks.node_rank, "local": node.ranks.local_rank, **own(node)})
+    ranks = context.share({"node": context.ranks.node_rank, "local": context.ranks.local_rank, **own(context)})
     return sorted((item for item in ranks if item.pop("local") == 0), key=lambda item: int(item.pop("node")))

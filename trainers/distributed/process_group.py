@@ -22,8 +22,8 @@ _CHUNK_ELEMENTS = 1 << 20  # elements of one message to or from rank 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
-    """This rank, connected. With one rank there is no process group and every collective is the identity."""
+class RankContext:
+    """This rank, connected to the others. With one rank there is no process group, and collectives change nothing."""
 
     ranks: Ranks
     device: torch.device
@@ -130,7 +130,7 @@ class Node:
             while not self.store.check([f"paceline/{what}/{rank}" for rank in range(self.ranks.world_size)]):
                 time.sleep(_POLL_S)
 
-    def __enter__(self) -> Node:
+    def __enter__(self) -> RankContext:
         return self
 
     def __exit__(

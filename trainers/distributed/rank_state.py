@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainers.distributed.pairwise import pairwise_sum
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 
 
 def statistics(model: nn.Module) -> list[Tensor]:
@@ -59,12 +59,12 @@ class PartBuffers:
         return [item for copies in self._copies for item in copies if item.is_floating_point()]
 
     @torch.no_grad()
-    def average(self, node: Node) -> None:
+    def average(self, context: RankContext) -> None:
         """Set every part of every rank to the mean over all parts, summed pairwise in the order of the parts."""
         own = self.statistics()
         if own:
             parts = max(1, len(self._copies))
-            table = node.all_gather(row(own, node.device)).view(node.ranks.world_size * parts, -1)
+            table = context.all_gather(row(own, context.device)).view(context.ranks.world_size * parts, -1)
             fill(statistics(self._model), pairwise_sum(table) / len(table))
         self.reset()
 

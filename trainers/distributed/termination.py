@@ -17,7 +17,7 @@ from types import TracebackType
 
 from torch._C._distributed_c10d import Store
 
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 
 _LOOK_S = 0.5  # interval of checks whether another rank received the signal
 _POLL_S = 0.01
@@ -28,9 +28,9 @@ _STORE_KEY = "paceline/terminate"
 class Termination:
     """Handles SIGTERM inside its context. The main thread calls ``may_begin`` before each step."""
 
-    def __init__(self, node: Node, finished: int) -> None:
+    def __init__(self, context: RankContext, finished: int) -> None:
         """``finished``: steps of the run so far."""
-        self._store, self._ranks = node.store, node.ranks
+        self._store, self._ranks = context.store, context.ranks
         self._changed = threading.Condition()
         self._begun = finished
         self._requested, self._last = False, -1  # -1: not agreed on yet

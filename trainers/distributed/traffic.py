@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 
 _WORD_BYTES = 4  # InfiniBand's port counters count words of four octets (IBTA, PortCounters)
 _INFINIBAND_LINK = "32"  # ARPHRD_INFINIBAND: the port's counter includes the traffic of such an interface
@@ -31,22 +31,24 @@ class Places:
 class Traffic:
     """Bytes that all hosts together have sent and received since the last call; empty for a single host."""
 
-    def __init__(self, node: Node, environment: Mapping[str, str] = os.environ, places: Places | None = None) -> None:
-        self._node, self._places = node, places or Places()
+    def __init__(
+        self, context: RankContext, environment: Mapping[str, str] = os.environ, places: Places | None = None
+    ) -> None:
+        self._context, self._places = context, places or Places()
         self._names = environment.get("GLOO_SOCKET_IFNAME", "").split(",")
         self._seen = self._counted()
 
     def since_last_look(self) -> dict[str, float]:
         """Return the bytes of all hosts for metrics.jsonl; empty if a host has no counter. Every rank must call it."""
-        ranks = self._node.ranks
+        ranks = self._context.ranks
         if ranks.nnodes == 1:
             return {}
         before, self._seen = self._seen, self._counted()
-        mine = torch.zeros(3, dtype=torch.float64, device=self._node.device)
+        mine = torch.zeros(3, dtype=torch.float64, device=self._context.device)
         if ranks.local_rank == 0 and before and self._seen:
             sent, received = (max(0, now - then) for now, then in zip(self._seen, before, strict=True))
-            mine = torch.tensor([sent, received, 1], dtype=torch.float64, device=self._node.device)
-        all_sent, all_received, hosts = self._node.read(self._node.sum(mine))
+            mine = torch.tensor([sent, received, 1], dtype=torch.float64, device=self._context.device)
+        all_sent, all_received, hosts = self._context.read(self._context.sum(mine))
         if hosts < ranks.nnodes:
             return {}
         return {"network/sent_bytes": all_sent, "network/received_bytes": all_received}

@@ -23,7 +23,7 @@ from trainers.core.errors import TrainerError
 from trainers.core.files import write_json
 from trainers.distributed.connecting import connect
 from trainers.distributed.node_info import device_name
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 
 _SMALLEST_BYTES = 8
 _LARGEST_BYTES = {"gloo": 64 << 20, "nccl": 1 << 30}  # on CPUs, 1 GiB takes long and shows no more
@@ -95,16 +95,16 @@ def run(settings: Settings, output: Path | None) -> None:
     Raises:
         TrainerError: there is only one rank, the sizes are invalid, or a sum is wrong.
     """
-    with connect(settings.backend) as node:
-        if node.ranks.world_size < 2:
+    with connect(settings.backend) as context:
+        if context.ranks.world_size < 2:
             raise TrainerError("an all-reduce needs at least 2 ranks; try cluster.nproc_per_node=2 or a cluster")
-        infos = gather_rank_infos(node)
-        sizes = message_sizes(settings, node.backend)
-        _say(node, [f"rank {info.rank}  node {info.node_rank}  {info.host}  {info.device}" for info in infos])
-        rows = _sweep(node, sizes, settings.iterations)
-        pairs = _pairs(node, infos, sizes, settings.iterations)
-        if node.is_rank_zero and output is not None:
-            write_json(output, _result(node, infos, rows, pairs))
+        infos = gather_rank_infos(context)
+        sizes = message_sizes(settings, context.backend)
+        _say(context, [f"rank {info.rank}  node {info.node_rank}  {info.host}  {info.device}" for info in infos])
+        rows = _sweep(context, sizes, settings.iterations)
+        pairs = _pairs(context, infos, sizes, settings.iterations)
+        if context.is_rank_zero and output is not None:
+            write_json(output, _result(context, infos, rows, pairs))
         # raise only after the file is written, so that wrong sums can be examined
         wrong = [f"{row.size_bytes} bytes: {row.wrong_elements} elements" for row in rows if row.wrong_elements]
         wrong += [f"{' – '.join(pair['hosts'])}: {pair['wrong_elements']}" for pair in pairs if pair["wrong_elements"]]
@@ -125,13 +125,13 @@ def message_sizes(settings: Settings, backend: str) -> list[int]:
     return sizes if sizes[-1] == largest else [*sizes, largest]
 
 
-def gather_rank_infos(node: Node) -> list[RankInfo]:
+def gather_rank_infos(context: RankContext) -> list[RankInfo]:
     """Exchange the identities of all ranks, as a smoke test. Raises TrainerError."""
-    ranks = node.ranks
-    device = f"{node.device} {device_name(node.device)}"
+    ranks = context.ranks
+    device = f"{context.device} {device_name(context.device)}"
     mine = RankInfo(rank=ranks.rank, node_rank=ranks.node_rank, host=socket.gethostname(), device=device)
     try:
-        infos = [RankInfo(**content) for content in node.share(vars(mine))]
+        infos = [RankInfo(**content) for content in context.share(vars(mine))]
     except (ValueError, TypeError) as error:
         raise TrainerError(f"what a rank sent arrived damaged at rank {ranks.rank}: {error}") from error
     for rank, info in enumerate(infos):
@@ -140,16 +140,18 @@ def gather_rank_infos(node: Node) -> list[RankInfo]:
     return infos
 
 
-def _sweep(node: Node, sizes: Sequence[int], iterations: int) -> list[Timing]:
-    _say(node, ["", f"all-reduce over {node.ranks.world_size} ranks, {node.backend}, float32", _HEADER])
+def _sweep(context: RankContext, sizes: Sequence[int], iterations: int) -> list[Timing]:
+    _say(context, ["", f"all-reduce over {context.ranks.world_size} ranks, {context.backend}, float32", _HEADER])
     rows = []
     for size in sizes:
-        rows.append(measure(size, device=node.device, iterations=iterations, group=None))
-        _say(node, [_line(rows[-1])])
+        rows.append(measure(size, device=context.device, iterations=iterations, group=None))
+        _say(context, [_line(rows[-1])])
     return rows
 
 
-def _pairs(node: Node, infos: Sequence[RankInfo], sizes: Sequence[int], iterations: int) -> list[dict[str, Any]]:
+def _pairs(
+    context: RankContext, infos: Sequence[RankInfo], sizes: Sequence[int], iterations: int
+) -> list[dict[str, Any]]:
     """Measure all ranks of two nodes at a time, one pair after the other, to find a slow link.
 
     Rank 0 gets all results.
@@ -159,17 +161,17 @@ def _pairs(node: Node, infos: Sequence[RankInfo], sizes: Sequence[int], iteratio
         return []
     hosts = {info.node_rank: info.host for info in infos}
     size, rows = min(max(sizes), _PAIR_BYTES), []
-    _say(node, ["", f"two nodes at a time, {size} bytes", f"{'nodes':<40}{_HEADER[12:]}"])
+    _say(context, ["", f"two nodes at a time, {size} bytes", f"{'nodes':<40}{_HEADER[12:]}"])
     for pair in itertools.combinations(nodes, 2):
-        row = measure_nodes(node, infos, pair, size, iterations)
+        row = measure_nodes(context, infos, pair, size, iterations)
         names = [hosts[member] for member in pair]
         rows.append({"nodes": list(pair), "hosts": names, **row.as_json()})
-        _say(node, [f"{' – '.join(names):<40}{_figures(row)}"])
+        _say(context, [f"{' – '.join(names):<40}{_figures(row)}"])
     return rows
 
 
 def measure_nodes(
-    node: Node, infos: Sequence[RankInfo], nodes: Sequence[int], size_bytes: int, iterations: int
+    context: RankContext, infos: Sequence[RankInfo], nodes: Sequence[int], size_bytes: int, iterations: int
 ) -> Timing:
     """Time all-reduces of the ranks of some nodes while the others wait. Every rank calls it and gets the result.
 
@@ -179,20 +181,20 @@ def measure_nodes(
     members = [info.rank for info in infos if info.node_rank in nodes]
     group = dist.new_group(members)
     timing: Timing | None = None
-    if isinstance(group, dist.ProcessGroup) and node.ranks.rank in members:
-        timing = measure(size_bytes, device=node.device, iterations=iterations, group=group)
+    if isinstance(group, dist.ProcessGroup) and context.ranks.rank in members:
+        timing = measure(size_bytes, device=context.device, iterations=iterations, group=group)
         dist.destroy_process_group(group)
-    return _shared(node, timing, owner=members[0])
+    return _shared(context, timing, owner=members[0])
 
 
-def _shared(node: Node, timing: Timing | None, *, owner: int) -> Timing:
+def _shared(context: RankContext, timing: Timing | None, *, owner: int) -> Timing:
     """Broadcast the owner's timing.
 
     Ranks outside of the group wait here, so only one pair uses the network at a time.
     """
     names = list(Timing.__dataclass_fields__)
     values = [float(getattr(timing, name)) for name in names] if timing else [0.0] * len(names)
-    both = torch.tensor(values, dtype=torch.float64, device=node.device)
+    both = torch.tensor(values, dtype=torch.float64, device=context.device)
     dist.broadcast(both, src=owner)
     whole = {
         name: value if name.endswith("_s") else int(value) for name, value in zip(names, both.tolist(), strict=True)
@@ -210,23 +212,23 @@ def _figures(row: Timing) -> str:
     return f"{row.n:>5}{times}{rates}  {row.wrong_elements}"
 
 
-def _say(node: Node, lines: Sequence[str]) -> None:
-    if node.is_rank_zero:
+def _say(context: RankContext, lines: Sequence[str]) -> None:
+    if context.is_rank_zero:
         print("\n".join(lines), flush=True)
 
 
 def _result(
-    node: Node, infos: Sequence[RankInfo], rows: Sequence[Timing], pairs: list[dict[str, Any]]
+    context: RankContext, infos: Sequence[RankInfo], rows: Sequence[Timing], pairs: list[dict[str, Any]]
 ) -> dict[str, Any]:
     return {
         "version": 1,
         "unix_time": time.time(),
         "torch": torch.__version__,
-        "backend": node.backend,
-        "device": node.device.type,
+        "backend": context.backend,
+        "device": context.device.type,
         "dtype": "float32",
-        "world_size": node.ranks.world_size,
-        "nnodes": node.ranks.nnodes,
+        "world_size": context.ranks.world_size,
+        "nnodes": context.ranks.nnodes,
         "ranks": [vars(info) for info in infos],
         "rows": [row.as_json() for row in rows],
         "pairs": pairs,

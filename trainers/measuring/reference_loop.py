@@ -17,40 +17,40 @@ from torch.nn.parallel import DistributedDataParallel
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.data.pack import MappedPack
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.optimizers.adam import AdamConfig
 from trainers.optimizers.sgd import SGDConfig
 from trainers.training.model_setup import fresh_network
 
-_LR_SHARE = 0.04  # constant share of the configured learning rate; the loss does not matter here
+_LR_SHARE = 0.04  # of the configured learning rate, constant: the loss stays finite, and only speed is measured
 
 
-class PlainLoop:
-    """Trains in plain PyTorch, epoch after epoch."""
+class ReferenceLoop:
+    """The reference loop: trains in plain PyTorch, epoch after epoch."""
 
-    def __init__(self, config: TrainConfig, pack: MappedPack, node: Node, *, precision: str) -> None:
+    def __init__(self, config: TrainConfig, pack: MappedPack, context: RankContext, *, precision: str) -> None:
         if precision == "fp16":
-            raise TrainerError("the plain loop knows fp32 and bf16; measure with trainer.precision=bf16")
-        self.config, self.node, self.precision = config, node, precision
+            raise TrainerError("the reference loop knows fp32 and bf16; measure with trainer.precision=bf16")
+        self.config, self.context, self.precision = config, context, precision
         start, stop = pack.manifest.splits["train"]
-        if pack.places is not None:
+        if pack.places is not None:  # the pack has encoded image files
             raise TrainerError("the reference loop decodes no image files; a larger dataset.decoded_limit packs pixels")
-        self.images = pack.images[start:stop].to(node.device, copy=True)
-        self.labels = pack.labels[start:stop].to(node.device, copy=True)
+        self.images = pack.images[start:stop].to(context.device, copy=True)
+        self.labels = pack.labels[start:stop].to(context.device, copy=True)
         manifest, shape = pack.manifest, (1, pack.manifest.channels, 1, 1)
         on = config.dataset.normalise
-        self.mean = torch.tensor(manifest.mean if on else (0.0,) * shape[1], device=node.device).view(shape) * 255
-        self.std = torch.tensor(manifest.std if on else (1.0,) * shape[1], device=node.device).view(shape) * 255
+        self.mean = torch.tensor(manifest.mean if on else (0.0,) * shape[1], device=context.device).view(shape) * 255
+        self.std = torch.tensor(manifest.std if on else (1.0,) * shape[1], device=context.device).view(shape) * 255
         self.std[self.std == 0] = 1.0
-        self.batch = config.trainer.global_batch_size // node.ranks.world_size
-        self.model = _distributed(fresh_network(config.model, manifest, node, seed=config.seed), node)
+        self.batch = config.trainer.global_batch_size // context.ranks.world_size
+        self.model = _distributed(fresh_network(config.model, manifest, context, seed=config.seed), context)
         self.optimizer = _optimizer(config, self.model)
         self.order = torch.empty(0, dtype=torch.int64)
         self.step = 0
         self.model.train()
 
     def run(self, steps: int) -> None:
-        """Train ``steps`` steps; returns when they are queued on the device.
+        """Train ``steps`` steps; return when they are queued on the device, except that a logged loss is waited for.
 
         cuDNN uses the fastest algorithms here, whatever the configuration sets for the Trainer.
         """
@@ -68,8 +68,8 @@ class PlainLoop:
             position = self.step % per_epoch
             if position == 0:
                 generator = torch.Generator().manual_seed(self.step)  # the same order on all ranks
-                self.order = torch.randperm(self.labels.numel(), generator=generator).to(self.node.device)
-            first = (position * self.node.ranks.world_size + self.node.ranks.rank) * self.batch
+                self.order = torch.randperm(self.labels.numel(), generator=generator).to(self.context.device)
+            first = (position * self.context.ranks.world_size + self.context.ranks.rank) * self.batch
             loss = self._train(self.order[first : first + self.batch])
             self.step += 1
             if self.step % self.config.trainer.log_every_steps == 0:
@@ -79,7 +79,7 @@ class PlainLoop:
         trainer = self.config.trainer
         images = ((self._augment(self.images[index]) - self.mean) / self.std).to(memory_format=torch.channels_last)
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.node.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+        with torch.autocast(self.context.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             logits = self.model(images)
             loss = functional.cross_entropy(logits, self.labels[index], label_smoothing=trainer.label_smoothing)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -101,14 +101,14 @@ class PlainLoop:
         return images
 
 
-def _distributed(model: nn.Module, node: Node) -> nn.Module:
-    if node.ranks.world_size == 1:
+def _distributed(model: nn.Module, context: RankContext) -> nn.Module:
+    if context.ranks.world_size == 1:
         return model
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # newer torch has another name for broadcast_buffers
         return DistributedDataParallel(
             model,
-            device_ids=[node.device] if node.device.type == "cuda" else None,
+            device_ids=[context.device] if context.device.type == "cuda" else None,
             broadcast_buffers=False,
             gradient_as_bucket_view=True,
             static_graph=True,
@@ -116,7 +116,10 @@ def _distributed(model: nn.Module, node: Node) -> nn.Module:
 
 
 def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Return torch's optimizer of the configured kind; AdamW replaces one that torch lacks."""
+    """Return torch's optimizer of the configured kind; AdamW replaces one that torch lacks.
+
+    Options that don't change a step's work, such as Adam's betas, stay torch's defaults.
+    """
     settings, lr = config.optimizer, config.optimizer.lr * _LR_SHARE
     decay = settings.weight_decay
     if isinstance(settings, SGDConfig):

@@ -14,7 +14,7 @@ import torch
 from trainers.core.files import write_json
 from trainers.distributed.affinity import take_cores
 from trainers.distributed.connecting import connect
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import read_ranks
 from trainers.measuring.bandwidth import RankInfo, gather_rank_infos, measure_nodes, settle
 
@@ -35,14 +35,14 @@ def run(backend: str, output: Path, *, side: int | None = None, size_bytes: int 
         TrainerError: the ranks can't connect.
     """
     take_cores(read_ranks())
-    with connect(backend) as node:
-        infos = gather_rank_infos(node)
-        side, size_bytes = side or SIDE[node.device.type], size_bytes or BYTES[node.device.type]
-        speeds = node.share(multiply_flop_per_s(node.device, side))
-        groups = _groups(node, infos, size_bytes)
-        if node.is_rank_zero:
+    with connect(backend) as context:
+        infos = gather_rank_infos(context)
+        side, size_bytes = side or SIDE[context.device.type], size_bytes or BYTES[context.device.type]
+        speeds = context.share(multiply_flop_per_s(context.device, side))
+        groups = _groups(context, infos, size_bytes)
+        if context.is_rank_zero:
             ranks = [{**vars(info), "flop_per_s": speed} for info, speed in zip(infos, speeds, strict=True)]
-            write_json(output, {**_surroundings(node), "side": side, "ranks": ranks, "groups": groups})
+            write_json(output, {**_surroundings(context), "side": side, "ranks": ranks, "groups": groups})
 
 
 def multiply_flop_per_s(device: torch.device, side: int) -> float:
@@ -63,25 +63,26 @@ def multiply_flop_per_s(device: torch.device, side: int) -> float:
     return 2.0 * side**3 / statistics.median(seconds(products) for _ in range(_SAMPLES))
 
 
-def _groups(node: Node, infos: Sequence[RankInfo], size_bytes: int) -> list[dict[str, Any]]:
+def _groups(context: RankContext, infos: Sequence[RankInfo], size_bytes: int) -> list[dict[str, Any]]:
     """Measure each node with several ranks, then each two nodes."""
     nodes = sorted({info.node_rank for info in infos})
     ranks = [info.node_rank for info in infos]
     groups: list[tuple[int, ...]] = [(number,) for number in nodes if ranks.count(number) > 1]
     groups += itertools.combinations(nodes, 2)
     return [
-        {"nodes": list(group), **measure_nodes(node, infos, group, size_bytes, _SAMPLES).as_json()} for group in groups
+        {"nodes": list(group), **measure_nodes(context, infos, group, size_bytes, _SAMPLES).as_json()}
+        for group in groups
     ]
 
 
-def _surroundings(node: Node) -> dict[str, Any]:
-    cuda = node.device.type == "cuda"
+def _surroundings(context: RankContext) -> dict[str, Any]:
+    cuda = context.device.type == "cuda"
     return {
         "version": 1,
         "unix_time": time.time(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda if cuda else None,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,  # type: ignore[no-untyped-call]
-        "backend": node.backend,
-        "device": node.device.type,
+        "backend": context.backend,
+        "device": context.device.type,
     }

@@ -26,10 +26,10 @@ from trainers.data.augment import EpochPlan
 from trainers.data.pack import MappedPack, open_pack, place
 from trainers.distributed.affinity import take_cores
 from trainers.distributed.connecting import connect
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import read_ranks
 from trainers.measuring import bandwidth, hardware
-from trainers.measuring.reference_loop import PlainLoop
+from trainers.measuring.reference_loop import ReferenceLoop
 from trainers.measuring.step_timer import PARTS, watching
 from trainers.training.loop import Trainer
 from trainers.training.model_setup import fresh_network
@@ -71,10 +71,10 @@ def run(path: Path) -> None:
     """Measure with the configuration ``config.json`` at ``path``. Raises ConfigError, TrainerError."""
     options = json.loads(path.read_text(encoding="utf-8")).get("measure", {})
     with prepared(path) as trainer:
-        config, pack, node = trainer.config, trainer.pack, trainer.node
-        ranks = f"{node.ranks.world_size} rank{'s' if node.ranks.world_size > 1 else ''}"
-        trainer.say(f"{config.model.name} on {pack.manifest.name}: {ranks}, {node.backend}")
-        own, plain = OwnLoop(trainer), PlainLoop(config, pack, node, precision=trainer.precision)
+        config, pack, context = trainer.config, trainer.pack, trainer.context
+        ranks = f"{context.ranks.world_size} rank{'s' if context.ranks.world_size > 1 else ''}"
+        trainer.say(f"{config.model.name} on {pack.manifest.name}: {ranks}, {context.backend}")
+        own, plain = OwnLoop(trainer), ReferenceLoop(config, pack, context, precision=trainer.precision)
         pairs, steps = _pairs(own, plain, options.get("pairs", _PAIRS), options.get("block_s", _BLOCK_S))
         result = {
             **_surroundings(trainer),
@@ -83,7 +83,7 @@ def run(path: Path) -> None:
             **_parts(own, max(3, steps)),
             "communication_alone_s": _alone(trainer),
         }
-        if node.is_rank_zero:
+        if context.is_rank_zero:
             write_json(path.parent / run_folder.THROUGHPUT, result)
 
 
@@ -97,43 +97,43 @@ def prepared(path: Path) -> Iterator[Trainer]:
     config = load(path)
     take_cores(read_ranks())
     pack = open_pack(path.parent / "data")
-    with connect(config.strategy.backend) as node:
-        trainer = Trainer(config, place(pack, node.device, config.dataset.random_resized_crop), node, path.parent)
+    with connect(config.strategy.backend) as context:
+        trainer = Trainer(config, place(pack, context.device, config.dataset.random_resized_crop), context, path.parent)
         trainer.prepare()
         yield trainer
         trainer.close()
 
 
-def _pairs(own: OwnLoop, plain: PlainLoop, count: int, block_s: float) -> tuple[list[dict[str, float]], int]:
+def _pairs(own: OwnLoop, plain: ReferenceLoop, count: int, block_s: float) -> tuple[list[dict[str, float]], int]:
     """Return images per second of both loops per pair, and the steps per block."""
     trainer = own.trainer
-    node, batch = trainer.node, trainer.steps.global_batch_size
+    context, batch = trainer.context, trainer.steps.global_batch_size
     for loop in (own, plain):
-        timed(loop, WARM_UP[node.device.type], node)
-    steps = max(1, math.ceil(block_s * 2 / timed(own, 2, node)))
+        timed(loop, WARM_UP[context.device.type], context)
+    steps = max(1, math.ceil(block_s * 2 / timed(own, 2, context)))
     pairs = []
     for number in range(count):
         # swap the order in every pair, so that a drift of the host's speed affects both loops
         order: list[tuple[str, Loop]] = [("paceline", own), ("plain", plain)]
-        seconds = {name: timed(loop, steps, node) for name, loop in (order if number % 2 == 0 else order[::-1])}
+        seconds = {name: timed(loop, steps, context) for name, loop in (order if number % 2 == 0 else order[::-1])}
         rates = {f"{name}_images_per_s": steps * batch / seconds[name] for name, _ in order}
         pairs.append(rates)
         trainer.say(
             f"pair {number + 1}/{count}: Paceline {rates['paceline_images_per_s']:,.1f}, "
-            f"plain loop {rates['plain_images_per_s']:,.1f} images/s"
+            f"reference loop {rates['plain_images_per_s']:,.1f} images/s"
         )
     return pairs, steps
 
 
-def timed(loop: Loop, steps: int, node: Node) -> float:
+def timed(loop: Loop, steps: int, context: RankContext) -> float:
     """Return the seconds of ``steps`` steps on the slowest rank, after a common start."""
-    node.sum(torch.zeros(1, device=node.device))
-    bandwidth.settle(node.device)
+    context.sum(torch.zeros(1, device=context.device))
+    bandwidth.settle(context.device)
     began = time.perf_counter()
     loop.run(steps)
-    bandwidth.settle(node.device)
-    slowest = torch.tensor([time.perf_counter() - began], dtype=torch.float64, device=node.device)
-    if node.ranks.world_size > 1:
+    bandwidth.settle(context.device)
+    slowest = torch.tensor([time.perf_counter() - began], dtype=torch.float64, device=context.device)
+    if context.ranks.world_size > 1:
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return float(slowest)
 
@@ -141,37 +141,39 @@ def timed(loop: Loop, steps: int, node: Node) -> float:
 def _parts(own: OwnLoop, steps: int) -> dict[str, Any]:
     """Return the seconds of each part of a step, mean over steps and ranks."""
     trainer = own.trainer
-    with watching(trainer.stepper.network, trainer.node.device) as watch:
+    with watching(trainer.stepper.network, trainer.context.device) as watch:
         for _ in range(steps):
             watch.mark("data")
             own.run(1)
             watch.mark(None)
-    total = torch.tensor([watch.seconds[name] for name in PARTS], dtype=torch.float64, device=trainer.node.device)
-    mean: list[float] = (trainer.node.sum(total) / (steps * trainer.node.ranks.world_size)).tolist()
+    total = torch.tensor([watch.seconds[name] for name in PARTS], dtype=torch.float64, device=trainer.context.device)
+    mean: list[float] = (trainer.context.sum(total) / (steps * trainer.context.ranks.world_size)).tolist()
     return {"parts_s": dict(zip(PARTS, mean, strict=True)), "parts_steps": steps}
 
 
 def _alone(trainer: Trainer) -> float | None:
     """Return the seconds of one all-reduce of all gradients without other work; None with one rank."""
-    if trainer.node.ranks.world_size == 1:
+    if trainer.context.ranks.world_size == 1:
         return None
     size_bytes = sum(item.numel() * item.element_size() for item in trainer.model.parameters())
-    return bandwidth.measure(size_bytes, device=trainer.node.device, iterations=_ALONE_ITERATIONS, group=None).median_s
+    return bandwidth.measure(
+        size_bytes, device=trainer.context.device, iterations=_ALONE_ITERATIONS, group=None
+    ).median_s
 
 
-def flop_per_image(config: TrainConfig, pack: MappedPack, node: Node) -> float:
+def flop_per_image(config: TrainConfig, pack: MappedPack, context: RankContext) -> float:
     """Count the floating-point operations of forward and backward pass per image (a multiply-add counts as two)."""
-    network = fresh_network(config.model, pack.manifest, node, seed=0)
+    network = fresh_network(config.model, pack.manifest, context, seed=0)
     manifest = pack.manifest
-    images = torch.zeros(_FLOP_IMAGES, manifest.channels, manifest.height, manifest.width, device=node.device)
-    labels = torch.zeros(_FLOP_IMAGES, dtype=torch.int64, device=node.device)
+    images = torch.zeros(_FLOP_IMAGES, manifest.channels, manifest.height, manifest.width, device=context.device)
+    labels = torch.zeros(_FLOP_IMAGES, dtype=torch.int64, device=context.device)
     with FlopCounterMode(display=False) as counter:
         functional.cross_entropy(network(images), labels).backward()  # type: ignore[no-untyped-call]
     return float(counter.get_total_flops()) / _FLOP_IMAGES
 
 
 def _surroundings(trainer: Trainer) -> dict[str, Any]:
-    config, pack, node = trainer.config, trainer.pack, trainer.node
+    config, pack, context = trainer.config, trainer.pack, trainer.context
     return {
         "version": 1,
         "unix_time": time.time(),
@@ -182,9 +184,9 @@ def _surroundings(trainer: Trainer) -> dict[str, Any]:
         "synthetic": pack.manifest.synthetic,
         "precision": trainer.precision,
         "global_batch_size": config.trainer.global_batch_size,
-        "world_size": node.ranks.world_size,
-        "nnodes": node.ranks.nnodes,
-        "backend": node.backend,
-        "hardware": hardware.describe(node.device, trainer.precision),
-        "flop_per_image": flop_per_image(config, pack, node),
+        "world_size": context.ranks.world_size,
+        "nnodes": context.ranks.nnodes,
+        "backend": context.backend,
+        "hardware": hardware.describe(context.device, trainer.precision),
+        "flop_per_image": flop_per_image(config, pack, context),
     }

@@ -24,20 +24,20 @@ def run(path: Path) -> None:
     """Trace with the configuration ``config.json`` at ``path``. Raises ConfigError, TrainerError."""
     steps = int(json.loads(path.read_text(encoding="utf-8")).get("profile", {}).get("steps", _STEPS))
     with prepared(path) as trainer:
-        node, loop = trainer.node, OwnLoop(trainer)
-        loop.run(WARM_UP[node.device.type])
-        bandwidth.settle(node.device)
+        context, loop = trainer.context, OwnLoop(trainer)
+        loop.run(WARM_UP[context.device.type])
+        bandwidth.settle(context.device)
         trainer.say(f"tracing {steps} steps of rank 0")
-        with _tracing(node.device) if node.is_rank_zero else nullcontext() as tracer:
+        with _tracing(context.device) if context.is_rank_zero else nullcontext() as tracer:
             for _ in range(steps):
                 with record_function("paceline step"):
                     loop.run(1)
-            bandwidth.settle(node.device)
+            bandwidth.settle(context.device)
         if tracer is not None:
             tracer.export_chrome_trace(str(path.parent / TRACE))
-            rows = _longest(tracer, node.device, steps)
+            rows = _longest(tracer, context.device, steps)
             trainer.say("\n".join([f"{'operation':<48}{'calls a step':>14}{'ms a step':>12}", *map(_line, rows)]))
-            surroundings = hardware.describe(node.device, trainer.precision)
+            surroundings = hardware.describe(context.device, trainer.precision)
             write_json(path.parent / RESULT, {"version": 1, "steps": steps, "hardware": surroundings, "rows": rows})
 
 

@@ -1,6 +1,6 @@
 """Distribution of weights, gradients and optimizer state: replicated on each rank (ddp) or sharded (fsdp).
 
-Each strategy is a module here, with its settings and ``build(config, model, node, precision)``, imported on use.
+Each strategy is a module here, with its settings and ``build(config, model, context, precision)``, imported on use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainers.checkpoint.checkpoint import plain_weights
 from trainers.core import options
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 
 
 class GradientSync(Protocol):
@@ -95,8 +95,8 @@ class Layout:
 
     name = "ddp"
 
-    def __init__(self, model: nn.Module, node: Node) -> None:
-        self.model, self.node = model, node
+    def __init__(self, model: nn.Module, context: RankContext) -> None:
+        self.model, self.context = model, context
         self.parameters: list[Tensor] = [*trainable(model)]
 
     def agree(self, found_inf: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class Layout:
 
     def weights(self) -> dict[str, Tensor]:
         """Return the whole state dict, copied to the CPU, on rank 0; empty elsewhere. Every rank must call it."""
-        return plain_weights(self.model) if self.node.is_rank_zero else {}
+        return plain_weights(self.model) if self.context.is_rank_zero else {}
 
     def replicated(self, state: Mapping[str, list[Tensor]]) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
         """Return the part of the model's and optimizer's state that all ranks hold alike: here everything."""
@@ -140,13 +140,13 @@ class Strategy:
     reason: str = ""
 
 
-def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> Strategy:
+def build(config: TrainConfig, model: nn.Module, context: RankContext, precision: str) -> Strategy:
     """Distribute the model over the ranks with the configured strategy. Every rank must call it.
 
     Raises:
         ConfigError, TrainerError: optimizer, device or backend can't do what the strategy needs.
     """
-    strategy: Strategy = options.module("strategy", config.strategy.name).build(config, model, node, precision)
+    strategy: Strategy = options.module("strategy", config.strategy.name).build(config, model, context, precision)
     return strategy
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from trainers import optimizers
 from trainers.core.config import OptimizerConfig, StrategyConfig, TrainConfig
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.strategies import Strategy, ddp, fsdp, trainable
 
 _SHARE = 0.5  # share of a device's memory for the state; activations and data need the rest
@@ -24,17 +24,17 @@ class AutoConfig(StrategyConfig):
     name: str = "auto"
 
 
-def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> Strategy:
+def build(config: TrainConfig, model: nn.Module, context: RankContext, precision: str) -> Strategy:
     """See trainers.strategies."""
     name, reason = choose(
         sum(item.nbytes for item in model.parameters()),
         optimizer_bytes(config.optimizer, trainable(model)) + average_bytes(config, model),
-        device_bytes=node.all_reduce_min(device_bytes(node)),
-        world_size=node.ranks.world_size,
+        device_bytes=context.all_reduce_min(device_bytes(context)),
+        world_size=context.ranks.world_size,
     )
     if name == "ddp":
-        return replace(ddp.build(config, model, node, precision), reason=reason)
-    return replace(fsdp.build(config, model, node, precision), reason=reason)
+        return replace(ddp.build(config, model, context, precision), reason=reason)
+    return replace(fsdp.build(config, model, context, precision), reason=reason)
 
 
 def choose(parameter_bytes: int, optimizer_bytes: int, *, device_bytes: int, world_size: int) -> tuple[str, str]:
@@ -64,12 +64,12 @@ def average_bytes(config: TrainConfig, model: nn.Module) -> int:
     return sum(item.nbytes for item in trainable(model)) if config.trainer.ema else 0
 
 
-def device_bytes(node: Node) -> int:
+def device_bytes(context: RankContext) -> int:
     """Return the memory available to this rank: the GPU's or the host's, divided by the ranks that share it."""
-    ranks = node.ranks.local_world_size
-    if node.device.type == "cuda":
+    ranks = context.ranks.local_world_size
+    if context.device.type == "cuda":
         sharing = -(-ranks // torch.cuda.device_count())
-        return int(torch.cuda.get_device_properties(node.device).total_memory) // sharing
+        return int(torch.cuda.get_device_properties(context.device).total_memory) // sharing
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
 
 

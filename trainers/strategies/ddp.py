@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainers.core.config import ConfigError, StrategyConfig, TrainConfig, TrainerConfig, at_least, choice
 from trainers.core.errors import TrainerError
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.strategies import Layout, LocalGradients, Strategy, named_trainable, trainable
 from trainers.strategies.parts import EarlierParts, OrderedSum, PartGradients, ordered_sum_hook
 from trainers.strategies.powersgd import PowerSGD, powersgd_hook
@@ -118,29 +118,29 @@ class ReplicatedGradients(LocalGradients):
         return [] if self._powersgd is None else self._powersgd.errors()
 
 
-def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> Strategy:
+def build(config: TrainConfig, model: nn.Module, context: RankContext, precision: str) -> Strategy:
     """See trainers.strategies. Under strategy=auto, the settings of ddp have their defaults."""
     ddp = config.strategy if isinstance(config.strategy, DDPConfig) else DDPConfig()
-    if ddp.compression == "bf16" and node.ranks.world_size > 1 and node.backend != "nccl":
+    if ddp.compression == "bf16" and context.ranks.world_size > 1 and context.backend != "nccl":
         raise TrainerError(
-            f"strategy.compression=bf16 needs the backend nccl, and this run has {node.backend}; "
+            f"strategy.compression=bf16 needs the backend nccl, and this run has {context.backend}; "
             "choose strategy.compression=fp16"
         )
-    layout, network = Layout(model, node), model
+    layout, network = Layout(model, context), model
     if config.trainer.compile:
         network = _compiled(model, config.trainer)
-    if node.ranks.world_size == 1:
+    if context.ranks.world_size == 1:
         local = PartGradients if config.trainer.shards else LocalGradients
         return Strategy(layout=layout, network=network, gradient_sync=local(named_trainable(model)))
     replicated = _replicated(network)
     if config.trainer.shards:
-        earlier = _add_in_order(replicated, model, node)
+        earlier = _add_in_order(replicated, model, context)
         return Strategy(
             layout=layout,
             network=replicated,
             gradient_sync=ReplicatedGradients(model, replicated, earlier=earlier),
         )
-    powersgd = _register_hook(replicated, trainable(model), ddp, node)
+    powersgd = _register_hook(replicated, trainable(model), ddp, context)
     sync = ReplicatedGradients(model, replicated, powersgd)
     return Strategy(layout=layout, network=replicated, gradient_sync=sync)
 
@@ -164,34 +164,34 @@ def _replicated(network: nn.Module) -> DistributedDataParallel:
 
 
 def _register_hook(
-    network: DistributedDataParallel, parameters: list[nn.Parameter], config: DDPConfig, node: Node
+    network: DistributedDataParallel, parameters: list[nn.Parameter], config: DDPConfig, context: RankContext
 ) -> PowerSGD | None:
     """Register the communication hook: compression if configured, or shared memory for two ranks of one host."""
     if config.compression == "powersgd":
-        powersgd = PowerSGD(rank=config.powersgd_rank, start_step=config.powersgd_start_step, backend=node.backend)
+        powersgd = PowerSGD(rank=config.powersgd_rank, start_step=config.powersgd_start_step, backend=context.backend)
         network.register_comm_hook(powersgd, powersgd_hook)
         return powersgd
     if config.compression != "none":
         hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
         network.register_comm_hook(None, hooks[config.compression])
-    elif (memory := _shared_memory(parameters, node)) is not None:
+    elif (memory := _shared_memory(parameters, context)) is not None:
         network.register_comm_hook(SharedSum(memory=memory), shared_memory_hook)
     return None
 
 
-def _add_in_order(network: DistributedDataParallel, model: nn.Module, node: Node) -> EarlierParts:
+def _add_in_order(network: DistributedDataParallel, model: nn.Module, context: RankContext) -> EarlierParts:
     """Register the hook that sums trainer.shards' parts in order, in place of the mean over the ranks."""
-    earlier, memory = EarlierParts(named_trainable(model)), _shared_memory(trainable(model), node)
+    earlier, memory = EarlierParts(named_trainable(model)), _shared_memory(trainable(model), context)
     shared = None if memory is None else SharedSum(memory=memory, factor=1.0)
-    state = OrderedSum(earlier=earlier, world_size=node.ranks.world_size, shared=shared)
+    state = OrderedSum(earlier=earlier, world_size=context.ranks.world_size, shared=shared)
     network.register_comm_hook(state, ordered_sum_hook)
     return earlier
 
 
-def _shared_memory(parameters: list[nn.Parameter], node: Node) -> SharedMemory | None:
+def _shared_memory(parameters: list[nn.Parameter], context: RankContext) -> SharedMemory | None:
     if any(item.dtype != torch.float32 for item in parameters):
         return None
-    return share_memory(sum(item.numel() for item in parameters), node)
+    return share_memory(sum(item.numel() for item in parameters), context)
 
 
 @contextmanager

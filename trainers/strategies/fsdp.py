@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from trainers.core.config import ConfigError, StrategyConfig, TrainConfig
 from trainers.core.errors import TrainerError, install
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.strategies import Layout, LocalGradients, Strategy
 from trainers.strategies.fsdp_files import (
     Slice,
@@ -61,7 +61,7 @@ class FSDPConfig(StrategyConfig):
             )
 
 
-def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> Strategy:
+def build(config: TrainConfig, model: nn.Module, context: RankContext, precision: str) -> Strategy:
     """Shard ``model`` in place over all ranks.
 
     Raises:
@@ -69,9 +69,9 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
         TrainerError: GPUs without nccl, or no numpy on this host.
     """
     FSDPConfig().check(config)
-    if node.device.type == "cuda" and node.backend != "nccl":
+    if context.device.type == "cuda" and context.backend != "nccl":
         raise TrainerError(
-            f"strategy=fsdp on GPUs needs strategy.backend=nccl, and this run has {node.backend}; "
+            f"strategy=fsdp on GPUs needs strategy.backend=nccl, and this run has {context.backend}; "
             "with one rank a GPU take strategy.backend=auto, else strategy=ddp"
         )
     if importlib.util.find_spec("numpy") is None:
@@ -80,11 +80,11 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
             f"through it); install it there ({install('numpy')}), or take strategy=ddp"
         )
     if not dist.is_initialized():  # a single rank shards into one slice, so that its checkpoints have the same format
-        backend = "cpu:gloo,cuda:nccl" if node.backend == "nccl" else node.backend
+        backend = "cpu:gloo,cuda:nccl" if context.backend == "nccl" else context.backend
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    mesh = init_device_mesh(node.device.type, (node.ranks.world_size,))
+    mesh = init_device_mesh(context.device.type, (context.ranks.world_size,))
     shard(model.to(memory_format=torch.contiguous_format), mesh, precision)
-    layout = Shards(model, node, mesh)
+    layout = Shards(model, context, mesh)
     return Strategy(layout=layout, network=model, gradient_sync=ShardSync(layout))
 
 
@@ -128,8 +128,8 @@ class Shards(Layout):
 
     name = "fsdp"
 
-    def __init__(self, model: nn.Module, node: Node, mesh: DeviceMesh) -> None:
-        super().__init__(model, node)
+    def __init__(self, model: nn.Module, context: RankContext, mesh: DeviceMesh) -> None:
+        super().__init__(model, context)
         self.mesh = mesh
         self._named = {name: item for name, item in model.named_parameters() if isinstance(item, DTensor)}
         self.whole = {name: item for name, item in self._named.items() if item.requires_grad}
@@ -153,7 +153,7 @@ class Shards(Layout):
         weights = {}
         for name, value in self.model.state_dict().items():
             full = value.full_tensor() if isinstance(value, DTensor) else value
-            if self.node.is_rank_zero:
+            if self.context.is_rank_zero:
                 weights[name] = full.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
         return weights
 
@@ -164,7 +164,7 @@ class Shards(Layout):
 
     def look(self, folder: Path) -> None:
         """Find the hosts without access to rank 0's folder: their shards are sent through the process group."""
-        self._far, self._far_leaders = missing_files(folder, self.node)
+        self._far, self._far_leaders = missing_files(folder, self.context)
 
     def save(self, folder: Path, step: int, state: Mapping[str, list[Tensor]]) -> dict[str, str]:
         """Write ``shards-<step>/`` with one file per rank, complete on rank 0's host.
@@ -174,10 +174,10 @@ class Shards(Layout):
         """
         self._refuse_nonfinite(step)
         target = folder / folder_name(step)
-        if self.node.ranks.local_rank == 0:
+        if self.context.ranks.local_rank == 0:
             shutil.rmtree(target, ignore_errors=True)  # remains of a killed attempt
         dist.barrier()
-        path = target / file_name(self.node.ranks.rank)
+        path = target / file_name(self.context.ranks.rank)
         needed_bytes = sum(item.nbytes for item in self.parameters)
         written: dict[str, str] = {}
         error: str | None = None
@@ -188,8 +188,8 @@ class Shards(Layout):
         said = self._agreed(error, written)
         # copy the files of ranks without access to rank 0's folder, then delete them here
         for rank in self._far:
-            exchange(target, [*said[rank]], source=rank, target=0, node=self.node)
-        if self.node.ranks.rank in self._far:
+            exchange(target, [*said[rank]], source=rank, target=0, context=self.context)
+        if self.context.ranks.rank in self._far:
             path.unlink()
             with contextlib.suppress(OSError):  # another rank of this host still has files there
                 target.rmdir()
@@ -202,22 +202,22 @@ class Shards(Layout):
             TrainerError: the shards belong to another model.
         """
         source = folder / folder_name(step)
-        mine = sorted(path.name for path in source.glob("rank-*.pt")) if self.node.is_rank_zero else []
-        names = self.node.share(mine)[0]
+        mine = sorted(path.name for path in source.glob("rank-*.pt")) if self.context.is_rank_zero else []
+        names = self.context.share(mine)[0]
         for rank in self._far_leaders:
-            exchange(source, names, source=0, target=rank, node=self.node)
+            exchange(source, names, source=0, target=rank, context=self.context)
         dist.barrier()
         wrong = read_slices([source / name for name in names], self._content(state))
         unfit = wrong and (
             f"the shards of step {step} do not fit this model ({wrong[:200]}); delete {folder} to start afresh"
         )
         self._agreed(unfit, None)
-        if self.node.ranks.rank in self._far_leaders:
+        if self.context.ranks.rank in self._far_leaders:
             shutil.rmtree(source, ignore_errors=True)
 
     def _agreed(self, error: str | None, value: Any) -> list[Any]:
         """Return the values of all ranks. Raises TrainerError on all ranks if one has an error."""
-        said = self.node.share((error, value))
+        said = self.context.share((error, value))
         for text, _ in said:
             if text is not None:
                 raise TrainerError(text)
@@ -235,14 +235,14 @@ class Shards(Layout):
     def _slice(self, local: Tensor, whole: DTensor) -> Slice:
         """Return the slice of ``local``; a rank has as many rows as torch.chunk gives it."""
         rows = whole.shape[0]
-        return Slice(first=min(rows, -(-rows // self.mesh.size()) * self.node.ranks.rank), rows=rows, local=local)
+        return Slice(first=min(rows, -(-rows // self.mesh.size()) * self.context.ranks.rank), rows=rows, local=local)
 
     def _is_sliced(self, items: Sequence[Tensor]) -> bool:
         return [item.shape for item in items] == [item.shape for item in self.parameters]
 
     def _refuse_nonfinite(self, step: int) -> None:
         bad = [name for name, item in zip(self.whole, self.parameters, strict=True) if not torch.isfinite(item).all()]
-        names: list[str | None] = self.node.share(bad[0] if bad else None)
+        names: list[str | None] = self.context.share(bad[0] if bad else None)
         first = next((name for name in names if name is not None), None)
         if first is not None:
             raise TrainerError(

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainers.core.files import explained, write_atomic
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 
 _CHUNK_BYTES = 64 << 20
 
@@ -69,29 +69,29 @@ def read_slices(paths: Sequence[Path], content: Mapping[str, Slice]) -> str | No
     return next((f"{count} rows of {name} are missing" for name, count in left.items() if count), None)
 
 
-def missing_files(folder: Path, node: Node) -> tuple[list[int], list[int]]:
+def missing_files(folder: Path, context: RankContext) -> tuple[list[int], list[int]]:
     """Return the ranks that do not see rank 0's ``folder``, and those of them with local_rank 0.
 
     Every rank must call it.
     """
-    path = folder / node.share(f".seen-{secrets.token_hex(8)}")[0]
-    if node.is_rank_zero:
+    path = folder / context.share(f".seen-{secrets.token_hex(8)}")[0]
+    if context.is_rank_zero:
         folder.mkdir(parents=True, exist_ok=True)
         path.touch()
     dist.barrier()
-    seen = node.share((path.exists(), node.ranks.local_rank))
-    if node.is_rank_zero:
+    seen = context.share((path.exists(), context.ranks.local_rank))
+    if context.is_rank_zero:
         path.unlink()
     far = [(rank, local_rank) for rank, (near, local_rank) in enumerate(seen) if not near]
     return [rank for rank, _ in far], [rank for rank, local_rank in far if local_rank == 0]
 
 
-def exchange(folder: Path, names: list[str], *, source: int, target: int, node: Node) -> None:
+def exchange(folder: Path, names: list[str], *, source: int, target: int, context: RankContext) -> None:
     """Copy files of ``folder`` from rank ``source`` to rank ``target`` in chunks; other ranks do nothing."""
-    if node.ranks.rank == source:
+    if context.ranks.rank == source:
         for name in names:
             _send(folder / name, target)
-    elif node.ranks.rank == target:
+    elif context.ranks.rank == target:
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:
             _receive(folder / name, source)

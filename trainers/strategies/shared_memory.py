@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 
 _RANKS = 2
 _DESCRIPTORS = 5  # the memory, and both ends of two pipes
@@ -114,25 +114,25 @@ def _add_up(state: SharedSum) -> None:
         future.set_result(value)
 
 
-def share_memory(numel: int, node: Node) -> SharedMemory | None:
+def share_memory(numel: int, context: RankContext) -> SharedMemory | None:
     """Set up memory for ``numel`` elements. Returns None on all ranks unless there are exactly two, on one host.
 
     The memory is a memfd of rank 0 with two pipes, which the other rank opens through /proc. So no file is left behind,
     and a small /dev/shm is no limit.
     """
-    ranks = node.ranks
+    ranks = context.ranks
     both_here = ranks.world_size == ranks.local_world_size == _RANKS
-    if not both_here or node.device.type != "cpu" or sys.platform != "linux":
+    if not both_here or context.device.type != "cpu" or sys.platform != "linux":
         return None
     size = 4 * numel
-    made = _make(size) if node.is_rank_zero else []
+    made = _make(size) if context.is_rank_zero else []
     place = torch.zeros(1 + _DESCRIPTORS, dtype=torch.int64)  # rank 0's process id (0: failed), its descriptors
     if made:
         place.copy_(torch.tensor([os.getpid(), *made]))
-    node.broadcast([place])
+    context.broadcast([place])
     process, *theirs = place.tolist()
     memory = _open(process, theirs, size, rank=ranks.rank) if process else None
-    opened = node.sum(torch.tensor(float(memory is not None)))  # also a barrier: both have opened it
+    opened = context.sum(torch.tensor(float(memory is not None)))  # also a barrier: both have opened it
     for descriptor in made:
         os.close(descriptor)
     return memory if opened.item() == _RANKS else None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainers.core.files import write_atomic
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 
 INPUTS, GRADIENTS, WEIGHTS, BUFFERS = "inputs", "gradients", "weights", "buffers"
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
@@ -67,9 +67,9 @@ class Witness:
 class Digests(Witness):
     """Digests of every ``every``-th step, on this rank. ``write`` is a collective call."""
 
-    def __init__(self, model: nn.Module, node: Node, path: Path, every: int) -> None:
+    def __init__(self, model: nn.Module, context: RankContext, path: Path, every: int) -> None:
         self.every = every
-        self._model, self._node, self._path = model, node, path
+        self._model, self._context, self._path = model, context, path
         self._step: dict[tuple[str, str], Tensor] = {}
         self._rows: list[tuple[int, Tensor]] = []
         self._names: list[tuple[str, str]] = []
@@ -77,7 +77,7 @@ class Digests(Witness):
 
     def begin(self, step: int) -> None:
         """Keep the lines up to ``step``, from which the training goes on."""
-        if self._node.is_rank_zero and self._path.exists():
+        if self._context.is_rank_zero and self._path.exists():
             lines = self._path.read_text().splitlines(keepends=True) if step else []
             kept = [line for line in lines if line.endswith("\n") and json.loads(line).get("step", 0) <= step]
             write_atomic(self._path, lambda file: file.write("".join(kept).encode()))
@@ -106,7 +106,7 @@ class Digests(Witness):
         """Gather the rows of all ranks, and append a line per step and rank. Waits for the device."""
         if not self._rows:
             return
-        table = self._node.gather(torch.cat([row for _, row in self._rows]))
+        table = self._context.gather(torch.cat([row for _, row in self._rows]))
         if table is not None:
             lines = [{"names": [list(name) for name in self._names]}] if self._written != self._names else []
             width = len(self._names)

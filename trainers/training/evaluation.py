@@ -19,7 +19,7 @@ from trainers.data.pack import MappedPack
 from trainers.data.randomness import Stream, key
 from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.pairwise import pairwise_sum
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.training.model_setup import autocast, seed_generators
 
 _SMALLEST_BATCH = {"cuda": 256, "cpu": 128}  # on a CPU, larger batches take memory and gain no speed
@@ -67,7 +67,7 @@ class Evaluator:
 
     model: nn.Module
     pack: MappedPack
-    node: Node
+    context: RankContext
     normalise: Normaliser
     precision: str
     batch_size: int
@@ -80,7 +80,7 @@ class Evaluator:
         """Evaluate a split that is not empty. Leaves the model in evaluation mode; every rank gets the result."""
         totals, chosen = self.count_up(split)
         count = chosen.numel()
-        loss, accuracy, *others = (total / count for total in self.node.read(totals))
+        loss, accuracy, *others = (total / count for total in self.context.read(totals))
         return Evaluation(
             loss=loss,
             accuracy=accuracy,
@@ -97,11 +97,11 @@ class Evaluator:
             float64 [2 + more]: sum of losses, number of correct predictions, and sums of further metrics.
             int32 [count]: the predicted classes.
         """
-        node = self.node
+        context = self.context
         start, stop = self.pack.manifest.splits[split]
         count = stop - start
-        totals = torch.zeros(max(1, self.shards), 2 + len(self.more), dtype=torch.float64, device=node.device)
-        chosen = torch.zeros(count, dtype=torch.int32, device=node.device)
+        totals = torch.zeros(max(1, self.shards), 2 + len(self.more), dtype=torch.float64, device=context.device)
+        chosen = torch.zeros(count, dtype=torch.int32, device=context.device)
         self.model.eval()
         if self.pack.gatherer is not None:
             self.pack.gatherer.expect(Wanted(torch.arange(*ends)) for _, *ends in self._batches(start, stop))
@@ -110,7 +110,7 @@ class Evaluator:
             HEARTBEAT.enter(Phase.EVALUATING)
             # seed once per part: with shards, a part draws the same numbers on any number of ranks
             if part != seeded:
-                seed_generators(node.device, key(self.seed, Stream.EVALUATION, part))
+                seed_generators(context.device, key(self.seed, Stream.EVALUATION, part))
                 seeded = part
             logits, labels = self._forward(begin, end)
             guesses, number = logits.argmax(1), part if self.shards else 0
@@ -119,13 +119,13 @@ class Evaluator:
             for column, metric in enumerate(self.more.values(), 2):
                 totals[number, column] += metric(logits, labels).sum(dtype=torch.float64)
             chosen[begin - start : end - start] = guesses
-        node.sum(totals)  # with shards each rank filled its own rows, so nothing but zeros is added to them
-        node.sum(chosen)  # each rank filled its own part and left zeros elsewhere
+        context.sum(totals)  # with shards each rank filled its own rows, so nothing but zeros is added to them
+        context.sum(chosen)  # each rank filled its own part and left zeros elsewhere
         return pairwise_sum(totals), chosen
 
     def _batches(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Yield (part, begin, end) of this rank's batches: the part's number and a half-open range of the pack."""
-        ranks, step = self.node.ranks, max(self.batch_size, _SMALLEST_BATCH[self.node.device.type])
+        ranks, step = self.context.ranks, max(self.batch_size, _SMALLEST_BATCH[self.context.device.type])
         parts = self.shards or ranks.world_size
         own = parts // ranks.world_size
         for number in range(ranks.rank * own, (ranks.rank + 1) * own):
@@ -138,7 +138,7 @@ class Evaluator:
 
     def _forward(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """Return float32 logits [n, classes] and labels [n] for one range of the pack."""
-        pack, device = self.pack, self.node.device
+        pack, device = self.pack, self.context.device
         images, labels = pack.rows(torch.arange(begin, end, device=pack.labels.device), device)
         logits = torch.zeros((), device=device)
         with autocast(device, self.precision):

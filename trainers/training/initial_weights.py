@@ -19,7 +19,7 @@ from trainers.contract import run_folder
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.core.files import sha256_file
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 
 _INSIDE = ("state_dict", "model_state_dict", "model")  # keys under which published files hold the state dict
 _PREFIXES = ("module.", "_orig_mod.")  # added to names by DistributedDataParallel and torch.compile
@@ -57,7 +57,9 @@ class Initial:
         return {"said": self.said, "sha256": self.sha256, "fresh": [*self.fresh], "left_out": [*self.left_out]}
 
 
-def load(config: TrainConfig, network: nn.Module, node: Node, run_dir: Path, num_classes: int) -> Initial | None:
+def load(
+    config: TrainConfig, network: nn.Module, context: RankContext, run_dir: Path, num_classes: int
+) -> Initial | None:
     """Load the weights that ``config.init`` names into the network, on every rank.
 
     Returns None on ranks other than 0, and if the run starts from fresh weights.
@@ -69,10 +71,10 @@ def load(config: TrainConfig, network: nn.Module, node: Node, run_dir: Path, num
     if not said:
         return None
     initial = None
-    if node.is_rank_zero:
+    if context.is_rank_zero:
         path = run_dir / run_folder.INITIAL_WEIGHTS
         initial = fit(network, *read(path, said, config.init.sha256), num_classes=num_classes, said=said)
-    node.broadcast(network.state_dict().values())
+    context.broadcast(network.state_dict().values())
     return initial
 
 

@@ -24,7 +24,7 @@ from trainers.data.step_plan import plan_steps
 from trainers.distributed import rank_state
 from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.node_info import of_all_nodes
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import read_attempt
 from trainers.distributed.termination import Termination
 from trainers.distributed.traffic import Traffic
@@ -41,36 +41,36 @@ from trainers.training.training_state import TrainingState
 class Trainer:
     """Trains on one rank. Call ``prepare()``, then ``train()``, then ``test()``."""
 
-    def __init__(self, config: TrainConfig, pack: MappedPack, node: Node, run_dir: Path) -> None:
-        self.config, self.pack, self.node, self.run_dir = config, pack, node, run_dir
+    def __init__(self, config: TrainConfig, pack: MappedPack, context: RankContext, run_dir: Path) -> None:
+        self.config, self.pack, self.context, self.run_dir = config, pack, context, run_dir
         self.attempt = read_attempt(run_dir)
         choose_kernels(deterministic=config.trainer.deterministic)
-        self.steps = plan_steps(config.trainer, pack.manifest, node.ranks.world_size)
-        self.model = make_network(config, pack.manifest, node, self.steps)
-        self.normalise = normaliser(pack.manifest, normalise=config.dataset.normalise, device=node.device)
+        self.steps = plan_steps(config.trainer, pack.manifest, context.ranks.world_size)
+        self.model = make_network(config, pack.manifest, context, self.steps)
+        self.normalise = normaliser(pack.manifest, normalise=config.dataset.normalise, device=context.device)
         calibrate(self.model, pack, self.normalise)
-        self.initial = initial_weights.load(config, self.model, node, run_dir, pack.manifest.num_classes)
+        self.initial = initial_weights.load(config, self.model, context, run_dir, pack.manifest.num_classes)
         freeze(self.model, config.trainer.freeze)
-        self.precision = agree_on_precision(config.trainer.precision, node)
+        self.precision = agree_on_precision(config.trainer.precision, context)
         self.stepper = Stepper(
             config,
             pack,
-            node,
+            context,
             self.model,
             steps=self.steps,
             normalise=self.normalise,
             precision=self.precision,
         )
         self.state = TrainingState(self.stepper)
-        self.more_metrics = loss.metrics(config.trainer, pack.manifest.num_classes, node.device)
+        self.more_metrics = loss.metrics(config.trainer, pack.manifest.num_classes, context.device)
         self.step, self.best = 0, BestSoFar(config.trainer.patience)
         self.progress: dict[str, Any] = {"train_s": 0.0, "metrics": {}}
         capacity = min(config.trainer.log_every_steps, self.steps.per_epoch)
-        self.losses = Losses(node, capacity, self.steps.parts_per_rank)
+        self.losses = Losses(context, capacity, self.steps.parts_per_rank)
         self.throughput = Throughput(self.steps.global_batch_size)
-        self.traffic = Traffic(node)
+        self.traffic = Traffic(context)
         every = config.trainer.digests
-        self.digests = Digests(self.model, node, run_dir / run_folder.DIGESTS, every) if every else None
+        self.digests = Digests(self.model, context, run_dir / run_folder.DIGESTS, every) if every else None
         self.replay = operators.wanted()
         self.saved_step = 0
         self.watch: PackWatch | None = None  # detects changes of this node's data files
@@ -90,13 +90,13 @@ class Trainer:
         layout, path = self.stepper.strategy.layout, self.run_dir / run_folder.CHECKPOINTS
         row, metrics = self.state.row(), ""
         table: Tensor | None = None
-        self.nodes = of_all_nodes(self.node)
-        if self.node.is_rank_zero:
+        self.nodes = of_all_nodes(self.context)
+        if self.context.is_rank_zero:
             owner = checkpoint.identity(
                 self.config,
                 self.pack.manifest.digest,
-                world_size=self.node.ranks.world_size,
-                hardware=f"{self.node.device.type} in {self.precision}",
+                world_size=self.context.ranks.world_size,
+                hardware=f"{self.context.device.type} in {self.precision}",
                 strategy=layout.name,
             )
             self.folder = CheckpointFolder(path, owner, self.config.trainer.keep_checkpoints, self.nodes)
@@ -107,7 +107,7 @@ class Trainer:
                 else:
                     self._load(good)
                     table, metrics = self.state.rows_of_ranks(good.own), good.metrics
-            table = rank_state.spread(table, self.node.ranks.world_size, row.numel())
+            table = rank_state.spread(table, self.context.ranks.world_size, row.numel())
             self.folder.check()
             self.metrics = MetricsFile(self.run_dir / run_folder.METRICS, metrics, attempt=self.attempt.id)
             if self.metrics.damage:
@@ -116,12 +116,12 @@ class Trainer:
         # all ranks again: broadcast the state that is alike on all ranks, scatter the state that differs
         unread = self._unread_losses()
         known = [self.step, len(unread[0]), *self.best.known(self.progress)]
-        progress = torch.tensor(known, dtype=torch.float64, device=self.node.device)
-        self.node.broadcast([progress, *self.state.alike()])
+        progress = torch.tensor(known, dtype=torch.float64, device=self.context.device)
+        self.context.broadcast([progress, *self.state.alike()])
         self.state.share_out(table, row)
         self.step = self.saved_step = int(progress[0])
         self.best.restore(*progress[2:].tolist())
-        self.losses.restore(int(progress[1]), unread if self.node.is_rank_zero else ())
+        self.losses.restore(int(progress[1]), unread if self.context.is_rank_zero else ())
         if self.step:
             layout.load(path, self.step, self.stepper.state())
         if self.digests is not None:
@@ -134,8 +134,8 @@ class Trainer:
         The passes run before a checkpoint is loaded, as only they create some of the state that it holds.
         """
         stepper, compiles = self.stepper, self.config.trainer.compile
-        whole = stepper.strategy.layout.name == "ddp" and self.node.ranks.world_size > 1
-        if whole and self.node.device.type == "cpu" and not compiles:
+        whole = stepper.strategy.layout.name == "ddp" and self.context.ranks.world_size > 1
+        if whole and self.context.device.type == "cpu" and not compiles:
             HEARTBEAT.watch_gradients(self.model)
         if not stepper.warm_up_passes:
             return 0.0
@@ -143,8 +143,8 @@ class Trainer:
         stepper.begin_training()
         began = time.perf_counter()
         stepper.warm_up(plan)
-        if self.node.device.type == "cuda":
-            torch.cuda.synchronize(self.node.device)
+        if self.context.device.type == "cuda":
+            torch.cuda.synchronize(self.context.device)
         seconds = time.perf_counter() - began
         if compiles:
             self.say(f"compiled in {seconds:.1f} s")
@@ -172,7 +172,7 @@ class Trainer:
         plan: EpochPlan | None = None
         began = time.perf_counter() - self.progress["train_s"]
         self.throughput.restart()
-        with Termination(self.node, self.step) as termination:
+        with Termination(self.context, self.step) as termination:
             while not (self.pruned or self._is_over):
                 # after SIGTERM all ranks stop after the same step, so that they can write one checkpoint
                 if not termination.may_begin(self.step):
@@ -209,14 +209,14 @@ class Trainer:
         if self.folder is not None:
             self.folder.wait()
         self.say(f"stopped by SIGTERM after step {self.step}, which is saved: the same command goes on from there")
-        self.node.wait_for_all("saved")
+        self.context.wait_for_all("saved")
 
     def plan(self, epoch: int, position: int) -> EpochPlan:
         """Return the epoch's plan on the device, and start to prefetch images for the steps from ``position`` on."""
-        plan = plan_epoch(self.config.dataset, self.pack, seed=self.config.seed, epoch=epoch).to(self.node.device)
+        plan = plan_epoch(self.config.dataset, self.pack, seed=self.config.seed, epoch=epoch).to(self.context.device)
         if self.pack.gatherer is not None:
             size = self.steps.micro_batch_size
-            starts = self.steps.micro_batches(position, self.node.ranks.rank)
+            starts = self.steps.micro_batches(position, self.context.ranks.rank)
             self.pack.gatherer.expect(plan.batch(start, size).wanted for start in starts)
         return plan
 
@@ -238,7 +238,7 @@ class Trainer:
         saves = last or (epoch_ends and (epoch + 1) % trainer.checkpoint_every_epochs == 0)
         if trainer.checkpoint_every_steps is not None:
             saves = saves or self.step % trainer.checkpoint_every_steps == 0
-        if epoch_ends and not last and self.node.is_rank_zero and (self.run_dir / "prune").exists():
+        if epoch_ends and not last and self.context.is_rank_zero and (self.run_dir / "prune").exists():
             # only rank 0's host has that file, and all ranks must stop at the same step
             self.losses.call(stop=True)
         if epoch_ends or evaluates or saves or self.step % trainer.log_every_steps == 0:
@@ -262,7 +262,7 @@ class Trainer:
             self.digests.write()
         trainer = self.config.trainer
         minutes, passed_s = trainer.checkpoint_every_minutes, time.monotonic() - self._saved_at
-        if minutes is not None and passed_s >= 60 * minutes and self.node.is_rank_zero:
+        if minutes is not None and passed_s >= 60 * minutes and self.context.is_rank_zero:
             self.losses.call()  # request a checkpoint by rank 0's clock, as the ranks' clocks differ
         reading = self.losses.read(self.step, saved_step=self.saved_step, skip_nonfinite=trainer.skip_nonfinite)
         rate = self.throughput.interval(reading.steps)
@@ -318,7 +318,7 @@ class Trainer:
         self.check_data()
         if self.digests is not None:
             self.digests.write()
-        table = self.node.gather(self.state.row())
+        table = self.context.gather(self.state.row())
         shards = self.stepper.strategy.layout.save(
             self.run_dir / run_folder.CHECKPOINTS, self.step, self.stepper.state()
         )
@@ -347,7 +347,7 @@ class Trainer:
         return Evaluator(
             model=self.model,
             pack=self.pack,
-            node=self.node,
+            context=self.context,
             normalise=self.normalise,
             precision=self.precision,
             batch_size=self.steps.micro_batch_size,
@@ -375,7 +375,7 @@ class Trainer:
             TrainerError: a node's data files were modified after they were verified.
         """
         damage = self.watch.damage() if self.watch is not None else None
-        whole = self.node.all_reduce_min(int(damage is None))
+        whole = self.context.all_reduce_min(int(damage is None))
         if damage is not None:
             raise set_aside(damage)
         if not whole:
@@ -390,7 +390,7 @@ class Trainer:
 
     def say(self, text: str) -> None:
         """Print a line for the user, on rank 0."""
-        if self.node.is_rank_zero:
+        if self.context.is_rank_zero:
             print(text, flush=True)
 
     def _write(self, epoch: int, metrics: dict[str, float], *, doing: str) -> None:
@@ -398,8 +398,8 @@ class Trainer:
             self.metrics.write(self.step, epoch + 1, metrics, doing=doing)
 
     def _note_first_step(self) -> None:
-        if self.node.device.type == "cuda":
-            torch.cuda.synchronize(self.node.device)
+        if self.context.device.type == "cuda":
+            torch.cuda.synchronize(self.context.device)
         self.progress["first_step_unix_time"] = time.time()
 
     def _report_epoch(self, epoch: int, loss: float, rate: float, accuracy: float | None) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trainers.core.errors import TrainerError
 from trainers.core.files import explained, write_bytes
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 
 
 class MetricsFile:
@@ -140,12 +140,12 @@ class Losses:
     ``add`` costs one small copy on the device; only ``read`` waits for it.
     """
 
-    def __init__(self, node: Node, capacity: int, parts_per_rank: int = 1) -> None:
-        self._node = node
-        first, self._whose = node.ranks.rank * parts_per_rank, "on rank" if parts_per_rank == 1 else "in part"
+    def __init__(self, context: RankContext, capacity: int, parts_per_rank: int = 1) -> None:
+        self._context = context
+        first, self._whose = context.ranks.rank * parts_per_rank, "on rank" if parts_per_rank == 1 else "in part"
         self._own = slice(first, first + parts_per_rank)
-        rows = node.ranks.world_size * parts_per_rank
-        self._values = torch.zeros(rows, capacity + 1, device=node.device)  # last column: rank 0's request
+        rows = context.ranks.world_size * parts_per_rank
+        self._values = torch.zeros(rows, capacity + 1, device=context.device)  # last column: rank 0's request
         self._count = 0
         self._restored = 0  # how many of these losses were computed by an earlier attempt
 
@@ -191,7 +191,7 @@ class Losses:
     def _rows(self) -> tuple[list[list[float]], float]:
         """Return the losses of each part and rank 0's request, and clear both."""
         count, self._count, self._restored = self._count, 0, 0
-        table: list[list[float]] = self._node.read(self._node.sum(self._values))
+        table: list[list[float]] = self._context.read(self._context.sum(self._values))
         self._values.zero_()
         return [row[:count] for row in table], table[0][-1]
 

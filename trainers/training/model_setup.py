@@ -16,21 +16,21 @@ from trainers.data.augment import Normaliser
 from trainers.data.pack import Manifest, MappedPack
 from trainers.data.randomness import seed_libraries
 from trainers.data.step_plan import Steps
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 
 _CALIBRATION_IMAGES = 2000
 
 
-def make_network(config: TrainConfig, manifest: Manifest, node: Node, steps: Steps) -> nn.Module:
+def make_network(config: TrainConfig, manifest: Manifest, context: RankContext, steps: Steps) -> nn.Module:
     """Build the network for training with these steps.
 
     Raises:
         ConfigError: the network does not fit the images.
         TrainerError: a rank's micro-batch is too small for the network, or trainer.sync_batchnorm without GPUs.
     """
-    network = fresh_network(config.model, manifest, node, seed=config.seed)
-    if config.trainer.sync_batchnorm and node.ranks.world_size > 1:
-        network = _synchronised(network, node)
+    network = fresh_network(config.model, manifest, context, seed=config.seed)
+    if config.trainer.sync_batchnorm and context.ranks.world_size > 1:
+        network = _synchronised(network, context)
     if steps.micro_batch_size == 1 and any(isinstance(item, nn.BatchNorm2d) for item in network.modules()):
         raise TrainerError(
             f"model={config.model.name} has batch normalisation, which needs at least 2 images a rank; "
@@ -39,9 +39,9 @@ def make_network(config: TrainConfig, manifest: Manifest, node: Node, steps: Ste
     return network
 
 
-def _synchronised(network: nn.Module, node: Node) -> nn.Module:
+def _synchronised(network: nn.Module, context: RankContext) -> nn.Module:
     """Replace batch normalisation by torch.nn.SyncBatchNorm. Raises TrainerError on CPUs."""
-    if node.device.type == "cpu":
+    if context.device.type == "cpu":
         raise TrainerError(
             "trainer.sync_batchnorm=true needs GPUs: torch.nn.SyncBatchNorm has no form for processors; "
             "take trainer.sync_batchnorm=false"
@@ -50,7 +50,7 @@ def _synchronised(network: nn.Module, node: Node) -> nn.Module:
     return converted
 
 
-def fresh_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: int) -> nn.Module:
+def fresh_network(config: ModelConfig, manifest: Manifest, context: RankContext, *, seed: int) -> nn.Module:
     """Build a network with fresh weights. They depend on the seed alone, as they are drawn on the CPU.
 
     Raises:
@@ -67,14 +67,14 @@ def fresh_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: 
     with one_thread():
         network = models.build(config, shape)
     try:
-        return network.to(node.device).to(memory_format=torch.channels_last)
+        return network.to(context.device).to(memory_format=torch.channels_last)
     except torch.OutOfMemoryError as error:
         count = sum(item.numel() for item in network.parameters())
         megabytes = sum(item.nbytes for item in network.parameters()) >> 20
-        free, _ = torch.cuda.mem_get_info(node.device)
+        free, _ = torch.cuda.mem_get_info(context.device)
         raise TrainerError(
-            f"the network has {count:,} parameters ({megabytes:,} MB), for which the GPU of rank {node.ranks.rank} on "
-            f"{socket.gethostname()} has no room: {free >> 20:,} MB are free, and nvidia-smi there shows whose the "
+            f"the network has {count:,} parameters ({megabytes:,} MB), for which the GPU of rank {context.ranks.rank} "
+            f"on {socket.gethostname()} has no room: {free >> 20:,} MB are free, and nvidia-smi there shows whose the "
             "rest is; take a smaller model, or another GPU"
         ) from error
 
@@ -104,18 +104,18 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def agree_on_precision(wanted: str, node: Node) -> str:
+def agree_on_precision(wanted: str, context: RankContext) -> str:
     """Return fp32, bf16 or fp16 for all ranks: ``wanted``, or for auto the precision that suits rank 0's device.
 
     Raises:
         TrainerError: fp16 on the CPU.
     """
-    if wanted == "fp16" and node.device.type == "cpu":
+    if wanted == "fp16" and context.device.type == "cpu":
         raise TrainerError("trainer.precision=fp16 needs a GPU; on the CPU choose bf16 or fp32")
     if wanted != "auto":
         return wanted
-    native = torch.tensor(computes_in_bf16(node.device), dtype=torch.int64, device=node.device)
-    node.broadcast([native])
+    native = torch.tensor(computes_in_bf16(context.device), dtype=torch.int64, device=context.device)
+    context.broadcast([native])
     return "bf16" if native.item() else "fp32"
 
 

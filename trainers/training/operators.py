@@ -51,7 +51,7 @@ class Replay:
         _see(recorder, stepper)
         self._lines += recorder.lines
         if number == self.last:
-            path = run_dir / run_folder.OPERATORS.format(rank=stepper.node.ranks.rank)
+            path = run_dir / run_folder.OPERATORS.format(rank=stepper.context.ranks.rank)
             path.write_text("".join(f"{json.dumps(line)}\n" for line in self._lines))
             self.done = True
         return loss

@@ -37,7 +37,7 @@ from trainers.distributed import nccl
 from trainers.distributed.affinity import take_cores
 from trainers.distributed.connecting import connect
 from trainers.distributed.heartbeat import HEARTBEAT
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks, read_ranks
 from trainers.training.evaluation import Evaluation
 from trainers.training.loop import Trainer
@@ -72,19 +72,19 @@ def run(path: Path, seen: OfRank | None = None) -> None:
     check = DigestCheck(pack, read_ranks())
     keep_freed_memory()
     with ExitStack() as stack:
-        node = stack.enter_context(connect(config.strategy.backend))
-        trainer = Trainer(config, place(pack, node.device, config.dataset.random_resized_crop), node, run_dir)
+        context = stack.enter_context(connect(config.strategy.backend))
+        trainer = Trainer(config, place(pack, context.device, config.dataset.random_resized_crop), context, run_dir)
         stack.callback(trainer.close)
         trainer.watch = watch
         trainer.say(_first_line(config, trainer))
-        if idle and node.device.type == "cpu":
-            trainer.say(_idle_cores(idle, node.ranks))
+        if idle and context.device.type == "cpu":
+            trainer.say(_idle_cores(idle, context.ranks))
         if pack.manifest.synthetic:
             trainer.say(_SYNTHETIC)
         check.result()  # before training reads the first image
-        node.wait_for_all("data checked")
+        context.wait_for_all("data checked")
         trainer.prepare()
-        _warn_of_slow_network(node)
+        _warn_of_slow_network(context)
         trainer.train()
         if trainer.replay is not None:
             return  # its operators are on the disk, and nothing else is wanted
@@ -96,9 +96,9 @@ def run(path: Path, seen: OfRank | None = None) -> None:
             _finish(trainer, test, seen)
 
 
-def _warn_of_slow_network(node: Node) -> None:
+def _warn_of_slow_network(context: RankContext) -> None:
     """Warn once per host if NCCL uses sockets; NCCL has chosen its transport by now."""
-    if node.backend == "nccl" and node.ranks.nnodes > 1 and node.ranks.local_rank == 0:
+    if context.backend == "nccl" and context.ranks.nnodes > 1 and context.ranks.local_rank == 0:
         text = nccl.warning()
         if text is not None:
             print(text, flush=True)
@@ -142,7 +142,7 @@ def _refuse_empty_splits(config: TrainConfig, manifest: Manifest) -> None:
 
 
 def _first_line(config: TrainConfig, trainer: Trainer) -> str:
-    manifest, ranks, steps = trainer.pack.manifest, trainer.node.ranks, trainer.steps
+    manifest, ranks, steps = trainer.pack.manifest, trainer.context.ranks, trainer.steps
     sizes = ", ".join(f"{manifest.size(name):,} {name}" for name in manifest.splits)
     count = sum(item.numel() for item in trainer.model.parameters())
     trained = sum(item.numel() for item in trainer.model.parameters() if item.requires_grad)
@@ -150,7 +150,7 @@ def _first_line(config: TrainConfig, trainer: Trainer) -> str:
     where = f"{_counted(ranks.world_size, 'rank')} on {_counted(ranks.nnodes, 'node')}"
     return (
         f"{config.model.name} ({count:,} parameters{of_them}) on {manifest.name} ({sizes})\n"
-        f"{where}: {trainer.node.device.type}, {trainer.node.backend}, {trainer.precision}; "
+        f"{where}: {trainer.context.device.type}, {trainer.context.backend}, {trainer.precision}; "
         f"batch {steps.global_batch_size} ({_share(steps)}), {_counted(steps.per_epoch, 'step')} an epoch, "
         f"{_counted(steps.total, 'step')}{_unused(steps, manifest)}{_strategy(trainer)}{_initial(trainer)}"
     )
@@ -187,7 +187,7 @@ def _initial(trainer: Trainer) -> str:
 
 def _strategy(trainer: Trainer) -> str:
     """Describe the strategy in a line, unless it is plain ddp."""
-    strategy, world_size = trainer.stepper.strategy, trainer.node.ranks.world_size
+    strategy, world_size = trainer.stepper.strategy, trainer.context.ranks.world_size
     why = f" (strategy=auto: {strategy.reason})" if strategy.reason else ""
     if strategy.layout.name == "ddp" and not why:
         return ""
@@ -208,7 +208,7 @@ def _counted(count: int, what: str) -> str:
 
 def _note_pruned(trainer: Trainer) -> None:
     """Write pruned.json on rank 0; the checkpoint of this step is on the disk already."""
-    if not trainer.node.is_rank_zero:
+    if not trainer.context.is_rank_zero:
         return
     trainer.attempt.check()
     epoch = trainer.step // trainer.steps.per_epoch
@@ -221,9 +221,9 @@ def _finish(trainer: Trainer, test: Evaluation, seen: OfRank | None) -> None:
     """Write the results on rank 0; summary.json comes last, as it holds the digests of the other files."""
     HEARTBEAT.enter(Phase.ENDING)
     final = trainer.stepper.strategy.layout.weights()
-    closes = seen is not None and trainer.node.ranks.local_rank == 0
+    closes = seen is not None and trainer.context.ranks.local_rank == 0
     # local rank 0 writes its node's record; every rank takes part, as gather_bytes is a collective
-    records = trainer.node.gather_bytes(json.dumps(seen.close()).encode() if seen is not None and closes else b"")
+    records = trainer.context.gather_bytes(json.dumps(seen.close()).encode() if seen is not None and closes else b"")
     if records is None:
         return
     trainer.attempt.check()
@@ -249,7 +249,7 @@ def _finish(trainer: Trainer, test: Evaluation, seen: OfRank | None) -> None:
     nodes = [json.loads(record) for record in records if record]
     if nodes:
         # the file holds the record of rank 0's node, and those of other nodes under "nodes"
-        unkeyed = {path: how for node in nodes for path, how in sorted(node.pop("unkeyed").items())}
+        unkeyed = {path: how for context in nodes for path, how in sorted(context.pop("unkeyed").items())}
         if unkeyed:
             summary["unkeyed"] = unkeyed
         write_sealed(run_dir / run_folder.DEPENDENCIES, {**nodes[0], **({"nodes": nodes[1:]} if nodes[1:] else {})})
@@ -268,7 +268,7 @@ def _finish(trainer: Trainer, test: Evaluation, seen: OfRank | None) -> None:
 
 
 def _summary(trainer: Trainer, weights_sha256: str) -> dict[str, Any]:
-    progress, ranks = trainer.progress, trainer.node.ranks
+    progress, ranks = trainer.progress, trainer.context.ranks
     return {
         "state": "FINISHED",
         "metrics": progress["metrics"],
@@ -283,9 +283,9 @@ def _summary(trainer: Trainer, weights_sha256: str) -> dict[str, Any]:
         "first_step_unix_time": progress["first_step_unix_time"],
         "synthetic": trainer.pack.manifest.synthetic,
         "dataset_digest": trainer.pack.manifest.digest,
-        "device": trainer.node.device.type,
+        "device": trainer.context.device.type,
         "precision": trainer.precision,
-        "backend": trainer.node.backend,
+        "backend": trainer.context.backend,
         "strategy": trainer.stepper.strategy.layout.name,
         "torch": torch.__version__.split("+")[0],
         **({"nonfinite": progress["nonfinite"]} if "nonfinite" in progress else {}),

@@ -17,7 +17,7 @@ from trainers.data.pack import MappedPack
 from trainers.data.randomness import Stream, key
 from trainers.data.step_plan import Steps
 from trainers.distributed.heartbeat import HEARTBEAT
-from trainers.distributed.process_group import Node
+from trainers.distributed.process_group import RankContext
 from trainers.distributed.rank_state import PartBuffers
 from trainers.training import loss
 from trainers.training.digests import GRADIENTS, INPUTS, Witness, gradients_of
@@ -36,7 +36,7 @@ class Stepper:
         self,
         config: TrainConfig,
         pack: MappedPack,
-        node: Node,
+        context: RankContext,
         model: nn.Module,
         *,
         steps: Steps,
@@ -44,25 +44,25 @@ class Stepper:
         precision: str,
     ) -> None:
         """``precision``: fp32, bf16 or fp16."""
-        self.config, self.pack, self.node, self.model = config, pack, node, model
+        self.config, self.pack, self.context, self.model = config, pack, context, model
         self.steps, self.normalise, self.precision = steps, normalise, precision
-        self.strategy = strategies.build(config, model, node, precision)
+        self.strategy = strategies.build(config, model, context, precision)
         self.network, self.gradient_sync = self.strategy.network, self.strategy.gradient_sync
         self.optimizer = optimizers.build(config.optimizer, self.strategy.layout.parameters)
         self.buffers = PartBuffers(model, steps.parts_per_rank)
         scales = precision == "fp16"
         guarded = scales or config.trainer.skip_nonfinite
-        self.grad_scaler = GradScaler(self.buffers.statistics(), node.device, scales=scales) if guarded else None
+        self.grad_scaler = GradScaler(self.buffers.statistics(), context.device, scales=scales) if guarded else None
         max_norm = config.trainer.clip_norm
         self.clipping = Clipping(self.strategy.layout, max_norm) if max_norm else None
         decay = config.trainer.ema
         self.average = WeightAverage(self.strategy.layout.parameters, decay) if decay else None
-        self.loss = loss.build(config.trainer, pack, node.device)
-        self.augmentation = own_augmentation.build(config.dataset, pack.manifest, node.device)
+        self.loss = loss.build(config.trainer, pack, context.device)
+        self.augmentation = own_augmentation.build(config.dataset, pack.manifest, context.device)
         self.witness: Witness | None = None  # of the step that comes next
-        self._prepares_kernels = config.trainer.compile or node.device.type == "cuda"
+        self._prepares_kernels = config.trainer.compile or context.device.type == "cuda"
         self._divisor = steps.accumulate * max(1, config.trainer.shards)  # without shards the strategy averages
-        self._peak_lr = optimizers.peak_lr(config.optimizer, node.ranks.world_size)
+        self._peak_lr = optimizers.peak_lr(config.optimizer, context.ranks.world_size)
 
     def __call__(self, plan: EpochPlan, step: int, position: int) -> Tensor:
         """Run step ``step`` of the run, which is step ``position`` of its epoch.
@@ -81,7 +81,7 @@ class Stepper:
             if self.average is not None:
                 self.average.update(step)
         except torch.OutOfMemoryError as error:
-            raise TrainerError(out_of_memory(self.steps, self.node.ranks.rank)) from error
+            raise TrainerError(out_of_memory(self.steps, self.context.ranks.rank)) from error
         return losses
 
     @property
@@ -103,7 +103,7 @@ class Stepper:
             for number in range(self.warm_up_passes):
                 self._warm_up_pass(part, number - self.warm_up_passes)
         except torch.OutOfMemoryError as error:
-            raise TrainerError(out_of_memory(self.steps, self.node.ranks.rank)) from error
+            raise TrainerError(out_of_memory(self.steps, self.context.ranks.rank)) from error
         except Exception as error:
             if not self.config.trainer.compile or isinstance(error, TrainerError):
                 raise
@@ -122,7 +122,7 @@ class Stepper:
             self._backward(part)
         self.gradient_sync.finish()
         if self._prepares_kernels:  # found_inf = 1 makes the optimizer skip the update
-            self.optimizer.step(self.lr(0), torch.ones((), device=self.node.device))
+            self.optimizer.step(self.lr(0), torch.ones((), device=self.context.device))
 
     def lr(self, step: int) -> float:
         """Return the learning rate of a step (from 0)."""
@@ -147,9 +147,9 @@ class Stepper:
     def average_statistics(self) -> None:
         """Replace the batch statistics by their mean over all parts of the global batch, on every rank."""
         if self.config.trainer.shards:
-            self.buffers.average(self.node)
+            self.buffers.average(self.context)
         else:
-            self.node.average(moving_buffers(self.model, self.config.trainer.freeze))
+            self.context.average(moving_buffers(self.model, self.config.trainer.freeze))
 
     def averaged_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the averaged weights (trainer.ema), if there are any."""
@@ -163,13 +163,13 @@ class Stepper:
 
     def _gradients(self, plan: EpochPlan, step: int, position: int) -> Tensor:
         """Average the gradients of the global batch. This rank computes its parts one after the other."""
-        losses, own = [], self.steps.parts_of(self.node.ranks.rank)
-        first = self.steps.first_sample(position, self.node.ranks.rank)
+        losses, own = [], self.steps.parts_of(self.context.ranks.rank)
+        first = self.steps.first_sample(position, self.context.ranks.rank)
         self._begin(step)
         for number, part in enumerate(own):
             if number:
                 self.gradient_sync.next_part()
-            seed_generators(self.node.device, key(self.config.seed, Stream.DROPOUT, step, part))
+            seed_generators(self.context.device, key(self.config.seed, Stream.DROPOUT, step, part))
             with self.buffers.of(number):
                 losses.append(self._part(plan, first + number * self.steps.part_size, last=part == own[-1]))
         self.gradient_sync.finish()
@@ -211,7 +211,7 @@ class Stepper:
         if self.witness is not None:
             self.witness.see(INPUTS, {"images": images, "labels": labels})
         HEARTBEAT.enter(Phase.COMPUTING)
-        with autocast(self.node.device, self.precision):
+        with autocast(self.context.device, self.precision):
             logits = self.network(images)
         value = self.loss(logits.float(), labels)
         scale = 1.0 if self.grad_scaler is None else self.grad_scaler.scale

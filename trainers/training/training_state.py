@@ -20,7 +20,7 @@ class TrainingState:
 
     def row(self) -> Tensor:
         """Return the state that only this rank holds, as a row [n] on its device."""
-        return rank_state.row(self._own(), self._stepper.node.device)
+        return rank_state.row(self._own(), self._stepper.context.device)
 
     def rows_of_ranks(self, own: Tensor) -> Tensor:
         """Convert a checkpoint's rows of parts (trainer.shards) to one row per current rank.
@@ -29,12 +29,12 @@ class TrainingState:
         """
         stepper = self._stepper
         sharded = stepper.config.trainer.shards
-        return rank_state.rows_of_ranks(own, stepper.node.ranks.world_size) if sharded else own
+        return rank_state.rows_of_ranks(own, stepper.context.ranks.world_size) if sharded else own
 
     def share_out(self, table: Tensor | None, row: Tensor) -> None:
         """Scatter the rows of rank 0's table to the ranks, and reset the state of each part to the replicated one."""
         self._stepper.buffers.reset()
-        rank_state.fill(self._own(), self._stepper.node.scatter(table, row))
+        rank_state.fill(self._own(), self._stepper.context.scatter(table, row))
 
     def alike(self) -> list[Tensor]:
         """Return the tensors that are the same on all ranks."""

@@ -60,7 +60,7 @@ def why(current: Session) -> None:
     run = current.run
     steps = dry_run.steps(current.config, current.pack, run, root=ROOT)
     reason = run.reason if run else current.why_no_key
-    finished = _finished_parts(current) if run and reason else {}
+    finished = _keys_of_finished_runs(current) if run and reason else {}
     nearest = index.nearest(current.config.runs_dir, finished, run.key.parts) if run else None
     accepted = run.accepted if run and not reason else None
     damage = _damage(run) if run and not (reason or accepted) else None
@@ -89,7 +89,7 @@ def why(current: Session) -> None:
         note(f"WARNING: {damage.what}\n  it can't be exported or reproduced from here; try: {damage.hint}")
     if run and not reason:
         for added in run_status.added(run.folder):
-            note(f"WARNING: {relative(run.folder.path / added)} was added after the run; it is none of its outputs")
+            note(f"WARNING: {relative(run.folder.path / added)} was added after the run; it is not an output of it")
     if nearest is not None:
         key, differing = nearest
         say_folded(
@@ -104,10 +104,10 @@ def why(current: Session) -> None:
     for step in steps:
         say_folded(f"{step.name:<9} {'done' if step.done else 'to do':<6} {step.why}")
     if reason and not current.invocation.overrides and index.rows(current.config.runs_dir):
-        say("without words this is the default configuration; doit why last explains the newest run")
+        say("without overrides this is the default configuration; doit why last explains the newest run")
 
 
-def _finished_parts(current: Session) -> dict[str, dict[str, Any]]:
+def _keys_of_finished_runs(current: Session) -> dict[str, dict[str, Any]]:
     """Return key → key parts of the finished runs to compare with; only of the one that ``run=`` names, if any."""
     parts = index.finished_parts(current.config.runs_dir)
     named = current.folder().key if "run" in current.invocation.options else ""
@@ -123,7 +123,7 @@ def _changed_data(current: Session, differing: Sequence[Difference]) -> list[str
 
 
 def _damage(run: Run) -> AlteredError | None:
-    """Return what has changed since the run finished without making a training necessary."""
+    """Return the error if files of a finished run were altered in a way that needs no new training."""
     try:
         check_parts(run.folder, run.key, run.folder.read_result(), ROOT)
     except AlteredError as altered:

@@ -160,7 +160,7 @@ def settle(current: Session, folder: RunFolder, *, equal: bool, again: str) -> s
 
 def _of_this_clone(current: Session, folder: RunFolder, accepted: Acceptance) -> RunFolder | None:
     """Return the run folder here that a proof of an unpacked run applies to, if its weights are equal."""
-    if not (folder.path / acceptance.CARRIED).exists():
+    if not (folder.path / acceptance.BASE_RESULT_FILE).exists():
         return folder
     here = RunFolder(current.config.runs_dir / folder.key)
     try:

@@ -51,7 +51,7 @@ def measure(
         PacelineError: another loop fails.
         HostError, TrainingError, Killed: as a launch does; the points measured before stay in their folders.
     """
-    given, loops = settings(options), against.loops(options, config, root)
+    given, loops = settings(options), against.requested_loops(options, config, root)
     clusters, left_out = points(config.cluster, config.train.trainer.global_batch_size)
     folder = node_module.new_folder(config.runs_dir, "benchmark")
     settings_of_run = {**config.resolved, "init": {}, "measure": given}  # what only measures needs no weights

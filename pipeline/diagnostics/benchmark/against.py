@@ -1,4 +1,4 @@
-"""`doit benchmark against=…`: the same network, images and batch in other people's loops, on this machine's processor.
+"""`doit benchmark against=…`: the same network, images and batch in other people's loops, on this computer's CPU.
 
 benchmarks/training.py does the work: what it compares with is no part of the project (Lightning and Accelerate go into
 an environment of their own).
@@ -25,14 +25,14 @@ from pipeline.core.tables import counted
 from pipeline.diagnostics import node_module
 
 SCRIPT = "benchmarks/training.py"
-LOOPS = ("tuned", "guide", "lightning", "accelerate")
+LOOPS = ("tuned", "guide", "lightning", "accelerate")  # guide: the loop that tutorials of PyTorch show
 _PAIRS = 5
 _LIMIT_S = 3600.0
-_TITLES = {"tuned": "hand-tuned", "guide": "guides' loop", "lightning": "Lightning", "accelerate": "Accelerate"}
+_TITLES = {"tuned": "hand-tuned", "guide": "tutorial loop", "lightning": "Lightning", "accelerate": "Accelerate"}
 
 
-def loops(options: Mapping[str, str], config: RunConfig, root: Path) -> tuple[str, ...]:
-    """The loops that ``against`` names.
+def requested_loops(options: Mapping[str, str], config: RunConfig, root: Path) -> tuple[str, ...]:
+    """Return the loops that ``against`` names.
 
     Raises:
         UsageError: an unknown one, or a training that they can't do as it is configured.
@@ -45,7 +45,7 @@ def loops(options: Mapping[str, str], config: RunConfig, root: Path) -> tuple[st
             raise UsageError(f"against={name} is unknown; known are {', '.join(LOOPS)} (commas between several)")
     if not launchers.capabilities(config.cluster).is_this_computer:
         raise UsageError(
-            f"against= compares on this machine, not on the hosts of launcher {config.cluster.launcher}",
+            f"against= compares on this computer, not on the hosts of launcher {config.cluster.launcher}",
             hint="cluster=local",
         )
     model = config.train.model
@@ -62,7 +62,7 @@ def loops(options: Mapping[str, str], config: RunConfig, root: Path) -> tuple[st
 def compare(
     names: Sequence[str], config: RunConfig, pack: PackSource, *, pairs: int | None, root: Path, say: node_module.Say
 ) -> list[dict[str, Any]]:
-    """Each loop in turns with Paceline's; one entry of benchmark.json each.
+    """Measure each loop in turns with Paceline's; return an entry of benchmark.json for each.
 
     Raises:
         PacelineError: a launch fails; its output is in the message.
@@ -71,7 +71,7 @@ def compare(
     for name in names:
         say(
             f"\nagainst {_TITLES[name]}: {pairs or _PAIRS} launches of each, in turns; "
-            f"{counted(ranks, 'rank')} on the processor"
+            f"{counted(ranks, 'rank')} on the CPU"
         )
         with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("benchmark")) as temporary:
             result = Path(temporary) / "figures.json"
@@ -89,18 +89,18 @@ def compare(
 
 
 def table(comparisons: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The lines of a terminal's table; empty without a comparison."""
+    """Return the lines of a terminal's table; empty without a comparison."""
     if not comparisons:
         return []
     lines = [
-        "against other loops on this machine's processor, launch by launch in turns",
+        "against other loops on this computer's CPU, launch by launch in turns",
         f"{'against':<14}{'ranks':>6}{'precision':>11}{'images/s':>11}{'theirs':>11}{'n':>4}  "
-        f"{'ratio (min – max)':<23}{'of processor time':<23}",
+        f"{'speed, ours ÷ theirs':<23}{'CPU time, theirs ÷ ours':<23}",
     ]
     for item in comparisons:
         name, rates, cpu = item["loop"], item["images_per_s"], item["cpu_s_a_step"]
-        ratios = [a / b for a, b in zip(rates["paceline"], rates[name], strict=True)]
-        loads = [b / a for a, b in zip(cpu["paceline"], cpu[name], strict=True)]
+        ratios = [ours / theirs for ours, theirs in zip(rates["paceline"], rates[name], strict=True)]
+        loads = [theirs / ours for ours, theirs in zip(cpu["paceline"], cpu[name], strict=True)]
         lines.append(
             f"{_TITLES[name]:<14}{item['world_size']:>6}{item['precision']:>11}"
             f"{statistics.median(rates['paceline']):>11,.1f}{statistics.median(rates[name]):>11,.1f}{len(ratios):>4}  "

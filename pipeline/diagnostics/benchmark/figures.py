@@ -123,9 +123,9 @@ def _spaced(lines: list[str]) -> list[str]:
 
 def _throughput(table_rows: Sequence[Row]) -> list[str]:
     lines = [
-        "images/s over all ranks; the plain loop took turns with Paceline, block by block",
+        "images/s over all ranks; the reference loop took turns with Paceline, block by block",
         f"{'hosts':>5}{'ranks':>6}{'threads':>8}{'median':>11}{'min':>11}{'max':>11}{'n':>4}{'scaling':>9}"
-        f"{'plain loop':>12}  {'ratio (min – max)':<20}{'TFLOP/s':>9}{'of peak':>9}",
+        f"{'reference loop':>12}  {'ratio (min – max)':<20}{'TFLOP/s':>9}{'of peak':>9}",
     ]
     for row in table_rows:
         ratio = f"{row.ratio:.3f} ({row.ratio_min:.3f} – {row.ratio_max:.3f})"

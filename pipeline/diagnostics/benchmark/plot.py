@@ -27,7 +27,7 @@ _COLOURS = {
 
 
 def picture(whole: Mapping[str, Any]) -> bytes:
-    """A PNG: throughput beside the plain loop and perfect scaling, and a step taken apart."""
+    """A PNG: throughput beside the reference loop and perfect scaling, and a step taken apart."""
     results, table_rows = whole["points"], rows(whole["points"])
     figure = Figure(figsize=(11.5, 4.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
