@@ -1,4 +1,4 @@
-"""Node modules that measure instead of train: all-reduce bandwidth, a profiler trace, throughput beside a reference loop.
+"""Node modules that measure instead of train: all-reduce bandwidth, a profiler trace, throughput.
 
 Public face: ``allreduce``, ``profiling``, ``benchmark``; ``node_module`` launches what a new one needs.
 """

@@ -156,9 +156,11 @@ def command(overrides: Sequence[str]) -> str:
 def table(configurations: Sequence[Group], goals: Mapping[str, str], width: int) -> list[str]:
     """Return one line per configuration: mean ± standard deviation of each figure, and n. ``*`` marks the best mean.
 
-    The columns are the usual figures; for a script with its own metrics, the first few of those.
+    The columns are the metrics that a search aims at and the usual ones; for a script with its own metrics, the first
+    few of those.
     """
-    shown = [name for name in _columns(configurations) if any(name in group.statistics for group in configurations)]
+    names = dict.fromkeys([*goals, *_columns(configurations)])
+    shown = [name for name in names if any(name in group.statistics for group in configurations)]
     top = {name: _starred(configurations, name, goals) for name in shown}
     rows = [("configuration", "n", *shown)]
     for group in configurations:

@@ -207,10 +207,12 @@ def _value(goal: Objective, result: Mapping[str, Any], trial: Trial) -> float:
         return math.nan  # counts as a failed trial instead of ending the search
     value = goal.value(result)
     if value is None:
+        has_val_split = any(name.startswith("val/") for name in result.get("metrics", ()))
+        needs_val_split = has_value_each_epoch(goal.metric) and not has_val_split
         hint = "dataset.val_size=…, which takes val images from the training images"
         raise PacelineError(
             f"trial {trial.number} ({trial.key}) has no {goal.metric}, which the search looks at",
-            hint=hint if has_value_each_epoch(goal.metric) else "another search.metric",
+            hint=hint if needs_val_split else "another search.metric",
         )
     return value
 

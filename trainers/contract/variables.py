@@ -1,4 +1,8 @@
-"""Names of the environment variables that the controller or the agent sets and a node's processes read."""
+"""Names of the environment variables that the controller or the agent sets and a node's processes read.
+
+These files count in the key of every run, so the variables of one scheduler stand in its module of
+``pipeline/cluster/agent/schedulers``.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,6 @@ OPERATORS = "PACELINE_OPERATORS"  # FIRST-LAST: record each operator of these st
 NODE = "PACELINE_NODE"  # RUN_ID:NODE_RANK, the mark by which a node's processes are ended
 RESERVE = "PACELINE_RESERVE"  # a file that is removed on a full disk, to make room for a last message
 RANKS = "PACELINE_RANKS"  # name of the warm parent that this process is, or is a fork of
-SECRETS = "PACELINE_SECRETS"  # a Slurm job's secret variables
-POD_IP = "PACELINE_POD_IP"
-POD_NAME = "PACELINE_POD_NAME"
 
 MARK_FILE = "paceline-node="  # name of a memory file that forks of a warm parent hold, followed by the mark
 

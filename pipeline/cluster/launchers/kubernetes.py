@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import yaml  # type: ignore[import-untyped]
 
+from pipeline.cluster.agent.schedulers import kubernetes as kubernetes_node
 from pipeline.cluster.launchers.base import AttemptSpec, GrantedJob, JobState, Outcome, Scheduler
 from pipeline.cluster.launchers.job_folder import REQUEST, JobFolder
 from pipeline.cluster.launchers.kubernetes_api import JOB, KINDS, RUN, Api, Object, UnansweredError
@@ -21,7 +22,6 @@ from pipeline.core.errors import HostError, UsageError, suggestion
 from pipeline.core.redact import rules
 from pipeline.core.specs import Cluster
 from pipeline.runs import journal
-from trainers.contract import variables
 from trainers.core.config import ConfigError
 
 # Valid values of settings, by the API's rules ("Object Names and IDs", "Labels and Selectors"), for an image by the
@@ -297,7 +297,7 @@ def _environment(settings: KubernetesConfig) -> list[Object]:
 
     torch's caches need home and user name, which an unknown user id doesn't have.
     """
-    fields = {variables.POD_NAME: "metadata.name", variables.POD_IP: "status.podIP"}
+    fields = {kubernetes_node.POD_NAME: "metadata.name", kubernetes_node.POD_IP: "status.podIP"}
     secrets = [place.partition("/") for place in settings.env_from]
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),

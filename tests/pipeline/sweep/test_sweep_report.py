@@ -51,7 +51,7 @@ def test_a_star_stands_where_it_is_known_what_is_better_and_the_means_differ() -
     assert "optimizer.lr=1  1/1  8.0000 *    1.0000  2.0000" in said
     assert "best by" not in said
     aimed = text(rows, 2, by="margin", goals={"margin": "minimize"})
-    assert "9.0000      0.0000 *" in aimed
+    assert "optimizer.lr=0  1/1  0.0000 *  9.0000" in aimed
     assert "best by margin: optimizer.lr=0; trial 0" in aimed
 
 
@@ -72,6 +72,15 @@ def test_a_script_whose_metrics_have_names_of_their_own_has_columns_too() -> Non
     assert "configuration      n    loss      acc     a       b       train_s" in said
     assert "program.args.lr=1  1/1  0.2500 *  0.5000  1.0000" in said
     assert "program.args.lr=2  1/1  0.7500    0.5000  1.0000" in said
+
+
+def test_the_metric_that_a_search_aims_at_has_a_column_beside_the_usual_ones() -> None:
+    rows = [
+        trial(n, f"optimizer.lr={n}", val__accuracy=0.5, val__top5_accuracy=value) for n, value in enumerate([0.9, 0.8])
+    ]
+    said = text(rows, 2, "val/top5_accuracy", {"val/top5_accuracy": "maximize"})
+    assert "configuration   n    val/top5_accuracy  val/accuracy" in said
+    assert "optimizer.lr=0  1/1  0.9000 *           0.5000" in said
 
 
 def test_a_figure_that_four_places_have_no_room_for_keeps_three_digits() -> None:

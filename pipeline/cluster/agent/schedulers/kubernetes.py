@@ -7,20 +7,19 @@ import os
 import re
 from urllib.parse import quote
 
-from trainers.contract import variables
-
 from ..wire import Json, refuse
 
 NUMBERS = ("PET_NODE_RANK", "JOB_COMPLETION_INDEX")
 """Variables with a pod's number: of a TrainJob, whose pods have both, and of an indexed Job."""
 
 REQUEUES = False
+POD_IP, POD_NAME = "PACELINE_POD_IP", "PACELINE_POD_NAME"
 """A pod is never put back into a queue: after SIGTERM, and in a second life of its container, nothing is left to do."""
 
 
 def who() -> tuple[str, int, int]:
     """Return this pod's name, its number among the job's nodes, and its restart, which is always 0."""
-    name = os.environ[variables.POD_NAME]
+    name = os.environ[POD_NAME]
     number = next((os.environ[variable] for variable in NUMBERS if os.environ.get(variable, "").isdigit()), None)
     if number is None:
         refuse(f"{name}: none of {', '.join(NUMBERS)} is set, so this pod doesn't know its number; cluster.kind=job")
@@ -29,7 +28,7 @@ def who() -> tuple[str, int, int]:
 
 def own_address() -> str:
     """Return the pod's address, at which the others reach it."""
-    return os.environ[variables.POD_IP]
+    return os.environ[POD_IP]
 
 
 def secrets(request: Json) -> Json:

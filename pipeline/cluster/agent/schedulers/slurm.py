@@ -6,12 +6,11 @@ import json
 import os
 import re
 
-from trainers.contract import variables
-
 from ..node import route_to
 from ..wire import Json, refuse
 
 REQUEUES = True
+SECRETS = "PACELINE_SECRETS"  # the job's secret variables
 """A job that was preempted is put back into the queue, if its agents leave that to Slurm."""
 
 
@@ -26,13 +25,13 @@ def secrets(request: Json) -> Json:
 
     Raises SystemExit: they didn't arrive, and ranks would take the *** in the request for their values.
     """
-    if variables.SECRETS not in os.environ and request["has_secrets"]:
+    if SECRETS not in os.environ and request["has_secrets"]:
         refuse(
             f"{who()[0]}: the ranks' secret variables did not come: they travel in PACELINE_SECRETS of the job's "
             "environment, which --export in cluster.sbatch or SBATCH_EXPORT leaves behind; --export=ALL takes it "
             "along, and so does --export=NAME,PACELINE_SECRETS"
         )
-    value: Json = json.loads(os.environ.pop(variables.SECRETS, "{}"))
+    value: Json = json.loads(os.environ.pop(SECRETS, "{}"))
     return value
 
 
