@@ -106,7 +106,8 @@ class Proof:
     differ; ``started_over``: the last attempt began at the run's first step; ``was_resumed``: the recorded run itself
     was resumed, at ``resumed_at``, and an undisturbed one differs from there on; ``lacks_last``: nothing differs but
     that metrics of the last step are missing; ``only_totals``: nothing differs but metrics that are logged once;
-    ``nothing_left``: the last attempt logged nothing, as the kill came behind the last checkpoint;
+    ``nothing_left``: the last attempt logged nothing, as the kill came behind the last checkpoint; ``not_resumed``: the
+    script takes its checkpoint by {resume}, and none was there at any kill;
     ``offer``: the override that would give the script its checkpoint.
     """
 
@@ -119,12 +120,13 @@ class Proof:
     lacks_last: bool = False
     only_totals: bool = False
     nothing_left: bool = False
+    not_resumed: bool = False
     offer: str = ""
     culprit: Culprit | None = None
 
     @property
     def proven(self) -> bool:
-        return self.verdict.reproduced and bool(self.kills) and not self.nothing_left
+        return self.verdict.reproduced and bool(self.kills) and not (self.nothing_left or self.not_resumed)
 
 
 def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable[[str], None], **how: Any) -> Proof:
@@ -141,8 +143,9 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
     runs_dir = work / "runs"
     for sooner in _SOONER:
         timed = _made(runs_dir) or folder  # the newest repetition shows best how long one takes now
-        after_s = [at * sooner for at in moments(timed, kills, seed)]
-        killing = _Killing(runs_dir, after_s, say, awaits_checkpoint=sooner == _SOONER[0])
+        first_s, into_s = moments(timed, kills, seed)
+        into_s = [at * sooner for at in into_s]
+        killing = _Killing(runs_dir, first_s, into_s, say, awaits_checkpoint=sooner == _SOONER[0])
         verdict = reproduce(folder, work=work, say=say, train=partial(_train, killing), **how)
         again = _made(runs_dir) or folder
         starts = _first_steps(again.path)
@@ -167,6 +170,7 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
         only_totals=_only_totals(before, verdict),
         offer=checkpoints.resume_offer(again.path, settings) if settings is not None else "",
         nothing_left=nothing_left,
+        not_resumed=settings is not None and settings.resumes and not any(kill.checkpoint for kill in killing.kills),
         started_over=bool(before) and len(starts) > 1 and starts[-1] is not None and starts[-1] <= min(before),
     )
     if verdict.reproduced or verdict.nothing or verdict.within_spread:
@@ -222,28 +226,39 @@ def culprit(evidence: Proof, *, files_alone: bool, is_dense: bool, restores_rand
     return Culprit.ORDER if evidence.differs_at is not None else Culprit.UNKNOWN
 
 
-def moments(folder: RunFolder, kills: int, seed: int) -> list[float]:
-    """Return when to kill: seconds after the beginning of each attempt, which goes on where the one before was."""
+def moments(folder: RunFolder, kills: int, seed: int) -> tuple[float, list[float]]:
+    """Return how long an attempt takes until its first row of metrics, and how far into the training to kill (s)."""
     entries = journal.read(folder.journal)
     begun = max((entry.time for entry in entries if entry.state is State.RUNNING), default=0.0)
     ended = max((entry.time for entry in entries if entry.state is State.FINISHED), default=begun)
     rows = [row.time_s for row in metrics_file.rows(folder.path / run_folder.METRICS) if row.time_s >= begun]
     first, last = (min(rows), max(rows)) if len(rows) > 1 else ((begun + ended) / 2, ended)
     chance = random.Random(seed)
-    at = sorted(chance.uniform(_EARLIEST, _LATEST) for _ in range(kills))
-    return [first - begun + (now - before) * (last - first) for before, now in zip([0.0, *at], at, strict=False)]
+    return first - begun, [
+        at * (last - first) for at in sorted(chance.uniform(_EARLIEST, _LATEST) for _ in range(kills))
+    ]
 
 
 class _Killing:
-    """The kills of one proof, each at its moment of a new attempt; the last one waits for a checkpoint."""
+    """The kills of one proof, each in a new attempt and further into the training; the last one waits for a checkpoint.
+
+    An attempt begins where its checkpoint was saved, and without one where the attempt before began.
+    """
 
     def __init__(
-        self, runs_dir: Path, after_s: Sequence[float], say: Callable[[str], None], *, awaits_checkpoint: bool
+        self,
+        runs_dir: Path,
+        first_s: float,
+        into_s: Sequence[float],
+        say: Callable[[str], None],
+        *,
+        awaits_checkpoint: bool,
     ) -> None:
         self._awaits_checkpoint = awaits_checkpoint
         self.kills: list[Kill] = []
-        self._runs_dir, self._due, self._say = runs_dir, [*after_s], say
+        self._runs_dir, self._first_s, self._due, self._say = runs_dir, first_s, [*into_s], say
         self._last = 0.0
+        self._began_s = 0.0  # how far into the training this attempt began
 
     @property
     def run_dir(self) -> Path | None:
@@ -256,7 +271,8 @@ class _Killing:
         entries = journal.read(run_dir / run_folder.JOURNAL)
         if not entries or entries[-1].state is not State.RUNNING or entries[-1].time <= self._last:
             return
-        if time.time() < entries[-1].time + self._due[0]:
+        begun = entries[-1].time + self._first_s
+        if time.time() < begun + max(0.0, self._due[0] - self._began_s):
             return
         if self._awaits_checkpoint and len(self._due) == 1 and _newest_checkpoint(run_dir) is None:
             return
@@ -269,6 +285,7 @@ class _Killing:
         if not pids:
             os.kill(command, signal.SIGTERM)
         self._due.pop(0)
+        self._began_s += _saved_s(run_dir, begun)
         self.kills.append(_kill(run_dir, after_s))
         self._say(f"killed after {after_s} s ({len(pids)} processes)" if pids else f"stopped after {after_s} s")
 
@@ -288,6 +305,14 @@ def _train(
         if code == 0 or len(killing.kills) == before:
             return code
         killing.look_again()
+
+
+def _saved_s(run_dir: Path, since: float) -> float:
+    """Return the seconds from ``since`` (unix time) to the newest checkpoint; 0 without one."""
+    newest = _newest_checkpoint(run_dir)
+    with suppress(OSError):  # removed meanwhile
+        return max(0.0, newest.stat().st_mtime - since) if newest is not None else 0.0
+    return 0.0
 
 
 def _kill(run_dir: Path, after_s: float) -> Kill:
@@ -403,6 +428,8 @@ def text(proof: Proof) -> str:
         return f"NOTHING PROVEN {run}: it had ended before it could be killed"
     if proof.nothing_left and proof.culprit is None:
         return f"NOTHING PROVEN {run}: it was killed behind its last checkpoint each time, with nothing left to train"
+    if proof.not_resumed and proof.culprit is None:
+        return f"NOTHING PROVEN {run}: it had saved no checkpoint before any kill, so nothing was resumed"
     after = ", ".join(f"{kill.after_s} s" for kill in proof.kills)
     times = counted(len(proof.kills), "time")
     if proof.culprit is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import zipfile
 import zlib
@@ -134,11 +135,25 @@ def test_kills_are_spread_over_the_time_that_the_run_trained_and_follow_from_the
         journal.append(folder.journal, journal.Entry(state=state, attempt=1, time=time))
     rows = [{"t": time, "step": 1, "epoch": None, "metrics": {"loss": 1.0}} for time in (110.0, 150.0)]
     (folder.path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    at = proving.moments(folder, 4, 7)
-    assert at == proving.moments(folder, 4, 7) != proving.moments(folder, 4, 8)
-    trained = [after_s - 10.0 for after_s in at]  # each attempt takes 10 s to its first step
-    assert all(after_s >= 0.0 for after_s in trained)
-    assert 4.0 <= sum(trained) <= 38.0
+    first_s, into_s = proving.moments(folder, 4, 7)
+    assert (first_s, into_s) == proving.moments(folder, 4, 7) != proving.moments(folder, 4, 8)
+    assert first_s == 10.0
+    assert into_s == sorted(into_s)
+    assert 4.0 <= into_s[0] < into_s[-1] <= 38.0
+
+
+def test_an_attempt_goes_on_from_its_checkpoint_and_begins_anew_without_one(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    assert proving._saved_s(tmp_path, 100.0) == 0.0
+    (tmp_path / "checkpoints/step-00000004.pt").write_bytes(b"x")
+    os.utime(tmp_path / "checkpoints/step-00000004.pt", (112.0, 112.0))
+    assert proving._saved_s(tmp_path, 100.0) == 12.0
+    assert proving._saved_s(tmp_path, 130.0) == 0.0, "an earlier attempt saved it"
+
+
+def test_a_script_that_takes_its_checkpoint_and_had_none_at_any_kill_proves_nothing() -> None:
+    said = proving.text(replace(proof(Kill(after_s=1.0, checkpoint=None)), not_resumed=True))
+    assert said == "NOTHING PROVEN a: it had saved no checkpoint before any kill, so nothing was resumed"
 
 
 def test_a_script_whose_checkpoint_no_argument_names_is_offered_its_own_option(tmp_path: Path) -> None:
