@@ -112,7 +112,7 @@ def test_other_loops_stand_below_with_the_ratios_of_the_pairs() -> None:
     ("against", "overrides", "said"),
     [
         ("keras", [], "against=keras is unknown; known are tuned, guide, lightning, accelerate"),
-        ("guide", ["cluster=two_node"], "compares on this machine, not on the hosts of launcher pssh"),
+        ("guide", ["cluster=two_node"], "compares on this computer, not on the hosts of launcher pssh"),
         ("guide", ["model=small_cnn", "model.width=8"], "model=small_cnn as it is by default"),
     ],
 )
