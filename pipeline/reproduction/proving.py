@@ -140,12 +140,13 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
     Raises:
         PacelineError: the run can't be repeated, or failed otherwise than by a kill.
     """
-    runs_dir = work / "runs"
+    runs_dir, settings = work / "runs", checkpoints.settings_of(folder.path)
+    resumes = settings is not None and settings.resumes
     for sooner in _SOONER:
         timed = _made(runs_dir) or folder  # the newest repetition shows best how long one takes now
         first_s, into_s = moments(timed, kills, seed)
         into_s = [at * sooner for at in into_s]
-        killing = _Killing(runs_dir, first_s, into_s, say, awaits_checkpoint=sooner == _SOONER[0])
+        killing = _Killing(runs_dir, first_s, into_s, say, awaits_checkpoint=resumes or sooner == _SOONER[0])
         verdict = reproduce(folder, work=work, say=say, train=partial(_train, killing), **how)
         again = _made(runs_dir) or folder
         starts = _first_steps(again.path)
@@ -160,7 +161,7 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
         say(f"{late}; once more, killed sooner")
     ignored = [*verdict.times]
     before, after = (_by_step(one.path, ignored) for one in (folder, again))
-    steps, settings = sorted({*before, *after}), checkpoints.settings_of(again.path)
+    steps = sorted({*before, *after})
     evidence = Proof(
         verdict=verdict,
         kills=tuple(killing.kills),
@@ -170,7 +171,7 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
         only_totals=_only_totals(before, verdict),
         offer=checkpoints.resume_offer(again.path, settings) if settings is not None else "",
         nothing_left=nothing_left,
-        not_resumed=settings is not None and settings.resumes and not any(kill.checkpoint for kill in killing.kills),
+        not_resumed=resumes and not any(kill.checkpoint for kill in killing.kills),
         started_over=bool(before) and len(starts) > 1 and starts[-1] is not None and starts[-1] <= min(before),
     )
     if verdict.reproduced or verdict.nothing or verdict.within_spread:
