@@ -175,11 +175,12 @@ def _option(word: str, verb: str) -> str:
 # ------------------------------------------------------------------------- overrides about a script
 _PATH_FIELDS = ("program.script", "program.data")
 _TEXT_FIELDS = ("program.args", "program.env")
-_BARE_TEXT = r"[^\s,\[\]{}'\"]*"
+_BARE_TEXT = r"[^\s,\[\]{}'\"]*+"
+_BEGINS = r"(?<![^\s,\[\]{}'\"])"  # else a long text without a placeholder is tried from each of its characters
 _QUOTED = r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\""
 _RESUME = r"\{resume:[^\s,{}'\"]+\}"
 _UNQUOTED_PLACEHOLDERS = re.compile(
-    rf"{_QUOTED}|({_BARE_TEXT}(?:(?:\{{\{{\w+\}}\}}|\{{\w+\}}|{_RESUME}){_BARE_TEXT})+)"
+    rf"{_QUOTED}|({_BEGINS}{_BARE_TEXT}(?:(?:\{{\{{\w+\}}\}}|\{{\w+\}}|{_RESUME}){_BARE_TEXT})+)"
 )
 _SCRIPT_WORDS = tuple(f"{field}=" for field in NAME_A_SCRIPT)
 _SETS_WORKDIR = ("program.workdir=", "experiment=")

@@ -154,7 +154,7 @@ def refuse_unknown(tasks: list[Task], words: list[str], verb: str | None, argv: 
         from pipeline.cli.words import wrong_words  # the groups of conf/: for this error alone
 
         if meant := wrong_words.meant(word, argv or words, verb):
-            raise invalid(f"{word!r} is no command; {meant}")
+            raise invalid(f"{word!r}: {meant}" if meant == wrong_words.NO_RUN else f"{word!r} is no command; {meant}")
         raise invalid(f"there is no command {word!r}; {suggestion(word, ['run', *(n for n in names if n[0] != '_')])}")
 
 

@@ -50,7 +50,10 @@ class Option(NamedTuple):
         return self.typed(name) if self.is_switch else f"{self.typed(name)} {self.value}"
 
 
-RUN = Option("KEY", "a run: its key, the beginning of it, or last, the newest; default: the run of the overrides")
+RUN = Option(
+    "KEY",
+    "a run: its key, the beginning of it, or last, the one whose state changed last; default: the run of the overrides",
+)
 NEWEST = Option("KEY", "a run: its key, the beginning of it, or last; default without overrides: the newest")
 FILE = Option("FILE", "the file to write", flag="output")
 JSON = Option("1", "the same as JSON, for programs (docs/json.md)")

@@ -267,8 +267,16 @@ def _prepare_restart(work: Work, number: int, last: int, restarts: Restarts, err
     saved = checkpoints.saved_by_script(run.folder.path) if run.config.script is not None else ""
     restarts.after(error, step=_last_step(run, number), saved=saved, now=time.time())
     note(run, State.FAILED, number, error.what)
-    lines = [str(error), *(restarts.replace(error.gone) or restarts.idle_spares(error.gone))]
-    work.say("\n".join([*lines, f"attempt {number} failed; starting attempt {number + 1} of {last} {next_start(run)}"]))
+    # the hint about a lost host is for users whose run ends with it
+    lines = [
+        error.what if error.gone else str(error),
+        *(restarts.replace(error.gone) or restarts.idle_spares(error.gone)),
+    ]
+    work.say(
+        "\n".join(
+            [*lines, f"attempt {number} failed; starting attempt {number + 1} of {last} {next_start(run, error.gone)}"]
+        )
+    )
 
 
 def _attempt(kept: KeptHosts, work: Work, number: int, restarts: Restarts, *, notes: bool, is_last: bool) -> None:

@@ -7,6 +7,7 @@ import sys
 from importlib import metadata
 
 from pipeline.cluster import launchers
+from pipeline.cluster.launchers.transport.host_errors import ssh_command
 from pipeline.core.errors import TrainingError, nearest
 from pipeline.core.specs import Cluster
 from pipeline.execution.run import Run
@@ -52,7 +53,12 @@ def with_hint(error: TrainingError, run: Run) -> TrainingError:
     """Return the error with a hint, if it has none and a user can mend the failure in one step."""
     if error.hint is not None:
         return error
-    hint = pip_hint(error.what, run.config.cluster) or file_hint(error.what, run) or shadowing_hint(error.what)
+    hint = (
+        lost_host_hint(error, run.config.cluster)
+        or pip_hint(error.what, run.config.cluster)
+        or file_hint(error.what, run)
+        or shadowing_hint(error.what)
+    )
     if hint is None and run.config.script is not None:
         hint = script_hint(error.what)
     return error if hint is None else hinting(error, hint)
@@ -76,6 +82,16 @@ def script_hint(failure: str) -> str | None:
 def _options_in(failure: str, but: re.Match[str]) -> list[str]:
     """Return the options that argparse's usage lists in a failure."""
     return sorted({*_OPTION.findall(failure[: but.start()])})
+
+
+def lost_host_hint(error: TrainingError, cluster: Cluster) -> str | None:
+    """Return the hint for hosts that no longer answer: how to ask one, and what goes on without it."""
+    host = next((host for host in cluster.hosts if host.label in error.gone), None)
+    if host is None or launchers.capabilities(cluster).hosts_are_granted:
+        return None
+    again = "the same command goes on once it answers"
+    spare = "" if cluster.spares else "; cluster.max_restarts=1 with cluster.spares=[HOST] goes on without it"
+    return f"{ssh_command(host, cluster.ssh_config)} true; {again}{spare}"
 
 
 def pip_hint(failure: str, cluster: Cluster) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from pipeline.cluster import earlier, spares
@@ -113,23 +113,37 @@ def clock(unix_time: float) -> str:
 NO_CHECKPOINT = "from the beginning: there is no checkpoint yet"
 
 
-def next_start(run: Run) -> str:
-    """Return the end of "it starts …": ``from the checkpoint of step 40``, or from the beginning and the reason."""
+def next_start(run: Run, lost: Collection[str] = ()) -> str:
+    """Return the end of "it starts …": ``from the checkpoint of step 40``, or from the beginning and the reason.
+
+    ``lost``: hosts that can't be reached, so that what they hold can't be fetched.
+    """
     script = ScriptConfig(**run.config.resolved["program"]) if run.config.script is not None else None
-    return next_start_in(run.folder.path, script)
+    return next_start_in(run.folder.path, script, lost)
 
 
-def next_start_in(run_dir: Path, script: ScriptConfig | None) -> str:
+def next_start_in(run_dir: Path, script: ScriptConfig | None, lost: Collection[str] = ()) -> str:
     """Return the same text for a run folder. ``script``: None for Paceline's own trainer."""
     left = earlier.unfinished_plan(run_dir)
+    if left is not None and left.nodes[0].host in lost and not _wrote_here(left, run_dir):
+        start = _next_start_of_script(run_dir, script, None) if script is not None else _of_trainer(run_dir)
+        if start != NO_CHECKPOINT:
+            return start
+        seldom = f"checkpoints are fetched each {left.checkpoint_fetch_s:g} s, by cluster.checkpoint_fetch_s"
+        host = left.nodes[0].host
+        return f"from the beginning: what attempt {left.attempt} saved is on {host}, which is lost ({seldom})"
     if script is not None:
         return _next_start_of_script(run_dir, script, left)
-    if step := checkpoints.newest_step(run_dir):
-        return f"from the checkpoint of step {step}"
-    if left is not None and not _wrote_here(left, run_dir):
+    start = _of_trainer(run_dir)
+    if start == NO_CHECKPOINT and left is not None and not _wrote_here(left, run_dir):
         host = left.nodes[0].host
         return f"from the newest checkpoint that attempt {left.attempt} has left on {host}, if there is one"
-    return NO_CHECKPOINT
+    return start
+
+
+def _of_trainer(run_dir: Path) -> str:
+    step = checkpoints.newest_step(run_dir)
+    return f"from the checkpoint of step {step}" if step else NO_CHECKPOINT
 
 
 def _wrote_here(left: LaunchPlan, run_dir: Path) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipeline.core.errors import HostError, UsageError, os_reason
 from pipeline.core.locks import try_lock
+from pipeline.core.tables import counted
 from pipeline.lab import host as lab_host
 from pipeline.lab import network, requirements, state
 from pipeline.lab.state import Lab
@@ -37,7 +38,7 @@ def up(root: Path, hosts: int) -> Lab:
         if lab is not None and _usable(lab, root):
             if len(lab.hosts) != hosts:
                 raise UsageError(
-                    f"lab: one of {len(lab.hosts)} hosts runs here, hosts={hosts} was asked for",
+                    f"lab: a lab of {counted(len(lab.hosts), 'host')} runs here already, and not one of {hosts}",
                     hint=f"doit lab --down && doit lab --hosts {hosts}",
                 )
             return _repaired(lab)

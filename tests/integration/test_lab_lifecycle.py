@@ -57,7 +57,8 @@ def test_up_twice_finds_the_same_lab_and_another_number_of_hosts_says_what_to_do
     first = labs.up(root, 1)
     assert labs.up(root, 1) == first == labs.status(root)
     with pytest.raises(
-        UsageError, match=r"one of 1 hosts runs here, hosts=2.*\n.*doit lab --down && doit lab --hosts 2"
+        UsageError,
+        match=r"a lab of 1 host runs here already, and not one of 2.*\n.*doit lab --down && doit lab --hosts 2",
     ):
         labs.up(root, 2)
 

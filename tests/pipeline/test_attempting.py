@@ -62,8 +62,13 @@ def test_a_run_of_the_own_trainer_starts_from_a_checkpoint_that_is_here_or_may_b
     journal.register_attempt(tmp_path, PLAN.run_id)
     left = f"attempt 1 has left on {PLAN.nodes[0].host}"
     assert next_start(run) == f"from the newest checkpoint that {left}, if there is one"
+    lost = (
+        f"from the beginning: what attempt 1 saved is on {PLAN.nodes[0].host}, which is lost (checkpoints are fetched"
+    )
+    assert next_start(run, [PLAN.nodes[0].host]).startswith(lost)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/step-00000040.pt").touch()
+    assert next_start(run, [PLAN.nodes[0].host]) == "from the checkpoint of step 40"
     assert next_start(run) == "from the checkpoint of step 40"
 
 

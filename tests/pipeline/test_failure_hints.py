@@ -29,6 +29,17 @@ def test_a_module_that_the_ranks_lack_is_named_with_the_python_that_wants_it() -
     assert hints.pip_hint("rank 0: KeyError: 'timm'", HERE) is None
 
 
+def test_a_host_that_was_lost_is_named_with_the_command_that_asks_it() -> None:
+    hosts = (Host(name="a", nproc_per_node=1), Host(name="b", nproc_per_node=1, port=2222))
+    there = replace(HERE, launcher="pssh", hosts=hosts, ssh_config="/lab/ssh_config")
+    hint = hints.lost_host_hint(TrainingError("b no longer answers", gone=("b:2222",)), there)
+    assert hint == (
+        "ssh -F /lab/ssh_config -p 2222 b true; the same command goes on once it answers; cluster.max_restarts=1 with "
+        "cluster.spares=[HOST] goes on without it"
+    )
+    assert hints.lost_host_hint(TrainingError("rank 0: KeyError"), there) is None
+
+
 @pytest.mark.parametrize("path", ["/w/runs/0123/code/tables/a.npy", "tables/a.npy", "./tables/a.npy"])
 def test_a_file_of_the_project_that_a_rank_lacks_is_named_with_the_word_that_takes_it_along(
     tmp_path: Path, path: str

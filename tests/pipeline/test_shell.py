@@ -26,6 +26,13 @@ def test_apart_reads_a_file_and_is_in_a_session_of_its_own(tmp_path: Path) -> No
     assert int(session) != os.getsid(0)
 
 
+def test_what_an_attached_child_prints_is_no_result_of_the_command_and_comes_on_stderr(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert process.attached(["sh", "-c", "echo FINISHED; echo warning >&2"], cwd=Path("/"), env={}) == 0
+    assert capfd.readouterr() == ("", "FINISHED\nwarning\n")
+
+
 @pytest.mark.slow
 def test_too_slow_a_child_is_ended(tmp_path: Path) -> None:
     note = tmp_path / "note"

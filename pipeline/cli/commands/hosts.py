@@ -26,7 +26,7 @@ from pipeline.cluster.sync import Folder, TreeState
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.processes.heartbeat import Heartbeat, waiting
 from pipeline.core.processes.signals import Interruptible
-from pipeline.core.specs import UNDER_WAY, Cluster, NodeFacts
+from pipeline.core.specs import LAST, UNDER_WAY, Cluster, NodeFacts
 from pipeline.core.tables import aligned, counted, file_size, is_count, some_names
 from pipeline.data.trees import Tree
 from pipeline.execution import restarts, this_computer
@@ -143,7 +143,7 @@ def _demand_equal(copies: Sequence[TreeState], lacking: Sequence[str], *, checke
 
 def stop(current: Session) -> None:
     """End a run on all of its hosts: the named one, else the one under way."""
-    by_key = "run" in current.invocation.options
+    by_key = current.invocation.options.get("run", LAST) != LAST  # the last one may be over, and another under way
     by_words = not by_key and not all(word.startswith("paths.") for word in current.invocation.overrides)
     runs_dir = current.config.runs_dir
     keys = [] if by_key or by_words else [row.key for row in index.rows(runs_dir) if row.state in UNDER_WAY]

@@ -14,6 +14,7 @@ from pipeline.config.groups import groups
 from pipeline.core.errors import nearest
 
 _OF_AN_OLD_RUN = ("resume", "continue", "restart", "retry")
+NO_RUN = "no run has such a key; doit runs lists them"
 _NUMBER = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?,?", re.IGNORECASE)
 _PYTHON = ("python", "python3")
 _MEANT = {
@@ -113,7 +114,7 @@ def _script(word: str, rest: Sequence[str]) -> str | None:
 def _named_run(word: str, verb: str) -> str | None:
     """Return what to do with the key of a run where a verb takes none, and with a word that is no key where it does."""
     if "run" in VERBS[verb].options:
-        return None if nearest(word, VERBS, 0.7) else "no run has such a key; doit runs lists them"
+        return None if nearest(word, VERBS, 0.7) else NO_RUN
     if re.fullmatch(r"[0-9a-f]{6,32}|last", word) is None:
         return None
     return (

@@ -92,7 +92,7 @@ def translated(
 
     Raises UsageError: an option that torchrun doesn't have, or that has no counterpart.
     """
-    if [*argv] == ["run"]:
+    if argv[:1] == ["run"] and set(argv[1:]) <= {"--json"}:
         raise UsageError("run needs a script", hint="doit run train.py --lr 0.1; doit help run")
     at = next((at for at, word in enumerate(argv) if word in ("torchrun", "run")), len(argv))
     name, rest = "".join(argv[at : at + 1]), argv[at + 1 :]

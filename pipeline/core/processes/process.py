@@ -212,7 +212,7 @@ def _interrupted(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 def attached(
     argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], meanwhile: Callable[[int], None] | None = None
 ) -> int:
-    """Run ``argv`` in ``cwd`` with this process's own output streams, and return its exit code.
+    """Run ``argv`` in ``cwd``, all of its output on this process's stderr, and return its exit code.
 
     If an exception interrupts the wait, the child gets SIGTERM and up to 60 s for its clean-up. ``meanwhile`` is
     called with its process id ten times a second.
@@ -221,7 +221,7 @@ def attached(
         PacelineError: the program can't be run.
     """
     with _start_errors_explained(argv):
-        child = subprocess.Popen(list(argv), cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL)
+        child = subprocess.Popen(list(argv), cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL, stdout=2)
     try:
         while meanwhile is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
