@@ -40,7 +40,7 @@ _TIME = re.compile(
     r"\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d(\.\d+)?)?|\b1[5-9]\d{8}(\.\d+)?\b"
 )  # a date, a time of day, unix time
 _SETS_RANDOM = re.compile(
-    r"set_rng_state|setstate|set_state\(|^\s*(?:import|from)\s+(?:transformers|accelerate|lightning)\b", re.MULTILINE
+    r"set_rng_state|(?<![_\w])set_?state\(|^\s*(?:import|from)\s+(?:transformers|accelerate|lightning)\b", re.MULTILINE
 )
 
 

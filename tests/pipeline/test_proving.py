@@ -68,7 +68,13 @@ def test_a_random_state_that_no_code_sets_was_not_restored() -> None:
 
 @pytest.mark.parametrize(
     ("line", "restores"),
-    [("torch.set_rng_state(state)", True), ("from transformers import Trainer", True), ("kind = 'lightning'", False)],
+    [
+        ("torch.set_rng_state(state)", True),
+        ("random.setstate(state)", True),
+        ("from transformers import Trainer", True),
+        ("kind = 'lightning'", False),
+        ("optimizer.__setstate__(state)", False),
+    ],
 )
 def test_a_random_state_is_set_by_a_call_or_by_a_library_that_is_imported(
     line: str, restores: bool, tmp_path: Path
