@@ -468,9 +468,9 @@ _ZIP = b"PK\x03\x04"
 OPTIMIZER, RANDOM = "optimizer", "random"
 _KINDS = {
     OPTIMIZER: re.compile(r"(?i)optim|exp_avg|momentum|max_exp_avg_sq"),
-    # not train_size_random_mix and random_erase, arguments that a checkpoint holds as well
+    # not random, train_size_random_mix and random_erase, arguments that a checkpoint holds as well
     RANDOM: re.compile(
-        r"(?i)(?<![a-z])rng|rand(?:om)?_?states?(?![a-z])|(?:^|python|numpy|np|torch|cuda)[_.]?random$|generator|\bseed_state"
+        r"(?i)(?<![a-z])rng|rand(?:om)?_?states?(?![a-z])|(?:python|numpy|np|torch|cuda)[_.]?random$|generator|\bseed_state"
     ),
 }
 
