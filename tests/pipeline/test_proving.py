@@ -124,7 +124,8 @@ def test_kinds_of_state_are_read_without_unpickling(tmp_path: Path) -> None:
         archive.writestr("last/data/0", b"tensor")
     assert proving.state_kinds(tmp_path / "last.pt") == ALL
     assert proving.tensors_in(tmp_path / "last.pt") == [(6, zlib.crc32(b"tensor"))]
-    (tmp_path / "old.pth").write_bytes(pickle.dumps({"model": 1, "args": {"random_erase": 1, "interpolation": "random"}}))
+    arguments = {"random_erase": 1, "interpolation": "random"}
+    (tmp_path / "old.pth").write_bytes(pickle.dumps({"model": 1, "args": arguments}))
     assert proving.state_kinds(tmp_path / "old.pth") == frozenset()
     folder = tmp_path / "checkpoint-8"
     folder.mkdir()
