@@ -151,13 +151,15 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
         again = _made(runs_dir) or folder
         starts = _first_steps(again.path)
         nothing_left = bool(killing.kills) and _nothing_left(starts)
-        if not kills or (killing.kills and not nothing_left):
+        not_resumed = resumes and bool(killing.kills) and not any(kill.checkpoint for kill in killing.kills)
+        if not kills or (killing.kills and not nothing_left and not not_resumed):
             break
-        late = (
-            "nothing was left to train after it was killed"
-            if nothing_left
-            else "it had ended before it was to be killed"
-        )
+        if nothing_left:
+            late = "nothing was left to train after it was killed"
+        elif not_resumed:
+            late = "it had no checkpoint when it was killed, and ended before the next kill"
+        else:
+            late = "it had ended before it was to be killed"
         say(f"{late}; once more, killed sooner")
     ignored = [*verdict.times]
     before, after = (_by_step(one.path, ignored) for one in (folder, again))
@@ -171,7 +173,7 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
         only_totals=_only_totals(before, verdict),
         offer=checkpoints.resume_offer(again.path, settings) if settings is not None else "",
         nothing_left=nothing_left,
-        not_resumed=resumes and not any(kill.checkpoint for kill in killing.kills),
+        not_resumed=not_resumed,
         started_over=bool(before) and len(starts) > 1 and starts[-1] is not None and starts[-1] <= min(before),
     )
     if verdict.reproduced or verdict.nothing or verdict.within_spread:
