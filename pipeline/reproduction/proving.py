@@ -35,6 +35,7 @@ from trainers.script import workdir
 
 FOLDER_SUFFIX = "-killed"
 _EARLIEST, _LATEST = 0.1, 0.95  # of the time from the first to the last row of metrics
+_WRITTEN_S = 0.5
 _SOONER = (1.0, 0.7, 0.4)  # of that moment, where the repetition had ended before it
 _TIME = re.compile(
     r"\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d(\.\d+)?)?|\b1[5-9]\d{8}(\.\d+)?\b"
@@ -262,6 +263,7 @@ class _Killing:
         self._runs_dir, self._first_s, self._due, self._say = runs_dir, first_s, [*into_s], say
         self._last = 0.0
         self._began_s = 0.0  # how far into the training this attempt began
+        self._seen = 0.0  # unix time when the first checkpoint was seen
 
     @property
     def run_dir(self) -> Path | None:
@@ -277,7 +279,7 @@ class _Killing:
         begun = entries[-1].time + self._first_s
         if time.time() < begun + max(0.0, self._due[0] - self._began_s):
             return
-        if self._awaits_checkpoint and len(self._due) == 1 and _newest_checkpoint(run_dir) is None:
+        if self._awaits_checkpoint and len(self._due) == 1 and not self._has_checkpoint(run_dir):
             return
         self._last = time.time()
         after_s = round(self._last - entries[-1].time, 1)
@@ -291,6 +293,13 @@ class _Killing:
         self._began_s += _saved_s(run_dir, begun)
         self.kills.append(_kill(run_dir, after_s))
         self._say(f"killed after {after_s} s ({len(pids)} processes)" if pids else f"stopped after {after_s} s")
+
+    def _has_checkpoint(self, run_dir: Path) -> bool:
+        """Return True if there is a checkpoint, and was one half a second ago: the first isn't still being written."""
+        if _newest_checkpoint(run_dir) is None:
+            return False
+        self._seen = self._seen or time.time()
+        return time.time() - self._seen >= _WRITTEN_S
 
     def look_again(self) -> None:
         """Note the newest checkpoint, which other hosts may have sent only now."""
