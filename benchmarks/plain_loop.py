@@ -152,7 +152,7 @@ def lightning(name: str, pack: MappedPack, batch: int, steps: int, tick: Callabl
 
 
 def accelerate(name: str, pack: MappedPack, batch: int, steps: int, tick: Callable[[], None], bf16: bool) -> None:
-    """Its five lines around a reference loop."""
+    """Its five lines around a plain loop."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, mixed_precision="bf16" if bf16 else "no")

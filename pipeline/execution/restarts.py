@@ -125,25 +125,28 @@ def next_start(run: Run, lost: Collection[str] = ()) -> str:
 def next_start_in(run_dir: Path, script: ScriptConfig | None, lost: Collection[str] = ()) -> str:
     """Return the same text for a run folder. ``script``: None for Paceline's own trainer."""
     left = earlier.unfinished_plan(run_dir)
-    if left is not None and left.nodes[0].host in lost and not _wrote_here(left, run_dir):
-        start = _next_start_of_script(run_dir, script, None) if script is not None else _of_trainer(run_dir)
-        if start != NO_CHECKPOINT:
-            return start
-        seldom = f"checkpoints are fetched each {left.checkpoint_fetch_s:g} s, by cluster.checkpoint_fetch_s"
-        host = left.nodes[0].host
-        return f"from the beginning: what attempt {left.attempt} saved is on {host}, which is lost ({seldom})"
+    is_lost = left is not None and left.nodes[0].host in lost and not _wrote_here(left, run_dir)
+    within_reach = None if is_lost else left
     if script is not None:
-        return _next_start_of_script(run_dir, script, left)
-    start = _of_trainer(run_dir)
-    if start == NO_CHECKPOINT and left is not None and not _wrote_here(left, run_dir):
-        host = left.nodes[0].host
-        return f"from the newest checkpoint that attempt {left.attempt} has left on {host}, if there is one"
+        start = _next_start_of_script(run_dir, script, within_reach)
+    else:
+        start = _next_start_of_trainer(run_dir, within_reach)
+    if left is not None and is_lost and start == NO_CHECKPOINT:
+        host, fetched = left.nodes[0].host, f"checkpoints are fetched each {left.checkpoint_fetch_s:g} s"
+        return (
+            f"from the beginning: what attempt {left.attempt} saved is on {host}, which is lost ({fetched}, by "
+            "cluster.checkpoint_fetch_s)"
+        )
     return start
 
 
-def _of_trainer(run_dir: Path) -> str:
-    step = checkpoints.newest_step(run_dir)
-    return f"from the checkpoint of step {step}" if step else NO_CHECKPOINT
+def _next_start_of_trainer(run_dir: Path, left: LaunchPlan | None) -> str:
+    if step := checkpoints.newest_step(run_dir):
+        return f"from the checkpoint of step {step}"
+    if left is not None and not _wrote_here(left, run_dir):
+        host = left.nodes[0].host
+        return f"from the newest checkpoint that attempt {left.attempt} has left on {host}, if there is one"
+    return NO_CHECKPOINT
 
 
 def _wrote_here(left: LaunchPlan, run_dir: Path) -> bool:

@@ -246,7 +246,7 @@ def test_a_removed_workdir_on_a_host_leaves_nothing_alive_though_no_registration
 
     with pytest.raises(
         TrainingError,
-        match=r"training failed: node1 the run's (supervisor .* was killed|folder /\S+ was removed)",
+        match=r"training failed: node1 the run's (supervisor on this host was killed|folder /\S+ was removed)",
     ):
         pssh.run(stub, Then(remove))
     assert pssh.left(stub) == 0

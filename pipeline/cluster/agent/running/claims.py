@@ -71,9 +71,8 @@ def claim_devices(request: Json, folder: str = FOLDER) -> Claim:
         except PermissionError as error:
             raise OSError(error.errno, unusable(place), folder) from error
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free, because the file is new
-        os.write(
-            descriptor, json.dumps({**request, "what": request["what"][:_MOST_SHOWN], "since": time.time()}).encode()
-        )
+        claim = {**request, "what": request["what"][:_MOST_SHOWN], "since": time.time()}
+        os.write(descriptor, json.dumps(claim).encode())
         os.fchmod(descriptor, 0o644)  # readable for other users, whatever the umask
     return Claim(os.path.join(folder, name), descriptor)
 
