@@ -33,6 +33,7 @@ from pathlib import Path
 import psutil
 from measure import ROOT, checked, interleaved, spread, surroundings
 
+from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.specs import Cluster, Host
 from pipeline.lab import down, up
 from tests.contract.stub import SLEEP, make
@@ -156,7 +157,7 @@ def started_s(folder: Path, hosts: list[str], ssh_config: str | None, env: dict[
         hosts=tuple(Host(name=name) for name in hosts),
         ssh_config=ssh_config,
         device="cpu",
-        connect_timeout_s=60.0,
+        settings=PsshConfig(connect_timeout_s=60.0),
     )
     (stub.run_dir / "code" / "torch" / "distributed" / "run.py").write_text(TORCHRUN)
     (stub.run_dir / "config.json").write_text(

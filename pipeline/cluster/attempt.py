@@ -161,7 +161,7 @@ def _failure(running: RunningAttempt, outcome: Outcome) -> TrainingError:
 
 def _checked_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
     """Return the facts of the hosts after all checks. Raises HostError, UsageError: they can't run this attempt."""
-    warm = warm_environment(hosts.cluster) if hosts.cluster.warm and _has_installed_torch(spec) else None
+    warm = warm_environment(hosts.cluster) if hosts.cluster.settings.warm and _has_installed_torch(spec) else None
     facts = hosts.facts(spec.pack, probed(spec.versions), warm)
     config = json.loads((spec.run_dir / run_folder.CONFIG).read_text(encoding="utf-8"))
     trainer, strategy = config.get("trainer", {}), config.get("strategy", {})  # a script has neither section
@@ -243,7 +243,7 @@ def until_free(hosts: Hosts, spec: AttemptSpec, emit: Emit, check: Callable[[], 
                 busy = _other_users(hosts, spec)
             except HostError as error:
                 # a silent one is waited for up to lease_s, as its ranks do without us
-                if answered_at is None or time.monotonic() - answered_at > hosts.cluster.lease_s:
+                if answered_at is None or time.monotonic() - answered_at > hosts.cluster.settings.lease_s:
                     raise
                 text = f"waiting, and a host doesn't answer: {error.what}; it is asked again"
             else:

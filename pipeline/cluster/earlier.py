@@ -236,7 +236,8 @@ def _routes(
     if elsewhere and (on_this_computer or starts.is_recorded(plan.run_id, run_dir)) and not is_restart:
         base = launcher.cluster
         if on_this_computer:  # the cluster's hosts are elsewhere; ranks on this computer write to the run folder itself
-            base = dataclasses.replace(base, launcher=plan.launcher, hosts=(), ssh_config=None, workdir=None)
+            base = dataclasses.replace(base, launcher=plan.launcher, hosts=(), ssh_config=None)
+            base = base.with_settings(workdir=None)
         cluster = starts.cluster_with(base, plan, elsewhere)
         other = stack.enter_context(closing(launchers.create(cluster)))
         routes.append(_Route(launcher=other, plan=plan))

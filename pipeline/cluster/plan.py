@@ -49,12 +49,12 @@ def render(
         master_addr=address,
         master_port=master_port,
         world_size=cluster.world_size,
-        lease_s=cluster.lease_s,
-        stall_s=cluster.stall_s,
-        collective_timeout_s=cluster.collective_timeout_s,
-        checkpoint_fetch_s=cluster.checkpoint_fetch_s,
+        lease_s=cluster.settings.lease_s,
+        stall_s=cluster.settings.stall_s,
+        collective_timeout_s=cluster.settings.collective_timeout_s,
+        checkpoint_fetch_s=cluster.settings.checkpoint_fetch_s,
         # a script may set variables before it imports torch; a parent, which outlives the run, would keep a container
-        warm=cluster.warm and spec.script is None and cluster.container is None,
+        warm=cluster.settings.warm and spec.script is None and cluster.container is None,
         nodes=tuple(nodes),
         outputs=spec.outputs,
     )
@@ -101,7 +101,7 @@ class _Node(NamedTuple):
             env={
                 **({variables.PROJECT: spec.project} if spec.script is not None else {}),
                 **env,
-                variables.COLLECTIVE_TIMEOUT_S: f"{cluster.collective_timeout_s:g}",
+                variables.COLLECTIVE_TIMEOUT_S: f"{cluster.settings.collective_timeout_s:g}",
             },
             run_dir=place.run_dir,
             data_dir=place.data_dir,

@@ -36,10 +36,10 @@ def shrink(cluster: Cluster, gone: Collection[str], fits: Callable[[int], bool])
     tells whether the run can go on with a number of ranks.
     """
     left = [host for host in cluster.hosts if host.label not in gone]
-    for count in range(len(left), max(cluster.min_nodes, 1) - 1, -1):
+    for count in range(len(left), max(cluster.settings.min_nodes, 1) - 1, -1):
         hosts, idle = left[:count], left[count:]
         ranks = sum(host.nproc_per_node for host in hosts)
-        if cluster.min_nodes and fits(ranks):
+        if cluster.settings.min_nodes and fits(ranks):
             spares = (*(spare for spare in cluster.spares if spare.label not in gone), *idle)
             line = f"going on without {', '.join(gone)}: {counted(count, 'node')}, {counted(ranks, 'rank')}"
             return dataclasses.replace(cluster, hosts=tuple(hosts), spares=spares), [line]
@@ -58,7 +58,7 @@ def idle(cluster: Cluster, gone: Collection[str]) -> list[str]:
 
 def unused_warning(cluster: Cluster) -> str:
     """Return a warning if spares are configured but can never be used, else ''."""
-    if not cluster.spares or cluster.max_restarts:
+    if not cluster.spares or cluster.settings.max_restarts:
         return ""
     return (
         "WARNING: cluster.spares take the places of lost hosts in a further attempt, and cluster.max_restarts=0 "

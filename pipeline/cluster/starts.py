@@ -137,7 +137,7 @@ def cluster_with(cluster: Cluster, plan: LaunchPlan, labels: Collection[str]) ->
     pythons = {host.python for host in cluster.hosts}
     python = pythons.pop() if len(pythons) == 1 else None
     hosts = tuple(known.get(label) or dataclasses.replace(host_of(label), python=python) for label in labels)
-    return dataclasses.replace(cluster, hosts=hosts, spares=(), connect_timeout_s=_CONNECT_S)
+    return dataclasses.replace(cluster, hosts=hosts, spares=()).with_settings(connect_timeout_s=_CONNECT_S)
 
 
 def host_of(label: str) -> Host:

@@ -229,10 +229,10 @@ def refuse_uneven(trainer: node.TrainerConfig, cluster: Cluster) -> None:
     except node.ConfigError as error:
         raise UsageError(str(error)) from error
     check_batch(trainer.global_batch_size, cluster.world_size, trainer.accumulate_steps, trainer.shards)
-    if cluster.min_nodes and not trainer.shards:
+    if cluster.settings.min_nodes and not trainer.shards:
         raise UsageError(
-            f"cluster.min_nodes={cluster.min_nodes} needs trainer.shards: without it fewer ranks give other weights, "
-            "which is another run; cluster.spares=[NAME] keeps their number"
+            f"cluster.min_nodes={cluster.settings.min_nodes} needs trainer.shards: without it fewer ranks give other "
+            "weights, which is another run; cluster.spares=[NAME] keeps their number"
         )
     first, *others = cluster.hosts
     for other in others if trainer.shards else ():

@@ -240,13 +240,13 @@ def check_script(settings: ScriptConfig, cluster: Cluster) -> None:
             f"program.torchrun=false starts one process, and the cluster has {cluster.world_size} ranks",
             hint="cluster.nproc_per_node=1" if cluster.nnodes == 1 else "cluster=local cluster.nproc_per_node=1",
         )
-    if cluster.checkpoint_mirror is not None and not settings.resumes:
+    if cluster.settings.checkpoint_mirror is not None and not settings.resumes:
         raise UsageError(
             "cluster.checkpoint_mirror keeps copies of what a script goes on from, and no argument of it has {resume}",
             hint="program.args.NAME='{resume}', or cluster.checkpoint_mirror=null",
         )
-    if cluster.min_nodes:
+    if cluster.settings.min_nodes:
         raise UsageError(
-            f"cluster.min_nodes={cluster.min_nodes}: a script may come to other weights on fewer ranks, which would be "
-            "another run; cluster.spares=[NAME] keeps their number"
+            f"cluster.min_nodes={cluster.settings.min_nodes}: a script may come to other weights on fewer ranks, which "
+            "would be another run; cluster.spares=[NAME] keeps their number"
         )

@@ -59,49 +59,78 @@ def unfit_name(host: Host) -> str | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """The topology and the settings that the launch depends on. Times in seconds.
+@dataclass(kw_only=True)
+class LaunchSettings:
+    """The fields of the section ``cluster`` that a launch reads as they were written. Times in seconds.
 
-    - ``workdir``: scratch folder on the nodes (None: ``~/.cache/paceline``).
-    - ``ssh_config``: additional ssh client configuration (None: the user's own).
-    - ``environment``: versions of Python and libraries on the hosts, where they differ from the controller's;
-      ``asks_environment``: the hosts are asked for them before the key is made.
-    - ``container``: image of the ranks' container (None: none), ``container_mounts``: what it sees of the hosts.
-    - ``device``: cpu, cuda, or auto. auto means CPU and refuses hosts with GPUs, which the key couldn't record.
-    - ``settings``: the whole section as the launcher's settings class.
-    - ``spares``: replace lost hosts; without spares, ``min_nodes`` of the others suffice (0: they don't).
-    - ``warm``: ranks are forks of a process that has imported torch.
-    - ``when_busy``: refuse, wait, share, or auto (refuse on GPUs, else share).
-    - ``checkpoint_mirror``: address to which checkpoints are copied (None: none).
+    ``ClusterConfig`` derives from it, checks the values, and has the fields that are resolved first (hosts, devices).
+
+    Attributes:
+        workdir: scratch folder on the hosts; null: ~/.cache/paceline.
+        connect_timeout_s: how long ssh may take to reach a host the first time; a refusal is reported at once.
+        lease_s: a host ends its part of a run when the controller is gone for this long.
+        collective_timeout_s: ranks that wait longer for each other in one collective give up.
+        stall_s: when no rank has moved for this long (or for ten times what steps have taken), the rank that holds the
+            others up is named and the run ended.
+        min_nodes: with trainer.shards, the fewest nodes with which a run goes on that has lost hosts and has no spare
+            left; 0: only with all of them.
+        checkpoint_fetch_s: the shortest time between two fetches of new checkpoints during a run; 0: only at its end.
+        when_busy: what happens if others use a host: refuse, wait (until it is free), share, or auto: refuse on GPUs,
+            share on processors.
+        warm: ranks are forks of a process that imports torch while the hosts are probed, and that serves restarts and
+            further trials; false: exactly the torchrun command of plan.json. Linux; not for scripts and containers.
+        checkpoint_mirror: address for copies of the checkpoints, such as s3://bucket/folder or an absolute path; a run
+            whose folder has lost its own goes on from there; null: none.
+        max_restarts: further attempts, from the last checkpoint, when a run fails.
+        restart_wait_s: how long a further attempt waits for hosts of the one before that don't answer, such as one that
+            reboots.
     """
 
-    launcher: str
-    hosts: tuple[Host, ...]
-    ssh_config: str | None = None
     workdir: str | None = None
     connect_timeout_s: float = 20.0
     lease_s: float = 600.0
     collective_timeout_s: float = 600.0
     stall_s: float = 300.0
-    max_restarts: int = 0
-    restart_wait_s: float = 300.0
-    environment: Mapping[str, str] = field(default_factory=dict)
-    asks_environment: bool = False
-    container: str | None = None
-    container_mounts: tuple[str, ...] = ()
-    device: str = "auto"
-    settings: Any = None
-    spares: tuple[Host, ...] = ()
     min_nodes: int = 0
     checkpoint_fetch_s: float = 60.0
     when_busy: str = "auto"
     warm: bool = True
     checkpoint_mirror: str | None = None
+    max_restarts: int = 0
+    restart_wait_s: float = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The topology that the launch depends on, and its settings.
+
+    - ``ssh_config``: additional ssh client configuration, an absolute path (None: the user's own).
+    - ``environment``: versions of Python and libraries on the hosts, where they differ from the controller's;
+      ``asks_environment``: the hosts are asked for them before the key is made.
+    - ``container``: image of the ranks' container (None: none), ``container_mounts``: what it sees of the hosts.
+    - ``device``: cpu, cuda, or auto. auto means CPU and refuses hosts with GPUs, which the key couldn't record.
+    - ``spares``: replace lost hosts.
+    - ``settings``: the whole section as the launcher's settings class.
+    """
+
+    launcher: str
+    hosts: tuple[Host, ...]
+    ssh_config: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    asks_environment: bool = False
+    container: str | None = None
+    container_mounts: tuple[str, ...] = ()
+    device: str = "auto"
+    spares: tuple[Host, ...] = ()
+    settings: LaunchSettings = field(default_factory=LaunchSettings)
 
     @property
     def nnodes(self) -> int:
         return len(self.hosts)
+
+    def with_settings(self, **changes: Any) -> Cluster:
+        """The cluster with other settings. Raises ConfigError: a value isn't possible."""
+        return replace(self, settings=replace(self.settings, **changes))
 
     @property
     def with_spares(self) -> Cluster:

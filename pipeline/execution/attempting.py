@@ -157,7 +157,7 @@ def surviving_attempt(work: Work) -> tuple[LaunchPlan, Cluster] | None:
     try:
         return (plan, cluster) if earlier.can_be_followed(cluster, plan, work.run.folder.path, work.say) else None
     except HostError as error:
-        if wanted.max_restarts > 0 or not {host.label for host in wanted.hosts}.issuperset(error.hosts):
+        if wanted.settings.max_restarts > 0 or not {host.label for host in wanted.hosts}.issuperset(error.hosts):
             return None
         raise
 
@@ -168,7 +168,7 @@ def attach(work: Work, plan: LaunchPlan, cluster: Cluster) -> None:
     work.say(f"attached to attempt {plan.attempt} on {', '.join(node.host for node in plan.nodes)}")
     emit = _subscriber(work, plan.attempt, notes=False)
     try:
-        replaceable = bool(cluster.spares) and cluster.max_restarts > 0
+        replaceable = bool(cluster.spares) and cluster.settings.max_restarts > 0
         attach_attempt(
             plan,
             _attempt_spec(work, plan.attempt, replaceable=replaceable),
@@ -178,7 +178,10 @@ def attach(work: Work, plan: LaunchPlan, cluster: Cluster) -> None:
         )
     except TrainingError as error:
         number = journal.attempts(run.folder.journal)  # a later attempt may have been planned and not started
-        last, restarts = number + cluster.max_restarts, Restarts(cluster, shards=run.config.train.trainer.shards)
+        last, restarts = (
+            number + cluster.settings.max_restarts,
+            Restarts(cluster, shards=run.config.train.trainer.shards),
+        )
         if number == last and error.hint is None and error.cause != "config":
             hint = f"the same command starts {next_start(run)}"
             raise hinting(error, hint) from None
@@ -194,7 +197,7 @@ def run_attempts(work: Work) -> None:
         work.mirror.restore()
         work.mirror.try_writing()
     first = journal.attempts(run.folder.journal) + 1
-    last = first + run.config.cluster.max_restarts
+    last = first + run.config.cluster.settings.max_restarts
     if first > 1 and run.config.script is not None:  # ranks of our trainer print this themselves
         say(f"attempt {first} starts {next_start(run)}")
     restarts = Restarts(
@@ -286,7 +289,7 @@ def _attempt(kept: KeptHosts, work: Work, number: int, restarts: Restarts, *, no
     """
     services, emit = work.services, _subscriber(work, number, notes=notes)
     # only a run that has begun waits: at a first start a silent host is more likely a wrong name than a reboot
-    pauses = Pauses(restarts.cluster.restart_wait_s if restarts.begun and services.hosts is None else 0.0)
+    pauses = Pauses(restarts.cluster.settings.restart_wait_s if restarts.begun and services.hosts is None else 0.0)
     while True:
         work.say.doing(pauses.doing or "asking the hosts")
         hosts = nullcontext(services.hosts) if services.hosts is not None else kept.of(restarts.cluster)

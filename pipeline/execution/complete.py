@@ -171,7 +171,7 @@ def _train_locked(run: Run, *, argv: Sequence[str], say: Heartbeat, services: Ru
 
 def _mirror(run: Run, say: Say) -> Mirroring | None:
     """Return the mirror; None without an address. Raises DataError: the address can't be used on this computer."""
-    address = run.config.cluster.checkpoint_mirror
+    address = run.config.cluster.settings.checkpoint_mirror
     if address is None:
         return None
     kind = CheckpointMirror if run.config.script is None else ScriptMirror

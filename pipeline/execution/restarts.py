@@ -32,7 +32,7 @@ class Restarts:
         self.cluster, self.shards = cluster, shards
         self._keeps_hosts = keeps_hosts
         self.begun = False
-        self.replaces = begun_before and cluster.max_restarts > 0
+        self.replaces = begun_before and cluster.settings.max_restarts > 0
         self._last: tuple[str, int, str] | None = None
         self._gone: dict[
             str, float
@@ -58,14 +58,15 @@ class Restarts:
                 cause=error.cause,
             ) from None
         self._last, self.begun, self.replaces = failure, True, True
-        self._gone |= dict.fromkeys(error.gone, now + self.cluster.lease_s)
+        self._gone |= dict.fromkeys(error.gone, now + self.cluster.settings.lease_s)
 
     def may_still_run(self, now: float) -> str:
         """Return the end of a sentence: hosts on which ranks of earlier attempts may still run; '' if none."""
         late = [f"{host} until {clock(ends)}" for host, ends in self._gone.items() if ends > now]
         if not late:
             return ""
-        return f", but perhaps on {', '.join(late)} (cluster.lease_s={self.cluster.lease_s:g}), which couldn't be asked"
+        lease_s = self.cluster.settings.lease_s
+        return f", but perhaps on {', '.join(late)} (cluster.lease_s={lease_s:g}), which couldn't be asked"
 
     def replace(self, gone: Sequence[str]) -> list[str]:
         """Replace the hosts ``gone`` by spares, or go on without them if trainer.shards and cluster.min_nodes allow it.

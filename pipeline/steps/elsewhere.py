@@ -53,7 +53,7 @@ def run_elsewhere(making: Making, composed: Mapping[str, Any]) -> int:
     cluster = build_cluster(composed["cluster"], root=making.root, local_gpus=usable_gpus())
     hosts = cluster.hosts[:1] if making.step.on == "first" else cluster.hosts
     once = tuple(dataclasses.replace(host, nproc_per_node=1) for host in hosts)  # whatever the ranks of a training
-    cluster = dataclasses.replace(cluster, hosts=once, min_nodes=0)
+    cluster = dataclasses.replace(cluster, hosts=once).with_settings(min_nodes=0)
     spec = _laid_out(making, cluster)
     if not _ended_well(making, cluster, spec):
         return 1

@@ -47,8 +47,8 @@ class Bench:
     def stub(self, program: str, *, record: bool = False, stand_in: bool = False) -> Stub:
         return make(self.folder, program, record=record, stand_in=stand_in)
 
-    def run(self, stub: Stub, lines: list[LogLine] | None = None, **change: object) -> LaunchPlan:
-        hosts = Hosts(replace(self.cluster, **change))  # type: ignore[arg-type]
+    def run(self, stub: Stub, lines: list[LogLine] | None = None, **settings: object) -> LaunchPlan:
+        hosts = Hosts(self.cluster.with_settings(**settings))
         listening = listener((lines if lines is not None else []).append)
         return run_attempt(stub.spec(), closing(hosts), listening)
 
@@ -147,10 +147,8 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
         launcher=request.param,
         hosts=hosts,
         ssh_config=str(lab.ssh_config),
-        connect_timeout_s=30.0,
-        workdir="~/it's a $HOME",
         device="cpu",
-        settings=LAUNCHERS.settings(request.param)(),
+        settings=LAUNCHERS.settings(request.param)(connect_timeout_s=30.0, workdir="~/it's a $HOME"),
     )
 
     # lab hosts have process-id namespaces of their own, which the machine around them sees into

@@ -16,7 +16,7 @@ from tests.contract.stub import Stub
 
 def settings(bench: Bench, **change: object) -> Bench:
     """The same with other settings of the scheduler."""
-    return replace(bench, cluster=replace(bench.cluster, settings=replace(bench.cluster.settings, **change)))
+    return replace(bench, cluster=bench.cluster.with_settings(**change))
 
 
 def run(bench: Bench, stub: Stub, lines: list[LogLine] | None = None) -> list[str]:

@@ -18,6 +18,7 @@ import pytest
 from pipeline.cluster import attempt
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.lab
 @pytest.fixture
 def bench(lab: Lab, tmp_path: Path) -> Bench:
     hosts = tuple(Host(name=host.name, env={"OMP_NUM_THREADS": "1"}) for host in lab.hosts)
-    cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), device="cpu")
+    cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), device="cpu", settings=PsshConfig())
     return Bench(cluster=cluster, folder=tmp_path, count=count_here, shares_run_dir=False)
 
 
@@ -43,7 +44,7 @@ def part(bench: Bench, name: str, when_busy: str, *, turned: bool = False) -> Be
     folder = bench.folder / name
     folder.mkdir()
     hosts = bench.cluster.hosts[::-1] if turned else bench.cluster.hosts
-    return replace(bench, folder=folder, cluster=replace(bench.cluster, hosts=hosts, when_busy=when_busy))
+    return replace(bench, folder=folder, cluster=replace(bench.cluster, hosts=hosts).with_settings(when_busy=when_busy))
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.specs import Cluster, Host
 from tests.container_fixture import Image, podman
 from tests.contract.conftest import Bench, count_here
@@ -35,7 +36,7 @@ def bench(image: Image, folder: Path, program_env: dict[str, str] | None = None)
         launcher="local",
         hosts=(host,),
         device="cpu",
-        lease_s=LEASE_S,
+        settings=PsshConfig(lease_s=LEASE_S),
         container=image.name,
         container_mounts=image.mounts,
         asks_environment=True,

@@ -47,12 +47,12 @@ def wheels(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cluster(lab: Lab, wheels: Path) -> Iterator[Cluster]:
-    settings = PsshConfig(environment_from=str(wheels.parent / "a lock"), wheelhouse=str(wheels))
+    lock = str(wheels.parent / "a lock")
+    settings = PsshConfig(environment_from=lock, wheelhouse=str(wheels), workdir=f"~/{WORKDIR}")
     yield Cluster(
         launcher="pssh",
         hosts=(Host(name="node1"),),
         ssh_config=str(lab.ssh_config),
-        workdir=f"~/{WORKDIR}",
         settings=settings,
     )
     on(lab, "node1", f'rm -rf "$HOME/{WORKDIR}"')

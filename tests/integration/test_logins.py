@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.cluster import preflight
+from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab
@@ -32,8 +33,9 @@ def bashrc(lab: Lab) -> Iterator[Bashrc]:
     path.unlink(missing_ok=True)
 
 
-def check(lab: Lab, **settings: Any) -> None:
-    cluster = Cluster(launcher="pssh", hosts=(Host(name="node0"),), **{"ssh_config": str(lab.ssh_config), **settings})
+def check(lab: Lab, ssh_config: str | None = None, **settings: Any) -> None:
+    config = ssh_config or str(lab.ssh_config)
+    cluster = Cluster(launcher="pssh", hosts=(Host(name="node0"),), ssh_config=config, settings=PsshConfig(**settings))
     preflight.examine(cluster).refuse()
 
 
@@ -151,7 +153,7 @@ def test_hosts_that_are_slow_to_reach_pass_preflight_and_train_with_the_usual_li
     with ExitStack() as stack:
         config = slow(lab, tmp_path, stack)
         hosts = (Host(name="node0"), Host(name="node1"))
-        cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(config))
+        cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(config), settings=PsshConfig())
         preflight.examine(cluster, deep=True).refuse()
         pssh = Bench(cluster=cluster, folder=tmp_path, count=count_here, shares_run_dir=False)
         stub = pssh.stub(RUN_TO_END)

@@ -49,13 +49,12 @@ def test_a_run_ends_well_and_its_ranks_see_nothing_of_the_agents_mpirun(bench: B
 
 def test_hosts_that_mpirun_cannot_reach_are_named_with_its_words_and_what_mends_them(bench: Bench, lab: Lab) -> None:
     hosts = (bench.cluster.hosts[0], Host(name="nowhere"), Host(name="node1", python="/no/such/python"))
-    settings = replace(bench.cluster.settings, mpirun=["--mca", "orte_launch_agent", "/no/orted"])
     with closing(Hosts(replace(bench.cluster, hosts=hosts))) as cluster, pytest.raises(HostError) as caught:
         cluster.facts(None)
     what = caught.value.what
     assert what.startswith("probe: 2 of 3 hosts can't take part\n  nowhere: unreachable: Could not resolve hostname")
     assert "\n  node1: no such interpreter there: cluster.python='/no/such/python'" in what
-    absent = replace(bench.cluster, hosts=hosts[:1], settings=settings)
+    absent = replace(bench.cluster, hosts=hosts[:1]).with_settings(mpirun=["--mca", "orte_launch_agent", "/no/orted"])
     with closing(Hosts(absent)) as cluster, pytest.raises(HostError) as caught:
         cluster.facts(None)
     assert "node0: Open MPI isn't there, or not on the PATH of its login: " in caught.value.what

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster import preflight
+from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host, LogLine
 from pipeline.lab import Lab
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.lab
 @pytest.fixture
 def cluster(lab: Lab) -> Cluster:
     hosts = tuple(Host(name=host.name, env={"OMP_NUM_THREADS": "1"}) for host in lab.hosts)
-    return Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config))
+    return Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), settings=PsshConfig())
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_the_chosen_interface_carries_the_run_where_that_of_ssh_carries_nothing_
         with pytest.raises(HostError, match=rf"try: cluster\.interface=eth1 \({', '.join(addresses)}\); or let TCP"):
             preflight.examine(pssh.cluster).refuse()
         hosts = tuple(replace(host, interface="eth1") for host in pssh.cluster.hosts)
-        plan = pssh.run(stub, lines, hosts=hosts)
+        plan = replace(pssh, cluster=replace(pssh.cluster, hosts=hosts)).run(stub, lines)
     assert [node.address for node in plan.nodes] == addresses
     assert {f"--master-addr={addresses[0]}", f"--local-addr={addresses[1]}"} <= set(plan.nodes[1].argv)
     said = {(line.rank, line.text) for line in lines if line.text.startswith("ENV")}
@@ -126,7 +127,7 @@ def test_ranks_meet_and_sum_over_a_network_that_has_ipv6_alone(pssh: Bench, lab:
     stub, lines = pssh.stub(GLOO), list[LogLine]()
     hosts = tuple(replace(host, interface="eth1") for host in pssh.cluster.hosts)
     with second_network(lab, "fd00:99::") as addresses, firewall(lab, "node0", "drop"), firewall(lab, "node1", "drop"):
-        plan = pssh.run(stub, lines, hosts=hosts)
+        plan = replace(pssh, cluster=replace(pssh.cluster, hosts=hosts)).run(stub, lines)
     assert [node.address for node in plan.nodes] == addresses == ["fd00:99::1", "fd00:99::2"]
     assert {(line.rank, line.text) for line in lines if line.text.startswith("SUM")} == {(0, "SUM 2"), (1, "SUM 2")}
 

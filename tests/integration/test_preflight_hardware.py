@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from pipeline.cluster import preflight
+from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.cluster.preflight import State
 from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab, LabHost
@@ -145,7 +146,7 @@ def of_node1(lab: Lab, *hosts: Host, device: str = "auto") -> dict[str, str]:
         hosts=hosts,
         ssh_config=str(lab.ssh_config),
         device=device,
-        connect_timeout_s=HANG_S,  # half a core may be slow to log in
+        settings=PsshConfig(connect_timeout_s=HANG_S),  # half a core may be slow to log in
     )
     found: dict[str, str] = {}
     for check in preflight.examine(cluster, deep=True).all_checks:

@@ -8,14 +8,15 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.cluster import launchers, preflight
+from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.cluster.preflight import Report, State
 from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab, LabHost
@@ -25,9 +26,9 @@ from tests.lab_fixture import on
 pytestmark = pytest.mark.lab
 
 
-def cluster_of(lab: Lab, **change: object) -> Cluster:
-    hosts = tuple(Host(name=host.name) for host in lab.hosts)
-    return replace(Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config)), **change)  # type: ignore[arg-type]
+def cluster_of(lab: Lab, hosts: Sequence[Host] = (), **settings: Any) -> Cluster:
+    hosts = tuple(hosts) or tuple(Host(name=host.name) for host in lab.hosts)
+    return Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), settings=PsshConfig(**settings))
 
 
 def examined(cluster: Cluster, *, deep: bool = False) -> Report:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import pytest
 from pipeline.cluster import plan as plan_module
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import temporary_prefix
 from pipeline.core.specs import Cluster, Host, LogLine
@@ -41,7 +41,9 @@ SAVED = "checkpoints/step-00000001.pt"
 @pytest.fixture
 def pssh(lab: Lab, tmp_path: Path) -> Bench:
     hosts = tuple(Host(name=host.name, env={"OMP_NUM_THREADS": "1"}) for host in lab.hosts)
-    cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), connect_timeout_s=30.0)
+    cluster = Cluster(
+        launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), settings=PsshConfig(connect_timeout_s=30.0)
+    )
     return Bench(cluster=cluster, folder=tmp_path, count=count_here, shares_run_dir=False)
 
 
@@ -117,7 +119,7 @@ def test_a_break_between_here_and_hosts_ends_nothing_and_is_said(
 
     breaking = threading.Thread(target=break_it)
     lines = Then(breaking.start)
-    hosts = Hosts(replace(pssh.cluster, connect_timeout_s=5.0))
+    hosts = Hosts(pssh.cluster.with_settings(connect_timeout_s=5.0))
     run_attempt(stub.spec(), closing(hosts), listener(lines.append, on_notice=said.append))
     breaking.join()
     for rank in (0, 1):
@@ -140,7 +142,7 @@ def test_a_break_after_a_good_end_delays_the_results_and_loses_nothing(pssh: Ben
             broken.close()
 
         listening = listener(on_end=lambda _: broken.enter_context(uplink_cut(lab)), on_notice=say)
-        run_attempt(stub.spec(), closing(Hosts(replace(pssh.cluster, connect_timeout_s=5.0))), listening)
+        run_attempt(stub.spec(), closing(Hosts(pssh.cluster.with_settings(connect_timeout_s=5.0))), listening)
     assert (stub.run_dir / "checkpoints" / "final.pt").exists()
     assert [line.partition(":")[0] for line in said] == ["node0 ended well, but its outputs could not be collected yet"]
     assert said[0].endswith("; it is tried again for 600 s")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster import preflight
+from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab
@@ -20,7 +21,9 @@ pytestmark = pytest.mark.lab
 
 
 def check(ssh_config: Path, *hosts: Host) -> None:
-    cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(ssh_config), connect_timeout_s=30.0)
+    cluster = Cluster(
+        launcher="pssh", hosts=hosts, ssh_config=str(ssh_config), settings=PsshConfig(connect_timeout_s=30.0)
+    )
     preflight.examine(cluster).refuse()
 
 

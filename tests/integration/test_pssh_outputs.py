@@ -18,6 +18,7 @@ from pipeline.cluster.attempt import _planned, run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import PackSource
+from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.errors import TrainingError
 from pipeline.core.specs import Cluster, Host, LogLine
 from pipeline.data.trees import tree
@@ -56,7 +57,7 @@ else:
 
 def cluster(lab: Lab, **change: object) -> Cluster:
     hosts = tuple(Host(name=host.name, env={"OMP_NUM_THREADS": "1"}) for host in lab.hosts)
-    whole = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config))
+    whole = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), settings=PsshConfig())
     return replace(whole, **change)  # type: ignore[arg-type]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab
 from tests.contract.conftest import Bench, count_here
@@ -22,13 +23,18 @@ pytestmark = [pytest.mark.lab, pytest.mark.long]
 def bench(lab: Lab, tmp_path: Path) -> Iterator[Bench]:
     with tempfile.TemporaryDirectory(prefix="paceline-test-", dir="/srv") as folder:  # both hosts have this root
         hosts = tuple(Host(name=host.name) for host in lab.hosts)
-        cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), workdir=f"{folder}/it's one")
+        cluster = Cluster(
+            launcher="pssh",
+            hosts=hosts,
+            ssh_config=str(lab.ssh_config),
+            settings=PsshConfig(workdir=f"{folder}/it's one"),
+        )
         yield Bench(cluster=cluster, folder=tmp_path, count=count_here, shares_run_dir=False)
 
 
 def there(bench: Bench, stub: Stub) -> dict[str, list[str]]:
     """What lies in the hosts' folder: its parts → their entries."""
-    root = Path(str(bench.cluster.workdir))
+    root = Path(str(bench.cluster.settings.workdir))
     assert (root / "data" / stub.digest / "labels.bin").stat().st_size == 32
     return {part.name: sorted(entry.name for entry in part.iterdir()) for part in root.iterdir()}
 

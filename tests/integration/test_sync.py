@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster import sync
+from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.specs import Cluster, Host
@@ -34,7 +35,9 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def cluster(lab: Lab) -> Iterator[Cluster]:
     hosts = tuple(Host(name=host.name) for host in lab.hosts)
-    yield Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), workdir="~/a 'workdir'")
+    yield Cluster(
+        launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), settings=PsshConfig(workdir="~/a 'workdir'")
+    )
     for host in lab.hosts:
         on(lab, host.name, "rm -rf ~/a*workdir*")
 

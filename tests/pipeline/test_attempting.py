@@ -15,7 +15,7 @@ from pipeline.cluster.hosts import Hosts
 from pipeline.core.errors import DataError, HostError, TrainingError
 from pipeline.core.files import write_json
 from pipeline.core.processes.heartbeat import Heartbeat
-from pipeline.core.specs import Cluster, Host, LogLine, State
+from pipeline.core.specs import Cluster, Host, LaunchSettings, LogLine, State
 from pipeline.execution import attempting
 from pipeline.execution.attempting import formatted, note
 from pipeline.execution.restarts import Restarts, next_start
@@ -78,7 +78,7 @@ def test_a_spare_also_takes_part_where_a_command_before_this_one_has_begun_the_r
 ) -> None:
     """That one may have been killed after it had found the host gone, and this one is to finish the run as it would."""
     hosts, said = (Host(name="a"), Host(name="b")), list[str]()
-    cluster = Cluster(launcher="pssh", hosts=hosts, spares=(Host(name="c"),), max_restarts=1)
+    cluster = Cluster(launcher="pssh", hosts=hosts, spares=(Host(name="c"),), settings=LaunchSettings(max_restarts=1))
 
     def run_attempt(_: object, way: AbstractContextManager[Hosts], *__: object) -> None:
         with way as reached:
@@ -98,7 +98,10 @@ def test_a_spare_also_takes_part_where_a_command_before_this_one_has_begun_the_r
 
 
 def test_a_restart_keeps_the_connections_unless_a_host_is_gone() -> None:
-    cluster, kept = Cluster(launcher="pssh", hosts=(Host(name="a"),), max_restarts=1), attempting.KeptHosts()
+    cluster, kept = (
+        Cluster(launcher="pssh", hosts=(Host(name="a"),), settings=LaunchSettings(max_restarts=1)),
+        attempting.KeptHosts(),
+    )
     with kept.of(cluster) as first, kept.of(cluster) as second, kept.of(replace(cluster)) as of_other_hosts:
         assert first is second is not of_other_hosts
     kept.close()  # as after a lost host
@@ -110,7 +113,9 @@ def test_a_restart_keeps_the_connections_unless_a_host_is_gone() -> None:
 def test_a_restart_waits_for_a_host_that_took_part_before(monkeypatch: pytest.MonkeyPatch, limit_s: float) -> None:
     """A host that was restarted refuses connections until its ssh server is up."""
     said, pauses, tries = list[str](), list[float](), iter([True, True, True, False])
-    cluster = Cluster(launcher="pssh", hosts=(Host(name="a"),), max_restarts=1, restart_wait_s=limit_s)
+    cluster = Cluster(
+        launcher="pssh", hosts=(Host(name="a"),), settings=LaunchSettings(max_restarts=1, restart_wait_s=limit_s)
+    )
 
     def run_attempt(*_: object) -> None:
         if next(tries):
@@ -137,7 +142,9 @@ def test_an_attached_attempt_that_fails_is_started_again_as_by_the_command_that_
 ) -> None:
     """A laptop was closed and came back by doit attach: the host that is lost then has its spare all the same."""
     hosts, said, ran = (Host(name="a"), Host(name="b")), list[str](), list[tuple[int, list[str]]]()
-    cluster = Cluster(launcher="pssh", hosts=hosts, spares=(Host(name="c"),), max_restarts=most)
+    cluster = Cluster(
+        launcher="pssh", hosts=hosts, spares=(Host(name="c"),), settings=LaunchSettings(max_restarts=most)
+    )
 
     def attach_attempt(*_: object) -> None:
         raise TrainingError("training failed: a no longer answers", cause="host", gone=["a"])

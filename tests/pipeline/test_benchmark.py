@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, Host
 from pipeline.diagnostics.benchmark import settings
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 def cluster(*ranks: int) -> Cluster:
     hosts = tuple(Host(name=f"node{number}", nproc_per_node=count) for number, count in enumerate(ranks))
-    return Cluster(launcher="pssh", hosts=hosts)
+    return Cluster(launcher="pssh", hosts=hosts, settings=PsshConfig())
 
 
 def shape(one: Cluster) -> tuple[int, int]:

@@ -278,4 +278,4 @@ def test_a_workdir_that_depends_on_where_a_login_begins_is_refused() -> None:
     words = ("cluster=pssh", "cluster.hosts=[{name: a}]", "cluster.nproc_per_node=1")
     with pytest.raises(UsageError, match=r"cluster\.workdir=scratch must be an absolute path on the hosts"):
         configured(*words, "cluster.workdir=scratch")
-    assert configured(*words, "cluster.workdir='~/scratch'").cluster.workdir == "~/scratch"
+    assert configured(*words, "cluster.workdir='~/scratch'").cluster.settings.workdir == "~/scratch"

@@ -27,7 +27,7 @@ from pipeline.cluster.launchers import settings
 from pipeline.cluster.launchers.transport.agent_requests import resources
 from pipeline.cluster.preflight import State, occupation
 from pipeline.core.errors import HostError, UsageError
-from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.core.specs import Cluster, Host, LaunchSettings, NodeFacts
 from tests.contract.listening import listener
 from tests.pipeline.test_planning import planned
 from tests.pipeline.test_preflight_checks import told
@@ -206,7 +206,9 @@ def test_a_run_claims_the_devices_of_its_ranks(device: str, change: dict[str, ob
 
 def test_gpus_are_refused_by_default_and_processors_shared(tmp_path: Path) -> None:
     def policy(device: str, when_busy: str = "auto") -> str:
-        return settings.busy_policy(Cluster(launcher="pssh", hosts=(), device=device, when_busy=when_busy))
+        return settings.busy_policy(
+            Cluster(launcher="pssh", hosts=(), device=device, settings=LaunchSettings(when_busy=when_busy))
+        )
 
     assert [policy("cuda"), policy("cpu"), policy("auto")] == ["refuse", "share", "share"]
     assert [policy("cuda", "share"), policy("cpu", "wait")] == ["share", "wait"]
@@ -249,7 +251,9 @@ def test_what_is_left_of_the_same_run_gives_way_and_a_run_with_a_claim_is_named_
 def test_preflight_fails_where_a_training_would_be_refused_and_warns_where_it_would_wait() -> None:
     facts = told(0, {"gpus": None, "claims": [row("a", "gpu:0")]})
     for when_busy, state in [("auto", State.FAILED), ("wait", State.WARNING), ("share", State.WARNING)]:
-        cluster = Cluster(launcher="pssh", hosts=(Host(name="node0"),), device="cuda", when_busy=when_busy)
+        cluster = Cluster(
+            launcher="pssh", hosts=(Host(name="node0"),), device="cuda", settings=LaunchSettings(when_busy=when_busy)
+        )
         (check,) = occupation.checks(cluster, [facts])
         assert (check.host, check.name, check.state, check.seen) == ("node0", "occupied", state, "bob's run a")
 
@@ -278,7 +282,9 @@ def waiting(tmp_path: Path, when_busy: str, answers: list[Any]) -> tuple[list[st
             raise answer
         return [told(0, {"gpus": None, "claims": answer})]
 
-    cluster = Cluster(launcher="pssh", hosts=(Host(name="node0"),), device="cuda", when_busy=when_busy)
+    cluster = Cluster(
+        launcher="pssh", hosts=(Host(name="node0"),), device="cuda", settings=LaunchSettings(when_busy=when_busy)
+    )
     launcher = SimpleNamespace()
     hosts: Any = SimpleNamespace(cluster=cluster, launcher=launcher, facts=facts, forget=lambda: None)
     spec: Any = SimpleNamespace(run_key="0123456789ab", run_dir=tmp_path, pack=None, versions={}, is_restart=False)

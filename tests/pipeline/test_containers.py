@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pipeline.cluster.preflight.versions import agreed, refuse_different
 from pipeline.config.cluster import build_cluster
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import HostError, UsageError
-from pipeline.core.specs import Cluster, Host
+from pipeline.core.specs import Cluster, Host, LaunchSettings
 from pipeline.keys import IMAGE
 from tests.pipeline.test_plan import facts
 
@@ -102,15 +102,15 @@ def test_a_files_digest_is_remembered_until_it_changes(tmp_path: Path) -> None:
 
 def test_the_digest_of_a_pods_image_counts_if_its_name_holds_one() -> None:
     def known(image: str) -> str | None:
-        return containers.digest_here(Cluster(launcher="kubernetes", hosts=(), settings=_Pods(image)))
+        return containers.digest_here(Cluster(launcher="kubernetes", hosts=(), settings=_Pods(image=image)))
 
     assert known(f"registry/torch@{DIGEST}") == DIGEST
     assert known("registry/torch:2.9") is None
 
 
-class _Pods:
-    def __init__(self, image: str) -> None:
-        self.image = image
+@dataclass(kw_only=True)
+class _Pods(LaunchSettings):
+    image: str
 
 
 def test_hosts_with_other_images_are_refused_with_the_command_that_brings_one() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.cluster import earlier, starts
 from pipeline.cluster.launchers.settings import Capabilities
-from pipeline.core.specs import SCRIPT_OUTPUTS, Cluster, Host, LaunchPlan, NodePlan
+from pipeline.core.specs import SCRIPT_OUTPUTS, Cluster, Host, LaunchPlan, LaunchSettings, NodePlan
 from pipeline.runs import journal
 
 NODE = NodePlan(
@@ -71,7 +71,7 @@ def save(run_dir: Path, step: int) -> None:
 
 def on(*names: str, **host: Any) -> Cluster:
     hosts = tuple(Host(name=name, **host) for name in names)
-    return Cluster(launcher="pssh", hosts=hosts, ssh_config="lab", lease_s=600.0)
+    return Cluster(launcher="pssh", hosts=hosts, ssh_config="lab", settings=LaunchSettings(lease_s=600.0))
 
 
 def begin(run_dir: Path, attempt: int, cluster: Cluster, **plan: Any) -> LaunchPlan:

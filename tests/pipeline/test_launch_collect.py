@@ -27,6 +27,7 @@ from pipeline.cluster.agent.running import results, staging
 from pipeline.cluster.agent.running.saved import newest_change
 from pipeline.cluster.checkpoint_fetch import of_step
 from pipeline.cluster.launchers import agent_launcher
+from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.cluster.launchers.transport import downloads
 from pipeline.cluster.launchers.transport.downloads import receive
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
@@ -101,7 +102,8 @@ def test_the_summary_of_the_first_host_comes_when_all_of_the_others_is_here(
 
     monkeypatch.setattr(downloads, "receive", receive_own)
     monkeypatch.setattr(agent_launcher, "receive", receive_own)
-    launcher = launchers.create(Cluster(launcher="pssh", hosts=(Host(name="node0"), Host(name="node1"))))
+    hosts = (Host(name="node0"), Host(name="node1"))
+    launcher = launchers.create(Cluster(launcher="pssh", hosts=hosts, settings=PsshConfig()))
     with closing(launcher):
         launcher.collect(replace(PLAN, outputs=SCRIPT_OUTPUTS), tmp_path, final=final)
     assert came == ([1, 0] if final else [0, 1])

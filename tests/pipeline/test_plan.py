@@ -11,7 +11,7 @@ from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.plan import environment, render
 from pipeline.cluster.validation import check_batch, validate_hosts
 from pipeline.core.errors import HostError, UsageError
-from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
+from pipeline.core.specs import Cluster, Host, LaunchPlan, LaunchSettings, NodeFacts
 
 
 def facts(number: int, **change: object) -> NodeFacts:
@@ -37,7 +37,7 @@ def facts(number: int, **change: object) -> NodeFacts:
 
 def cluster(*nproc: int, **change: object) -> Cluster:
     hosts = tuple(Host(name=f"node{index}", nproc_per_node=count) for index, count in enumerate(nproc))
-    return replace(Cluster(launcher="pssh", hosts=hosts, workdir="/w"), **change)  # type: ignore[arg-type]
+    return replace(Cluster(launcher="pssh", hosts=hosts, settings=LaunchSettings(workdir="/w")), **change)  # type: ignore[arg-type]
 
 
 def rendered(what: Cluster, *found: NodeFacts, script: str | None = None, uses_torchrun: bool = True) -> LaunchPlan:
@@ -257,5 +257,5 @@ def test_ranks_are_bound_to_the_cores_beside_their_gpus_where_torchrun_can(
 
 
 def test_ranks_are_told_how_long_a_collective_may_take() -> None:
-    plan = rendered(cluster(1, 1, collective_timeout_s=90.5), facts(0), facts(1))
+    plan = rendered(cluster(1, 1).with_settings(collective_timeout_s=90.5), facts(0), facts(1))
     assert [node.env["PACELINE_COLLECTIVE_TIMEOUT_S"] for node in plan.nodes] == ["90.5", "90.5"]

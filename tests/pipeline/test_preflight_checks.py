@@ -121,7 +121,7 @@ def test_what_a_host_lacks_is_shown_with_what_is_wanted_and_what_mends_it(
 
 def test_a_full_disk_is_shown_with_the_folder() -> None:
     hosts = [told(0), replace(told(1), disk_free_bytes=1 << 20)]
-    assert found(replace(ONE, workdir="/scratch"), *hosts) == [
+    assert found(ONE.with_settings(workdir="/scratch"), *hosts) == [
         "warning node1: disk: 1.0 MiB free for /scratch (wanted: at least 2.0 GiB); "
         "make room there, or cluster.workdir= a folder on another disk"
     ]

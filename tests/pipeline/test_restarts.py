@@ -16,7 +16,7 @@ from pipeline.cluster.checkpoint_fetch import CheckpointFetch
 from pipeline.config.build import build
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import TrainingError, UsageError
-from pipeline.core.specs import Cluster, Host, LaunchPlan, NodePlan
+from pipeline.core.specs import Cluster, Host, LaunchPlan, LaunchSettings, NodePlan
 from pipeline.execution.restarts import Restarts
 from pipeline.keys.content_key import content_key
 from pipeline.runs.metrics_file import cut_torn_line
@@ -57,15 +57,15 @@ def test_a_host_that_could_not_be_asked_is_told_of_until_its_lease_ends() -> Non
     restarts = Restarts(CLUSTER)
     assert restarts.may_still_run(0.0) == ""
     restarts.after(TrainingError("a no longer answers", cause="host", gone=["a"]), step=3, now=1000.0)
-    said = restarts.may_still_run(1000.0 + CLUSTER.lease_s - 1)
+    said = restarts.may_still_run(1000.0 + CLUSTER.settings.lease_s - 1)
     assert said.startswith(", but perhaps on a until ")
-    assert said.endswith(f"(cluster.lease_s={CLUSTER.lease_s:g}), which couldn't be asked")
-    assert restarts.may_still_run(1000.0 + CLUSTER.lease_s) == ""
+    assert said.endswith(f"(cluster.lease_s={CLUSTER.settings.lease_s:g}), which couldn't be asked")
+    assert restarts.may_still_run(1000.0 + CLUSTER.settings.lease_s) == ""
 
 
 def test_spares_without_a_further_attempt_are_remarked_on() -> None:
     assert "cluster.max_restarts=0 allows none" in spares.unused_warning(CLUSTER)
-    assert spares.unused_warning(replace(CLUSTER, max_restarts=1)) == ""
+    assert spares.unused_warning(CLUSTER.with_settings(max_restarts=1)) == ""
     assert spares.unused_warning(replace(CLUSTER, spares=())) == ""
 
 
@@ -77,7 +77,7 @@ def test_no_spare_takes_the_place_of_a_host_that_a_sweep_has_dealt_out() -> None
 
 def test_without_a_spare_the_hosts_that_are_left_go_on_where_shards_and_min_nodes_allow() -> None:
     hosts = tuple(Host(name=name, nproc_per_node=2) for name in "abcd")
-    cluster = Cluster(launcher="pssh", hosts=hosts, min_nodes=2)
+    cluster = Cluster(launcher="pssh", hosts=hosts, settings=LaunchSettings(min_nodes=2))
     restarts = Restarts(cluster, shards=8)
     assert restarts.replace(["a"]) == ["going on without a: 2 nodes, 4 ranks"], "6 ranks can't share 8 parts"
     assert [host.name for host in restarts.cluster.hosts] == ["b", "c"]

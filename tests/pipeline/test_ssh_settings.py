@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.launchers.pssh import PsshTransport
+from pipeline.cluster.launchers.pssh import PsshConfig, PsshTransport
 from pipeline.core.processes import process
 from pipeline.core.specs import Cluster, Host
 
@@ -33,6 +33,6 @@ def test_connections_that_are_shared_already_stay_as_they_are(
     (tmp_path / "included").write_text("ControlPath ~/%C\n")
     (tmp_path / "config").write_text(config.replace("INCLUDED", str(tmp_path / "included")))
     hosts = tuple(Host(name=name) for name in "abc")
-    cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(tmp_path / "config"))
+    cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(tmp_path / "config"), settings=PsshConfig())
     with closing(PsshTransport(cluster)) as transport:
         assert ("ControlPath" not in " ".join(transport.stream_argv(hosts[0]))) is own

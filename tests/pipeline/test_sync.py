@@ -13,6 +13,7 @@ from pipeline.cli import invocation
 from pipeline.cli.commands.hosts import line
 from pipeline.cluster import sync
 from pipeline.cluster.agent.host import trees
+from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.cluster.sync import Folder, Tree, TreeState, folders
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
@@ -90,7 +91,7 @@ def test_an_absent_or_old_rsync_is_told_with_the_command_that_brings_one(
 
 def test_hosts_without_rsync_are_named(tree: Path) -> None:
     class Launcher:
-        cluster = Cluster(launcher="pssh", hosts=(Host(name="a"), Host(name="b")))
+        cluster = Cluster(launcher="pssh", hosts=(Host(name="a"), Host(name="b")), settings=PsshConfig())
 
         def demand(self, *_: object, **__: object) -> dict[str, Any]:
             return {"a": {"rsync": True, "places": []}, "b": {"rsync": False, "places": []}}

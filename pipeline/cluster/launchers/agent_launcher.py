@@ -147,7 +147,7 @@ class AgentLauncher:
     @property
     def short_s(self) -> float:
         """Time limit of a short command: less for hosts that have answered before, so a lost one is noticed soon."""
-        first_s = self.cluster.connect_timeout_s
+        first_s = self.cluster.settings.connect_timeout_s
         slow_s = self.transport.slow_s
         return ANSWER_S + (first_s if slow_s is None else min(first_s, max(CONNECT_AGAIN_S, slow_s)))
 

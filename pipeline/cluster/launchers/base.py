@@ -101,7 +101,7 @@ def place(cluster: Cluster, number: int, facts: NodeFacts, spec: AttemptSpec, ru
 
 def workdir_of(cluster: Cluster) -> str:
     """Return the folder on a host for the files of hosts that share no run folder (``~`` is the host's)."""
-    return cluster.workdir or "~/.cache/paceline"
+    return cluster.settings.workdir or "~/.cache/paceline"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -201,7 +201,7 @@ class GrantedLauncher:
         return {
             "do": "job",
             "scheduler": self.scheduler.agent,
-            "lease_s": self.cluster.lease_s,
+            "lease_s": self.cluster.settings.lease_s,
             "interface": self.cluster.hosts[0].interface,
             "env_passed": rank_environment.PASSED,
             "probe": {**probe, "workdir": str(spec.run_dir), "gpu_s": 0.0},

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import yaml  # type: ignore[import-untyped]
 
@@ -170,13 +170,21 @@ _PATCHED = (
 """The fields of its runtime's pods that a TrainJob may change."""
 
 
+def _settings(cluster: Cluster) -> KubernetesConfig:
+    return cast("KubernetesConfig", cluster.settings)
+
+
+def _mount_path(cluster: Cluster) -> str:
+    return str(_settings(cluster).mount_path)  # the settings refuse null
+
+
 def manifest(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Object:
     """Return the manifest of a run's job. Raises UsageError: pods can't work in this run folder, or as this user.
 
     Both kinds run the same pod on each node: one agent, with its request in a file on the volume that all mount.
     """
-    settings = cluster.settings
-    _refuse_elsewhere("paths.runs", run_dir, settings.mount_path)
+    settings = _settings(cluster)
+    _refuse_elsewhere("paths.runs", run_dir, _mount_path(cluster))
     if names := sorted({name for one in cluster.hosts for name in one.secrets}):  # many users may read a manifest
         raise UsageError(
             f"cluster.env holds secrets ({', '.join(names)}), which pods get from a Secret of the namespace alone: "
@@ -230,7 +238,7 @@ def _trainjob(cluster: Cluster, template: Object) -> Object:
     }
     jobs = [{"name": "node", "template": {"spec": {"template": patch}}}]
     return {
-        "runtimeRef": {"name": cluster.settings.runtime},
+        "runtimeRef": {"name": _settings(cluster).runtime},
         "trainer": trainer,
         "runtimePatches": [
             {"manager": "paceline/launcher", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
@@ -239,7 +247,7 @@ def _trainjob(cluster: Cluster, template: Object) -> Object:
 
 
 def _pod_template(cluster: Cluster, name: str, folder: Path) -> Object:
-    settings = cluster.settings
+    settings = _settings(cluster)
     uid = os.getuid() if settings.run_as_user is None else settings.run_as_user
     chosen = {
         "serviceAccountName": settings.service_account,
@@ -268,7 +276,7 @@ def _pod_template(cluster: Cluster, name: str, folder: Path) -> Object:
 
 
 def _container(cluster: Cluster, folder: Path) -> Object:
-    host, settings = cluster.hosts[0], cluster.settings
+    host, settings = cluster.hosts[0], _settings(cluster)
     agent = [host.python or "python3", "-E", "-c", BOOTSTRAP]
     command = ["sh", "-c", 'exec "$@" < "$0"', f"{folder}/{REQUEST}", *agent]
     gpus = settings.gpus
@@ -321,19 +329,19 @@ class KubernetesScheduler(Scheduler):
     def api(self) -> Api:
         """The API, connected on first use, because rendering needs no cluster. Raises HostError."""
         if self._api is None:
-            settings, connect_s = self.cluster.settings, self.cluster.connect_timeout_s
+            settings, connect_s = _settings(self.cluster), self.cluster.settings.connect_timeout_s
             self._api = Api(settings.kind, context=settings.context, namespace=settings.namespace, connect_s=connect_s)
         return self._api
 
     @classmethod
     def render(cls, cluster: Cluster, spec: AttemptSpec, nonce: str = "<random>") -> str:
         if spec.pack is not None:
-            _refuse_elsewhere("paths.data", spec.pack.path, cluster.settings.mount_path)
+            _refuse_elsewhere("paths.data", spec.pack.path, _mount_path(cluster))
         return yaml_of(manifest(cluster, spec.run_key, spec.run_dir, nonce))
 
     def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: dict[str, Any]) -> GrantedJob:
         made = manifest(cluster, spec.run_key, spec.run_dir, folder.path.name)
-        env_from = [place.rpartition("/")[2] for place in cluster.settings.env_from]
+        env_from = [place.rpartition("/")[2] for place in _settings(cluster).env_from]
         folder.make(yaml_of(made), {**request, "env_from": env_from, "hide": rules()}, cluster.nnodes)
         self.api.create(made)
         return self._granted(made["metadata"]["name"], folder)
@@ -373,18 +381,18 @@ class KubernetesScheduler(Scheduler):
         self.api.delete(job.id)
 
     def rehearse(self) -> list[str]:
-        settings, kind = self.cluster.settings, self.api.kind
-        made = manifest(self.cluster, "preflight", Path(settings.mount_path), "rehearsal")
+        mount_path, kind, claim = _mount_path(self.cluster), self.api.kind, str(_settings(self.cluster).pvc)
+        made = manifest(self.cluster, "preflight", Path(mount_path), "rehearsal")
         self.api.create(made, dry_run=True)
-        if not os.access(settings.mount_path, os.W_OK | os.X_OK):
+        if not os.access(mount_path, os.W_OK | os.X_OK):
             raise HostError(
-                f"cluster.mount_path={settings.mount_path} isn't there on this computer, or can't be written",
+                f"cluster.mount_path={mount_path} isn't there on this computer, or can't be written",
                 hint="mount the volume there; this command and the pods speak through it",
             )
         return [
             f"namespace {self.api.namespace} would take such a {kind.name}",
-            f"cluster.pvc={settings.pvc}: {claim_words(self.api.claim(settings.pvc), self.cluster.nnodes)}",
-            f"cluster.mount_path={settings.mount_path} is there and can be written",
+            f"cluster.pvc={claim}: {claim_words(self.api.claim(claim), self.cluster.nnodes)}",
+            f"cluster.mount_path={mount_path} is there and can be written",
         ]
 
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import IO, ClassVar, cast
 
 from pipeline.cluster.launchers.base import AttemptSpec, Transport, refuse_missing_ssh_config
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
@@ -78,6 +78,10 @@ class MpiConfig(ClusterConfig):
             )
 
 
+def _settings(cluster: Cluster) -> MpiConfig:
+    return cast("MpiConfig", cluster.settings)
+
+
 def command(
     cluster: Cluster, host: Host, agent: Sequence[str], *, program: str, tmp: str, ssh_config: str | None
 ) -> list[str]:
@@ -90,11 +94,11 @@ def command(
     argv += ["--mca", "orte_local_tmp_base", tmp]  # two mpiruns at once remove each other's folders in /tmp
     argv += ["--allow-run-as-root"] if os.geteuid() == 0 else []
     if ssh_config:
-        within = f"ConnectTimeout={math.ceil(cluster.connect_timeout_s)}"
+        within = f"ConnectTimeout={math.ceil(cluster.settings.connect_timeout_s)}"
         argv += ["--mca", "plm_rsh_args", f"-F {ssh_config} -o BatchMode=yes -o {within}"]
-    if network := cluster.settings.btl_tcp_if_include:
+    if network := _settings(cluster).btl_tcp_if_include:
         argv += ["--mca", "btl_tcp_if_include", network, "--mca", "oob_tcp_if_include", network]
-    return [*argv, *cluster.settings.mpirun, *agent]
+    return [*argv, *_settings(cluster).mpirun, *agent]
 
 
 class MpiTransport(Transport):
@@ -119,7 +123,7 @@ class MpiTransport(Transport):
         self._ssh_config = self._passed_on(cluster.ssh_config)
 
     def _refuse_absent_interface(self) -> None:
-        network = self.cluster.settings.btl_tcp_if_include
+        network = _settings(self.cluster).btl_tcp_if_include
         here = [name for _, name in socket.if_nameindex()]
         for name in (network or "").split(","):
             if name and not _SUBNET.fullmatch(name) and name not in here:
@@ -169,7 +173,7 @@ class MpiTransport(Transport):
         return output
 
     def explain(self, host: Host, answer: Answer) -> tuple[str, str | None]:
-        network = self.cluster.settings.btl_tcp_if_include
+        network = _settings(self.cluster).btl_tcp_if_include
         return explain(host, answer, ssh_config=self.cluster.ssh_config, network=network)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import repeat
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from pipeline.cluster.launchers.base import LockFile, Transport, refuse_missing_ssh_config
 from pipeline.cluster.launchers.settings import ClusterConfig
@@ -62,6 +62,10 @@ class PsshConfig(ClusterConfig):
     launcher: str = "pssh"
     environment_from: str | None = None
     wheelhouse: str | None = None
+
+
+def _settings(cluster: Cluster) -> PsshConfig:
+    return cast("PsshConfig", cluster.settings)
 
 
 LOCKS = ("requirements-nodes.lock", "requirements.lock")
@@ -109,8 +113,8 @@ class PsshTransport(Transport):
                 hint=INSTALL.get(sys.platform, "install OpenSSH's client and pssh"),
             )
         process.allow_open_files(_FILES + _FILES_OF_HOST * cluster.nnodes)
-        settings = cluster.settings
-        self.environment = lock_file(settings.environment_from, settings.wheelhouse) if settings is not None else None
+        settings = _settings(cluster)
+        self.environment = lock_file(settings.environment_from, settings.wheelhouse)
         self._pssh = program
         prefix = temporary_prefix("paceline")
         self._sockets = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # a socket's path has to be short
@@ -159,7 +163,7 @@ class PsshTransport(Transport):
     @property
     def _connect_s(self) -> float:
         """ssh's limit for a connection: less for hosts that have answered before, so a lost one is noticed soon."""
-        first_s = self.cluster.connect_timeout_s
+        first_s = self.cluster.settings.connect_timeout_s
         return first_s if self.slow_s is None else min(first_s, max(_RECONNECT_TIMEOUT_S, self.slow_s))
 
     def _options(self) -> dict[str, str]:

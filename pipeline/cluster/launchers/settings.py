@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pipeline.core.errors import suggestion
 from pipeline.core.options import Options
 from pipeline.core.redact import hide
+from pipeline.core.specs import Cluster, LaunchSettings
 from trainers.core.config import ConfigError
-
-if TYPE_CHECKING:
-    from pipeline.core.specs import Cluster
 
 MISSING: Any = "???"  # OmegaConf's own mark; importing OmegaConf takes 0.1 s, which the command of a finished run saves
 
@@ -70,7 +68,7 @@ class HostConfig:
 
 
 @dataclass(kw_only=True)
-class ClusterConfig:
+class ClusterConfig(LaunchSettings):
     """Which hosts, how many ranks on each, and how they are reached. Times in seconds.
 
     A launcher's module derives its own settings from this class.
@@ -86,7 +84,6 @@ class ClusterConfig:
         ssh_config: an ssh_config file besides your own ~/.ssh/config.
         interface: network interface for the ranks, on every host; null: InfiniBand if all have it, else that of ssh.
         python: interpreter on the hosts; null: the controller's where it exists, else python3.
-        workdir: scratch folder on the hosts; null: ~/.cache/paceline.
         env: variables of the ranks; they count in the key.
         container: image that the ranks run in: a name that podman or docker has on the hosts, or a .sif file for
             apptainer (on Slurm also .sqsh for pyxis). Its digest counts in the key. null: none.
@@ -95,24 +92,7 @@ class ClusterConfig:
         environment: versions of distributions on the hosts, where they aren't the controller's: {torch: 2.9.1}; hosts:
             the hosts' own versions, which are probed before the key is made.
         device: cpu, cuda, or auto: this computer's GPUs where it is the host, else the CPU.
-        connect_timeout_s: how long ssh may take to reach a host the first time; a refusal is reported at once.
-        lease_s: a host ends its part of a run when the controller is gone for this long.
-        collective_timeout_s: ranks that wait longer for each other in one collective give up.
-        stall_s: when no rank has moved for this long (or for ten times what steps have taken), the rank that holds the
-            others up is named and the run ended.
         spares: further hosts, as in hosts: one takes the place of a lost host when the run is restarted.
-        min_nodes: with trainer.shards, the fewest nodes with which a run goes on that has lost hosts and has no spare
-            left; 0: only with all of them.
-        checkpoint_fetch_s: the shortest time between two fetches of new checkpoints during a run; 0: only at its end.
-        when_busy: what happens if others use a host: refuse, wait (until it is free), share, or auto: refuse on GPUs,
-            share on processors.
-        warm: ranks are forks of a process that imports torch while the hosts are probed, and that serves restarts and
-            further trials; false: exactly the torchrun command of plan.json. Linux; not for scripts and containers.
-        checkpoint_mirror: address for copies of the checkpoints, such as s3://bucket/folder or an absolute path; a run
-            whose folder has lost its own goes on from there; null: none.
-        max_restarts: further attempts, from the last checkpoint, when a run fails.
-        restart_wait_s: how long a further attempt waits for hosts of the one before that don't answer, such as one that
-            reboots.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()
@@ -125,25 +105,13 @@ class ClusterConfig:
     ssh_config: str | None = None
     interface: str | None = None
     python: str | None = None
-    workdir: str | None = None
     env: dict[str, str] = field(default_factory=dict)
     container: str | None = None
     container_mounts: list[str] = field(default_factory=list)
     secrets: list[str] = field(default_factory=list)
     environment: Any = field(default_factory=dict)  # OmegaConf 2.3 has no union of a mapping and a text
     device: str = "auto"
-    connect_timeout_s: float = 20.0
-    lease_s: float = 600.0
-    collective_timeout_s: float = 600.0
-    stall_s: float = 300.0
     spares: list[HostConfig] = field(default_factory=list)
-    min_nodes: int = 0
-    checkpoint_fetch_s: float = 60.0
-    when_busy: str = "auto"
-    warm: bool = True
-    checkpoint_mirror: str | None = None
-    max_restarts: int = 0
-    restart_wait_s: float = 300.0
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -206,6 +174,6 @@ def capabilities(cluster: Cluster) -> Capabilities:
 
 def busy_policy(cluster: Cluster) -> str:
     """Return refuse, wait or share. By default GPUs aren't shared and processors are."""
-    if cluster.when_busy != _AUTO:
-        return cluster.when_busy
+    if cluster.settings.when_busy != _AUTO:
+        return cluster.settings.when_busy
     return REFUSE if cluster.device == "cuda" else SHARE

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 from pipeline.cluster.agent.schedulers import slurm as slurm_node
 from pipeline.cluster.launchers import containers
@@ -145,6 +145,10 @@ class Job(NamedTuple):
     seen: tuple[str, ...] = ()
 
 
+def _settings(cluster: Cluster) -> SlurmConfig:
+    return cast("SlurmConfig", cluster.settings)
+
+
 def script(job: Job) -> str:
     """Return the input of sbatch: one agent on each node, with its request in a file that all of them see."""
     return _text(job, request=shlex.quote(f"{job.folder}/{REQUEST}"))
@@ -166,7 +170,7 @@ def _text(job: Job, *more: str, request: str, before: Sequence[str] = ()) -> str
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in (*_options(job), *more)),
         *before,
-        *job.cluster.settings.setup,
+        *_settings(job.cluster).setup,
         # one task a node, with all of the job's cores there; a failing node ends the others
         f"exec srun --ntasks-per-node=1 --cpu-bind=none --mpi=none --kill-on-bad-exit=1 {options}{agent}",
     ]
@@ -175,7 +179,7 @@ def _text(job: Job, *more: str, request: str, before: Sequence[str] = ()) -> str
 
 def _options(job: Job) -> list[str]:
     """Return the options of sbatch, without those that the configuration leaves open."""
-    cluster, settings, ranks = job.cluster, job.cluster.settings, job.cluster.hosts[0].nproc_per_node
+    cluster, settings, ranks = job.cluster, _settings(job.cluster), job.cluster.hosts[0].nproc_per_node
     chosen: dict[str, object] = {
         "job-name": job.name,
         "nodes": cluster.nnodes,

@@ -29,7 +29,7 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
         system = fact.extra.get("system", {})
         yield _cores(host, fact, system)
         yield _memory(host, fact, system)
-        free = f"free for {cluster.workdir or '~/.cache/paceline'}"
+        free = f"free for {cluster.settings.workdir or '~/.cache/paceline'}"
         hint = "make room there, or cluster.workdir= a folder on another disk"
         yield _at_least(fact.host, "disk", fact.disk_free_bytes, DISK, free, hint)
         if system.get("shared_memory"):
