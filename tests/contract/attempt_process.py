@@ -11,7 +11,7 @@ from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.core.errors import Killed, PacelineError
-from pipeline.core.specs import Cluster, Host, LaunchSettings
+from pipeline.core.specs import Cluster, Host
 from tests.contract.listening import listener
 from tests.contract.stub import Stub
 
@@ -20,8 +20,7 @@ def main() -> int:
     spec = json.loads(Path(sys.argv[1]).read_text())
     cluster, told = spec["cluster"], spec["stub"]
     stub = Stub(run_dir=Path(told["run_dir"]), pack_dir=Path(told["pack_dir"]), digest=told["digest"])
-    told_settings = cluster["settings"]
-    settings = LAUNCHERS.settings(cluster["launcher"])(**told_settings) if told_settings else LaunchSettings()
+    settings = LAUNCHERS.settings(cluster["launcher"])(**cluster["settings"])
     of_cluster = tuple(Host(**host) for host in cluster["hosts"])
     hosts = Hosts(Cluster(**{**cluster, "hosts": of_cluster, "settings": settings}))
     listening = listener(

@@ -31,7 +31,7 @@ def test_a_stopped_rank_is_named_with_its_host_and_nothing_is_left(bench: Bench)
     shutil.copytree(Path(heartbeat.__file__).parent, stub.run_dir / "code" / "trainers" / "distributed")
     lines: list[LogLine] = []
     with pytest.raises(TrainingError) as caught:
-        bench.run(stub, lines, stall_s=2.0)
+        bench.run(stub, lines, stall_s=5.0)
     host = bench.hosts[-1]
     said = re.search(
         rf"training failed on {host}: no rank has moved for (\d+) s: "
@@ -40,7 +40,7 @@ def test_a_stopped_rank_is_named_with_its_host_and_nothing_is_left(bench: Bench)
         caught.value.what,
     )
     assert said is not None, caught.value.what
-    assert 2 <= int(said[1]) <= 7, "within stall_s + 5 s"
+    assert 5 <= int(said[1]) <= 10, "within stall_s + 5 s"
     assert caught.value.cause == "host"
     assert [line.text in caught.value.what for line in lines if line.text.startswith("no rank")] == [True]
     told = json.loads((stub.run_dir / "attempts" / "1" / "ranks.json").read_text())

@@ -9,6 +9,7 @@ import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,10 +56,9 @@ else:
 """
 
 
-def cluster(lab: Lab, **change: object) -> Cluster:
+def cluster(lab: Lab, **settings: Any) -> Cluster:
     hosts = tuple(Host(name=host.name, env={"OMP_NUM_THREADS": "1"}) for host in lab.hosts)
-    whole = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), settings=PsshConfig())
-    return replace(whole, **change)  # type: ignore[arg-type]
+    return Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), settings=PsshConfig(**settings))
 
 
 def test_second_attempt_goes_on_from_the_first_ones_checkpoint(lab: Lab, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ globals()["finish"](rank, run)
 @pytest.mark.long
 def test_what_an_attempt_left_on_another_host_is_ended_there_and_gone_on_with(lab: Lab, tmp_path: Path) -> None:
     stub, lines, notes = make(tmp_path, LEFT, stand_in=True), list[LogLine](), list[str]()
-    one, other = (cluster(lab, hosts=(Host(name=host.name),)) for host in lab.hosts)
+    one, other = (replace(cluster(lab), hosts=(Host(name=host.name),)) for host in lab.hosts)
     with closing(Hosts(one)) as hosts:  # and no more: the controller is killed
         facts = hosts.facts(stub.spec().pack)
         plan = _planned(stub.spec(), hosts, facts, hosts.ports()[0])
