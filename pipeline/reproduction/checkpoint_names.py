@@ -1,0 +1,72 @@
+"""What a checkpoint holds, by the names in it. It isn't loaded: nothing of a file is executed or unpickled."""
+
+from __future__ import annotations
+
+import json
+import pickletools
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+_LARGEST_PICKLE = 64 << 20  # bytes; that of a checkpoint with a million tensors
+_LARGEST_HEADER = 64 << 20
+_ZIP = b"PK\x03\x04"
+OPTIMIZER, RANDOM = "optimizer", "random"
+_KINDS = {
+    OPTIMIZER: re.compile(r"(?i)optim|exp_avg|momentum|max_exp_avg_sq"),
+    # not random, train_size_random_mix and random_erase, arguments that a checkpoint holds as well
+    RANDOM: re.compile(
+        r"(?i)(?<![a-z])rng|rand(?:om)?_?states?(?![a-z])|(?:python|numpy|np|torch|cuda)[_.]?random$|generator|\bseed_state"
+    ),
+}
+
+
+def state_kinds(path: Path) -> frozenset[str]:
+    """Return which kinds of state a checkpoint (a file, or a folder of files) names: ``optimizer``, ``random``."""
+    names = [*_names(path)]
+    return frozenset(kind for kind, pattern in _KINDS.items() if any(map(pattern.search, names)))
+
+
+def tensors_in(path: Path) -> list[tuple[int, int]] | None:
+    """Return size and CRC-32 of each tensor's bytes in a file of ``torch.save``, in order; None for another file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [(one.file_size, one.CRC) for one in archive.infolist() if "/data/" in one.filename]
+    except (OSError, zipfile.BadZipFile):
+        return None
+
+
+def _names(path: Path) -> Iterator[str]:
+    """Yield the texts in a checkpoint that may name a part of it."""
+    if path.is_dir():
+        for inside in sorted(path.rglob("*")):
+            yield inside.name
+            if inside.is_file():
+                yield from _names(inside)
+        return
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+            file.seek(0)
+            if head.startswith(_ZIP):
+                with zipfile.ZipFile(path) as archive:
+                    for one in archive.infolist():
+                        if one.filename.endswith("data.pkl") and one.file_size <= _LARGEST_PICKLE:
+                            with archive.open(one) as inner:
+                                yield from _of_pickle(inner)
+            elif path.suffix == ".safetensors":
+                if (length := int.from_bytes(file.read(8), "little")) <= _LARGEST_HEADER:
+                    yield from json.loads(file.read(length))
+            elif head.startswith(b"\x80"):
+                yield from _of_pickle(file)
+    except (OSError, ValueError, zipfile.BadZipFile):  # torn, or in no form that is known
+        return
+
+
+def _of_pickle(file: IO[bytes]) -> Iterator[str]:
+    """Yield the texts of a pickle: read by its opcodes. Raises ValueError."""
+    for _, value, _ in pickletools.genops(file):
+        if isinstance(value, str):
+            yield value

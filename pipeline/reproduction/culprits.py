@@ -1,0 +1,211 @@
+"""Why a killed run comes out otherwise, derived from what it left: names in its checkpoints, metrics by step, files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from pipeline.core.specs import State
+from pipeline.reproduction.checkpoint_names import OPTIMIZER, RANDOM, tensors_in
+from pipeline.reproduction.compare import Verdict, is_time
+from pipeline.reproduction.kills import Kill
+from pipeline.runs import journal, metrics_file
+from pipeline.runs.folder import RunFolder
+from trainers.contract import run_folder
+
+_TIME = re.compile(
+    r"\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d(\.\d+)?)?|\b1[5-9]\d{8}(\.\d+)?\b"
+)  # a date, a time of day, unix time
+_SETS_RANDOM = re.compile(
+    r"set_rng_state|(?<![_\w])set_?state\(|^\s*(?:import|from)\s+(?:transformers|accelerate|lightning)\b", re.MULTILINE
+)
+
+
+class Culprit(Enum):
+    """What makes a killed run come out otherwise: the finding, and the mend."""
+
+    NO_CHECKPOINT = (
+        "no checkpoint was found after a kill, and starting over gave other results",
+        "save into {checkpoints} (paceline.checkpoints()), and write results anew instead of adding to them",
+    )
+    NOT_READ = (
+        "a checkpoint was found and not read: it began again at its first step",
+        "load what {resume} stands for; docs/script-files.md says where it is looked for",
+    )
+    OPTIMIZER = (
+        "optimizer state missing",
+        "save optimizer.state_dict() in the checkpoint, and load it",
+    )
+    RANDOM = (
+        "random state not restored (order of data, dropout and augmentation follow from it)",
+        "save and restore torch.get_rng_state(), CUDA's, numpy's and random's, or seed by step",
+    )
+    ORDER = (
+        "order of data differs after the resume",
+        "go on inside the epoch: skip the batches that were seen, and draw the order from seed and epoch",
+    )
+    NOT_LOGGED = (
+        "metrics of the last step are missing: it went on behind them, and had nothing left to train",
+        "evaluate and log once more at the end of the script, whatever was trained before",
+    )
+    SINCE_RESUME = (
+        "a metric of the whole training counts from the resume on: nothing else differs",
+        "keep its sum in the checkpoint; program.ignore_metrics=[NAME] leaves it out",
+    )
+    TIME_OR_PATH = (
+        "a time or a path in the output: metrics and tensors are equal",
+        "leave times and absolute paths out of results",
+    )
+    CHANCE = (
+        "it isn't deterministic: undisturbed too it comes out otherwise",
+        "seed everything that is drawn; torch.use_deterministic_algorithms(True) names operations that aren't",
+    )
+    UNKNOWN = ("not known from what it left", "compare both folders")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a run and its repetition, which was killed, left.
+
+    Attributes:
+        kills: of the repetition.
+        resumed_at: the first step of each later attempt that logged one.
+        differs_at: the first step whose metrics differ.
+        started_over: the last attempt began at the run's first step.
+        lacks_last: nothing differs but that metrics of the last step are missing.
+        only_totals: nothing differs but metrics that are logged once.
+        files_alone: the metrics of all steps are equal, and files differ by times and paths alone.
+        is_dense: the run logged metrics at every step.
+        restores_random: the run's code sets a random state somewhere.
+    """
+
+    kills: tuple[Kill, ...]
+    resumed_at: tuple[int, ...] = ()
+    differs_at: int | None = None
+    started_over: bool = False
+    lacks_last: bool = False
+    only_totals: bool = False
+    files_alone: bool = False
+    is_dense: bool = False
+    restores_random: bool = False
+
+
+def gather(folder: RunFolder, again: RunFolder, verdict: Verdict, kills: Sequence[Kill]) -> Evidence:
+    """Return the evidence in a run's folder and in that of its repetition ``again``."""
+    before, after = (_metrics_by_step(one.path, verdict.times) for one in (folder, again))
+    steps = sorted({*before, *after})
+    differs_at = next((step for step in steps if repr(before.get(step)) != repr(after.get(step))), None)
+    are_files = all(item.field.startswith(f"{run_folder.OUTPUTS}/") for item in verdict.outcome)
+    starts = first_steps(again.path)
+    return Evidence(
+        kills=tuple(kills),
+        resumed_at=resumed_at(again.path),
+        differs_at=differs_at,
+        started_over=bool(before) and len(starts) > 1 and starts[-1] is not None and starts[-1] <= min(before),
+        lacks_last=_lacks_last(before, after),
+        only_totals=_only_totals(before, verdict),
+        files_alone=differs_at is None and are_files and _differ_by_times(folder, again, verdict),
+        is_dense=bool(before) and [*before] == [*range(min(before), max(before) + 1)],
+        restores_random=_restores_random(again.code),
+    )
+
+
+def culprit(evidence: Evidence) -> Culprit:
+    """Return what made the results differ.
+
+    The loss of the first step after a resume depends on weights, order and random state; the optimizer's state shows
+    one step later. That is seen where every step is logged; elsewhere the names in the checkpoint decide.
+    """
+    if evidence.files_alone:
+        return Culprit.TIME_OR_PATH
+    if not evidence.kills:
+        return Culprit.CHANCE
+    if evidence.lacks_last:
+        return Culprit.NOT_LOGGED
+    if evidence.only_totals:
+        return Culprit.SINCE_RESUME
+    saved = [kill.holds for kill in evidence.kills if kill.checkpoint is not None]
+    if not saved:
+        return Culprit.NO_CHECKPOINT
+    if evidence.started_over:
+        return Culprit.NOT_READ
+    in_all = frozenset.intersection(*saved)
+    differs_at, is_dense = evidence.differs_at, evidence.is_dense
+    steps_behind = {differs_at - step for step in evidence.resumed_at} if differs_at is not None else set[int]()
+    if is_dense and 1 in steps_behind and 0 not in steps_behind:
+        return Culprit.OPTIMIZER
+    if OPTIMIZER not in in_all and not (is_dense and 0 in steps_behind):
+        return Culprit.OPTIMIZER
+    if RANDOM not in in_all or not evidence.restores_random:
+        return Culprit.RANDOM
+    return Culprit.ORDER if differs_at is not None else Culprit.UNKNOWN
+
+
+def _restores_random(code: Path) -> bool:
+    """Whether the code names a call that sets a random state, or a library that does so by itself."""
+    sources = (path.read_text(encoding="utf-8", errors="replace") for path in code.rglob("*.py"))
+    return any(_SETS_RANDOM.search(source) for source in sources)
+
+
+# ------------------------------------------------------------------------------------------- metrics by step
+def _metrics_by_step(run_dir: Path, ignored: Sequence[str]) -> dict[int, dict[str, float]]:
+    """Return step → metrics, in order; of a step that was logged twice the later values count."""
+    steps: dict[int, dict[str, float]] = {}
+    for row in metrics_file.rows(run_dir / run_folder.METRICS):
+        values = {name: value for name, value in row.metrics.items() if name not in ignored and not is_time(name)}
+        steps[row.step] = {**steps.get(row.step, {}), **values}
+    return dict(sorted(steps.items()))
+
+
+def _lacks_last(one: Mapping[int, Mapping[str, float]], other: Mapping[int, Mapping[str, float]]) -> bool:
+    """Whether ``other`` has all of ``one`` but for metrics of the last step."""
+    if not one or not other or [*one] != [*other]:
+        return False
+    *before, last = one
+    return all(one[step] == other[step] for step in before) and other[last].items() < one[last].items()
+
+
+def _only_totals(steps: Mapping[int, Mapping[str, float]], verdict: Verdict) -> bool:
+    """Whether all that differs are metrics that were logged once, at the last step."""
+    if not steps or not verdict.outcome:
+        return False
+    *before, last = steps.values()
+    return all(item.field in last and not any(item.field in metrics for metrics in before) for item in verdict.outcome)
+
+
+def first_steps(run_dir: Path) -> list[int | None]:
+    """Return the first step that each attempt logged; None where no row of it is left, as it was begun anew."""
+    begun = [entry.time for entry in journal.read(run_dir / run_folder.JOURNAL) if entry.state is State.RUNNING]
+    rows = metrics_file.rows(run_dir / run_folder.METRICS)
+    spans = zip(begun, [*begun[1:], float("inf")], strict=True)
+    steps = [[row.step for row in rows if start <= row.time_s < end] for start, end in spans]
+    return [min(of_attempt, default=None) for of_attempt in steps]
+
+
+def resumed_at(run_dir: Path) -> tuple[int, ...]:
+    """Return the first step that each attempt after the first one logged."""
+    return tuple(step for step in first_steps(run_dir)[1:] if step is not None)
+
+
+# --------------------------------------------------------------------------------------------------- files
+def _differ_by_times(folder: RunFolder, again: RunFolder, verdict: Verdict) -> bool:
+    """Whether each differing file holds equal tensors, or equal text but for times and the run folder's path."""
+    for item in verdict.outcome:
+        before, after = (_without_times(one.path, item.field) for one in (folder, again))
+        if before is None or before != after:
+            return False
+    return True
+
+
+def _without_times(run_dir: Path, name: str) -> object:
+    """Return what a file holds besides times and paths; None where nothing can be said."""
+    if (tensors := tensors_in(run_dir / name)) is not None:
+        return tensors
+    try:
+        text = (run_dir / name).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    return _TIME.sub("TIME", text.replace(str(run_dir.resolve()), "{run}"))
