@@ -160,7 +160,7 @@ def read(folder: RunFolder) -> ComparedRun:
 
 def _result(folder: RunFolder) -> Result | None:
     try:
-        return acceptance.standing(folder)[0]
+        return acceptance.result_or_accepted(folder)[0]
     except AlteredError:
         return None
 

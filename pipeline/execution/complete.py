@@ -163,7 +163,7 @@ def _train_locked(run: Run, *, argv: Sequence[str], say: Heartbeat, services: Ru
                     mirror=_mirror(run, say),
                 )
             )
-    result, _ = acceptance.standing(run.folder)
+    result, _ = acceptance.result_or_accepted(run.folder)
     if result is None:
         raise TrainingError(f"{run.folder.result} is missing after the run")
     return result

@@ -242,7 +242,7 @@ def _final_weights_of(root: Path, parent: RunConfig, setting: str) -> InitialWei
         return InitialWeights(
             setting=setting, run=run.key.short, pending=f"run {run.key.short} is to be trained first: {reason}"
         )
-    _, accepted = acceptance.standing(run.folder)
+    _, accepted = acceptance.result_or_accepted(run.folder)
     return initial_weights.of_finished_run(
         run.folder if accepted is None else acceptance.base_of(run.folder, accepted), setting
     )

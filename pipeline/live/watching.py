@@ -149,10 +149,10 @@ class SweepFiles:
 
         ``unix_now`` and ``now`` are the same moment, in unix seconds and by the clock of the state's times.
         """
-        about = self._folder.begun()
-        self._total, maximize = about.total, direction_of(about.by, about.goals) != MINIMIZE
+        record = self._folder.read_begun()
+        self._total, maximize = record.total, direction_of(record.by, record.goals) != MINIMIZE
         state = SweepState(
-            name=self._folder.name, total=about.total, at_once=about.at_once, metric=about.by, maximize=maximize
+            name=self._folder.name, total=record.total, at_once=record.at_once, metric=record.by, maximize=maximize
         )
         for entry in self._entries():
             state = after_trial_event(state, self._event(entry), now - (unix_now - entry.time))
@@ -196,11 +196,11 @@ class SweepFiles:
         """Return what distinguishes a trial; a search writes it down before it starts one."""
         if number not in self._chosen:
             with suppress(UsageError, OSError):
-                self._chosen = {trial.number: trial.chosen for trial in self._folder.begun().trials}
+                self._chosen = {trial.number: trial.chosen for trial in self._folder.read_begun().trials}
         return self._chosen.get(number, ())
 
     def _figures(self, key: str) -> Mapping[str, float]:
         with suppress(AlteredError, UsageError, OSError):
-            result, _ = acceptance.standing(RunFolder(self._runs_dir / key))
+            result, _ = acceptance.result_or_accepted(RunFolder(self._runs_dir / key))
             return {} if result is None else result.metrics
         return {}

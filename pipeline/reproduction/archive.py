@@ -124,7 +124,7 @@ def unpack(archive: Path, place: Path, *, root: Path) -> RunFolder:
         if key is None:
             raise UsageError(f"run={archive} is no exported run: key.json is missing")
         check_parts(folder, key, result, root)
-        acceptance.standing(folder)
+        acceptance.result_or_accepted(folder)
     except AlteredError as error:
         raise UsageError(f"run={archive}: {error.what.replace(f'{place}/', '')}", hint=_AGAIN) from error
     return folder
@@ -144,7 +144,7 @@ def _members_of(archive: Path) -> Iterator[Iterator[tars.Member]]:
 
 def _accepted(folder: RunFolder) -> dict[str, bytes]:
     """Return the acceptance record of this run, and the other run's result that it refers to. Raises AlteredError."""
-    result, accepted = acceptance.standing(folder)
+    result, accepted = acceptance.result_or_accepted(folder)
     if accepted is None or result is None:
         return {}
     base = acceptance.base_of(folder, accepted)

@@ -62,7 +62,7 @@ def read(folder: RunFolder, root: Path) -> Recipe:
     result, key = folder.read_result(), folder.read_key()
     provenance, config = folder.read_json(run_folder.PROVENANCE), folder.read_json(run_folder.CONFIG)
     if result is None:  # if another run was accepted for this key, its weights are expected
-        result, _ = acceptance.standing(folder)
+        result, _ = acceptance.result_or_accepted(folder)
     if result is None:
         raise PacelineError(
             f"run {folder.key} has no result to compare with: it isn't finished", hint=f"doit status {folder.key}"

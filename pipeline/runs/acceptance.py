@@ -113,7 +113,7 @@ def stale_because(folder: RunFolder, acceptance: Acceptance, digest: str) -> str
     return None if why is None else f"it was accepted as {acceptance.run}, which holds no longer: {why}"
 
 
-def standing(folder: RunFolder) -> tuple[Result | None, Acceptance | None]:
+def result_or_accepted(folder: RunFolder) -> tuple[Result | None, Acceptance | None]:
     """Return the folder's own result, or the accepted run's result while an acceptance holds.
 
     Raises AlteredError.

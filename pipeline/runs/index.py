@@ -218,7 +218,7 @@ def row(folder: RunFolder) -> Row:
     """Return the row of one run. Raises OSError: there is no such folder."""
     result, accepted = None, None
     try:
-        result, accepted = acceptance.standing(folder)
+        result, accepted = acceptance.result_or_accepted(folder)
         altered = altered_target(folder, result) if accepted is None else ""
     except AlteredError as error:
         altered = str(error.what)

@@ -202,7 +202,7 @@ def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
 def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str]]:
     """Return the valid acceptance of this run, and messages about an altered acceptance, result or file."""
     try:
-        result, accepted = acceptance.standing(folder)
+        result, accepted = acceptance.result_or_accepted(folder)
     except AlteredError as error:
         return None, [f"  {error.what}"]
     if result is None or accepted is not None:

@@ -134,7 +134,7 @@ class SweepFolder:
         """The code that runs on the hosts (trainers/) at the time when the sweep's keys were computed."""
         return self.path / "code"
 
-    def about(self) -> SweepRecord:
+    def read(self) -> SweepRecord:
         """Read sweep.json, or return NOT_BEGUN. Raises UsageError: unreadable, or from a newer version."""
         path = self.path / "sweep.json"
         if not path.exists():
@@ -154,18 +154,18 @@ class SweepFolder:
                 "finished trials stay finished",
             ) from error
 
-    def begun(self) -> SweepRecord:
-        """Read sweep.json of a sweep that has begun. Raises UsageError like ``about``, or if the file was removed."""
-        about = self.about()
-        if not about.has_begun:
+    def read_begun(self) -> SweepRecord:
+        """Read sweep.json of a sweep that has begun. Raises UsageError like ``read``, or if the file was removed."""
+        record = self.read()
+        if not record.has_begun:
             raise UsageError(f"{self.path / 'sweep.json'} was removed", hint="the same doit sweep makes it anew")
-        return about
+        return record
 
-    def begin(self, about: SweepRecord) -> None:
+    def write(self, record: SweepRecord) -> None:
         """Write sweep.json, unless it already has the same trials and concurrency (its words may differ)."""
-        known = self.about()
-        if (known.trials, known.at_once) != (about.trials, about.at_once) or not known.has_begun:
-            documents.write_sealed(self.path / "sweep.json", {"version": VERSION, **asdict(about)})
+        known = self.read()
+        if (known.trials, known.at_once) != (record.trials, record.at_once) or not known.has_begun:
+            documents.write_sealed(self.path / "sweep.json", {"version": VERSION, **asdict(record)})
 
     def note(self, entries: Sequence[TrialEntry]) -> None:
         """Append to the journal durably. Raises OSError."""
@@ -229,14 +229,14 @@ def locate(runs_dir: Path, space: Space, *, fork: bool) -> SweepFolder:
     name = space.settings.name
     if name is None:
         return SweepFolder(runs_dir / FOLDER / space.key)
-    folder, number = named(runs_dir, name), 1
-    while (about := folder.about()).has_begun and about.configurations != space.configurations:
+    folder, number = folder_named(runs_dir, name), 1
+    while (record := folder.read()).has_begun and record.configurations != space.configurations:
         if not fork:
-            known = {item.configuration for item in about.trials}
+            known = {item.configuration for item in record.trials}
             shared = sum(configuration_digest(trial.config) in known for trial in space.trials)
             raise UsageError(
-                f"sweep.name={name} stands for another search space: {about.total} trials of "
-                f"{' '.join(about.words)}; of the {len(space.trials)} trials requested now it has {shared}",
+                f"sweep.name={name} stands for another search space: {record.total} trials of "
+                f"{' '.join(record.words)}; of the {len(space.trials)} trials requested now it has {shared}",
                 hint="--fork begins a new sweep beside it (finished trials count), or another sweep.name",
             )
         number += 1
@@ -244,7 +244,7 @@ def locate(runs_dir: Path, space: Space, *, fork: bool) -> SweepFolder:
     return folder
 
 
-def named(runs_dir: Path, name: str) -> SweepFolder:
+def folder_named(runs_dir: Path, name: str) -> SweepFolder:
     """Return the folder for ``sweep.name``. Raises UsageError: an invalid name."""
     if not _NAME.fullmatch(name):
         shown = name if len(name) <= 100 else f"{name[:40]}… ({len(name)} characters)"
@@ -252,38 +252,38 @@ def named(runs_dir: Path, name: str) -> SweepFolder:
     return SweepFolder(runs_dir / FOLDER / name)
 
 
-def every(runs_dir: Path) -> list[SweepFolder]:
+def all_sweeps(runs_dir: Path) -> list[SweepFolder]:
     """Return all sweeps that have begun, the latest last."""
     known = sorted((runs_dir / FOLDER).glob("*/sweep.json"), key=lambda path: path.stat().st_mtime)
     return [SweepFolder(path.parent) for path in known]
 
 
-def find(runs_dir: Path, named: str | None) -> SweepFolder:
-    """Return the sweep whose name starts with ``named``; None or ``last``: the latest.
+def find(runs_dir: Path, name: str | None) -> SweepFolder:
+    """Return the sweep whose name starts with ``name``; None or ``last``: the latest.
 
     Raises UsageError: none or several match.
     """
-    known = every(runs_dir)
+    known = all_sweeps(runs_dir)
     names = [folder.name for folder in known]
-    if named is None or (named == LAST and LAST not in names):
+    if name is None or (name == LAST and LAST not in names):
         if not names:
             raise UsageError(
                 f"no sweep under {runs_dir / FOLDER} yet",
                 hint="doit report KEY for one run; a sweep: doit sweep experiment=quickstart seed=0,1",
             )
         return known[-1]
-    matches = beginning_with(known, named)
+    matches = beginning_with(known, name)
     if len(matches) == 1:
         return SweepFolder(runs_dir / FOLDER / matches[0])
     if matches:
-        raise UsageError(f"{named} is the beginning of {len(matches)} sweeps: {', '.join(sorted(matches))}")
-    raise UsageError(f"{named or repr(named)}: no such sweep under {runs_dir / FOLDER}; {suggestion(named, names)}")
+        raise UsageError(f"{name} is the beginning of {len(matches)} sweeps: {', '.join(sorted(matches))}")
+    raise UsageError(f"{name or repr(name)}: no such sweep under {runs_dir / FOLDER}; {suggestion(name, names)}")
 
 
-def beginning_with(sweeps: Iterable[SweepFolder], named: str) -> list[str]:
-    """Return the names of these sweeps that begin with ``named``; if one has exactly this name, it alone."""
+def beginning_with(sweeps: Iterable[SweepFolder], text: str) -> list[str]:
+    """Return the names of these sweeps that begin with ``text``; if one has exactly this name, it alone."""
     names = [folder.name for folder in sweeps]
-    return [named] if named in names else [name for name in names if named and name.startswith(named)]
+    return [text] if text in names else [name for name in names if text and name.startswith(text)]
 
 
 def latest(entries: Iterable[TrialEntry]) -> dict[str, TrialEntry]:
@@ -301,9 +301,9 @@ def mark(run: RunFolder, sweep: SweepFolder, key: str, number: int, chosen: Sequ
     return True
 
 
-def in_order(space: Space, about: SweepRecord) -> Space:
+def in_order(space: Space, record: SweepRecord) -> Space:
     """Sort the trials in the order recorded in sweep.json (``shuffle`` gives another order each time)."""
-    places = {item.configuration: item.number for item in about.trials}
+    places = {item.configuration: item.number for item in record.trials}
     if not places:
         return space
     ordered = sorted(space.trials, key=lambda trial: places.get(configuration_digest(trial.config), len(places)))

@@ -198,7 +198,7 @@ class Searching:
 
     def _values(self, trial: Trial) -> list[float]:
         assert trial.run is not None
-        result, _ = acceptance.standing(trial.run.folder)
+        result, _ = acceptance.result_or_accepted(trial.run.folder)
         return [_value(goal, result.fields if result is not None else {}, trial) for goal in self._goals]
 
 

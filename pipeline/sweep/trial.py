@@ -24,7 +24,7 @@ _LONGEST = 300  # characters
 
 def finished(run: Run, *, elsewhere: bool = False) -> Outcome:
     """Return the outcome of a finished run, from its result.json."""
-    result, _ = acceptance.standing(run.folder)
+    result, _ = acceptance.result_or_accepted(run.folder)
     metrics = result.metrics if result is not None else {}
     return Outcome(state=State.FINISHED, metrics=metrics, elsewhere=elsewhere)
 

@@ -250,11 +250,11 @@ def test_a_run_that_another_processor_finished_is_finished_and_shown_as_such(tra
     told = {"device": "cpu", "attempts": [{"attempt": 1, "nodes": [other]}]}
     assert "arithmetic" not in "".join(trained.doit(*words) for words in (("runs",), ("why", *A), ("train", *A)))
     documents.write_sealed(path, {**known, "hardware": told})
-    seen = "other arithmetic: Another (Vendor 6/143/8, avx512f amx_bf16), here "
-    assert "  other arithmetic" in trained.doit("runs")
+    seen = "other hardware: Another (Vendor 6/143/8, avx512f amx_bf16), here "
+    assert "  other hardware" in trained.doit("runs")
     for words in (("why", *A), ("status", f"run={key}"), ("train", *A)):
         assert seen in " ".join(trained.doit(*words).split()), words
-    assert trained.why(*A)["other_arithmetic"].startswith("Another (Vendor 6/143/8")
+    assert trained.why(*A)["other_hardware"].startswith("Another (Vendor 6/143/8")
     path.write_bytes(before)
     assert trained.launches() == launches
 

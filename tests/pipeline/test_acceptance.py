@@ -55,7 +55,7 @@ def accepted(folder: RunFolder) -> acceptance.Acceptance:
 def test_the_finished_run_holds_for_the_new_key_and_every_list_says_by_whose_word(
     base: RunFolder, folder: RunFolder
 ) -> None:
-    result, found = acceptance.standing(folder)
+    result, found = acceptance.result_or_accepted(folder)
     assert result is not None
     assert found is not None
     assert (result.key, found.proven) == (base.key, False)
@@ -80,7 +80,7 @@ def test_mlflow_shows_with_the_finished_run_what_it_was_accepted_for_until_that_
     assert f"{NEW.short}: accepted and proven equal: as {base.key}" in tags["paceline.accepted_for"]
     assert f"**Accepted and proven equal** for the key {NEW.short}" in tags["mlflow.note.content"]
     acceptance.withdraw(folder, accepted(folder))
-    assert acceptance.standing(folder) == (None, None)
+    assert acceptance.result_or_accepted(folder) == (None, None)
     tags = describe(base.path).tags
     assert "paceline.accepted_for" not in tags
     assert "ccepted" not in tags["mlflow.note.content"]
@@ -91,14 +91,17 @@ def test_an_archive_carries_the_word_and_the_result_that_is_to_be_proven(
 ) -> None:
     archive.export(folder, root=tmp_path, to=tmp_path / "a.tar.gz", weights=False)
     there = archive.unpack(tmp_path / "a.tar.gz", tmp_path / "there", root=tmp_path)
-    result, found = acceptance.standing(there)
+    result, found = acceptance.result_or_accepted(there)
     assert (result, found) == (base.read_result(), accepted(folder))
     (there.path / acceptance.BASE_RESULT_FILE).write_bytes(finished(tmp_path / "other", NEW).result.read_bytes())
     with pytest.raises(AlteredError, match=f"accepted_result.json was altered: it is not that of run {base.key}"):
-        acceptance.standing(there)
+        acceptance.result_or_accepted(there)
     (base.path / "checkpoints" / "final.pt").unlink()  # it holds no longer, and isn't carried on
     archive.export(folder, root=tmp_path, to=tmp_path / "b.tar.gz", weights=False)
-    assert acceptance.standing(archive.unpack(tmp_path / "b.tar.gz", tmp_path / "b", root=tmp_path)) == (None, None)
+    assert acceptance.result_or_accepted(archive.unpack(tmp_path / "b.tar.gz", tmp_path / "b", root=tmp_path)) == (
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize("name", ["checkpoints/final.pt", "result.json", "evaluation/report.json"])
@@ -109,7 +112,7 @@ def test_the_word_holds_no_longer_than_the_run(base: RunFolder, folder: RunFolde
         (base.path / name).write_text("another!!!")
     why = acceptance.stale_because(folder, accepted(folder), NEW.digest)
     assert str(why).startswith(f"it was accepted as {base.key}, which holds no longer: ")
-    assert acceptance.standing(folder) == (None, None)
+    assert acceptance.result_or_accepted(folder) == (None, None)
     assert {row.key: row.accuracy for row in runs.rows(base.path.parent)}[NEW.short] is None
 
 
@@ -143,7 +146,7 @@ def test_a_word_that_was_sealed_anew_with_what_no_word_holds_is_none(
 def test_a_result_of_its_own_stands_before_any_word(base: RunFolder, folder: RunFolder) -> None:
     made = finished(base.path.parent / "elsewhere", NEW)
     folder.result.write_bytes(made.result.read_bytes())
-    result, found = acceptance.standing(folder)
+    result, found = acceptance.result_or_accepted(folder)
     assert (result is not None and result.key, found) == (NEW.short, None)
 
 

@@ -155,7 +155,7 @@ def test_no_run_is_chosen_by_an_edited_value(tmp_path: Path, clean: Printed) -> 
 
 def test_a_result_that_something_relies_on_stays(tmp_path: Path, clean: Printed) -> None:
     swept, held, pending, recorded, plain = (seeded(tmp_path, seed, days=9) for seed in range(5))
-    SweepFolder(tmp_path / "sweeps" / "grid").begin(
+    SweepFolder(tmp_path / "sweeps" / "grid").write(
         SweepRecord(key="k", configurations="c", words=(), total=1, trials=(trial(swept.key),))
     )
     accepted = key_of({**CONFIG, "seed": 99})
@@ -209,7 +209,7 @@ def test_a_run_that_has_changed_since_it_was_shown_stays(
 
 def test_checkpoints_go_and_the_result_stays_whole(tmp_path: Path, clean: Printed) -> None:
     folder, failed = with_checkpoint(finished(tmp_path)), ended(tmp_path, "f" * 12, State.FAILED)
-    SweepFolder(tmp_path / "sweeps" / "grid").begin(
+    SweepFolder(tmp_path / "sweeps" / "grid").write(
         SweepRecord(key="k", configurations="c", words=(), total=1, trials=(trial(folder.key),))
     )
     assert clean("checkpoints=1", "yes=1").splitlines()[-1] == "removed the checkpoints of 1 run, 3.0 MB"

@@ -133,7 +133,7 @@ def needed(runs_dir: Path) -> dict[str, str]:
             needs[str(run)] = f"run {folder.key}, which isn't finished, starts from its weights"
     for path in sorted((runs_dir / FOLDER).glob("*/sweep.json")):
         sweep = SweepFolder(path.parent)
-        keys = [trial.key for trial in sweep.begun().trials] + [entry.key for entry in sweep.entries()[0]]
+        keys = [trial.key for trial in sweep.read_begun().trials] + [entry.key for entry in sweep.entries()[0]]
         needs |= dict.fromkeys(keys, f"the sweep {sweep.name} names its result")
     return needs
 

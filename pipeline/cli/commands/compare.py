@@ -73,7 +73,7 @@ def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
 def of_sweep(runs_dir: Path, name: str | None) -> tuple[SweepFolder, list[RunFolder]]:
     """Return the sweep whose name begins so (None: the newest), and its trials with run folders. Raises UsageError."""
     sweep = folders.find(runs_dir, name)
-    trial_folders = [RunFolder(runs_dir / trial.key) for trial in sweep.begun().trials]
+    trial_folders = [RunFolder(runs_dir / trial.key) for trial in sweep.read_begun().trials]
     return sweep, [folder for folder in trial_folders if index.is_run(folder)]
 
 
@@ -258,18 +258,18 @@ def report(current: Session) -> None:
 def _of_sweep(current: Session) -> tuple[str, Report]:
     """Return a file's name and the report of a sweep. Raises UsageError: none, or no trial was started."""
     sweep, folders = of_sweep(current.config.runs_dir, current.invocation.options.get("sweep"))
-    about, runs = sweep.begun(), [reading.read(folder) for folder in folders]
+    record, runs = sweep.read_begun(), [reading.read(folder) for folder in folders]
     if not runs:
         raise UsageError(f"none of the trials of sweep {sweep.name} was started", hint="doit report --json")
     absent = _absent(sweep, {run.key for run in runs})
-    missing = about.total - len(runs) - len(absent)
+    missing = record.total - len(runs) - len(absent)
     page = _page(
         runs,
         subject=f"Sweep {sweep.name}",
-        command=reading.command_line("sweep", about.words),
-        by=about.by,
-        why=[f"{missing} of its {about.total} trials were not started yet."] if missing > 0 else [],
-        goals=about.goals,
+        command=reading.command_line("sweep", record.words),
+        by=record.by,
+        why=[f"{missing} of its {record.total} trials were not started yet."] if missing > 0 else [],
+        goals=record.goals,
         absent=absent,
         trials=sweep.entries()[0],
     )

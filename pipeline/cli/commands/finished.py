@@ -63,15 +63,15 @@ def is_finished(current: Session) -> bool:
         run = current.run
         if run is None or run.reason is not None:
             return False
-    result, accepted = acceptance.standing(run.folder)
+    result, accepted = acceptance.result_or_accepted(run.folder)
     if result is None:  # removed a moment ago
         return False
     word = "finished" if accepted is None else str(accepted)
     say_folded(f"{run.key.short} is {word}: {figures(result)}; {relative(run.folder.path)}")
     if current.invocation.verb in ("train", "attach"):
         answer_with(result, run.folder)
-    if other := other_arithmetic(result.fields):
-        say_folded(f"  finished on other arithmetic: {other}; bits unverified here")
+    if other := other_hardware(result.fields):
+        say_folded(f"  finished on other hardware: {other}; bits unverified here")
     return True
 
 
@@ -121,7 +121,7 @@ def answer_with(result: Result, folder: RunFolder) -> None:
         answers.answer({**data, "folder": str(folder.path)})
 
 
-def other_arithmetic(result: Mapping[str, Any]) -> str | None:
+def other_hardware(result: Mapping[str, Any]) -> str | None:
     """Return the processor or GPU in a result.json, in words, if this computer lacks it."""
     other = arithmetic.other_than_here(result, here()) if result.get("hardware") else None
     return None if other is None else printable(other)

@@ -82,7 +82,7 @@ def record(current: Session) -> None:
 
 def holder(folder: RunFolder) -> RunFolder:
     """Return the folder itself, or that of the finished run that a user accepted in its place."""
-    _, accepted = acceptance.standing(folder)
+    _, accepted = acceptance.result_or_accepted(folder)
     if accepted is None:
         return folder
     note(f"{folder.key} is {accepted}")

@@ -164,7 +164,7 @@ def _of_this_clone(current: Session, folder: RunFolder, accepted: Acceptance) ->
         return folder
     here = RunFolder(current.config.runs_dir / folder.key)
     try:
-        (mine, known), (theirs, _) = acceptance.standing(here), acceptance.standing(folder)
+        (mine, known), (theirs, _) = acceptance.result_or_accepted(here), acceptance.result_or_accepted(folder)
     except AlteredError:
         return None
     if mine is None or theirs is None or known is None or known.run_digest != accepted.run_digest:
@@ -190,7 +190,7 @@ def export(current: Session) -> None:
     with waiting(note, "packing the archive"):
         size = exports.export(folder, root=ROOT, to=to, weights=is_on(current.invocation.options, "weights"), say=note)
     say(f"{folder.key}: {relative(to)}, {file_size(size)}")
-    _, accepted = acceptance.standing(folder)
+    _, accepted = acceptance.result_or_accepted(folder)
     if accepted is not None:
         say(f"  {folder.key} is {accepted}")
     try:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from pipeline.cli import answers
-from pipeline.cli.commands.finished import other_arithmetic
+from pipeline.cli.commands.finished import other_hardware
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import STATE_INKS, note, say, width
 from pipeline.cli.session import Session, relative
@@ -162,7 +162,7 @@ def runs(current: Session) -> None:
             Listed(
                 row=row,
                 name=RunFolder(runs_dir / row.key).short_name(comparable[row.key]) if comparable[row.key] else "",
-                marks="other arithmetic" if other_arithmetic({"hosts": row.hosts, "hardware": row.hardware}) else "",
+                marks="other hardware" if other_hardware({"hosts": row.hosts, "hardware": row.hardware}) else "",
                 size_bytes=sizes.get(row.key),
                 differing=differing[row.key],
             )

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.cli import answers
 from pipeline.cli.commands import steps, trials
-from pipeline.cli.commands.finished import other_arithmetic
+from pipeline.cli.commands.finished import other_hardware
 from pipeline.cli.commands.train import screen, screen_of_sweep
 from pipeline.cli.invocation import as_typed, is_on
 from pipeline.cli.loader import leave_if_interrupted
@@ -77,15 +77,15 @@ def status(current: Session) -> None:
         answers.answer({**asdict(row), "folder": str(folder.path)})
         return
     say_folded(run_status.status(folder))
-    if other := other_arithmetic({"hosts": row.hosts, "hardware": row.hardware}):
-        say_folded(f"  bits     unverified here, finished on other arithmetic: {other}")
+    if other := other_hardware({"hosts": row.hosts, "hardware": row.hardware}):
+        say_folded(f"  bits     unverified here, finished on other hardware: {other}")
 
 
 def _await_next(runs_dir: Path) -> RunFolder | None:
     """Wait until a run or a sweep is under way. Return the run that was written to last; None: a sweep is under way."""
     with waiting(note, "waiting for the next run (Ctrl-C ends this)"):
         while True:
-            if any(locks.is_held(sweep.lock) for sweep in sweeps.every(runs_dir)[-1:]):
+            if any(locks.is_held(sweep.lock) for sweep in sweeps.all_sweeps(runs_dir)[-1:]):
                 return None
             locked = (path for path in runs_dir.glob(".*.lock") if locks.is_held(path))  # rows take ten times as long
             begun = [RunFolder(runs_dir / path.name[1:].removesuffix(".lock")) for path in locked]

@@ -117,8 +117,8 @@ def run(space: Space, words: Sequence[str], flags: Flags) -> None:
         note(line)
     folder = folders.locate(space.trials[0].config.runs_dir, space, fork=flags.fork)
     with alone(folder):
-        space = in_order(space, folder.about())
-        folder.begin(folders.describe(space, space.trials[0].config.shown_words(words)))
+        space = in_order(space, folder.read())
+        folder.write(folders.describe(space, space.trials[0].config.shown_words(words)))
         duplicates = f" ({space.duplicates} more were the same run as another)" if space.duplicates else ""
         headline = f"sweep {folder.name}: {len(space.trials)} trials{duplicates}, {_at_once(space)} at a time"
         ended = run_trials(space, Grid(space.trials), folder, headline, flags)
@@ -160,9 +160,11 @@ def alone(folder: SweepFolder) -> Iterator[None]:
     except OSError as error:
         raise _cannot_keep(folder, error) from error
     except Killed as error:
-        about, entries = folder.about(), folders.latest(folder.entries()[0]).values()
+        record, entries = folder.read(), folders.latest(folder.entries()[0]).values()
         done = sum(entry.state is State.FINISHED for entry in entries)
-        so_far = f"; {done} of {about.total} trials are finished (doit report {folder.name})" if about.has_begun else ""
+        so_far = (
+            f"; {done} of {record.total} trials are finished (doit report {folder.name})" if record.has_begun else ""
+        )
         text = f"KILLED sweep {folder.name}: {error}{so_far}"
         raise Killed(text, hint="the same command again; it goes on where this one was") from error
     finally:
@@ -224,10 +226,10 @@ def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequenc
     started = sum(not item.before for item in ended) - elsewhere
     others = f", {elsewhere} by another command meanwhile" if elsewhere else ""
     say(f"\nsweep {folder.name}: {', '.join(shown)}; {started} run just now{others}")
-    about = folder.begun() if answers.wanted() else folder.about()
+    record = folder.read_begun() if answers.wanted() else folder.read()
     done = {entry.key for entry in folder.entries()[0] if entry.state in _ENDS}
-    if left := about.total - sum(trial.key in done for trial in about.trials):
-        say(f"  left     {counted(left, 'trial')} of {about.total}; the same command goes on with them")
+    if left := record.total - sum(trial.key in done for trial in record.trials):
+        say(f"  left     {counted(left, 'trial')} of {record.total}; the same command goes on with them")
     say(f"  report   doit report {folder.name}\n  compare  doit ui")
     failed, error = [item for item in results if item.state == State.FAILED], None
     if failed:
@@ -237,7 +239,7 @@ def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequenc
             hint="fix it, then the same command with --retry-failed (finished trials are not run again)",
         )
     if answers.wanted():
-        table = tables.as_json(results, about.total, about.by, about.goals)
+        table = tables.as_json(results, record.total, record.by, record.goals)
         answers.answer({"sweep": folder.name, "left": left, **table}, error=error)
     if error is not None:
         raise error
@@ -250,7 +252,7 @@ def show_trials(space: Space, flags: Flags) -> None:
     name = "(its data isn't fetched, so it has no key yet)"
     if space.key:
         folder = folders.locate(space.trials[0].config.runs_dir, space, fork=flags.fork)
-        space, name = in_order(space, folder.about()), folder.name
+        space, name = in_order(space, folder.read()), folder.name
         entries = folders.latest(folder.entries()[0])
     rows = [("trial", "key", "", "why", "what")]
     rows += [
@@ -323,12 +325,12 @@ def _search_folder(plan: SearchPlan, fork: bool) -> SweepFolder:
     """Return the folder by the search's key, or by ``sweep.name``. Raises UsageError: that name is a grid's."""
     if plan.settings.name is None:
         return folders.SweepFolder(plan.runs_dir / folders.FOLDER / plan.key)
-    folder = base = folders.named(plan.runs_dir, plan.settings.name)
+    folder = base = folders.folder_named(plan.runs_dir, plan.settings.name)
     number = 1
-    while fork and (about := folder.about()).has_begun and about.configurations != plan.key:
+    while fork and (record := folder.read()).has_begun and record.configurations != plan.key:
         number += 1
         folder = folders.SweepFolder(base.path.with_name(f"{base.name}-{number}"))
-    if folder.about().has_begun and not (folder.path / STUDY).exists():
+    if folder.read().has_begun and not (folder.path / STUDY).exists():
         raise UsageError(
             f"sweep.name={folder.name} stands for a grid, and this is a search", hint="another sweep.name, or --fork"
         )
@@ -341,12 +343,12 @@ class _SearchRecord:
     def __init__(self, plan: SearchPlan, folder: SweepFolder, words: Sequence[str], total: int) -> None:
         goals = objectives(plan.config)
         self._folder = folder
-        self._about = SweepRecord(
+        self._record = SweepRecord(
             key=plan.key,
             configurations=plan.key,
             words=plan.representative_trial.config.shown_words(words),
             total=total,
-            trials=folder.about().trials,
+            trials=folder.read().trials,
             at_once=_at_once(plan),
             by=goals[0].metric,
             goals={goal.metric: goal.direction for goal in goals},
@@ -354,11 +356,11 @@ class _SearchRecord:
 
     def add(self, trial: Trial) -> None:
         """Record a trial before it starts, so that a report has it even after a crash."""
-        if any((item.number, item.key) == (trial.number, trial.key) for item in self._about.trials):
+        if any((item.number, item.key) == (trial.number, trial.key) for item in self._record.trials):
             return
-        others = (item for item in self._about.trials if item.number != trial.number)
-        self._about = dataclasses.replace(self._about, trials=(*others, recorded(trial)))
-        self._folder.begin(self._about)
+        others = (item for item in self._record.trials if item.number != trial.number)
+        self._record = dataclasses.replace(self._record, trials=(*others, recorded(trial)))
+        self._folder.write(self._record)
 
 
 def _conclude_search(plan: SearchPlan, study: Search, folder: SweepFolder, ended: Sequence[Ended]) -> None:
@@ -381,7 +383,7 @@ def _conclude_search(plan: SearchPlan, study: Search, folder: SweepFolder, ended
 def show_search(plan: SearchPlan, flags: Flags) -> None:
     """Print the trials chosen so far; the next ones depend on their results. Writes nothing."""
     folder = _search_folder(plan, flags.fork)
-    known, entries = folder.about().trials, folders.latest(folder.entries()[0])
+    known, entries = folder.read().trials, folders.latest(folder.entries()[0])
     rows = [("trial", "key", "state", "what")]
     for item in sorted(known, key=lambda item: item.number):
         entry = entries.get(item.key)

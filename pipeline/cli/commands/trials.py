@@ -39,7 +39,7 @@ def with_sweep(current: Session) -> Session:
 
 def names_sweep(runs_dir: Path, word: str) -> bool:
     """Whether a bare argument is the beginning of a sweep's name, and of no run's key."""
-    return not index.names_run(runs_dir, word) and bool(folders.beginning_with(folders.every(runs_dir), word))
+    return not index.names_run(runs_dir, word) and bool(folders.beginning_with(folders.all_sweeps(runs_dir), word))
 
 
 def show_chosen(current: Session) -> None:
@@ -50,20 +50,20 @@ def show_chosen(current: Session) -> None:
 
 def show(folder: SweepFolder, *, as_json: bool = False) -> None:
     """Print a sweep's table."""
-    about, results = folder.begun(), results_of(folder)
+    record, results = folder.read_begun(), results_of(folder)
     if as_json:
-        table = tables.as_json(results, about.total, about.by, about.goals)
+        table = tables.as_json(results, record.total, record.by, record.goals)
         answers.answer({"sweep": folder.name, **table})
         return
-    say_folded(f"sweep {folder.name}: {' '.join(about.words)}")
-    say(tables.text(results, about.total, about.by, about.goals, width=width()))
+    say_folded(f"sweep {folder.name}: {' '.join(record.words)}")
+    say(tables.text(results, record.total, record.by, record.goals, width=width()))
 
 
 def results_of(folder: SweepFolder) -> list[TrialResult]:
     """Return the results of its trials so far, including those not started."""
     runs_dir, entries = folder.path.parent.parent, folders.latest(folder.entries()[0])
     results = []
-    for trial in folder.begun().trials:
+    for trial in folder.read_begun().trials:
         known, problem = entries.get(trial.key), ""
         try:
             figures, remark = _figures_and_remark(RunFolder(runs_dir / trial.key))
@@ -86,10 +86,10 @@ def results_of(folder: SweepFolder) -> list[TrialResult]:
 
 def under_way(runs_dir: Path, newest: RunFolder) -> SweepFolder | None:
     """Return the sweep that a command runs now, unless a run of another command is newer."""
-    running = [folder for folder in folders.every(runs_dir) if locks.is_held(folder.lock)]
+    running = [folder for folder in folders.all_sweeps(runs_dir) if locks.is_held(folder.lock)]
     if not running:
         return None
-    keys = {trial.key for trial in running[-1].about().trials}
+    keys = {trial.key for trial in running[-1].read().trials}
     return running[-1] if newest.key in keys or not locks.is_held(newest.lock) else None
 
 
@@ -98,7 +98,7 @@ def standing(folder: SweepFolder) -> str:
     states = [*{entry.number: entry.state for entry in folder.entries()[0]}.values()]
     running, killed = states.count(State.RUNNING), states.count(State.KILLED)
     done = len(states) - running - killed
-    return f"sweep {folder.name}: {done} of {folder.begun().total} done, {running} running"
+    return f"sweep {folder.name}: {done} of {folder.read_begun().total} done, {running} running"
 
 
 def result_of(item: Ended) -> TrialResult:
@@ -122,7 +122,7 @@ def _figures_and_remark(folder: RunFolder) -> tuple[Mapping[str, float], str]:
 
     Returns nothing before it exists. Raises AlteredError.
     """
-    result, accepted = acceptance.standing(folder)
+    result, accepted = acceptance.result_or_accepted(folder)
     if result is None:
         return {}, ""
     speeds = {"images_per_s": result.images_per_s, "train_s": result.train_s}

@@ -34,7 +34,7 @@ def space(root: Path, *words: str) -> Space:
 
 def begun(root: Path, runs: Path, found: Space, *, fork: bool = False) -> SweepFolder:
     folder = locate(runs, found, fork=fork)
-    folder.begin(describe(found, ["words"]))
+    folder.write(describe(found, ["words"]))
     return folder
 
 
@@ -52,8 +52,8 @@ def test_a_sweep_is_its_trials_whatever_their_order_and_spelling(root: Path) -> 
 @pytest.mark.slow
 def test_a_shuffled_order_is_written_down_and_kept(root: Path, tmp_path: Path) -> None:
     first = space(root, "seed=shuffle(range(40))")
-    about = begun(root, tmp_path, first).about()
-    again = in_order(space(root, "seed=range(40)"), about)
+    record = begun(root, tmp_path, first).read()
+    again = in_order(space(root, "seed=range(40)"), record)
     assert [trial.key for trial in again.trials] == [trial.key for trial in first.trials]
     assert [trial.number for trial in again.trials] == list(range(40))
     assert Grid(again.trials).total == 40
@@ -101,7 +101,7 @@ def test_what_a_newer_version_made_is_left_alone(root: Path, tmp_path: Path) -> 
     path = folder.path / "sweep.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 3}))
     with pytest.raises(UsageError, match=r"sweep.json was written by a newer version"):
-        folder.about()
+        folder.read()
     run = tmp_path / "abcdefabcdef"
     run.mkdir()
     (run / "key.json").write_text('{"version": 99}')
@@ -112,9 +112,9 @@ def test_what_a_newer_version_made_is_left_alone(root: Path, tmp_path: Path) -> 
 def test_an_altered_sweep_is_told_with_the_fix(root: Path, tmp_path: Path) -> None:
     folder = begun(root, tmp_path, space(root, "seed=0,1"))
     path = folder.path / "sweep.json"
-    about = folder.about()
+    record = folder.read()
     text = path.read_text()
-    known = {**asdict(about), "version": 2}
+    known = {**asdict(record), "version": 2}
     trial = known["trials"][0]
     for damage in (
         "",
@@ -131,14 +131,14 @@ def test_an_altered_sweep_is_told_with_the_fix(root: Path, tmp_path: Path) -> No
     ):
         path.write_text(damage)
         with pytest.raises(UsageError, match=r"sweep\.json was altered: it .*\n  try: rm .*sweep\.json; the same doit"):
-            folder.about()
+            folder.read()
     path.unlink()
     path.mkdir()
     with pytest.raises(UsageError, match=r"it is a directory, not a file\n  try: rm -r .*sweep\.json; the same doit"):
-        folder.about()
+        folder.read()
     path.rmdir()
     path.write_text(text)
-    assert folder.about() == about
+    assert folder.read() == record
     folder.journal.mkdir()
     assert folder.entries() == ([], [])
 
