@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cluster.launchers.settings import LAUNCHERS
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted([*(ROOT / "pipeline").rglob("*.py"), *(ROOT / "trainers").rglob("*.py")])
 
@@ -90,6 +92,20 @@ def test_launchers_are_asked_for_capabilities_and_not_by_name() -> None:
         and any(isinstance(part, ast.Constant) for part in ast.walk(node))
     ]
     assert compared == []
+
+
+def test_launchers_do_not_know_each_other() -> None:
+    """Nor does what they share, so none is loaded with another."""
+    modules = [f"pipeline.cluster.launchers.{name}" for name in LAUNCHERS.names()]
+    imports = [
+        f"{path.relative_to(ROOT)}: {ast.unparse(node)}"
+        for path in (ROOT / "pipeline/cluster/launchers").rglob("*.py")
+        for node in _nodes(path)
+        if isinstance(node, ast.ImportFrom)
+        and any(f"{node.module}.{name.name}" in modules or node.module in modules for name in node.names)
+    ]
+    assert len(modules) >= 5
+    assert imports == []
 
 
 def test_dodo_holds_task_creators_only() -> None:
