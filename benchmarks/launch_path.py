@@ -54,7 +54,7 @@ def controllers_path(words: list[str]) -> list[str]:
     def note(event: str, _: object) -> None:
         if event == "subprocess.Popen":
             here = stack(sys._current_frames()[main_thread])
-            if any("/launchers/" in name for name in here) and "pipeline/cluster/running.py" in here:
+            if any("/launchers/" in name for name in here) and "pipeline/cluster/attempt/running.py" in here:
                 seen[:] = seen or here
 
     sys.addaudithook(note)

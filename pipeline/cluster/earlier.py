@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.cluster import launchers, starts
-from pipeline.cluster.failures import explained_by_script
+from pipeline.cluster.attempt.failures import explained_by_script
 from pipeline.cluster.launchers.base import NOT_ENDED
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.cluster.starts import Start

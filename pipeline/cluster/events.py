@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pipeline.cluster.stalls import Verdict
+from pipeline.cluster.attempt.stalls import Verdict
 from pipeline.core.specs import Event, LaunchPlan, LogLine, NodeFacts
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.attempt.run import run_attempt
 from pipeline.cluster.events import AllSucceeded, AttemptEvent, Doing, Emit, HostNote, Notice, ShownLine
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec, PackSource

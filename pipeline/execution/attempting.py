@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.cluster import earlier, launchers
-from pipeline.cluster.attempt import attach_attempt, run_attempt
+from pipeline.cluster.attempt.run import attach_attempt, run_attempt
 from pipeline.cluster.events import (
     AllSucceeded,
     AttemptEvent,

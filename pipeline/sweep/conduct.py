@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.cluster import earlier, launchers
-from pipeline.cluster.attempt import stop_run
+from pipeline.cluster.attempt.run import stop_run
 from pipeline.cluster.events import FollowedEvent
 from pipeline.core.errors import (
     DECIDED,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pipeline.cluster import launchers
-from pipeline.cluster.failures import FULL_DISK
+from pipeline.cluster.attempt.failures import FULL_DISK
 from pipeline.config.build import RunConfig
 from pipeline.core.errors import HostError, PacelineError, TrainingError, os_reason
 from pipeline.core.files import FULL, room_needed

@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.attempt.run import run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.core.errors import Killed, PacelineError

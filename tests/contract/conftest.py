@@ -15,7 +15,7 @@ from typing import IO
 
 import pytest
 
-from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.attempt.run import run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.core.specs import Cluster, Host, LaunchPlan, LogLine

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.attempt import stop_run
+from pipeline.cluster.attempt.run import stop_run
 from pipeline.core.errors import TrainingError
 from pipeline.core.specs import LogLine
 from tests.contract.conftest import HOSTILE, Bench, over_ssh_first

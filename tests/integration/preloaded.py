@@ -31,7 +31,7 @@ _IMPORTED = (
     "doit.__main__", "doit.doit_cmd", "hydra_plugins.paceline_launcher", "omegaconf._impl", "pipeline.cli.reporter",
     "pipeline.cli.loader", "pipeline.cli.tasks", "pipeline.cli.commands.explain", "pipeline.cli.commands.finished",
     "pipeline.cli.commands.reproduce", "pipeline.cli.commands.status", "pipeline.cli.commands.sweep",
-    "pipeline.cli.commands.train", "pipeline.cluster.attempt",
+    "pipeline.cli.commands.train", "pipeline.cluster.attempt.run",
     "pipeline.cluster.launchers.local", "pipeline.config.build", "pipeline.config.compose",
     "pipeline.config.memo", "pipeline.data.datasets.digits", "pipeline.execution.attempting",
     "pipeline.execution.complete", "pipeline.execution.dry_run", "pipeline.sweep", "pipeline.tracking.description",

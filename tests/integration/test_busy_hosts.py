@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster import attempt
-from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.attempt import run as attempt
+from pipeline.cluster.attempt.run import run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.errors import HostError

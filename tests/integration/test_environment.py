@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.attempt.run import run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.core.specs import Cluster, Host, LogLine
 from tests.contract.listening import listener

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster import launchers, preflight
-from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.attempt.run import run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.launchers.job_folder import JobFolder

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from pipeline.cluster import plan as plan_module
-from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.attempt.run import run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.errors import TrainingError
@@ -305,7 +305,7 @@ def test_port_that_was_taken_after_the_probe_is_replaced(
         ports.append(taken if not ports else master_port)
         return render(*what, master_port=ports[-1], **how)
 
-    monkeypatch.setattr("pipeline.cluster.attempt.render", render_first_on_taken)
+    monkeypatch.setattr("pipeline.cluster.attempt.run.render", render_first_on_taken)
     host = Host(name="localhost", nproc_per_node=1, env={"OMP_NUM_THREADS": "1"})
     local = Bench(
         cluster=Cluster(launcher="local", hosts=(host,)), folder=tmp_path, count=count_here, shares_run_dir=True

@@ -15,7 +15,7 @@ import pytest
 
 from pipeline import lab as labs
 from pipeline.cluster import launchers
-from pipeline.cluster.attempt import _planned, run_attempt
+from pipeline.cluster.attempt.run import _planned, run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import PackSource

@@ -16,7 +16,7 @@ import pytest
 
 from pipeline.cluster.agent.running.look import look, read_beats
 from pipeline.cluster.agent.running.saved import newest_checkpoint
-from pipeline.cluster.stalls import judge
+from pipeline.cluster.attempt.stalls import judge
 from tests.waiting import HANG_S
 from trainers.contract.beats import STACKS_SIGNAL, NodeLook, Phase, as_json
 from trainers.distributed.heartbeat import Heartbeat
@@ -141,7 +141,7 @@ def test_bytes_that_a_peer_does_not_take_are_seen_on_the_connection(node: dict[s
         (rank,) = look(here, []).ranks
         told = look(here, [["127.0.0.1", port], ["127.0.0.1", 1]])
     assert ("127.0.0.1", True) in [(item.peer, item.unsent_bytes > 0) for item in rank.sockets]
-    assert told.peers == ("silent", "refuses")
+    assert told.peers == ((f"127.0.0.1:{port}", "silent"), ("127.0.0.1:1", "refuses"))
 
 
 def test_the_newest_checkpoint_is_one_whose_side_file_is_there(tmp_path: Path) -> None:

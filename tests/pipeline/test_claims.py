@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster import attempt
 from pipeline.cluster.agent.host import processors
 from pipeline.cluster.agent.node import user_name
 from pipeline.cluster.agent.running import claims
+from pipeline.cluster.attempt import run as attempt
 from pipeline.cluster.launchers import settings
 from pipeline.cluster.launchers.transport.agent_requests import resources
 from pipeline.cluster.preflight import State, occupation

@@ -25,7 +25,7 @@ import pytest
 from pipeline.cluster import launchers
 from pipeline.cluster.agent.running import results, staging
 from pipeline.cluster.agent.running.saved import newest_change
-from pipeline.cluster.checkpoint_fetch import of_step
+from pipeline.cluster.attempt.checkpoint_fetch import of_step
 from pipeline.cluster.launchers import agent_launcher
 from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.cluster.launchers.transport import downloads

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.failures import cause, failure_text, first_error, port_was_taken
+from pipeline.cluster.attempt.failures import cause, failure_text, first_error, port_was_taken
 from pipeline.cluster.launchers.transport.answers import node_end
 from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.specs import LaunchPlan, NodeExit, NodeLost, NodePlan, RankError

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pipeline.cli.commands import hosts
-from pipeline.cluster import attempt
 from pipeline.cluster.agent.running import claims
+from pipeline.cluster.attempt import run as attempt
 from pipeline.core.errors import UsageError
 from pipeline.core.locks import FileLock
 from pipeline.core.specs import Cluster, Host

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pipeline.cluster import checkpoint_fetch, failures, spares
-from pipeline.cluster.checkpoint_fetch import CheckpointFetch
+from pipeline.cluster import spares
+from pipeline.cluster.attempt import checkpoint_fetch, silent_hosts
+from pipeline.cluster.attempt.checkpoint_fetch import CheckpointFetch
 from pipeline.config.build import build
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import TrainingError, UsageError
@@ -171,15 +172,15 @@ def plan(*identities: str) -> LaunchPlan:
 
 def test_what_the_other_nodes_see_of_a_lost_host_tells_its_kinds_apart() -> None:
     two = plan("n0 10.0.0.1:22 uid 0", "n1 fe80::1:2200 uid 0", "n2 127.0.0.1:0 uid 0")
-    assert failures.ssh_server(two, "node1") == ("fe80::1", 2200)
-    assert failures.ssh_server(two, "node2") is None
-    assert failures.lines_on_lost({"node1": {"node0": "unreachable", "node2": "silent"}}) == [
+    assert silent_hosts.ssh_server(two, "node1") == ("fe80::1", 2200)
+    assert silent_hosts.ssh_server(two, "node2") is None
+    assert silent_hosts.lines_on_lost({"node1": {"node0": "unreachable", "node2": "silent"}}) == [
         "node1: the host is alive, as node2 sees, but its ssh server says nothing: frozen, or overloaded"
     ]
-    assert failures.lines_on_lost({"node1": {"node0": "unreachable", "node2": "unreachable"}}) == [
+    assert silent_hosts.lines_on_lost({"node1": {"node0": "unreachable", "node2": "unreachable"}}) == [
         "node1: node0 and node2 can't reach it either: the host, or its link, is down"
     ]
-    assert failures.lines_on_lost({"node1": {"node0": "answers"}}) == [
+    assert silent_hosts.lines_on_lost({"node1": {"node0": "answers"}}) == [
         "node1: its ssh server answers node0: the host is alive, but can't be reached from here"
     ]
 
@@ -194,10 +195,10 @@ def test_what_the_other_nodes_see_of_a_lost_host_tells_its_kinds_apart() -> None
     ],
 )
 def test_a_silent_host_is_dead_only_if_no_other_one_reaches_it(node0: str, node2: str | None, dead: bool) -> None:
-    assert failures.is_dead({"node0": node0} | ({"node2": node2} if node2 else {}), ["node0", "node2"]) == dead
-    assert not failures.is_dead({}, ["node0"]), "nobody was asked of it"
-    assert not failures.is_dead({}, []), "there is nobody to ask"
-    assert failures.lines_on_lost({"node1": {}}) == []
+    assert silent_hosts.is_dead({"node0": node0} | ({"node2": node2} if node2 else {}), ["node0", "node2"]) == dead
+    assert not silent_hosts.is_dead({}, ["node0"]), "nobody was asked of it"
+    assert not silent_hosts.is_dead({}, []), "there is nobody to ask"
+    assert silent_hosts.lines_on_lost({"node1": {}}) == []
 
 
 def test_a_torn_last_line_of_the_metrics_is_cut_off_and_comes_again(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.stalls import is_hang, judge, slow_network, stall_text
+from pipeline.cluster.attempt.stalls import is_hang, judge, slow_network, stall_text
 from trainers.contract.beats import Collectives, Phase, RankBeat, RankLook, Socket
 
 STARTING, LOADING, COMPUTING, WAITING, UPDATING, EVALUATING, SAVING, ENDING, SCRIPT = Phase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cluster.stalls import Verdict, Watch
+from pipeline.cluster.attempt.stalls import Verdict, Watch
 from trainers.contract.beats import NodeBeat, NodeLook, Phase, RankBeat, RankLook, Socket
 
 STARTING, LOADING, COMPUTING, WAITING, UPDATING, EVALUATING, SAVING, ENDING, SCRIPT = Phase

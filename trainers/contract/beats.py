@@ -231,13 +231,14 @@ class RankLook(NamedTuple):
 class NodeLook(NamedTuple):
     """A node's answer to a request for an examination.
 
-    ``peers``: states of ssh servers (answers, silent, refuses, unreachable).
+    ``peers``: (``address:port`` of an ssh server; answers, silent, refuses or unreachable).
     """
 
     host: str
     ranks: "tuple[RankLook, ...]" = ()
-    peers: "tuple[str, ...]" = ()
+    peers: "tuple[tuple[str, str], ...]" = ()
 
     @classmethod
     def of(cls, host: str, row: Any) -> "NodeLook":
-        return cls(host, tuple(RankLook.of(host, rank) for rank in row["ranks"]), tuple(map(str, row["peers"])))
+        peers = tuple((str(server), str(state)) for server, state in row["peers"])
+        return cls(host, tuple(RankLook.of(host, rank) for rank in row["ranks"]), peers)

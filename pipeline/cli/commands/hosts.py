@@ -16,7 +16,7 @@ from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster import launchers
 from pipeline.cluster import sync as syncing
 from pipeline.cluster.agent.running.claims import clock
-from pipeline.cluster.attempt import stop_run
+from pipeline.cluster.attempt.run import stop_run
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import PackSource

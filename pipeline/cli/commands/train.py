@@ -19,7 +19,7 @@ from pipeline.cli.commands.finished import answer_with, figures, is_finished
 from pipeline.cli.invocation import QUIET, VERBOSE, as_typed, is_on, is_wanted, process_count, verbosity
 from pipeline.cli.output import note, note_usual, say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative
-from pipeline.cluster.failures import is_worth_showing
+from pipeline.cluster.attempt.tracebacks import is_worth_showing
 from pipeline.cluster.local_gpus import usable_gpus
 from pipeline.cluster.spares import unused_warning
 from pipeline.config.build import RunConfig

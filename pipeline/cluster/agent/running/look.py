@@ -46,9 +46,7 @@ _ESTABLISHED = "01"
 _STOPPED = ("T", "t")  # by a signal, or by a debugger
 
 
-_stacks_written_at = [
-    0.0
-]  # the newest time (``time.monotonic``): ranks that write their stacks do no work of their own
+_stacks_written_at = [0.0]  # the newest time (time.monotonic): ranks that write their stacks do no work of their own
 
 
 def look(node: Json, peers: list[list[object]] | None) -> NodeLook:
@@ -59,7 +57,8 @@ def look(node: Json, peers: list[list[object]] | None) -> NodeLook:
             ranks would get a signal for them.
     """
     if peers:
-        return NodeLook("", peers=tuple(_try_ssh_server(str(address), int(str(port))) for address, port in peers))
+        servers = [(str(address), int(str(port))) for address, port in peers]
+        return NodeLook("", peers=tuple((f"{host}:{port}", _try_ssh_server(host, port)) for host, port in servers))
     beats = read_beats(node)
     _stacks_written_at[0] = time.monotonic()
     before = [_state_and_cpu_s(beat.pid) for _, beat in beats]  # processor time is counted from here, over WINDOW_S

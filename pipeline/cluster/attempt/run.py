@@ -13,8 +13,17 @@ from pathlib import Path
 
 from pipeline.cluster import earlier, launchers, preflight, starts
 from pipeline.cluster.agent.wire import BUSY
+from pipeline.cluster.attempt.failures import (
+    cause,
+    failure_text,
+    first_error,
+    is_consequence,
+    port_was_taken,
+)
+from pipeline.cluster.attempt.running import RunningAttempt
+from pipeline.cluster.attempt.silent_hosts import lines_on_lost
+from pipeline.cluster.attempt.stalls import HOST_CAUSED, stall_text
 from pipeline.cluster.events import Doing, Emit, HostNote, HostsProbed, Notice
-from pipeline.cluster.failures import cause, failure_text, first_error, is_consequence, lines_on_lost, port_was_taken
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import AttemptSpec, Outcome
@@ -22,8 +31,6 @@ from pipeline.cluster.launchers.settings import REFUSE, SHARE, WAIT, busy_policy
 from pipeline.cluster.plan import render, warm_environment
 from pipeline.cluster.preflight import occupation
 from pipeline.cluster.preflight.versions import probed, refuse_different
-from pipeline.cluster.running import RunningAttempt
-from pipeline.cluster.stalls import HOST_CAUSED, stall_text
 from pipeline.cluster.validation import check_batch, validate_hosts
 from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.files import write_json
@@ -90,7 +97,7 @@ def attach_attempt(
     with Interruptible(stop) as signals, hosts_context as hosts:
         signals.check()
         running = RunningAttempt(hosts.launcher, plan, spec, [], emit, signals)
-        running.run(started=True)
+        running.run(started_elsewhere=True)
         if not running.ended_well:
             raise _failure(running, hosts.launcher.outcome(plan))
 
@@ -155,7 +162,7 @@ def _failure(running: RunningAttempt, outcome: Outcome) -> TrainingError:
         text = f"training failed: {outcome.text}\nlogs: {running.log_dir}"
     else:
         text = failure_text(running.plan, running.ends, running.log_dir)
-        text += "".join(f"\n{line}" for line in [*lines_on_lost(running.reached), outcome.text] if line)
+        text += "".join(f"\n{line}" for line in [*lines_on_lost(running.silent.reached), outcome.text] if line)
     return TrainingError(text + running.unstopped, hint=outcome.hint, cause=outcome.cause or why, gone=running.gone)
 
 

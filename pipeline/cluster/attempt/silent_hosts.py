@@ -1,0 +1,154 @@
+"""Hosts of an attempt that don't answer: whether they are lost, by what the others see of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from pipeline.cluster.events import Doing, Emit, Notice
+from pipeline.core.specs import LaunchPlan, NodeAnswers, NodeLost, NodeSilent
+from trainers.contract.beats import NodeLook
+
+_MOST_ASKED_ABOUT = 3  # lost hosts, because the others have little time to answer
+_ASK_AGAIN_S = 5.0  # between two requests to the other hosts
+_ANSWER_S = 3.5  # how long their answers are waited for
+
+_REACH_TEXTS = {
+    "answers": "its ssh server answers {who}: the host is alive, but can't be reached from here",
+    "silent": "the host is alive, as {who} sees, but its ssh server says nothing: frozen, or overloaded",
+    "refuses": "the host is alive, as {who} sees, but no ssh server listens there any more",
+    "unreachable": "{who} can't reach it either: the host, or its link, is down",
+}
+
+_DEAD = ("unreachable", "silent")
+
+Ask = Callable[[Sequence[tuple[str, int]]], None]
+"""Asks every host that answers whether it reaches these ssh servers (address, port)."""
+
+
+class SilentHosts:
+    """The hosts that don't answer at the moment.
+
+    Args:
+        replaceable: a further attempt gives a lost host's place to another one.
+    """
+
+    def __init__(self, plan: LaunchPlan, emit: Emit, *, replaceable: bool) -> None:
+        self._plan, self._emit, self._replaceable = plan, emit, replaceable
+        self.reached: dict[str, dict[str, str]] = {}
+        """Host → other host → what the host's ssh server said to that one: answers, silent, refuses, unreachable."""
+        self._reasons: dict[str, str] = {}  # of the silence, by host
+        self._waited_for: set[str] = set()  # silent hosts that were reported
+        self._asked_at = 0.0  # time.monotonic of the last request
+
+    def __len__(self) -> int:
+        return len(self._reasons)
+
+    def take(self, event: NodeSilent | NodeAnswers | NodeLook) -> None:
+        """Take the news of a host: it is silent, answers again, or says which ssh servers it reaches."""
+        match event:
+            case NodeSilent():
+                self._reasons[event.host] = event.reason
+                self._asked_at = 0.0
+            case NodeAnswers():
+                self._reasons.pop(event.host, None)
+                if event.host in self._waited_for:
+                    self._waited_for.remove(event.host)
+                    text = f"{event.host} answers again, after {event.silent_s:.0f} s; nothing is lost"
+                    self._emit(Notice(text=text))
+                    self._report_wait()
+            case NodeLook():
+                said = dict(event.peers)
+                for host, answers in self.reached.items():
+                    address, port = ssh_server(self._plan, host) or ("", 0)
+                    if (state := said.get(f"{address}:{port}")) is not None:
+                        answers[event.host] = state
+
+    def forget(self, host: str) -> None:
+        """Forget a host that has ended."""
+        self._reasons.pop(host, None)
+
+    def lost(self, ask: Ask, ended: Collection[str], *, is_over: bool) -> list[NodeLost]:
+        """Return the silent hosts that are lost; ask the others about them, and report that they are waited for.
+
+        A silent host is lost if the run is over, if waiting can't help, or if no other host reaches it. Until then the
+        attempt waits: its ranks may train on until their lease ends.
+        """
+        others = [node.host for node in self._plan.nodes if node.host not in self._reasons and node.host not in ended]
+        now = time.monotonic()
+        if self._reasons and others and not is_over and now - self._asked_at > _ASK_AGAIN_S:
+            self._asked_at = now
+            self._ask_about(ask, [*self._reasons])
+        is_time_up = now - self._asked_at > _ANSWER_S
+        answered = {other for answers in self.reached.values() for other in answers}
+        witnesses = [other for other in others if other in answered or not is_time_up]
+        lost = []
+        for host, reason in self._reasons.items():
+            is_lost = self._is_not_awaited(host) or is_dead(self.reached.get(host, {}), witnesses)
+            if is_lost and not is_over:  # at once, as stopping the others takes seconds
+                self._report(host, "the attempt is ended")
+            if is_lost or is_over:
+                lost.append(NodeLost(host=host, reason=reason))
+        for end in lost:
+            self.forget(end.host)
+        if is_time_up or answered.issuperset(others):
+            self._report_silence()
+        return lost
+
+    def ask_about(self, ask: Ask, lost: Sequence[str]) -> None:
+        """Ask the other hosts whether they reach the lost ones, unless they have answered that already."""
+        if not any(self.reached.values()) or not self.reached.keys() >= {*lost}:
+            self._ask_about(ask, lost)
+
+    def _ask_about(self, ask: Ask, hosts: Sequence[str]) -> None:
+        servers = {host: ssh_server(self._plan, host) for host in hosts}
+        known = [(host, server) for host, server in servers.items() if server is not None][:_MOST_ASKED_ABOUT]
+        self.reached = {host: {} for host, _ in known}
+        if known:
+            ask([server for _, server in known])
+
+    def _is_not_awaited(self, host: str) -> bool:
+        """True if waiting can't help: nobody can ask its ssh server, or it is the only node and another replaces it."""
+        return ssh_server(self._plan, host) is None or (self._plan.nnodes == 1 and self._replaceable)
+
+    def _report_silence(self) -> None:
+        """Report once for each silent host that it is waited for, and how long."""
+        new = [host for host in self._reasons if host not in self._waited_for]
+        for host in new:
+            lease_ends = time.strftime("%H:%M:%S", time.localtime(time.time() + self._plan.lease_s))
+            until = f"{lease_ends} (cluster.lease_s={self._plan.lease_s:g})"
+            self._report(host, f"its ranks may train on until {until}, so it is waited for")
+        if new:
+            self._waited_for.update(new)
+            self._report_wait()
+
+    def _report(self, host: str, what_follows: str) -> None:
+        line = f"{host} {self._reasons[host]}; {what_follows}"
+        self._emit(Notice(text="\n".join([line, *lines_on_lost({host: self.reached.get(host, {})})])))
+
+    def _report_wait(self) -> None:
+        hosts = ", ".join(sorted(self._waited_for))
+        self._emit(Doing(what=f"waiting for {hosts}, whose ranks may train on" if hosts else None))
+
+
+def ssh_server(plan: LaunchPlan, host: str) -> tuple[str, int] | None:
+    """Return address and port of a node's ssh server from its identity; None without ssh."""
+    identity = next((node.identity for node in plan.nodes if node.host == host), "")
+    address, _, port = [*identity.split(" "), "", ""][1].rpartition(":")
+    return (address, int(port)) if port.isdecimal() and port != "0" else None
+
+
+def is_dead(answers: Mapping[str, str], others: Collection[str]) -> bool:
+    """True if none of the ``others`` could reach a host, by their ``answers``: its ranks are cut off."""
+    return bool(others) and all(answers.get(other) in _DEAD for other in others)
+
+
+def lines_on_lost(reached: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return a line for each lost host: whether others could reach it. ``reached``: lost host → other → its answer."""
+    lines = []
+    for host, answers in reached.items():
+        best = next((kind for kind in _REACH_TEXTS if kind in answers.values()), None)
+        if best is not None:
+            who = " and ".join(other for other, kind in answers.items() if kind == best)
+            lines.append(f"{host}: {_REACH_TEXTS[best].format(who=who)}")
+    return lines
