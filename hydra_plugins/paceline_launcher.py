@@ -1,6 +1,7 @@
 """Hydra's door to Paceline's sweeps: the launcher that `python -m pipeline --multirun` hands its jobs to.
 
-Hydra finds launchers only under the package of this name.
+Hydra finds launchers only under the package of this name, and every application of this environment imports it. So the
+imports of Paceline stand in the function: a script of one's own must not load them, and with them its project.
 """
 
 from __future__ import annotations
@@ -11,10 +12,6 @@ from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
-
-from pipeline.cli.loader import leave
-from pipeline.cli.output import outlive_reader
-from pipeline.core import masking
 
 
 class PacelineLauncher(Launcher):
@@ -27,6 +24,9 @@ class PacelineLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Results lie in the run folders; a failed trial ends the command with code 1, wrong words with 3."""
         from pipeline.cli.commands.sweep import run_jobs
+        from pipeline.cli.loader import leave
+        from pipeline.cli.output import outlive_reader
+        from pipeline.core import masking
 
         masking.outlive(outlive_reader)
         try:

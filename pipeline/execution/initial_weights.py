@@ -20,7 +20,7 @@ from trainers.contract import run_folder
 
 _RUN_KEY = re.compile(r"[0-9a-f]{4,12}")
 _PUBLISHED_NAME = re.compile(r"[A-Z][A-Z0-9_]*|default")
-_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+_SUFFIXES = (".pt", ".pth", ".th", ".bin", ".ckpt")
 
 
 class InitialWeights(NamedTuple):

@@ -13,8 +13,9 @@ from typing import IO
 _LARGEST_PICKLE = 64 << 20  # bytes; that of a checkpoint with a million tensors
 _LARGEST_HEADER = 64 << 20
 _ZIP = b"PK\x03\x04"
-OPTIMIZER, RANDOM = "optimizer", "random"
+OPTIMIZER, RANDOM, SCHEDULE = "optimizer", "random", "schedule"
 _KINDS = {
+    SCHEDULE: re.compile(r"(?i)sched|^_?last_(?:epoch|lr)$|^_step_count$"),
     OPTIMIZER: re.compile(r"(?i)optim|exp_avg|momentum|max_exp_avg_sq"),
     # not random, train_size_random_mix and random_erase, arguments that a checkpoint holds as well
     RANDOM: re.compile(
@@ -24,7 +25,7 @@ _KINDS = {
 
 
 def state_kinds(path: Path) -> frozenset[str]:
-    """Return which kinds of state a checkpoint (a file, or a folder of files) names: ``optimizer``, ``random``."""
+    """Return which of ``optimizer``, ``random`` and ``schedule`` a checkpoint (a file, or a folder of files) names."""
     names = [*_names(path)]
     return frozenset(kind for kind, pattern in _KINDS.items() if any(map(pattern.search, names)))
 
@@ -36,6 +37,43 @@ def tensors_in(path: Path) -> list[tuple[int, int]] | None:
             return [(one.file_size, one.CRC) for one in archive.infolist() if "/data/" in one.filename]
     except (OSError, zipfile.BadZipFile):
         return None
+
+
+def numbers_in(path: Path) -> list[tuple[int, int]] | None:
+    """Return the same as ``tensors_in`` without tensors of bytes, which hold random states; None for another file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            (pickled,) = [one for one in archive.infolist() if one.filename.endswith("/data.pkl")]
+            if pickled.file_size > _LARGEST_PICKLE:
+                return None
+            with archive.open(pickled) as file:
+                bytes_alone = {key for key, kind in _storages(file).items() if kind == "torch ByteStorage"}
+            files = [one for one in archive.infolist() if "/data/" in one.filename]
+            return [(one.file_size, one.CRC) for one in files if one.filename.rpartition("/")[2] not in bytes_alone]
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return None
+
+
+def _storages(file: IO[bytes]) -> dict[str, str]:
+    """Return key → type (``torch FloatStorage``) of the storages in a pickle of ``torch.save``. Raises ValueError.
+
+    Each is a persistent id of the type, the key, and more (torch/serialization.py). Either may come from the memo.
+    """
+    memo, last, kind = dict[int, str](), "", ""
+    found = dict[str, str]()
+    for opcode, value, _ in pickletools.genops(file):
+        if opcode.name in ("BINPUT", "LONG_BINPUT"):
+            memo[int(value or 0)] = last
+            continue
+        if opcode.name in ("BINGET", "LONG_BINGET"):
+            last = memo.get(int(value or 0), "")
+        else:
+            last = value if isinstance(value, str) else ""
+        if kind and last:
+            found[last], kind = kind, ""
+        elif last.startswith("torch ") and last.endswith("Storage"):
+            kind = last
+    return found
 
 
 def _names(path: Path) -> Iterator[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
 from pipeline.core.specs import State
-from pipeline.reproduction.checkpoint_names import OPTIMIZER, RANDOM, tensors_in
+from pipeline.reproduction.checkpoint_names import OPTIMIZER, RANDOM, SCHEDULE, numbers_in, tensors_in
 from pipeline.reproduction.compare import Verdict, is_time
 from pipeline.reproduction.kills import Kill
 from pipeline.runs import journal, metrics_file
@@ -19,9 +19,11 @@ from trainers.contract import run_folder
 _TIME = re.compile(
     r"\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d(\.\d+)?)?|\b1[5-9]\d{8}(\.\d+)?\b"
 )  # a date, a time of day, unix time
-_SETS_RANDOM = re.compile(
-    r"set_rng_state|(?<![_\w])set_?state\(|^\s*(?:import|from)\s+(?:transformers|accelerate|lightning)\b", re.MULTILINE
-)
+_SETS_RANDOM = re.compile(r"set_rng_state|(?<![_\w])set_?state\(")
+_TRAINS = re.compile(r"^\s*(?:import|from)\s+(?:transformers|accelerate|lightning)\b", re.MULTILINE)
+_LOADS_OPTIMIZER = re.compile(r"(?i)\bopt\w*\.load_state_dict\(|load_state_dict\(.*opt")
+_KEEPS_STATE = re.compile(r"momentum|Adam|Ada(?:grad|delta|factor)|RMSprop|Rprop|LBFGS|Lion|Muon|create_optimizer")
+_SCHEDULES = re.compile(r"lr_scheduler|LRScheduler|(?:Step|Lambda|Cycle|Annealing|Plateau|Exponential|Polynomial)LR\b")
 
 
 class Culprit(Enum):
@@ -41,7 +43,7 @@ class Culprit(Enum):
     )
     RANDOM = (
         "random state not restored (order of data, dropout and augmentation follow from it)",
-        "save and restore torch.get_rng_state(), CUDA's, numpy's and random's, or seed by step",
+        "save and restore torch.get_rng_state(), CUDA's, numpy's and random's, of each rank, or seed by step",
     )
     ORDER = (
         "order of data differs after the resume",
@@ -59,11 +61,43 @@ class Culprit(Enum):
         "a time or a path in the output: metrics and tensors are equal",
         "leave times and absolute paths out of results",
     )
+    SCHEDULE = (
+        "the schedule of the learning rate isn't restored: the checkpoint holds none",
+        "save scheduler.state_dict() in the checkpoint, and load it",
+    )
+    NOT_SHOWN = (
+        "tensors differ, and no metric does: a state that no metric shows isn't restored (an average of the weights, a "
+        "buffer), or steps were done twice",
+        "save and load all that the loop changes; go on behind the last step that the checkpoint holds",
+    )
     CHANCE = (
         "it isn't deterministic: undisturbed too it comes out otherwise",
         "seed everything that is drawn; torch.use_deterministic_algorithms(True) names operations that aren't",
     )
     UNKNOWN = ("not known from what it left", "compare both folders")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """What the code of a run does, by the names in it; a library that trains (transformers) does all by itself."""
+
+    restores_random: bool = False
+    loads_optimizer: bool = False
+    has_optimizer_state: bool = True  # False: torch's SGD without momentum alone, which has none
+    has_schedule: bool = False
+
+    @classmethod
+    def read(cls, folder: Path) -> Code:
+        """Read the sources below ``folder``."""
+        text = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in folder.rglob("*.py"))
+        by_library = _TRAINS.search(text) is not None
+        is_stateless = "SGD(" in text and not _KEEPS_STATE.search(text)
+        return cls(
+            restores_random=by_library or _SETS_RANDOM.search(text) is not None,
+            loads_optimizer=by_library or _LOADS_OPTIMIZER.search(text) is not None,
+            has_optimizer_state=by_library or not is_stateless,
+            has_schedule=_SCHEDULES.search(text) is not None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +111,12 @@ class Evidence:
         started_over: the last attempt began at the run's first step.
         lacks_last: nothing differs but that metrics of the last step are missing.
         only_totals: nothing differs but metrics that are logged once.
+        values_differ: a metric that both logged at a step has another value.
+        tensors_differ: files that the script saved besides its results whose tensors differ.
         files_alone: the metrics of all steps are equal, and files differ by times and paths alone.
         is_dense: the run logged metrics at every step.
-        restores_random: the run's code sets a random state somewhere.
+        ranks: of the run.
+        code: what the run's code does.
     """
 
     kills: tuple[Kill, ...]
@@ -88,9 +125,17 @@ class Evidence:
     started_over: bool = False
     lacks_last: bool = False
     only_totals: bool = False
+    values_differ: bool = False
+    tensors_differ: tuple[str, ...] = ()
     files_alone: bool = False
     is_dense: bool = False
-    restores_random: bool = False
+    ranks: int = 1
+    code: Code = field(default_factory=lambda: Code())
+
+    @property
+    def is_equal(self) -> bool:
+        """True if no value of a step and no tensor differs, whatever the results at the end say."""
+        return not self.values_differ and not self.tensors_differ
 
 
 def gather(folder: RunFolder, again: RunFolder, verdict: Verdict, kills: Sequence[Kill]) -> Evidence:
@@ -100,16 +145,26 @@ def gather(folder: RunFolder, again: RunFolder, verdict: Verdict, kills: Sequenc
     differs_at = next((step for step in steps if repr(before.get(step)) != repr(after.get(step))), None)
     are_files = all(item.field.startswith(f"{run_folder.OUTPUTS}/") for item in verdict.outcome)
     starts = first_steps(again.path)
+    last_rows = rows_by_attempt(again.path)[-1:]
+    logs_again = len({row.step for rows in last_rows for row in rows}) >= len(before) / 2
+    result = again.read_result()
     return Evidence(
         kills=tuple(kills),
         resumed_at=resumed_at(again.path),
         differs_at=differs_at,
-        started_over=bool(before) and len(starts) > 1 and starts[-1] is not None and starts[-1] <= min(before),
+        started_over=bool(before)
+        and len(starts) > 1
+        and starts[-1] is not None
+        and starts[-1] <= min(before)
+        and logs_again,
         lacks_last=_lacks_last(before, after),
         only_totals=_only_totals(before, verdict),
+        values_differ=any(_differ(before[step], after[step]) for step in before.keys() & after.keys()),
+        tensors_differ=tuple(name for name in verdict.besides_differing if _other_numbers(folder, again, name)),
         files_alone=differs_at is None and are_files and _differ_by_times(folder, again, verdict),
         is_dense=bool(before) and [*before] == [*range(min(before), max(before) + 1)],
-        restores_random=_restores_random(again.code),
+        ranks=sum(result.nproc_per_node) if result is not None else 1,
+        code=Code.read(again.code),
     )
 
 
@@ -119,7 +174,8 @@ def culprit(evidence: Evidence) -> Culprit:
     The loss of the first step after a resume depends on weights, order and random state; the optimizer's state shows
     one step later. That is seen where every step is logged; elsewhere the names in the checkpoint decide.
     """
-    if evidence.files_alone:
+    code = evidence.code
+    if evidence.files_alone and not evidence.tensors_differ:
         return Culprit.TIME_OR_PATH
     if not evidence.kills:
         return Culprit.CHANCE
@@ -136,18 +192,18 @@ def culprit(evidence: Evidence) -> Culprit:
     differs_at, is_dense = evidence.differs_at, evidence.is_dense
     steps_behind = {differs_at - step for step in evidence.resumed_at} if differs_at is not None else set[int]()
     if is_dense and 1 in steps_behind and 0 not in steps_behind:
+        # the first loss of rank 0 is right too where another rank has drawn other data
+        by_other_rank = evidence.ranks > 1 and OPTIMIZER in in_all and code.loads_optimizer
+        return Culprit.RANDOM if by_other_rank else Culprit.OPTIMIZER
+    if code.has_optimizer_state and OPTIMIZER not in in_all and not (is_dense and 0 in steps_behind):
         return Culprit.OPTIMIZER
-    if OPTIMIZER not in in_all and not (is_dense and 0 in steps_behind):
-        return Culprit.OPTIMIZER
-    if RANDOM not in in_all or not evidence.restores_random:
+    if differs_at is None and evidence.tensors_differ:
+        return Culprit.NOT_SHOWN
+    if RANDOM not in in_all or not code.restores_random:
         return Culprit.RANDOM
+    if code.has_schedule and SCHEDULE not in in_all:
+        return Culprit.SCHEDULE
     return Culprit.ORDER if differs_at is not None else Culprit.UNKNOWN
-
-
-def _restores_random(code: Path) -> bool:
-    """Whether the code names a call that sets a random state, or a library that does so by itself."""
-    sources = (path.read_text(encoding="utf-8", errors="replace") for path in code.rglob("*.py"))
-    return any(_SETS_RANDOM.search(source) for source in sources)
 
 
 # ------------------------------------------------------------------------------------------- metrics by step
@@ -158,6 +214,10 @@ def _metrics_by_step(run_dir: Path, ignored: Sequence[str]) -> dict[int, dict[st
         values = {name: value for name, value in row.metrics.items() if name not in ignored and not is_time(name)}
         steps[row.step] = {**steps.get(row.step, {}), **values}
     return dict(sorted(steps.items()))
+
+
+def _differ(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    return any(repr(one[name]) != repr(other[name]) for name in one.keys() & other.keys())
 
 
 def _lacks_last(one: Mapping[int, Mapping[str, float]], other: Mapping[int, Mapping[str, float]]) -> bool:
@@ -176,13 +236,17 @@ def _only_totals(steps: Mapping[int, Mapping[str, float]], verdict: Verdict) -> 
     return all(item.field in last and not any(item.field in metrics for metrics in before) for item in verdict.outcome)
 
 
-def first_steps(run_dir: Path) -> list[int | None]:
-    """Return the first step that each attempt logged; None where no row of it is left, as it was begun anew."""
+def rows_by_attempt(run_dir: Path) -> list[list[metrics_file.MetricsRow]]:
+    """Return the rows that each attempt logged; none for one that was begun anew."""
     begun = [entry.time for entry in journal.read(run_dir / run_folder.JOURNAL) if entry.state is State.RUNNING]
     rows = metrics_file.rows(run_dir / run_folder.METRICS)
     spans = zip(begun, [*begun[1:], float("inf")], strict=True)
-    steps = [[row.step for row in rows if start <= row.time_s < end] for start, end in spans]
-    return [min(of_attempt, default=None) for of_attempt in steps]
+    return [[row for row in rows if start <= row.time_s < end] for start, end in spans]
+
+
+def first_steps(run_dir: Path) -> list[int | None]:
+    """Return the first step that each attempt logged; None where no row of it is left, as it was begun anew."""
+    return [min((row.step for row in rows), default=None) for rows in rows_by_attempt(run_dir)]
 
 
 def resumed_at(run_dir: Path) -> tuple[int, ...]:
@@ -209,3 +273,9 @@ def _without_times(run_dir: Path, name: str) -> object:
     except (OSError, ValueError):
         return None
     return _TIME.sub("TIME", text.replace(str(run_dir.resolve()), "{run}"))
+
+
+def _other_numbers(folder: RunFolder, again: RunFolder, name: str) -> bool:
+    """Whether both files are of ``torch.save`` and hold other tensors, random states aside."""
+    before, after = (numbers_in(one.path / name) for one in (folder, again))
+    return before is not None and after is not None and before != after

@@ -48,7 +48,12 @@ class Proof:
 
     @property
     def proven(self) -> bool:
-        return self.verdict.reproduced and not self.unproven
+        return self.is_equal and not self.unproven
+
+    @property
+    def is_equal(self) -> bool:
+        """True if results, metrics of each step and saved tensors are equal, as far as they can be compared."""
+        return self.verdict.reproduced and self.evidence.is_equal
 
 
 def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable[[str], None], **how: Any) -> Proof:
@@ -75,10 +80,12 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
         if not kills or not unproven:
             break
         say(f"{unproven}; once more, killed sooner")
+    if killing.kills and len(killing.kills) < kills:
+        say(f"killed {counted(len(killing.kills), 'time')} of {kills}: it had ended before it was time for the others")
     evidence = gather(folder, again, verdict, killing.kills)
     offer = checkpoints.resume_offer(again.path, settings) if settings is not None else ""
     proof = Proof(verdict=verdict, evidence=evidence, unproven=unproven, offer=offer)
-    if verdict.reproduced or verdict.nothing or verdict.within_spread:
+    if verdict.within_spread or (evidence.is_equal and (verdict.reproduced or verdict.nothing)):
         return proof
     resumed = resumed_at(folder.path)
     if not killing.kills and resumed and evidence.differs_at is not None and evidence.differs_at >= resumed[0]:
@@ -143,7 +150,7 @@ def text(proof: Proof) -> str:
                 f"it was itself resumed, at step {steps}; an undisturbed run differs from step {evidence.differs_at} on"
             )
         return "\n".join([f"NOT PROVEN {run}: {why}", *mend])
-    if not proof.verdict.reproduced and proof.culprit is None:
+    if not proof.is_equal and proof.culprit is None:
         return f"NOTHING PROVEN {run}: its results can't be compared to the bit"
     if proof.unproven and proof.culprit is None:
         return f"NOTHING PROVEN {run}: {proof.unproven}"
@@ -164,6 +171,8 @@ def text(proof: Proof) -> str:
         lines.append(f"  try      {proof.offer}")
     if evidence.differs_at is not None and proof.culprit is not None:
         lines.append(f"  differs  from step {evidence.differs_at} on")
+    if evidence.tensors_differ:
+        lines.append(f"  differs  {', '.join(evidence.tensors_differ)}: its tensors")
     return "\n".join([*lines, *mend])
 
 

@@ -230,3 +230,11 @@ def test_a_folder_with_a_script_becomes_a_project_and_keeps_its_files(
     assert (tables["ruff"], tables["doit"]["loader"]) == ({"line-length": 90}, "paceline")
     with pytest.raises(UsageError, match=r"has a dodo\.py already"):
         main.init(["."])
+
+
+def test_a_script_of_ones_own_that_uses_hydra_loads_nothing_of_paceline() -> None:
+    """Hydra imports all of an environment's plug-ins."""
+    code = "import sys; from hydra.core.plugins import Plugins; Plugins.instance()"
+    shown = "print([name for name in sys.modules if name.split('.')[0] in ('pipeline', 'trainers')])"
+    done = subprocess.run([sys.executable, "-c", f"{code}; {shown}"], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

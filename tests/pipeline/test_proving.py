@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pipeline.core.specs import State
 from pipeline.keys.content_key import Difference
 from pipeline.reproduction import culprits, kills, proving
-from pipeline.reproduction.checkpoint_names import OPTIMIZER, RANDOM, state_kinds, tensors_in
+from pipeline.reproduction.checkpoint_names import OPTIMIZER, RANDOM, SCHEDULE, numbers_in, state_kinds, tensors_in
 from pipeline.reproduction.compare import Verdict, is_time
-from pipeline.reproduction.culprits import Culprit, Evidence
+from pipeline.reproduction.culprits import Code, Culprit, Evidence
 from pipeline.reproduction.kills import Kill
 from pipeline.reproduction.proving import Proof
 from pipeline.runs import journal
@@ -29,12 +30,13 @@ from trainers.script.settings import ScriptConfig
 
 VERDICT = Verdict(run="a", again="a", outcome=(), key=(), surroundings=())
 ALL = frozenset({OPTIMIZER, RANDOM})
+RESTORES = Code(restores_random=True)
 NOT_SAVED = Kill(after_s=1.0, checkpoint=None)
 
 
 def evidence(*kills: Kill, differs_at: int | None = 21, **found: Any) -> Evidence:
     """Of a run that logs each step and restores its random state, resumed at step 21."""
-    seen = {"is_dense": True, "restores_random": True, "resumed_at": (21,), **found}
+    seen = {"is_dense": True, "code": RESTORES, "resumed_at": (21,), **found}
     return Evidence(kills=kills, differs_at=differs_at, **seen)
 
 
@@ -64,24 +66,64 @@ def test_the_culprit_is_told_from_checkpoints_and_the_first_step_that_differs(le
 
 
 def test_a_random_state_that_no_code_sets_was_not_restored() -> None:
-    assert culprits.culprit(evidence(saved(*ALL), restores_random=False)) is Culprit.RANDOM
+    assert culprits.culprit(evidence(saved(*ALL), code=Code())) is Culprit.RANDOM
 
 
 @pytest.mark.parametrize(
-    ("line", "restores"),
+    ("line", "does"),
     [
-        ("torch.set_rng_state(state)", True),
-        ("random.setstate(state)", True),
-        ("from transformers import Trainer", True),
-        ("kind = 'lightning'", False),
-        ("optimizer.__setstate__(state)", False),
+        ("torch.set_rng_state(state)", Code(restores_random=True)),
+        ("random.setstate(state)", Code(restores_random=True)),
+        ("from transformers import Trainer", Code(restores_random=True, loads_optimizer=True)),
+        ("kind = 'lightning'", Code()),
+        ("optimizer.__setstate__(state)", Code()),
+        ("opt.load_state_dict(saved['opt'])", Code(loads_optimizer=True)),
+        ("torch.optim.SGD(model.parameters(), lr=0.1)", Code(has_optimizer_state=False)),
+        ("torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)", Code()),
+        ("schedule = StepLR(optimizer, 5)", Code(has_schedule=True)),
     ],
 )
-def test_a_random_state_is_set_by_a_call_or_by_a_library_that_is_imported(
-    line: str, restores: bool, tmp_path: Path
-) -> None:
+def test_what_a_script_restores_is_told_from_the_calls_in_its_code(line: str, does: Code, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(f"import torch\n{line}\n")
-    assert culprits._restores_random(tmp_path) is restores
+    assert Code.read(tmp_path) == does
+
+
+def test_a_schedule_that_no_checkpoint_holds_is_the_culprit_where_all_else_was_saved() -> None:
+    left = evidence(saved(*ALL), differs_at=24, code=replace(RESTORES, has_schedule=True))
+    assert culprits.culprit(left) is Culprit.SCHEDULE
+    assert culprits.culprit(evidence(saved(*ALL, SCHEDULE), differs_at=24, code=left.code)) is Culprit.ORDER
+
+
+def test_another_rank_s_random_state_shows_one_step_late_and_is_not_taken_for_the_optimizer_s() -> None:
+    code = replace(RESTORES, loads_optimizer=True)
+    assert culprits.culprit(evidence(saved(*ALL), differs_at=22, ranks=2, code=code)) is Culprit.RANDOM
+    assert culprits.culprit(evidence(saved(*ALL), differs_at=22, ranks=1, code=code)) is Culprit.OPTIMIZER
+
+
+def test_equal_results_over_other_tensors_are_no_proof() -> None:
+    left = evidence(saved(*ALL), differs_at=None, tensors_differ=("outputs/workdir/ema.pt",))
+    proof = Proof(verdict=VERDICT, evidence=left, culprit=culprits.culprit(left))
+    assert (proof.verdict.reproduced, proof.proven, proof.culprit) == (True, False, Culprit.NOT_SHOWN)
+    assert (
+        "  differs  outputs/workdir/ema.pt: its tensors\n  culprit  tensors differ, and no metric does: "
+        in proving.text(proof)
+    )
+    steps = evidence(saved(*ALL), differs_at=22, values_differ=True)
+    assert not Proof(verdict=VERDICT, evidence=steps).proven
+
+
+def test_tensors_are_compared_without_random_states(tmp_path: Path) -> None:
+    state = {"weights": torch.ones(3), "twice": torch.ones(2, dtype=torch.bfloat16), "rng": torch.get_rng_state()}
+    torch.save(state, tmp_path / "a.pt")
+    torch.rand(1)
+    torch.save({**state, "rng": torch.get_rng_state()}, tmp_path / "b.pt")
+    torch.save({**state, "weights": torch.tensor([1.0, 1.0, 1.0 + 2**-23])}, tmp_path / "c.pt")
+    (tmp_path / "d.pt").write_bytes(b"PK\x03\x04torn")
+    first, other_rng, other_weights, torn = (numbers_in(tmp_path / f"{name}.pt") for name in "abcd")
+    assert first is not None
+    assert [size for size, _ in first] == [12, 4]
+    assert first == other_rng != other_weights
+    assert torn is None
 
 
 def test_a_resume_behind_the_last_evaluation_is_told_apart() -> None:

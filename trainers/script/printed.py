@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -133,25 +134,27 @@ def rows(
         saved: folders in which the script's checkpoints may lie.
     """
     steps_per_epoch = _steps_per_epoch(saved)
-    earlier_rows, own_rows = list[Row](), list[Row]()
     attempts = _kept(earlier) if earlier is not None else []
+    streams = list[list[_Timed]]()
     for path in sorted(log_dir.glob("*/attempt_*/0/std*.log"), reverse=True):
-        try:
-            own_lines = [*_timed(_tail(path).split("\n"), began_s, path.stat().st_mtime)]
-        except OSError:
-            continue
+        with suppress(OSError):
+            streams.append([*_timed(_tail(path).split("\n"), began_s, path.stat().st_mtime)])
+    earlier_rows, own_rows = list[Row](), list[Row]()
+    # an attempt that had nothing left to train prints nothing: what those before it printed stands all the same
+    for own_lines in [lines for lines in streams if lines] or [[]]:
         names = {name for _, line in own_lines for name in line.metrics}
+        known = [[item for item in one if not own_lines or names & item[1].metrics.keys()] for one in attempts]
         printed_lines = list[_Timed]()
-        for lines in [*([item for item in one if names & item[1].metrics.keys()] for one in attempts), own_lines]:
-            printed_lines, last = [*_up_to(printed_lines, lines), *lines], len(lines)
+        for lines in [*known, own_lines]:
+            printed_lines = [*_up_to(printed_lines, lines), *lines]
         numbered = [
             Row(time_s=time_s, step=step, epoch=line.epoch, metrics=dict(line.metrics))
             for (time_s, _), (step, line) in zip(
                 printed_lines, _with_steps((line for _, line in printed_lines), steps_per_epoch), strict=True
             )
         ]
-        earlier_rows += numbered[: len(printed_lines) - last]
-        own_rows += numbered[len(printed_lines) - last :]
+        earlier_rows += numbered[: len(printed_lines) - len(own_lines)]
+        own_rows += numbered[len(printed_lines) - len(own_lines) :]
     return earlier_rows[:_MOST_ROWS], own_rows[:_MOST_ROWS]
 
 

@@ -125,7 +125,7 @@ class Recorder:
         self.metrics.restore(before)
         for row in rows:
             self.metrics.append(row)
-        return list(dict.fromkeys(name for row in rows for name in row.metrics)), len(before)
+        return list(dict.fromkeys(name for row in [*before, *rows] for name in row.metrics)), len(before)
 
     def left_out(self) -> dict[str, dict[str, Any]]:
         """Return the values of each metric that aren't finite, for the summary; ``first`` as text, as JSON has none."""

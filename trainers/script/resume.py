@@ -15,7 +15,7 @@ from typing import IO
 
 _NOTES = (".json", ".yaml", ".yml", ".txt", ".log", ".csv", ".md", ".jsonl", ".sha256", ".py")
 _UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".bad")
-_WEIGHTS = (".pt", ".pth", ".ckpt", ".tar", ".bin", ".safetensors")
+_WEIGHTS = (".pt", ".pth", ".th", ".ckpt", ".tar", ".bin", ".model", ".safetensors")
 _TORN = -1
 
 _HF = re.compile(r"checkpoint[-_]\d+")

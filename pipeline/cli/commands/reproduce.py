@@ -307,7 +307,7 @@ def prove(current: Session, *, once: bool = False) -> None:
     if result.fields.get("proven") is False:
         note(f"run {folder.key} was never repeated: first undisturbed")
         proof = proven(0)
-        if not proof.verdict.reproduced:
+        if not proof.is_equal:
             _report(proof, written)
             return
         folder.prove()
@@ -338,6 +338,7 @@ def _number(current: Session, name: str, default: int, *, least: int, most: int)
 
 def _data(proof: Proof) -> dict[str, Any]:
     culprit = proof.culprit
+    tensors = [f"{name}: tensors" for name in proof.evidence.tensors_differ]
     return {
         "run": proof.verdict.run,
         "proven": proof.proven,
@@ -349,5 +350,5 @@ def _data(proof: Proof) -> dict[str, Any]:
         "culprit": culprit.name.lower() if culprit is not None else None,
         "finding": culprit.value[0] if culprit is not None else None,
         "mend": culprit.value[1] if culprit is not None else None,
-        "differences": [str(item) for item in proof.verdict.outcome],
+        "differences": [*map(str, proof.verdict.outcome), *tensors],
     }
