@@ -77,6 +77,10 @@ class Culprit(Enum):
     UNKNOWN = ("not known from what it left", "compare both folders")
 
 
+STATES = frozenset({Culprit.OPTIMIZER, Culprit.RANDOM, Culprit.SCHEDULE, Culprit.NOT_SHOWN})
+"""The culprits that are states: of several that a checkpoint lacks, only one can be named for sure."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Code:
     """What the code of a run does, by the names in it; a library that trains (transformers) does all by itself."""
@@ -133,6 +137,19 @@ class Evidence:
     code: Code = field(default_factory=lambda: Code())
 
     @property
+    def reads_nothing(self) -> bool:
+        """True if it starts over and no value differs: with what a checkpoint holds, some would."""
+        return self.started_over and not self.values_differ
+
+    @property
+    def lacks(self) -> list[str]:
+        """The kinds of state that the code has, and a checkpoint at a kill lacked."""
+        wanted = {OPTIMIZER: self.code.has_optimizer_state, RANDOM: True, SCHEDULE: self.code.has_schedule}
+        saved = [kill.holds for kill in self.kills if kill.checkpoint is not None]
+        in_all = frozenset.intersection(*saved) if saved else frozenset[str]()
+        return [kind for kind, is_wanted in wanted.items() if is_wanted and kind not in in_all] if saved else []
+
+    @property
     def is_equal(self) -> bool:
         """True if no value of a step and no tensor differs, whatever the results at the end say."""
         return not self.values_differ and not self.tensors_differ
@@ -183,25 +200,23 @@ def culprit(evidence: Evidence) -> Culprit:
         return Culprit.NOT_LOGGED
     if evidence.only_totals:
         return Culprit.SINCE_RESUME
-    saved = [kill.holds for kill in evidence.kills if kill.checkpoint is not None]
-    if not saved:
+    if all(kill.checkpoint is None for kill in evidence.kills):
         return Culprit.NO_CHECKPOINT
-    if evidence.started_over:
+    if evidence.reads_nothing:
         return Culprit.NOT_READ
-    in_all = frozenset.intersection(*saved)
-    differs_at, is_dense = evidence.differs_at, evidence.is_dense
+    lacks, differs_at, is_dense = evidence.lacks, evidence.differs_at, evidence.is_dense
     steps_behind = {differs_at - step for step in evidence.resumed_at} if differs_at is not None else set[int]()
     if is_dense and 1 in steps_behind and 0 not in steps_behind:
         # the first loss of rank 0 is right too where another rank has drawn other data
-        by_other_rank = evidence.ranks > 1 and OPTIMIZER in in_all and code.loads_optimizer
+        by_other_rank = evidence.ranks > 1 and OPTIMIZER not in lacks and code.loads_optimizer
         return Culprit.RANDOM if by_other_rank else Culprit.OPTIMIZER
-    if code.has_optimizer_state and OPTIMIZER not in in_all and not (is_dense and 0 in steps_behind):
+    if OPTIMIZER in lacks and not (is_dense and 0 in steps_behind):
         return Culprit.OPTIMIZER
     if differs_at is None and evidence.tensors_differ:
         return Culprit.NOT_SHOWN
-    if RANDOM not in in_all or not code.restores_random:
+    if RANDOM in lacks or not code.restores_random:
         return Culprit.RANDOM
-    if code.has_schedule and SCHEDULE not in in_all:
+    if SCHEDULE in lacks:
         return Culprit.SCHEDULE
     return Culprit.ORDER if differs_at is not None else Culprit.UNKNOWN
 

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.tables import counted
+from pipeline.core.tables import counted, first_of
 from pipeline.reproduction.checkpoint_names import state_kinds
 from pipeline.reproduction.compare import Verdict
-from pipeline.reproduction.culprits import Culprit, Evidence, culprit, first_steps, gather, resumed_at
+from pipeline.reproduction.culprits import STATES, Culprit, Evidence, culprit, first_steps, gather, resumed_at
 from pipeline.reproduction.kills import Kill, Killing, moments, newest_checkpoint
 from pipeline.reproduction.reproduce import reproduce, train_again
 from pipeline.runs import checkpoints
@@ -24,6 +24,7 @@ from trainers.contract import run_folder
 from trainers.script import workdir
 
 FOLDER_SUFFIX = "-killed"
+_SHOWN = 4  # files in a line
 _SOONER = (1.0, 0.7, 0.4)  # of the drawn moments, where a repetition proved nothing at those before
 
 
@@ -161,7 +162,7 @@ def text(proof: Proof) -> str:
     else:
         lines = [f"NOT PROVEN {run}: {killed}, it comes out otherwise"]
     saved = [_as_script_wrote(kill.checkpoint) for kill in evidence.kills if kill.checkpoint is not None]
-    if evidence.started_over or not saved:
+    if evidence.reads_nothing or not saved:
         why = f"{saved[-1]} was there and not read" if saved else "there was no checkpoint"
         lines.append(f"  resume   it starts over: {why}")
     else:
@@ -172,7 +173,9 @@ def text(proof: Proof) -> str:
     if evidence.differs_at is not None and proof.culprit is not None:
         lines.append(f"  differs  from step {evidence.differs_at} on")
     if evidence.tensors_differ:
-        lines.append(f"  differs  {', '.join(evidence.tensors_differ)}: its tensors")
+        lines.append(f"  differs  tensors of {first_of(evidence.tensors_differ, _SHOWN)}")
+    if proof.culprit in STATES and (lacks := evidence.lacks):
+        lines.append(f"  lacks    {saved[-1]} holds no state of: {', '.join(lacks)}")
     return "\n".join([*lines, *mend])
 
 

@@ -104,12 +104,21 @@ def test_equal_results_over_other_tensors_are_no_proof() -> None:
     left = evidence(saved(*ALL), differs_at=None, tensors_differ=("outputs/workdir/ema.pt",))
     proof = Proof(verdict=VERDICT, evidence=left, culprit=culprits.culprit(left))
     assert (proof.verdict.reproduced, proof.proven, proof.culprit) == (True, False, Culprit.NOT_SHOWN)
-    assert (
-        "  differs  outputs/workdir/ema.pt: its tensors\n  culprit  tensors differ, and no metric does: "
-        in proving.text(proof)
-    )
+    said = proving.text(proof)
+    assert "  differs  tensors of outputs/workdir/ema.pt\n  culprit  tensors differ, and no metric does: " in said
     steps = evidence(saved(*ALL), differs_at=22, values_differ=True)
     assert not Proof(verdict=VERDICT, evidence=steps).proven
+
+
+def test_all_states_that_a_checkpoint_lacks_are_named_where_a_script_logs_from_its_first_step_on() -> None:
+    """Folds that are there already are evaluated again, so it isn't true that nothing was read."""
+    code = Code(has_schedule=True)
+    left = evidence(saved(), resumed_at=(1,), differs_at=3, started_over=True, values_differ=True, code=code)
+    proof = Proof(verdict=VERDICT, evidence=left, culprit=culprits.culprit(left))
+    assert proof.culprit is Culprit.OPTIMIZER
+    assert "  resume   at step 1, from checkpoints/last.pt\n" in proving.text(proof)
+    lacks = "  lacks    checkpoints/last.pt holds no state of: optimizer, random, schedule\n  culprit  "
+    assert lacks in proving.text(proof)
 
 
 def test_tensors_are_compared_without_random_states(tmp_path: Path) -> None:
