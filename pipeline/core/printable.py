@@ -9,7 +9,8 @@ import re
 import shlex
 import unicodedata
 from collections.abc import Iterable, Mapping
-from typing import TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 """SGR escape sequences: colours, bold, dim; no cursor movement."""
@@ -22,6 +23,7 @@ _OF_PACKAGE = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen 
 _FAILED = re.compile(r"(?:ERROR: )?(?:trial +\d+ \| )?training failed on ")  # a message in front of its traceback
 _DIM, _RED = "\x1b[2m", "\x1b[1;31m"
 _HERE = re.compile(r"(?m)^(trial +\d+ \| )?localhost:(-|\d+) \| ")
+"""The beginning of a log line of this computer: in a sweep its trial, then its rank, or ``-`` for torchrun itself."""
 
 
 def printable(text: str) -> str:
@@ -66,7 +68,8 @@ def inked_tracebacks(text: str) -> str:
     if _TRACEBACK not in text:
         return text
     lines: list[str] = []
-    ink, part, margin = "", "", 0  # margin: columns before the traceback
+    ink, margin = "", 0  # margin: columns before the traceback
+    part = ""  # where the line is: in the "message" before a traceback, its "frames" or its "exception", or elsewhere
     if _FAILED.match(text):
         ink, part = _RED, "message"
     for line in text.split("\n"):
@@ -85,11 +88,12 @@ def inked_tracebacks(text: str) -> str:
 
 def without_host(text: str) -> str:
     """Lines of this computer's ranks without its name: those of rank 0 as they are, of others with the rank."""
-    return _HERE.sub(lambda of: (of[1] or "") + ("" if of[2] in "-0" else f"rank {of[2]} | "), text)
+    return _HERE.sub(lambda of: (of[1] or "") + ("" if of[2] in ("-", "0") else f"rank {of[2]} | "), text)
 
 
 def _program_line(line: str, terminal: bool, colours: bool) -> str:
-    parts = _COLOURS.split(_CURSOR.sub("", line) if "\x1b" in line else line)
+    line = _CURSOR.sub("", line) if "\x1b" in line else line
+    parts = _COLOURS.split(line)
     safe = [printable(part.expandtabs()) if terminal else "\t".join(map(printable, part.split("\t"))) for part in parts]
     if not colours or len(parts) == 1:
         return "".join(safe)
@@ -129,6 +133,24 @@ def hydra_quoted(text: str) -> str:
     """
     literal = _INTERPOLATION.sub(lambda match: f"{match[1] * 2}\\${{", text)
     return "'" + _BEFORE_QUOTE.sub(lambda match: match[1] * 2 + ("\\'" if match[2] else ""), literal) + "'"
+
+
+def hydra_text(value: Any) -> str:
+    """Write a value of Python in Hydra's grammar, so that an override with it has the same value.
+
+    Texts and paths are quoted, names of fields are not: Hydra's grammar has no quoted ones.
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return str(value)  # not repr, which names numpy's type
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {hydra_text(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(hydra_text, value)) + "]"
+    return hydra_quoted(str(value)) if isinstance(value, str | Path) else hydra_value(str(value))
 
 
 def shell_word(word: str) -> str:

@@ -6,6 +6,7 @@ So key, lock, progress and Ctrl-C are those of the command line, and the kernel 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import signal
@@ -16,12 +17,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.core.errors import UsageError
-from pipeline.core.printable import hydra_quoted, hydra_value
+from pipeline.core.printable import hydra_text, hydra_value
 from pipeline.core.processes import process, threads
 from pipeline.notebook.run import Run, table
+from pipeline.sweep.report import BY, MAXIMIZE, MINIMIZE
 
 _GROUPS = ("cluster", "dataset", "experiment", "init", "model", "optimizer", "program", "schedule", "search", "seed")
-_LINES = (("run",), ("torchrun",))
+_SCRIPT_VERBS = ("run", "torchrun")
+"""The first words of a line that starts a script."""
 _EVENT = '{"schema": "paceline.event/'
 
 
@@ -69,11 +72,21 @@ def sweep(*overrides: str, quiet: bool = False, **fields: Any) -> Any:
     """
     words = _script_line(overrides, fields) or [*overrides, *_overrides(fields, overrides, sweeps=True)]
     data = answer("sweep", *words, quiet=quiet)
-    metric = (data.get("best") or {}).get("by", "val/accuracy")
-    trials = sorted(data["trials"], key=lambda trial: -trial["values"].get(metric, float("-inf")))
+    rows = _best_first(data)
     return table(
-        [{**_chosen(trial), **trial["values"], "state": trial["state"], "key": trial["key"]} for trial in trials]
+        [{**_chosen(trial), **trial["values"], "state": trial["state"], "key": trial["key"]} for trial in rows]
     )
+
+
+def _best_first(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """Sort a sweep's trials by the metric that decides; those without a number of it come last."""
+    best = data["best"] or {"by": BY, "direction": MAXIMIZE}
+
+    def order(trial: dict[str, Any]) -> tuple[bool, float]:
+        value = float(trial["values"].get(best["by"], math.nan))  # of "inf" too, as JSON has no such number
+        return math.isnan(value), value if best["direction"] == MINIMIZE else -value
+
+    return sorted(data["trials"], key=order)
 
 
 def _chosen(trial: dict[str, Any]) -> dict[str, str]:
@@ -89,8 +102,9 @@ def answer(verb: str, *words: str, quiet: bool = False) -> Any:
         CommandError: it failed.
         KeyboardInterrupt: it was interrupted, and has ended in order.
     """
-    is_line = words[:1] in _LINES  # behind the script all words are the script's
-    typed = [*words[:1], "--json", *words[1:]] if is_line else [*words, "json=1"]
+    starts_script = bool(words) and words[0] in _SCRIPT_VERBS
+    # --json stands before the script, as all words behind it are the script's
+    typed = [words[0], "--json", *words[1:]] if starts_script else [*words, "json=1"]
     argv = [sys.executable, "-m", "pipeline.cli.main", verb, *typed]
     with Path(os.devnull).open("rb") as nothing:
         child = process.stream(argv, stdin=nothing, env=process.of_this_clone())
@@ -148,12 +162,12 @@ def _data(text: str, code: int) -> Any:
 def _script_line(typed: tuple[str, ...], fields: dict[str, Any]) -> list[str]:
     """Return the words of a line that starts a script, with ``fields`` as its options; [] if it is no such line.
 
-    A list is swept.
+    A list is swept. True gives the option alone; any other value is written behind it.
     """
     words = shlex.split(typed[0]) if len(typed) == 1 else [*typed]
     if words and words[0].endswith(".py") and "=" not in words[0]:
         raise UsageError(f"{words[0]} is a script", hint=f'paceline.train("run {shlex.join(words)}")')
-    if tuple(words[:1]) not in _LINES:
+    if not words or words[0] not in _SCRIPT_VERBS:
         return []
     sweeps, options = list[str](), list[str]()
     for name, value in fields.items():
@@ -165,7 +179,11 @@ def _script_line(typed: tuple[str, ...], fields: dict[str, Any]) -> list[str]:
 
 
 def _overrides(fields: dict[str, Any], typed: tuple[str, ...], *, sweeps: bool = False) -> Iterator[str]:
-    """Raises UsageError: a name that is no field's, or the last part of several."""
+    """Yield an override for each of ``fields``. With ``sweeps`` a list stands for the values of its trials.
+
+    ``typed`` are the words beside them, which decide what fields there are. Raises UsageError: a name that is no
+    field's, or the last part of several.
+    """
     known: list[str] = []
     for name, value in fields.items():
         field = name.replace("__", ".")
@@ -194,15 +212,4 @@ def _meant(name: str, known: list[str]) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value of Python as Hydra reads it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (list, tuple)):
-        return f"[{','.join(_text(item) for item in value)}]"
-    if isinstance(value, dict):
-        return f"{{{','.join(f'{hydra_quoted(str(name))}:{_text(item)}' for name, item in value.items())}}}"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    return hydra_value(str(value)) if not isinstance(value, Path) else hydra_quoted(str(value))
+    return hydra_value(value) if isinstance(value, str) else hydra_text(value)

@@ -288,6 +288,7 @@ def as_json(
         "best": top
         and {
             "by": by,
+            "direction": direction_of(by, goals),
             "chosen": list(top[0].chosen),
             "trial": top[1].number,
             "key": top[1].key,

@@ -1,12 +1,13 @@
-"""A script's line as Python's train and sweep take it."""
+"""What Python's train and sweep make of their arguments, and of the answer of a sweep."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from pipeline.notebook.commands import _script_line
+from pipeline.notebook.commands import _best_first, _overrides, _script_line
 
 
 @pytest.mark.parametrize(
@@ -22,3 +23,27 @@ def test_fields_are_options_of_the_script_and_lists_are_swept(
     typed: tuple[str, ...], fields: dict[str, Any], words: str
 ) -> None:
     assert _script_line(typed, fields) == words.split()
+
+
+def test_a_mapping_of_python_is_one_for_hydra_too() -> None:
+    (word,) = _overrides({"cluster.env": {"A": "it's", "B": None, "C": {"deep": [True, 0.5]}}}, ())
+    assert OverridesParser.create().parse_override(word).value() == {"A": "it's", "B": None, "C": {"deep": [True, 0.5]}}
+
+
+@pytest.mark.parametrize(
+    ("best", "order"),
+    [
+        ({"by": "val/loss", "direction": "minimize"}, "badc"),
+        ({"by": "val/loss", "direction": "maximize"}, "dabc"),
+        (None, "cabd"),
+    ],
+)
+def test_the_trials_of_a_sweep_come_best_first_in_the_direction_of_its_metric(best: Any, order: str) -> None:
+    values: dict[str, dict[str, Any]] = {
+        "a": {"val/loss": 0.2, "val/accuracy": 0.1},
+        "b": {"val/loss": 0.1},
+        "c": {"val/accuracy": 0.5},
+        "d": {"val/loss": "inf"},
+    }
+    data = {"best": best, "trials": [{"key": key, "values": of} for key, of in values.items()]}
+    assert "".join(trial["key"] for trial in _best_first(data)) == order

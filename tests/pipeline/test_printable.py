@@ -6,13 +6,17 @@ import io
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pipeline.cli.output import say, say_folded
 from pipeline.comparing import groups, listing
 from pipeline.comparing.reading import command_line
 from pipeline.core.printable import (
+    hydra_text,
     inked_tracebacks,
     printable,
     program_lines,
@@ -81,6 +85,23 @@ def test_of_a_programs_control_sequences_its_colours_alone_pass_and_only_to_a_te
     assert program_lines(PROGRAM, terminal=True, colours=True).startswith(f"\x1b[1;31mred\x1b[0m {safe} ")
     left_on = program_lines("\x1b[31mred\nplain", terminal=True, colours=True)
     assert left_on == "\x1b[31mred\x1b[0m\nplain", "a colour ends with its line"
+    around_cursor = program_lines("\x1b[\x1b[K31mhi", terminal=True, colours=True)
+    assert around_cursor == "\x1b[31mhi\x1b[0m", "a colour may appear only when what moves the cursor is taken out"
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ({"a": {"b": "it's", "c": None}, "d": [True, 0.5]}, r"{a: {b: 'it\'s', c: null}, d: [true, 0.5]}"),
+        ([{"name": "c", "port": 2200}], "[{name: 'c', port: 2200}]"),
+        ([1e-07, -3, "null", "1"], "[1e-07, -3, 'null', '1']"),
+        (np.float64(0.1), "0.1"),
+        ({}, "{}"),
+    ],
+)
+def test_hydra_reads_a_written_value_as_the_same(value: Any, written: str) -> None:
+    assert hydra_text(value) == written
+    assert OverridesParser.create().parse_override(f"x={written}").value() == value
 
 
 @pytest.mark.parametrize("environment", [{"TERM": "xterm", "NO_COLOR": "1"}, {"TERM": "dumb"}])

@@ -14,6 +14,7 @@ import pytest
 from pipeline.cluster import preflight
 from pipeline.cluster.agent.host import probe as agent
 from pipeline.cluster.earlier import leftovers, why_kept
+from pipeline.cluster.launchers.transport import shapes
 from pipeline.cluster.launchers.transport.answers import node_facts
 from pipeline.cluster.preflight import occupation
 from pipeline.core.errors import HostError
@@ -48,6 +49,11 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     whole["extra"]["left"] = [LEFT]
     whole["extra"]["system"].update(claims=[CLAIM], infiniband=[PORT], gpus={"list": "0, x"})
     return whole
+
+
+def test_a_mapping_of_names_of_its_own_may_hold_objects_with_any_fields() -> None:
+    assert shapes.wrong({"a": {}, "b": {"c": 1}}, {"*": {}}) == ""
+    assert shapes.wrong({"a": 1}, {"*": {}}) == "a = 1 in place of an object"
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -93,7 +93,11 @@ def test_a_figure_that_four_places_have_no_room_for_keeps_three_digits() -> None
 
 def test_the_same_as_data() -> None:
     data = as_json(TRIALS, 5)
-    assert data["best"]["key"] == "key3"
+    assert (data["best"]["key"], data["best"]["direction"]) == ("key3", "maximize")
+    rows = [trial(n, f"optimizer.lr={n}", loss=1.0 + n) for n in range(2)]
+    assert as_json(rows, 2, "loss")["best"]["direction"] == "minimize"
+    best_margin = as_json([trial(0, margin=1.0)], 1, "margin", {"margin": "minimize"})["best"]
+    assert best_margin["direction"] == "minimize"
     assert [(item["n"], item["of"]) for item in data["configurations"]] == [(3, 3), (1, 2)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.core.printable import printable
@@ -26,7 +26,7 @@ class Maybe(NamedTuple):
 
 
 class Either(NamedTuple):
-    """One of several shapes."""
+    """One of several shapes. A value that has none of them is described by its mismatch with the first."""
 
     shapes: tuple[Any, ...]
 
@@ -41,7 +41,10 @@ def whole(below: int, words: str = "a whole number from 0") -> Kind:
 
 
 def matching(pattern: str, words: str) -> Kind:
-    """Return the kind of texts whose beginning matches."""
+    """Return the kind of texts whose beginning matches, as that of a version does.
+
+    A pattern for the whole text ends with ``\\Z``; ``$`` would also match in front of a last line break.
+    """
     return Kind(words, lambda value: isinstance(value, str) and re.match(pattern, value, re.ASCII) is not None)
 
 
@@ -65,21 +68,34 @@ def wrong(value: Any, shape: Any, path: str = "") -> str:
         case Either(shapes):
             faults = [wrong(value, one, path) for one in shapes]
             return "" if "" in faults else faults[0]
-        case dict() if not isinstance(value, Mapping):
-            return _mismatch(value, path, "an object")
         case dict():
-            names = value if "*" in shape else shape
-            parts = [(name, shape.get("*") or shape[name], f"{path}.{name}" if path else str(name)) for name in names]
-            for name, one, place in parts:
-                if name not in value and not isinstance(one, Maybe):
-                    return f"no {place}"
-                if why := wrong(value.get(name), one, place):
-                    return why
-            return ""
-        case list() | tuple() if not isinstance(value, list) or (isinstance(shape, tuple) and len(shape) != len(value)):
-            return _mismatch(value, path, f"a list of {len(shape)}" if isinstance(shape, tuple) else "a list")
-    kinds = shape if isinstance(shape, tuple) else shape * len(value)
-    whys = (wrong(item, one, f"{path}[{at}]") for at, (item, one) in enumerate(zip(value, kinds, strict=True)))
+            return _wrong_object(value, shape, path)
+        case list():
+            if not isinstance(value, list):
+                return _mismatch(value, path, "a list")
+            return _wrong_item(value, shape * len(value), path)
+        case tuple():
+            if not isinstance(value, list) or len(value) != len(shape):
+                return _mismatch(value, path, f"a list of {len(shape)}")
+            return _wrong_item(value, shape, path)
+    raise TypeError(f"{shape!r} is no shape")
+
+
+def _wrong_object(value: Any, shape: Mapping[str, Any], path: str) -> str:
+    if not isinstance(value, Mapping):
+        return _mismatch(value, path, "an object")
+    for name in value if "*" in shape else shape:
+        part = shape["*"] if "*" in shape else shape[name]
+        place = f"{path}.{name}" if path else str(name)
+        if name not in value and not isinstance(part, Maybe):
+            return f"no {place}"
+        if why := wrong(value.get(name), part, place):
+            return why
+    return ""
+
+
+def _wrong_item(value: Sequence[Any], shapes: Sequence[Any], path: str) -> str:
+    whys = (wrong(item, shape, f"{path}[{at}]") for at, (item, shape) in enumerate(zip(value, shapes, strict=True)))
     return next(filter(None, whys), "")
 
 
