@@ -31,6 +31,7 @@ from pipeline.tracking import feed, recorder
 from pipeline.tracking.client import Recorder
 from pipeline.tracking.destinations import marked
 from pipeline.tracking.state import DONE, PENDING, TrackingState, is_recorded, trackers_of
+from pipeline.tracking.trackers.wandb import Wandb, WandbConfig
 from tests.pipeline import tracking_folder as folder
 from tests.waiting import HANG_S
 from trainers.core import config as node
@@ -310,6 +311,20 @@ def test_a_run_in_weights_and_biases_is_one_offline_record_however_often_it_was_
     assert [float(row["train/loss"]) for row in rows if "train/loss" in row][-3:] == [1, 1 / 2, 1 / 3]
     assert float(rows[0]["_timestamp"]) == folder.T0 + 1
     assert float(rows[-1]["test/accuracy"]) == 0.9
+
+
+def test_a_record_of_weights_and_biases_that_has_ended_keeps_its_exit_code_when_it_is_closed(tmp_path: Path) -> None:
+    codes: list[int] = []
+    begun: Any = SimpleNamespace(config={}, finish=lambda exit_code: codes.append(exit_code))
+    description: Any = SimpleNamespace(tags={})
+    for ends in (True, False):
+        (tmp_path / "wandb/.making/wandb/offline-run-1").mkdir(parents=True)
+        record = Wandb(WandbConfig(), tmp_path)
+        record._run = begun
+        if ends:
+            record.end(description, "FINISHED", None)
+        record.close()
+    assert codes == [0, 1]
 
 
 def _read(made: Path) -> tuple[list[dict[str, str]], Any]:

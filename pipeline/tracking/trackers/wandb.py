@@ -83,13 +83,15 @@ class Wandb(Tracker):
     def end(self, run: Description, state: str, end_ms: int | None) -> None:
         self._run.config.update({name: run.tags[name] for name in run.tags if name.startswith("paceline.")})
         self._run.finish(exit_code=0 if state in ("FINISHED", "PRUNED") else 1)
-        (made,) = (self._folder / _MAKING / "wandb").glob("offline-run-*")
+        self._run = None
+        (made,) = (self._folder / _MAKING / "wandb").glob("offline-run-*")  # wandb.init makes the inner folder "wandb"
         for earlier in self._folder.glob("offline-run-*"):
             shutil.rmtree(earlier)
         made.rename(self._folder / made.name)
         shutil.rmtree(self._folder / _MAKING)
 
     def close(self) -> None:
+        """End a record that failed halfway; an ended one is closed already."""
         if self._run is not None:
             self._run.finish(exit_code=1)
             self._run = None
