@@ -175,7 +175,7 @@ class Session:
         """The steps of this configuration."""
         from pipeline.steps import source  # not before: OmegaConf, for steps alone
 
-        return source.graph(self._resolved(), ROOT)
+        return source.graph_of(self._resolved(), ROOT)
 
     def forget_steps(self) -> None:
         """Forget the steps after some were made, because they may be the source of the data."""
@@ -231,7 +231,7 @@ def session() -> Session:
 def _step_source(text: str, resolved: Mapping[str, Any]) -> DataStep:
     from pipeline.steps import source  # not before: OmegaConf, for steps alone
 
-    return source.of(text, resolved, ROOT)
+    return source.data_step(text, resolved, ROOT)
 
 
 def relative(path: Path) -> str:

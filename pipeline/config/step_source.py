@@ -12,7 +12,10 @@ from pipeline.core.program import SCRIPT
 
 
 class StepState(NamedTuple):
-    """The state of one step: ``made``, or ``why`` it would be made. ``needs`` are the steps that it depends on."""
+    """The state of one step. ``needs`` are the steps that it depends on.
+
+    ``why`` is the name of its output's folder if it is ``made``, else the reasons to make it.
+    """
 
     name: str
     made: bool

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from pipeline.core.specs import State
 from pipeline.live.run_state import RunEvent, RunState, after
 from pipeline.runs.metrics_file import MetricsRow
-from pipeline.sweep.trial import TrialBegan, TrialEnded, named
+from pipeline.sweep.trial import TrialBegan, TrialEnded, words_of_trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def after_trial_event(state: SweepState, event: TrialBegan | TrialEnded, now: fl
     """Return the state after a trial has begun or ended; ``now`` in seconds of a monotonic clock."""
     if isinstance(event, TrialBegan):
         run = RunState(key=event.key, title="")
-        trial = TrialState(words=named(event.chosen), began=now, run=run)
+        trial = TrialState(words=words_of_trial(event.chosen), began=now, run=run)
         begun = {**state.running, event.number: trial}
         ended = {number: how for number, how in state.ended.items() if number != event.number}  # it is tried again
         return replace(state, running=begun, ended=ended)
@@ -75,7 +75,7 @@ def after_trial_event(state: SweepState, event: TrialBegan | TrialEnded, now: fl
     took = (now - known.began,) if known is not None and event.state is State.FINISHED else ()
     value = event.metrics.get(state.metric, math.nan)
     over = EndedTrial(
-        words=named(event.chosen),
+        words=words_of_trial(event.chosen),
         state=event.state,
         value=_best_of(state, value, math.nan if known is None else known.best),
         epochs=0 if known is None else known.run.epoch,

@@ -272,7 +272,7 @@ def _of_step(recipe: Recipe, source: str, root: Path) -> str:
     """Return the output of the step that the data came from. Raises PacelineError: its current state differs."""
     words = _own_words(recipe, ())
     where = f"paths.runs={hydra_quoted(str(recipe.folder.path.parent))}"
-    step = steps.of(source, compose.resolve(compose.compose_config([*words, where])), root)
+    step = steps.data_step(source, compose.resolve(compose.compose_config([*words, where])), root)
     if (path := step.path) is None:
         shown = " ".join([f"doit step {step.name}", *words])
         raise PacelineError(

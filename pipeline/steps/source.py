@@ -25,7 +25,6 @@ from pipeline.steps.step import PREFIX, named
 class DataStep:
     """The step ``name`` of ``graph``; ``inside`` is the path in its folder, '' for its single file or all of it."""
 
-    text: str
     name: str
     inside: str
     graph: Graph
@@ -43,28 +42,28 @@ class DataStep:
 
     def standings(self) -> list[StepState]:
         """Return the states of it and all steps it needs, in order. Raises UsageError."""
-        return [state(self.graph, name) for name in self.graph.order([self.name])]
+        return [state_in_words(self.graph, name) for name in self.graph.order([self.name])]
 
 
-def state(graph: Graph, name: str) -> StepState:
+def state_in_words(graph: Graph, name: str) -> StepState:
     """Describe the state of a step in words. Raises UsageError."""
     standing = graph.standing(name)
     where = standing.made.folder.name if standing.made is not None else "; ".join(standing.why)
     return StepState(name=name, made=standing.made is not None, why=where, needs=standing.step.upstream)
 
 
-def of(text: str, composed: Mapping[str, Any], root: Path) -> DataStep:
+def data_step(text: str, composed: Mapping[str, Any], root: Path) -> DataStep:
     """Return the step named by ``step:NAME``.
 
     Raises UsageError: there is none, or whether it is done can't be decided.
     """
     name, inside = named(text)
-    steps = graph(composed, root)
-    steps.step(name)
-    return DataStep(text=text, name=name, inside=inside, graph=steps)
+    graph = graph_of(composed, root)
+    graph.step(name)
+    return DataStep(name=name, inside=inside, graph=graph)
 
 
-def graph(composed: Mapping[str, Any], root: Path) -> Graph:
+def graph_of(composed: Mapping[str, Any], root: Path) -> Graph:
     """Return the graph of all steps for a resolved configuration. Raises UsageError."""
 
     def hosts() -> int:
@@ -91,7 +90,8 @@ def past_step(folder: RunFolder, config: Mapping[str, Any]) -> PastStep | None:
         source = named_step(config)
         if source is None:
             return None
-        name, _ = named(source[2])
+        _, _, text = source
+        name, _ = named(text)
         made = _made(folder.path / "data", runs_dir, name)
         return PastStep(name=name) if made is None else _past(name, made, runs_dir)
     return None

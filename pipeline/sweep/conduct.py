@@ -38,7 +38,7 @@ from pipeline.runs import journal
 from pipeline.runs.lock import RunLock
 from pipeline.sweep import folder as folders
 from pipeline.sweep.folder import SweepFolder, TrialEntry
-from pipeline.sweep.schedule import Ended, Schedule, Start
+from pipeline.sweep.schedule import Schedule, Settled, Start
 from pipeline.sweep.shared import Shared, was_missed
 from pipeline.sweep.trial import (
     Outcome,
@@ -49,8 +49,8 @@ from pipeline.sweep.trial import (
     cause_of,
     detail_of,
     finished,
-    hint_of,
     label,
+    room_hint,
     was_pruned,
 )
 
@@ -111,7 +111,7 @@ class Sweep:
     most: int | None = None
 
 
-def conduct(sweep: Sweep) -> list[Ended]:
+def conduct(sweep: Sweep) -> list[Settled]:
     """Run the unfinished trials; return the results of all trials in the order of their ends.
 
     Raises:
@@ -133,14 +133,14 @@ class _Conductor:
         self._before, self._last_entries = folders.latest(entries), {entry.number: entry for entry in entries}
         self._missed: dict[str, Run] = {}  # by run key
         self._failures: dict[str, str] = {}  # why trials failed → the first that did
-        self._decided: dict[str, Ended] = {}  # by run key: pruned or permanently failed in this command
+        self._decided: dict[str, Settled] = {}  # by run key: pruned or permanently failed in this command
         self.schedule = Schedule(
             sweep.source, slots=max(1, len(sweep.slots)), retries=sweep.retries, settled=self._settled, most=sweep.most
         )
         self._noted: list[TrialEntry] = []
 
     # ------------------------------------------------------------------------------- the loop
-    def run(self) -> list[Ended]:
+    def run(self) -> list[Settled]:
         with Interruptible() as signals, self.shared:
             try:
                 while not self.schedule.done:
@@ -182,7 +182,7 @@ class _Conductor:
             self.schedule.freed(start.slot)
             return
         if start.trial.key is not None and (outcome.state is State.PRUNED or outcome.cause in DECIDED):
-            self._decided[start.trial.key] = Ended(trial=start.trial, outcome=outcome)
+            self._decided[start.trial.key] = Settled(trial=start.trial, outcome=outcome)
         if outcome.state is State.PRUNED:
             self.sweep.say(f"{self._label(start)} {outcome.detail}")
         slots = self.schedule.slots_left
@@ -256,7 +256,7 @@ class _Conductor:
         except OSError as error:
             self._halt(os_reason(error), write_hint(error, self.folder.path.parent.parent))
 
-    def _settled(self, trial: Trial) -> Ended | None:
+    def _settled(self, trial: Trial) -> Settled | None:
         """Return the result of a trial that needs no start, or None.
 
         Its missing MLflow records are written at the end.
@@ -283,7 +283,7 @@ class _Conductor:
             )
         )
 
-    def _known_result(self, trial: Trial) -> Ended | None:
+    def _known_result(self, trial: Trial) -> Settled | None:
         """Return the result of a finished, pruned or permanently failed trial; None: start it.
 
         A search may choose a configuration again. That is the same run, so its earlier result holds.
@@ -304,12 +304,12 @@ class _Conductor:
             return self._known(trial, failed, known.detail)
         return None
 
-    def _known(self, trial: Trial, outcome: Outcome, detail: str) -> Ended:
+    def _known(self, trial: Trial, outcome: Outcome, detail: str) -> Settled:
         """Return a result that needs no start; record it with ``detail``, unless an earlier call already has."""
         entry = self._last_entries.get(trial.number)
         if entry is None or (entry.key, entry.state) != (trial.key, outcome.state):
             self._note(Start(trial=trial, slot=-1, tried=0), replace(outcome, detail=detail))
-        return Ended(trial=trial, outcome=outcome, before=True)
+        return Settled(trial=trial, outcome=outcome, was_known=True)
 
     def _record_missed(self) -> None:
         runs = list(self._missed.values())
@@ -348,8 +348,9 @@ class _Conductor:
         except Killed as error:
             return Outcome(state=State.KILLED, detail=first_line(error))
         except (PacelineError, OSError) as error:
-            hint = hint_of(error, run)
-            return Outcome(state=State.FAILED, detail=detail_of(error), cause=cause_of(error), hint=hint)
+            cause = cause_of(error)
+            hint = room_hint(error, run) if cause == "disk" else ""
+            return Outcome(state=State.FAILED, detail=detail_of(error), cause=cause, hint=hint)
         return finished(run, elsewhere=not trained.is_set())
 
     def _services(self, run: Run, start: Start, on_trained: Callable[[], None]) -> RunServices:

@@ -26,7 +26,7 @@ from pipeline.data.trees import Tree
 from pipeline.execution.run import code_reader, prepare
 from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.steps import source
-from pipeline.sweep import schedule as placing
+from pipeline.sweep.slots import host_overrides, raw_cluster, slots
 from pipeline.sweep.trial import Outcome, Trial
 from trainers.core import config as node
 
@@ -199,7 +199,7 @@ class TrialFactory:
             build.refuse_uneven(train.trainer, part)
         secrets = redact.secret_values(run_of)
         shown = build.stored_config(run_of, secrets)
-        section = placing.raw_cluster(shown["cluster"], whole.cluster, part)
+        section = raw_cluster(shown["cluster"], whole.cluster, part)
         stored = build.stored_overrides(words, resolved, secrets)
         config = dataclasses.replace(
             whole,
@@ -207,7 +207,7 @@ class TrialFactory:
             script=script,
             cluster=part,
             resolved={**shown, "cluster": section},
-            overrides=_without_sweep_words(stored, placing.words(whole.cluster, part)),
+            overrides=_without_sweep_words(stored, host_overrides(whole.cluster, part)),
             step=step,
             secrets=secrets,
             parent=self._parent(train, words),
@@ -222,7 +222,7 @@ class TrialFactory:
         return Trial(number=number, chosen=chosen, overrides=config.overrides, config=config, run=run)
 
     def _step_source(self, text: str, resolved: Mapping[str, Any]) -> StepSource:
-        return source.of(text, resolved, self._root)
+        return source.data_step(text, resolved, self._root)
 
     def _whole_config(self, resolved: Mapping[str, Any], words: Overrides) -> RunConfig:
         outside = canonical_json([resolved.get(name) for name in _OUTSIDE])
@@ -236,7 +236,7 @@ class TrialFactory:
         section = canonical_json(resolved["cluster"])
         if section not in self._slots:
             gpus = _gpu_names(self._local_gpus) if whole.cluster.device == "cuda" else []
-            self._slots[section] = placing.slots(whole.cluster, whole.sweep, gpus)
+            self._slots[section] = slots(whole.cluster, whole.sweep, gpus)
         return self._slots[section]
 
     def _parent(self, train: node.TrainConfig, words: Overrides) -> RunConfig | None:

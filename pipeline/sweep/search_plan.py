@@ -190,7 +190,7 @@ def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
         UsageError: an invalid override or combination.
     """
     with compose.hydra_ready():
-        return _plan(space(trials.overrides(words)), TrialFactory(root=root, local_gpus=local_gpus))
+        return _plan(space(trials.parsed_words(words)), TrialFactory(root=root, local_gpus=local_gpus))
 
 
 def _plan(search_space: SearchSpace, factory: TrialFactory) -> SearchPlan:

@@ -22,6 +22,92 @@ _FULL = (*FULL, errno.EROFS)
 _LONGEST = 300  # characters
 
 
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One point of a sweep: an ordinary run, and what distinguishes it.
+
+    ``number`` counts from 0 in the sweep's order. ``chosen`` are the overrides that the sweep chose, ``overrides`` all
+    of them: `doit train` with these is the same run. ``run`` is None while the data is missing and the key therefore
+    unknown.
+    """
+
+    number: int
+    chosen: tuple[str, ...]
+    overrides: tuple[str, ...]
+    config: RunConfig
+    run: Run | None
+
+    @property
+    def key(self) -> str | None:
+        """The run key, once the data exists."""
+        return self.run.key.short if self.run is not None else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The end of a trial: FINISHED with the flat ``metrics`` of result.json, PRUNED, or FAILED with its first line.
+
+    ``elsewhere``: another command ran it while this one waited. ``cause`` is that of a failure, ``hint`` how to make
+    room if that is a full disk.
+    """
+
+    state: State
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    detail: str = ""
+    elsewhere: bool = False
+    cause: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialBegan:
+    """A trial starts."""
+
+    number: int
+    key: str
+    chosen: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialEnded:
+    """A trial ended, possibly before this command.
+
+    ``detail``: the first line of the reason; ``again``: it will be retried.
+    """
+
+    number: int
+    chosen: tuple[str, ...]
+    state: State
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    detail: str = ""
+    again: bool = False
+
+
+class TrialSource(Protocol):
+    """The source of trials: a grid known in advance, or a search that is queried as slots become free.
+
+    All calls come from the scheduler's thread. A retried trial isn't requested again; ``tell`` is called once per trial
+    with its last outcome (also if it was finished before).
+    """
+
+    @property
+    def total(self) -> int:
+        """The number of trials, fixed when the sweep begins."""
+        ...
+
+    def next_trial(self) -> Trial | None:
+        """Return the next trial; None when the total is reached."""
+        ...
+
+    def watch(self, running: Sequence[Trial]) -> None:
+        """Called about once a second with the running trials."""
+        ...
+
+    def tell(self, trial: Trial, outcome: Outcome) -> None:
+        """Record the end of a trial."""
+        ...
+
+
 def finished(run: Run, *, elsewhere: bool = False) -> Outcome:
     """Return the outcome of a finished run, from its result.json."""
     result, _ = acceptance.result_or_accepted(run.folder)
@@ -56,8 +142,8 @@ def cause_of(error: PacelineError | OSError) -> str:
     return "disk" if full else "code"
 
 
-def hint_of(error: PacelineError | OSError, run: Run) -> str:
-    """Return the fix for a cause that halts the sweep; for a full local disk, with the folder and its free space."""
+def room_hint(error: PacelineError | OSError, run: Run) -> str:
+    """Return how to make room for a sweep that a full disk has halted."""
     if isinstance(error, TrainingError) and not launchers.capabilities(run.config.cluster).is_this_computer:
         return "make room there, then the same command"
     if isinstance(error, PacelineError) and error.hint is not None:
@@ -70,64 +156,9 @@ def label(number: int, total: int) -> str:
     return f"trial {number:>{len(str(max(0, total - 1)))}}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One point of a sweep: an ordinary run, and what distinguishes it.
-
-    ``number`` counts from 0 in the sweep's order. ``chosen`` are the overrides that the sweep chose, ``overrides`` all
-    of them: `doit train` with these is the same run. ``run`` is None while the data is missing and the key therefore
-    unknown.
-    """
-
-    number: int
-    chosen: tuple[str, ...]
-    overrides: tuple[str, ...]
-    config: RunConfig
-    run: Run | None
-
-    @property
-    def key(self) -> str | None:
-        """The run key, once the data exists."""
-        return self.run.key.short if self.run is not None else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """The end of a trial: FINISHED with the flat ``metrics`` of result.json, PRUNED, or FAILED with its first line.
-
-    ``elsewhere``: another command ran it while this one waited. ``cause`` is that of a failure, ``hint`` how to fix it.
-    """
-
-    state: State
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    detail: str = ""
-    elsewhere: bool = False
-    cause: str = ""
-    hint: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialBegan:
-    """A trial starts."""
-
-    number: int
-    key: str
-    chosen: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialEnded:
-    """A trial ended, possibly before this command.
-
-    ``detail``: the first line of the reason; ``again``: it will be retried.
-    """
-
-    number: int
-    chosen: tuple[str, ...]
-    state: State
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    detail: str = ""
-    again: bool = False
+def words_of_trial(chosen: Sequence[str]) -> str:
+    """Shorten ``optimizer.lr=0.1 seed=2`` to ``lr=0.1 seed=2``, as MLflow names it; if nothing is left, keep all."""
+    return " ".join(set_apart(chosen, {}) or chosen)
 
 
 class TrialLines:
@@ -163,34 +194,4 @@ class TrialLines:
         value = event.metrics.get(self._metric)
         figure = () if value is None else (f"{self._metric} {value:.4f}",)
         count = f"✓ {len(self._done):>{len(str(self._total))}}/{self._total}"
-        return "  ".join((count, named(event.chosen), *figure, duration(now - began), f"({key})"))
-
-
-def named(chosen: Sequence[str]) -> str:
-    """``optimizer.lr=0.1 seed=2`` → ``lr=0.1 seed=2``, as MLflow names it; where that is nothing, all of it."""
-    return " ".join(set_apart(chosen, {}) or chosen)
-
-
-class TrialSource(Protocol):
-    """The source of trials: a grid known in advance, or a search that is queried as slots become free.
-
-    All calls come from the scheduler's thread. A retried trial isn't requested again; ``tell`` is called once per trial
-    with its last outcome (also if it was finished before).
-    """
-
-    @property
-    def total(self) -> int:
-        """The number of trials, fixed when the sweep begins."""
-        ...
-
-    def next_trial(self) -> Trial | None:
-        """Return the next trial; None when the total is reached."""
-        ...
-
-    def watch(self, running: Sequence[Trial]) -> None:
-        """Called about once a second with the running trials."""
-        ...
-
-    def tell(self, trial: Trial, outcome: Outcome) -> None:
-        """Record the end of a trial."""
-        ...
+        return "  ".join((count, words_of_trial(event.chosen), *figure, duration(now - began), f"({key})"))

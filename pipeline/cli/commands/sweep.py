@@ -34,7 +34,7 @@ from pipeline.sweep.conduct import Sweep, conduct
 from pipeline.sweep.expand import Grid, Space, of_jobs
 from pipeline.sweep.folder import SweepFolder, SweepRecord, TrialEntry, in_order, recorded
 from pipeline.sweep.report import TrialResult, command, figure
-from pipeline.sweep.schedule import Ended
+from pipeline.sweep.schedule import Settled
 from pipeline.sweep.search_plan import STUDY, SearchPlan, fetch, make_step, objectives
 from pipeline.sweep.trial import Trial, TrialLines, TrialSource
 
@@ -127,7 +127,7 @@ def run(space: Space, words: Sequence[str], flags: Flags) -> None:
     conclude(folder, results, ended)
 
 
-def _results(ended: Sequence[Ended]) -> list[TrialResult]:
+def _results(ended: Sequence[Settled]) -> list[TrialResult]:
     return [result_of(item) for item in sorted(ended, key=lambda item: item.trial.number)]
 
 
@@ -178,7 +178,7 @@ def _cannot_keep(folder: SweepFolder, error: OSError) -> PacelineError:
 
 def run_trials(
     what: Space | SearchPlan, source: TrialSource, folder: SweepFolder, headline: str, flags: Flags
-) -> list[Ended]:
+) -> list[Settled]:
     """Run the trials of a grid or a search to their end, with output on the terminal. Raises Killed."""
     if any(slot.spares for slot in what.slots):
         note("cluster.spares: a sweep takes none; a trial that loses its hosts is tried again on those that are left")
@@ -218,12 +218,12 @@ def run_trials(
     return ended
 
 
-def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequence[Ended]) -> None:
+def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequence[Settled]) -> None:
     """Print the last lines of a sweep after its table. Raises PacelineError: trials have failed."""
     counts = {state: sum(item.state == state for item in results) for state in State}
     shown = [f"{counts[state]} {state.lower()}" for state in _ENDS if counts[state] or state is not State.PRUNED]
     elsewhere = sum(item.outcome.elsewhere for item in ended)
-    started = sum(not item.before for item in ended) - elsewhere
+    started = sum(not item.was_known for item in ended) - elsewhere
     others = f", {elsewhere} by another command meanwhile" if elsewhere else ""
     say(f"\nsweep {folder.name}: {', '.join(shown)}; {started} run just now{others}")
     record = folder.read_begun() if answers.wanted() else folder.read()
@@ -363,7 +363,7 @@ class _SearchRecord:
         self._folder.write(self._record)
 
 
-def _conclude_search(plan: SearchPlan, study: Search, folder: SweepFolder, ended: Sequence[Ended]) -> None:
+def _conclude_search(plan: SearchPlan, study: Search, folder: SweepFolder, ended: Sequence[Settled]) -> None:
     """Print the table and the best; failed trials are the error."""
     goals = objectives(plan.config)
     results = _results(ended)

@@ -20,7 +20,7 @@ from pipeline.sweep import folder as folders
 from pipeline.sweep import report as tables
 from pipeline.sweep.folder import SweepFolder
 from pipeline.sweep.report import TrialResult
-from pipeline.sweep.schedule import Ended
+from pipeline.sweep.schedule import Settled
 
 
 def with_sweep(current: Session) -> Session:
@@ -101,7 +101,7 @@ def standing(folder: SweepFolder) -> str:
     return f"sweep {folder.name}: {done} of {folder.read_begun().total} done, {running} running"
 
 
-def result_of(item: Ended) -> TrialResult:
+def result_of(item: Settled) -> TrialResult:
     """Return an ended trial as a report shows it. Raises AlteredError."""
     trial, state = item.trial, item.outcome.state
     folder = trial.run.folder if trial.run is not None and state is State.FINISHED else None

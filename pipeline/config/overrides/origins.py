@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config import compose, own_defaults
 from pipeline.config.groups import choice_of
-from pipeline.config.overrides.trials import overrides
+from pipeline.config.overrides.trials import parsed_words
 from pipeline.config.overrides.words import for_hydra
 from pipeline.core.places import ROOT, shown
 from pipeline.core.redact import without_secrets
@@ -88,7 +88,7 @@ def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
         for keys, _ in _leaves(content):
             if keys and keys[0] != "defaults":
                 origins[(*package, *keys)] = origin
-    for override in overrides(words):
+    for override in parsed_words(words):
         keys = tuple(override.key_or_group.split("."))
         group = override.key_or_group.partition("@")[0]
         if not any((folder / group).is_dir() for folder in compose.CONF_DIRS):

@@ -44,16 +44,17 @@ def jobs(words: Sequence[str]) -> list[Overrides]:
     Raises UsageError: a word that is no override or has no value, an interval without a search, or too many trials.
     """
     with compose.hydra_ready():
-        overrides = _parsed([*_grid(words), *words])
-        for override in (one for one in overrides if one.value_type is ValueType.INTERVAL_SWEEP):
+        overrides = parsed_words(words)
+        interval = next((one for one in overrides if one.value_type is ValueType.INTERVAL_SWEEP), None)
+        if interval is not None:
             if any(word.startswith("search=") for word in words):
                 raise UsageError(
-                    f"{override.input_line}: what a search will choose can't be listed beforehand",
+                    f"{interval.input_line}: what a search will choose can't be listed beforehand",
                     hint="doit sweep with the same words and --dry-run, which shows its space and trials so far",
                 )
-            key = override.get_key_element()
+            key = interval.get_key_element()
             raise UsageError(
-                f"{override.input_line}: an interval has no end of values, so only a search can draw from it; "
+                f"{interval.input_line}: an interval has no end of values, so only a search can draw from it; "
                 f"add search=tpe, or write {key}=0.01,0.1 or {key}='range(1,5)' for a grid"
             )
         refuse_impossible(overrides)
@@ -67,7 +68,7 @@ def jobs(words: Sequence[str]) -> list[Overrides]:
         return [tuple(typed.get(word, word) for word in job) for job in split]
 
 
-def overrides(words: Sequence[str]) -> list[Override]:
+def parsed_words(words: Sequence[str]) -> list[Override]:
     """Parse the words, a named grid's first. Needs ``compose.hydra_ready()``. Raises UsageError."""
     return _parsed([*_grid(words), *words])
 
@@ -90,8 +91,11 @@ def _grid(words: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Base:
-    """One composition. ``referenced`` are the keys that its interpolations read, None if they can't be determined."""
+class _Composition:
+    """One composition. ``config`` is its own copy, in which values are tried.
+
+    ``referenced`` are the keys that its interpolations read, None if they can't be determined.
+    """
 
     config: DictConfig
     resolved: Resolved
@@ -103,21 +107,24 @@ class TrialComposer:
 
     def __init__(self) -> None:
         self._override = functools.cache(lambda word: _parsed(for_hydra([word]))[-1])
-        self._base = functools.cache(_base)
-        self._value = functools.cache(lambda rest, word: _typed(self._base(rest).config, self._override(word)))
+        self._composition = functools.cache(_compose)
+        self._value = functools.cache(
+            lambda composed_words, word: _typed(self._composition(composed_words).config, self._override(word))
+        )
         self._composed: set[str] = set()  # keys whose values must be composed
 
     def resolve(self, words: Overrides) -> Resolved:
         """Return what composing alone gives, and raise what it raises. Read only: trials share parts of it."""
         plain = self._plain(words)
-        rest = tuple(word for word in words if word not in plain)
-        base = self._base(rest)
+        composed_words = tuple(word for word in words if word not in plain)
+        composition = self._composition(composed_words)
         keys = [plain[word].key_or_group for word in plain]
-        if base.referenced is None or any(_related(key, other) for key in keys for other in base.referenced):
+        read = composition.referenced
+        if read is None or any(_related(key, other) for key in keys for other in read):
             return compose.resolve(compose.compose_now(words))
-        result = dict(base.resolved)
+        result = dict(composition.resolved)
         for word, override in plain.items():
-            value = self._value(rest, word)
+            value = self._value(composed_words, word)
             if value is _ABSENT:
                 self._composed.add(override.key_or_group)
                 return self.resolve(words)
@@ -139,9 +146,9 @@ class TrialComposer:
         }
 
 
-def _base(rest: Overrides) -> _Base:
-    config = compose.compose_now(rest)
-    return _Base(config=copy.deepcopy(config), resolved=compose.resolve(config), referenced=_referenced(config))
+def _compose(words: Overrides) -> _Composition:
+    config = compose.compose_now(words)
+    return _Composition(config=copy.deepcopy(config), resolved=compose.resolve(config), referenced=_referenced(config))
 
 
 def _chooses_an_option(override: Override) -> bool:

@@ -10,7 +10,7 @@ from pipeline.core.specs import LogLine, State, Waiting
 from pipeline.live.sweep_state import SweepState, after_run_event, after_trial_event, left_s
 from pipeline.live.views import sweep_view
 from pipeline.runs.metrics_file import MetricsRow
-from pipeline.sweep.trial import TrialBegan, TrialEnded, TrialLines, named
+from pipeline.sweep.trial import TrialBegan, TrialEnded, TrialLines, words_of_trial
 
 FIRST = SweepState(name="5bb24236b1de", total=40, at_once=4, metric="val/accuracy")
 
@@ -51,11 +51,11 @@ def text(state: SweepState, now: float, *, width: int = 120, height: int = 24) -
 
 
 def test_trials_are_named_by_what_sets_them_apart() -> None:
-    assert named(("optimizer.lr=0.1", "seed=2")) == "lr=0.1 seed=2"
-    assert named(("model.width=8", "+program.args.width=4")) == "model.width=8 args.width=4"
-    assert named(("optimizer.lr=0.010604499373000004",)) == "lr=0.0106"
-    assert named(("cluster.nproc_per_node=2",)) == "cluster.nproc_per_node=2"
-    assert named(()) == ""
+    assert words_of_trial(("optimizer.lr=0.1", "seed=2")) == "lr=0.1 seed=2"
+    assert words_of_trial(("model.width=8", "+program.args.width=4")) == "model.width=8 args.width=4"
+    assert words_of_trial(("optimizer.lr=0.010604499373000004",)) == "lr=0.0106"
+    assert words_of_trial(("cluster.nproc_per_node=2",)) == "cluster.nproc_per_node=2"
+    assert words_of_trial(()) == ""
 
 
 def test_the_time_left_is_that_of_trials_to_come_at_the_pace_of_those_before() -> None:

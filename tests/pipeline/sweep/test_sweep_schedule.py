@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from pipeline.core.specs import State
 from pipeline.sweep.expand import Grid
-from pipeline.sweep.schedule import Ended, Schedule, Start
+from pipeline.sweep.schedule import Schedule, Settled, Start
 from pipeline.sweep.trial import Outcome, Trial
 
 GOOD, BAD = Outcome(state=State.FINISHED), Outcome(state=State.FAILED, detail="broken")
@@ -83,7 +83,7 @@ def test_a_slot_whose_host_failed_is_given_up_while_there_is_another() -> None:
 
 def test_what_is_settled_takes_no_slot() -> None:
     plan = schedule(
-        1000, settled=lambda trial: None if trial.number == 999 else Ended(trial=trial, outcome=GOOD, before=True)
+        1000, settled=lambda trial: None if trial.number == 999 else Settled(trial=trial, outcome=GOOD, was_known=True)
     )
     assert [start.trial.number for start in drained(plan)] == [999]
     assert len(plan.ended) == 999
@@ -103,8 +103,12 @@ def test_a_trial_whose_very_run_is_under_way_waits_for_what_becomes_of_it() -> N
     pruned: list[Trial] = []
     outcome = Outcome(state=State.PRUNED)
 
-    def settled(trial: Trial) -> Ended | None:
-        return Ended(trial=trial, outcome=outcome, before=True) if trial.key in {item.key for item in pruned} else None
+    def settled(trial: Trial) -> Settled | None:
+        return (
+            Settled(trial=trial, outcome=outcome, was_known=True)
+            if trial.key in {item.key for item in pruned}
+            else None
+        )
 
     plan = Schedule(Grid(drawn), slots=2, retries=1, settled=settled)
     (first,) = drained(plan)
@@ -113,7 +117,7 @@ def test_a_trial_whose_very_run_is_under_way_waits_for_what_becomes_of_it() -> N
     pruned.append(first.trial)
     plan.finished(first, outcome)
     (third,) = drained(plan)
-    assert [(item.trial.number, item.before) for item in plan.ended] == [(0, False), (1, True)]
+    assert [(item.trial.number, item.was_known) for item in plan.ended] == [(0, False), (1, True)]
     plan.finished(third, GOOD)
     assert plan.next() is None
     assert plan.done
@@ -122,7 +126,7 @@ def test_a_trial_whose_very_run_is_under_way_waits_for_what_becomes_of_it() -> N
 def test_only_so_many_trials_are_started_whether_or_not_they_are_tried_again_and_the_finished_ones_count_for_none() -> (
     None
 ):
-    known = Ended(trial=trials(1)[0], outcome=GOOD, before=True)
+    known = Settled(trial=trials(1)[0], outcome=GOOD, was_known=True)
     plan = Schedule(
         Grid(trials(5)), slots=1, retries=1, settled=lambda trial: known if trial.number == 0 else None, most=2
     )

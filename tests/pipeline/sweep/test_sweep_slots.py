@@ -17,7 +17,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from pipeline.keys.content_key import topology
 from pipeline.sweep.folder import SweepFolder
-from pipeline.sweep.schedule import slots, words
+from pipeline.sweep.slots import host_overrides, slots
 
 FACTS = NodeFacts(
     host="a", identity="a", hostname="a", address="a", interface=None, python="p", python_version="3.12.0",
@@ -49,7 +49,7 @@ def test_nodes_cuts_the_hosts_into_groups_and_a_command_names_the_group() -> Non
     whole = cluster(*(Host(name=name, port=2200) for name in "abcde"))
     found = slots(whole, SweepConfig(nodes=2), [])
     assert [[host.name for host in part.hosts] for part in found] == [["a", "b"], ["c", "d"]]
-    assert words(whole, found[1]) == (
+    assert host_overrides(whole, found[1]) == (
         "cluster.hostfile=null",
         "cluster.hosts=[{name: 'c', nproc_per_node: 1, port: 2200}, {name: 'd', nproc_per_node: 1, port: 2200}]",
     )
@@ -58,7 +58,9 @@ def test_nodes_cuts_the_hosts_into_groups_and_a_command_names_the_group() -> Non
 def test_the_command_of_a_trial_gives_its_hosts_the_same_variables_again() -> None:
     values = {"FOLDER": r"C:\\data\x", "QUOTED": "it's", "LITERAL": "${HOME}"}
     whole = cluster(*(Host(name=name, env=values) for name in "ab"))
-    composed = resolve(compose_config(["cluster=pssh", *words(whole, slots(whole, SweepConfig(nodes=1), [])[0])]))
+    composed = resolve(
+        compose_config(["cluster=pssh", *host_overrides(whole, slots(whole, SweepConfig(nodes=1), [])[0])])
+    )
     assert [host["env"] for host in composed["cluster"]["hosts"]] == [values]
 
 
