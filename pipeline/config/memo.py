@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.config import own_defaults
 from pipeline.config.groups import choice_of, config_file, runs_dir
 from pipeline.config.schema import OPTIONS, installed_programs
-from pipeline.core.cache import Remembered
+from pipeline.core.cache import Cache
 from pipeline.core.files import canonical_json, sha256_bytes, sha256_text
 from pipeline.core.places import code_of, conf_dirs
 from pipeline.core.redact import without_secrets
@@ -38,11 +38,11 @@ class ComposeMemo:
     def __init__(self, root: Path, words: Sequence[str]) -> None:
         self._root, self._words = root, words
         self._runs_dir = runs_dir(root, words)
-        self._entries = Remembered(self._runs_dir or root, "composed", most=_MAX_ENTRIES)
+        self._entries = Cache(self._runs_dir or root, "composed", most=_MAX_ENTRIES)
 
     def recall(self) -> dict[str, Any] | None:
         """Return the resolved configuration as plain containers; None if it is not stored for the current files."""
-        entry = self._entries[self._name] if self._name else None
+        entry = self._entries.get(self._name) if self._name else None
         return entry if isinstance(entry, dict) else None
 
     def keep(self, resolved: dict[str, Any]) -> None:

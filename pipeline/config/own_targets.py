@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import signatures
-from pipeline.core.cache import Remembered
+from pipeline.core.cache import Cache
 from pipeline.core.errors import PacelineError, UsageError, nearest, suggestion
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
 from pipeline.core.options import source_of_installed
@@ -98,8 +98,8 @@ def _imported(targets: Sequence[str], root: Path, python_path: Sequence[str]) ->
         "program": sha256_file(Path(signatures.__file__)),
         "folders": [str(root), *python_path],
     }
-    kept, name = Remembered(root, "signatures", most=64), sha256_text(canonical_json(made_from))
-    known: dict[str, _Description] | None = kept[name]
+    kept, name = Cache(root, "signatures", most=64), sha256_text(canonical_json(made_from))
+    known: dict[str, _Description] | None = kept.get(name)
     if known is not None:
         return known
     path = os.pathsep.join([*python_path, *([] if IS_INSTALLED else [str(HOME)])])

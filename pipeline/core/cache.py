@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ def remember_in(root: Path, runs_dir: Path) -> None:
     _places[root] = runs_dir
 
 
-class Remembered:
+class Cache:
     """The cache entries of one kind, in ``.paceline/<kind>.json`` of the project or of ``remember_in``.
 
     Beyond ``most`` entries the oldest are dropped.
@@ -35,18 +35,15 @@ class Remembered:
         self._path = _places.get(root, root) / FOLDER / f"{kind}.json"
         self._most = most
 
-    def __getitem__(self, name: str) -> Any:
+    def get(self, name: str) -> Any:
         """Return the entry, or None."""
-        return self._entries.get(name)
+        return self._entries().get(name)
 
     def keep(self, entries: Mapping[str, Any]) -> None:
         """Add entries. If two commands write at once, the last one wins; an unwritable folder is ignored."""
-        self.__dict__.pop("_entries", None)  # others may have written meanwhile
         with suppress(OSError):
-            write_atomic(self._path, _written(dict([*self._entries.items(), *entries.items()][-self._most :])))
-        self.__dict__.pop("_entries", None)
+            write_atomic(self._path, _written(dict([*self._entries().items(), *entries.items()][-self._most :])))
 
-    @cached_property
     def _entries(self) -> dict[str, Any]:
         try:
             stat = self._path.stat()

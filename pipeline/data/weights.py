@@ -8,7 +8,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from pipeline.core.cache import Remembered
+from pipeline.core.cache import Cache
 from pipeline.core.errors import DataError, PacelineError, UsageError, suggestion
 from pipeline.core.files import sha256_file, sha256_text, temporary_prefix
 from pipeline.core.locks import held
@@ -162,8 +162,8 @@ def published(arch: str, name: str, root: Path) -> str:
         raise UsageError(
             f"init.weights={name}: torchvision, which knows the address, is not installed here", hint=_INSTEAD
         )
-    known, entry = Remembered(root, "published", most=64), f"{release} {arch}"
-    addresses: dict[str, str] | None = known[entry]
+    known, entry = Cache(root, "published", most=64), f"{release} {arch}"
+    addresses: dict[str, str] | None = known.get(entry)
     if addresses is None:
         try:
             addresses = python_answer(_ADDRESSES, arch, timeout_s=_IMPORT_S)

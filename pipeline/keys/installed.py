@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from pipeline.core.cache import Remembered
+from pipeline.core.cache import Cache
 from pipeline.core.files import sha256_file, sha256_text
 
 _MOST = 256  # modules whose owners are remembered
@@ -59,7 +59,7 @@ class Installed:
     def __init__(self, root: Path, python_path: Sequence[str] = ()) -> None:
         self._root = os.path.realpath(root)
         self._python_path = [str(root / entry) for entry in python_path if (root / entry).is_dir()]
-        self._memory = Remembered(root, "installed", most=_MOST)
+        self._memory = Cache(root, "installed", most=_MOST)
         self._new: dict[str, Any] = {}
 
     def find(self, name: str) -> InstalledModule | None:
@@ -113,7 +113,7 @@ class Installed:
 
     def _remembered(self, what: str, read: Any) -> Any:
         key = sha256_text(f"{self._state} {what}")
-        answer = self._memory[key]
+        answer = self._memory.get(key)
         if answer is None:
             answer = self._new[key] = read()
         return answer

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.core.cache import Remembered
+from pipeline.core.cache import Cache
 from pipeline.core.errors import UsageError
 from pipeline.core.files import sha256_bytes, sha256_file, sha256_text
 from pipeline.keys import imports
@@ -54,7 +54,7 @@ class Readings:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._known = Remembered(root, "imports", most=_MOST)
+        self._known = Cache(root, "imports", most=_MOST)
         self._new: dict[str, Any] = {}
         self._count = 0
 
@@ -67,7 +67,7 @@ class Readings:
         if not path.endswith(".py"):
             return Reading(digest=text, imports=())
         name = sha256_text(f"{self._reader} {path} {text}")
-        known = self._known[name]
+        known = self._known.get(name)
         self._count += 1
         if known is None:
             known = self._new[name] = _read(source, path, shown or path)
@@ -83,7 +83,7 @@ class Readings:
     def keep(self) -> None:
         """Write new entries to the cache."""
         if self._new:
-            Remembered(self._root, "imports", most=max(_MOST, 2 * self._count)).keep(self._new)
+            Cache(self._root, "imports", most=max(_MOST, 2 * self._count)).keep(self._new)
 
     @cached_property
     def _reader(self) -> str:

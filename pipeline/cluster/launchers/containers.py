@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.core import places
-from pipeline.core.cache import Remembered
+from pipeline.core.cache import Cache
 from pipeline.core.errors import UsageError, os_reason
 from pipeline.core.files import sha256_file
 from pipeline.core.specs import Cluster, NodeFacts
@@ -78,9 +78,9 @@ def digest_here(cluster: Cluster) -> str | None:
     path = Path(cluster.container)
     try:
         status = path.stat()
-        known = Remembered(places.ROOT, "images", most=64)
+        known = Cache(places.ROOT, "images", most=64)
         name = f"{path} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
-        digest = known[name] or f"sha256:{sha256_file(path)}"
+        digest = known.get(name) or f"sha256:{sha256_file(path)}"
     except OSError as error:
         raise UsageError(
             f"cluster.container={path} can't be read here: {os_reason(error)}",

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.program_section import is_written
-from pipeline.core.cache import Remembered
+from pipeline.core.cache import Cache
 from pipeline.core.errors import PacelineError, UsageError, nearest
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
 from pipeline.core.places import HOME
@@ -231,8 +231,8 @@ def _parsed(typed: Sequence[str], root: Path) -> dict[str, Any]:
     defaults = {name: value for name, value in os.environ.items() if name.startswith("PET_")}  # torchrun reads them
     try:
         made_from = ["arguments counted", [*typed], defaults, metadata.version("torch"), sha256_file(program)]
-        kept, name = Remembered(root, "torchrun", most=64), sha256_text(canonical_json(made_from))
-        answer: dict[str, Any] | None = kept[name]
+        kept, name = Cache(root, "torchrun", most=64), sha256_text(canonical_json(made_from))
+        answer: dict[str, Any] | None = kept.get(name)
         if answer is None:
             answer = python_answer(program.read_text(encoding="utf-8"), [*typed], timeout_s=_IMPORT_S)
             # only the number of the script's arguments, as one may be a secret
