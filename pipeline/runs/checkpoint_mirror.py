@@ -53,7 +53,7 @@ class _Mirror:
     @property
     def shown(self) -> str:
         """The setting and the address, without a login."""
-        return self._store.shown
+        return self._store.named
 
     def try_writing(self) -> None:
         """Write and remove a test file. Raises DataError: nothing can be written there."""

@@ -1,7 +1,7 @@
 """Measure all-reduce bandwidth and check the sums: ``torchrun … -m trainers.measuring.allreduce [--max-bytes 1G]``.
 
 First every rank sends its identity through an all-gather. Then all-reduces are timed from the smallest to the
-largest message, and with more than two nodes also between each two of them. Rank 0 prints the tables, and with
+largest message, and with more than two nodes also between each pair of them. Rank 0 prints the tables, and with
 ``--config RUN_DIR/config.json`` (how `doit allreduce` starts it) writes RUN_DIR/allreduce.json.
 """
 

@@ -1,7 +1,7 @@
 """Measure each host's compute speed and all-reduces between hosts; `doit preflight measure=1` starts it.
 
 All ranks multiply matrices at the same time, as in a training; then all-reduces are timed within each node that has
-several ranks, and between each two nodes, one group after the other. Rank 0 writes RUN_DIR/host_speed.json.
+several ranks, and between each pair of nodes, one group after the other. Rank 0 writes RUN_DIR/host_speed.json.
 """
 
 from __future__ import annotations

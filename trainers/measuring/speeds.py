@@ -1,4 +1,4 @@
-"""Measure matrix products of each rank, and all-reduces of each node and each two nodes. Imports torch."""
+"""Measure matrix products of each rank, and all-reduces of each node and each pair of nodes. Imports torch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import read_ranks
 from trainers.measuring.bandwidth import RankInfo, gather_rank_infos, measure_nodes, settle
 
-SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices: large enough for the full speed of a training
-BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}  # message size
+_SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices: large enough for the full speed of a training
+_MESSAGE_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
 _SAMPLES = 10
 _SAMPLE_S = 0.05  # minimum
 
@@ -37,7 +37,7 @@ def run(backend: str, output: Path, *, side: int | None = None, size_bytes: int 
     take_cores(read_ranks())
     with connect(backend) as context:
         infos = gather_rank_infos(context)
-        side, size_bytes = side or SIDE[context.device.type], size_bytes or BYTES[context.device.type]
+        side, size_bytes = side or _SIDE[context.device.type], size_bytes or _MESSAGE_BYTES[context.device.type]
         speeds = context.share(multiply_flop_per_s(context.device, side))
         groups = _groups(context, infos, size_bytes)
         if context.is_rank_zero:
@@ -64,10 +64,10 @@ def multiply_flop_per_s(device: torch.device, side: int) -> float:
 
 
 def _groups(context: RankContext, infos: Sequence[RankInfo], size_bytes: int) -> list[dict[str, Any]]:
-    """Measure each node with several ranks, then each two nodes."""
+    """Measure each node with several ranks, then each pair of nodes."""
     nodes = sorted({info.node_rank for info in infos})
-    ranks = [info.node_rank for info in infos]
-    groups: list[tuple[int, ...]] = [(number,) for number in nodes if ranks.count(number) > 1]
+    node_of_rank = [info.node_rank for info in infos]
+    groups: list[tuple[int, ...]] = [(number,) for number in nodes if node_of_rank.count(number) > 1]
     groups += itertools.combinations(nodes, 2)
     return [
         {"nodes": list(group), **measure_nodes(context, infos, group, size_bytes, _SAMPLES).as_json()}

@@ -32,6 +32,7 @@ def open_filesystem(url: str, setting: str = "dataset.source") -> tuple[Any, str
             f"{setting}={shown(url)}: an address with {protocol(url)}:// holds no login", hint=_LOGINS[protocol(url)]
         )
     with _fsspec(url, setting) as fsspec:
+        # the protocol as scheme() writes it, in lower case: fsspec knows no other
         return fsspec.core.url_to_fs(f"{scheme(url)}://{url.partition('://')[2]}")  # type: ignore[no-any-return]
 
 
@@ -79,7 +80,7 @@ class ObjectStore:
 
     def __init__(self, address: str, setting: str) -> None:
         """Open the store. Raises DataError: an unknown protocol, or its driver isn't installed."""
-        self.shown = f"{setting}={shown(address) if scheme(address) else address}"
+        self.named = f"{setting}={shown(address) if scheme(address) else address}"
         self._url = address if scheme(address) else f"file://{address}"
         self._filesystem, self._root = open_filesystem(self._url, setting)
 
@@ -120,6 +121,7 @@ class ObjectStore:
                 return
             except FileNotFoundError as error:
                 missing = error
+        # not inside of _explained, which would make it a DataError
         raise FileNotFoundError(f"{name} isn't there") from missing
 
     def below(self) -> dict[str, int]:
@@ -160,5 +162,5 @@ class ObjectStore:
             yield
         except Exception as error:  # drivers have error classes of their own
             raise DataError(
-                f"{self.shown} can't be {done}: {reason_of(error)}", hint=login_hint(self._url, error)
+                f"{self.named} can't be {done}: {reason_of(error)}", hint=login_hint(self._url, error)
             ) from error

@@ -88,14 +88,14 @@ def _fetch_folder(source: str, suffixes: tuple[str, ...], folder: Path, work: Wo
     }
     if not sizes:
         raise DataError(
-            f"{store.shown} holds none of {', '.join(suffixes)}", hint="doit fetch with the address of their folder"
+            f"{store.named} holds none of {', '.join(suffixes)}", hint="doit fetch with the address of their folder"
         )
     names, total = list(sizes), sum(sizes.values())
     with disk.room(folder, total):
         for begin in range(0, len(names), _AT_ONCE):
             some = names[begin : begin + _AT_ONCE]
             store.get_below(some, folder)
-            work.report(f"fetching {store.shown}", sum(sizes[name] for name in names[: begin + len(some)]), total)
+            work.report(f"fetching {store.named}", sum(sizes[name] for name in names[: begin + len(some)]), total)
 
 
 def _download(config: DatasetConfig, source: str, name: str, work: Workspace) -> Path:

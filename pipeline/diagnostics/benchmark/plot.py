@@ -14,21 +14,23 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from pipeline.core.files import write_atomic
+from pipeline.core.tables import counted
 from pipeline.diagnostics.benchmark.figures import Row, rows
 
+_BLUE, _RED, _GREY = "#014f86", "#e07a5f", "#bfc5cc"
 _COLOURS = {
     "data": "#8ecae6",
     "forward": "#2a6f97",
-    "backward": "#014f86",
-    "communication": "#e07a5f",
+    "backward": _BLUE,
+    "communication": _RED,
     "optimizer": "#81b29a",
-    "other": "#bfc5cc",
+    "other": _GREY,
 }
 
 
-def picture(whole: Mapping[str, Any]) -> bytes:
-    """A PNG: throughput beside the reference loop and perfect scaling, and a step taken apart."""
-    results, table_rows = whole["points"], rows(whole["points"])
+def picture(benchmark: Mapping[str, Any]) -> bytes:
+    """Draw a PNG: throughput beside the reference loop and perfect scaling, and a step taken apart."""
+    results, table_rows = benchmark["points"], rows(benchmark["points"])
     figure = Figure(figsize=(11.5, 4.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
@@ -46,21 +48,18 @@ def picture(whole: Mapping[str, Any]) -> bytes:
 
 
 def _names(table_rows: Sequence[Row]) -> list[str]:
-    return [
-        f"{row.nodes} host{'s' if row.nodes > 1 else ''}\n{row.ranks} rank{'s' if row.ranks > 1 else ''}"
-        for row in table_rows
-    ]
+    return [f"{counted(row.nodes, 'host')}\n{counted(row.ranks, 'rank')}" for row in table_rows]
 
 
 def _throughput(axes: Axes, table_rows: Sequence[Row]) -> None:
     at = range(len(table_rows))
     rates = [row.rate for row in table_rows]
     spread = [[row.rate - row.rate_min for row in table_rows], [row.rate_max - row.rate for row in table_rows]]
-    axes.bar([x - 0.2 for x in at], rates, 0.4, yerr=spread, capsize=4, color="#014f86", label="Paceline (min – max)")
-    axes.bar([x + 0.2 for x in at], [row.plain for row in table_rows], 0.4, color="#bfc5cc", label="plain PyTorch loop")
+    axes.bar([x - 0.2 for x in at], rates, 0.4, yerr=spread, capsize=4, color=_BLUE, label="Paceline (min – max)")
+    axes.bar([x + 0.2 for x in at], [row.plain for row in table_rows], 0.4, color=_GREY, label="plain PyTorch loop")
     ideal = [table_rows[0].rate * row.ranks / table_rows[0].ranks for row in table_rows]
     if len(table_rows) > 1:
-        axes.plot(at, ideal, linestyle=":", color="#e07a5f", marker=".", label="first point × ranks")
+        axes.plot(at, ideal, linestyle=":", color=_RED, marker=".", label="first point × ranks")
     axes.set_xticks(list(at), _names(table_rows))
     axes.set_ylabel("images/s, all ranks")
     axes.set_title(f"throughput, median of n = {table_rows[0].n}", fontsize=10)
