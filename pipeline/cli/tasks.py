@@ -24,7 +24,7 @@ from pipeline.core import places
 from pipeline.core.errors import Killed, PacelineError, UsageError
 from pipeline.core.processes import process, unexpected
 
-_LONGEST_SUMMARY = 100  # characters
+_LONGEST_SUMMARY = 240  # characters
 
 Task = dict[str, Any]
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
+from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 
 from pipeline.cluster import launchers
 from pipeline.cluster.launchers.transport.host_errors import ssh_command
@@ -109,16 +112,15 @@ def pip_hint(failure: str, cluster: Cluster) -> str | None:
 
 
 def file_hint(failure: str, run: Run) -> str | None:
-    """Return the hint for a file that a rank missed and that exists here: the setting that copies it to the hosts.
-
-    A script's seal names missing files of the project itself, so for scripts only files above the project get a hint.
-    """
+    """Return the hint for a file that a rank missed and that exists here: the setting that copies it to the hosts."""
     match = _MISSING_FILE.search(failure)
     if match is None:
         return None
     path = match["path"]
     if run.config.script is not None:
         here = (run.root / run.config.script.workdir / path).resolve()
+        if here.is_file() and here.is_relative_to(run.root):
+            return _inputs_hint(here.relative_to(run.root), run.config.script.inputs)
         if not path.startswith("../") or not here.exists() or here.is_relative_to(run.root):
             return None
         return (
@@ -129,6 +131,14 @@ def file_hint(failure: str, run: Run) -> str | None:
     if not name or name in run.code.sources or not (run.root / name).is_file():
         return None
     return f"model.inputs=[{name}] takes it along: it lies in the project, and not in the run's copy of the code"
+
+
+def _inputs_hint(file: Path, inputs: Sequence[str]) -> str:
+    """Return the hint for a file of the project that no input names: with its neighbours, which are read next."""
+    beside = f"{file.parent}/*" if file.parent.parts else str(file)
+    word = f"program.inputs=[{','.join([*inputs, beside])}]"
+    more = " with all that lies beside it" if file.parent.parts else ""
+    return f"{shlex.quote(word)} in front of the script takes {file} along{more}"
 
 
 def shadowing_hint(failure: str) -> str | None:

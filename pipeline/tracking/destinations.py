@@ -60,7 +60,9 @@ class Destination:
         return recorder_env(self.uri) if self.tracker is None else {SETTINGS_VARIABLE: self.settings}
 
     def is_recorded(self, run_dir: Path) -> bool:
-        """Return True if everything of ``run_dir`` is recorded already. Cheap: compares file times."""
+        """Return True if everything of ``run_dir`` is in the store, which is there. Cheap: compares file times."""
+        if self.database is not None and not self.database.exists():
+            return False
         return state.is_recorded(run_dir, self.uri, marked(self.experiment, self.settings), self.tracker)
 
     def last_recorded(self, run_dir: Path) -> TrackingState | None:

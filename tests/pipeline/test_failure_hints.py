@@ -109,3 +109,18 @@ def test_a_hint_that_an_error_has_already_stays() -> None:
         "a run has no keyboard: let the script take the answer as an argument",
     )
     assert hints.with_hint(other := TrainingError("EOF when reading a line", hint="this"), run) is other
+
+
+def test_a_file_of_the_project_that_no_input_names_is_named_with_its_neighbours_and_the_inputs_that_are_there(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "study/data").mkdir(parents=True)
+    script = SimpleNamespace(workdir="study", inputs=["config.yaml"])
+    run: Any = SimpleNamespace(config=SimpleNamespace(script=script), root=tmp_path)
+    failure = "rank 0: FileNotFoundError: [Errno 2] No such file or directory: 'data/x.npy'"
+    assert hints.file_hint(failure, run) is None
+    (tmp_path / "study/data/x.npy").touch()
+    assert hints.file_hint(failure, run) == (
+        "'program.inputs=[config.yaml,study/data/*]' in front of the script takes study/data/x.npy along with all that "
+        "lies beside it"
+    )

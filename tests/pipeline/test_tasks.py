@@ -33,12 +33,12 @@ def test_a_verb_whose_code_ends_the_process_or_says_nothing_has_failed(
 
 def test_an_error_that_stands_above_already_is_said_again_in_short_with_what_mends_it() -> None:
     def fail() -> None:
-        error = PacelineError("training failed on node1, rank 0: " + "x" * 200 + "\nlogs: a", hint="a smaller batch")
+        error = PacelineError("training failed on node1, rank 0: " + "x" * 300 + "\nlogs: a", hint="a smaller batch")
         error.shown = True
         raise error
 
     message, mend = tasks._action(fail)().message.splitlines()
-    assert message == f"training failed on node1, rank 0: {'x' * 66}… (the whole error is above)"
+    assert message == f"training failed on node1, rank 0: {'x' * 206}… (the whole error is above)"
     assert mend == "  try: a smaller batch"
 
 

@@ -18,6 +18,7 @@ from pipeline.config.schema import TrackingConfig
 from pipeline.core.errors import PacelineError
 from pipeline.tracking import recorder
 from pipeline.tracking.client import Recorder
+from pipeline.tracking.destinations import Destination, marked
 from pipeline.tracking.state import DONE, RECORDING, is_recorded
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
@@ -240,6 +241,14 @@ def test_many_points_fields_and_odd_values_arrive(tmp_path: Path, uri: str) -> N
     assert "was NaN at step 2500" in only.data.tags["mlflow.note.content"]
     assert store.history(uri, only.info.run_id, "x")[0][2] > 1e308  # MLflow has no infinity
     assert "make no sense" in " ".join(json.loads((run / "tracking.json").read_text())["notes"])
+
+
+def test_a_record_whose_database_was_removed_is_missing(tmp_path: Path) -> None:
+    run, to = finished(tmp_path), Destination(uri=f"sqlite:///{tmp_path}/own.db", experiment=EXPERIMENT)
+    recorder.record(run, to.uri, marked(EXPERIMENT, to.settings))
+    assert to.is_recorded(run)
+    (tmp_path / "own.db").rename(tmp_path / "elsewhere.db")
+    assert not to.is_recorded(run)
 
 
 def test_later_files_are_added_to_a_finished_record(tmp_path: Path, uri: str) -> None:
