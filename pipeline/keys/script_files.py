@@ -7,10 +7,8 @@ Files under the project keep their paths in the snapshot; the folder of a script
 from __future__ import annotations
 
 import functools
-import io
 import os
 import re
-import tokenize
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
@@ -19,7 +17,7 @@ from typing import Any, NamedTuple
 
 from pipeline.core.errors import UsageError, nearest
 from pipeline.core.files import expanded, refuse_odd_pattern, sha256_file
-from pipeline.core.places import MODULES, shown
+from pipeline.core.places import shown
 from pipeline.core.processes import git
 from pipeline.core.program import TORCHRUN
 from pipeline.keys import ABSENT
@@ -27,42 +25,13 @@ from pipeline.keys.import_closure import LARGEST_BYTES, Closure, ScriptEntry, im
 from pipeline.keys.installed import Installed
 from pipeline.keys.readings import KEEP_EMPTY_FOLDER
 from trainers.contract.run_folder import SCRIPT_OUTSIDE
-from trainers.core.config import ConfigError
 from trainers.script.settings import data_paths, words
 
-_FILE = re.compile(r"[\w@+][\w./@+ -]{0,200}\.\w{1,12}")
-
-
-def lacking(files: ScriptFiles, code: Closure, section: Mapping[str, Any]) -> list[str]:
-    """List existing files that the script names but the snapshot lacks, in the form of ``program.inputs``.
-
-    ``code`` is the snapshot, ``section`` the script's configuration. A run fails at the first missing file, so without
-    this list a user would discover one file per attempt.
-    """
-    missing: dict[str, None] = {}
-    named = filter(_FILE.fullmatch, sorted({*words(section.get("args")), *code.names}))
-    for _, path in _existing(named, (files.folder, files.root)):
-        name = path.relative_to(files.root if path.is_relative_to(files.root) else files.folder).as_posix()
-        is_there = path in code.sources.values() or any(fnmatch(name, one) for one in section.get("outputs") or ())
-        if not is_there:
-            missing[name] = None
-    return [*missing]
-
-
-def _existing(names: Iterable[str], folders: Collection[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield each name with the file that it means: that of the first folder which has it."""
-    for name in names:
-        paths = (folder / name for folder in folders)
-        path = next((path for path in paths if ".." not in path.parts and path.is_file()), None)
-        if path is not None:
-            yield name, path
-
-
-_Place = Callable[[str, str], Path]  # (field, name) → absolute path
 STARTER = "trainers.script.start"
 """The module that starts torchrun with the script on each host."""
 
 _LIKENESS = 0.7  # similarity for "did you mean": "nope" must not suggest "opt"
+_FILE = re.compile(r"[\w@+][\w./@+ -]{0,200}\.\w{1,12}")  # a word that may be the name of a file
 _TORCH = "torch"  # counts even if the script doesn't import it, because torchrun is part of it
 
 
@@ -78,7 +47,8 @@ class ScriptFiles(NamedTuple):
 
     ``file`` is the script, or the executable of ``program.command`` (None: a command from the hosts' PATH). ``folder``
     contains the script, or is the import folder of ``python -m``. ``data`` are files and folders. ``workdir`` is
-    relative to the snapshot. ``notes`` describe how the paths in the script's arguments count.
+    relative to the snapshot. ``notes``, which config/program_section.py sets, describe how the paths in the script's
+    arguments count.
     """
 
     root: Path
@@ -97,7 +67,7 @@ class ScriptFiles(NamedTuple):
         return self._inside(self.file) if self.file is not None and self.is_python else ""
 
     @property
-    def shown(self) -> str:
+    def shown_name(self) -> str:
         """The script as config.json names it: relative to the project if it lies there."""
         return "" if self.file is None else shown(self.file, self.root)
 
@@ -112,26 +82,28 @@ class ScriptFiles(NamedTuple):
         """
         own = import_closure(self.root, (STARTER, TORCHRUN), python_path, may_lack=True)
         digests, sources, imported = dict(own.digests), dict(own.sources), own
+        names: tuple[str, ...] = ()  # only a Python script's own sources name its files
         versions = {**own.versions, _TORCH: Installed(self.root, python_path).version(_TORCH) or ABSENT}
         if self.file is not None and self.is_python:
             entry = ScriptEntry(file=str(self.file), folder=str(self.folder), prefix=self._prefix)
             imported = import_closure(self.root, (), python_path, script=entry)
+            names = imported.names
             digests |= imported.digests
             sources |= imported.sources
             versions |= imported.versions
         given = [self.file] if self.file is not None and not self.is_python else []
         for path in [*given, *self._input_files()]:  # by bytes, even if the file is imported too
             digests[self._inside(path)], sources[self._inside(path)] = sha256_file(path), path
-        for path in self._read_by_name(imported.names, sources):
+        for path in self._read_by_name(names, sources):
             digests[self._inside(path)], sources[self._inside(path)] = sha256_file(path), path
-        self._refuse_other_workdir(sources)
+        self._refuse_missing_workdir(sources)
         return Closure(
             digests=dict(sorted(digests.items())),
             sources=dict(sorted(sources.items())),
             versions=versions,
             unresolved=imported.unresolved,
             left_out=tuple(name for name in imported.left_out if name.partition(" (")[0] not in sources),
-            names=imported.names,
+            names=names,
         )
 
     @property
@@ -180,7 +152,7 @@ class ScriptFiles(NamedTuple):
                 yield from files
                 return
 
-    def _refuse_other_workdir(self, sources: dict[str, Path]) -> None:
+    def _refuse_missing_workdir(self, sources: dict[str, Path]) -> None:
         if not self.workdir or (self.root / self.workdir).is_dir():
             return
         if not any(name.startswith(f"{self.workdir}/") for name in sources):
@@ -189,6 +161,15 @@ class ScriptFiles(NamedTuple):
                 "program.inputs",
                 hint=f"program.inputs=['{self.workdir}/*'], or a folder that has one of these files",
             )
+
+
+def _existing(names: Iterable[str], folders: Collection[Path]) -> Iterator[tuple[str, Path]]:
+    """Yield each name with the file that it means: that of the first folder which has it."""
+    for name in names:
+        paths = (folder / name for folder in folders)
+        path = next((path for path in paths if ".." not in path.parts and path.is_file()), None)
+        if path is not None:
+            yield name, path
 
 
 def _kept_by_git(paths: Sequence[Path], root: Path) -> list[Path]:
@@ -203,13 +184,29 @@ def _kept_by_git(paths: Sequence[Path], root: Path) -> list[Path]:
     return [path for path in paths if path in kept]
 
 
+def unsnapshotted_files(files: ScriptFiles, code: Closure, section: Mapping[str, Any]) -> list[str]:
+    """List existing files that the script names but the snapshot lacks, in the form of ``program.inputs``.
+
+    ``code`` is the snapshot, ``section`` the script's configuration. A run fails at the first missing file, so without
+    this list a user would discover one file per attempt.
+    """
+    missing: dict[str, None] = {}
+    named = filter(_FILE.fullmatch, sorted({*words(section.get("args")), *code.names}))
+    for _, path in _existing(named, (files.folder, files.root)):
+        name = path.relative_to(files.root if path.is_relative_to(files.root) else files.folder).as_posix()
+        is_there = path in code.sources.values() or any(fnmatch(name, one) for one in section.get("outputs") or ())
+        if not is_there:
+            missing[name] = None
+    return [*missing]
+
+
 def with_inputs(code: Closure, root: Path, patterns: Sequence[str]) -> Closure:
     """Add the files of ``model.inputs``. Raises UsageError: a pattern matches nothing or leaves the project."""
     if not patterns:
         return code
     inputs: dict[str, Path] = {}
     for pattern in patterns:
-        _refuse_leading_out("model.inputs", pattern)
+        _refuse_outside("model.inputs", pattern)
         refuse_odd_pattern(pattern, f"model.inputs: {pattern!r}")
         files = _files_of(root, pattern)
         if not files:
@@ -242,7 +239,8 @@ def find(
 ) -> ScriptFiles:
     """Resolve all paths of a script. Relative names start at ``root``.
 
-    With ``must_exist=False`` the files may have been moved since.
+    Args:
+        must_exist: False for a run of the past, whose files may have been moved since.
 
     Raises:
         UsageError: a file doesn't exist or isn't a file, or a pattern leaves its folder or can't match anything.
@@ -250,11 +248,11 @@ def find(
     patterns = {"program.inputs": inputs, "program.outputs": outputs, "program.workdir": [workdir]}
     for field, values in patterns.items():
         for value in values:
-            _refuse_leading_out(field, value)
+            _refuse_outside(field, value)
             if field != "program.workdir":
                 refuse_odd_pattern(value.removeprefix("{run}/"), f"{field}: {value!r}")
-    place = functools.partial(_place, root=root, must_exist=must_exist)
-    file = _python_file(script, place) if script else _program(command[0], place, must_exist=must_exist)
+    resolve = functools.partial(_absolute, root=root, must_exist=must_exist)
+    file = _python_file(script, resolve) if script else _program(command[0], resolve, must_exist=must_exist)
     folder = file.parent if file is not None else root
     if module and file is not None:
         is_package = file.name == "__main__.py" and not module.endswith("__main__")
@@ -270,12 +268,16 @@ def find(
         workdir="" if workdir == "." else workdir,
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        data=tuple(DataPath("program.data", place("program.data", name)) for name in data_paths(data)),
+        data=tuple(DataPath("program.data", resolve("program.data", name)) for name in data_paths(data)),
     )
 
 
-def _python_file(name: str, place: _Place) -> Path:
-    path = place("program.script", name)
+_Resolve = Callable[[str, str], Path]
+"""Turns a setting's name (``program.script``) and the path that stands there into an absolute path."""
+
+
+def _python_file(name: str, resolve: _Resolve) -> Path:
+    path = resolve("program.script", name)
     if path.is_symlink():  # Python looks for modules in the folder of the file itself
         path = path.resolve()
     if path.is_dir():
@@ -285,18 +287,18 @@ def _python_file(name: str, place: _Place) -> Path:
     return path
 
 
-def _program(name: str, place: _Place, *, must_exist: bool) -> Path | None:
+def _program(name: str, resolve: _Resolve, *, must_exist: bool) -> Path | None:
     """Return the executable's path; None for a plain name, which each host looks up in its PATH."""
     if "/" not in name:
         return None
-    path = place("program.command", name)
+    path = resolve("program.command", name)
     if must_exist and (path.is_dir() or not os.access(path, os.X_OK)):
         what = "a folder" if path.is_dir() else "not executable"
         raise UsageError(f"program.command: {name} is {what}", hint=f"chmod +x {path}" if path.is_file() else None)
     return path
 
 
-def _place(field: str, name: str, *, root: Path, must_exist: bool) -> Path:
+def _absolute(field: str, name: str, *, root: Path, must_exist: bool) -> Path:
     path = Path(os.path.abspath(root / expanded(name, f"{field}={name}")))  # noqa: PTH100
     if must_exist and not path.exists():
         bare = name.strip("'\"")
@@ -315,68 +317,6 @@ def _sibling_names(path: Path) -> list[str]:
     return []
 
 
-def _refuse_leading_out(field: str, pattern: str) -> None:
+def _refuse_outside(field: str, pattern: str) -> None:
     if pattern.startswith(("/", "~")) or ".." in Path(pattern).parts:
         raise UsageError(f"{field}: {pattern!r} leads out of its folder; write it relative to the project, without ..")
-
-
-# ---------------------------------------------------------------------- whether a script uses a process group
-_FRAMEWORKS = (
-    "accelerate|colossalai|composer|deepspeed|detectron2|fairscale|horovod|ignite|lightning|lightning_fabric|megatron|"
-    "mmengine|pytorch_lightning|torch_xla|torchrec|torchtitan|torchtune|trl"
-)
-_CODE = re.compile(
-    rf"\b(torch\.distributed|torch import distributed|init_process_group|init_device_mesh|DistributedDataParallel|"
-    rf"FullyShardedDataParallel|fully_shard|DistributedSampler|RANK|LOCAL_RANK|WORLD_SIZE)\b"
-    rf"|^\s*(import|from)\s+({_FRAMEWORKS})\b",
-    re.MULTILINE,
-)
-_TRAINER = re.compile(r"^\s*(import|from)\s+transformers\b.*?\b\w*Trainer\b", re.MULTILINE | re.DOTALL)
-_WORDS = re.compile(r"(?<![a-z])(accelerate|ddp|deepspeed|distributed|fsdp|horovodrun|torchrun|torch\.distributed)\b")
-_OF_FILES = ("script", "command", "workdir", "inputs", "outputs")
-_PACELINE = tuple(f"{name}/" for name in MODULES)
-
-
-def uses_process_group(resolved: Mapping[str, Any], root: Path) -> bool:
-    """Return True if the configured script uses a process group; False if its files don't exist.
-
-    ``root`` is the project folder.
-    """
-    section = resolved["program"]
-    python_path = str((resolved["cluster"]["env"] or {}).get("PYTHONPATH") or "").split(":")
-    if not (section.get("script") or section.get("command")):
-        return False
-    try:
-        given = [*(section.get("command") or ()), *words(section.get("args")), *(section.get("env") or ())]
-        if _WORDS.search("\n".join(map(str, given)).lower()):
-            return True
-        paths: dict[str, Any] = {
-            name: section.get(name) or ([] if name in ("command", "inputs", "outputs") else "") for name in _OF_FILES
-        }
-        files = find(root=root, data=None, module=section.get("module"), **paths)
-        sources = files.closure([*filter(None, python_path)]).sources if files.file is not None else {}
-        own = [name for name in sources if name.endswith(".py") and not name.startswith((*_PACELINE, "paceline.py"))]
-        return any(_names_process_group(sources[name]) for name in own)
-    except (UsageError, ConfigError, OSError):  # the start of the run reports it
-        return False
-
-
-def _names_process_group(path: Path) -> bool:
-    def named(text: str) -> bool:
-        return _CODE.search(text) is not None or _TRAINER.search(text) is not None
-
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return named(text) and named(_without_comments(text))
-
-
-def _without_comments(text: str) -> str:
-    """Blank out comments: they don't count in the key, so they must not decide the number of ranks."""
-    lines = text.splitlines(keepends=True)
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.COMMENT:
-                row, column = token.start
-                lines[row - 1] = f"{lines[row - 1][:column]}\n"
-    except (tokenize.TokenError, SyntaxError):
-        return text
-    return "".join(lines)

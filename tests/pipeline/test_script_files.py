@@ -442,7 +442,7 @@ def test_all_files_that_a_script_names_and_its_copy_lacks_are_named_at_once(fold
         (folder / name).touch()
     files = found(ROOT, str(folder / "train.py"), inputs=["c.csv"])
     section = {"args": {"from": "d.json", "x": "e.json"}, "outputs": ["b.*"]}
-    assert script_files.lacking(files, files.closure(), section) == ["configs/a.yaml", "d.json"]
+    assert script_files.unsnapshotted_files(files, files.closure(), section) == ["configs/a.yaml", "d.json"]
 
 
 READS = """
@@ -475,6 +475,16 @@ def test_files_that_a_script_reads_by_name_and_git_does_not_ignore_are_in_its_ke
     assert "exp/d.json" not in files(outputs=["d.json"])
     (repository / "configs/b.txt").write_text("2")
     assert {name for name, digest in files().items() if digest != before[name]} == {"configs/b.txt"}
+
+
+def test_a_file_that_only_the_code_of_paceline_names_is_not_in_the_key_of_a_command(repository: Path) -> None:
+    for name in ("trainers", "paceline.py"):
+        (repository / name).symlink_to(ROOT / name)
+    for name in ("metrics.jsonl", "config.json"):  # trainers.script.start reads such names in a run folder
+        (repository / name).write_text("1")
+    git(repository, "add", "-A")
+    closure = found(repository, None, command=["sh", "-c", "true"]).closure()
+    assert [name for name in closure.sources if not name.endswith(".py")] == []
 
 
 def test_a_folder_that_git_keeps_empty_is_there_for_the_script_that_writes_into_it(repository: Path) -> None:
