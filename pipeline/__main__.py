@@ -69,8 +69,8 @@ def refuse_another_clone() -> None:
     here = places.enclosing(Path.cwd())
     try:
         clone.refuse_outside()
-        clone.refuse_another(here or clone.ROOT)
-        clone.refuse(clone.ROOT)
+        clone.refuse_other_code(here or places.ROOT)
+        clone.refuse_hiding_modules(places.ROOT)
     except PacelineError as error:
         leave(error)
 
@@ -94,7 +94,7 @@ def checked_words() -> tuple[str, ...]:
 if __name__ == "__main__":
     masking.begin()
     logging.raiseExceptions = False  # a page of Hydra's --info for each line that `| head` doesn't take
-    unexpected.keep_in(clone.ROOT / typed_runs_dir(sys.argv))
+    unexpected.keep_in(places.ROOT / typed_runs_dir(sys.argv))
     sys.argv[1:], by_variable = by_environment(sys.argv[1:])  # Hydra writes words and values to multirun.yaml
     os.environ.update(by_variable)
     refuse_another_clone()

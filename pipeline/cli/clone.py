@@ -1,4 +1,4 @@
-"""The project of a command: that of its dodo.py (or folder), and no other."""
+"""Which folder a command was typed in, which project it works on, and refusals of any other."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from doit import get_initial_workdir
 
 from pipeline.core import places
 from pipeline.core.errors import UsageError
-from pipeline.core.places import ROOT as ROOT
+from pipeline.core.places import ROOT
 
 INIT = "paceline init my_project, then cd my_project; where your script is already: paceline init ."
-STARTED_IN = "PACELINESTARTED_IN"
-_typed_in: list[str] = []
+STARTED_IN = "PACELINE_STARTED_IN"
+"""The variable in which a command that is started anew finds the folder where it was typed."""
+
+_remembered: list[str] = []
 
 
-def started_in() -> Path:
+def typed_in() -> Path:
     """Return the folder where the command was typed, which doit leaves for that of the dodo.py."""
-    folders = [os.environ.get(STARTED_IN), *_typed_in, get_initial_workdir()]
+    folders = [os.environ.get(STARTED_IN), *_remembered, get_initial_workdir()]
     return Path(next(filter(None, folders), None) or os.getcwd())  # noqa: PTH109
 
 
-def start_here() -> None:
+def remember_typed_in() -> None:
     """Remember that the command was typed in this folder, before it is left for the project's."""
-    _typed_in[:] = [os.getcwd()]  # noqa: PTH109
+    _remembered[:] = [os.getcwd()]  # noqa: PTH109
 
 
-def start_elsewhere(folder: Path) -> None:
-    """Leave the folder where the command was typed, before the command is restarted in another one."""
-    os.environ[STARTED_IN] = str(started_in())
+def leave_for(folder: Path) -> None:
+    """Go to another folder, in which the command is restarted; its variable keeps the one where it was typed."""
+    os.environ[STARTED_IN] = str(typed_in())
     os.chdir(folder)
 
 
@@ -47,6 +49,7 @@ def dodo_file(options: Mapping[str, Any]) -> Path:
 
 
 def no_project() -> UsageError:
+    """Return the error of a command outside of every project."""
     return UsageError(f"no project here: neither {Path.cwd()} nor a folder above has one", hint=INIT)
 
 
@@ -56,10 +59,11 @@ def refuse_outside() -> None:
         raise no_project()
 
 
-def refuse_another(root: Path) -> None:
-    """Refuse a package from elsewhere than ``root``, the folder of the dodo.py, and a project that wasn't started in.
+def refuse_other_code(root: Path) -> None:
+    """Refuse to go on if this process runs other code than that of ``root``, the folder of the dodo.py.
 
-    Another clone's code would be trained into that clone's folders. Raises UsageError.
+    In a clone, pipeline/ and trainers/ must come from it; a project of its own must be the one that Python was started
+    for. Otherwise another clone's code would be trained into that clone's folders. Raises UsageError.
     """
     if not places.is_clone(root):
         if root != ROOT.resolve():
@@ -85,7 +89,7 @@ def _folder_of(name: str) -> Path | None:
     return Path(os.path.realpath(spec.origin)).parent if spec and spec.origin else None
 
 
-def refuse(root: Path) -> None:
+def refuse_hiding_modules(root: Path) -> None:
     """Refuse modules in ``root`` that would hide one of Python's or Paceline's by their name. Raises UsageError."""
     ours = frozenset[str]() if places.code_of(root) == root else places.MODULES
     for path in root.iterdir():

@@ -54,11 +54,11 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         answers.begin()
         gc.set_threshold(_YOUNG)
         atexit.register(gc.freeze)  # or the interpreter's end goes through all objects of the process, several times
-        unexpected.keep_in(clone.ROOT / invocation.typed_runs_dir(sys.argv))
+        unexpected.keep_in(places.ROOT / invocation.typed_runs_dir(sys.argv))
         doit_cmd.traceback = _OneLine
         try:
             clone.refuse_outside()
-            clone.refuse(clone.ROOT)
+            clone.refuse_hiding_modules(places.ROOT)
             if sys.argv[1:2] == ["dumpdb"]:
                 raise UsageError("doit keeps no database here: run folders say what is finished", hint="doit runs")
             _start_with_overrides()
@@ -79,7 +79,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         dodo = clone.dodo_file(opt_values)
         if dodo.is_file():
             try:
-                clone.refuse_another(dodo.resolve().parent)
+                clone.refuse_other_code(dodo.resolve().parent)
             except PacelineError as error:
                 leave(error)
         super().setup(opt_values)
@@ -133,7 +133,7 @@ def _start_with_overrides() -> None:
         from pipeline.config.overrides import torchrun_line  # the settings of scripts: for such a line alone
 
         with waiting(note_usual, "reading torchrun's options, for which torch is imported"):
-            words, notes = torchrun_line.translated(words, clone.started_in(), clone.ROOT, VERBS)
+            words, notes = torchrun_line.translated(words, clone.typed_in(), places.ROOT, VERBS)
     if words != sys.argv[1:]:
         for note in notes:
             note_usual(note)
@@ -202,7 +202,7 @@ class _OneLine:
 
 def _is_of_doit(error: BaseException) -> bool:
     """Whether doit alone raised the error, usually for a wrong value of its own options."""
-    parts = [clone.ROOT.resolve() / "dodo.py"]
+    parts = [places.ROOT.resolve() / "dodo.py"]
     parts += [places.HOME / name for name in ("hydra_plugins", *places.PACKAGES)]
     seen = (Path(frame.filename).resolve() for frame in traceback.extract_tb(error.__traceback__))
     return not any(file.is_relative_to(part) for file in seen for part in parts)

@@ -51,12 +51,12 @@ def main() -> int:
         if here is None:
             return _without_project(words)
         try:
-            clone.refuse_another(here)
+            clone.refuse_other_code(here)
         except UsageError:
             if HELP_WORDS.isdisjoint(words[:1]) or pages.requested(words) is None:
                 raise
             return _without_project(words)
-        clone.start_here()
+        clone.remember_typed_in()
         os.chdir(places.ROOT)
     except (PacelineError, OSError) as error:
         leave(error)

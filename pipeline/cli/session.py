@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import tracking
 from pipeline.cli import clone
-from pipeline.cli.clone import ROOT as ROOT
 from pipeline.cli.invocation import Invocation, for_project, parse
 from pipeline.cli.output import note_usual
 from pipeline.cli.verbs import VERBS
@@ -21,6 +20,7 @@ from pipeline.config.memo import ComposeMemo
 from pipeline.core import masking
 from pipeline.core.cache import remember_in
 from pipeline.core.errors import UsageError
+from pipeline.core.places import ROOT as ROOT
 from pipeline.core.processes import unexpected
 from pipeline.core.processes.heartbeat import waiting
 from pipeline.data import request, store, trees
@@ -224,7 +224,7 @@ class Session:
 def session() -> Session:
     """Return the session of this process's command line."""
     typed = parse(sys.argv[1:])
-    overrides = for_project(typed.overrides, clone.started_in(), ROOT)
+    overrides = for_project(typed.overrides, clone.typed_in(), ROOT)
     return Session(typed._replace(overrides=overrides))
 
 

@@ -16,12 +16,12 @@ from doit import get_initial_workdir
 from doit.exceptions import TaskError, TaskFailed
 
 from pipeline.cli import answers, clone, invocation
-from pipeline.cli.clone import ROOT
 from pipeline.cli.loader import Left, Loader, leave
 from pipeline.cli.output import say
 from pipeline.cli.verbs import Verb
 from pipeline.core import places
 from pipeline.core.errors import Killed, PacelineError, UsageError
+from pipeline.core.places import ROOT
 from pipeline.core.processes import process, unexpected
 
 _LONGEST_SUMMARY = 240  # characters
@@ -112,7 +112,7 @@ def _need_loader() -> None:
         script = (at for at, word in enumerate(sys.argv) if at and (word == "torchrun" or word.endswith(".py")))
         of_doit = sys.argv[: next(script, None)]  # a -f after the script is the script's
         if project not in (None, started_in) and not any(word.startswith(("-f", "--file")) for word in of_doit):
-            clone.start_elsewhere(project)
+            clone.leave_for(project)
             process.replace([sys.executable, "-m", "doit", *sys.argv[1:]])
         what = f"doit was started where no pyproject.toml names Paceline's loader; {ROOT} has it"
         leave(UsageError(what, hint=f"cd {shlex.quote(str(ROOT))}, then the same command without -k or -f"))

@@ -96,8 +96,8 @@ def test_help_as_it_is_typed(words: list[str], code: int, said: str) -> None:
 def test_help_behind_a_script_is_the_scripts_own_and_not_this_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(DoitMain, "run", lambda _, words: started.append(words) or 0)
-    monkeypatch.setattr(clone, "refuse_another", lambda _: None)
-    monkeypatch.setattr(clone, "start_here", lambda: None)
+    monkeypatch.setattr(clone, "refuse_other_code", lambda _: None)
+    monkeypatch.setattr(clone, "remember_typed_in", lambda: None)
     monkeypatch.setenv(TYPED, "doit")
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.argv", ["paceline", "run", "train.py", "--help"])
@@ -111,7 +111,7 @@ def test_help_is_answered_in_the_folder_of_another_clone_and_nothing_else(
     def refuse(_: Path) -> None:
         raise UsageError("this is the clone /b")
 
-    monkeypatch.setattr(clone, "refuse_another", refuse)
+    monkeypatch.setattr(clone, "refuse_other_code", refuse)
     monkeypatch.setenv(TYPED, "doit")
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.argv", ["paceline", "--help"])

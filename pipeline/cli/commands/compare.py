@@ -327,7 +327,7 @@ def _output_file(current: Session) -> Path | None:
     option = current.invocation.options.get("file")
     if option is None:
         return None
-    return replaceable_path(clone.started_in() / expanded(option, f"file={option}"), f"file={option}")
+    return replaceable_path(clone.typed_in() / expanded(option, f"file={option}"), f"file={option}")
 
 
 def _write(target: Path, content: str | bytes) -> None:

@@ -237,7 +237,7 @@ def predict(current: Session) -> None:
     error = PacelineError(f"{first}; {len(broken)} of {len(rows)} images") if broken else None
     if answers.wanted():
         answers.answer({"key": folder.key, "images": rows}, error=error)
-    here, shown = clone.started_in(), list[tuple[str, str]]()
+    here, shown = clone.typed_in(), list[tuple[str, str]]()
     for row in rows:
         path = Path(row["image"])
         classes = "  ".join(f"{item['class']} {item['probability']:.3f}" for item in row["top"])
@@ -261,12 +261,12 @@ def _named_images(current: Session) -> tuple[RunFolder, list[Path]]:
         raise UsageError("which images? doit predict takes a run and image files", hint="doit predict last cat.jpg")
     folder, images = holder(index.find(runs_dir, named or LAST)), [_image(word) for word in words]
     if not any(image.is_file() for image in images):  # before the network is exported
-        raise UsageError(f"{words[0]}: there is no such image in {clone.started_in()}")
+        raise UsageError(f"{words[0]}: there is no such image in {clone.typed_in()}")
     return folder, images
 
 
 def _image(word: str) -> Path:
-    return clone.started_in() / Path(word).expanduser()
+    return clone.typed_in() / Path(word).expanduser()
 
 
 def _classified(folder: RunFolder, network: Path, images: list[Path], top: int) -> list[dict[str, Any]]:

@@ -184,7 +184,7 @@ def export(current: Session) -> None:
     folder = current.folder()
     option = current.invocation.options.get("to")
     if option:
-        to = replaceable_path(clone.started_in() / expanded(option, f"to={option}"), f"to={option}")
+        to = replaceable_path(clone.typed_in() / expanded(option, f"to={option}"), f"to={option}")
     else:
         to = current.config.runs_dir / "exports" / f"{folder.key}.tar.gz"
     with waiting(note, "packing the archive"):
@@ -259,7 +259,7 @@ def reproduce_run(current: Session, folder: RunFolder) -> None:
 def _to_reproduce(current: Session, named: str, scratch: Path) -> RunFolder:
     """Return the run folder; an archive or a run of another host in MLflow is unpacked below ``scratch``."""
     try:
-        archive = clone.started_in() / Path(named).expanduser()
+        archive = clone.typed_in() / Path(named).expanduser()
         is_archive = archive.is_file()
     except (OSError, RuntimeError):  # too long for a file; the home of nobody
         is_archive = False

@@ -210,7 +210,7 @@ def start_detached(current: Session, name: str, lock: Path | None = None) -> Non
     Raises PacelineError: it can't be started, or failed at once.
     """
     log = current.config.runs_dir / _DETACHED / f"{name}.log"
-    env = process.of_this_clone({clone.STARTED_IN: str(clone.started_in())})
+    env = process.of_this_clone({clone.STARTED_IN: str(clone.typed_in())})
     words = [word for word in sys.argv[1:] if not _ASKS_TO_DETACH.fullmatch(word)]
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
