@@ -214,4 +214,4 @@ def _marked(one: Listed) -> str:
 
 
 def _joined(*parts: str) -> str:
-    return "  ".join(part.strip() for part in parts if part.strip())
+    return "  ".join(filter(None, parts))

@@ -168,10 +168,10 @@ def _result(folder: RunFolder) -> Result | None:
 def _reservation(row: index.Row) -> str:
     """Return the reservation in words, for the end of a line."""
     if row.state == index.ALTERED:
-        return f"{row.state}: {row.note.strip()}"
+        return f"{row.state}: {row.note}"
     if row.state not in (State.FINISHED, index.ACCEPTED):
         return f"not finished ({row.state})"
-    return row.note.strip()
+    return row.note
 
 
 def _parts(known: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:

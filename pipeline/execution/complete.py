@@ -43,7 +43,7 @@ from pipeline.runs import acceptance, index, journal, layout, provenance
 from pipeline.runs.checkpoint_mirror import CheckpointMirror, Mirroring, ScriptMirror
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
 from pipeline.runs.lock import locked
-from pipeline.runs.result import Result, changed
+from pipeline.runs.result import Result, why_altered
 from pipeline.tracking.client import Recorder
 from trainers.contract import run_folder
 
@@ -230,7 +230,7 @@ def _launch_unless_done(work: Work) -> None:
         )
     for line in _remarks(run) if services.hosts is None else ():  # a sweep prints them once
         work.say(line)
-    if (other := index.renamed(run.folder)) is not None:
+    if (other := index.folder_under_another_name(run.folder)) is not None:
         work.say(f"WARNING: {other} is this run under another name, by which no command finds it: it is trained again")
     work.say.doing("noting where the run comes from")
     _prepare_folder(work)
@@ -466,9 +466,9 @@ def evaluate_again(folder: RunFolder, root: Path, say: Say) -> None:
     with locked(folder, say):
         folder.read_result()  # raises if the result was altered
         recorded = folder.recorded_files()
-        if predictions in recorded and (why := changed(folder.path / predictions, recorded[predictions])):
+        if predictions in recorded and (why := why_altered(folder.path / predictions, recorded[predictions])):
             raise folder.altered(predictions, why)
-        intact = all(name in recorded and changed(folder.path / name, recorded[name]) is None for name in EVALUATED)
+        intact = all(name in recorded and why_altered(folder.path / name, recorded[name]) is None for name in EVALUATED)
         if not intact or report_key.stale_because(folder, root) is not None:
             evaluate_in_child(folder, root)
             folder.refresh_fingerprints()

@@ -15,7 +15,7 @@ from pipeline.data import weights
 from pipeline.data.sources.source import local_path, scheme
 from pipeline.runs import index
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.result import changed
+from pipeline.runs.result import why_altered
 from trainers.contract import run_folder
 
 _RUN_KEY = re.compile(r"[0-9a-f]{4,12}")
@@ -110,7 +110,7 @@ def of_finished_run(folder: RunFolder, setting: str) -> InitialWeights:
         raise UsageError(
             f"{setting}: run {folder.key} has no final weights ({run_folder.FINAL_WEIGHTS}), because it ran a script"
         )
-    if (why := changed(folder.path / run_folder.FINAL_WEIGHTS, final)) is not None:
+    if (why := why_altered(folder.path / run_folder.FINAL_WEIGHTS, final)) is not None:
         raise UsageError(
             f"{setting}: {folder.path / run_folder.FINAL_WEIGHTS} {why}", hint="doit train with the words of that run"
         )

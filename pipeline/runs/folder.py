@@ -25,7 +25,7 @@ from pipeline.runs import arithmetic, layout
 from pipeline.runs import result as results
 from pipeline.runs.contents import chosen_in, is_newer, overrides_in, ranks_of, short_name, unkeyed, what
 from pipeline.runs.layout import Description
-from pipeline.runs.result import AlteredError, Result, Stamps, changed
+from pipeline.runs.result import AlteredError, Result, Stamps, why_altered
 from trainers.contract import run_folder
 
 TRAINED = CLASSIFIER.trained
@@ -114,7 +114,7 @@ class RunFolder(NamedTuple):
         """Rewrite altered descriptions of a finished training. Raises OSError."""
         layout.link_data(self.path, run.pack_path)
         recorded = self.recorded_files()
-        altered = {name for name in DESCRIBED if name not in recorded or changed(self.path / name, recorded[name])}
+        altered = {name for name in DESCRIBED if name not in recorded or why_altered(self.path / name, recorded[name])}
         if run_folder.KEY in altered:
             layout.write_key(self.path, run.key)
         if altered & {run_folder.CONFIG, run_folder.CONFIG_YAML} and (recorded or self.config_altered(run.key)):
@@ -337,7 +337,7 @@ class RunFolder(NamedTuple):
             name for name in recorded if name.startswith(f"{run_folder.NODES}/")
         ]  # no summary names these
         names = (*(name for name in trained if name in recorded), *of_other_hosts)
-        if any(changed(self.path / name, recorded[name]) for name in names):
+        if any(why_altered(self.path / name, recorded[name]) for name in names):
             return False
         outputs = summary.get("outputs_sha256")
         return (
@@ -368,13 +368,8 @@ class RunFolder(NamedTuple):
         for name in programs.named(result.fields.get("program")).trained:
             if name not in files:
                 return f"{run_folder.RESULT} holds no digest of {name}"
-        stamps = Stamps(self.path)
-        for name, expected in files.items():
-            reason = stamps.changed(name, expected)
-            if reason:
-                return f"{name} {reason}"
-        stamps.keep()
-        return None
+        altered = Stamps(self.path).first_altered(files.items())
+        return None if altered is None else " ".join(altered)
 
 
 def _files_of(path: Path) -> Iterator[Path]:

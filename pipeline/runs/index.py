@@ -33,9 +33,9 @@ ALTERED = "ALTERED"
 ACCEPTED = "ACCEPTED"
 """State of a key for which a user has accepted another finished run."""
 STATES = (*State, NEWER, ALTERED, ACCEPTED)
-_INCOMPLETE = "  its key is not complete: doit why names what it lacks"
+_INCOMPLETE = "its key is not complete: doit why names what it lacks"
 """Remark on a run that read a file which its key lacks: the same command runs it again."""
-_UNPROVEN = "  unproven"
+_UNPROVEN = "unproven"
 """Remark on a script's run that was not repeated yet: it might come out differently."""
 WITHOUT_RESULT = "trained, without its result.json: the command that started it completes it"
 """Remark on a run whose command ended before it wrote result.json, or whose result.json was removed."""
@@ -54,8 +54,8 @@ _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 class Row:
     """One run in a list.
 
-    ``accuracy`` is the test accuracy (0..1) of a finished run, ``figures`` are all of its metrics, and ``metrics`` the
-    same of a script alone, whose metrics have names of its own.
+    ``accuracy`` is the test accuracy (0..1) of a finished run. ``figures`` are all metrics of a finished run.
+    ``metrics`` are the same for a script's run, whose metrics have names of its own, and empty for any other.
 
     ``nodes`` describes the ranks of each node, ``hosts`` names the nodes; ``train_s`` is the duration of a finished
     training. ``note`` is a remark for the end of the line; ``nonfinite`` names a script's metric that was NaN or
@@ -98,7 +98,7 @@ def find(runs_dir: Path, named: str) -> RunFolder:
         raise UsageError(f"{named} is the beginning of {len(matches)} keys: {shown}", hint="doit runs")
     if not matches:
         _refuse_renamed(runs_dir, named)
-        raise UsageError(f"{named or repr(named)}: no such run under {runs_dir}; {_nearest(named, keys)}")
+        raise UsageError(f"{named or repr(named)}: no such run under {runs_dir}; {_did_you_mean(named, keys)}")
     folder = RunFolder(runs_dir / matches[0])
     folder.refuse_newer()
     return folder
@@ -117,7 +117,7 @@ def _refuse_renamed(runs_dir: Path, named: str) -> None:
         )
 
 
-def renamed(folder: RunFolder) -> Path | None:
+def folder_under_another_name(folder: RunFolder) -> Path | None:
     """Return the folder that holds this run under another name, if the run's own folder has no key yet."""
     if (folder.path / run_folder.KEY).exists():
         return None
@@ -138,7 +138,7 @@ def names_run(runs_dir: Path, word: str) -> bool:
     return bool(word) and any(key.startswith(word) for key in _keys(runs_dir))
 
 
-def _nearest(named: str, keys: Sequence[str]) -> str:
+def _did_you_mean(named: str, keys: Sequence[str]) -> str:
     """Return the key that begins most like ``named``, and the existing keys."""
     if len(keys) <= _MOST_NAMED:
         valid = f"valid: {', '.join(keys) if keys else '(none)'}"
@@ -219,7 +219,7 @@ def row(folder: RunFolder) -> Row:
     result, accepted = None, None
     try:
         result, accepted = acceptance.result_or_accepted(folder)
-        altered = altered_target(folder, result) if accepted is None else ""
+        altered = altered_target_for_list(folder, result) if accepted is None else ""
     except AlteredError as error:
         altered = str(error.what)
     if altered:  # a command that holds the lock is making it again
@@ -236,7 +236,7 @@ def row(folder: RunFolder) -> Row:
         accuracy=result.metrics.get("test/accuracy"),
         synthetic=result.synthetic,
         unix_time=result.unix_time,
-        note=f"  {accepted}" if accepted is not None else _remark(result),
+        note=str(accepted) if accepted is not None else _remark(result),
         nonfinite=results.nonfinite_note(result.fields),
         metrics=result.metrics if result.fields.get("program") else {},
         figures=result.metrics,
@@ -250,34 +250,45 @@ def _remark(result: Result) -> str:
     return _UNPROVEN if result.fields.get("proven") is False else ""
 
 
-def altered_target(folder: RunFolder, result: Result | None, names: Sequence[str] = ()) -> str:
-    """Return the first altered one of these targets (or of all) with the reason; '' if all are intact.
+def altered_target(folder: RunFolder, result: Result | None, names: Sequence[str]) -> str:
+    """Return the first altered one of these targets with the reason; '' if all are intact."""
+    return _first_altered(folder, result, names, counts_copies=False)
 
-    Without ``names``, equal size and modification time count as intact unless a list chooses by the file: a copied
-    folder has other inodes, and a list doesn't hash checkpoints.
+
+def altered_target_for_list(folder: RunFolder, result: Result | None) -> str:
+    """Return the first altered one of all targets with the reason; '' if all are intact.
+
+    A file of equal size and modification time counts as intact, unless a list chooses by it: a copied folder has other
+    inodes, and a list doesn't hash checkpoints.
+    """
+    return _first_altered(folder, result, None, counts_copies=True)
+
+
+def _first_altered(
+    folder: RunFolder, result: Result | None, names: Sequence[str] | None, *, counts_copies: bool
+) -> str:
+    """Return the first altered target with the reason, or ''.
+
+    Args:
+        names: the targets to look at; None for all.
+        counts_copies: equal size and modification time are enough, except for the files of ``_LISTED``.
     """
     if result is None:
         return ""
     try:
-        known = {name: result.file(name) for name in names} if names else result.files
+        known = result.files if names is None else {name: result.file(name) for name in names}
         doubted = [
             (name, expected)
             for name, expected in known.items()
             if expected is not None
-            and not results.is_stamped(f"{folder.path}/{name}", expected, copied=not names and name not in _LISTED)
+            and not results.is_stamped(f"{folder.path}/{name}", expected, copied=counts_copies and name not in _LISTED)
         ]
-        if not doubted:
-            return ""
-        stamps = Stamps(folder.path)
-        for name, expected in doubted:
-            if why := stamps.changed(name, expected):
-                return f"{folder.path / name} {why}"
-        stamps.keep()
-        return ""
+        altered = Stamps(folder.path).first_altered(doubted)
     except DamagedError as error:
         raise folder.altered(run_folder.RESULT, str(error)) from error
     except OSError as error:
         return os_reason(error)
+    return "" if altered is None else f"{folder.path / altered[0]} {altered[1]}"
 
 
 def _begins_newer(folder: RunFolder) -> bool:
@@ -305,22 +316,32 @@ def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
         known = intact_parts(folder)
     config = known.get("config") if altered else folder.read_json(run_folder.CONFIG)
     config = config if isinstance(config, dict) else {}
-    unknown = altered and not known
     plan, entries = folder.read_json(run_folder.PLAN) or {}, journal.read(folder.journal)
     last = entries[-1] if entries else None
-    waits = not altered and last is not None and last.state is State.FINISHED  # for result.json: it is written last
+    shown, note, error = what(config), "", ""
+    if newer:
+        state, shown = NEWER, "written by a newer Paceline"
+    elif altered:
+        state, note = ALTERED, f"{altered}; {_AGAIN}"
+        shown = shown if known else "?"
+    elif last is None:
+        state = State.PLANNED
+    elif last.state is State.FINISHED:  # and result.json, which is written last, isn't there yet
+        state, note = State.RUNNING, WITHOUT_RESULT
+    else:
+        state, error = last.state, last.first_line if last.state in _ENDED_BADLY else ""
     return Row(
         key=folder.key,
-        state=NEWER if newer else ALTERED if altered else State.RUNNING if waits else last.state if last else "PLANNED",
-        what="written by a newer Paceline" if newer else "?" if unknown else what(config),
-        nodes="?" if unknown else _nodes(ranks_of(known, plan)),
+        state=state,
+        what=shown,
+        nodes="?" if altered and not known else _nodes(ranks_of(known, plan)),
         hosts=hosts_of(plan),
         train_s=None,
         accuracy=None,
         synthetic=what(config).startswith("synthetic "),
         unix_time=last.time if last else folder.path.stat().st_mtime,
-        note="" if newer else f"{altered}; {_AGAIN}" if altered else f"  {WITHOUT_RESULT}" if waits else "",
-        error=last.first_line if last and last.state in _ENDED_BADLY and not (newer or altered) else "",
+        note=note,
+        error=error,
     )
 
 

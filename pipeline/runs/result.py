@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -18,50 +18,6 @@ from pipeline.core.files import Stamp, settles_in, sha256_file, stamp
 from pipeline.core.tables import counted, quantity
 
 STAMPS = "stamps.json"
-
-
-class Stamps:
-    """A cache of digests by stamp for a run folder's files; ``keep`` stores the digests that ``changed`` computed."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-        self._fresh: dict[str, list[Any]] = {}
-
-    def changed(self, name: str, expected: Fingerprint) -> str | None:
-        """Return what happened to a target since its fingerprint, or None.
-
-        Compares the size first, then the bytes unless the stamp is equal: hashing 90 MB on every call would be slow.
-        """
-        path = self._run_dir / name
-        try:
-            seen = stamp(path)
-        except OSError:
-            return changed(path, expected)
-        if seen == expected.stamp:
-            return changed(path, expected)
-        row = [expected.sha256, *seen[1:]]
-        if self._known.get(name) == row:
-            return None
-        why = changed(path, expected)
-        if why is None and not settles_in(seen.ctime_ns):
-            with suppress(OSError):  # removed meanwhile
-                if stamp(path) == seen:
-                    self._fresh[name] = row
-        return why
-
-    def keep(self) -> None:
-        """Store new stamps, unless the folder can't be written."""
-        if self._fresh and self._run_dir.is_dir():  # never recreate a run folder that was removed
-            with suppress(OSError):
-                documents.write_sealed(self._run_dir / STAMPS, {"targets": {**self._known, **self._fresh}})
-
-    @cached_property
-    def _known(self) -> dict[str, Any]:
-        try:
-            targets = documents.read_sealed(self._run_dir / STAMPS).get("targets")
-        except (OSError, documents.DamagedError):
-            return {}
-        return targets if isinstance(targets, dict) else {}
 
 
 _CONTROLLER_FIELDS = (
@@ -81,6 +37,58 @@ class Fingerprint(NamedTuple):
 
     sha256: str
     stamp: Stamp
+
+
+class Stamps:
+    """A cache of digests for the files of a run folder: a file with a cached stamp isn't hashed again."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._fresh: dict[str, list[Any]] = {}
+
+    def first_altered(self, targets: Iterable[tuple[str, Fingerprint]]) -> tuple[str, str] | None:
+        """Return the first target that was altered, and how; None if all are intact. Raises OSError.
+
+        Digests that were computed are stored if all are intact.
+        """
+        for name, expected in targets:
+            if why := self._why_altered(name, expected):
+                return name, why
+        self._store()
+        return None
+
+    def _why_altered(self, name: str, expected: Fingerprint) -> str | None:
+        """Return ``why_altered``, without hashing a file of this stamp that had the expected digest before."""
+        path = self._run_dir / name
+        try:
+            seen = stamp(path)
+        except OSError:
+            return why_altered(path, expected)
+        if seen == expected.stamp:
+            return why_altered(path, expected)
+        row = [expected.sha256, *seen[1:]]
+        if self._known.get(name) == row:
+            return None
+        why = why_altered(path, expected)
+        if why is None and not settles_in(seen.ctime_ns):
+            with suppress(OSError):  # removed meanwhile
+                if stamp(path) == seen:
+                    self._fresh[name] = row
+        return why
+
+    def _store(self) -> None:
+        """Store new stamps, unless the folder can't be written."""
+        if self._fresh and self._run_dir.is_dir():  # never recreate a run folder that was removed
+            with suppress(OSError):
+                documents.write_sealed(self._run_dir / STAMPS, {"targets": {**self._known, **self._fresh}})
+
+    @cached_property
+    def _known(self) -> dict[str, Any]:
+        try:
+            targets = documents.read_sealed(self._run_dir / STAMPS).get("targets")
+        except (OSError, documents.DamagedError):
+            return {}
+        return targets if isinstance(targets, dict) else {}
 
 
 class Result(NamedTuple):
@@ -107,7 +115,7 @@ class Result(NamedTuple):
 
     @property
     def files(self) -> dict[str, Fingerprint]:
-        """The targets by name, parsed on first use, because lists of ten thousand runs don't need them.
+        """The targets by name, parsed at each call: lists of ten thousand runs need only a few (``file``).
 
         Raises DamagedError.
         """
@@ -235,8 +243,11 @@ def is_stamped(path: str, expected: Fingerprint, *, copied: bool = False) -> boo
     return seen[:2] == expected.stamp[:2] if copied else seen == expected.stamp
 
 
-def changed(path: Path, expected: Fingerprint) -> str | None:
-    """Return what happened to a target since its fingerprint, or None; hash it only if its stamp differs."""
+def why_altered(path: Path, expected: Fingerprint) -> str | None:
+    """Return what happened to a target since its fingerprint, or None.
+
+    Compares the size first, then the bytes unless the stamp is equal: hashing 90 MB on every call would be slow.
+    """
     try:
         status = path.stat()
     except OSError:

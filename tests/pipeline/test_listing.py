@@ -175,10 +175,10 @@ def test_a_run_whose_folder_was_renamed_is_told_with_the_command_that_names_it_b
     with pytest.raises(UsageError) as refused:
         index.find(tmp_path, "my best")
     assert f"my best is the folder of run {folder.key} under another name" in str(refused.value)
-    assert index.renamed(folder) == tmp_path / "my best"
+    assert index.folder_under_another_name(folder) == tmp_path / "my best"
     folder.path.mkdir()
     (folder.path / "key.json").write_text("{}")
-    assert index.renamed(folder) is None
+    assert index.folder_under_another_name(folder) is None
     assert f"try: mv '{tmp_path}/my best' {folder.path}" in str(refused.value)
 
 
@@ -201,7 +201,7 @@ def test_variables_of_the_ranks_are_a_difference_also_from_a_run_without_them() 
 def test_the_table_says_once_what_the_runs_share_and_fits_the_width(width: int, left_out: list[str]) -> None:
     row = partial(
         Row, state="FINISHED", what="digits small_cnn sgd", nodes="1 + 1 ranks", hosts=("node0", "node1"),
-        train_s=754.2, accuracy=0.9944, synthetic=True, unix_time=1e9, note="  unproven",
+        train_s=754.2, accuracy=0.9944, synthetic=True, unix_time=1e9, note="unproven",
     )  # fmt: skip
     differing = {"optimizer.lr": 0.1, "trainer.epochs": 20, "trainer.max_steps": 100}
     listed = [Listed(row=row(key=key * 12), name="lr=0.1 seed=2", differing=differing) for key in "ab"]
