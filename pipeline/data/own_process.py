@@ -122,7 +122,7 @@ def _main(task: dict[str, Any]) -> int:
     folder, config = Path(task["folder"]), OwnDatasetConfig(**task["config"])
     os.environ["PYTHONPATH"] = os.pathsep.join([task["site"], os.environ["PYTHONPATH"]])  # for child processes
     observer.compile_anew()
-    observer.watch([(kind, path) for kind, path in task["zones"]], task["notes"])
+    observer.start([(kind, path) for kind, path in task["zones"]], task["notes"])
     error: dict[str, Any] = {"errno": None, "hint": None, "filename": None}
     try:
         with reporting(None) as report:

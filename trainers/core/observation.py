@@ -126,7 +126,7 @@ class OfRank:
             project=project_of(config, run_dir),
             whole=whole,
         )
-        observer.watch(zones_of(self.places), str(self._notes))
+        observer.start(zones_of(self.places), str(self._notes))
 
     def close(self) -> dict[str, Any]:
         """Return the record of this node's ranks, with the files of the project that the key lacks. Raises OSError.

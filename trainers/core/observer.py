@@ -27,16 +27,37 @@ if TYPE_CHECKING:  # importing typing would take longer than this whole module
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
+# Where a path lies: the kind of its zone.
+# WORK: the copy of the project in which the program runs. PROJECT: the checkout.
+# ORIGIN: the folder of a script outside of the checkout. OUTSIDE: elsewhere.
+# SKIP: not observed, such as the run folder and the data.
 WORK, PROJECT, ORIGIN, OUTSIDE, SKIP = "work", "project", "origin", "outside", "skip"
-# ABSENT: an open of a file that isn't there; NO_STAT: an os.stat of one, which opens nothing (os.path.exists);
-# OWN_STAT: the same by the program's own code, besides NO_STAT; libraries also look for files that they will write
-READ, TEXT, WRITTEN, MADE, THERE, ABSENT = "read", "text", "written", "made", "there", "absent"
-NO_STAT, OWN_STAT = "no-stat", "own-stat"
-MODULE, WORD, FOLDER, PACKAGE, PATTERN, NAMES = "module", "word", "folder", "package", "pattern", "names"
+
+# How a file was used.
+# READ: opened, outside of the copy. TEXT: a source that was opened other than by an import.
+# WRITTEN: opened for writing. MADE: a folder that was created outside of the copy.
+# THERE: os.stat of an existing file of the checkout.
+READ, TEXT, WRITTEN, MADE, THERE = "read", "text", "written", "made", "there"
+
+# What was looked for in vain.
+# ABSENT: an open of a file that isn't there. NO_STAT: an os.stat of one, which opens nothing (os.path.exists).
+# OWN_STAT: the same by the program's own code, besides NO_STAT; libraries also look for files that they will write.
+# MODULE: the files of an import that was not found. WORD: a file named on a command line, which the copy lacks.
+ABSENT, NO_STAT, OWN_STAT, MODULE, WORD = "absent", "no-stat", "own-stat", "module", "word"
+
+# What was listed.
+# FOLDER: one that the copy lacks. PACKAGE: one of the copy, which may lack some of its modules.
+# PATTERN: the names that match a pattern. NAMES: all names in a folder outside of the copy.
+FOLDER, PACKAGE, PATTERN, NAMES = "folder", "package", "pattern", "names"
+
+# What else was used.
+# VARIABLE: a variable of the environment that was read by name. IMPORTED: a module, by its top-level name.
 VARIABLE, IMPORTED = "variable", "imported"
+
 HASHED_BYTES = 64 << 20  # a larger file is identified by size and modification time
 _ALL_HASHED_BYTES = 512 << 20  # total per process; later files are identified by size and modification time, too
 _MOST = 20_000  # largest number of notes of one process
+_MOST_CACHED = 20_000  # largest number of paths in each of its sets and caches
 _MOST_ABSENT = 1000  # of these, notes of absent files outside of the project
 _MOST_READS = 1000  # reads of one variable whose reader is determined, which takes 8 µs each
 _MAGIC = "*?["
@@ -49,6 +70,9 @@ _OF_ENVIRON = (
 _SHOW_SOURCES = ("traceback.py", "warnings.py", "runpy.py", "<frozen runpy>")
 _STANDARD = frozenset(getattr(sys, "stdlib_module_names", ()))
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+# depth of the observed code's frame, as sys._getframe counts
+_ABOVE_HANDLER = 2  # of a handler, which the hook calls
+_ABOVE_METHOD = 3  # of a method of Watch, which a handler (called by the hook) or ``looked`` (called by ``stat``) calls
 _stat, _open = os.stat, os.open  # the originals, which watch_stat and watch_open replace
 
 
@@ -104,7 +128,7 @@ class Watch:
         self.noted: set[str] = set()
         self.written: set[str] = set()  # real paths that this process opened for writing
         self.made: tuple[str, ...] = ()  # folders that it made
-        self.folders: dict[str, tuple[str, str] | None] = {}
+        self.folders: dict[str, tuple[str, str]] = {}
         self.busy: set[int] = set()  # threads whose events are this module's own
         self.unobserved = Unobserved(self.busy)
         self.hashed_bytes = 0
@@ -115,41 +139,40 @@ class Watch:
         """Return True if a recorded zone lies inside ``folder``."""
         return any(other.startswith(folder + "/") for other, kind in self.zones if kind != SKIP)
 
-    def zone(self, folder: str) -> tuple[str, str] | None:
-        """Return (kind, path inside the zone) of a folder; None if it is not observed."""
+    def zone(self, folder: str) -> tuple[str, str]:
+        """Return (kind, path inside the zone) of a folder."""
         if folder not in self.folders:
-            if len(self.folders) > _MOST:
+            if len(self.folders) > _MOST_CACHED:
                 self.folders.clear()
             self.folders[folder] = self._zone(os.path.realpath(folder))
         return self.folders[folder]
 
-    def _zone(self, real: str) -> tuple[str, str] | None:
+    def _zone(self, real: str) -> tuple[str, str]:
         for top, kind in self.zones:
             if real == top or real.startswith(top + "/"):
-                return None if kind == SKIP else (kind, real[len(top) + 1 :])
+                return kind, real[len(top) + 1 :]
         return OUTSIDE, real
 
     def look(self, path: str, missing: str, is_link: bool = False) -> None:
         """Note a file that is read.
 
         Args:
-            missing: kind of note if the run's copy of the project lacks the file; '' for none.
+            missing: the ``how`` with which an absent file is noted; '' for no note.
         """
         folder, name = os.path.split(path)
         if path in self.files or not name or os.path.basename(folder) == "__pycache__":
             return
-        zone = self.zone(folder)
+        kind, inside = self.zone(folder)
         # a link counts as its target, unless both link and target lie outside of the project
-        if not is_link and (zone is None or zone[0] in (WORK, OUTSIDE)) and os.path.islink(path):
+        if not is_link and kind in (WORK, OUTSIDE, SKIP) and os.path.islink(path):
             real = os.path.realpath(path)
-            at = self.zone(os.path.dirname(real))
-            if zone is None or zone[0] == WORK or (at is not None and at[0] != OUTSIDE):
+            kind_of_target, _ = self.zone(os.path.dirname(real))
+            if kind != OUTSIDE or kind_of_target not in (OUTSIDE, SKIP):
                 self.look(real, missing, is_link=True)
                 return
-        if zone is None:
+        if kind == SKIP:
             return
-        kind, inside = zone
-        inside = inside + "/" + name if inside else name
+        inside = os.path.join(inside, name)
         if kind == WORK:
             if missing and not _exists(os.path.join(folder, name)):
                 self.note(missing, kind, inside)
@@ -166,9 +189,11 @@ class Watch:
 
     def own_look(self, path: str) -> None:
         """Note that the program's own code looked in vain for a file of the run's copy."""
-        zone, file = self.zone(os.path.dirname(path)), _caller_outside_standard_library(sys._getframe(3))
-        if zone is not None and zone[0] == WORK and file and self.reader(file) in (WORK, ORIGIN):
-            self.note(OWN_STAT, WORK, os.path.join(zone[1], os.path.basename(path)))
+        folder, name = os.path.split(path)
+        kind, inside = self.zone(folder)
+        file = _caller_outside_standard_library(sys._getframe(_ABOVE_METHOD)) if kind == WORK else ""
+        if file and self.zone_of_reader(file) in (WORK, ORIGIN):
+            self.note(OWN_STAT, WORK, os.path.join(inside, name))
 
     def is_own(self, path: str) -> bool:
         """Return True if this process wrote the file, or created a folder that contains it."""
@@ -186,17 +211,17 @@ class Watch:
     def wrote(self, path: str, keeps: bool = False) -> None:
         """Note a file that this process opens for writing; with ``keeps``, its content counts as read, too."""
         folder, name = os.path.split(path)
-        zone = self.zone(folder)
+        kind, inside = self.zone(folder)
         real = os.path.join(os.path.realpath(folder), name)
-        if zone is None or real in self.written:
+        if kind == SKIP or real in self.written:
             return
         if keeps and _exists(path):
             self.look(path, "")
-        if len(self.written) < _MOST:
+        if len(self.written) < _MOST_CACHED:
             self.written.add(real)
-        inside = zone[1] + "/" + name if zone[1] else name
-        if zone[0] != WORK or not self.noted.isdisjoint(f"{how} {WORK} {inside}" for how in (ABSENT, NO_STAT)):
-            self.note(WRITTEN, zone[0], inside)
+        inside = os.path.join(inside, name)
+        if kind != WORK or not self.noted.isdisjoint(f"{how} {WORK} {inside}" for how in (ABSENT, NO_STAT)):
+            self.note(WRITTEN, kind, inside)
 
     def opened(self, path: str, flags: int) -> None:
         """Handle a file that is about to be opened."""
@@ -221,15 +246,15 @@ class Watch:
             finally:
                 os.close(file)
 
-    def module(self, name: str, folders: Iterable[str]) -> None:
+    def lacks_module(self, name: str, folders: Iterable[str]) -> None:
         """Note a module that ``folders`` lack; the checkout may have it."""
         last = name.rpartition(".")[2]
         ends = (".py", "/__init__.py", *extension_suffixes(), "/")
         for folder in folders:
-            zone = self.zone(folder or os.getcwd())
-            if zone is not None and zone[0] in (WORK, PROJECT):
+            kind, inside = self.zone(folder or os.getcwd())
+            if kind in (WORK, PROJECT):
                 for end in ends:
-                    self.note(MODULE, zone[0], os.path.join(zone[1], last + end))
+                    self.note(MODULE, kind, os.path.join(inside, last + end))
 
     def imports(self, module: str) -> None:
         """Note the top-level name of an imported module."""
@@ -252,17 +277,17 @@ class Watch:
         if isinstance(path, int):
             return
         folder = _place(path or ".")
-        zone = self.zone(folder)
-        if zone is None:
+        kind, inside = self.zone(folder)
+        if kind == SKIP:
             return
-        if zone[0] != WORK:
-            searches = zone[0] == PROJECT and os.path.basename(caller) == "glob.py"
+        if kind != WORK:
+            searches = kind == PROJECT and os.path.basename(caller) == "glob.py"
             if not searches and not self.is_own(folder) and os.path.isdir(folder):
-                self.note(NAMES, zone[0], zone[1], lambda: self._names(folder))
-        elif zone[1] and not _exists(folder):
-            self.note(FOLDER, WORK, zone[1] + "/")
-        elif zone[1] and whole and _exists(os.path.join(folder, "__init__.py")):
-            self.note(PACKAGE, WORK, zone[1] + "/")
+                self.note(NAMES, kind, inside, lambda: self._names(folder))
+        elif inside and not _exists(folder):
+            self.note(FOLDER, WORK, inside + "/")
+        elif inside and whole and _exists(os.path.join(folder, "__init__.py")):
+            self.note(PACKAGE, WORK, inside + "/")
 
     def _names(self, folder: str) -> str:
         with self.unobserved:
@@ -273,13 +298,13 @@ class Watch:
         parts = os.path.normpath(_place(pattern)).split("/")
         at = next((at for at, part in enumerate(parts) if any(sign in part for sign in _MAGIC)), 0)
         folder = "/".join(parts[:at]) or "/"
-        zone = self.zone(folder)
-        if zone is None or zone[0] not in (WORK, PROJECT) or not at:
+        kind, inside = self.zone(folder)
+        if kind not in (WORK, PROJECT) or not at:
             return
-        if zone[1] or "**" not in parts:  # a recursive search of the whole checkout would take long
-            self.note(PATTERN, zone[0], os.path.join(zone[1], *parts[at:]))
+        if inside or "**" not in parts:  # a recursive search of the whole checkout would take long
+            self.note(PATTERN, kind, os.path.join(inside, *parts[at:]))
 
-    def words(self, values: Any, cwd: Any) -> None:
+    def started_with(self, values: Any, cwd: Any) -> None:
         """Note the files on the command line of a started program: it reads them, and has no hook."""
         base = _place(cwd or "")
         values = [values] if isinstance(values, (str, bytes)) or hasattr(values, "__fspath__") else values
@@ -289,25 +314,28 @@ class Watch:
                 if word and not word.startswith("-"):
                     self.look(os.path.join(base, word.rpartition("=")[2] or word), WORD)
 
-    def reader(self, source: str) -> str:
+    def zone_of_reader(self, source: str) -> str:
         """Return the kind of zone of the source file that reads a variable; OUTSIDE for libraries and Paceline."""
         if _is_standard(source):
             return OUTSIDE
-        zone = self.zone(os.path.dirname(os.path.abspath(source)))
-        return OUTSIDE if zone is None or (zone[1] + "/").startswith("trainers/") else zone[0]
+        kind, inside = self.zone(os.path.dirname(os.path.abspath(source)))
+        return OUTSIDE if kind == SKIP or (inside + "/").startswith("trainers/") else kind
 
-    def source(self, path: str) -> None:
+    def opened_as_text(self, path: str) -> None:
         """Note a source file of the run's copy that is opened other than by an import.
 
         Code that reads its own text sees comments, which the key does not include. Reads by libraries and by traceback
         modules do not count.
         """
-        zone, file = self.zone(os.path.dirname(path)), _caller_outside_standard_library(sys._getframe(3), _SHOW_SOURCES)
-        if not file or zone is None:
+        folder, name = os.path.split(path)
+        kind, inside = self.zone(folder)
+        file = _caller_outside_standard_library(sys._getframe(_ABOVE_METHOD), _SHOW_SOURCES)
+        if not file or kind == SKIP:
             return
-        who = self.zone(os.path.dirname(os.path.abspath(file)))
-        if who is not None and not (who[0] == WORK and (who[1] + "/").startswith("trainers/")):
-            self.note(TEXT, zone[0], os.path.join(zone[1], os.path.basename(path)))
+        kind_of_reader, of_reader = self.zone(os.path.dirname(os.path.abspath(file)))
+        is_pacelines = kind_of_reader == WORK and (of_reader + "/").startswith("trainers/")
+        if kind_of_reader != SKIP and not is_pacelines:
+            self.note(TEXT, kind, os.path.join(inside, name))
 
 
 def _is_standard(file: str) -> bool:
@@ -346,7 +374,7 @@ def _place(path: Any) -> str:
 def hook_of(watch: Watch) -> Callable[[str, tuple[Any, ...]], None]:
     """Return the audit hook. For a path that was seen before or is not observed, the hook only looks into a set."""
     seen: set[str] = set()
-    skipped, busy = watch.skipped, watch.busy
+    skipped, busy, handlers = watch.skipped, watch.busy, _handlers(watch)
 
     def opened(path: Any, flags: int) -> None:
         if type(path) is not str:
@@ -356,13 +384,13 @@ def hook_of(watch: Watch) -> Callable[[str, tuple[Any, ...]], None]:
         if path.startswith(skipped) and "/../" not in path:
             return
         if not flags & (_CHANGES | getattr(os, "O_DIRECTORY", 0)):
-            zone = watch.zone(os.path.dirname(path))
-            is_source = zone is not None and zone[0] in (WORK, PROJECT) and path.endswith(".py")
-            is_text = is_source and sys._getframe(2).f_code.co_filename != _IMPORTING and _exists(path)
+            kind, _ = watch.zone(os.path.dirname(path))
+            is_source = kind in (WORK, PROJECT) and path.endswith(".py")
+            is_text = is_source and sys._getframe(_ABOVE_HANDLER).f_code.co_filename != _IMPORTING and _exists(path)
             if is_text:
-                watch.source(path)
+                watch.opened_as_text(path)
             if is_text or not is_source:  # a source that was only imported may later be opened as text
-                if len(seen) > _MOST:
+                if len(seen) > _MOST_CACHED:
                     seen.clear()
                 seen.add(path)
         watch.opened(path, flags)
@@ -376,16 +404,17 @@ def hook_of(watch: Watch) -> Callable[[str, tuple[Any, ...]], None]:
                 if isinstance(path, int) or (busy and get_ident() in busy):
                     return
                 opened(path, flags)
-            elif event in others and (not busy or get_ident() not in busy):
-                others[event](*args)
+            elif event in handlers and (not busy or get_ident() not in busy):
+                handlers[event](*args)
         except Exception:
             pass
 
-    others = _others(watch)
     return hook
 
 
-def _others(watch: Watch) -> dict[str, Callable[..., None]]:
+def _handlers(watch: Watch) -> dict[str, Callable[..., None]]:
+    """Return the handlers of all events but "open", by the events' names."""
+
     def imported(module: str, filename: Any, *_: Any) -> None:
         if filename is not None:  # an extension module; source files raise "open"
             watch.look(_place(filename), "")
@@ -396,11 +425,11 @@ def _others(watch: Watch) -> dict[str, Callable[..., None]]:
     def started(executable: Any, words: Any, cwd: Any = None, *_: Any) -> None:
         is_list = not isinstance(words, (str, bytes)) and not hasattr(words, "__fspath__")
         program = _text(executable or (words[0] if is_list else words))
-        at = watch.zone(os.path.dirname(_place(program)))
-        if at is not None and at[0] != OUTSIDE:  # programs outside of the project belong to the host
-            watch.words([program], cwd)
+        kind = watch.zone(os.path.dirname(_place(program)))[0]
+        if kind not in (OUTSIDE, SKIP):  # programs outside of the project belong to the host
+            watch.started_with([program], cwd)
         if not os.path.basename(program).startswith("python"):  # a Python process has its own hook
-            watch.words(words[1:] if is_list else words, cwd)
+            watch.started_with(words[1:] if is_list else words, cwd)
 
     def connected(database: Any) -> None:
         name = _text(database)
@@ -414,27 +443,27 @@ def _others(watch: Watch) -> dict[str, Callable[..., None]]:
             watch.look(_place(name), WORD)
 
     return {
-        **_of_names(watch),
+        **_folder_handlers(watch),
         "import": imported,
         "subprocess.Popen": started,
         "os.posix_spawn": lambda path, words, *_: started(path, words),
         "os.exec": lambda path, words, *_: started(path, words),
-        "os.system": lambda command: watch.words([command], None),
+        "os.system": lambda command: watch.started_with([command], None),
         "sqlite3.connect": connected,
         "ctypes.dlopen": loaded,
     }
 
 
-def _of_names(watch: Watch) -> dict[str, Callable[..., None]]:
+def _folder_handlers(watch: Watch) -> dict[str, Callable[..., None]]:
     """Return the handlers of events that list, search, rename or create names in folders."""
 
     def listed(path: Any) -> None:
-        caller = sys._getframe(2).f_code.co_filename
+        caller = sys._getframe(_ABOVE_HANDLER).f_code.co_filename
         if caller != _IMPORTING and not any(part in caller for part in _METADATA):
             watch.listed(path, caller, whole=True)
 
     def scanned(path: Any) -> None:
-        caller = sys._getframe(2).f_code.co_filename
+        caller = sys._getframe(_ABOVE_HANDLER).f_code.co_filename
         if not os.path.basename(caller).startswith(("pathlib", "_local")):  # iterdir uses os.listdir
             watch.listed(path, caller, whole=False)
 
@@ -453,11 +482,11 @@ def _of_names(watch: Watch) -> dict[str, Callable[..., None]]:
         place = _place(path)
         if folder == -1 and not _exists(place):
             real = os.path.realpath(place)
-            if not real.startswith(watch.made) or not watch.made:
-                watch.made = (*watch.made[-_MOST:], real + "/")
-                zone = watch.zone(os.path.dirname(real))
-                if zone is not None and zone[0] != WORK:
-                    watch.note(MADE, zone[0], os.path.join(zone[1], os.path.basename(real)))
+            if not real.startswith(watch.made):
+                watch.made = (*watch.made[-_MOST_CACHED:], real + "/")
+                kind, inside = watch.zone(os.path.dirname(real))
+                if kind not in (WORK, SKIP):
+                    watch.note(MADE, kind, os.path.join(inside, os.path.basename(real)))
 
     return {
         "os.listdir": listed,
@@ -506,7 +535,7 @@ def watch_stat(watch: Watch) -> None:
         try:
             if path in known or options.get("dir_fd") is not None or get_ident() in watch.busy:
                 return
-            if len(known) > _MOST:
+            if len(known) > _MOST_CACHED:
                 known.clear()
             known.add(path)
             place = _place(path)
@@ -514,11 +543,12 @@ def watch_stat(watch: Watch) -> None:
                 watch.look(place, NO_STAT)
                 watch.own_look(place)
                 return
-            zone = watch.zone(os.path.dirname(place))
-            if zone is None or zone[0] != PROJECT or not {place, os.path.realpath(place)}.isdisjoint(watch.files):
+            folder, name = os.path.split(place)
+            kind, inside = watch.zone(folder)
+            if kind != PROJECT or not {place, os.path.realpath(place)}.isdisjoint(watch.files):
                 return
-            if os.path.basename(place) and not watch.is_own(place):
-                watch.note(THERE, PROJECT, os.path.join(zone[1], os.path.basename(place)))
+            if name and not watch.is_own(place):
+                watch.note(THERE, PROJECT, os.path.join(inside, name))
         except Exception:
             known.clear()
 
@@ -560,13 +590,14 @@ def watch_variables(watch: Watch) -> None:
     """
     environ: Any = type(os.environ)
     get, names_of = environ.__getitem__, environ.__iter__
-    copied: list[str] = []
+    # dict(os.environ) asks for all names and then reads each in turn: reads in this order are those of a copy
+    left_to_copy: list[str] = []
     known: set[Any] = set()
     reads: dict[Any, int] = {}
 
     def read(self: Any, name: Any) -> Any:
-        if copied and copied[-1] == name:
-            copied.pop()
+        if left_to_copy and left_to_copy[-1] == name:
+            left_to_copy.pop()
             return get(self, name)
         reads[name] = count = reads.get(name, 0) + 1
         if count > _MOST_READS:
@@ -576,17 +607,17 @@ def watch_variables(watch: Watch) -> None:
             frame = frame.f_back
         source = "" if frame is None else frame.f_code.co_filename
         if (name, source) not in known:
-            del copied[:]
+            del left_to_copy[:]
             known.add((name, source))
             try:
-                watch.note(VARIABLE, watch.reader(source) if source else OUTSIDE, _text(name))
+                watch.note(VARIABLE, watch.zone_of_reader(source) if source else OUTSIDE, _text(name))
             except Exception:
                 known.clear()
         return get(self, name)
 
     def names(self: Any) -> Iterator[Any]:
         variables = [*names_of(self)]
-        copied[:] = variables[::-1]
+        left_to_copy[:] = variables[::-1]
         return iter(variables)
 
     environ.__getitem__, environ.__iter__ = read, names
@@ -618,8 +649,7 @@ def leave_project(zones: Iterable[tuple[str, str]]) -> None:
     watch = Watch(zones, "")
 
     def stays(entry: str) -> bool:
-        zone = watch.zone(os.path.realpath(entry)) if entry else None
-        return zone is None or zone[0] in (WORK, OUTSIDE)
+        return not entry or watch.zone(os.path.realpath(entry))[0] in (WORK, OUTSIDE, SKIP)
 
     sys.path[:] = [entry for entry in sys.path if stays(entry)]
     sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in _owner(one).__module__]
@@ -660,17 +690,17 @@ def compile_anew() -> None:
     loader.path_stats = path_stats
 
 
-def watch(zones: Iterable[tuple[str, str]], report: str) -> None:
+def start(zones: Iterable[tuple[str, str]], report: str) -> None:
     """Start to record. ``report`` is the folder of the notes."""
-    watcher = Watch(zones, report)
-    sys.addaudithook(hook_of(watcher))
-    watch_stat(watcher)
-    watch_open(watcher)
-    watch_variables(watcher)
+    watch = Watch(zones, report)
+    sys.addaudithook(hook_of(watch))
+    watch_stat(watch)
+    watch_open(watch)
+    watch_variables(watch)
     # first finder: importlib.import_module, which loads plug-ins, raises no audit event
-    sys.meta_path.insert(0, Finder(lambda name, _: watcher.imports(name)))
+    sys.meta_path.insert(0, Finder(lambda name, _: watch.imports(name)))
     # last finder: sees the modules that are missing for all others
-    sys.meta_path.append(Finder(lambda name, path: watcher.module(name, sys.path if path is None else path)))
+    sys.meta_path.append(Finder(lambda name, path: watch.lacks_module(name, sys.path if path is None else path)))
 
 
 def begin(*, folder: str, zones: list[tuple[str, str]], report: str, watches: bool, in_copy: bool) -> None:
@@ -684,5 +714,5 @@ def begin(*, folder: str, zones: list[tuple[str, str]], report: str, watches: bo
         leave_project(zones)
     compile_anew()
     if watches:
-        watch(zones, report)
+        start(zones, report)
     chain(folder)
