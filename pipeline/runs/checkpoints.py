@@ -20,6 +20,7 @@ from pipeline.runs.metrics_file import bad_lines
 from trainers.contract import run_folder
 from trainers.core.config import ConfigError
 from trainers.script import workdir
+from trainers.script.files import in_words
 from trainers.script.settings import ScriptConfig
 from trainers.script.workdir import checkpoints_to_resume
 
@@ -116,7 +117,7 @@ def set_aside_of_script(run_dir: Path, attempt: int) -> str | None:
         return None
     place = run_dir / run_folder.ATTEMPTS / str(attempt) / "before"
     names = workdir.set_aside(run_dir, 0, place, with_checkpoints=settings.resumes)
-    return f"what earlier attempts left is kept in {place}: {workdir.in_words(names)}" if names else None
+    return f"what earlier attempts left is kept in {place}: {in_words(names)}" if names else None
 
 
 def resumes(section: Mapping[str, Any]) -> bool:

@@ -1,12 +1,15 @@
-"""Small files that appear complete or not at all, without torch, which trainers.core.files imports."""
+"""Small files that appear complete or not at all, and messages about files. trainers.core.files imports torch."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+WARNING, NOTE = "WARNING: ", "note: "
+"""Prefixes of lines that the user sees at once, and not only in the host's log."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -41,3 +44,27 @@ def sha256_file(path: Path) -> str:
 
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def say(text: str) -> None:
+    """Print a line of Paceline's own among those of the ranks."""
+    print(f"paceline: {text}", flush=True)
+
+
+def in_words(names: Sequence[str], size_bytes: int | None = None) -> str:
+    """Return ``results.csv, logs/a.txt and 3 more``, with their size."""
+    shown = ", ".join(map(printable, names[:3])) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
+    return shown if size_bytes is None else f"{shown} ({_size(size_bytes)})"
+
+
+def printable(name: str) -> str:
+    """Return a name that fits into a line: bytes that aren't UTF-8, and line ends, are escaped."""
+    return name if name.isprintable() else repr(name)[1:-1]
+
+
+def _size(count_bytes: int) -> str:
+    """Return ``1.5 GiB``, in the units of limits."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count_bytes >= factor:
+            return f"{count_bytes / factor:.1f} {unit}"
+    return f"{count_bytes} B"

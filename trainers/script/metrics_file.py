@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trainers.script.files import write_text
+from trainers.script.files import printable, write_text
 
 _CUT_S = 0.2  # pause after a cut: readers look every 0.05 s, and must see it before the file grows again
 
@@ -73,9 +73,8 @@ class MetricsFile:
             aside: file for rows that this attempt replaces.
             say: called with a description of the moved rows if no earlier row stays in ``path``.
             attempt: id of this attempt, for its rows.
-            resumes: the script was given a checkpoint. Otherwise it may find one by itself, unless it logs its first
-            step
-                again.
+            resumes: the script was given a checkpoint. One that wasn't may find a checkpoint by itself; it counts as
+                starting over if the first step that it logs isn't behind the earlier ones.
         """
         self._path, self._attempt, self._resumes, self._aside, self._say = path, attempt, resumes, aside, say
         self.last: dict[str, float] = {}
@@ -93,52 +92,64 @@ class MetricsFile:
         if not _is_kept(row.step):
             self.too_high = row.step if self.too_high is None else self.too_high
             return
-        named = _named(row.metrics)
-        for name, number in named.items():
+        row = replace(row, metrics=_named(row.metrics))
+        for name, number in row.metrics.items():
             if not math.isfinite(number):
                 self.left_out.setdefault(name, LeftOut(first=number, step=row.step)).count += 1
-        self._replace(row, named.keys())
-        value = replace(row, metrics=named).as_json(self._attempt)
+        self._move_repeated(row)
+        value = row.as_json(self._attempt)
         if value["metrics"]:
-            self._append(value)
+            self._write(value)
             self._remember(value)
 
     def restore(self, rows: Iterable[Row]) -> None:
         """Add rows that an earlier attempt logged but could not record before its end. Raises OSError."""
         known = [json.loads(line) for _, line in self._earlier]
-        recorded = {(value["t"], *value["metrics"]) for value in known}
+        recorded = {(value["t"], *value["metrics"]) for value in known}  # time and names of its metrics
         attempt = known[-1]["attempt"] if known else self._attempt
         for row in rows:
             value = replace(row, metrics=_named(row.metrics)).as_json(attempt)
             if value["metrics"] and _is_kept(row.step) and (value["t"], *value["metrics"]) not in recorded:
-                self._append(value)
-                self._earlier.append((row.step, json.dumps(value) + "\n"))
+                self._earlier.append((row.step, self._write(value)))
                 self._remember(value)
 
-    def _append(self, value: Mapping[str, Any]) -> None:
-        file = os.open(
-            self._path, os.O_WRONLY | os.O_APPEND
-        )  # without O_CREAT, so that a removed run folder isn't created again
+    def _write(self, value: Mapping[str, Any]) -> str:
+        """Append a line, and return it as ``_move`` will find it in the file. Raises OSError."""
+        line = json.dumps(value, allow_nan=False) + "\n"
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND)  # no O_CREAT: a removed run folder isn't created again
         try:
-            os.write(file, (json.dumps(value, allow_nan=False) + "\n").encode())
+            os.write(file, line.encode())
         finally:
             os.close(file)
+        return line
 
     def set_aside(self) -> None:
         """Move all rows of earlier attempts, because the script has no checkpoint to continue from. Raises OSError."""
         self._move(self._earlier)
         self._earlier = []
 
-    def _replace(self, row: Row, names: Set[str]) -> None:
-        """Move the rows of earlier attempts that are logged again, as ``row`` shows. Raises OSError."""
-        new, rows = names - self._logged, self._earlier
+    def _move_repeated(self, row: Row) -> None:
+        """Move the rows of earlier attempts that this attempt logs again, as a row with new metrics shows.
+
+        - A metric of the whole run: rows of its step or later with just these metrics, as a script that continues from
+          its last checkpoint may log no step before.
+        - The very first row, of a script that starts over: all rows.
+        - The very first row otherwise: in the last pass over the steps, all rows of later steps, and those of its step
+          with one of its metrics.
+        - The first row of a further source, whose rows may come later, as TensorBoard's do: rows of its step or later
+          with one of the new metrics.
+
+        Raises OSError.
+        """
+        names, rows = row.metrics.keys(), self._earlier
+        new = names - self._logged
         if not rows or not new:
             return
-        if row.of_end:  # a script that continues from its last checkpoint may log no step before
+        if row.of_end:
             moved = [(at, line) for at, line in rows if at >= row.step and _metrics(line) == names]
-        elif self._logged:  # another source's rows may come later, as TensorBoard's do
+        elif self._logged:
             moved = [(at, line) for at, line in rows if at >= row.step and _metrics(line) & new]
-        elif not self._resumes and _starts_over(rows, row, names):
+        elif not self._resumes and _starts_over(rows, row):
             moved = rows
         else:
             rows = rows[_last_pass(rows, names) :]
@@ -170,7 +181,7 @@ class MetricsFile:
 
 def _named(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics with printable names, because names stand in lines and tables."""
-    return {name if name.isprintable() else repr(name)[1:-1]: number for name, number in metrics.items()}
+    return {printable(name): number for name, number in metrics.items()}
 
 
 def _is_kept(step: int) -> bool:
@@ -190,13 +201,13 @@ def _metrics(line: str) -> Set[str]:
     return metrics.keys()
 
 
-def _starts_over(rows: Sequence[tuple[int, str]], row: Row, names: Set[str]) -> bool:
-    """Whether ``row`` is not behind the first earlier row that shares a metric with it.
+def _starts_over(rows: Sequence[tuple[int, str]], row: Row) -> bool:
+    """Whether ``row`` stands at or before the first earlier row with one of its metrics.
 
-    If no row does, the first row of all counts. A script without a checkpoint then started from its beginning, and all
+    Without one: before the first row of all. A script without a checkpoint then started from its beginning, and all
     earlier rows may belong to another pass.
     """
-    at, line = next((one for one in rows if _metrics(one[1]) & names), rows[0])
+    at, line = next((one for one in rows if _metrics(one[1]) & row.metrics.keys()), rows[0])
     return (row.epoch or 0, row.step) <= (json.loads(line)["epoch"] or 0, at)
 
 

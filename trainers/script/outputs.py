@@ -20,10 +20,19 @@ from typing import Any
 from trainers.contract import run_folder
 from trainers.core import dependencies
 from trainers.core.dependencies import Unkeyed
-from trainers.script.files import sha256_file, write_json, write_sealed
+from trainers.script.files import (
+    NOTE,
+    WARNING,
+    in_words,
+    printable,
+    say,
+    sha256_file,
+    write_json,
+    write_sealed,
+)
 from trainers.script.recorder import Recorder
 from trainers.script.settings import ScriptConfig
-from trainers.script.workdir import NOTE, WARNING, Node, below, in_words, printed, say, written_by_script
+from trainers.script.workdir import Node, below, copy_of, folder_of, written_by_script
 
 
 class Results:
@@ -43,6 +52,7 @@ class Results:
             OSError: a file can't be moved or written.
         """
         node, outputs = self.node, self.node.outputs
+        folder = folder_of(node.run_dir, node.rank)
         if outputs.is_symlink() or (outputs.exists() and not outputs.is_dir()):
             what = "a link" if outputs.is_symlink() else "a file"
             say(
@@ -54,7 +64,7 @@ class Results:
         except MissingOutputsError as error:
             say(f"error: {self.name} ended with exit code 0 without {error}")
             return 1
-        in_work = unreadable(node.run_dir, node.folder / run_folder.ABOVE)
+        in_work = unreadable(node.run_dir, folder / run_folder.ABOVE)
         unkept = {name: why for name, why in in_work.items() if why != LEADS_OUT}  # a link there is no result
         unkept |= unreadable(node.run_dir, outputs, node.run_dir / run_folder.CHECKPOINTS)
         if unkept and not node.is_sent:  # else the controller warns when it fetches the files
@@ -72,16 +82,16 @@ class Results:
         if any(name in in_work and why not in NO_FILES for name, why in unkept.items()):
             say(f"{WARNING}what can't be read stays on this host in {self._keep_on_host() / run_folder.WORK_COPY}")
         else:
-            shutil.rmtree(node.folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # another node's folder lies there
-                node.folder.parent.rmdir()
+                folder.parent.rmdir()
         return 0
 
     def _gather(self) -> Gathered:
         node = self.node
         return gather(
             self.settings.outputs,
-            workdir=node.work / self.settings.workdir,
+            workdir=copy_of(node.run_dir, node.rank) / self.settings.workdir,
             wrote=written_by_script(node.run_dir, node.rank),
             outputs=node.outputs,
             limit_bytes=self.settings.outputs_limit_bytes,
@@ -109,7 +119,7 @@ class Results:
 
     def _keep_on_host(self) -> Path:
         """Move the working directory, whose files can't all be fetched, to its final place. Raises OSError."""
-        folder = self.node.folder
+        folder = folder_of(self.node.run_dir, self.node.rank)
         final_place = folder.with_name(f"{folder.name}-left")
         shutil.rmtree(final_place, ignore_errors=True)
         folder.replace(final_place)
@@ -137,7 +147,7 @@ class Results:
             "unkeyed": dependencies.as_json(unkeyed),
             "duration_s": round(time.time() - self.begun, 3),
             "outputs_sha256": left(run_dir, unkept),
-            **({"not_kept": {printed(name): why for name, why in unkept.items()}} if unkept else {}),
+            **({"not_kept": {printable(name): why for name, why in unkept.items()}} if unkept else {}),
         }
         write_sealed(run_dir / run_folder.SUMMARY, summary)
 

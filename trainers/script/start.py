@@ -31,12 +31,12 @@ from trainers.core.observation import Observed, origin_of, project_of, zones_of
 from trainers.script import command, outliving, rank_hook
 from trainers.script import workdir as workdirs
 from trainers.script.command import Paths, argv, make_executable, program, require_program
-from trainers.script.files import write_json
+from trainers.script.files import NOTE, WARNING, in_words, say, write_json
 from trainers.script.outputs import Results
 from trainers.script.recorder import Recorder, earlier_log, keep_unrecorded, mlflow_variables
 from trainers.script.resume import whole_since
 from trainers.script.settings import ScriptConfig
-from trainers.script.workdir import NOTE, WARNING, Node, say
+from trainers.script.workdir import Node
 
 _SHOWN = 8
 _LOOK_S = 0.5
@@ -92,7 +92,8 @@ class Attempt:
         known = {field.name for field in fields(ScriptConfig)}
         self.settings = ScriptConfig(**{k: value for k, value in self.config["program"].items() if k in known})
         self.node = Node(run_dir=self.run_dir, rank=started.node_rank, is_sent=(self.run_dir / SENT).exists())
-        self.folder, self.work, self.is_first = self.node.folder, self.node.work, self.node.is_first
+        self.folder = workdirs.folder_of(self.run_dir, started.node_rank)
+        self.work, self.is_first = workdirs.copy_of(self.run_dir, started.node_rank), self.node.is_first
         self.snapshot, self.logged = self.run_dir / run_folder.CODE, self.folder / run_folder.LOGGED
         self.begun = time.time()
         self.id = os.environ.get(variables.NODE, "").rpartition(":")[0]
@@ -184,7 +185,7 @@ class Attempt:
         folder, rank = self.before, self.started.node_rank
         names = workdirs.set_aside(self.run_dir, rank, folder, with_checkpoints=self.settings.resumes)
         if names:
-            say(f"{NOTE}what earlier attempts left is kept in {self.node.shown(folder)}: {workdirs.in_words(names)}")
+            say(f"{NOTE}what earlier attempts left is kept in {self.node.shown(folder)}: {in_words(names)}")
 
     @property
     def before(self) -> Path:
@@ -209,7 +210,7 @@ class Attempt:
         names = [os.path.relpath(path, self.work) for path in paths]
         if names:
             place = self.node.place(self.work, run_folder.WORK)
-            say(f"{NOTE}wrote in its working directory: {workdirs.in_words(names)}; now in {place}")
+            say(f"{NOTE}wrote in its working directory: {in_words(names)}; now in {place}")
 
     def checkpoint_warning(self, paths: Paths) -> str:
         """Return the warning about an attempt that failed before it had logged and saved anything."""

@@ -28,9 +28,6 @@ BY_ITSELF = ""
 """In place of a placeholder's name: the script looks for its checkpoint by itself."""
 _LAID, _LOOKED_FOR = "laid", "looked_for.json"
 
-WARNING, NOTE = "WARNING: ", "note: "
-"""Prefixes of lines that the user sees at once, and not only in the host's log."""
-
 Stamps = Mapping[str, Sequence[int]]
 """Path in the run folder → size and time of the last write (ns)."""
 
@@ -46,16 +43,6 @@ class Node:
     @property
     def is_first(self) -> bool:
         return self.rank == 0
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the script's attempts."""
-        return folder_of(self.run_dir, self.rank)
-
-    @property
-    def work(self) -> Path:
-        """The script's copy of the project."""
-        return copy_of(self.run_dir, self.rank)
 
     @property
     def outputs(self) -> Path:
@@ -83,7 +70,7 @@ def copy_of(run_dir: Path, node_rank: int) -> Path:
     return folder_of(run_dir, node_rank) / run_folder.WORK_COPY
 
 
-def given(run_dir: Path, node_rank: int) -> Stamps:
+def laid_out_stamps(run_dir: Path, node_rank: int) -> Stamps:
     """Return the stamps of the files that were laid out; empty in a folder that a host sent here."""
     try:
         value: dict[str, list[int]] = json.loads(
@@ -96,24 +83,25 @@ def given(run_dir: Path, node_rank: int) -> Stamps:
 
 def written_by_script(run_dir: Path, node_rank: int) -> list[Path]:
     """Return the files in its copy of the project, and above it, that were not laid out or were changed since."""
+    # the copy lies two folders below this one (run_folder.WORK_COPY), so that ../x and ../../x are found, too
     above = folder_of(run_dir, node_rank) / run_folder.ABOVE
-    return [*written(above, run_dir, given(run_dir, node_rank))]
+    return [*files_changed_since(above, run_dir, laid_out_stamps(run_dir, node_rank))]
 
 
-def written(top: Path, run_dir: Path, known: Stamps) -> Iterator[Path]:
+def files_changed_since(top: Path, run_dir: Path, laid_out: Stamps) -> Iterator[Path]:
     """Yield the files below a folder that were not laid out or were changed since, without links."""
     for folder, folders, names in os.walk(top):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(names):
             path = Path(folder, name)
             with suppress(OSError):  # removed just now
-                if path.is_file() and not path.is_symlink() and not is_given(path, run_dir, known):
+                if path.is_file() and not path.is_symlink() and not is_as_laid_out(path, run_dir, laid_out):
                     yield path
 
 
-def is_given(path: Path, run_dir: Path, known: Stamps) -> bool:
+def is_as_laid_out(path: Path, run_dir: Path, laid_out: Stamps) -> bool:
     """Whether a file is unchanged since it was laid out. Raises OSError."""
-    return list(known.get(path.relative_to(run_dir).as_posix(), ())) == _stamp(path)
+    return list(laid_out.get(path.relative_to(run_dir).as_posix(), ())) == _stamp(path)
 
 
 def _stamp(path: Path) -> list[int]:
@@ -130,14 +118,14 @@ def checkpoints_to_resume(settings: ScriptConfig, run_dir: Path) -> dict[str, Pa
     if not settings.resumes:
         own = _looked_for_checkpoint(settings, run_dir)
         return {} if own is None else {BY_ITSELF: own}
-    work, known = copy_of(run_dir, 0), given(run_dir, 0)
+    work, laid_out = copy_of(run_dir, 0), laid_out_stamps(run_dir, 0)
     chosen_for: dict[str, Path] = {}
     for name in settings.resume_names:
         pattern = name.partition(":")[2] or settings.resume_pattern
         chosen = newest_checkpoint(run_dir / run_folder.CHECKPOINTS, pattern)
         if chosen is None and not settings.names_checkpoints:
             top = work if pattern is None else work / settings.workdir
-            chosen = newest_checkpoint(top, pattern, counts=lambda path: not is_given(path, run_dir, known))
+            chosen = newest_checkpoint(top, pattern, counts=lambda path: not is_as_laid_out(path, run_dir, laid_out))
         if chosen is not None:
             chosen_for[name] = chosen
     return chosen_for
@@ -153,20 +141,23 @@ def _looked_for_checkpoint(settings: ScriptConfig, run_dir: Path) -> Path | None
     work, folders = copy_of(run_dir, 0), [*(run_dir / run_folder.WORK).glob("node*/" + run_folder.WORK_COPY)]
     if folders != [work]:
         return None
-    known, pattern = given(run_dir, 0), settings.resume_pattern
+    laid_out, pattern = laid_out_stamps(run_dir, 0), settings.resume_pattern
     paths = {work / name for name in looked_for(run_dir)}
     paths &= paths if pattern is None else {*(work / settings.workdir).glob(pattern)}
     written_times = {
         path: whole_since(path)
         for path in paths
-        if path.is_file() and not is_best(path) and not is_given(path, run_dir, known)
+        if path.is_file() and not is_best(path) and not is_as_laid_out(path, run_dir, laid_out)
     }
     complete = {path: time_ns for path, time_ns in written_times.items() if time_ns > 0}
     return max(complete, key=lambda path: complete[path], default=None)
 
 
 def newest_output(run_dir: Path) -> Path | None:
-    """Return the newest checkpoint among the outputs of a finished script, which its working directory had before."""
+    """Return the newest checkpoint of a finished script; None without any.
+
+    Its files have moved from its working directory to its outputs.
+    """
     return newest_checkpoint(run_dir / run_folder.OUTPUTS)
 
 
@@ -193,7 +184,7 @@ def keep_looked_for(run_dir: Path) -> None:
 
 
 def checkpoints_stamp(settings: ScriptConfig, run_dir: Path) -> str:
-    """Return the checkpoints of ``checkpoints_to_resume`` and their times; '' without any."""
+    """Return the checkpoints of ``checkpoints_to_resume`` with their times as one text; '' without any."""
     chosen = checkpoints_to_resume(settings, run_dir).values()
     return " ".join(f"{path.relative_to(run_dir)} {whole_since(path)}" for path in chosen)
 
@@ -212,11 +203,11 @@ def lay_out(run_dir: Path, node_rank: int, *, besides: Stamps | None = None) -> 
     folder = folder_of(run_dir, node_rank)
     work, laid = copy_of(run_dir, node_rank), folder / _LAID
     work.mkdir(parents=True, exist_ok=True)
-    known = given(run_dir, node_rank)
-    for name in known:
+    laid_out = laid_out_stamps(run_dir, node_rank)
+    for name in laid_out:
         path = run_dir / name
         with suppress(OSError):
-            if path.is_relative_to(work) and is_given(path, run_dir, known):
+            if path.is_relative_to(work) and is_as_laid_out(path, run_dir, laid_out):
                 path.unlink()
     shutil.rmtree(laid, ignore_errors=True)
     shutil.copytree(run_dir / run_folder.CODE, laid, ignore=shutil.ignore_patterns("__pycache__"))
@@ -247,7 +238,7 @@ def set_aside(run_dir: Path, node_rank: int, to: Path, *, with_checkpoints: bool
     parts = parts if node_rank == 0 else []
     moves = [(path, target / "workdir" / below(path, work)) for path in written_by_script(run_dir, node_rank)]
     for name in parts:
-        moves += [(path, to / path.relative_to(run_dir)) for path in written(run_dir / name, run_dir, {})]
+        moves += [(path, to / path.relative_to(run_dir)) for path in files_changed_since(run_dir / name, run_dir, {})]
     for path, place in moves:
         place.parent.mkdir(parents=True, exist_ok=True)
         path.replace(place)
@@ -260,9 +251,9 @@ def set_aside(run_dir: Path, node_rank: int, to: Path, *, with_checkpoints: bool
 
 
 def take_carried(run_dir: Path, node_rank: int) -> Stamps:
-    """Move the files that this node saved before to where the script looks for them.
+    """Move the files that this node wrote in earlier attempts to where the script looks for them.
 
-    For hosts with a run folder of their own.
+    On a host with a run folder of its own, the controller has sent them to ``carried/RANK``.
 
     Returns:
         The first node's files in {checkpoints}, which this node needn't send back.
@@ -272,12 +263,11 @@ def take_carried(run_dir: Path, node_rank: int) -> Stamps:
     """
     carried = run_dir / run_folder.CARRIED / str(node_rank)
     checkpoints = run_dir / run_folder.CHECKPOINTS
-    of_first = (
-        {}
-        if node_rank == 0
-        else {path.relative_to(run_dir).as_posix(): _stamp(path) for path in written(checkpoints, run_dir, {})}
-    )
-    for path in [*written(carried, carried, {})]:
+    of_first: dict[str, list[int]] = {}
+    if node_rank != 0:
+        paths = files_changed_since(checkpoints, run_dir, {})
+        of_first = {path.relative_to(run_dir).as_posix(): _stamp(path) for path in paths}
+    for path in [*files_changed_since(carried, carried, {})]:
         target = run_dir / path.relative_to(carried)
         target.parent.mkdir(parents=True, exist_ok=True)
         path.replace(target)
@@ -289,27 +279,3 @@ def take_carried(run_dir: Path, node_rank: int) -> Stamps:
 def below(path: Path, workdir: Path) -> str:
     """Return the path from the working directory; ``up/`` stands for a folder above."""
     return "/".join("up" if part == ".." else part for part in Path(os.path.relpath(path, workdir)).parts)
-
-
-def say(text: str) -> None:
-    """Print a line of Paceline's own among those of the ranks."""
-    print(f"paceline: {text}", flush=True)
-
-
-def in_words(names: Sequence[str], size_bytes: int | None = None) -> str:
-    """Return ``results.csv, logs/a.txt and 3 more``, with their size."""
-    shown = ", ".join(map(printed, names[:3])) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
-    return shown if size_bytes is None else f"{shown} ({size(size_bytes)})"
-
-
-def printed(name: str) -> str:
-    """Return a file's name that fits into a line: bytes that aren't UTF-8, and line ends, are escaped."""
-    return name if name.isprintable() else repr(name)[1:-1]
-
-
-def size(count_bytes: int) -> str:
-    """Return ``1.5 GiB``, in the units of limits."""
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count_bytes >= factor:
-            return f"{count_bytes / factor:.1f} {unit}"
-    return f"{count_bytes} B"

@@ -12,7 +12,7 @@ import pytest
 from pipeline.core.program import SCRIPT
 from tests.trainers.script.runs import ScriptRun
 from tests.unreadable import WITHOUT_RIGHTS
-from trainers.script.workdir import given, lay_out, written
+from trainers.script.workdir import files_changed_since, laid_out_stamps, lay_out
 
 pytestmark = pytest.mark.slow
 
@@ -203,7 +203,10 @@ def test_an_attempt_that_is_ended_while_it_lays_out_its_files_leaves_none_that_c
     (run.path / "work/node0/laid/a.txt").write_text("1")
     for _ in range(2):
         assert lay_out(run.path, 0) == work
-        assert [path.name for path in written(work, run.path, given(run.path, 0))] == ["b.txt", "own.txt"]
+        assert [path.name for path in files_changed_since(work, run.path, laid_out_stamps(run.path, 0))] == [
+            "b.txt",
+            "own.txt",
+        ]
     assert (work / "b.txt").read_text() == "altered"
 
 
