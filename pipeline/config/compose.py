@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.cluster.launchers.settings import MISSING
-from pipeline.config.errors.explain import explain, explain_interpolation, missing
+from pipeline.config.errors.explain import explain, explain_interpolation, no_value
 from pipeline.config.overrides.words import for_hydra, quoted_run
 from pipeline.config.schema_store import register
 from pipeline.config.step_source import named_step
@@ -97,7 +97,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         container = OmegaConf.to_container(config, resolve=True)
         for field, value in leaves(container):
             if value == MISSING and not field.startswith(_LITERAL_FIELDS):
-                raise missing(field)
+                raise no_value(field)
     except OmegaConfBaseException as error:
         raise explain_interpolation(error, config) from error
     assert isinstance(container, dict)  # the root of a Hydra configuration is a mapping

@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import MissingConfigException, OverrideParseException
@@ -30,7 +30,8 @@ from pipeline.core.program import SCRIPT, SECTION
 from trainers.script.settings import not_a_pattern
 
 _ABSENT = object()
-Composer = Callable[[Sequence[str]], DictConfig | None]
+TryCompose = Callable[[Sequence[str]], DictConfig | None]
+"""Composes overrides; None if they can't be composed."""
 
 _UNKNOWN = (
     re.compile(r"Could not override '([^']+)'"),
@@ -62,73 +63,140 @@ _HOSTS_ARE = (
 )
 
 
-def explain(error: Exception, overrides: list[str], composed: Composer) -> UsageError:
-    """Return the error as one line. ``composed`` composes other overrides, to find the culprit: the one at fault."""
+class Word(NamedTuple):
+    """An override: ``+``, ``++``, ``~`` or '' as its ``mark``, a name, and what stands behind the first ``=``."""
+
+    text: str
+    mark: str
+    name: str
+    value: str
+
+    @classmethod
+    def of(cls, text: str) -> Word:
+        """Take a word apart; a word without ``=`` has no value."""
+        unmarked = text.lstrip("+~")
+        name, _, value = unmarked.partition("=")
+        return cls(text=text, mark=text.removesuffix(unmarked), name=name, value=value)
+
+    @property
+    def key(self) -> str:
+        """The name with its mark."""
+        return self.mark + self.name
+
+
+class _Failure:
+    """An error of Hydra's or OmegaConf's, and the overrides that were to be composed."""
+
+    def __init__(self, error: Exception, overrides: Sequence[str], try_compose: TryCompose) -> None:
+        self.error, self.overrides = error, [*overrides]
+        self.causes = [*_chain(error)]
+        self.text = " ".join(map(str, self.causes))
+        self.try_compose = _once(try_compose)
+
+    @functools.cached_property
+    def culprit(self) -> Word:
+        """The override at fault."""
+        return Word.of(_word_of_field(self.text, self.overrides) or _culprit(self.overrides, self.try_compose))
+
+    @property
+    def others(self) -> list[str]:
+        """The other overrides."""
+        return [item for item in self.overrides if item != self.culprit.text]
+
+
+def explain(error: Exception, overrides: Sequence[str], try_compose: TryCompose) -> UsageError:
+    """Return the error as one line. ``try_compose`` composes other overrides, to find the one at fault."""
     if isinstance(error, UsageError):  # from an option whose settings can't be read
         return error
-    composed = _once(composed)
-    for cause in _chain(error):
+    failure = _Failure(error, overrides, try_compose)
+    return _about_a_file(failure) or _about_the_syntax(failure) or _about_the_value(failure)
+
+
+def _about_a_file(failure: _Failure) -> UsageError | None:
+    """Explain a file that can't be read, or a wrong entry or field of one."""
+    for cause in failure.causes:
         if isinstance(cause, MarkedYAMLError):
             return _not_yaml(cause)
         if isinstance(cause, ReaderError):
             return UsageError(f"{shown(Path(cause.name), ROOT)}: {first_line(cause)}")
         if isinstance(cause, UnicodeDecodeError):
             return _not_text(cause)
-    text = " ".join(str(cause) for cause in _chain(error))
-    culprit = _word_of_field(text, overrides) or _culprit(overrides, composed)
-    if culprit.lstrip("+~").startswith("="):
-        return UsageError(f"{culprit}: the name of a field is missing before the =; write NAME{culprit}")
-    of_entry = files.entry_error(text, culprit, group_names())
-    if of_file := of_entry or _wrong_field_of_file(text, culprit, error, composed):
-        return of_file
-    for cause in _chain(error):
-        if isinstance(cause, OverrideParseException):
-            return _not_an_override(cause)
+    return files.entry_error(failure.text, failure.culprit.text, group_names()) or _wrong_field_of_file(failure)
+
+
+def _about_the_syntax(failure: _Failure) -> UsageError | None:
+    """Explain an override that can't be parsed."""
+    word = failure.culprit
+    if not word.name and "=" in word.text:
+        return UsageError(f"{word.text}: the name of a field is missing before the =; write NAME{word.text}")
+    unread = next((cause for cause in failure.causes if isinstance(cause, OverrideParseException)), None)
+    return None if unread is None else _not_an_override(unread)
+
+
+def _about_the_value(failure: _Failure) -> UsageError:
+    """Explain an option, a key or a value that is not accepted."""
+    word, text = failure.culprit, failure.text
+    for cause in failure.causes:
         if isinstance(cause, MissingConfigException):
-            return _missing_option(cause, culprit)
-    if culprit.startswith("~") and any("does not support deletion" in str(cause) for cause in _chain(error)):
-        key = culprit.lstrip("~").partition("=")[0]
-        return UsageError(f"{culprit}: {key} always has a value and can't be deleted; write {key}=VALUE instead")
-    if match := _IN_A_HOST.search(text):
-        field = culprit.partition("=")[0].lstrip("+")
-        in_entry = f"{culprit}, in an entry of cluster.hosts or cluster.spares"
-        return not_of_a_host(match[1], field if field.startswith("cluster.") else in_entry)
-    if _NO_HOSTS.search(text) and (_is_of_hosts(culprit) or HostConfig.__name__ in text):
-        return UsageError(f"{culprit}: that is no list of hosts; {_HOSTS_ARE}")
+            return _missing_option(cause, word)
+    if word.mark.startswith("~") and "does not support deletion" in text:
+        return UsageError(
+            f"{word.text}: {word.name} always has a value and can't be deleted; write {word.name}=VALUE instead"
+        )
+    if of_hosts := _no_hosts(failure):
+        return of_hosts
     if match := _NO_TEXT.search(text):
         kind = "list" if match[1] == "list" else "mapping"
-        quoted = _in_quotes(culprit.removeprefix("++"))
+        quoted = _in_quotes(word._replace(mark=word.mark.removeprefix("++")))
         return UsageError(
-            f"{culprit} must be one text, and this is a {kind}; if all of it is a text, it needs quotes: {quoted}"
+            f"{word.text} must be one text, and this is a {kind}; if all of it is a text, it needs quotes: {quoted}"
         )
     if "Ambiguous value" in text or "requires --multirun" in text:
-        if unseen := _unseen_seed(culprit, [item for item in overrides if item != culprit], composed):
-            return unseen
-        as_list = shell_word("{}=[{}]".format(*culprit.partition("=")[::2]))
-        return UsageError(
-            f"{culprit}: several values are a sweep, and this command takes one; "
-            f"write {as_list} for a list, {_in_quotes(culprit)} for a text with a comma, "
-            f"or train them all: {shell_line(['doit', 'sweep', *overrides])}"
-        )
-    if "Multiple values for " in text and culprit.startswith("+"):
-        return UsageError(f"{culprit}: {culprit[1:].partition('=')[0]} is chosen already", hint=shell_word(culprit[1:]))
+        return _several_values(failure)
+    if "Multiple values for " in text and word.mark.startswith("+"):
+        return UsageError(f"{word.text}: {word.name} is chosen already", hint=shell_word(word.text.lstrip("+")))
     for pattern in _UNKNOWN:
         if match := pattern.search(text):
-            return _unknown_key(match.group(1), culprit, [item for item in overrides if item != culprit], composed)
-    if place := files.place_of_file(text, culprit):
-        return UsageError(f"{place}: {'a list stands where fields are wanted' if _A_LIST in text else _reason(error)}")
-    return UsageError(f"{culprit}: {_other_form(culprit, text) or _reason(error)}")
+            return _refused_key(match.group(1), failure)
+    if place := files.place_of_file(text, word.text):
+        reason = "a list stands where fields are wanted" if _A_LIST in text else _reason(failure.error)
+        return UsageError(f"{place}: {reason}")
+    return UsageError(f"{word.text}: {_other_form(word, text) or _reason(failure.error)}")
 
 
-def _wrong_field_of_file(text: str, culprit: str, error: Exception, composed: Composer) -> UsageError | None:
+def _no_hosts(failure: _Failure) -> UsageError | None:
+    """Explain a value of the wrong form for a list of hosts, or for one of them."""
+    word, text = failure.culprit, failure.text
+    if match := _IN_A_HOST.search(text):
+        in_entry = f"{word.text}, in an entry of cluster.hosts or cluster.spares"
+        return not_of_a_host(match[1], word.name if word.name.startswith("cluster.") else in_entry)
+    if _NO_HOSTS.search(text) and (_is_of_hosts(word.name) or HostConfig.__name__ in text):
+        return UsageError(f"{word.text}: that is no list of hosts; {_HOSTS_ARE}")
+    return None
+
+
+def _several_values(failure: _Failure) -> UsageError:
+    """Explain several values for a command that takes one."""
+    word = failure.culprit
+    if unseen := _unseen_seed(word, failure.others, failure.try_compose):
+        return unseen
+    as_list = shell_word(f"{word.key}=[{word.value}]")
+    return UsageError(
+        f"{word.text}: several values are a sweep, and this command takes one; "
+        f"write {as_list} for a list, {_in_quotes(word)} for a text with a comma, "
+        f"or train them all: {shell_line(['doit', 'sweep', *failure.overrides])}"
+    )
+
+
+def _wrong_field_of_file(failure: _Failure) -> UsageError | None:
     """Explain an unknown field of a file, or a wrong value of one; None if the error isn't about a file."""
-    field_of_file = files.field_error(text, culprit)
+    field_of_file = files.field_error(failure.text, failure.culprit.text)
     if field_of_file is None:
         return None
     place, field, settings = field_of_file
     if not settings:
-        no_hosts = _is_of_hosts(field) and _NO_HOSTS.search(text)
-        reason = f"that is no list of hosts; {_HOSTS_ARE}" if no_hosts else files.value_reason(error)
+        no_hosts = _is_of_hosts(field) and _NO_HOSTS.search(failure.text)
+        reason = f"that is no list of hosts; {_HOSTS_ARE}" if no_hosts else files.value_reason(failure.error)
         return UsageError(f"{place}: {field}: {reason}")
     group, _, name = field.rpartition(".")
     options = OPTIONS.get(group)
@@ -142,15 +210,15 @@ def _wrong_field_of_file(text: str, culprit: str, error: Exception, composed: Co
             )
         return UsageError(f"{place}: unknown key {field!r}; {_within(group, name, names)}")
     with own_defaults.replaced({}):  # the file may be among them
-        config = composed([])
+        config = failure.try_compose([])
     known = OmegaConf.to_container(config) if config is not None else {}
     return UsageError(f"{place}: {unknown_key(field, None, known)}")
 
 
-def _other_form(culprit: str, text: str) -> str:
+def _other_form(word: Word, text: str) -> str:
     """Suggest another form of the value, or return ''."""
-    key, _, value = culprit.partition("=")
-    if key.lstrip("+") == "step":
+    key, value = word.key, word.value
+    if word.name == "step":
         return (
             "step.NAME.FIELD=… sets a field of a step of yours; doit profile takes steps=N, "
             "doit why and doit logs take step=NAME"
@@ -161,26 +229,25 @@ def _other_form(culprit: str, text: str) -> str:
         return f"one value is wanted; the trials of a sweep are written {key}={value[1:-1].replace(' ', '')}"
     if _A_LIST in text or "to Dict[" in text:
         return f"it has fields of its own; write {key}.NAME=VALUE"
-    return (
-        f"a list is wanted there; write '{key}=[{value}]'" if value and "is not a ListConfig, list or" in text else ""
-    )
+    if value and "is not a ListConfig, list or" in text:
+        return f"a list is wanted there; write '{key}=[{value}]'"
+    return ""
 
 
-def _is_of_hosts(culprit: str) -> bool:
-    return culprit.lstrip("+").startswith(("cluster.hosts", "cluster.spares"))
+def _is_of_hosts(field: str) -> bool:
+    return field.startswith(("cluster.hosts", "cluster.spares"))
 
 
 def _not_an_override(error: OverrideParseException) -> UsageError:
-    typed = str(error.override).removeprefix("++")  # added by for_hydra
-    shown = printable(typed)
-    key, _, value = typed.partition("=")
+    word = Word.of(str(error.override).removeprefix("++"))  # added by for_hydra
+    shown, key, value = printable(word.text), word.key, word.value
     if _BLANK.search(key):
         return UsageError(f"{shown} can't be read: write key=value, and a key has no blanks")
     if not all(parts := key.split(".")):
         named = ".".join(part or "NAME" for part in parts)
         return UsageError(f"{shown} can't be read: a name is missing beside a dot; write {named}={printable(value)}")
-    quoted = _in_quotes(typed)
-    if key.lstrip("+") == "program.metrics_pattern" and (why := not_a_pattern(value)):
+    quoted = _in_quotes(word)
+    if word.name == "program.metrics_pattern" and (why := not_a_pattern(value)):
         return UsageError(f"{key}: {why}")
     if not value:
         why = ": write key=value"
@@ -199,21 +266,20 @@ def _not_an_override(error: OverrideParseException) -> UsageError:
     return UsageError(f"{shown} can't be read{why}")
 
 
-def _in_quotes(override: str) -> str:
+def _in_quotes(word: Word) -> str:
     """Return the override with its value quoted as one text, for a shell."""
-    key, _, value = override.partition("=")
-    return shell_word(f"{key}={QuotedString(value, Quote.single).with_quotes()}")
+    return shell_word(f"{word.key}={QuotedString(word.value, Quote.single).with_quotes()}")
 
 
-def _unseen_seed(culprit: str, others: list[str], composed: Composer) -> UsageError | None:
+def _unseen_seed(word: Word, others: list[str], try_compose: TryCompose) -> UsageError | None:
     """Return the error that a sweep would give for several seeds of a script that sees no seed, or None."""
-    config = composed(others) if culprit.startswith("seed=") else None
+    config = try_compose(others) if word.key == "seed" else None
     if config is None or config.program.name != SCRIPT.name:
         return None
     try:
         resolved = _plain(config, resolve=True)
         if named_step(resolved) is None:
-            refuse_unseen_seed([culprit], resolved)
+            refuse_unseen_seed([word.text], resolved)
     except OmegaConfBaseException:  # reported once the overrides can be composed
         return None
     except UsageError as error:
@@ -221,9 +287,9 @@ def _unseen_seed(culprit: str, others: list[str], composed: Composer) -> UsageEr
     return None
 
 
-def _once(compose: Composer) -> Composer:
+def _once(try_compose: TryCompose) -> TryCompose:
     """Cache compositions of equal overrides: each one takes 0.1 s."""
-    cached = functools.cache(compose)
+    cached = functools.cache(try_compose)
     return lambda overrides: cached(tuple(overrides))
 
 
@@ -259,7 +325,7 @@ def explain_interpolation(error: OmegaConfBaseException, config: DictConfig) -> 
     return UsageError(f"{error.full_key or 'configuration'}: {first_line(error)}")
 
 
-def missing(field: str) -> UsageError:
+def no_value(field: str) -> UsageError:
     """Return the error for a field without a value."""
     if _is_of_hosts(field):
         return UsageError(f"{field} is missing: every host has a name; {_HOSTS_ARE}")
@@ -289,57 +355,58 @@ def _word_of_field(text: str, overrides: list[str]) -> str:
     It is the culprit even if another word gave the field its type: program.env.A=[1] program.script=a.py.
     """
     field = files.full_key(text)
-    words = [word for word in overrides if field and word.lstrip("+").partition("=")[0] == field]
-    return words[0] if len(words) == 1 else ""
+    words = [word for word in map(Word.of, overrides) if word.name == field and "~" not in word.mark] if field else []
+    return words[0].text if len(words) == 1 else ""
 
 
-def _culprit(overrides: list[str], composed: Composer) -> str:
+def _culprit(overrides: list[str], try_compose: TryCompose) -> str:
     """Return the first override with which composing fails. The last one needs no trial: all together do fail."""
     for index, item in enumerate(overrides[:-1]):
-        if composed(overrides[: index + 1]) is None:
+        if try_compose(overrides[: index + 1]) is None:
             return item
     return overrides[-1] if overrides else "conf/config.yaml"
 
 
-def _missing_option(error: MissingConfigException, culprit: str) -> UsageError:
+def _missing_option(error: MissingConfigException, word: Word) -> UsageError:
     group, _, option = str(error.missing_cfg_file).rpartition("/")
     if (options := OPTIONS.get(group.removeprefix("schema/"))) and group.startswith("schema/"):
         try:
             options.settings(option)  # raises the reason
         except UsageError as reason:
             return reason
-    if error.options is None and "=[" in culprit:
-        name = culprit.lstrip("+").partition("=")[0]
-        several = culprit.partition("=[")[2].rstrip("]").replace(" ", "")
+    name, value = word.name, word.value
+    if error.options is None and value.startswith("["):
+        several = value.removeprefix("[").rstrip("]").replace(" ", "")
         return UsageError(
-            f"{culprit}: {name} takes one option; to train with each of them: doit sweep {name}={several}"
+            f"{word.text}: {name} takes one option; to train with each of them: doit sweep {name}={several}"
         )
-    name, _, value = culprit.lstrip("+").partition("=")
     if name == "program" and value.endswith(".py"):
-        return UsageError(f"{culprit}: a script is no option of program", hint=f"program.script={shell_word(value)}")
+        return UsageError(f"{word.text}: a script is no option of program", hint=f"program.script={shell_word(value)}")
     if name == "dataset" and Path(value).exists():
         return UsageError(
-            f"{culprit}: a folder or file is no option of dataset; one with a folder for each class is dataset=folder",
+            f"{word.text}: a folder or file is no option of dataset; "
+            "one with a folder for each class is dataset=folder",
             hint=f"dataset=folder dataset.source={shell_word(value)}",
         )
-    place, known = files.place_of_entry(str(error), culprit, group, option) or culprit, error.options or ()
+    place, known = files.place_of_entry(str(error), word.text, group, option) or word.text, error.options or ()
     return UsageError(
         f"{place}: {group or 'config'} has no option {option!r}; {suggestion(option, known)}",
         hint=None if nearest(option, known) else _OTHERS.get(group),
     )
 
 
-def _unknown_key(key: str, culprit: str, others: list[str], composed: Composer) -> UsageError:
-    config = composed(others)
+def _refused_key(key: str, failure: _Failure) -> UsageError:
+    """Explain a key that is unknown, or is there and can't be changed, replaced or added to in this way."""
+    word, config = failure.culprit, failure.try_compose(failure.others)
     if config is None:
-        config = composed([])
+        config = failure.try_compose([])
     if config is not None and OmegaConf.select(config, key.partition("@")[0], default=_ABSENT) is not _ABSENT:
         if "@" in key:
-            meant = f"{key.partition('@')[0]}={culprit.partition('=')[2]}"
-            return UsageError(f"{culprit}: nothing was chosen for {key}, so nothing can be replaced; write {meant}")
-        bare = culprit.lstrip("+")
-        advice = f"to change it write {bare}" if bare != culprit else f"to add entries write ++{culprit}"
-        return UsageError(f"{culprit}: {key} is there but can't be changed this way; {advice}")
+            meant = f"{key.partition('@')[0]}={word.value}"
+            return UsageError(f"{word.text}: nothing was chosen for {key}, so nothing can be replaced; write {meant}")
+        bare = word.text.lstrip("+")
+        advice = f"to change it write {bare}" if bare != word.text else f"to add entries write ++{word.text}"
+        return UsageError(f"{word.text}: {key} is there but can't be changed this way; {advice}")
     parts = re.split(r"[./]", key.partition("@")[0])
     for depth in range(len(parts) - 1, 1, -1):
         node = OmegaConf.select(config, ".".join(parts[:depth])) if config is not None else None
@@ -347,7 +414,7 @@ def _unknown_key(key: str, culprit: str, others: list[str], composed: Composer) 
             return UsageError(
                 f"unknown key {key!r}; {_within('.'.join(parts[:depth]), parts[depth], [*map(str, node)])}"
             )
-    value = culprit.partition("=")[2] if "=" in culprit else None
+    value = word.value if "=" in word.text else None
     return unknown_key(key.partition("@")[0], value, OmegaConf.to_container(config) if config is not None else {})
 
 
