@@ -31,7 +31,7 @@ def test_runs_and_other_processes_are_listed_by_host_and_who_waits_below() -> No
     wait = Wait(key="cf0848aa0011", host="node0", who="alice's run has GPU 0", since=NOW)
     found = hosts.queue_of(cluster, [told(0, gpus), told(1, {"gpus": None, "claims": []})], [wait])
     at = claims.clock(NOW)
-    head, first, second, process, last = hosts.text(found).splitlines()
+    head, first, second, process, last = hosts.queue_text(found).splitlines()
     assert head.split() == ["host", "user", "run", "on", "since"]
     assert first.split("  ") == ["node0", "alice", "run 5a0c12ab34cd (resnet18)", "GPU 0", at]
     assert second.split() == ["node1", "-", "free"]

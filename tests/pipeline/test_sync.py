@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.cli import invocation
-from pipeline.cli.commands.hosts import line
+from pipeline.cli.commands.hosts import copy_line
 from pipeline.cluster import sync
 from pipeline.cluster.agent.host import trees
 from pipeline.cluster.launchers.pssh import PsshConfig
@@ -166,7 +166,7 @@ def test_a_line_tells_what_a_host_has(change: dict[str, Any], shown: str) -> Non
     as_wanted: dict[str, Any] = {"differ": 0, "absent": 0, "named": (), "more": 0, "more_named": (), "in_the_way": ()}
     told = {**as_wanted, **change}
     found = TreeState(host="node0", tree=wanted, place="/x", sha256="0123456789abcdef0123", **told)
-    assert line(found, removed=False) == f"node0: x in /x: {shown}"
+    assert copy_line(found, removed=False) == f"node0: x in /x: {shown}"
 
 
 def test_bare_words_behind_sync_are_paths_and_a_sign_of_equality_in_one_is_no_override() -> None:

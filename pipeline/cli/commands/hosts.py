@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from pipeline import lab as labs
@@ -60,7 +61,7 @@ def sync(current: Session) -> None:
             else:
                 copies = _sent(launcher, pack, named, delete, heartbeat)
     for copy in copies:
-        say(line(copy, removed=delete))
+        say(copy_line(copy, removed=delete))
     _demand_equal(copies, lacking, checked_only=check, delete=delete)
 
 
@@ -79,13 +80,16 @@ def _environments(launcher: AgentLauncher, check: bool, heartbeat: Heartbeat) ->
 
 
 def _pack(current: Session, *, fetches: bool) -> PackSource | None:
-    """Return the data pack, fetched if it isn't here; None if it must not be fetched."""
+    """Return the data pack; None if it isn't here, or the script names no data.
+
+    ``fetches``: fetch it first if it isn't here.
+    """
     if current.pack is None and fetches:
         train.fetch(current)
     if current.pack is None:
         say("the data pack isn't here yet: doit fetch, or doit sync without --check")
         return None
-    if current.pack.path is None:  # a script that names no data
+    if current.pack.path is None:
         return None
     if isinstance(current.pack, Tree):
         current.pack.lay_down()
@@ -110,7 +114,7 @@ def _sent(
     return copies
 
 
-def line(copy: TreeState, *, removed: bool) -> str:
+def copy_line(copy: TreeState, *, removed: bool) -> str:
     """Return a line about one folder on one host."""
     count = len(copy.tree.files)
     whole = f"{counted(count, 'file')}, {file_size(copy.tree.total_bytes)}"
@@ -142,17 +146,14 @@ def _demand_equal(copies: Sequence[TreeState], lacking: Sequence[str], *, checke
 
 
 def stop(current: Session) -> None:
-    """End a run on all of its hosts: the named one, else the one under way."""
+    """End a run on all of its hosts: the one named by its key, else by its words, else the only one under way."""
     by_key = current.invocation.options.get("run", LAST) != LAST  # the last one may be over, and another under way
     by_words = not by_key and not all(word.startswith("paths.") for word in current.invocation.overrides)
     runs_dir = current.config.runs_dir
-    keys = [] if by_key or by_words else [row.key for row in index.rows(runs_dir) if row.state in UNDER_WAY]
-    if len(keys) > 1:
-        raise UsageError(f"{len(keys)} runs are under way: {', '.join(keys)}", hint=f"doit stop {keys[-1]}")
-    if not (by_key or by_words or keys):
+    folder = current.folder() if by_key or by_words else _only_one_under_way(runs_dir)
+    if folder is None:
         say(f"nothing to stop: no run under {relative(runs_dir)} is under way")
         return
-    folder = RunFolder(runs_dir / keys[0]) if keys else current.folder()
     cluster = current.config.cluster if by_words else named_run.cluster(folder, current.invocation, ROOT, usable_gpus())
     entries = journal.read(folder.journal)
     with waiting(note, "ending what runs there"):
@@ -167,14 +168,20 @@ def stop(current: Session) -> None:
         say(f"nothing of {folder.key} runs on {where}")
 
 
+def _only_one_under_way(runs_dir: Path) -> RunFolder | None:
+    """Return the run that is under way, or None. Raises UsageError: several are."""
+    keys = [row.key for row in index.rows(runs_dir) if row.state in UNDER_WAY]
+    if len(keys) > 1:
+        raise UsageError(f"{len(keys)} runs are under way: {', '.join(keys)}", hint=f"doit stop {keys[-1]}")
+    return RunFolder(runs_dir / keys[0]) if keys else None
+
+
 def lab(current: Session) -> None:
     """Start the lab, remove it, or say how to reach its hosts."""
     options = current.invocation.options
     if {"down", "hosts"} <= options.keys():
         raise UsageError("doit lab takes down=1, which removes the lab, or hosts=N, which raises it; not both")
-    if "down" in options:
-        if options["down"].lower() not in ("1", "true", "yes"):
-            raise UsageError(f"down={options['down']}: doit lab --down removes the lab")
+    if is_on(options, "down"):
         with waiting(note, "removing the lab"):
             removed = labs.down(ROOT)
         say(f"removed {', '.join(removed)}" if removed else "no lab is up here; nothing was removed")
@@ -200,7 +207,7 @@ class Queue:
     """Who computes on the hosts, and who waits.
 
     ``computing``: runs, with ``host``, ``user``, ``what``, ``resources`` (gpu:0, cpu) and ``since``, unix time by that
-    host's clock. ``processes``: of nobody's run, on GPUs that a run of these words would take; in words.
+    host's clock. ``processes``: a line about each process of no run, on GPUs that a run of these words would take.
     """
 
     hosts: tuple[str, ...]
@@ -224,13 +231,13 @@ def queue(current: Session) -> None:
     if answers.wanted():
         answers.answer(asdict(state))
         return
-    say(text(state))
+    say(queue_text(state))
 
 
 def queue_of(cluster: Cluster, facts: Sequence[NodeFacts], waiting: Sequence[Wait]) -> Queue:
     """Return what the hosts have answered, and who waits."""
     rows = [(fact.host, row) for fact in facts for row in (fact.extra.get("system") or {}).get("claims", [])]
-    others = occupation.occupied(cluster, facts, "")
+    others = occupation.occupied(cluster, facts, "")  # no attempt is this command's own: all runs are others'
     return Queue(
         hosts=tuple(fact.host for fact in facts),
         computing=tuple(
@@ -242,7 +249,7 @@ def queue_of(cluster: Cluster, facts: Sequence[NodeFacts], waiting: Sequence[Wai
     )
 
 
-def text(state: Queue) -> str:
+def queue_text(state: Queue) -> str:
     """Return the hosts as a table, and below it GPU processes without a claim, and who waits."""
     rows = [("host", "user", "run", "on", "since")]
     for host in state.hosts:
