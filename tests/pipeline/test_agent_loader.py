@@ -77,11 +77,11 @@ def test_another_python_compiles_the_sources_itself(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(payload, "MAGIC_NUMBER", b"of another version")
     monkeypatch.setattr(marshal, "dumps", lambda value, *more: dumps(value, *more) if more else b"no code")
     payload.opening.cache_clear()
-    payload.agent_source.cache_clear()
+    payload.packed_agent.cache_clear()
     try:
         asked = message({"do": "stop", "bar": "", "registry": "/nowhere", "attempts": "aaaa-"}, "f00d")
     finally:
         payload.opening.cache_clear()
-        payload.agent_source.cache_clear()
+        payload.packed_agent.cache_clear()
     done = subprocess.run([sys.executable, "-c", BOOTSTRAP], input=asked, capture_output=True, check=False)
     assert (done.returncode, done.stdout.decode()) == (0, '\n@paceline f00d {"left": []}\n')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ class Pod:
 
     Attributes:
         waits: why it doesn't run yet.
-        ended: how its container ended, with exit ``code`` and its ``last_words``.
+        end_reason: why its container ended, with exit ``code`` and its ``last_words``.
         taken: why it is taken off its node.
         leaving: it is about to be deleted, perhaps only because its job has failed.
     """
@@ -33,32 +34,32 @@ class Pod:
     node: str = ""
     phase: str = ""
     waits: str = ""
-    ended: str = ""
+    end_reason: str = ""
     code: int = 0
     last_words: str = ""
     taken: str = ""
     leaving: bool = False
 
     @property
-    def words(self) -> str:
+    def title(self) -> str:
         """``pod NAME on NODE``."""
         return f"pod {self.name}" + (f" on {self.node}" if self.node else "")
 
 
-def pod_of(value: Mapping[str, Any]) -> Pod:
-    """Read one pod of the API's."""
-    meta, spec, status = value["metadata"], value.get("spec") or {}, value.get("status") or {}
+def pod_of(shown: Mapping[str, Any]) -> Pod:
+    """Read one pod as the API shows it."""
+    meta, spec, status = shown["metadata"], shown.get("spec") or {}, shown.get("status") or {}
     states = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    ended = _ended(states)
+    terminated = _terminated(states)
     return Pod(
         name=meta["name"],
         uid=meta["uid"],
         node=spec.get("nodeName") or "",
         phase=status.get("phase") or "",
         waits=_waits(status, states),
-        ended=ended.get("reason") or "",
-        code=int(ended.get("exitCode") or 0),
-        last_words=(ended.get("message") or "").strip(),
+        end_reason=terminated.get("reason") or "",
+        code=int(terminated.get("exitCode") or 0),
+        last_words=(terminated.get("message") or "").strip(),
         taken=_taken(status),
         leaving=bool(meta.get("deletionTimestamp")),
     )
@@ -76,7 +77,7 @@ def _waits(status: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> st
     return ""
 
 
-def _ended(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _terminated(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return how the last container that ended did, in this life or the one before."""
     for state in reversed(states):
         for name in ("state", "lastState"):
@@ -106,16 +107,16 @@ def waiting(pods: Sequence[Pod], nnodes: int, warnings: Sequence[str]) -> str:
     running = sum(pod.phase == "Running" for pod in pods)
     for pod in pods:
         if pod.waits:
-            return f"{running} of {nnodes} pods run; {pod.words}: {pod.waits}"
+            return f"{running} of {nnodes} pods run; {pod.title}: {pod.waits}"
     if len(pods) < nnodes or running < nnodes:
         why = f": {warnings[-1]}" if warnings else ""
         return f"{running} of {nnodes} pods run, {len(pods)} were made{why}"
     return f"all {nnodes} pods run; their agents have not answered yet"
 
 
-def conditions(job: Mapping[str, Any]) -> dict[str, str]:
+def conditions(shown: Mapping[str, Any]) -> dict[str, str]:
     """Return the conditions of a job that hold, with their words."""
-    rows = (job.get("status") or {}).get("conditions") or []
+    rows = (shown.get("status") or {}).get("conditions") or []
     return {row["type"]: _words(row) for row in rows if row["status"] == "True"}
 
 
@@ -129,14 +130,14 @@ def claim_words(claim: Mapping[str, Any] | None, nnodes: int) -> str:
     return f"{(claim.get('status') or {}).get('phase') or 'not bound'}, {', '.join(modes)}{held}"
 
 
-def is_over(job: Mapping[str, Any]) -> bool:
+def is_over(shown: Mapping[str, Any]) -> bool:
     """True if a job of any kind won't run any more."""
     ends = ("Complete", "Failed", "FailureTarget")
-    return bool(job["metadata"].get("deletionTimestamp")) or not conditions(job).keys().isdisjoint(ends)
+    return bool(shown["metadata"].get("deletionTimestamp")) or not conditions(shown).keys().isdisjoint(ends)
 
 
 def why_it_ended(before: Sequence[Pod], now: Sequence[Pod], labels: Mapping[str, str]) -> Outcome:
-    """Return what became of a job's pods in which a start ended badly; empty where all are as they were.
+    """Return why a start ended badly, by what became of the pods of its job; empty if all are as they were.
 
     A job that fails because of one pod deletes the others, so a pod that was only deleted comes last.
 
@@ -148,13 +149,12 @@ def why_it_ended(before: Sequence[Pod], now: Sequence[Pod], labels: Mapping[str,
     gone = [old for old in before if old.uid not in current]
     pods = [current[old.uid] for old in before if old.uid in current]
     deleted = [*gone, *(pod for pod in pods if pod.leaving)]
-    for judged in (
-        *(_taken_away(pod, pod.taken, labels) for pod in [*pods, *gone] if pod.taken),
-        *(_ended_badly(pod, labels) for pod in pods if pod.code and not pod.leaving),
-        *(_taken_away(pod, "it was deleted", labels) for pod in deleted),
-    ):
-        return judged
-    return Outcome()
+    outcomes = itertools.chain(
+        (_taken_away(pod, pod.taken, labels) for pod in [*pods, *gone] if pod.taken),
+        (_ended_badly(pod, labels) for pod in pods if pod.code and not pod.leaving),
+        (_taken_away(pod, "it was deleted", labels) for pod in deleted),
+    )
+    return next(outcomes, Outcome())
 
 
 def _taken_away(pod: Pod, why: str, labels: Mapping[str, str]) -> Outcome:
@@ -166,7 +166,7 @@ def _taken_away(pod: Pod, why: str, labels: Mapping[str, str]) -> Outcome:
 
 
 def _ended_badly(pod: Pod, labels: Mapping[str, str]) -> Outcome:
-    if pod.ended == "OOMKilled":
+    if pod.end_reason == "OOMKilled":
         return Outcome(
             text=f"{_who(pod, labels)} was out of memory (OOMKilled)",
             hint="cluster.memory=<memory of each node>, or a smaller trainer.global_batch_size",
@@ -174,14 +174,14 @@ def _ended_badly(pod: Pod, labels: Mapping[str, str]) -> Outcome:
         )
     last_words = f": {pod.last_words.splitlines()[-1]}" if pod.last_words else ""
     return Outcome(
-        text=f"{_who(pod, labels)} ended with exit code {pod.code} ({pod.ended}){last_words}",
+        text=f"{_who(pod, labels)} ended with exit code {pod.code} ({pod.end_reason}){last_words}",
         hint="the same command again",
         cause="host",
     )
 
 
 def _who(pod: Pod, labels: Mapping[str, str]) -> str:
-    return f"{labels[pod.name]}, {pod.words}," if pod.name in labels else pod.words
+    return f"{labels[pod.name]}, {pod.title}," if pod.name in labels else pod.title
 
 
 # ------------------------------------------------------------------------------------------------ the state of a job
@@ -194,51 +194,68 @@ class PodsState(JobState):
 
 def state_of(
     job: GrantedJob,
-    value: Object | None,
+    shown: Object | None,
     now: Sequence[Pod],
     before: JobState | None,
     api: Api,
     warnings: Sequence[str],
 ) -> PodsState:
-    """Return the state of ``job`` with the pods ``now``; ``value`` is what the API shows of it, None: no such job.
+    """Return the state of ``job`` with the pods ``now``; ``shown`` is what the API shows of it, None: no such job.
 
     ``before``: an earlier state. ``warnings``: of the API's events, the newest last.
     """
     seen = before.pods if isinstance(before, PodsState) else ()
     pods = tuple({pod.uid: pod for pod in (*seen, *now)}.values())  # each when last seen
-    is_deleted = value is None or bool(value["metadata"].get("deletionTimestamp"))
-    ends, labels = _ends(job), _labels(job)
-    ended = {name: float(end["now"]) for name, end in zip(labels, ends, strict=False) if end is not None}
+    reports, labels = _end_reports(job), _labels(job)
+    end_times = {name: float(end["now"]) for name, end in zip(labels, reports, strict=False) if end is not None}
     # the pod that ended first has caused the end of the others
-    judged = why_it_ended(sorted(pods, key=lambda pod: ended.get(pod.name, math.inf)), now, labels)
-    silent = [pod for pod in now if pod.phase == "Succeeded" and pod.name not in ended]
-    gone = judged.text or next((f"{pod.words} ended without a word" for pod in silent), "")
-    has_ended = value is None or is_over(value)
-    is_broken = any(pod.taken or pod.code or pod.leaving or pod.phase in ("Failed", "Succeeded") for pod in now)
-    over = has_ended or is_broken or bool(judged.text)
-    suspended = conditions(value or {}).get("Suspended")
-    why = suspended or waiting(now, job.nnodes, warnings)
-    words, hint = f"waiting for {job.title}: {why}", "" if suspended else help_for(why)
-    outcome = judged
+    judged = why_it_ended(sorted(pods, key=lambda pod: end_times.get(pod.name, math.inf)), now, labels)
+    is_deleted = shown is None or bool(shown["metadata"].get("deletionTimestamp"))
+    has_ended = shown is None or is_over(shown)
+    over = has_ended or _is_broken(now) or bool(judged.text)
+    words, warning = _waiting_words(job, shown, now, warnings)
+    outcome, why_gone = judged, judged.text or _ended_silently(now, end_times)
     if is_deleted:
         outcome = Outcome(text=f"{job.title} was deleted", hint="the same command creates another one")
+        why_gone = f"was taken away: {job.title} was deleted"
     # a node without a report, or ended by a signal from outside, was lost
-    is_lost = any(end is None or end.get("terminated") for end in ends)
-    left = ", ".join(pod.words for pod in now)
+    is_lost = any(end is None or end.get("terminated") for end in reports)
+    left = ", ".join(pod.title for pod in now)
     return PodsState(
         words=words,
-        warning=f"{words}; {hint}" if hint else "",
+        warning=warning,
         is_running=not over,
         is_over=over,
         is_idle=has_ended or not any(pod.phase == "Running" for pod in now),
         is_settled=bool(outcome.text) or not is_lost,
-        why_gone=f"was taken away: {job.title} was deleted" if is_deleted else gone,
+        why_gone=why_gone,
         remains=f"{left} goes on; {api.kubectl} delete pods --force -l {JOB}={job.id}" if left else "",
         outcome=outcome,
-        error=_ended_early(job, value, now, judged, api) if over and not job.is_started else None,
+        error=_ended_early(job, shown, now, judged, api) if over and not job.is_started else None,
         nodes={pod.name: pod.node for pod in pods},
         pods=pods,
     )
+
+
+def _is_broken(pods: Sequence[Pod]) -> bool:
+    """True if a pod has ended or is about to, so that the job can't go on."""
+    return any(pod.taken or pod.code or pod.leaving or pod.phase in ("Failed", "Succeeded") for pod in pods)
+
+
+def _ended_silently(pods: Sequence[Pod], end_times: Mapping[str, float]) -> str:
+    """Name the first pod that ended well without its agent's report, or return ''."""
+    silent = (pod for pod in pods if pod.phase == "Succeeded" and pod.name not in end_times)
+    return next((f"{pod.title} ended without a word" for pod in silent), "")
+
+
+def _waiting_words(
+    job: GrantedJob, shown: Object | None, pods: Sequence[Pod], warnings: Sequence[str]
+) -> tuple[str, str]:
+    """Return why the job still waits, and the warning of what somebody has to do first ('': nothing)."""
+    suspended = conditions(shown or {}).get("Suspended")
+    why = suspended or waiting(pods, job.nnodes, warnings)
+    words, hint = f"waiting for {job.title}: {why}", "" if suspended else help_for(why)
+    return words, f"{words}; {hint}" if hint else ""
 
 
 def _labels(job: GrantedJob) -> dict[str, str]:
@@ -247,21 +264,21 @@ def _labels(job: GrantedJob) -> dict[str, str]:
     return {fact["host"]: f"pod{number}" for number, fact in enumerate(facts) if len(facts) == job.nnodes}
 
 
-def _ends(job: GrantedJob) -> list[Object | None]:
+def _end_reports(job: GrantedJob) -> list[Object | None]:
     """Return each node's report of how the newest start ended; None: not yet."""
     started = [order["start"]["run_id"] for order in job.folder.orders() if "start" in order]
     return [job.folder.end_of(number, started[-1]) for number in range(job.nnodes)] if started else []
 
 
-def _ended_early(job: GrantedJob, value: Object | None, pods: Sequence[Pod], judged: Outcome, api: Api) -> HostError:
-    if value is None:
+def _ended_early(job: GrantedJob, shown: Object | None, pods: Sequence[Pod], judged: Outcome, api: Api) -> HostError:
+    if shown is None:
         return HostError(
             f"{job.title} was deleted before the run began",
             hint=f"the same command creates another one; {api.kubectl} get events shows who may have done it",
         )
     lines = [line for pod in pods if pod.code for line in [*pod.last_words.splitlines(), *api.log(pod.name)]]
     printed = list(dict.fromkeys([line for line in lines if line.startswith(SAYS)] or lines))[-4:]
-    why = judged.text or "; ".join(filter(None, conditions(value).values())) or "it doesn't say why"
+    why = judged.text or "; ".join(filter(None, conditions(shown).values())) or "it doesn't say why"
     return HostError(
         "\n".join([f"{job.title} ended before the run began: {why}", *(f"  {line}" for line in printed)]),
         hint=_early_hint(printed, judged),

@@ -54,8 +54,6 @@ _PREAMBLE = b"\n" * 16 + f"echo {TAKEN_FOR_COMMANDS}; exit 97\n".encode()
 """Text that BOOTSTRAP skips. The empty lines answer a login script that reads (``read``); the command ends a shell that
 a login script has started in its own place (``exec zsh``)."""
 
-_IMPORT = re.compile(r"^ *from (\.+|trainers\.contract\b\.?)([\w.]*) import \(?([\w, ]*)", re.MULTILINE)
-
 
 def agent_argv(python: str | None) -> list[str]:
     """Return the command of an agent on another host. Default interpreter: the controller's, else python3."""
@@ -64,8 +62,8 @@ def agent_argv(python: str | None) -> list[str]:
 
 
 @cache
-def agent_source(commands: tuple[str, ...]) -> bytes:
-    """Return the loader's text, a zero byte, and its modules for these commands; compressed, as each host gets it."""
+def packed_agent(commands: tuple[str, ...]) -> bytes:
+    """Return the compressed agent for these commands: the loader's text, a zero byte, and the modules that it loads."""
     texts = module_texts()
     needed = {name: texts[name] for name in needed_modules(commands, texts)}
     code = {name: marshal.dumps(_code(name)) for name in needed}
@@ -106,25 +104,34 @@ def needed_modules(commands: Sequence[str], texts: Mapping[str, str]) -> list[st
     """Return the names of the modules that these commands import, also by a name that is a string."""
     modules = ["main", *(COMMANDS[command] for command in commands if command in COMMANDS)]
     needed = [PACKAGE, *(f"{PACKAGE}.{name}" for name in modules)]
-    if "job" in commands:  # which takes the one that its request names
+    if "job" in commands:  # its request names the scheduler whose module it imports
         needed += sorted(name for name in texts if name.startswith(f"{PACKAGE}.schedulers."))
-    for name in needed:  # which grows
-        imported = {module for one in _IMPORT.finditer(texts[name]) for module in _imported(name, *one.groups())}
+    for name in needed:  # the list grows by what its modules import
+        imported = {module for one in _IMPORT.finditer(texts[name]) for module in _imported(name, one)}
         imported |= {package for package in PACKAGES if name.startswith(f"{package}.")}
-        imported |= {"trainers", RANKS} if name == f"{PACKAGE}.running.warm" else set()  # it starts this module's text
+        imported |= {"trainers", RANKS} if name == f"{PACKAGE}.running.warm" else set()  # it starts the text of ranks
         needed += sorted((imported & texts.keys()) - {*needed})
     return needed
 
 
-def _imported(importer: str, package: str, module: str, names: str) -> list[str]:
-    """Return what may be the modules of one import statement of ``importer``: the one that is named, and each name."""
+_IMPORT = re.compile(
+    r"^ *from (?P<package>\.+|trainers\.contract\b\.?)(?P<module>[\w.]*) import \(?(?P<names>[\w, ]*)", re.MULTILINE
+)
+
+
+def _imported(importer: str, statement: re.Match[str]) -> list[str]:
+    """Return what may be the modules of one import statement of ``importer``: the one that is named, and each name.
+
+    ``statement``: a match of ``_IMPORT``; its package is a number of dots, or the contract's.
+    """
+    package, module = statement["package"], statement["module"]
     if package.startswith("."):
         own_package = importer if importer in PACKAGES else importer.rpartition(".")[0]
         full = own_package.rsplit(".", len(package) - 1)[0]  # one more dot: one package up
     else:
         full = CONTRACT
     base = f"{full}.{module}" if module else full
-    return [base, *(f"{base}.{name.strip()}" for name in names.split(","))]
+    return [base, *(f"{base}.{name.strip()}" for name in statement["names"].split(","))]
 
 
 def new_token() -> str:
@@ -143,6 +150,6 @@ def message(request: dict[str, Any], token: str) -> bytes:
 
 @cache
 def opening(commands: tuple[str, ...]) -> bytes:
-    """Return the beginning of the message of these commands."""
-    source = agent_source(commands)
-    return b"%s%d\n%s" % (_PREAMBLE, len(source), source)
+    """Return the part of a message before its request: the preamble, then the agent with its length in front."""
+    packed = packed_agent(commands)
+    return b"%s%d\n%s" % (_PREAMBLE, len(packed), packed)
