@@ -32,7 +32,7 @@ _MUST_AGREE = 0.9  # on other hardware, or in fp32 after bf16, a few images may 
 _CPU = torch.device("cpu")
 
 
-class Classifier(nn.Module):
+class ExportedNetwork(nn.Module):
     """The evaluation of a run as a module: normalise images, compute the logits of their views, average them."""
 
     def __init__(self, network: nn.Module, normalise: Normaliser, tta: str) -> None:
@@ -75,13 +75,13 @@ def export(run_dir: Path, folder: Path) -> dict[str, Any]:
     config = load(run_dir / run_folder.CONFIG)
     pack = place(open_pack(run_dir / "data"), _CPU)
     try:
-        classifier = _trained(config, pack.manifest, run_dir)
+        network = _trained(config, pack.manifest, run_dir)
         start, stop = pack.manifest.splits["test"]
         images, _ = pack.rows(torch.arange(start, min(stop, start + _CHECKED_IMAGES)), _CPU)
     finally:
         if pack.gatherer is not None:
             pack.gatherer.close()
-    _save(classifier, images, folder / MODEL, config.model.name)
+    _save(network, images, folder / MODEL, config.model.name)
     agreed = _agreed(folder / MODEL, images, run_dir)
     return {
         "example": images[:1].tolist(),
@@ -94,7 +94,7 @@ def export(run_dir: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-def _trained(config: TrainConfig, manifest: Manifest, run_dir: Path) -> Classifier:
+def _trained(config: TrainConfig, manifest: Manifest, run_dir: Path) -> ExportedNetwork:
     """Return the network with the run's final weights. Raises ConfigError, TrainerError."""
     shape = models.ImageShape(
         channels=manifest.channels, height=manifest.height, width=manifest.width, num_classes=manifest.num_classes
@@ -108,16 +108,16 @@ def _trained(config: TrainConfig, manifest: Manifest, run_dir: Path) -> Classifi
     network.load_state_dict(final)
     normalise = normaliser(manifest, normalise=config.dataset.normalise, device=_CPU)
     network = network.to(memory_format=torch.channels_last)
-    return Classifier(network, normalise, config.trainer.tta).eval()
+    return ExportedNetwork(network, normalise, config.trainer.tta).eval()
 
 
-def _save(classifier: Classifier, images: Tensor, path: Path, name: str) -> None:
+def _save(network: ExportedNetwork, images: Tensor, path: Path, name: str) -> None:
     """Export the network to a file. Raises TrainerError: torch.export can't follow it."""
     example = images[:2] if len(images) > 1 else images.expand(2, -1, -1, -1)
     try:
         with torch.no_grad():
             batch = {0: torch.export.Dim("batch")}
-            exported = torch.export.export(classifier, (example.contiguous(),), dynamic_shapes=(batch,))
+            exported = torch.export.export(network, (example.contiguous(),), dynamic_shapes=(batch,))
         torch.export.save(exported, path)
     except Exception as error:  # torch has many classes of errors, and a user's network may raise any
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -183,7 +183,7 @@ def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]
         option = f"cluster.hostfile={raw['hostfile']}"
         text = _text_of(root / expanded(raw["hostfile"], option), option)
         of_mpi = LAUNCHERS.settings(raw["launcher"]).capabilities.hostfile_of_mpi
-        parse = hostfile.parse_mpi if of_mpi else hostfile.parse
+        parse = hostfile.parse_mpi if of_mpi else hostfile.parse_ssh
         return [dataclasses.asdict(host) for host in parse(text, str(raw["hostfile"]), default_slots=nproc)]
     if not raw["hosts"]:
         raise UsageError(

@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Host, unfit_name
 
-_LINE = re.compile(
+_HOST = re.compile(
     r"(?:(?P<user>[^@\s\[\]]+)@)?(?:\[(?P<v6>[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?)\]|(?P<name>[^\s@:\[\]]+))"
     r"(?::(?P<port>[^\s:]*))?$"
 )
 _INVISIBLE = {"Cc": "control", "Cf": "invisible"}  # categories of Unicode
 _FORM = "a line is [user@]host[:port] [slots=N], an IPv6 address is written in brackets"
+_MPI_FORM = "a line is host [slots=N] [max_slots=N], or host:N"
 
 
-def parse(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, ...]:
+def parse_ssh(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, ...]:
     """Return the hosts of an ssh hostfile in the file's order. ``slots`` is nproc_per_node.
 
     Args:
@@ -57,9 +58,6 @@ def _lines(text: str, source: str) -> Iterator[tuple[int, list[str]]]:
             )
         if words:
             yield number, words
-
-
-_MPI_FORM = "a line is host [slots=N] [max_slots=N], or host:N"
 
 
 def parse_mpi(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, ...]:
@@ -106,7 +104,7 @@ def _slots(words: list[str], where: str, form: str) -> int | None:
 
 
 def _host(words: list[str], where: str, default_slots: int) -> Host:
-    match = _LINE.match(words[0])
+    match = _HOST.match(words[0])
     if match is None or words[0].startswith("-"):
         raise UsageError(f"{where}: {words[0]!r} is not a host; {_FORM}")
     port = match["port"]

@@ -27,7 +27,7 @@ _NETNS_OURS = Path("/run/paceline-made-netns")  # stands while /run/netns exists
 
 
 def free_subnet(id_: str) -> str:
-    """A /24 that overlaps no address and no route (but the default one) of this machine.
+    """Return a /24 that overlaps no address and no route (but the default one) of this machine.
 
     The kernel's own tables are the register: call it, and give the uplink its address, under one lock.
     """
@@ -56,11 +56,11 @@ def connect(lab: Lab) -> None:
         _NETNS_OURS.touch()
     for name in (lab.switch, *(host.namespace for host in lab.hosts)):
         command("ip", "netns", "add", name)
-    up, base = uplink(lab.id), lab.subnet.rsplit(".", 1)[0]
+    device, base = uplink(lab.id), lab.subnet.rsplit(".", 1)[0]
     lines = [
-        f"link add {up} type veth peer name uplink netns {lab.switch}",
-        f"addr add {base}.1/24 dev {up}",
-        f"link set {up} up",
+        f"link add {device} type veth peer name uplink netns {lab.switch}",
+        f"addr add {base}.1/24 dev {device}",
+        f"link set {device} up",
     ]
     ports = ["link add br0 type bridge stp_state 0 forward_delay 0", "link set br0 up", "link set uplink master br0 up"]
     for host in lab.hosts:
@@ -79,21 +79,21 @@ def connect(lab: Lab) -> None:
 
 
 def _hardware(host: LabHost) -> str:
-    """The address of its network card, one of those that a machine may choose for itself (IEEE 802)."""
+    """Return the address of its network card, one of those that a machine may choose for itself (IEEE 802)."""
     return ":".join(["02", "00", *(f"{part:02x}" for part in ipaddress.ip_address(host.address).packed)])
 
 
 def namespaces(id_: str) -> list[str]:
-    """The lab's namespaces that exist now, whatever its journal says."""
+    """Return the lab's namespaces that exist now, whatever its journal says."""
     prefix = namespace(id_, "")
     existing = json.loads(command("ip", "-j", "netns", "list") or "[]")
     return sorted(entry["name"] for entry in existing if entry["name"].startswith(prefix))
 
 
 def disconnect(id_: str) -> list[str]:
-    """End every process in the lab's namespaces, remove them and the uplink; what was removed."""
+    """End every process in the lab's namespaces, remove them and the uplink; return the names of what was removed."""
     removed = []
-    had_uplink = _is_up(uplink(id_))
+    had_uplink = _exists(uplink(id_))
     for name in namespaces(id_):
         end_processes(name)
         command("ip", "netns", "delete", name)
@@ -102,14 +102,14 @@ def disconnect(id_: str) -> list[str]:
         try:
             command("ip", "link", "delete", uplink(id_))
         except HostError:
-            if _is_up(uplink(id_)):  # the kernel removes it by itself, a moment after the namespace of its other end
+            if _exists(uplink(id_)):  # the kernel removes it by itself, a moment after the namespace of its other end
                 raise
         removed.append(uplink(id_))
     _leave_no_netns_folder()
     return removed
 
 
-def _is_up(device: str) -> bool:
+def _exists(device: str) -> bool:
     return device in [link["ifname"] for link in json.loads(command("ip", "-j", "link") or "[]")]
 
 
@@ -126,7 +126,7 @@ def _leave_no_netns_folder() -> None:
 
 
 def end_processes(name: str) -> None:
-    """SIGKILL all processes of a network namespace until none is left. Raises HostError after 10 s."""
+    """Send SIGKILL to all processes of a network namespace until none is left. Raises HostError after 10 s."""
     deadline = time.monotonic() + _END_S
     while pids := command("ip", "netns", "pids", name).split():
         for pid in pids:
@@ -162,5 +162,5 @@ def limit(lab: Lab, host: str, rate_mbit: float) -> None:
 
 
 def _ends(lab: Lab, host: str) -> list[tuple[str, str]]:
-    """(namespace, interface) of both ends of the host's cable: each shapes what leaves it."""
+    """Return (namespace, interface) of both ends of the host's cable: each shapes what leaves it."""
     return [(lab.switch, lab.host(host).name), (lab.host(host).namespace, "eth0")]

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.cluster import _entries
-from pipeline.config.hostfile import parse
+from pipeline.config.hostfile import parse_ssh
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Host, unfit_name
 
 
 def test_lines_comments_and_blank_lines() -> None:
     text = "# my lab\n\nnode0 slots=4\nme@node1:2222   slots=2  # the old one\n[fd00::7]:22\nfe@[fd00::8%eth0]\n"
-    assert parse(text, "hosts") == (
+    assert parse_ssh(text, "hosts") == (
         Host(name="node0", nproc_per_node=4),
         Host(name="node1", user="me", port=2222, nproc_per_node=2),
         Host(name="fd00::7", port=22),
@@ -23,13 +23,13 @@ def test_lines_comments_and_blank_lines() -> None:
 
 
 def test_lines_without_slots_take_the_default() -> None:
-    hosts = parse("a max_slots=4\r\nb\tslots=1\n", "hosts", default_slots=8)
+    hosts = parse_ssh("a max_slots=4\r\nb\tslots=1\n", "hosts", default_slots=8)
     assert [(host.name, host.nproc_per_node) for host in hosts] == [("a", 8), ("b", 1)]
 
 
 def test_duplicate_names_both_lines() -> None:
     with pytest.raises(UsageError, match=r"^hosts:4: me@a:22 is in line 1 already"):
-        parse("me@a:22\n\nme@b\nme@a:22 slots=2\n", "hosts")
+        parse_ssh("me@a:22\n\nme@b\nme@a:22 slots=2\n", "hosts")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_duplicate_names_both_lines() -> None:
 )  # fmt: skip
 def test_bad_lines_are_refused_with_file_line_and_value(line: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse(line + "\n", "hosts")
+        parse_ssh(line + "\n", "hosts")
     assert caught.value.what.startswith(message)
 
 

@@ -3,8 +3,8 @@
 A file is a sequence of records: length (uint64, little endian), masked crc32c of the length, the bytes, masked crc32c
 of them (the TFRecord format, tensorflow.org/tutorials/load_data/tfrecord). Each holds an ``Event`` of event.proto,
 whose ``summary`` is defined in summary.proto; a value is a ``simple_value`` or a ``TensorProto`` of one element. The
-field numbers below are those of these published files. Only the crc of the length is checked, because lengths decide
-where the next record begins.
+field numbers below, named MESSAGE_FIELD, are those of these published files. Only the crc of the length is checked,
+because lengths decide where the next record begins.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from pathlib import Path
 
 _HEADER_BYTES, _CRC_BYTES = 12, 4
 _LARGEST_BYTES = 16 << 20  # a larger record holds images or audio
+_EVENT_WALL_TIME, _EVENT_STEP, _EVENT_SUMMARY, _SUMMARY_VALUE = 1, 2, 5, 1
+_VALUE_TAG, _VALUE_SIMPLE_VALUE, _VALUE_TENSOR = 1, 2, 8
+_TENSOR_DTYPE, _TENSOR_CONTENT = 1, 4
+_TENSOR_FLOATS = {5: "f", 6: "d"}  # float_val, double_val → struct's letter
+_TENSOR_INTS = (7, 10)  # int_val, int64_val, as varints
 _SCALARS = {1: "f", 2: "d", 3: "i", 9: "q", 19: "e"}  # DataType of types.proto → struct's letter
-_VALUES = {5: "f", 6: "d"}  # float_val, double_val; int_val (7) and int64_val (10) are varints
 
 
 @dataclass(frozen=True)
@@ -72,15 +76,15 @@ class EventFile:
 def _scalars_of(event: bytes) -> Iterator[Scalar]:
     time_s, step, summaries = 0.0, 0, []
     for number, value in fields(event):
-        if number == 1 and isinstance(value, bytes):
+        if number == _EVENT_WALL_TIME and isinstance(value, bytes):
             (time_s,) = struct.unpack("<d", value)
-        elif number == 2 and isinstance(value, int):
-            step = value - (1 << 64) if value >> 63 else value
-        elif number == 5 and isinstance(value, bytes):
+        elif number == _EVENT_STEP and isinstance(value, int):
+            step = _signed(value)
+        elif number == _EVENT_SUMMARY and isinstance(value, bytes):
             summaries.append(value)
     for summary in summaries:
         for number, value in fields(summary):
-            if number == 1 and isinstance(value, bytes):
+            if number == _SUMMARY_VALUE and isinstance(value, bytes):
                 tag_and_value = _value_of(value)
                 if tag_and_value is not None:
                     yield Scalar(time_s, step, *tag_and_value)
@@ -91,11 +95,11 @@ def _value_of(message: bytes) -> tuple[str, float] | None:
     for number, value in fields(message):
         if isinstance(value, int):
             continue
-        if number == 1:
+        if number == _VALUE_TAG:
             tag = value.decode()
-        elif number == 2 and len(value) == 4:
+        elif number == _VALUE_SIMPLE_VALUE and len(value) == 4:
             (scalar,) = struct.unpack("<f", value)
-        elif number == 8:
+        elif number == _VALUE_TENSOR:
             scalar = _element(value)
     return None if scalar is None or not tag else (tag, scalar)
 
@@ -105,22 +109,26 @@ def _element(tensor: bytes) -> float | None:
     kind = 0
     values: list[float] = []
     for number, value in fields(tensor):
-        if number == 1 and isinstance(value, int):
+        if number == _TENSOR_DTYPE and isinstance(value, int):
             kind = value
-        elif number == 4 and isinstance(value, bytes) and kind in _SCALARS:
+        elif number == _TENSOR_CONTENT and isinstance(value, bytes) and kind in _SCALARS:
             letter = "<" + _SCALARS[kind]
             if len(value) == struct.calcsize(letter):
                 values += struct.unpack(letter, value)
-        elif number in _VALUES and isinstance(value, bytes):
-            letter = "<" + _VALUES[number]
+        elif number in _TENSOR_FLOATS and isinstance(value, bytes):
+            letter = "<" + _TENSOR_FLOATS[number]
             if len(value) == struct.calcsize(letter):
                 values += struct.unpack(letter, value)
-        elif number in (7, 10):
-            values += [value] if isinstance(value, int) else _varints(value)
+        elif number in _TENSOR_INTS:
+            values += map(_signed, [value] if isinstance(value, int) else _varints(value))
     if len(values) != 1 or kind not in _SCALARS:
         return None
-    whole = values[0]
-    return float(whole - (1 << 64) if isinstance(whole, int) and whole >> 63 == 1 else whole)
+    return float(values[0])
+
+
+def _signed(varint64: int) -> int:
+    """Return the number whose two's complement of 64 bits a varint holds."""
+    return varint64 - (1 << 64) if varint64 >> 63 else varint64
 
 
 def _varints(data: bytes) -> list[int]:
