@@ -124,7 +124,7 @@ _VERBS: Mapping[str, Verb] = {
         "several nodes does. A failed check gives exit code 1, a warning does not. docs/troubleshooting.md explains "
         "each check.",
         options={
-            "deep": Option("1", "also the slow checks: all of nvidia-smi, folders that must be shared"),
+            "deep": Option("1", "also the slow checks: all of nvidia-smi, clocks more exactly"),
             "measure": Option("1", "also time a matrix product on each rank and an all-reduce on each host and pair"),
             "baseline": Option("save", "measure, and save the figures; later ones may be at most a fifth lower"),
         },

@@ -91,7 +91,7 @@ class Hosts:
     def checks(self) -> list[preflight.Check]:
         """Return the checks that precede every training, of the last answers."""
         if self._checks is None:
-            self._checks = preflight.short(self.cluster, self._facts, self.launcher)
+            self._checks = preflight.checks_before_training(self.cluster, self._facts)
         return self._checks
 
     def ports(self) -> list[int]:

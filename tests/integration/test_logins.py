@@ -36,7 +36,7 @@ def bashrc(lab: Lab) -> Iterator[Bashrc]:
 def check(lab: Lab, ssh_config: str | None = None, **settings: Any) -> None:
     config = ssh_config or str(lab.ssh_config)
     cluster = Cluster(launcher="pssh", hosts=(Host(name="node0"),), ssh_config=config, settings=PsshConfig(**settings))
-    preflight.examine(cluster).refuse()
+    preflight.examine(cluster).raise_if_failed()
 
 
 def error(lab: Lab, **settings: Any) -> str:
@@ -154,7 +154,7 @@ def test_hosts_that_are_slow_to_reach_pass_preflight_and_train_with_the_usual_li
         config = slow(lab, tmp_path, stack)
         hosts = (Host(name="node0"), Host(name="node1"))
         cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(config), settings=PsshConfig())
-        preflight.examine(cluster, deep=True).refuse()
+        preflight.examine(cluster, deep=True).raise_if_failed()
         pssh = Bench(cluster=cluster, folder=tmp_path, count=count_here, shares_run_dir=False)
         stub = pssh.stub(RUN_TO_END)
         pssh.run(stub)

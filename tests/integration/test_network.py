@@ -36,7 +36,7 @@ def pssh(cluster: Cluster, tmp_path: Path) -> Bench:
 
 def test_preflight_names_the_way_that_a_firewall_closes_and_what_opens_it(cluster: Cluster, lab: Lab) -> None:
     with firewall(lab, "node0", "drop"), pytest.raises(HostError) as caught:
-        preflight.examine(cluster).refuse()
+        preflight.examine(cluster).raise_if_failed()
     head, *rows, hint = str(caught.value).splitlines()
     first, second = (host.address for host in lab.hosts)
     assert head.startswith("the hosts can't all connect to each other over TCP")
@@ -48,7 +48,7 @@ def test_preflight_names_the_way_that_a_firewall_closes_and_what_opens_it(cluste
 
 def test_preflight_names_the_way_on_which_large_packets_are_lost(cluster: Cluster, lab: Lab) -> None:
     with large_packets_lost(lab, "node1"), pytest.raises(HostError) as caught:
-        preflight.examine(cluster).refuse()
+        preflight.examine(cluster).raise_if_failed()
     _, *rows, hint = str(caught.value).splitlines()
     assert len(rows) == 1, "the way from node1 to node0 carries them"
     assert rows[0].startswith(f"  node0 can't reach node1 ({lab.hosts[1].address}:")
@@ -101,7 +101,7 @@ def test_the_chosen_interface_carries_the_run_where_that_of_ssh_carries_nothing_
     stub, lines = pssh.stub(WHERE, stand_in=True), list[LogLine]()  # with torchrun: the run over IPv6 alone
     with second_network(lab) as addresses, firewall(lab, "node0", "drop"), firewall(lab, "node1", "drop"):
         with pytest.raises(HostError, match=rf"try: cluster\.interface=eth1 \({', '.join(addresses)}\); or let TCP"):
-            preflight.examine(pssh.cluster).refuse()
+            preflight.examine(pssh.cluster).raise_if_failed()
         hosts = tuple(replace(host, interface="eth1") for host in pssh.cluster.hosts)
         plan = replace(pssh, cluster=replace(pssh.cluster, hosts=hosts)).run(stub, lines)
     assert [node.address for node in plan.nodes] == addresses
@@ -135,6 +135,6 @@ def test_ranks_meet_and_sum_over_a_network_that_has_ipv6_alone(pssh: Bench, lab:
 def test_an_interface_that_a_host_lacks_is_refused_with_those_it_has(cluster: Cluster, lab: Lab) -> None:
     hosts = tuple(replace(host, interface="ib7") for host in cluster.hosts)
     with pytest.raises(HostError) as caught:
-        preflight.examine(replace(cluster, hosts=hosts)).refuse()
+        preflight.examine(replace(cluster, hosts=hosts)).raise_if_failed()
     has = f"it has eth0 ({lab.hosts[0].address}): set cluster.interface"
     assert f"  node0: it has no interface 'ib7' with an address; {has}" in str(caught.value)

@@ -24,7 +24,7 @@ def check(ssh_config: Path, *hosts: Host) -> None:
     cluster = Cluster(
         launcher="pssh", hosts=hosts, ssh_config=str(ssh_config), settings=PsshConfig(connect_timeout_s=30.0)
     )
-    preflight.examine(cluster).refuse()
+    preflight.examine(cluster).raise_if_failed()
 
 
 def error(ssh_config: Path, *hosts: Host) -> str:

@@ -246,25 +246,3 @@ def test_an_nvidia_smi_that_hangs_is_not_waited_for(smi: Path) -> None:
 def test_a_host_without_nvidia_smi_tells_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert processors.gpu_state(1.0) is None
-
-
-# -- a folder that is said to be shared
-
-
-def shared(act: str, folder: Path) -> dict[str, object]:
-    return ask({"do": "shared", "act": act, "folder": str(folder), "mark": "ab12"}, folder.parent)
-
-
-def test_the_file_for_a_shared_folder_is_written_seen_and_removed(tmp_path: Path) -> None:
-    folder = tmp_path / "a b"
-    folder.mkdir()
-    assert shared("look", folder) == {"there": False, "folder": True}
-    assert shared("write", folder)["there"] is True
-    assert shared("look", folder)["there"] is True
-    assert shared("remove", folder)["there"] is False
-    assert list(folder.iterdir()) == []
-
-
-def test_a_shared_folder_that_is_not_there_is_an_error_with_its_name(tmp_path: Path) -> None:
-    assert f"{tmp_path}/none/" in str(shared("write", tmp_path / "none")["error"])
-    assert shared("look", tmp_path / "none") == {"there": False, "folder": False}

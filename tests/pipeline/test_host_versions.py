@@ -119,9 +119,9 @@ def test_a_real_host_is_asked_for_what_the_key_calls_absent() -> None:
     here = Cluster(launcher="local", hosts=(Host(name="localhost"),))
     found = preflight.examine(here).facts[0]
     key = {"python": found.python_version, "torch": version("torch"), "no_such_module": "absent"}
-    preflight.examine(here, versions=key).refuse()
+    preflight.examine(here, key_versions=key).raise_if_failed()
     with pytest.raises(HostError, match=rf"localhost: yaml {version('PyYAML')} \(the key says absent\)"):
-        preflight.examine(here, versions={**key, "yaml": "absent"}).refuse()
+        preflight.examine(here, key_versions={**key, "yaml": "absent"}).raise_if_failed()
 
 
 def test_what_no_index_gave_is_compared_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ def local(**host: object) -> Cluster:
 
 def test_this_computer_can_take_part_and_is_shown_as_one_row() -> None:
     report = preflight.examine(local(nproc_per_node=2))
-    report.refuse()
+    report.raise_if_failed()
     facts = report.facts
     assert facts[0].python == sys.executable
     assert all(len(line) <= 50 for line in preflight.table(facts, 50).splitlines())

@@ -60,7 +60,7 @@ def test_the_report_shows_refusals_of_the_plan_as_failed_checks_too() -> None:
     ]
     assert [row["host"] for row in value["hosts"]] == ["node0", "node1"]
     with pytest.raises(HostError, match=r"no torch; install it\n  torch differs\n  try: hint"):
-        report.refuse()
+        report.raise_if_failed()
 
 
 def test_the_summary_has_a_line_a_check_and_names_hosts_that_are_not_ok() -> None:

@@ -49,7 +49,7 @@ def preflight(current: Session) -> None:
         try:
             if unreached:
                 raise unreached
-            report.refuse()
+            report.raise_if_failed()
         except PacelineError as error:
             answers.answer(checks.as_json(report), error=error)
             raise PacelineError("") from error  # the answer holds its text
@@ -65,7 +65,7 @@ def preflight(current: Session) -> None:
         say(f"\n{checks.summary(report.all_checks)}\n")
     for line in checks.warnings(report.checks):
         say(line)
-    report.refuse()
+    report.raise_if_failed()
     spares = len(current.config.cluster.spares)
     say(f"{counted(len(report.facts), 'host')} can take part" + (f", {spares} of them as a spare" if spares else ""))
     config = current.config
@@ -95,7 +95,7 @@ def refuse_unfit_hosts(current: Session) -> None:
     """Examine the hosts before a training with ``preflight.deep=1``. Raises PacelineError: a check failed."""
     report = _examined(current, current.config.cluster, deep=True, say=note)  # spares are examined once they are needed
     note(f"{checks.summary(report.all_checks)}\n")
-    report.refuse()
+    report.raise_if_failed()
 
 
 def _examined(current: Session, cluster: Cluster, *, deep: bool, say: Callable[[str], None]) -> Report:
@@ -104,7 +104,7 @@ def _examined(current: Session, cluster: Cluster, *, deep: bool, say: Callable[[
         return checks.examine(
             cluster,
             backend=config.train.strategy.backend,
-            versions=versions(config, code_of(config, ROOT)),
+            key_versions=versions(config, code_of(config, ROOT)),
             deep=deep,
             runs_dir=config.runs_dir,
             on_note=say,

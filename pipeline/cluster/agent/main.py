@@ -25,7 +25,6 @@ from .wire import Json, say
 
 COMMANDS = {
     "probe": "host.probe",
-    "shared": "host.checks",
     "reach": "host.reach",
     "start": "running.supervisor",
     "job": "running.job",

@@ -1,41 +1,36 @@
 """Check that every host of a cluster can take part. Starts nothing there.
 
-``examine`` probes the hosts and makes all checks, ``short`` those before every training on several nodes, and ``judge``
-turns answers into checks (pure). Each check is explained in docs/troubleshooting.md.
+``examine`` probes the hosts and makes all checks, ``checks_before_training`` those before every training on several
+nodes, and ``judge`` turns answers into checks (pure). Each check is explained in docs/troubleshooting.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.cluster import launchers, validation
 from pipeline.cluster.earlier import clear_leftovers
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
-from pipeline.cluster.launchers.transport.answers import Answer
 from pipeline.cluster.preflight import gpus, occupation, resources, versions
-from pipeline.cluster.preflight.judgement import ALL, Check, State, from_error, judged, refuse, warnings
+from pipeline.cluster.preflight.judgement import ALL, Check, State, from_error, refuse, warnings
 from pipeline.cluster.preflight.versions import agreed, probed, refuse_different
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.files import canonical_json
-from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.core.specs import Cluster, NodeFacts
 from pipeline.core.tables import aligned, in_width
 
-if TYPE_CHECKING:
-    from pipeline.cluster.launchers import Launcher
-
 __all__ = [
-    "Check", "Report", "State", "as_json", "examine", "from_error", "judge", "refuse", "short", "summary", "table",
-    "versions_on_hosts", "warnings",
+    "Check", "Report", "State", "as_json", "checks_before_training", "examine", "from_error", "judge", "refuse",
+    "summary", "table", "versions_on_hosts", "warnings",
 ]  # fmt: skip
 
 
-_GPU_S = 5.0  # how long nvidia-smi may take: without persistence mode it wakes every GPU first
+_DEEP_GPU_S = 5.0  # how long nvidia-smi may take: without persistence mode it wakes every GPU first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +53,7 @@ class Report:
         """True if no check failed; warnings may remain."""
         return all(check.state != State.FAILED for check in self.all_checks)
 
-    def refuse(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise HostError with every failure, if there is one."""
         errors = list(self.refusals)
         try:
@@ -79,18 +74,16 @@ def judge(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[Check]:
     ]
 
 
-def short(cluster: Cluster, facts: Sequence[NodeFacts], launcher: Launcher) -> list[Check]:
+def checks_before_training(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[Check]:
     """Return the checks before a training on several nodes. A single node needs none: its start shows what it lacks."""
-    if cluster.nnodes < 2:
-        return []
-    return [*judge(cluster, facts), *_shared_folders(cluster, launcher, None)]
+    return judge(cluster, facts) if cluster.nnodes > 1 else []
 
 
 def examine(
     cluster: Cluster,
     *,
     backend: str = "auto",
-    versions: Mapping[str, str] | None = None,
+    key_versions: Mapping[str, str] | None = None,
     deep: bool = False,
     runs_dir: Path | None = None,
     on_note: Callable[[str], None] = lambda _: None,
@@ -98,38 +91,39 @@ def examine(
     """Check every host, or the scheduler that grants them.
 
     Args:
-        versions: name → version in the key of a run.
+        key_versions: name → version in the key of a run.
         deep: also make the checks that take time.
-        runs_dir: the project's runs; if given, remove leftovers that no run needs from the hosts, and check that hosts
-            share this folder if the launcher requires that.
+        runs_dir: the project's runs; if given, remove leftovers that no run needs from the hosts.
         on_note: takes a line for each host from which something was removed.
 
     Raises:
         HostError: lists each host that doesn't answer, and the fix.
     """
-    key = versions or {}
+    key_versions = key_versions or {}
     with closing(launchers.create(cluster)) as launcher:
         if isinstance(launcher, GrantedLauncher):
             lines = launcher.scheduler.rehearse()
             return Report(facts=(), checks=[Check(ALL, "scheduler", State.OK, line) for line in lines])
-        facts = launcher.probe(None, probed(key))
+        facts = launcher.probe(None, probed(key_versions))
         if deep:  # again: a round trip over an open connection is shorter, so clocks are compared more exactly
-            facts = launcher.probe(None, probed(key), gpu_s=_GPU_S)
+            facts = launcher.probe(None, probed(key_versions), gpu_s=_DEEP_GPU_S)
         for note in clear_leftovers(launcher, facts, runs_dir) if runs_dir else ():
             on_note(note)
         refusals = []
         try:
             validation.validate_hosts(cluster, facts, backend=backend)
-            refuse_different(facts, key, cluster.environment)
+            refuse_different(facts, key_versions, cluster.environment)
             facts = launcher.connect(facts)[0]
         except HostError as error:
             refusals.append(error)
         checks = judge(cluster, facts)
         if deep:
-            answers = {fact.host: fact.extra.get("system", {}).get("gpus") for fact in facts}
-            checks += [*gpus.unanswered(cluster, answers, _GPU_S)]
-            checks += _shared_folders(cluster, launcher, runs_dir)
+            gpu_answers = {fact.host: fact.extra.get("system", {}).get("gpus") for fact in facts}
+            checks += gpus.unanswered(cluster, gpu_answers, _DEEP_GPU_S)
     return Report(facts=facts, checks=[*checks, *occupation.checks(cluster, facts)], refusals=refusals)
+
+
+_versions_by_request: dict[str, dict[str, str]] = {}
 
 
 def versions_on_hosts(cluster: Cluster, key: Mapping[str, str]) -> dict[str, str]:
@@ -149,54 +143,6 @@ def versions_on_hosts(cluster: Cluster, key: Mapping[str, str]) -> dict[str, str
                 raise UsageError(what, hint="cluster.environment='{torch: 2.9.1}', with the versions of the hosts")
             _versions_by_request[request] = agreed(launcher.probe(None, probed(key)), key)
     return _versions_by_request[request]
-
-
-_versions_by_request: dict[str, dict[str, str]] = {}
-
-
-# ------------------------------------------------------------------------------------------ folders shared by all hosts
-def _shared_folders(cluster: Cluster, launcher: Launcher, runs_dir: Path | None) -> list[Check]:
-    """Check the folder of runs, if the launcher's hosts must share it."""
-    if runs_dir is None or not launcher.capabilities.shares_run_dir or cluster.nnodes == 1:
-        return []
-    return shared_folder_checks(cluster, launcher.ask, str(runs_dir))
-
-
-def shared_folder_checks(cluster: Cluster, ask: Callable[..., Mapping[str, Answer]], folder: str) -> list[Check]:
-    """Check that all hosts share a folder: the first writes a file, the others look for it, the first removes it.
-
-    The file has a new name each time, because a network file system may hide a file that was looked up before it
-    existed. ``ask`` is ``Launcher.ask``.
-    """
-    hint = "mount the same file system on every host, or name another folder (paths.runs=)"
-
-    def shared(host: Host, seen: str, is_ok: bool, wanted: str = "") -> Check:
-        return judged(host.label, "shared folder", seen, is_ok, wanted=wanted, hint=hint, otherwise=State.FAILED)
-
-    first, *others = cluster.hosts
-    request = {"do": "shared", "folder": folder, "mark": secrets.token_hex(6)}
-    written = ask({**request, "act": "write"}, hosts=[first]).get(first.label)
-    if written is None:  # a launcher without agents
-        return []
-    if written.error is not None:
-        seen = f"can't write into {folder}: {written.error}"
-        return [shared(first, seen, False, "a folder that it can write")]
-    try:
-        answers = ask({**request, "act": "look"}, hosts=others) if others else {}
-    finally:
-        ask({**request, "act": "remove"}, hosts=[first])
-    checks = [shared(first, f"{folder} is written", True)]
-    for host in others:
-        answer = answers.get(host.label)
-        if answer is None or answer.value is None or answer.error is not None:
-            checks.append(shared(host, f"{folder}: {answer.error if answer else 'no answer'}", False, "an answer"))
-        elif answer.value["there"]:
-            checks.append(shared(host, f"{folder} is the same as on {first.label}", True))
-        else:
-            is_other = answer.value["folder"]
-            seen = f" there isn't the folder of that name on {first.label}" if is_other else " isn't there"
-            checks.append(shared(host, f"{folder}{seen}", False, "one folder for all"))
-    return checks
 
 
 # ------------------------------------------------------------------------------------------------------ shown as text

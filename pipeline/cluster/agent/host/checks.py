@@ -14,12 +14,11 @@ import socket
 import threading
 
 from ..running.claims import described_claims
-from ..wire import Json, in_thread, say
+from ..wire import Json, in_thread
 from .processors import gpu_state
 from .reach import encoded_name
 
 NAME_S = 1.0  # limit for the look-up of the host's own name; nothing else here waits
-_SENTINEL = ".paceline-shared-%s"
 
 
 def facts(gpu_s: float) -> Json:
@@ -177,19 +176,3 @@ def text(path: str) -> str:
 
 def number(digits: str) -> int | None:
     return int(digits) if digits.isdecimal() else None
-
-
-def shared(request: Json) -> None:
-    """Write, look for or remove a file in a folder that should be shared.
-
-    Raises OSError: it can't be written, or the folder doesn't exist.
-    """
-    folder = os.path.expanduser(request["folder"])
-    path = os.path.join(folder, _SENTINEL % request["mark"])
-    if request["act"] == "write":
-        with open(path, "x", encoding="ascii"):
-            pass
-    elif request["act"] == "remove":
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-    say(there=os.path.exists(path), folder=os.path.isdir(folder))
