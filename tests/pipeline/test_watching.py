@@ -140,6 +140,44 @@ def test_a_connection_that_ranks_mostly_wait_for_is_named_once_and_nothing_is_en
     )
 
 
+def test_a_connection_that_was_cut_and_came_back_is_not_too_slow() -> None:
+    """Healthy steps keep the ranks busy for a third of their time, and without the pause the whole window would."""
+    attempt, step = Attempt(), 0
+    for second in range(1, 101):
+        is_cut = 27 <= second <= 39
+        if not is_cut:
+            step += 12
+            attempt.own_s += 0.33
+        assert attempt.second(moves=not is_cut, step=step) is None
+        assert attempt.watch.slow_network(attempt.now, attempt.ask) is None
+    assert attempt.asked == 0
+
+
+def test_steps_that_all_are_long_are_no_pause() -> None:
+    attempt = Attempt()
+    for second in range(1, 41):
+        attempt.second(moves=second % 6 == 0, step=second // 6 + 1)
+        attempt.watch.slow_network(attempt.now, attempt.ask)
+    assert attempt.asked == 1
+
+
+def test_looks_at_a_stall_are_not_judged_as_those_at_a_slow_network() -> None:
+    """The question about the network gets no answer before ranks stop, and they go on before they are named."""
+    attempt = Attempt()
+    for second in range(1, 27):
+        attempt.second(moves=True, step=second)
+        attempt.watch.slow_network(attempt.now, lambda: None)
+    attempt.answering = []
+    assert attempt.held(35, step=26) == (35, None)
+    assert attempt.asked == 1
+    stuck = (Socket(peer="10.0.0.1", unsent_bytes=70_000, sent_again=0),)
+    for number in range(2):
+        look = RankLook(beat=attempt.beat(number, 26, WAITING), host=f"node{number}", sockets=stuck[:number])
+        attempt.watch.take_look(NodeLook(host=f"node{number}", ranks=(look,)))
+    attempt.second(moves=True, step=27)
+    assert attempt.watch.slow_network(attempt.now, lambda: None) is None
+
+
 def test_ranks_that_work_most_of_the_time_are_not_looked_at() -> None:
     attempt = Attempt()
     for second in range(1, 101):

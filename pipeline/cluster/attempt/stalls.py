@@ -18,6 +18,7 @@ LOOK_S = 8.0
 _PAUSE_FACTOR = 10  # times the second longest pause so far (of steps, evaluations, checkpoints)
 _PATIENT_FACTOR = 4  # times stall_s, before the first step and while files are written
 _MAX_TICK_S = 2.0  # longest time between two checks that counts; if it was longer, this process was stopped itself
+_SHORTEST_PAUSE_S = 2.0  # beats come each second, so a shorter time is no pause
 _WINDOW_S = 20.0  # over which the share of waiting in the steps' time is measured
 _MAX_WAITING_SHARE = 0.8  # a larger share makes the network be examined
 _MAX_TRIES = 5  # windows, because at a single moment no bytes may wait to be sent
@@ -40,6 +41,7 @@ class Watch:
     _moved: bool = False  # since the last check
     _look_at: float | None = None  # time of the request for looks that wasn't judged yet
     _window: tuple[float, dict[int, RankBeat]] | None = None
+    _window_pause_s: float = 0.0  # the longest since the window began
     _slow: tuple[float, float] | None = None  # share of waiting, seconds of a step; set while the network is examined
     _tries: int = 0
 
@@ -49,7 +51,8 @@ class Watch:
         self.nodes[node.host] = node
         self.last.update({beat.rank: (node.host, beat) for beat in node.ranks})
         if before is None or _progress(before) != _progress(node):
-            if has_begun and self.idle_s > _MAX_TICK_S:  # beats come each second, so a shorter time is no pause
+            self._window_pause_s = max(self._window_pause_s, self.idle_s)
+            if has_begun and self.idle_s > _SHORTEST_PAUSE_S:
                 self._pauses_s = sorted([*self._pauses_s, self.idle_s])[-2:]
             self.idle_s, self._moved, self._look_at = 0.0, True, None
 
@@ -70,15 +73,16 @@ class Watch:
         self._checked_at = now
         self.idle_s += 0.0 if self._moved else passed_s
         self._moved = False
-        ranks = self._ranks()
-        if not ranks or self.idle_s < self._limit_s(ranks):
+        beats = self._beats()
+        if not beats or self.idle_s < self._limit_s(beats):
             return None
         if self._look_at is None:
             self._look_at, self._looks = now, {}
+            self._slow = self._window = None  # its looks are gone
             ask()
-        looks = [rank for look in self._looks.values() for rank in look.ranks]
+        looks = self._rank_looks()
         if len(self._looks) == len(self.nodes) or (now - self._look_at > LOOK_S and looks):
-            if _is_script(ranks) and not is_hang(looks):
+            if _is_script(beats) and not is_hang(looks):
                 self.idle_s, self._look_at = 0.0, None  # look again after another stall_s
                 return None
             return judge(looks, self.hosts, self.idle_s) if looks else None
@@ -91,32 +95,55 @@ class Watch:
         """
         if self._tries >= _MAX_TRIES or self._look_at is not None or not self._has_begun():
             return None
-        beats = {rank.rank: rank for rank in self._ranks()}
         if self._slow is not None and len(self._looks) == len(self.nodes):
-            looks = [rank for look in self._looks.values() for rank in look.ranks]
-            cause = slow_network(looks, self.hosts, *self._slow)
-            self._slow, self._window = None, None
-            self._tries = _MAX_TRIES if cause else self._tries + 1
-            return cause
-        if self._window is None or self._window[1].keys() != beats.keys():
-            self._window = now, beats
-        since, before = self._window
-        if self._slow is None and now - since >= _WINDOW_S:
-            steps = min(beat.step - before[rank].step for rank, beat in beats.items())
-            own_s = max(beat.own_s - before[rank].own_s for rank, beat in beats.items())
-            self._window = now, beats
-            if steps >= 1 and len(self.nodes) > 1 and 1 - own_s / (now - since) >= _MAX_WAITING_SHARE:
-                self._slow, self._looks = (1 - own_s / (now - since), (now - since) / steps), {}
+            return self._judge_network(*self._slow)
+        if self._slow is None:
+            self._slow = self._waiting_share(now)
+            if self._slow is not None:
+                self._looks = {}
                 ask()
         return None
 
-    def _limit_s(self, ranks: list[RankBeat]) -> float:
-        if _is_script(ranks):
+    def _judge_network(self, waiting: float, step_s: float) -> Verdict | None:
+        """Return the connection that is too slow by the looks that were asked for; None: none of them."""
+        verdict = slow_connection(self._rank_looks(), self.hosts, waiting, step_s)
+        self._slow = self._window = None
+        self._tries = _MAX_TRIES if verdict else self._tries + 1
+        return verdict
+
+    def _waiting_share(self, now: float) -> tuple[float, float] | None:
+        """Return the share of waiting in the steps' time and the seconds of a step, if the share is large.
+
+        None: the window isn't over, or one pause in it was far longer than its steps, as by a cut connection that heals.
+        """
+        beats = {beat.rank: beat for beat in self._beats()}
+        if self._window is None or self._window[1].keys() != beats.keys():
+            self._begin_window(now, beats)
+            return None
+        since, before = self._window
+        passed_s, pause_s = now - since, max(self._window_pause_s, self.idle_s)
+        if passed_s < _WINDOW_S:
+            return None
+        self._begin_window(now, beats)
+        steps = min(beat.step - before[rank].step for rank, beat in beats.items())
+        if steps < 1 or len(self.nodes) == 1:
+            return None
+        if pause_s > max(_SHORTEST_PAUSE_S, _PAUSE_FACTOR * (passed_s - pause_s) / steps):
+            return None
+        own_s = max(beat.own_s - before[rank].own_s for rank, beat in beats.items())
+        waiting = 1 - own_s / passed_s
+        return (waiting, passed_s / steps) if waiting >= _MAX_WAITING_SHARE else None
+
+    def _begin_window(self, now: float, beats: dict[int, RankBeat]) -> None:
+        self._window, self._window_pause_s = (now, beats), 0.0
+
+    def _limit_s(self, beats: list[RankBeat]) -> float:
+        if _is_script(beats):
             return self.stall_s
-        waits = any(rank.phase == Phase.WAITING for rank in ranks)
+        waits = any(beat.phase == Phase.WAITING for beat in beats)
         if not self._has_begun() and not waits:  # imports, compilation, measurements: these have no limit
             return math.inf
-        patient = not self._has_begun() or any(rank.phase in (Phase.SAVING, Phase.ENDING) for rank in ranks)
+        patient = not self._has_begun() or any(beat.phase in (Phase.SAVING, Phase.ENDING) for beat in beats)
         limit_s = max(self.stall_s * (_PATIENT_FACTOR if patient else 1), _PAUSE_FACTOR * self._pauses_s[0])
         if waits:
             limit_s = min(limit_s, max(self.stall_s, _BEFORE_TIMEOUT * self.collective_timeout_s))
@@ -124,19 +151,22 @@ class Watch:
 
     def _has_begun(self) -> bool:
         """True if every rank has begun its first step."""
-        ranks = self._ranks()
-        return bool(ranks) and all(rank.step for rank in ranks)
+        beats = self._beats()
+        return bool(beats) and all(beat.step for beat in beats)
 
-    def _ranks(self) -> list[RankBeat]:
-        return [rank for node in self.nodes.values() for rank in node.ranks]
+    def _beats(self) -> list[RankBeat]:
+        return [beat for node in self.nodes.values() for beat in node.ranks]
+
+    def _rank_looks(self) -> list[RankLook]:
+        return [look for node in self._looks.values() for look in node.ranks]
 
 
-def _is_script(ranks: list[RankBeat]) -> bool:
-    return any(rank.phase == Phase.RUNNING_A_SCRIPT for rank in ranks)
+def _is_script(beats: list[RankBeat]) -> bool:
+    return any(beat.phase == Phase.RUNNING_A_SCRIPT for beat in beats)
 
 
 def _progress(node: NodeBeat) -> list[tuple[int, int]]:
-    return [(rank.pid, rank.moves) for rank in node.ranks]
+    return [(beat.pid, beat.moves) for beat in node.ranks]
 
 
 BUSY_CORES = 0.5
@@ -210,7 +240,9 @@ def is_hang(looks: Sequence[RankLook]) -> bool:
     return any(_is_stopped(look) or _is_in_collective(look) for look in looks)
 
 
-def slow_network(looks: Sequence[RankLook], hosts: Mapping[str, str], waiting: float, step_s: float) -> Verdict | None:
+def slow_connection(
+    looks: Sequence[RankLook], hosts: Mapping[str, str], waiting: float, step_s: float
+) -> Verdict | None:
     """Return the connection that the ranks of a moving run mostly wait for; None if no bytes wait to be sent.
 
     Args:
@@ -278,8 +310,10 @@ def _is_in_collective(look: RankLook) -> bool:
     """True if a rank is in a collective by its report, or by its stack (a collective of the model or a script)."""
     if look.beat.phase == Phase.WAITING or any(_TORCH_DISTRIBUTED in frame for frame in look.stack[:3]):
         return True
-    computes = look.beat.phase != Phase.RUNNING_A_SCRIPT or look.cpu >= BUSY_CORES or look.state == "R"
-    return not computes and any(place in frame for place in _WAITS_IN_DDP for frame in look.stack[:2])
+    # a rank that computes its gradients has the same frames as one that waits for them in DDP, but keeps a core busy; a
+    # training reports its waiting itself
+    is_idle_script = look.beat.phase == Phase.RUNNING_A_SCRIPT and look.cpu < BUSY_CORES and look.state != "R"
+    return is_idle_script and any(place in frame for place in _WAITS_IN_DDP for frame in look.stack[:2])
 
 
 def _position(look: RankLook) -> tuple[int, int]:
@@ -324,7 +358,7 @@ def _describe_hang(
     also = "".join(
         f"; rank {look.beat.rank} on {look.host} (process {look.beat.pid}) is stopped, too" for look in stopped
     )
-    wait = f"{also}; {_ranks(others)} {_wait(others)} for it{inside}" if others else also
+    wait = f"{also}; {_in_words(others)} {_wait(others)} for it{inside}" if others else also
     text = f"{_head(idle_s)}: rank {beat.rank} on {host} hangs in {_where(culprit)}: {why}{_at(culprit)}{wait}"
     return Verdict(rank=beat.rank, host=host, kind=kind, text=text, stack=culprit.stack)
 
@@ -371,9 +405,13 @@ def _describe_skipped(culprit: RankLook, looks: Sequence[RankLook], nccl: _Nccl,
     others = [look for look in looks if nccl.waits(look)]
     text = (
         f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} went on without a collective that "
-        f"{_ranks(others)} {_wait(others)} in, {nccl.next}: it is in {_where(culprit)}{_at(culprit)}; every rank "
+        f"{_in_words(others)} {_wait(others)} in, {nccl.next}: it is in {_where(culprit)}{_at(culprit)}; every rank "
         "must join every collective"
     )
+    return _skipped(culprit, text)
+
+
+def _skipped(culprit: RankLook, text: str) -> Verdict:
     return Verdict(rank=culprit.beat.rank, host=culprit.host, kind="skipped", text=text, stack=culprit.stack)
 
 
@@ -383,7 +421,7 @@ def _describe_pending(looks: Sequence[RankLook], nccl: _Nccl, idle_s: float) -> 
     kinds = Counter(row.next for row in nccl.rows.values())
     if len(kinds) == 1:
         text = (
-            f"{_head(idle_s)}: {_ranks(looks)} wait in the same collective in {_where(first)}, {nccl.next}: a GPU "
+            f"{_head(idle_s)}: {_in_words(looks)} wait in the same collective in {_where(first)}, {nccl.next}: a GPU "
             "hangs in what it computes before, or what NCCL sends doesn't arrive (cluster.env.NCCL_DEBUG=INFO shows "
             "its connections)"
         )
@@ -395,10 +433,10 @@ def _describe_pending(looks: Sequence[RankLook], nccl: _Nccl, idle_s: float) -> 
     culprit, own, theirs = apart[0], nccl.rows[apart[0].beat.rank], nccl.rows[others[0].beat.rank]
     text = (
         f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} is in another collective than "
-        f"{_ranks(others)}: in NCCL's {_numbered(own)}{_shortened(own.at)}, {_ranks(others)} in "
+        f"{_in_words(others)}: in NCCL's {_numbered(own)}{_shortened(own.at)}, {_in_words(others)} in "
         f"{_numbered(theirs)}{_shortened(theirs.at)}; every rank must join the same collectives in the same order"
     )
-    return Verdict(rank=culprit.beat.rank, host=culprit.host, kind="skipped", text=text, stack=culprit.stack)
+    return _skipped(culprit, text)
 
 
 def _describe_mismatch(looks: Sequence[RankLook], idle_s: float) -> Verdict:
@@ -409,30 +447,28 @@ def _describe_mismatch(looks: Sequence[RankLook], idle_s: float) -> Verdict:
     first = looks[0]
     if len(groups) == 1:
         text = (
-            f"{_head(idle_s)}: {_ranks(looks)} wait in the same collective in {_where(first)}, and no connection "
+            f"{_head(idle_s)}: {_in_words(looks)} wait in the same collective in {_where(first)}, and no connection "
             f"between them has anything to send{_at(first)}"
         )
         return Verdict(rank=None, host=first.host, kind="collective", text=text, stack=first.stack)
     place = min(groups, key=lambda key: (len(groups[key]), [-part for part in key[:3]], key[3]))
     culprit, others = groups[place][0], [look for look in looks if look not in groups[place]]
     other = max(others, key=_position)
-    if (
-        culprit.beat.phase == Phase.RUNNING_A_SCRIPT
-    ):  # the position in a script isn't known, so neither is the rank that went on
+    if culprit.beat.phase == Phase.RUNNING_A_SCRIPT:  # its position isn't known, so neither is the rank that went on
         text = (
             f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} is in another collective than "
-            f"{_ranks(others)}: it is{_at(culprit)}, {_ranks(others)}{_at(other)}; every rank must join the same "
+            f"{_in_words(others)}: it is{_at(culprit)}, {_in_words(others)}{_at(other)}; every rank must join the same "
             "collectives in the same order"
         )
-        return Verdict(rank=culprit.beat.rank, host=culprit.host, kind="skipped", text=text, stack=culprit.stack)
+        return _skipped(culprit, text)
     went_on = (_position(culprit), culprit.beat.phase) > (_position(other), other.beat.phase)
     what = "went on without a collective" if went_on else "is in a collective"
     text = (
-        f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} {what} that {_ranks(others)} "
+        f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} {what} that {_in_words(others)} "
         f"{_wait(others) + ' in' if went_on else 'never came to'}: it is in {_where(culprit)}{_at(culprit)}, "
-        f"{_ranks(others)} in {_where(other)}{_at(other)}; every rank must join every collective"
+        f"{_in_words(others)} in {_where(other)}{_at(other)}; every rank must join every collective"
     )
-    return Verdict(rank=culprit.beat.rank, host=culprit.host, kind="skipped", text=text, stack=culprit.stack)
+    return _skipped(culprit, text)
 
 
 def _head(idle_s: float) -> str:
@@ -468,7 +504,7 @@ def _wait(looks: Sequence[RankLook]) -> str:
     return "waits" if len(looks) == 1 else "wait"
 
 
-def _ranks(looks: Sequence[RankLook]) -> str:
+def _in_words(looks: Sequence[RankLook]) -> str:
     """Return ``rank 0 on node0``, or ``15 ranks``."""
     if len(looks) > 4:
         return counted(len(looks), "rank")
