@@ -22,7 +22,8 @@ import time
 from fcntl import ioctl
 from pathlib import Path
 
-from pipeline.core.specs import LaunchPlan, LogLine, NodePlan
+from pipeline.cluster.events import LogLine
+from pipeline.core.specs import LaunchPlan, NodePlan
 from pipeline.live.pictures import RunPicture
 from pipeline.live.run_state import RunState
 from pipeline.live.screen import Screen

@@ -17,8 +17,8 @@ from typing import Any
 
 from pipeline.cli.invocation import as_typed
 from pipeline.cli.verbs import VERBS
+from pipeline.cluster.events import MetricsLine
 from pipeline.core.errors import DataError, HostError, Killed, PacelineError, Pruned, TrainingError, UsageError
-from pipeline.core.specs import MetricsLine
 
 _ON = re.compile(r"(?:[a-z]+\.)?json=(?:1|true|yes)|--json(?:=(?:1|true|yes))?", re.IGNORECASE)
 _CODES: Sequence[tuple[type[Exception], str]] = (

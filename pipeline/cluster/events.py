@@ -5,8 +5,92 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pipeline.cluster.attempt.stalls import Verdict
-from pipeline.core.specs import Event, LaunchPlan, LogLine, NodeFacts
+from pipeline.core.specs import LaunchPlan, NodeFacts
+from trainers.contract.beats import NodeBeat, NodeLook
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankError:
+    """The first error of one rank, from torch's error file."""
+
+    rank: int
+    unix_time: float
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """One line of a node's output. ``rank`` is None for torchrun's own lines."""
+
+    host: str
+    rank: int | None
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsLine:
+    """One raw line of rank 0's metrics.jsonl, newline stripped."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeExit:
+    """torchrun on a node and its whole process tree have ended.
+
+    ``outlived`` names processes started by a script that had to be killed afterwards.
+    """
+
+    host: str
+    code: int
+    reason: str = ""
+    errors: tuple[RankError, ...] = ()
+    outlived: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLost:
+    """The node no longer answers, or its agent died without an exit code (``answers``: the host reported that)."""
+
+    host: str
+    reason: str
+    answers: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSilent:
+    """The node has sent nothing for some seconds; its ranks may keep training, and the stream is reopened."""
+
+    host: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeAnswers:
+    """A node that was silent for ``silent_s`` answers again; none of its output is lost."""
+
+    host: str
+    silent_s: float
+
+
+Event = LogLine | MetricsLine | NodeBeat | NodeLook | NodeSilent | NodeAnswers | NodeExit | NodeLost
+"""What the nodes of an attempt send, and the silence of one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Why ranks don't move.
+
+    ``kind``: stopped, disk, spins, lock, locked file, connection, worker, sleeps, skipped, slow link, dropped link, or
+    collective (no rank stands out: ``rank`` is None). ``text`` describes it; ``stack`` is that rank's, innermost first.
+    """
+
+    rank: int | None
+    host: str
+    kind: str
+    text: str
+    stack: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

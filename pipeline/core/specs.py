@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainers.contract import run_folder
-from trainers.contract.beats import NodeBeat, NodeLook
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +186,6 @@ class NodeFacts:
     home: str
     unix_time: float
     pack_path: str | None = None  # the requested data pack on that node, if present
-    peers: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -197,7 +195,7 @@ class NodePlan:
 
     node_rank: int
     host: str  # Host.label
-    identity: str
+    identity: str  # of the host, the user and the address
     address: str
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -206,7 +204,7 @@ class NodePlan:
     state_dir: str  # the agent's own files on that node
     first_rank: int
     nproc_per_node: int
-    machine: str = ""  # equal for all addresses of the host; "" if unknown
+    machine: str = ""  # of the host alone: equal for all its names, addresses and users; "" if unknown
     container: Mapping[str, Any] | None = None  # engine, image, digest, gpus, mounts: ``argv`` is run in it
 
 
@@ -218,12 +216,13 @@ class Outputs:
     - ``needed``: files without which an end isn't successful. The last one is written last, so its presence implies the
       others.
     - ``pruned``: replaces ``needed`` if the controller ended the run early (None: not possible).
-    - ``whole``: folders mirrored exactly: local files that the node no longer has are removed. Such checkpoints belong
-      to a script, and nobody knows whether they are complete.
-    - ``until_s``: files modified later (unix seconds of the node) are not fetched.
-    - ``others``: outputs of every further node, stored in ``nodes/RANK``.
-    - ``work``: files that a script wrote in its working directory; {rank} is the node's rank. Above ``limit_bytes``
-      (None: any size) nothing of ``work`` is fetched and it stays on the node.
+    - ``whole``: folders made equal to the node's: local files that it no longer has are removed. Only for scripts,
+      whose checkpoints nobody else understands.
+    - ``others``: what is fetched from every further node, into ``nodes/<its rank>``.
+    - ``work``: what a script left in its working directory, as patterns with {rank}. Fetched for a further attempt
+      only; above ``limit_bytes`` (None: any size) all of it stays on the node.
+    - ``until_s``, ``limit_bytes``: set for one fetch. Files modified later than ``until_s`` (unix seconds of the node)
+      aren't fetched.
     """
 
     resume: tuple[str, ...] = ()
@@ -309,71 +308,3 @@ class Waiting:
 
     what: str
     for_s: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankError:
-    """The first error of one rank, from torch's error file."""
-
-    rank: int
-    unix_time: float
-    message: str
-    traceback: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogLine:
-    """One line of a node's output. ``rank`` is None for torchrun's own lines."""
-
-    host: str
-    rank: int | None
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricsLine:
-    """One raw line of rank 0's metrics.jsonl, newline stripped."""
-
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeExit:
-    """torchrun on a node and its whole process tree have ended.
-
-    ``outlived`` names processes started by a script that had to be killed afterwards.
-    """
-
-    host: str
-    code: int
-    reason: str = ""
-    errors: tuple[RankError, ...] = ()
-    outlived: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeLost:
-    """The node no longer answers, or its agent died without an exit code (``answers``: the host reported that)."""
-
-    host: str
-    reason: str
-    answers: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeSilent:
-    """The node has sent nothing for some seconds; its ranks may keep training, and the stream is reopened."""
-
-    host: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeAnswers:
-    """A node that was silent for ``silent_s`` answers again; none of its output is lost."""
-
-    host: str
-    silent_s: float
-
-
-Event = LogLine | MetricsLine | NodeBeat | NodeLook | NodeSilent | NodeAnswers | NodeExit | NodeLost

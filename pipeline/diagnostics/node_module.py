@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.attempt.run import run_attempt
-from pipeline.cluster.events import AllSucceeded, AttemptEvent, Doing, Emit, HostNote, Notice, ShownLine
+from pipeline.cluster.events import AllSucceeded, AttemptEvent, Doing, Emit, HostNote, LogLine, Notice, ShownLine
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec, PackSource
 from pipeline.core.errors import TrainingError, UsageError
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.program import TORCHRUN
-from pipeline.core.specs import Cluster, LaunchPlan, LogLine, Outputs
+from pipeline.core.specs import Cluster, LaunchPlan, Outputs
 from pipeline.core.tables import is_count
 from pipeline.data import manifest
 from pipeline.keys.import_closure import import_closure

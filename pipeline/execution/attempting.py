@@ -20,6 +20,7 @@ from pipeline.cluster.events import (
     FollowedEvent,
     HostNote,
     HostsProbed,
+    LogLine,
     Notice,
     ShownLine,
 )
@@ -35,7 +36,6 @@ from pipeline.core.specs import (
     UNDER_WAY,
     Cluster,
     LaunchPlan,
-    LogLine,
     NodeFacts,
     Outputs,
     State,

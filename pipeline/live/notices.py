@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
-from pipeline.cluster.attempt.stalls import Verdict
+from pipeline.cluster.events import Verdict
 from pipeline.config.schema import NotifyConfig
 from pipeline.core.errors import Killed, PacelineError
 from pipeline.core.masking import shown

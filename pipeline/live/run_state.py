@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from pipeline.core.specs import LaunchPlan, LogLine, NodeExit, NodeLost, NodeSilent, Waiting
+from pipeline.cluster.events import LogLine, NodeExit, NodeLost, NodeSilent
+from pipeline.core.specs import LaunchPlan, Waiting
 from pipeline.runs.metrics_file import MetricsRow
 from trainers.contract.beats import NodeBeat, Phase, Usage, phase_words
 

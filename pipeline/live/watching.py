@@ -10,10 +10,11 @@ from typing import Any
 
 from pipeline.cluster import earlier
 from pipeline.cluster.attempt.tracebacks import is_worth_showing
+from pipeline.cluster.events import LogLine
 from pipeline.cluster.launchers.transport.answers import log_line
 from pipeline.core import locks
 from pipeline.core.errors import UsageError
-from pipeline.core.specs import LaunchPlan, LogLine, State, Waiting
+from pipeline.core.specs import LaunchPlan, State, Waiting
 from pipeline.execution.attempting import formatted as as_line
 from pipeline.live.pictures import GrowingFile
 from pipeline.live.run_state import STEPS

@@ -16,9 +16,10 @@ from typing import IO
 import pytest
 
 from pipeline.cluster.attempt.run import run_attempt
+from pipeline.cluster.events import LogLine
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers import LAUNCHERS
-from pipeline.core.specs import Cluster, Host, LaunchPlan, LogLine
+from pipeline.core.specs import Cluster, Host, LaunchPlan
 from tests.contract.listening import listener
 from tests.contract.stub import Stub, make
 from tests.kubernetes_cluster import FakeCluster

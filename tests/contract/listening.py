@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.cluster.events import AllSucceeded, AttemptEvent, Emit, HostNote, Notice, ShownLine
-from pipeline.core.specs import LaunchPlan, LogLine
+from pipeline.cluster.events import AllSucceeded, AttemptEvent, Emit, HostNote, LogLine, Notice, ShownLine
+from pipeline.core.specs import LaunchPlan
 
 Take = Callable[[Any], object]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster.attempt.run import stop_run
+from pipeline.cluster.events import LogLine
 from pipeline.core.errors import TrainingError
-from pipeline.core.specs import LogLine
 from tests.contract.conftest import HOSTILE, Bench, over_ssh_first
 from tests.contract.stub import RUN_TO_END, SLEEP, Stub, make_script
 

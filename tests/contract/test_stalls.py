@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cluster.events import LogLine
 from pipeline.core.errors import TrainingError
-from pipeline.core.specs import LogLine
 from tests.contract.conftest import Bench, over_ssh_first
 from trainers.distributed import heartbeat
 

@@ -7,8 +7,8 @@ from contextlib import closing
 from dataclasses import replace
 
 from pipeline.cluster.attempt.run import run_attempt
+from pipeline.cluster.events import LogLine
 from pipeline.cluster.hosts import Hosts
-from pipeline.core.specs import LogLine
 from tests.contract.conftest import Bench
 from tests.contract.listening import listener
 from tests.contract.stub import Stub

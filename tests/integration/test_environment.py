@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster.attempt.run import run_attempt
+from pipeline.cluster.events import LogLine
 from pipeline.cluster.hosts import Hosts
-from pipeline.core.specs import Cluster, Host, LogLine
+from pipeline.core.specs import Cluster, Host
 from tests.contract.listening import listener
 from tests.contract.stub import make
 from tests.integration.commands import Project

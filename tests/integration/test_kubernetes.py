@@ -13,13 +13,13 @@ import pytest
 
 from pipeline.cluster import launchers, preflight
 from pipeline.cluster.attempt.run import run_attempt
+from pipeline.cluster.events import LogLine
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.cluster.launchers.kubernetes_api import KINDS, Api, UnansweredError
 from pipeline.core.errors import HostError, Killed, TrainingError
 from pipeline.core.processes.signals import Stop
-from pipeline.core.specs import LogLine
 from tests.contract.conftest import Bench, kubernetes_bench
 from tests.contract.listening import listener
 from tests.contract.stub import RUN_TO_END, SLEEP

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cluster.events import LogLine
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.core.errors import HostError
-from pipeline.core.specs import Cluster, Host, LogLine
+from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab
 from tests.contract.conftest import Bench, count_here
 from tests.contract.stub import RUN_TO_END

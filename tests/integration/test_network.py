@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster import preflight
+from pipeline.cluster.events import LogLine
 from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.errors import HostError
-from pipeline.core.specs import Cluster, Host, LogLine
+from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab
 from pipeline.runs import status
 from pipeline.runs.folder import RunFolder

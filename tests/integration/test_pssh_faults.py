@@ -21,11 +21,12 @@ import pytest
 
 from pipeline.cluster import plan as plan_module
 from pipeline.cluster.attempt.run import run_attempt
+from pipeline.cluster.events import LogLine
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import temporary_prefix
-from pipeline.core.specs import Cluster, Host, LogLine
+from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab, cut, restore
 from tests.contract.conftest import Bench, count_here
 from tests.contract.listening import listener

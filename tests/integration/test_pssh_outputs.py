@@ -16,12 +16,13 @@ import pytest
 from pipeline import lab as labs
 from pipeline.cluster import launchers
 from pipeline.cluster.attempt.run import _planned, run_attempt
+from pipeline.cluster.events import LogLine
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.errors import TrainingError
-from pipeline.core.specs import Cluster, Host, LogLine
+from pipeline.core.specs import Cluster, Host
 from pipeline.data.trees import tree
 from pipeline.keys.script_files import DataPath
 from pipeline.lab import Lab

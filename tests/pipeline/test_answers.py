@@ -14,8 +14,8 @@ from pipeline.cli import answers
 from pipeline.cli.invocation import TYPED
 from pipeline.cli.output import inked, say
 from pipeline.cli.verbs import VERBS
+from pipeline.cluster.events import LogLine, MetricsLine
 from pipeline.core.errors import HostError, TrainingError, UsageError
-from pipeline.core.specs import LogLine, MetricsLine
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from pipeline.cluster.events import LogLine
 from pipeline.cluster.hosts import Hosts
 from pipeline.core.errors import DataError, HostError, TrainingError
 from pipeline.core.files import write_json
 from pipeline.core.processes.heartbeat import Heartbeat
-from pipeline.core.specs import Cluster, Host, LaunchSettings, LogLine, State
+from pipeline.core.specs import Cluster, Host, LaunchSettings, State
 from pipeline.execution import attempting
 from pipeline.execution.attempting import formatted, note
 from pipeline.execution.restarts import Restarts, next_start

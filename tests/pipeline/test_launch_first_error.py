@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster.attempt.failures import cause, failure_text, first_error, port_was_taken
+from pipeline.cluster.events import NodeExit, NodeLost, RankError
 from pipeline.cluster.launchers.transport.answers import node_end
 from pipeline.core.errors import HostError, TrainingError
-from pipeline.core.specs import LaunchPlan, NodeExit, NodeLost, NodePlan, RankError
+from pipeline.core.specs import LaunchPlan, NodePlan
 from pipeline.execution.complete import _journal_line as line_of
 
 ECHO = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:3"

@@ -13,8 +13,8 @@ import pytest
 from pipeline.cluster.agent.reasons import reason, room_in
 from pipeline.cluster.agent.running.watches import OutOfMemory, memory_events_file, oom_kills
 from pipeline.cluster.attempt.failures import failure_text
+from pipeline.cluster.events import NodeExit, RankError
 from pipeline.core.files import room_needed
-from pipeline.core.specs import NodeExit, RankError
 from tests.pipeline.test_launch_first_error import PLAN
 from tests.small_disk import mounted
 from trainers.core.files import could_not_write

@@ -15,6 +15,7 @@ import pytest
 from pipeline.cluster import launchers
 from pipeline.cluster.agent.host.probe import probe
 from pipeline.cluster.agent.schedulers import slurm as slurm_node
+from pipeline.cluster.events import Event, LogLine, NodeLost
 from pipeline.cluster.launchers import LAUNCHERS, job_folder
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
@@ -32,7 +33,7 @@ from pipeline.cluster.launchers.slurm_job import (
     why_it_ended,
 )
 from pipeline.core.errors import HostError
-from pipeline.core.specs import Cluster, Event, Host, LogLine, NodeLost
+from pipeline.core.specs import Cluster, Host
 from tests.pipeline.test_launch_first_error import PLAN
 from tests.waiting import HANG_S, wait_until
 

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from pipeline.cluster import launchers
+from pipeline.cluster.events import Event, LogLine, NodeExit, NodeLost, NodeSilent
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.transport import streams
 from pipeline.cluster.launchers.transport.streams import Connection, Streams
 from pipeline.core.processes import threads
-from pipeline.core.specs import Cluster, Event, Host, LogLine, NodeExit, NodeLost, NodeSilent
+from pipeline.core.specs import Cluster, Host
 from tests.waiting import HANG_S
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cluster.attempt.stalls import Verdict, Watch
+from pipeline.cluster.attempt.stalls import Watch
+from pipeline.cluster.events import Verdict
 from trainers.contract.beats import NodeBeat, NodeLook, Phase, RankBeat, RankLook, Socket
 
 STARTING, LOADING, COMPUTING, WAITING, UPDATING, EVALUATING, SAVING, ENDING, SCRIPT = Phase

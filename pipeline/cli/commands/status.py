@@ -19,6 +19,7 @@ from pipeline.cli.output import note, say, say_folded, say_log
 from pipeline.cli.session import Session, relative
 from pipeline.cluster.attempt.failures import is_consequence
 from pipeline.cluster.attempt.tracebacks import shortened, without_message
+from pipeline.cluster.events import LogLine, RankError
 from pipeline.comparing import reading
 from pipeline.comparing.reading import ComparedRun, command_line
 from pipeline.core import documents, locks
@@ -26,7 +27,7 @@ from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.places import ROOT
 from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.redact import hide
-from pipeline.core.specs import LAST, UNDER_WAY, LogLine, RankError, State
+from pipeline.core.specs import LAST, UNDER_WAY, State
 from pipeline.core.tables import counted
 from pipeline.execution.attempting import formatted as as_line
 from pipeline.execution.failure_hints import OF_SCRIPTS, OUT_OF_MEMORY

@@ -20,6 +20,7 @@ from pipeline.cli.invocation import QUIET, VERBOSE, as_typed, is_on, is_wanted, 
 from pipeline.cli.output import note, note_usual, say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster.attempt.tracebacks import is_worth_showing
+from pipeline.cluster.events import LogLine
 from pipeline.cluster.local_gpus import usable_gpus
 from pipeline.cluster.spares import unused_warning
 from pipeline.config.build import RunConfig
@@ -27,7 +28,7 @@ from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError, os_reason
 from pipeline.core.processes import process
 from pipeline.core.processes.heartbeat import waiting
-from pipeline.core.specs import Cluster, LogLine
+from pipeline.core.specs import Cluster
 from pipeline.core.tables import counted
 from pipeline.data import store
 from pipeline.execution import complete, this_computer

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.cluster.attempt.tracebacks import STARTER_LINES, shortened, without_message
-from pipeline.core.specs import LaunchPlan, NodeExit, NodeLost, RankError
+from pipeline.cluster.events import NodeExit, NodeLost, RankError
+from pipeline.core.specs import LaunchPlan
 
 _CONSEQUENCE = re.compile(
     r"closed by peer|connection (?:was )?(?:closed|reset|refused)|broken pipe|SIGTERM|SignalException|signal 15\b"

@@ -13,24 +13,30 @@ from pipeline.cluster import earlier, starts
 from pipeline.cluster.agent.running.saved import newest_change
 from pipeline.cluster.attempt.checkpoint_fetch import CheckpointFetch
 from pipeline.cluster.attempt.silent_hosts import SilentHosts
-from pipeline.cluster.attempt.stalls import Verdict, Watch
+from pipeline.cluster.attempt.stalls import Watch
 from pipeline.cluster.attempt.tracebacks import Tracebacks, is_worth_showing
-from pipeline.cluster.events import AllSucceeded, CheckpointSaved, Doing, Emit, HostNote, Notice, ShownLine
-from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec
-from pipeline.core.errors import TrainingError
-from pipeline.core.files import write_json
-from pipeline.core.processes.signals import Interruptible
-from pipeline.core.specs import (
+from pipeline.cluster.events import (
+    AllSucceeded,
+    CheckpointSaved,
+    Doing,
+    Emit,
     Event,
-    LaunchPlan,
+    HostNote,
     LogLine,
     MetricsLine,
     NodeAnswers,
     NodeExit,
-    NodeFacts,
     NodeLost,
     NodeSilent,
+    Notice,
+    ShownLine,
+    Verdict,
 )
+from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec
+from pipeline.core.errors import TrainingError
+from pipeline.core.files import write_json
+from pipeline.core.processes.signals import Interruptible
+from pipeline.core.specs import LaunchPlan, NodeFacts
 from pipeline.runs import journal, ranks
 from pipeline.runs.checkpoints import go_on_from_checkpoint, newest_step, set_aside_of_script
 from pipeline.runs.metrics_file import cut_torn_line

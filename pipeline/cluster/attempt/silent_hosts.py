@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from pipeline.cluster.events import Doing, Emit, Notice
-from pipeline.core.specs import LaunchPlan, NodeAnswers, NodeLost, NodeSilent
+from pipeline.cluster.events import Doing, Emit, NodeAnswers, NodeLost, NodeSilent, Notice
+from pipeline.core.specs import LaunchPlan
 from trainers.contract.beats import NodeLook
 
 _MOST_ASKED_ABOUT = 3  # lost hosts, because the others have little time to answer

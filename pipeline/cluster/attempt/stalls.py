@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
+from pipeline.cluster.events import Verdict
 from pipeline.core.tables import counted
 from trainers.contract.beats import Collectives, NodeBeat, NodeLook, Phase, RankBeat, RankLook
 
@@ -114,7 +115,7 @@ class Watch:
     def _waiting_share(self, now: float) -> tuple[float, float] | None:
         """Return the share of waiting in the steps' time and the seconds of a step, if the share is large.
 
-        None: the window isn't over, or one pause in it was far longer than its steps, as by a cut connection that heals.
+        None: the window isn't over, or a pause in it was far longer than its steps, as of a connection that was cut.
         """
         beats = {beat.rank: beat for beat in self._beats()}
         if self._window is None or self._window[1].keys() != beats.keys():
@@ -188,21 +189,6 @@ _SLEEP_KINDS = {  # kind → parts of names of kernel functions in which the pro
 }
 _UNREAD_LIMIT_BYTES = 16 << 10
 _RESENT_LIMIT = 3  # times that the kernel has sent the same bytes again, which takes at least 1.5 s
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """Why ranks don't move.
-
-    ``kind``: stopped, disk, spins, lock, locked file, connection, worker, sleeps, skipped, slow link, dropped link, or
-    collective (no rank stands out: ``rank`` is None). ``text`` describes it; ``stack`` is that rank's, innermost first.
-    """
-
-    rank: int | None
-    host: str
-    kind: str
-    text: str
-    stack: tuple[str, ...] = ()
 
 
 def judge(looks: Sequence[RankLook], hosts: Mapping[str, str], idle_s: float) -> Verdict:

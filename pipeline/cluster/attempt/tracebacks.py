@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from pipeline.core.specs import LogLine
+from pipeline.cluster.events import LogLine
 
 _TRACEBACK_HEAD = re.compile(r"(\[rank\d+\]: )?Traceback \(most recent call last\):")
 STARTER_LINES = ("paceline: WARNING: ", "paceline: note: ")

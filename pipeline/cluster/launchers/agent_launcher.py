@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from pipeline.cluster import networks
 from pipeline.cluster.agent.wire import BUSY
+from pipeline.cluster.events import Event
 from pipeline.cluster.launchers.base import NOT_ENDED, Environment, LockFile, Outcome, PackSource, Transport, workdir_of
 from pipeline.cluster.launchers.settings import WHEN_BUSY_HINT, Capabilities, capabilities
 from pipeline.cluster.launchers.transport import agent_requests
@@ -33,7 +34,7 @@ from pipeline.cluster.launchers.transport.uploads import (
     weights_bytes,
 )
 from pipeline.core.errors import HostError
-from pipeline.core.specs import Event, Host, LaunchPlan, NodeFacts
+from pipeline.core.specs import Host, LaunchPlan, NodeFacts
 from pipeline.runs import journal
 from trainers.contract import run_folder
 

@@ -11,13 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pipeline.cluster.events import Event
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, GrantedJob, JobState, Outcome, PackSource, Scheduler
 from pipeline.cluster.launchers.job_folder import JobFolder, JobFollower
 from pipeline.cluster.launchers.settings import Capabilities, capabilities
 from pipeline.cluster.launchers.transport import agent_requests
 from pipeline.cluster.launchers.transport.answers import Answer, node_facts
 from pipeline.core.errors import HostError, PacelineError
-from pipeline.core.specs import Cluster, Event, Host, LaunchPlan, NodeFacts
+from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
 from pipeline.keys import rank_environment
 from pipeline.runs import journal
 

@@ -19,12 +19,13 @@ from typing import Any
 
 from pipeline.cluster.agent.log_lines import Tail
 from pipeline.cluster.agent.wire import REMOVED
+from pipeline.cluster.events import Event, NodeLost
 from pipeline.cluster.launchers.transport.answers import log_line, node_end
 from pipeline.cluster.launchers.transport.payload import message, new_token
 from pipeline.core.errors import HostError
 from pipeline.core.files import write_atomic
 from pipeline.core.processes import threads
-from pipeline.core.specs import Event, LaunchPlan, NodeLost, NodePlan
+from pipeline.core.specs import LaunchPlan, NodePlan
 from trainers.contract.beats import NodeBeat, NodeLook
 
 REQUEST = "request"

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.cluster.attempt.stalls import Verdict
+from pipeline.cluster.events import Verdict
 from pipeline.config.build import notify_config
 from pipeline.config.schema import NotifyConfig
 from pipeline.config.values import refuse_unprintable

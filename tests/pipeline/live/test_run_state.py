@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from pipeline.core.specs import LaunchPlan, LogLine, NodeExit, NodeLost, NodePlan
+from pipeline.cluster.events import LogLine, NodeExit, NodeLost
+from pipeline.core.specs import LaunchPlan, NodePlan
 from pipeline.live.pictures import first_state
 from pipeline.live.run_state import RunState, Said, after
 from pipeline.runs.metrics_file import MetricsRow

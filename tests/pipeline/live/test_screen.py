@@ -23,7 +23,7 @@ from pipeline.live.screen import Screen, is_live
 
 PROGRAM = """
 import sys, time
-from pipeline.core.specs import LogLine
+from pipeline.cluster.events import LogLine
 from pipeline.live.pictures import RunPicture
 from pipeline.live.run_state import RunState
 from pipeline.live.screen import Screen

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from pipeline.cli.commands import status as watching
+from pipeline.cluster.events import LogLine
 from pipeline.core.errors import PacelineError
-from pipeline.core.specs import LaunchPlan, LogLine
+from pipeline.core.specs import LaunchPlan
 from pipeline.live.pictures import FolderNews
 from pipeline.live.run_state import Saved
 from pipeline.live.watching import AttemptFiles, follow_run, is_under_way

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from pipeline.cli.commands import trials
+from pipeline.cluster.events import LogLine
 from pipeline.core.errors import UsageError
 from pipeline.core.locks import FileLock
-from pipeline.core.specs import LogLine, State
+from pipeline.core.specs import State
 from pipeline.live.pictures import SweepPicture
 from pipeline.live.watching import SweepFiles, follow_sweep
 from pipeline.runs.lock import RunLock

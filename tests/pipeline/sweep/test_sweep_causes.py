@@ -7,8 +7,8 @@ import errno
 import pytest
 
 from pipeline.cluster.attempt.failures import cause
+from pipeline.cluster.events import NodeExit, NodeLost, RankError
 from pipeline.core.errors import DataError, HostError, PacelineError, TrainingError
-from pipeline.core.specs import NodeExit, NodeLost, RankError
 from pipeline.sweep.trial import cause_of
 
 

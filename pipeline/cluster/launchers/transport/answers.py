@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pipeline.cluster.events import LogLine, NodeExit, NodeLost, RankError
 from pipeline.cluster.launchers.transport.shapes import (
     NUMBER,
     SWITCH,
@@ -26,7 +27,7 @@ from pipeline.cluster.launchers.transport.shapes import (
     wrong,
 )
 from pipeline.core.errors import HostError
-from pipeline.core.specs import LogLine, NodeExit, NodeFacts, NodeLost, RankError
+from pipeline.core.specs import NodeFacts
 from trainers.contract.beats import NodeBeat, NodeLook
 
 ENDLESS = "its login prints without end"

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from subprocess import Popen
 from typing import IO
 
+from pipeline.cluster.events import Event, MetricsLine, NodeAnswers, NodeLost, NodeSilent
 from pipeline.cluster.launchers.transport.answers import Lines, log_line, parse_stream
 from pipeline.core.processes import process, threads
 from pipeline.core.redact import hide
-from pipeline.core.specs import Event, MetricsLine, NodeAnswers, NodeLost, NodeSilent
 from trainers.contract.beats import NodeBeat, NodeLook
 
 
