@@ -285,7 +285,7 @@ def test_a_trial_finds_its_element_of_an_array_again_and_ends_no_other(
     ids = [first.job.id, second.job.id]
     assert sorted(id_.partition("_")[2] for id_ in ids) == ["0", "1"]
     said: list[str] = []
-    assert made(cluster)._own_job(specs[1], said.append, lambda: None) is not None
+    assert made(cluster)._continue_own_job(specs[1], said.append, lambda: None) is not None
     assert said == [f"job {ids[1]} of this run is there already (PENDING); going on with it"]
     assert made(cluster).stop(folders[1].name, folders[1]) == {}
     state = Queue().show(ids[0])

@@ -305,7 +305,7 @@ class AgentLauncher:
         )
 
     def _request(self, plan: LaunchPlan, run_dir: Path) -> dict[str, Any]:
-        return agent_requests.of_run(self.cluster, plan, self.registry(run_dir), self.slow_s)
+        return agent_requests.run_request(self.cluster, plan, self.registry(run_dir), self.slow_s)
 
     def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> Streams:
         """Stream all nodes' output and ends into ``emit`` (called from several threads).

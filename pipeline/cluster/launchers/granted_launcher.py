@@ -20,7 +20,6 @@ from pipeline.cluster.launchers.transport.answers import Answer, node_facts
 from pipeline.core.errors import HostError, PacelineError
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
 from pipeline.keys import rank_environment
-from pipeline.runs import journal
 
 LOOK_S = 0.2
 """Between two reads of what the nodes have written."""
@@ -37,7 +36,8 @@ class GrantedLauncher:
         self.cluster, self.scheduler = scheduler.cluster, scheduler
         self._job: GrantedJob | None = None
         self._state = JobState()  # the scheduler's last answer
-        self._leaving = -1  # a continued job's restart that the scheduler is about to end
+        # the scheduler is about to end this restart of a continued job, so only later ones are waited for; -1: none
+        self._unfit_restart = -1
         self._doing = f"asking {self.cluster.launcher} for hosts"
 
     @property
@@ -74,26 +74,32 @@ class GrantedLauncher:
         """
         self._doing = f"asking {self.scheduler.name}"
         self.scheduler.render(self.cluster, spec)  # raises UsageError before a job is submitted
-        self._job = self._own_job(spec, say, check)
-        was_there = self._job is not None
+        self._job = self._continue_own_job(spec, say, check)
         try:
-            is_granted = was_there and self._wait(say, check)
+            is_granted = self._job is not None and self._wait(say, check)
         except HostError:  # the continued job has just ended
             is_granted = False
         while not is_granted:
             self._submit(spec, modules, say)
             is_granted = self._wait(say, check)
-        names = [str(fact["host"]) for fact in self._facts()]
+        names = own_names = [str(fact["host"]) for fact in self._reported()]
         if self.scheduler.node_name:
-            nodes, own = self._polled().nodes, names
+            nodes = self._polled().nodes
             names = [f"{self.scheduler.node_name}{number}" for number in range(self.cluster.nnodes)]
-            say(", ".join(f"{name} is {of} on {nodes.get(of) or '?'}" for name, of in zip(names, own, strict=True)))
-        hosts = tuple(dataclasses.replace(one, name=name) for one, name in zip(self.cluster.hosts, names, strict=True))
+            pairs = zip(names, own_names, strict=True)
+            say(", ".join(f"{name} is {own_name} on {nodes.get(own_name) or '?'}" for name, own_name in pairs))
+        named = zip(self.cluster.hosts, names, strict=True)
+        hosts = tuple(dataclasses.replace(host, name=name) for host, name in named)
         self.cluster = dataclasses.replace(self.cluster, hosts=hosts)
         return self.cluster
 
-    def _own_job(self, spec: AttemptSpec, say: Callable[[str], None], check: Callable[[], None]) -> GrantedJob | None:
-        """Return the job that waits or runs for this run already, and end all others. Raises PacelineError."""
+    def _continue_own_job(
+        self, spec: AttemptSpec, say: Callable[[str], None], check: Callable[[], None]
+    ) -> GrantedJob | None:
+        """Take over the job that waits or runs for this run already (None: none), and release all others.
+
+        Raises PacelineError.
+        """
         own = None
         for job in self.scheduler.jobs(spec.run_key, spec.run_dir):
             while (state := self.scheduler.poll(job)).is_unanswered:
@@ -105,7 +111,7 @@ class GrantedLauncher:
                 self._release(job)
                 continue
             own, self._state = job, state
-            self._leaving = state.restart if state.is_leaving else -1
+            self._unfit_restart = state.restart if state.is_leaving else -1
             phase = f" ({state.phase})" if state.phase else ""
             say(f"{job.title} of this run is there already{phase}; going on with it")
             job.folder.end(state.restart)  # the start of an earlier command
@@ -116,7 +122,7 @@ class GrantedLauncher:
         folder = JobFolder(spec.run_dir / self.scheduler.folder / secrets.token_hex(3), self.scheduler.script)
         request = {**self._request(spec, modules), "folder": str(folder.path)}
         job = self._job = self.scheduler.submit(self.cluster, spec, folder, request)
-        self._state, self._leaving = JobState(), -1
+        self._state, self._unfit_restart = JobState(), -1
         say(f"{job.title} was submitted; {job.show_command} shows it, {job.end_command} ends it")
 
     def _wait(self, say: Callable[[str], None], check: Callable[[], None]) -> bool:
@@ -163,12 +169,13 @@ class GrantedLauncher:
     def _is_ready(self) -> bool:
         """True if all nodes have reported in this restart of the job, and nothing runs on them."""
         job, state = self.job, self._state
-        if not state.is_running or state.restart <= self._leaving:
+        if not state.is_running or state.restart <= self._unfit_restart:
             return False
         reported = job.folder.facts(state.restart, job.nnodes)
         return len(reported) == job.nnodes and job.folder.is_idle(state.restart, job.nnodes)
 
-    def _facts(self) -> list[dict[str, Any]]:
+    def _reported(self) -> list[dict[str, Any]]:
+        """Return what each node has reported of itself in this restart of the job."""
         return self.job.folder.facts(self.job.restart, self.job.nnodes)
 
     def _polled(self) -> JobState:
@@ -221,7 +228,7 @@ class GrantedLauncher:
                 f"{self.cluster.launcher} names the nodes only when a job runs, so none can be asked now",
                 hint="doit preflight tells what can be told without a job",
             )
-        facts = [_facts(host, value) for host, value in zip(self.cluster.hosts, self._facts(), strict=True)]
+        facts = [_node_facts(host, value) for host, value in zip(self.cluster.hosts, self._reported(), strict=True)]
         blind = [fact.host for fact in facts if pack is not None and fact.pack_path is None]
         if pack is not None and blind:
             raise HostError(
@@ -229,16 +236,6 @@ class GrantedLauncher:
                 hint="paths.data=<a folder on a file system that this computer and all nodes share>",
             )
         return facts
-
-    def ask(
-        self, request: dict[str, Any], *, hosts: Sequence[Host] | None = None, timeout_s: float | None = None
-    ) -> dict[str, Answer]:
-        """Return no answers: agents in a job take no requests."""
-        return {}
-
-    def connect(self, facts: list[NodeFacts]) -> tuple[list[NodeFacts], str]:
-        """Return the facts unchanged: connections between granted hosts aren't tried."""
-        return facts, ""
 
     def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[NodeFacts], run_dir: Path) -> None:
         """Let all nodes start torchrun. Raises OSError.
@@ -255,21 +252,10 @@ class GrantedLauncher:
             state_dir.mkdir(mode=0o700, parents=True)
             for name in ("log", "lease", "attached"):
                 (state_dir / name).touch()
-        start = {
-            "run_key": plan.run_key,
-            "run_id": plan.run_id,
-            "attempts": journal.prefix_of_attempt(plan.run_id),
-            "lease_s": plan.lease_s,
-            "registry": str(run_dir.parent / ".agents"),
-            "nodes": [{**dataclasses.asdict(node), "remove": [node.state_dir]} for node in plan.nodes],
-        }
+        start = agent_requests.start_facts(plan, str(run_dir.parent / ".agents"), keeps_run_dir=True)
         job = self.job
         self._job = dataclasses.replace(job, is_started=True, printed_bytes=job.folder.output_bytes())
         job.folder.order(restart=job.restart, start=start)
-
-    def notes(self) -> list[str]:
-        """Return nothing, as nothing is sent."""
-        return []
 
     def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> JobFollower:
         """Stream all nodes' output and ends into ``emit`` (called from another thread)."""
@@ -283,8 +269,9 @@ class GrantedLauncher:
         job = self.job
         if _is_left(job):
             return Outcome()
-        # only agents that leave let the scheduler decide whether it queues the job again
-        if not self._polled().is_settled and self.scheduler.requeues:  # no further start comes in this restart
+        # no further start comes in this restart, and only agents that leave let the scheduler decide whether it queues
+        # the job again
+        if not self._polled().is_settled and self.scheduler.requeues:
             job.folder.leave(restart=job.restart)
         self._pause(self.scheduler.settle_s, is_ready=lambda: self._polled().is_settled)
         state = self._polled()
@@ -298,7 +285,7 @@ class GrantedLauncher:
     def stop(self, run_key: str, run_dir: Path, *, start: str = "") -> dict[str, str]:
         """End all jobs of the run folder. Returns job → why it goes on.
 
-        ``start``: the run id of a start that is given up: end only that; a further attempt may use the job.
+        ``start``: the run id of one start, of which the ranks alone are ended; the job stays for a further attempt.
         """
         if start:
             return self._end_start()
@@ -326,10 +313,6 @@ class GrantedLauncher:
             return {}
         return {job.title: f"{NOT_ENDED}its nodes don't answer; {job.end_command}"}
 
-    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
-        """Return True: the outputs lie in the run folder already."""
-        return True
-
     def clean(self, plan: LaunchPlan) -> None:
         """Remove the agents' folders. After a good end the nodes leave; after a bad one they stay for a further
         attempt.
@@ -345,6 +328,25 @@ class GrantedLauncher:
             with suppress(HostError):  # its time to live ends it
                 self._release(job)
 
+    # -------------------- what needs no work here: the nodes share the run folder
+    def ask(
+        self, request: dict[str, Any], *, hosts: Sequence[Host] | None = None, timeout_s: float | None = None
+    ) -> dict[str, Answer]:
+        """Return no answers: agents in a job take no requests."""
+        return {}
+
+    def connect(self, facts: list[NodeFacts]) -> tuple[list[NodeFacts], str]:
+        """Return the facts unchanged: connections between granted hosts aren't tried."""
+        return facts, ""
+
+    def notes(self) -> list[str]:
+        """Return nothing, as nothing is sent."""
+        return []
+
+    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
+        """Return True: the outputs lie in the run folder already."""
+        return True
+
     def clear(self, unwanted: Sequence[tuple[NodeFacts, Sequence[str]]]) -> dict[str, list[str]]:
         """Return nothing, as nothing lies on the nodes."""
         return {}
@@ -358,7 +360,7 @@ def _is_left(job: GrantedJob) -> bool:
     return not job.folder.path.is_dir() or job.folder.was_left()
 
 
-def _facts(host: Host, value: dict[str, Any]) -> NodeFacts:
+def _node_facts(host: Host, value: dict[str, Any]) -> NodeFacts:
     """Return a node's facts, with the interface that the configuration chooses."""
     facts = node_facts(host.label, value)
     return dataclasses.replace(facts, interface=host.interface or facts.extra["interfaces"].get(facts.address))

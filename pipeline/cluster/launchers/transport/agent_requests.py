@@ -46,41 +46,67 @@ def probe(
     }
 
 
-def start(cluster: Cluster, run: dict[str, Any], plan: LaunchPlan, run_dir: Path, digest: str) -> dict[str, Any]:
-    """Return the request that starts a run: ``run`` (of ``of_run``) with secrets, claims and the rules to hide secrets.
+def start(
+    cluster: Cluster, run_request: dict[str, Any], plan: LaunchPlan, run_dir: Path, pack_digest: str
+) -> dict[str, Any]:
+    """Return the request that starts a run: ``run_request`` with secrets, claims and the rules to hide secrets.
 
-    ``digest``: of the data pack; '': the run needs none.
+    Args:
+        run_request: of the function of that name.
+        pack_digest: of the data pack; '': the run needs none.
     """
     hosts = {host.label: host for host in cluster.hosts}
     hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))
-    prefix, what = journal.prefix_of_attempt(plan.run_id), title(run_dir, plan.run_key)
+    prefix = journal.prefix_of_attempt(plan.run_id)
+    what = title(run_dir, plan.run_key)
     nodes = [
         {
             **node,
             "env": {**node["env"], **hosts[node["host"]].secrets},
             "claim": claim(cluster, hosts[node["host"]], prefix, what),
         }
-        for node in run["nodes"]
+        for node in run_request["nodes"]
     ]
-    stage = not capabilities(cluster).shares_run_dir
-    return {**run, "do": "start", "pack_digest": digest, "nodes": nodes, "hide": rules(hidden), "stage": stage}
+    return {
+        **run_request,
+        "do": "start",
+        "pack_digest": pack_digest,
+        "nodes": nodes,
+        "hide": rules(hidden),
+        "stage": not capabilities(cluster).shares_run_dir,
+    }
 
 
-def of_run(cluster: Cluster, plan: LaunchPlan, registry: str, slow_s: float) -> dict[str, Any]:
-    """Return what start, follow, collect and clean share: the parts of all nodes, found there by identity."""
-    shares_run_dir = capabilities(cluster).shares_run_dir
+def run_request(cluster: Cluster, plan: LaunchPlan, registry: str, slow_s: float) -> dict[str, Any]:
+    """Return what the requests start, follow, collect and clean have in common.
+
+    Every host gets the parts of all nodes, and finds its own by its identity.
+    """
+    return {
+        **start_facts(plan, registry, keeps_run_dir=capabilities(cluster).shares_run_dir),
+        "warm": plan.warm,
+        "slow_s": slow_s,
+        "rendezvous": [plan.master_addr, plan.master_port] if plan.nnodes > 1 else None,
+        "env_passed": rank_environment.IN_CONTAINER if cluster.container else rank_environment.PASSED,
+    }
+
+
+def start_facts(plan: LaunchPlan, registry: str, *, keeps_run_dir: bool) -> dict[str, Any]:
+    """Return what an agent needs to know of a start, with or without a scheduler.
+
+    Args:
+        plan: what is started.
+        registry: the folder there in which agents register.
+        keeps_run_dir: the nodes share the run folder with this computer, so only the agent's own files are removed.
+    """
     return {
         "run_key": plan.run_key,
         "run_id": plan.run_id,
         "attempts": journal.prefix_of_attempt(plan.run_id),
         "lease_s": plan.lease_s,
-        "warm": plan.warm,
-        "slow_s": slow_s,
-        "rendezvous": [plan.master_addr, plan.master_port] if plan.nnodes > 1 else None,
         "registry": registry,
-        "env_passed": rank_environment.IN_CONTAINER if cluster.container else rank_environment.PASSED,
         "nodes": [
-            {**dataclasses.asdict(node), "remove": [node.state_dir if shares_run_dir else node.run_dir]}
+            {**dataclasses.asdict(node), "remove": [node.state_dir if keeps_run_dir else node.run_dir]}
             for node in plan.nodes
         ],
     }
@@ -113,7 +139,7 @@ def claim(cluster: Cluster, host: Host, attempts: str, what: str) -> dict[str, A
 
 
 def title(run_dir: Path, run_key: str) -> str:
-    """Return the name of a run for other users."""
+    """Return the words by which other users of a host recognize a run: ``run KEY (small_cnn)``."""
     model = ""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         config = json.loads((run_dir / run_folder.CONFIG).read_text(encoding="utf-8"))
