@@ -51,7 +51,11 @@ class NodeExit:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLost:
-    """The node no longer answers, or its agent died without an exit code (``answers``: the host reported that)."""
+    """The node no longer answers, or its agent died without an exit code.
+
+    ``answers``: the host or the run folder shows what happened, and ``reason`` is a sentence; else ``reason`` follows
+    the host's name.
+    """
 
     host: str
     reason: str

@@ -168,10 +168,11 @@ def sha256_file(path: Path) -> str:
 
 def write_hint(error: OSError, folder: Path) -> str:
     """Return the hint for a write error below ``folder``, which holds runs."""
-    elsewhere = "then the same command; or paths.runs=<another folder>"
-    if error.errno not in FULL:
-        return f"make room or fix its permissions, {elsewhere}"
-    return room_needed(folder)
+    if error.errno in FULL:
+        return room_needed(folder)
+    if error.errno == errno.EROFS:
+        return "name another folder: paths.runs=<a folder on a file system that isn't read-only>"
+    return "make room or fix its permissions, then the same command; or paths.runs=<another folder>"
 
 
 def room_needed(folder: Path) -> str:

@@ -20,7 +20,7 @@ from pipeline.live.pictures import GrowingFile
 from pipeline.live.run_state import STEPS
 from pipeline.live.screen import Screen
 from pipeline.live.sweep_state import SweepState, after_trial_event
-from pipeline.runs import acceptance, ranks, status
+from pipeline.runs import acceptance, journal, ranks, status
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
 from pipeline.sweep.folder import SweepFolder, TrialEntry
@@ -36,6 +36,30 @@ _LAST_BYTES = 1 << 16  # of a log that was long before it was watched
 def is_under_way(folder: RunFolder | SweepFolder) -> bool:
     """Whether a command works on it now; not if it was killed, whatever the journal says."""
     return locks.is_held(folder.lock)
+
+
+def may_go_on_until(folder: RunFolder) -> float:
+    """Return until when (unix seconds) hosts may go on with a run whose command was killed; 0: nothing of it is left.
+
+    They end it ``lease_s`` after the command's last sign of life, of which the files that it writes tell.
+    """
+    entries, plan = journal.read(folder.journal), earlier.unfinished_plan(folder.path)
+    if plan is None or not entries or entries[-1].state is not State.RUNNING:
+        return 0.0
+    attempt, planned = folder.path / run_folder.ATTEMPTS / str(plan.attempt), folder.path / run_folder.PLAN
+    begun = _changed(planned)
+    if all(_changed(attempt / f"{node.host}.exit.json") > begun for node in plan.nodes):
+        return 0.0
+    written = [planned, folder.journal, attempt / ranks.FILE, *(attempt / f"{node.host}.log" for node in plan.nodes)]
+    return max(map(_changed, written)) + plan.lease_s
+
+
+def _changed(path: Path) -> float:
+    """Return when a file was changed, in unix seconds; 0: it isn't there."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 # ---------------------------------------------------------------------------------------------- a run

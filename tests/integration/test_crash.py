@@ -50,7 +50,8 @@ def test_a_removed_run_folder_mixes_nothing_into_the_next_run(project: Project, 
         shutil.rmtree(run_dir, ignore_errors=True)
         output = child.communicate(timeout=HANG_S)[0]
         if not kill:
-            assert f"the run's folder {run_dir} was removed while the run was going on" in output
+            assert f"training failed on localhost: the run's folder {run_dir} was removed while the run" in output
+            assert "\nlogs: " not in output
             assert [rank.pid for rank in ranks if rank.is_running()] == []
         done = project.doit("train", *words)
         assert done.returncode == 0, done.stdout

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from pipeline.cli.commands.train import ended_at_once
 from pipeline.core.errors import PacelineError
-from tests.integration.commands import ALONE, Project
-from tests.waiting import wait_until
+from tests.integration.commands import ALONE, Project, processes_of, wait_for_step
+from tests.waiting import HANG_S, wait_until
 
 WORDS = ("experiment=quickstart", "tracking=none", *ALONE)
 
@@ -41,6 +42,24 @@ def test_waiting_for_a_run_that_was_stopped_fails_with_its_state(project: Projec
     waited = project.doit("wait", data["name"])
     assert waited.returncode == 1
     assert f"ERROR: run {data['name']} is KILLED\n  try: doit logs {data['name']}" in waited.stdout
+
+
+@pytest.mark.long
+def test_a_run_whose_command_was_killed_is_waited_for_as_long_as_its_hosts_may_go_on(project: Project) -> None:
+    child = project.start("train", *WORDS, "trainer.epochs=5000", "cluster.lease_s=20")
+    wait_for_step(project, 20, child)
+    key = project.only_run().name
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    followed = project.start("logs", f"run={key}", "follow=1")
+    waited = project.doit("wait", f"run={key}", apart=True)
+    note = f"no command attends run {key}; its ranks may go on: doit attach {key}\n"
+    assert waited.stderr.count(note) == 1
+    assert f"ERROR: run {key} is RUNNING, but no command attends it\n  try: doit attach {key}" in waited.stderr
+    assert waited.returncode == 1
+    said = followed.communicate(timeout=HANG_S)[0]
+    assert (followed.returncode, said.count(note)) == (0, 1)
+    wait_until(lambda: not list(processes_of(project.folder)))  # by the lease, which is over
 
 
 def test_a_detached_command_that_fails_at_once_says_why(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_killed_agent_is_noticed_and_its_workers_are_swept(pssh: Bench, lab: Lab
         on(lab, "node1", f"kill -9 $(grep -o '\"pid\": [0-9]*' '{registered}/agent.json' | tr -dc 0-9)")
 
     with pytest.raises(
-        TrainingError, match="node1 the run's supervisor on this host was killed; the host itself answers"
+        TrainingError, match="on node1: the run's supervisor on this host was killed; the host itself answers"
     ) as caught:
         pssh.run(stub, Then(kill_agent))
     assert "from here" not in str(caught.value), "the way there is fine"
@@ -249,7 +249,7 @@ def test_a_removed_workdir_on_a_host_leaves_nothing_alive_though_no_registration
 
     with pytest.raises(
         TrainingError,
-        match=r"training failed: node1 the run's (supervisor on this host was killed|folder /\S+ was removed)",
+        match=r"training failed on node1: the run's (supervisor on this host was killed|folder /\S+ was removed)",
     ):
         pssh.run(stub, Then(remove))
     assert pssh.left(stub) == 0

@@ -85,7 +85,7 @@ def test_a_host_that_restarts_costs_one_restart(tmp_path: Path, lab: Lab) -> Non
     said, _ = child.communicate(timeout=HANG_S)
     assert child.returncode == 0, said
     assert "node0 no longer answers: " in said
-    assert "training failed: node0 the run's supervisor on this host was killed; the host itself answers" in said
+    assert "training failed on node0: the run's supervisor on this host was killed; the host itself answers" in said
     assert project.result()["attempts"] == 2
 
 

@@ -88,6 +88,12 @@ def test_hosts_that_are_lost_together_have_not_ended() -> None:
     assert text == "training failed: node0 no longer answers\nno longer answers either: node1\nlogs: logs"
 
 
+def test_a_removed_run_folder_is_one_sentence_without_the_place_of_its_logs() -> None:
+    why = "the run's folder /r/k was removed while the run was going on"
+    ends = {host: NodeLost(host=host, reason=why, answers=True) for host in ("node0", "node1")}
+    assert failure_text(PLAN, ends, None) == f"training failed on node0: {why}\nended with it: node1"
+
+
 def test_what_several_ranks_end_with_is_told_once_with_the_persons_own_file_and_the_other_ranks() -> None:
     trace = (
         "Traceback (most recent call last):\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pipeline.cluster.agent.reasons import reason, room_in
 from pipeline.cluster.agent.running.watches import OutOfMemory, memory_events_file, oom_kills
 from pipeline.cluster.attempt.failures import failure_text
 from pipeline.cluster.events import NodeExit, RankError
-from pipeline.core.files import room_needed
+from pipeline.core.files import room_needed, write_hint
 from tests.pipeline.test_launch_first_error import PLAN
 from tests.small_disk import mounted
 from trainers.core.files import could_not_write
@@ -129,3 +130,10 @@ def test_ranks_that_their_agent_ended_are_told_of_with_its_reason() -> None:
     assert said().startswith(f"training failed on {host}: {why}\n")
     assert said("ended with signal 15 (SIGTERM)").startswith(f"training failed on {host}: {why}\n")
     assert said("ValueError: broken").startswith(f"training failed on {host}, rank 0: ValueError: broken")
+
+
+def test_on_a_read_only_file_system_another_folder_alone_helps(tmp_path: Path) -> None:
+    hint = write_hint(OSError(errno.EROFS, "Read-only file system"), tmp_path)
+    assert hint.startswith("name another folder")
+    assert "paths.runs=" in hint
+    assert "make room" not in hint

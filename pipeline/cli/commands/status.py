@@ -34,7 +34,14 @@ from pipeline.execution.failure_hints import OF_SCRIPTS, OUT_OF_MEMORY
 from pipeline.execution.finished import lacking
 from pipeline.execution.restarts import next_start_in
 from pipeline.live.pictures import RunPicture, first_state
-from pipeline.live.watching import AttemptFiles, SweepFiles, follow_run, follow_sweep, is_under_way
+from pipeline.live.watching import (
+    AttemptFiles,
+    SweepFiles,
+    follow_run,
+    follow_sweep,
+    is_under_way,
+    may_go_on_until,
+)
 from pipeline.runs import checkpoints, index, journal
 from pipeline.runs import status as run_status
 from pipeline.runs.folder import RunFolder
@@ -133,12 +140,19 @@ def wait(current: Session) -> None:
     _wait(folder, f"run {folder.key}")
     row = index.row(folder)
     ended_well = row.state in (State.FINISHED, index.ACCEPTED)
-    error = None if ended_well else PacelineError(f"run {folder.key} is {row.state}", hint=f"doit logs {folder.key}")
+    error = None if ended_well else _not_finished(folder, row.state)
     if answers.wanted():
         answers.answer({**asdict(row), "folder": str(folder.path)}, error=error)
     if error is not None:
         raise error
     say(f"run {folder.key} is {row.state}")
+
+
+def _not_finished(folder: RunFolder, state: str) -> PacelineError:
+    what = f"run {folder.key} is {state}"
+    if state == State.RUNNING:
+        return PacelineError(f"{what}, but no command attends it", hint=f"doit attach {folder.key}")
+    return PacelineError(what, hint=f"doit logs {folder.key}")
 
 
 def _wait_for_sweep(folder: SweepFolder) -> None:
@@ -151,9 +165,29 @@ def _wait_for_sweep(folder: SweepFolder) -> None:
 
 
 def _wait(folder: RunFolder | SweepFolder, name: str) -> None:
+    awaited = _Awaited(folder)
     with waiting(note, f"waiting for {name}"):
-        while is_under_way(folder):
+        while not awaited.is_over():
             time.sleep(_POLL_S)
+
+
+class _Awaited:
+    """A run or a sweep whose end is awaited; says once if a run goes on without a command."""
+
+    def __init__(self, folder: RunFolder | SweepFolder) -> None:
+        self._folder, self._is_reported = folder, False
+
+    def is_over(self) -> bool:
+        """True if no command works on it, and the hosts of a run hold no lease of a killed one."""
+        folder = self._folder
+        if is_under_way(folder):
+            return False
+        if isinstance(folder, SweepFolder) or time.time() >= may_go_on_until(folder):
+            return True
+        if not self._is_reported:
+            self._is_reported = True
+            note(f"no command attends run {folder.key}; its ranks may go on: doit attach {folder.key}")
+        return False
 
 
 def logs(current: Session) -> None:
@@ -175,9 +209,9 @@ def logs(current: Session) -> None:
 
 def _follow_logs(folder: RunFolder, host: str | None) -> None:
     """Print the newest lines of the run's newest attempt, and all further ones."""
-    files, is_over = AttemptFiles(folder), False
+    files, awaited, is_over = AttemptFiles(folder), _Awaited(folder), False
     while not is_over:
-        is_over = not is_under_way(folder)
+        is_over = awaited.is_over()
         for event in files.look():
             if isinstance(event, LogLine) and host in (None, event.host):
                 say_log(as_line(event))
@@ -223,7 +257,10 @@ _FIXES = (  # (pattern in the failure, fix); the first match counts
     (r"CUDA|NVIDIA|cuda", "take a host with a GPU, or the processor"),
     (r"another collective|mismatch|op\.preamble", "let every rank join every collective, in one order"),
     (r"no rank has moved", "see what it waits for: doit logs {key}"),
-    (r"^training failed: |no longer answers|isolated: |not been heard of", "{preflight}"),
+    (
+        r"^training failed: |the run's supervisor on this host|no longer answers|isolated: |not been heard of",
+        "{preflight}",
+    ),
 )
 
 

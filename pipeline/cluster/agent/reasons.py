@@ -63,9 +63,10 @@ def reason(error: BaseException) -> str:
             f"{THERE}ulimit -u"
         )
     if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        or_permissions = "" if error.errno == errno.EROFS else ", or fix its permissions"
         return (
             f"can't write there ({error}); set cluster.workdir (on this computer paths.runs) to a folder that "
-            "this login can write to, or fix its permissions"
+            f"this login can write to{or_permissions}"
         )
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
         return f"a limit of its login keeps files small ({error}): see its start files{THERE}ulimit -f"

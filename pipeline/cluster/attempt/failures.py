@@ -116,14 +116,18 @@ def _first_exit(pattern: re.Pattern[str], ends: Mapping[str, NodeExit | NodeLost
     return next((end for end in ends.values() if isinstance(end, NodeExit) and pattern.search(end.reason)), None)
 
 
-def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], log_dir: Path) -> str:
+def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], log_dir: Path | None) -> str:
     """Return the message for users: what is blamed, with the traceback of an error, and the path of the logs.
 
-    ``ends`` are in the order in which the nodes have ended.
+    Args:
+        plan: what was started.
+        ends: in the order in which the nodes have ended.
+        log_dir: None: the logs were removed.
     """
     match found := blamed(ends):
         case Blamed(lost=NodeLost() as lost):
-            what = f"training failed: {lost.host} {lost.reason}"
+            what = f"training failed on {lost.host}: " if lost.answers else f"training failed: {lost.host} "
+            what += lost.reason
         case Blamed(error=RankError() as error):
             what = _error_text(plan, found.host, error, ends)
         case Blamed():
@@ -132,11 +136,11 @@ def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], log_
             found = Blamed(next(iter(ends), plan.nodes[0].host))
             what = f"training failed on {found.host}: {_unexplained(ends.get(found.host))}"
     others = [name for name in ends if name != found.host]
-    gone = [name for name in others if isinstance(ends.get(name), NodeLost)]
+    gone = [name for name in others if isinstance(end := ends[name], NodeLost) and not end.answers]
     ended = [name for name in others if name not in gone]
     what += f"\nno longer answers either: {', '.join(gone)}" if gone else ""
     what += f"\nended with it: {', '.join(ended)}" if ended else ""
-    return f"{what}\nlogs: {log_dir}"
+    return what if log_dir is None else f"{what}\nlogs: {log_dir}"
 
 
 def _error_text(plan: LaunchPlan, host: str, error: RankError, ends: Mapping[str, NodeExit | NodeLost]) -> str:

@@ -161,7 +161,7 @@ def _failure(running: RunningAttempt, outcome: Outcome) -> TrainingError:
     elif outcome.hint and (first is None or is_consequence(first[1])):  # the ranks know only that they were ended
         text = f"training failed: {outcome.text}\nlogs: {running.log_dir}"
     else:
-        text = failure_text(running.plan, running.ends, running.log_dir)
+        text = failure_text(running.plan, running.ends, running.kept_log_dir)
         text += "".join(f"\n{line}" for line in [*lines_on_lost(running.silent.reached), outcome.text] if line)
     return TrainingError(text + running.unstopped, hint=outcome.hint, cause=outcome.cause or why, gone=running.gone)
 

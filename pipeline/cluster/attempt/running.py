@@ -7,6 +7,7 @@ import queue
 import time
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pipeline.cluster import earlier, starts
@@ -281,6 +282,11 @@ class RunningAttempt:
                 hint="the same command again",
             )
         starts.renew(self.plan.run_id, self._run_dir)
+
+    @property
+    def kept_log_dir(self) -> Path | None:
+        """The folder of the logs; None: the run folder was removed while the ranks ran."""
+        return self.log_dir if (self._run_dir / run_folder.CONFIG).exists() else None
 
     def _folder_is_ours(self) -> bool:
         return journal.known_attempts(self._run_dir)[-1:] == [self.plan.run_id]

@@ -248,7 +248,7 @@ class JobFollower:
         if ended is not None:
             self._emit(node_end(node.host, ended["exit"], time.time() - float(ended["now"])))
         elif not Path(node.state_dir).is_dir():
-            self._emit(NodeLost(host=node.host, reason=REMOVED % node.run_dir))
+            self._emit(NodeLost(host=node.host, reason=REMOVED % node.run_dir, answers=True))
             return True
         return ended is not None
 

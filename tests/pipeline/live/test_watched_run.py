@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -15,11 +16,11 @@ import pytest
 from pipeline.cli.commands import status as watching
 from pipeline.cluster.events import LogLine
 from pipeline.core.errors import PacelineError
-from pipeline.core.specs import LaunchPlan
+from pipeline.core.specs import LaunchPlan, State
 from pipeline.live.pictures import FolderNews
 from pipeline.live.run_state import Saved
-from pipeline.live.watching import AttemptFiles, follow_run, is_under_way
-from pipeline.runs import ranks
+from pipeline.live.watching import AttemptFiles, follow_run, is_under_way, may_go_on_until
+from pipeline.runs import journal, ranks
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import RunLock
 from pipeline.runs.ranks import RankRow
@@ -53,6 +54,22 @@ def laid_out(tmp_path: Path) -> RunFolder:
     row = RankRow(rank=0, host="node0", step=7, phase=2, for_s=0.5, own_s=1.0)
     ranks.write(attempt, [row], (), {"node0": USAGE, "node1": USAGE})
     return folder
+
+
+def test_a_run_without_a_command_may_go_on_for_its_lease_after_the_last_line(tmp_path: Path) -> None:
+    folder = laid_out(tmp_path)
+    assert may_go_on_until(folder) == 0.0, "never started"
+    run_id = plan("node0").run_id
+    journal.register_attempt(folder.path, run_id)
+    journal.append(folder.journal, journal.Entry(state=State.RUNNING, attempt=1, time=1.0))
+    files = [path for path in folder.path.rglob("*") if path.is_file()]
+    for path in files:
+        os.utime(path, (1000.0, 1000.0))
+    os.utime(folder.path / "attempts/1/node0.log", (1300.0, 1300.0))
+    assert may_go_on_until(folder) == 1300.0 + plan("node0").lease_s
+    for host in ("node0", "node1"):
+        (folder.path / f"attempts/1/{host}.exit.json").write_text("{}")
+    assert may_go_on_until(folder) == 0.0, "its command has seen the ends of all hosts"
 
 
 def test_the_run_that_begins_is_watched_and_not_the_newest_of_the_list(tmp_path: Path) -> None:
