@@ -13,6 +13,7 @@ unexpected.install()  # before the other imports: a Ctrl-C during them also ends
 import logging  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
+from collections.abc import Callable, Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 try:
@@ -28,7 +29,7 @@ from hydra.errors import HydraException  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
 from pipeline.cli import clone  # noqa: E402
-from pipeline.cli.commands import train  # noqa: E402
+from pipeline.cli.commands import sweep, train  # noqa: E402
 from pipeline.cli.invocation import Invocation, typed_runs_dir  # noqa: E402
 from pipeline.cli.loader import for_verb, leave  # noqa: E402
 from pipeline.cli.output import outlive_reader  # noqa: E402
@@ -56,11 +57,20 @@ def main(config: DictConfig) -> None:
     masking.outlive(outlive_reader)
     overrides = tuple(HydraConfig.get().overrides.task)
     session = Session(Invocation(verb="train", overrides=overrides), composed=config)
+    _or_leave(lambda: train.train_all(session))
+
+
+def train_jobs(overrides: Sequence[tuple[str, ...]], typed: Sequence[str]) -> None:
+    """Train the jobs of --multirun as one sweep (hydra_plugins/paceline_launcher.py)."""
+    masking.outlive(outlive_reader)
+    _or_leave(lambda: sweep.run_jobs(overrides, typed))
+
+
+def _or_leave(do: Callable[[], None]) -> None:
+    """Do it, or end the command with the error: Hydra would print a traceback, or end well after sys.exit(0)."""
     try:
-        train.train_all(session)
-    except PacelineError as error:
-        leave(error)
-    except (Exception, SystemExit) as error:  # Hydra would print a traceback, or end well: sys.exit(0)
+        do()
+    except (Exception, SystemExit) as error:
         leave(error)
 
 
