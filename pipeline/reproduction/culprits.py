@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -253,10 +254,26 @@ def _only_totals(steps: Mapping[int, Mapping[str, float]], verdict: Verdict) -> 
 
 def rows_by_attempt(run_dir: Path) -> list[list[metrics_file.MetricsRow]]:
     """Return the rows that each attempt logged; none for one that was begun anew."""
-    begun = [entry.time for entry in journal.read(run_dir / run_folder.JOURNAL) if entry.state is State.RUNNING]
-    rows = metrics_file.rows(run_dir / run_folder.METRICS)
-    spans = zip(begun, [*begun[1:], float("inf")], strict=True)
-    return [[row for row in rows if start <= row.time_s < end] for start, end in spans]
+    entries = journal.read(run_dir / run_folder.JOURNAL)
+    begun = {entry.attempt: entry.time for entry in entries if entry.state is State.RUNNING}
+    by_attempt: dict[int, list[metrics_file.MetricsRow]] = {number: [] for number in sorted(begun)}
+    for row in metrics_file.rows(run_dir / run_folder.METRICS):
+        if (number := _attempt_of(row, begun)) is not None:
+            by_attempt[number].append(row)
+    return list(by_attempt.values())
+
+
+def _attempt_of(row: metrics_file.MetricsRow, begun: Mapping[int, float]) -> int | None:
+    """Return the number of the attempt that logged a row.
+
+    A row may be recorded only when a later one has begun: with the id of the attempt that logged it (a CSV file), or
+    with the time at which it was printed. So the earlier of both counts.
+    """
+    known = [number for number, time_s in begun.items() if time_s <= row.time_s]
+    with suppress(ValueError, IndexError):  # a row without an id
+        by_id = journal.attempt_number(row.attempt)
+        known = [number for number in known if number <= by_id]
+    return max(known, default=None)
 
 
 def first_steps(run_dir: Path) -> list[int | None]:

@@ -217,6 +217,20 @@ def test_kills_are_spread_over_the_time_that_the_run_trained_and_follow_from_the
     assert 4.0 <= into_s[0] < into_s[-1] <= 38.0
 
 
+def test_rows_that_are_recorded_late_count_for_the_attempt_that_logged_them(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "0123456789ab")
+    for attempt, time in ((1, 100.0), (2, 200.0)):
+        journal.append(folder.journal, journal.Entry(state=State.RUNNING, attempt=attempt, time=time))
+    written = [(110.0, 1, 1), (210.0, 2, 1), (120.0, 3, 2), (220.0, 4, 2)]
+    rows = [
+        {"t": t, "step": step, "epoch": None, "metrics": {"loss": 1.0}, "attempt": f"0123456789ab-x-{number}-n"}
+        for t, step, number in written
+    ]
+    (folder.path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert [[row.step for row in rows] for rows in culprits.rows_by_attempt(folder.path)] == [[1, 2, 3], [4]]
+    assert culprits.first_steps(folder.path) == [1, 4]
+
+
 def test_an_attempt_goes_on_from_its_checkpoint_and_begins_anew_without_one(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     assert kills._saved_s(tmp_path, 100.0) == 0.0
