@@ -46,6 +46,10 @@ class Culprit(Enum):
         "random state not restored (order of data, dropout and augmentation follow from it)",
         "save and restore torch.get_rng_state(), CUDA's, numpy's and random's, of each rank, or seed by step",
     )
+    OPTIMIZER_AND_RANDOM = (
+        "optimizer state and random state missing; the metrics don't show which of them made the difference",
+        "save and restore optimizer.state_dict(), and torch.get_rng_state(), CUDA's, numpy's and random's, of each rank",
+    )
     ORDER = (
         "order of data differs after the resume",
         "go on inside the epoch: skip the batches that were seen, and draw the order from seed and epoch",
@@ -78,7 +82,9 @@ class Culprit(Enum):
     UNKNOWN = ("not known from what it left", "compare both folders")
 
 
-STATES = frozenset({Culprit.OPTIMIZER, Culprit.RANDOM, Culprit.SCHEDULE, Culprit.NOT_SHOWN})
+STATES = frozenset(
+    {Culprit.OPTIMIZER, Culprit.RANDOM, Culprit.OPTIMIZER_AND_RANDOM, Culprit.SCHEDULE, Culprit.NOT_SHOWN}
+)
 """The culprits that are states: of several that a checkpoint lacks, only one can be named for sure."""
 
 
@@ -212,7 +218,7 @@ def culprit(evidence: Evidence) -> Culprit:
         by_other_rank = evidence.ranks > 1 and OPTIMIZER not in lacks and code.loads_optimizer
         return Culprit.RANDOM if by_other_rank else Culprit.OPTIMIZER
     if OPTIMIZER in lacks and not (is_dense and 0 in steps_behind):
-        return Culprit.OPTIMIZER
+        return Culprit.OPTIMIZER_AND_RANDOM if RANDOM in lacks else Culprit.OPTIMIZER
     if differs_at is None and evidence.tensors_differ:
         return Culprit.NOT_SHOWN
     if RANDOM in lacks or not code.restores_random:

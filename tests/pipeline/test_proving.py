@@ -115,7 +115,7 @@ def test_all_states_that_a_checkpoint_lacks_are_named_where_a_script_logs_from_i
     code = Code(has_schedule=True)
     left = evidence(saved(), resumed_at=(1,), differs_at=3, started_over=True, values_differ=True, code=code)
     proof = Proof(verdict=VERDICT, evidence=left, culprit=culprits.culprit(left))
-    assert proof.culprit is Culprit.OPTIMIZER
+    assert proof.culprit is Culprit.OPTIMIZER_AND_RANDOM
     assert "  resume   at step 1, from checkpoints/last.pt\n" in proving.text(proof)
     lacks = "  lacks    checkpoints/last.pt holds no state of: optimizer, random, schedule\n  culprit  "
     assert lacks in proving.text(proof)
@@ -150,7 +150,8 @@ def test_a_metric_of_the_whole_training_is_told_from_one_of_each_step() -> None:
 
 
 def test_where_steps_are_logged_now_and_then_the_names_in_the_checkpoint_decide() -> None:
-    assert culprits.culprit(evidence(saved(), is_dense=False)) is Culprit.OPTIMIZER
+    assert culprits.culprit(evidence(saved(RANDOM), is_dense=False)) is Culprit.OPTIMIZER
+    assert culprits.culprit(evidence(saved(), is_dense=False)) is Culprit.OPTIMIZER_AND_RANDOM
 
 
 @pytest.mark.parametrize(
