@@ -48,7 +48,7 @@ class Culprit(Enum):
     )
     OPTIMIZER_AND_RANDOM = (
         "optimizer state and random state missing; the metrics don't show which of them made the difference",
-        "save and restore optimizer.state_dict(), and torch.get_rng_state(), CUDA's, numpy's and random's, of each rank",
+        "save and restore optimizer.state_dict(), and torch.get_rng_state(), CUDA's, numpy's and random's",
     )
     ORDER = (
         "order of data differs after the resume",
