@@ -99,3 +99,11 @@ def test_a_placeholder_may_name_the_files_and_other_braces_stay_as_they_are() ->
     for pattern in ("/a", "../a", "a**/b", ""):
         with pytest.raises(ConfigError, match="is no pattern of names in a folder; write it relative"):
             ScriptConfig(script="t.py", resume_pattern=pattern)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.th", "checkpoint.pt", "checkpoint.pth.tar", "net.model"])
+def test_a_checkpoint_among_what_a_script_leaves_where_it_stands_is_known_by_its_ending(
+    tmp_path: Path, name: str
+) -> None:
+    folder = laid(tmp_path, f"save_temp/{name}", "save_temp/predictions.dat")
+    assert newest_checkpoint(folder, counts=lambda _: True) == tmp_path / "save_temp" / name

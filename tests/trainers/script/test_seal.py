@@ -13,7 +13,8 @@ import pytest
 
 from tests.trainers.script.runs import ROOT, ScriptRun
 from trainers.core.dependencies import Unkeyed, changed, message
-from trainers.core.observer import HASHED_BYTES
+from trainers.core.observation import of_host
+from trainers.core.observer import HASHED_BYTES, SKIP
 
 pytestmark = pytest.mark.slow
 
@@ -315,3 +316,15 @@ def test_another_node_has_a_record_of_its_own_of_what_its_ranks_read(run: Script
     record = run.read("nodes/1/dependencies.json")
     assert (record["unkeyed"], [*record["files"]]) == ({"part1.txt": "read"}, [str(outside)])
     assert not (run.path / "dependencies.json").exists()
+
+
+def test_the_plugins_of_hydra_that_come_with_paceline_are_no_input_of_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each application of Hydra imports all plug-ins of its environment, wherever they lie."""
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins = (SKIP, str((tmp_path / "hydra_plugins").resolve()))
+    (tmp_path / "hydra_plugins").mkdir()
+    assert plugins not in of_host(), "plug-ins of the user's own count"
+    (tmp_path / "hydra_plugins" / "paceline_launcher.py").touch()
+    assert plugins in of_host()
