@@ -176,7 +176,7 @@ def test_a_disk_that_is_full_at_the_start_is_told_with_the_place_and_nothing_run
 def test_what_somebody_has_stopped_is_named_once_with_the_command_that_lets_it_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    torchrun = "import subprocess, sys, time; subprocess.run([sys.executable, '-c', 'input()'])"
+    torchrun = "import subprocess, sys, time; subprocess.run([sys.executable, '-c', 'input()'], env={'RANK': '3'})"
     child = subprocess.Popen([sys.executable, "-c", torchrun], stdin=subprocess.PIPE)
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -196,7 +196,7 @@ def test_what_somebody_has_stopped_is_named_once_with_the_command_that_lets_it_g
         assert after(watches.STOPS_LOOK_S) == [], "it may go on in a moment"
         (line,) = after(watches.STOPPED_S)
         assert line.endswith(
-            f"process {rank} is stopped (SIGSTOP), and the run waits for it; kill -CONT {rank} lets it go on"
+            f"process {rank} of rank 3 is stopped (SIGSTOP), and the run waits for it; kill -CONT {rank} lets it go on"
         )
         assert after(watches.STOPPED_S) == []
         os.kill(rank, signal.SIGCONT)

@@ -77,10 +77,18 @@ class Stops:
         new = [pid for pid in stopped if pid not in self.reported and now - self.since[pid] >= STOPPED_S]
         self.reported.update(new)
         return [
-            f"paceline: WARNING: process {pid} is stopped (SIGSTOP), and the run waits for it; "
+            f"paceline: WARNING: process {pid}{_rank_of(pid)} is stopped (SIGSTOP), and the run waits for it; "
             f"kill -CONT {pid} lets it go on"
             for pid in new
         ]
+
+
+def _rank_of(pid: int) -> str:
+    """Return `` of rank 1``; '' for a process that torchrun hasn't started: a fork shows its parent's environment."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        ranks = [text[5:].decode() for text in file.read().split(b"\0") if text.startswith(b"RANK=")]
+        return "".join(f" of rank {rank}" for rank in ranks[:1] if rank.isdecimal())
+    return ""
 
 
 def process_tree(root: int) -> list[int]:
