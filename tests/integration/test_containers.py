@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.cluster.launchers.pssh import PsshConfig
+from pipeline.cluster.launchers.local import LocalConfig
 from pipeline.core.specs import Cluster, Host
 from tests.container_fixture import Image, podman
 from tests.contract.conftest import Bench, count_here
@@ -36,7 +36,7 @@ def bench(image: Image, folder: Path, program_env: dict[str, str] | None = None)
         launcher="local",
         hosts=(host,),
         device="cpu",
-        settings=PsshConfig(lease_s=LEASE_S),
+        settings=LocalConfig(lease_s=LEASE_S),
         container=image.name,
         container_mounts=image.mounts,
         asks_environment=True,
