@@ -122,7 +122,8 @@ class Evidence:
         started_over: the last attempt began at the run's first step.
         lacks_last: nothing differs but that metrics of the last step are missing.
         only_totals: nothing differs but metrics that are logged once.
-        values_differ: a metric that both logged at a step has another value.
+        values_differ: a metric that both logged at a step has another value, later than in the first row after a
+            resume: there a mean over the steps since the last row (transformers' loss) is one of fewer steps.
         tensors_differ: files that the script saved besides its results whose tensors differ.
         files_alone: the metrics of all steps are equal, and files differ by times and paths alone.
         is_dense: the run logged metrics at every step.
@@ -183,7 +184,9 @@ def gather(folder: RunFolder, again: RunFolder, verdict: Verdict, kills: Sequenc
         and logs_again,
         lacks_last=_lacks_last(before, after),
         only_totals=_only_totals(before, verdict),
-        values_differ=any(_differ(before[step], after[step]) for step in before.keys() & after.keys()),
+        values_differ=any(
+            _differ(before[step], after[step]) for step in before.keys() & after.keys() - {*resumed_at(again.path)}
+        ),
         tensors_differ=tuple(name for name in verdict.besides_differing if _other_numbers(folder, again, name)),
         files_alone=differs_at is None and are_files and _differ_by_times(folder, again, verdict),
         is_dense=bool(before) and [*before] == [*range(min(before), max(before) + 1)],

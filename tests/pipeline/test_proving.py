@@ -121,6 +121,26 @@ def test_all_states_that_a_checkpoint_lacks_are_named_where_a_script_logs_from_i
     assert lacks in proving.text(proof)
 
 
+@pytest.mark.parametrize(("differing", "counts"), [(30, False), (40, True)])
+def test_a_mean_over_fewer_steps_in_the_first_row_after_a_resume_is_no_difference(
+    differing: int, counts: bool, tmp_path: Path
+) -> None:
+    """As transformers' loss is; what differs then shows in a later row too, or in the weights."""
+    folders = [RunFolder(tmp_path / name / "0123456789ab") for name in ("first", "again")]
+    for folder in folders:
+        for attempt, time in ((1, 100.0), (2, 200.0)):
+            journal.append(folder.journal, journal.Entry(state=State.RUNNING, attempt=attempt, time=time))
+        rows = [
+            {"t": time, "step": step, "epoch": None, "metrics": {"loss": 2.0 if step == differing else 1.0}}
+            for step, time in ((20, 110.0), (30, 210.0), (40, 220.0))
+        ]
+        (folder.path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    before = (folders[0].path / "metrics.jsonl").read_text().replace("2.0", "1.0")
+    (folders[0].path / "metrics.jsonl").write_text(before)
+    left = culprits.gather(folders[0], folders[1], VERDICT, [saved(*ALL)])
+    assert (left.resumed_at, left.differs_at, left.values_differ) == ((30,), differing, counts)
+
+
 def test_tensors_are_compared_without_random_states(tmp_path: Path) -> None:
     state = {"weights": torch.ones(3), "twice": torch.ones(2, dtype=torch.bfloat16), "rng": torch.get_rng_state()}
     torch.save(state, tmp_path / "a.pt")

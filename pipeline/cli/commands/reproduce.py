@@ -346,7 +346,7 @@ def _data(proof: Proof) -> dict[str, Any]:
         "resumed_at": [*proof.evidence.resumed_at],
         "started_over": proof.evidence.started_over,
         "offer": proof.offer or None,
-        "differs_at": proof.evidence.differs_at,
+        "differs_at": None if proof.proven else proof.evidence.differs_at,
         "culprit": culprit.name.lower() if culprit is not None else None,
         "finding": culprit.value[0] if culprit is not None else None,
         "mend": culprit.value[1] if culprit is not None else None,
