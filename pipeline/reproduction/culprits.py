@@ -290,6 +290,11 @@ def first_steps(run_dir: Path) -> list[int | None]:
     return [min((row.step for row in rows), default=None) for rows in rows_by_attempt(run_dir)]
 
 
+def logged_steps(run_dir: Path) -> set[int]:
+    """Return the steps that have a row of metrics."""
+    return {row.step for row in metrics_file.rows(run_dir / run_folder.METRICS)}
+
+
 def resumed_at(run_dir: Path) -> tuple[int, ...]:
     """Return the first step that each attempt after the first one logged."""
     return tuple(step for step in first_steps(run_dir)[1:] if step is not None)

@@ -6,7 +6,7 @@ Where they differ, the culprit is derived from what is left (``culprits.py``).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,16 @@ from typing import Any
 from pipeline.core.tables import counted, first_of
 from pipeline.reproduction.checkpoint_names import state_kinds
 from pipeline.reproduction.compare import Verdict
-from pipeline.reproduction.culprits import STATES, Culprit, Evidence, culprit, first_steps, gather, resumed_at
+from pipeline.reproduction.culprits import (
+    STATES,
+    Culprit,
+    Evidence,
+    culprit,
+    first_steps,
+    gather,
+    logged_steps,
+    resumed_at,
+)
 from pipeline.reproduction.kills import Kill, Killing, moments, newest_checkpoint
 from pipeline.reproduction.reproduce import reproduce, train_again
 from pipeline.runs import checkpoints
@@ -77,7 +86,8 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
         killing = Killing(runs_dir, first_s, into_s, say, awaits_checkpoint=resumes or sooner == _SOONER[0])
         verdict = reproduce(folder, work=work, say=say, train=partial(_train, killing), **how)
         again = _repetition(runs_dir) or folder
-        unproven = _unproven(killing.kills, first_steps(again.path), resumes=resumes)
+        starts = first_steps(again.path)
+        unproven = _unproven(killing.kills, starts, logged_steps(folder.path), resumes=resumes)
         if not kills or not unproven:
             break
         say(f"{unproven}; once more, killed sooner")
@@ -110,16 +120,20 @@ def _train(killing: Killing, words: Sequence[str], secrets: Mapping[str, str], *
         killing.look_again()
 
 
-def _unproven(kills: Sequence[Kill], starts: Sequence[int | None], *, resumes: bool) -> str:
+def _unproven(
+    kills: Sequence[Kill], starts: Sequence[int | None], steps: Collection[int] = (), *, resumes: bool
+) -> str:
     """Return why a repetition proves nothing; empty if it does.
 
     Args:
         starts: the first step that each attempt logged, as of ``first_steps``.
+        steps: those that the run logged; an attempt that begins at the last of several has only evaluated again.
         resumes: the script takes its checkpoint by {resume}.
     """
     if not kills:
         return "it had ended before it could be killed"
-    if len(starts) > 1 and starts[-1] is None and any(step is not None for step in starts):
+    trained_nothing = starts[-1:] == [None] or (len(steps) > 2 and starts[-1:] == [max(steps)])
+    if len(starts) > 1 and trained_nothing and any(step is not None for step in starts):
         return "it was killed behind its last checkpoint, with nothing left to train"
     if resumes and not any(kill.checkpoint for kill in kills):
         return "it had saved no checkpoint before any kill, so nothing was resumed"

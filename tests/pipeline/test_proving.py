@@ -180,6 +180,7 @@ def test_where_steps_are_logged_now_and_then_the_names_in_the_checkpoint_decide(
         ([saved(*ALL)], [0, 21], True, ""),
         ([], [0], True, "it had ended before it could be killed"),
         ([saved(*ALL)], [0, None], True, "it was killed behind its last checkpoint, with nothing left to train"),
+        ([saved(*ALL)], [0, 30], True, "it was killed behind its last checkpoint, with nothing left to train"),
         ([Kill(after_s=1.0, checkpoint=None)], [0, 0], False, ""),
         (
             [Kill(after_s=1.0, checkpoint=None)],
@@ -192,7 +193,7 @@ def test_where_steps_are_logged_now_and_then_the_names_in_the_checkpoint_decide(
 def test_a_repetition_that_was_not_killed_or_not_resumed_proves_nothing(
     kills: list[Kill], starts: list[int | None], resumes: bool, why: str
 ) -> None:
-    assert proving._unproven(kills, starts, resumes=resumes) == why
+    assert proving._unproven(kills, starts, {0, 10, 21, 30}, resumes=resumes) == why
     proof = Proof(verdict=VERDICT, evidence=evidence(*kills, differs_at=None), unproven=why)
     assert proof.verdict.reproduced
     assert proof.proven is not bool(why)
