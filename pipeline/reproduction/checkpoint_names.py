@@ -34,7 +34,7 @@ def tensors_in(path: Path) -> list[tuple[int, int]] | None:
     """Return size and CRC-32 of each tensor's bytes in a file of ``torch.save``, in order; None for another file."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return [(one.file_size, one.CRC) for one in archive.infolist() if "/data/" in one.filename]
+            return [(one.file_size, one.CRC) for one in _tensor_files(archive)]
     except (OSError, zipfile.BadZipFile):
         return None
 
@@ -48,10 +48,14 @@ def numbers_in(path: Path) -> list[tuple[int, int]] | None:
                 return None
             with archive.open(pickled) as file:
                 bytes_alone = {key for key, kind in _storages(file).items() if kind == "torch ByteStorage"}
-            files = [one for one in archive.infolist() if "/data/" in one.filename]
-            return [(one.file_size, one.CRC) for one in files if one.filename.rpartition("/")[2] not in bytes_alone]
+            counted = (one for one in _tensor_files(archive) if one.filename.rpartition("/")[2] not in bytes_alone)
+            return [(one.file_size, one.CRC) for one in counted]
     except (OSError, ValueError, zipfile.BadZipFile):
         return None
+
+
+def _tensor_files(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    return [one for one in archive.infolist() if "/data/" in one.filename]
 
 
 def _storages(file: IO[bytes]) -> dict[str, str]:

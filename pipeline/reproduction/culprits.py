@@ -142,7 +142,7 @@ class Evidence:
     files_alone: bool = False
     is_dense: bool = False
     ranks: int = 1
-    code: Code = field(default_factory=lambda: Code())
+    code: Code = field(default_factory=Code)
 
     @property
     def reads_nothing(self) -> bool:
@@ -169,24 +169,18 @@ def gather(folder: RunFolder, again: RunFolder, verdict: Verdict, kills: Sequenc
     steps = sorted({*before, *after})
     differs_at = next((step for step in steps if repr(before.get(step)) != repr(after.get(step))), None)
     are_files = all(item.field.startswith(f"{run_folder.OUTPUTS}/") for item in verdict.outcome)
-    starts = first_steps(again.path)
-    last_rows = rows_by_attempt(again.path)[-1:]
-    logs_again = len({row.step for rows in last_rows for row in rows}) >= len(before) / 2
+    attempts = [{row.step for row in rows} for rows in rows_by_attempt(again.path)]
+    last = attempts[-1] if len(attempts) > 1 else set[int]()
+    resumed = tuple(min(steps) for steps in attempts[1:] if steps)
     result = again.read_result()
     return Evidence(
         kills=tuple(kills),
-        resumed_at=resumed_at(again.path),
+        resumed_at=resumed,
         differs_at=differs_at,
-        started_over=bool(before)
-        and len(starts) > 1
-        and starts[-1] is not None
-        and starts[-1] <= min(before)
-        and logs_again,
+        started_over=bool(before and last) and min(last) <= min(before) and len(last) >= len(before) / 2,
         lacks_last=_lacks_last(before, after),
         only_totals=_only_totals(before, verdict),
-        values_differ=any(
-            _differ(before[step], after[step]) for step in before.keys() & after.keys() - {*resumed_at(again.path)}
-        ),
+        values_differ=any(_differ(before[step], after[step]) for step in before.keys() & after.keys() - {*resumed}),
         tensors_differ=tuple(name for name in verdict.besides_differing if _other_numbers(folder, again, name)),
         files_alone=differs_at is None and are_files and _differ_by_times(folder, again, verdict),
         is_dense=bool(before) and [*before] == [*range(min(before), max(before) + 1)],

@@ -43,7 +43,7 @@ class Proof:
 
     Attributes:
         unproven: why equal results prove nothing, as words that follow the run's key; empty: they do.
-        resumed_at: the first step of each later attempt; of the recorded run, if ``was_resumed``.
+        evidence: ``resumed_at`` in it is the recorded run's if ``was_resumed``.
         was_resumed: the recorded run itself was resumed, and an undisturbed one differs from there on.
         offer: the override that would give the script its checkpoint.
         culprit: None where the results are equal.
@@ -120,9 +120,7 @@ def _train(killing: Killing, words: Sequence[str], secrets: Mapping[str, str], *
         killing.look_again()
 
 
-def _unproven(
-    kills: Sequence[Kill], starts: Sequence[int | None], steps: Collection[int] = (), *, resumes: bool
-) -> str:
+def _unproven(kills: Sequence[Kill], starts: Sequence[int | None], steps: Collection[int], *, resumes: bool) -> str:
     """Return why a repetition proves nothing; empty if it does.
 
     Args:
