@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import time
 
+from trainers.contract import variables
+
 from ..node import user_name
 
 GPU_FIELDS = "index,uuid,name,memory.total,ecc.errors.uncorrected.volatile.total"
@@ -86,12 +88,16 @@ def owner(pid: str) -> str:
             boot = next(int(line.split()[1]) for line in file if line.startswith("btime"))
     except (OSError, ValueError, IndexError, StopIteration):
         return ""
-    mark = b""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:  # of one's own processes
-        match = re.search(rb"(?:^|\0)PACELINE_NODE=([^\0]*)", environ.read())
-        mark = match.group(1) if match else b""
     started = boot + ticks / os.sysconf("SC_CLK_TCK")
-    return f"{pid}, {user_name(user)}, {started:.0f}, {mark.decode(errors='replace')}"
+    return f"{pid}, {user_name(user)}, {started:.0f}, {variable_of(pid, variables.NODE)}"
+
+
+def variable_of(pid: int | str, name: str) -> str:
+    """Return a variable that a process was started with; '' without it, and for processes of others."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:
+        match = re.search(rb"(?:^|\0)" + re.escape(name).encode() + rb"=([^\0]*)", environ.read())
+        return match.group(1).decode(errors="replace") if match else ""
+    return ""
 
 
 def count_cpus() -> int:

@@ -16,6 +16,7 @@ import time
 
 from trainers.contract.beats import RUNNING
 
+from ..host.processors import variable_of
 from ..wire import Json
 from .processes import start_time, stat_fields
 
@@ -85,10 +86,8 @@ class Stops:
 
 def _rank_of(pid: int) -> str:
     """Return `` of rank 1``; '' for a process that torchrun hasn't started: a fork shows its parent's environment."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-        ranks = [text[5:].decode() for text in file.read().split(b"\0") if text.startswith(b"RANK=")]
-        return "".join(f" of rank {rank}" for rank in ranks[:1] if rank.isdecimal())
-    return ""
+    rank = variable_of(pid, "RANK")
+    return f" of rank {rank}" if rank.isdecimal() else ""
 
 
 def process_tree(root: int) -> list[int]:
