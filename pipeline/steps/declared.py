@@ -91,8 +91,6 @@ def _written(name: str, changes: Any, root: Path) -> dict[str, Any]:
         file = root / FOLDER / f"{name}.yaml"
         read = OmegaConf.create(dict(REGISTERED[name])) if name in REGISTERED else OmegaConf.load(file)
         fields = OmegaConf.to_container(read, resolve=False)
-        if isinstance(fields, dict) and True in fields:  # YAML parses a bare `on` as true
-            fields["on"] = fields.pop(True)
         merged = OmegaConf.merge(OmegaConf.create(fields), OmegaConf.create(changes))
         written = OmegaConf.to_container(merged, resolve=False)
     except (OSError, yaml.YAMLError, OmegaConfBaseException, ValueError) as error:

@@ -1,17 +1,25 @@
-"""The dependency graph of steps and the state of each step: up to date, or to be run and why. Starts nothing."""
+"""The dependency graph of steps and the state of each step: up to date, or to be run and why. Starts nothing.
+
+``idle`` and ``remove`` are for the folders and logs of steps that nothing needs any more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.own_targets import check_step
-from pipeline.core.errors import DataError, os_reason
+from pipeline.core.errors import DataError, UsageError, os_reason
 from pipeline.core.files import expanded
+from pipeline.core.locks import FileLock
 from pipeline.core.places import shown
+from pipeline.data import trees
+from pipeline.data.manifest import STAMPS, origin_of
 from pipeline.data.request import fingerprints
 from pipeline.data.sources.source import walked
 from pipeline.keys.content_key import ContentKey
@@ -19,6 +27,8 @@ from pipeline.steps import declared, store
 from pipeline.steps.key import changed, step_key
 from pipeline.steps.step import PREFIX, Step, StepError, named
 from pipeline.steps.store import Made
+
+_FOLDER = re.compile(r".+-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +52,10 @@ class Graph:
     Args:
         composed: the resolved configuration.
         root: the project.
-        hosts: returns the number of hosts, on which steps with ``on: hosts`` run.
     """
 
-    def __init__(
-        self, composed: Mapping[str, Any], *, root: Path, runs_dir: Path, hosts: Callable[[], int] = lambda: 1
-    ) -> None:
-        self.composed, self.root, self.runs_dir, self._hosts = composed, root, runs_dir, hosts
+    def __init__(self, composed: Mapping[str, Any], *, root: Path, runs_dir: Path) -> None:
+        self.composed, self.root, self.runs_dir = composed, root, runs_dir
         self._steps: dict[str, Step] = {}
         self._standings: dict[str, Standing] = {}
 
@@ -115,8 +122,7 @@ class Graph:
             raise StepError(f"step {step.name}: an input can't be read: {os_reason(error)}") from error
         except DataError as error:
             raise StepError(f"step {step.name}: {error.what}", hint=error.hint) from error
-        hosts = self._hosts() if step.on == "hosts" else int(step.on == "first")
-        return step_key(step, {label: digests[path][1] for label, path in labels.items()}, self.root, hosts)
+        return step_key(step, {label: digests[path][1] for label, path in labels.items()}, self.root)
 
     def fresh_key(self, step: Step) -> ContentKey:
         """Return the key for the current files, for a step that has just been run. Raises StepError, UsageError."""
@@ -186,3 +192,76 @@ def _matches(pattern: str, root: Path) -> list[Path]:
     """Return the matching files, and all files in matching folders."""
     files = [inner for item in _named(pattern, root) for inner in ([item] if item.is_file() else sorted(walked(item)))]
     return [item for item in files if item.is_file() and "__pycache__" not in item.parts]
+
+
+# ---------------------------------------------------------------- what nothing needs any more
+def idle(graph: Graph, data_dir: Path) -> tuple[dict[Path, str], dict[Path, str]]:
+    """Return the removable paths, and the remaining folders; both with the reason.
+
+    A folder stays if it is up to date, if a data pack, a remaining step or a script's data came from it, or if that
+    can't be decided. A folder with a damaged step.json would be recreated, so it is removable, as are logs of failed
+    steps.
+    """
+    steps = store.steps_dir(graph.runs_dir)
+    made = {path: record for name in _names(graph) for path, record in earlier_of(graph.runs_dir, name)}
+    packed = {path for path in made if any(origin.is_relative_to(path) for origin in _origins(data_dir))}
+    stays = {path: why for path, record in made.items() if (why := _why_stays(graph, path, record, path in packed))}
+    # A folder that stays keeps the folders it was made from, so repeat until nothing is added.
+    while more := {path: why for path in made if path not in stays and (why := _needed_by(path, made, stays))}:
+        stays |= more
+    going = {path: "nothing needs it" for path in made if path not in stays}
+    damaged = (path for path in sorted(steps.glob("*")) if _FOLDER.fullmatch(path.name) and path.is_dir())
+    going |= {path: "its step.json is gone or damaged" for path in damaged if store.record_of(path) is None}
+    making = {path for path, _ in store.under_way(graph.runs_dir)}
+    logs = (path for path in sorted(steps.glob("*.log")) if _FOLDER.fullmatch(path.stem) and path not in making)
+    return going | dict.fromkeys(logs, "the log of a failed step"), stays
+
+
+def remove(path: Path) -> bool:
+    """Remove a folder or a log; False if a command is using it. Raises OSError."""
+    lock = FileLock(store.lock_of(path.with_suffix("")))
+    if not lock.take():
+        return False
+    try:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        lock.path.unlink(missing_ok=True)
+    finally:
+        lock.release()
+    return True
+
+
+def _names(graph: Graph) -> set[str]:
+    """Return all steps that were ever run, including those no longer declared."""
+    folders = store.steps_dir(graph.runs_dir).glob("*/" + store.RECORD)
+    return {path.parent.name.rpartition("-")[0] for path in folders if not path.parent.name.startswith(".")}
+
+
+def _origins(data_dir: Path) -> list[Path]:
+    """Return the origins of all data packs, and the link targets of all script data."""
+    origins = (origin_of(path.parent) for path in data_dir.glob(f"*/{STAMPS}"))
+    return [*(origin for origin in origins if origin is not None), *trees.sources(data_dir)]
+
+
+def _why_stays(graph: Graph, path: Path, record: dict[str, Any], is_packed: bool) -> str:
+    if is_packed:
+        return "a data pack was made of it"
+    name = str(record["name"])
+    if name not in graph.names():
+        return ""
+    try:
+        standing = graph.standing(name)
+    except UsageError:
+        return "it can't be told whether it is up to date: doit step"
+    if standing.key is None:
+        return f"it can't be told whether it is up to date: {standing.why[0]}"
+    return "it is up to date" if store.folder_of(graph.runs_dir, standing.step, standing.key) == path else ""
+
+
+def _needed_by(path: Path, made: dict[Path, dict[str, Any]], stays: dict[Path, str]) -> str:
+    """Name a remaining step that used this step's outputs; '' if none did."""
+    own = {f"{PREFIX}{made[path]['name']}/{name}": sha256 for name, sha256 in made[path]["files"].items()}
+    for other in stays:
+        data: dict[str, str] = (made[other].get("parts") or {}).get("data") or {}
+        if any(own.get(label) == sha256 for label, sha256 in data.items()):
+            return f"{other.name} was made of it"
+    return ""

@@ -16,13 +16,12 @@ from pipeline.core.places import HOME, IS_INSTALLED, PACKAGES
 from pipeline.core.processes import process, threads
 from pipeline.keys import rank_environment
 from pipeline.steps.key import is_python
-from pipeline.steps.step import Making, Step, StepError, filled
+from pipeline.steps.step import Making, StepError, filled
 from trainers.core import observer
 from trainers.core.dependencies import Seen, joined
 from trainers.core.observation import Observed, of_host
 from trainers.core.observer import PROJECT, SKIP
 
-CALL = "trainers.call"
 _LINE = 65_536
 
 
@@ -32,17 +31,12 @@ def command(making: Making) -> list[str]:
     inputs = [[str(path) for path in group] for group in making.inputs]
     flat = [path for group in inputs for path in group]
     if step.function:
-        return [sys.executable, "-m", CALL, call(step, flat, out)]
+        task = {"function": step.function, "args": dict(sorted(step.args.items())), "inputs": flat, "out": out}
+        return [sys.executable, "-m", "trainers.call", json.dumps(task)]
     if isinstance(step.command, str):
         return ["bash", "-euo", "pipefail", "-c", step.command, step.name, *flat]
     words = filled(step, out, inputs)
     return [sys.executable, *words[1:]] if is_python(words[0]) else words
-
-
-def call(step: Step, inputs: Sequence[str], out: str) -> str:
-    """Return the JSON argument of ``CALL`` for a function step."""
-    args = dict(sorted(step.args.items()))
-    return json.dumps({"function": step.function, "args": args, "inputs": [*inputs], "out": out})
 
 
 def environment(making: Making, around: Mapping[str, str], site: Path) -> dict[str, str]:
@@ -67,7 +61,7 @@ def environment(making: Making, around: Mapping[str, str], site: Path) -> dict[s
     path = (str(site), str(making.root), step.env.get("PYTHONPATH"), home)
     own: dict[str, str] = {}
     if isinstance(step.command, str):
-        own = {**{name: as_text(value) for name, value in step.args.items()}, "out": str(making.out)}
+        own = {**{name: _text(value) for name, value in step.args.items()}, "out": str(making.out)}
     passed = {**rank_environment.passed(around), **rank_environment.ALWAYS}
     return {**passed, **own, **step.env, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
@@ -145,6 +139,6 @@ def _copy(making: Making, stdout: IO[bytes], log: IO[str]) -> None:
         making.say(f"{making.step.name} | {line}")
 
 
-def as_text(value: object) -> str:
+def _text(value: object) -> str:
     """Convert a value to a bash variable's text."""
     return ("true" if value else "false") if isinstance(value, bool) else str(value)

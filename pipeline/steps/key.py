@@ -30,13 +30,12 @@ def is_python(word: str) -> bool:
     return word in _PYTHON
 
 
-def step_key(step: Step, inputs: Mapping[str, str], root: Path, hosts: int = 0) -> ContentKey:
+def step_key(step: Step, inputs: Mapping[str, str], root: Path) -> ContentKey:
     """Compute the key of a step.
 
     Args:
         inputs: sha256 by name: a path, or ``step:clean/images.npz``.
         root: the project.
-        hosts: the number of hosts it runs on; 0: local.
 
     Raises:
         UsageError: one of its Python sources can't be parsed, or has an unresolvable import.
@@ -49,7 +48,7 @@ def step_key(step: Step, inputs: Mapping[str, str], root: Path, hosts: int = 0) 
         "inputs": [*step.inputs],
         "outputs": [*step.outputs],
         "env": {name: redact.hide(value, step.secrets) for name, value in step.env.items()},
-        "on": step.on,
+        "on": "here",  # a field of earlier versions, kept so that the keys of steps stay
     }
     is_words = isinstance(step.command, tuple) and bool(step.command)
     order = order_of(step.args, "args") if is_words else order_in({"step": {"args": step.args}})
@@ -59,7 +58,7 @@ def step_key(step: Step, inputs: Mapping[str, str], root: Path, hosts: int = 0) 
         "code": dict(sorted(code.items())),
         "data": dict(inputs),
         "environment": environment(versions) if versions is not None else {},
-        "topology": {"hosts": hosts} if hosts else {},
+        "topology": {},
     }
     return ContentKey(digest=sha256_text(canonical_json(parts)), parts=parts)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-import queue
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,10 @@ from pipeline.core.errors import Killed, PacelineError, os_reason
 from pipeline.core.files import fsync, remove_leftovers, sha256_file, temporary_prefix, write_hint, write_json
 from pipeline.core.locks import held
 from pipeline.core.places import shown
-from pipeline.core.processes import threads
 from pipeline.core.processes.signals import CTRL_C, Interruptible, Stop
 from pipeline.data.request import record_reads
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps import store
-from pipeline.steps.elsewhere import run_elsewhere
 from pipeline.steps.graph import Graph, Standing
 from pipeline.steps.here import run_here
 from pipeline.steps.key import changed, described, sources_of
@@ -66,52 +66,24 @@ def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) 
 
 
 def _conduct(graph: Graph, todo: Collection[str], work: _Work, at_once: int) -> None:
-    """Start each step in a thread once all steps that it needs are done."""
-    ended: queue.Queue[tuple[str, BaseException | str | None]] = queue.Queue()
-    open_, running = dict.fromkeys(todo), set[str]()
-    failed: BaseException | None = None
-    try:
-        while (open_ and failed is None) or running:
-            ready = [name for name in open_ if not {*graph.step(name).upstream} & {*open_, *running}]
-            for name in ready[: at_once - len(running)] if failed is None else ():
-                graph.forget()
-                standing = graph.standing(name)  # raises if a required file has disappeared
-                del open_[name]
-                running.add(name)
-                _start(work, standing, ended)
-            try:
-                name, error = ended.get(timeout=_LOOK_S)
-            except queue.Empty:
-                continue
-            running.discard(name)
-            graph.forget()
-            if error is not None and failed is None:
-                failed = error if isinstance(error, BaseException) else PacelineError(error)
-                work.stop.tell("another step's failure")
-    finally:
-        work.stop.tell("a signal")
-        until = time.monotonic() + 10.0
-        while running and time.monotonic() < until:  # wait until their programs have ended
-            try:
-                running.discard(ended.get(timeout=_LOOK_S)[0])
-            except queue.Empty:
-                continue
-    if failed is not None:
-        raise failed
-
-
-def _start(work: _Work, standing: Standing, ended: queue.Queue[tuple[str, BaseException | str | None]]) -> None:
-    name = standing.step.name
-
-    def run() -> None:
+    """Run each step in a thread once all steps that it needs are done."""
+    order = TopologicalSorter({name: {*graph.step(name).upstream}.intersection(todo) for name in todo})
+    order.prepare()
+    ready, running = deque[str](), dict[Future[None], str]()
+    with ThreadPoolExecutor(at_once, thread_name_prefix="step") as pool:
         try:
-            work.make(standing)
-        except PacelineError as error:
-            ended.put((name, error))
-        else:
-            ended.put((name, None))
-
-    threads.start(run, name=f"step {name}", on_error=lambda text: ended.put((name, f"step {name} broke off: {text}")))
+            while order.is_active():
+                ready += order.get_ready()
+                while ready and len(running) < at_once:
+                    graph.forget()
+                    standing = graph.standing(ready[0])  # raises if a required file has disappeared
+                    running[pool.submit(work.make, standing)] = ready.popleft()
+                for future in wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED).done:
+                    future.result()
+                    order.done(running.pop(future))
+        except BaseException as error:  # the pool then waits until the other programs have ended
+            work.stop.tell("another step's failure" if isinstance(error, Exception) else "a signal")
+            raise
 
 
 class _Work:
@@ -130,7 +102,7 @@ class _Work:
         folder = store.folder_of(self.graph.runs_dir, step, key)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with held(store.lock_of(folder), meanwhile=_Waiting(step, self.say, self.stop)):
+            with held(store.lock_of(folder), meanwhile=self._waiting(step)):
                 made, _ = store.look(folder, key, self.graph.root)
                 if made is not None:
                     where = shown(folder, self.graph.root)
@@ -141,6 +113,18 @@ class _Work:
         except OSError as error:
             what = f"step {step.name} can't be kept in {folder.parent}: {os_reason(error)}"
             raise PacelineError(what, hint=write_hint(error, self.graph.runs_dir)) from error
+
+    def _waiting(self, step: Step) -> Callable[[], None]:
+        """Return what is called while another command makes the step: it says so once, and ends the wait on a stop."""
+        said = [f"another command is making step {step.name}; waiting for it"]
+
+        def look() -> None:
+            if self.stop.requested:
+                raise Killed(f"step {step.name} was stopped by {self.stop.by}")
+            while said:
+                self.say(said.pop())
+
+        return look
 
     def _build(self, standing: Standing, key: ContentKey, folder: Path) -> None:
         step, root = standing.step, self.graph.root
@@ -187,7 +171,7 @@ class _Work:
         step = making.step
         with making.log.open("w", encoding="utf-8"):
             pass
-        code = run_here(making) if step.on == "here" else run_elsewhere(making, self.graph.composed)
+        code = run_here(making)
         if making.stop.requested:
             raise Killed(f"step {step.name} was stopped by {making.stop.by}; {CTRL_C.partition('; ')[2]}")
         log = shown(making.log, making.root)
@@ -243,20 +227,6 @@ def _code(step: Step, root: Path) -> dict[str, str]:
     """Return the sha256 of each code file, by its real path."""
     paths = [*sources_of(step, root).values(), *(root / name for name in _CALLER if (root / name).is_file())]
     return {os.path.realpath(path): sha256_file(path) for path in paths}
-
-
-class _Waiting:
-    """Called while waiting for a lock: reports the wait once, and aborts it on a stop."""
-
-    def __init__(self, step: Step, say: Say, stop: Stop) -> None:
-        self._step, self._say, self._stop, self._is_said = step, say, stop, False
-
-    def __call__(self) -> None:
-        if self._stop.requested:
-            raise Killed(f"step {self._step.name} was stopped by {self._stop.by}")
-        if not self._is_said:
-            self._is_said = True
-            self._say(f"another command is making step {self._step.name}; waiting for it")
 
 
 def _record(standing: Standing, key: ContentKey, files: dict[str, str], duration_s: float) -> dict[str, Any]:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.local_gpus import usable_gpus
-from pipeline.config.cluster import build_cluster
 from pipeline.config.step_source import StepState, named_step
 from pipeline.core.errors import UsageError
 from pipeline.core.files import expanded
@@ -37,7 +35,6 @@ class DataStep:
 
     def make(self, say: Callable[[str], None], at_once: int = 1) -> int:
         """Run it and the steps it needs; return how many were run. Raises PacelineError."""
-
         return make_all(self.graph, [self.name], say, at_once=at_once)
 
     def standings(self) -> list[StepState]:
@@ -65,12 +62,8 @@ def data_step(text: str, composed: Mapping[str, Any], root: Path) -> DataStep:
 
 def graph_of(composed: Mapping[str, Any], root: Path) -> Graph:
     """Return the graph of all steps for a resolved configuration. Raises UsageError."""
-
-    def hosts() -> int:
-        return build_cluster(composed["cluster"], root=root, local_gpus=usable_gpus()).nnodes
-
     runs_dir = root / expanded(str(composed["paths"]["runs"]), "paths.runs")
-    return Graph(composed, root=root, runs_dir=runs_dir, hosts=hosts)
+    return Graph(composed, root=root, runs_dir=runs_dir)
 
 
 # --------------------------------------------------------------- where the data of an earlier run came from

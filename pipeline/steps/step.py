@@ -19,8 +19,7 @@ Say = Callable[[str], None]
 
 PREFIX = "step:"
 """Prefix of a step used as a source: ``step:clean`` or ``step:clean/images.npz``."""
-WHERE = ("here", "first", "hosts")
-FIELDS = ("command", "function", "args", "inputs", "outputs", "on", "env")
+FIELDS = ("command", "function", "args", "inputs", "outputs", "env")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -48,7 +47,6 @@ class Step:
     args: Mapping[str, Any]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    on: str
     env: Mapping[str, str]
     written: Mapping[str, Any]
     parameters: Mapping[str, Any]
@@ -101,7 +99,6 @@ def checked(name: str, fields: Mapping[str, Any], **more: Any) -> Step:
         args=_mapping(name, "args", given.get("args", {})),
         inputs=_texts(name, "inputs", given.get("inputs", [])),
         outputs=_texts(name, "outputs", given.get("outputs", [])),
-        on=_text(name, "on", given.get("on", "here")),
         env={key: str(value) for key, value in _mapping(name, "env", given.get("env", {})).items()},
         **more,
     )
@@ -115,8 +112,6 @@ def _check(step: Step) -> None:
             f"step {step.name}: function: {step.function!r} is not package.module:name",
             hint="a function that stands by its name in a module: no lambda, no partial, none inside of another",
         )
-    if step.on not in WHERE:
-        raise StepError(f"step {step.name}: on: {step.on!r} is not known; {suggestion(step.on, WHERE)}")
     for item in step.inputs:
         if item.startswith(PREFIX):
             named(item)

@@ -1,14 +1,12 @@
-"""Steps of one's own as people type them: the page's example, dodo.py, and hosts of a lab."""
+"""Steps of one's own as people type them: the page's example and dodo.py."""
 
 from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
-from pipeline.lab import Lab
 from tests.integration.commands import ROOT
 from tests.integration.test_own_models import typed
 from tests.integration.test_provenance import Checkout, copied
@@ -61,7 +59,9 @@ def test_a_sweep_over_what_a_step_takes_makes_it_for_each_value(checkout: Checko
     told = checkout.doit("sweep", *WORDS, args)
     assert "2 of 2 trials finished" in told
     assert len([*(checkout.root / "runs/steps").glob("clean-*/step.json")]) == 3
-    assert "step.clean is set, and nothing here needs a step" in checkout.doit("train", "step.clean.on=here", code=3)
+    assert "step.clean is set, and nothing here needs a step" in checkout.doit(
+        "train", "step.clean.outputs=[x]", code=3
+    )
 
 
 @pytest.mark.ci
@@ -99,27 +99,3 @@ def test_a_task_of_ones_own_depends_on_a_step(checkout: Checkout) -> None:
         assert "step count" not in checkout.doit("show")
     finally:
         dodo.write_text(before)
-
-
-@pytest.mark.ci
-@pytest.mark.long
-def test_a_step_on_the_hosts_runs_on_each_and_leaves_the_outputs_of_the_first(lab: Lab, tmp_path: Path) -> None:
-    checkout = copied(tmp_path / "project")
-    (checkout.root / "conf/step").mkdir()
-    (checkout.root / "own.py").write_text(
-        "import os\ndef stage(inputs, out, word):\n"
-        "    (out / 'x').write_text(f'{os.uname().nodename} {word} {inputs[0].read_text()}')\n"
-        "    print('staged as', os.environ['RANK'])\n"
-    )
-    (checkout.root / "raw.txt").write_text("raw")
-    fields = "function: own:stage\nargs: {word: '{run} $x'}\ninputs: [raw.txt]\noutputs: [x]\non: hosts\n"
-    (checkout.root / "conf/step/stage.yaml").write_text(fields)
-    hosts = ("cluster=two_node", f"cluster.ssh_config={lab.ssh_config}")
-    told = checkout.doit("step", "stage", *hosts)
-    first, second = (host.name for host in lab.hosts[:2])
-    assert {f"stage | {first} | staged as 0", f"stage | {second} | staged as 1"} <= {*told.splitlines()}
-    (out,) = (checkout.root / "runs/steps").glob("stage-*/out/x")
-    assert out.read_text() == f"{first} {{run}} $x raw"
-    assert "is up to date" in checkout.doit("step", "stage", *hosts)
-    on_one = checkout.doit("step", "stage", "step.stage.on=first", *hosts)
-    assert re.findall(r"stage \| (\S+) \| staged as (\d)", on_one) == [(first, "0")]

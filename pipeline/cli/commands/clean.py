@@ -33,7 +33,7 @@ from pipeline.runs import acceptance, index
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import Row
 from pipeline.runs.result import AlteredError
-from pipeline.steps import removal as step_removal
+from pipeline.steps import graph as steps
 from pipeline.steps import store
 from pipeline.sweep.folder import FOLDER, SweepFolder
 from pipeline.sweep.report import MINIMIZE, direction_of
@@ -328,7 +328,7 @@ def clean_steps(current: Session) -> None:
     """Remove outputs of steps. Raises PacelineError: one can't be removed."""
     graph = current.steps
     remove_leftovers([store.steps_dir(graph.runs_dir)])
-    going, staying = step_removal.idle(graph, current.config.data_dir)
+    going, staying = steps.idle(graph, current.config.data_dir)
     for folder, why in staying.items():
         say(f"{folder.name} stays: {why}")
     if not going:
@@ -345,7 +345,7 @@ def clean_steps(current: Session) -> None:
         return
     for path in going:
         try:
-            gone = step_removal.remove(path)
+            gone = steps.remove(path)
         except OSError as error:
             raise PacelineError(f"{path.name} can't be removed: {os_reason(error)}") from error
         say(f"removed {path.name}" if gone else f"{path.name} stays: a command is making it")

@@ -24,7 +24,6 @@ from tests.pipeline.steps.conftest import StepProject
         ("{command: [x], outputs: [../x]}", "'step a: outputs: ../x' leads out of the step's folder"),
         ("{command: [x], outputs: [/etc/x]}", "'step a: outputs: /etc/x' leads out of the step's folder"),
         ("{command: [x], outputs: [d, d/x]}", "step a: outputs d and d/x overlap"),
-        ("{command: [x], outputs: [x], on: moon}", "on: 'moon' is not known; valid: first, here, hosts"),
         ("{command: [x, '{run}'], outputs: [x]}", "{run} is no placeholder; there are {out}, {inputs}"),
         ("{command: [x, '{inputs[1]}'], outputs: [x]}", "there are 0 inputs, counted from 0"),
         ("{command: {a: b}, outputs: [x]}", "is neither a list of words nor a line for bash"),
