@@ -75,7 +75,7 @@ def code_changes(root: Path, files: Sequence[str], count: int, chance: random.Ra
 # ------------------------------------------------------------------------------------- configuration
 OTHER_WORDS = {
     "dataset.crop_border": ["reflect"], "optimizer.lr_scaling": ["linear", "sqrt"], "trainer.precision": ["fp32"],
-    "trainer.tta": ["mirror"], "strategy.compression": ["fp16", "powersgd"], "model.name": [], "optimizer.name": [],
+    "trainer.tta": ["mirror"], "strategy.compression": ["fp16", "bf16"], "model.name": [], "optimizer.name": [],
 }  # fmt: skip
 NO_WEIGHTS = ("dataset.source",)
 

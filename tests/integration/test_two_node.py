@@ -42,11 +42,6 @@ def test_two_hosts_train_one_run_and_not_twice(project: Project, lab: Lab) -> No
     assert (result["hosts"], result["nnodes"], result["world_size"]) == (["node0", "node1"], 2, 2)
     plan = json.loads((project.only_run() / "plan.json").read_text())
     assert [node["address"] for node in plan["nodes"]] == [host.address for host in lab.hosts]
-    weights_bytes = (project.only_run() / "checkpoints" / "final.pt").stat().st_size
-    rows = [json.loads(line)["metrics"] for line in (project.only_run() / "metrics.jsonl").read_text().splitlines()]
-    traffic = [row["network/sent_bytes"] for row in rows if "network/sent_bytes" in row]
-    assert len(traffic) == 3, "an epoch each"
-    assert min(traffic) > 2 * (result["steps"] // 3) * weights_bytes * 0.9, "each host sends the gradients of each step"
     samples = [json.loads(line) for line in (project.only_run() / "system_metrics.jsonl").read_text().splitlines()]
     assert {(sample["host"], sample["step"]) for sample in samples} >= {("node0", 0), ("node1", 0)}
     assert all(f"system/{sample['host']}/cpu_utilization_percentage" in sample["metrics"] for sample in samples)

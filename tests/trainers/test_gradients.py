@@ -51,10 +51,10 @@ def strategy_of(model: nn.Module, context: RankContext, **strategy: Any) -> Stra
     return build(settings, model, context, "fp32")
 
 
-def average(strategy: Strategy, inputs: Tensor, step: int) -> list[Tensor]:
+def average(strategy: Strategy, inputs: Tensor) -> list[Tensor]:
     """The gradients of a step. inputs: [micro-batches, images, values]."""
     sync = strategy.gradient_sync
-    sync.start(step)
+    sync.start()
     for number, part in enumerate(inputs):
         with sync.micro_batch(last=number == len(inputs) - 1):
             (strategy.network(part).square().sum() / len(inputs)).backward()
@@ -63,9 +63,8 @@ def average(strategy: Strategy, inputs: Tensor, step: int) -> list[Tensor]:
 
 
 def warm_up(strategy: Strategy, part: Tensor) -> None:
-    for step in range(-strategy.gradient_sync.warm_up_passes, 0):
-        average(strategy, part.unsqueeze(0), step)
-    strategy.gradient_sync.warmed_up()
+    for _ in range(strategy.gradient_sync.warm_up_passes):
+        average(strategy, part.unsqueeze(0))
 
 
 def expected(model: nn.Module, inputs: Tensor) -> list[Tensor]:
@@ -91,7 +90,7 @@ def average_on_this_rank(folder: Path) -> None:
         torch.manual_seed(3)
         strategy = strategy_of(Reused("plain"), context, **settings)
         warm_up(strategy, inputs[0, rank, 0])
-        found = [average(strategy, inputs[step, rank], step) for step in range(STEPS)]
+        found = [average(strategy, inputs[step, rank]) for step in range(STEPS)]
         torch.save(found, folder / f"{way}-{rank}.pt")
     context.close()
 
@@ -182,7 +181,7 @@ def reuse_on_this_rank(folder: Path) -> None:
             strategy = build(settings, model, context, "fp32")
         warm_up(strategy, inputs[0, rank, 0])
         for step in range(STEPS):
-            torch.testing.assert_close(average(strategy, inputs[step, rank], step), expected(reference, inputs[step]))
+            torch.testing.assert_close(average(strategy, inputs[step, rank]), expected(reference, inputs[step]))
     context.close()
 
 
@@ -210,16 +209,16 @@ def change_the_network(folder: Path) -> None:
     again = model._again
     changed = pytest.raises(TrainerError, match=r"same layers in every step.*Your training graph has changed")
     with patch.object(model, "_again", lambda values: again(again(values))), changed:
-        average(strategy, part, 0)
+        average(strategy, part)
     context.sum(torch.zeros(1))
 
     model = Reused("checkpointed")
     strategy = strategy_of(model, context)
     warm_up(strategy, part[0])
     with patch.object(model, "_again", lambda values: values), pytest.raises(TrainerError, match=r"shared.weight took"):
-        average(strategy, part, 0)
+        average(strategy, part)
     with pytest.raises(TrainerError, match=r"same layers in every step.*Expected to have finished reduction"):
-        average(strategy, part, 1)
+        average(strategy, part)
     context.sum(torch.zeros(1))
 
     frozen = nn.Linear(2, 2).requires_grad_(False)

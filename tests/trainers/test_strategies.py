@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from trainers.optimizers.adam import AdamConfig
 from trainers.optimizers.sgd import SGDConfig
 from trainers.strategies import build as build_strategy
 from trainers.strategies.auto import choose, optimizer_bytes
-from trainers.strategies.powersgd import PowerSGD
 from trainers.training.session import run
 
 pytestmark = pytest.mark.slow
@@ -71,19 +69,6 @@ def test_bf16_on_the_wire_needs_nccl() -> None:
     settings = configured(strategy={"name": "ddp", "compression": "bf16"})
     with pytest.raises(TrainerError, match="compression=bf16 needs the backend nccl, and this run has gloo"):
         build_strategy(settings, torch.nn.Linear(2, 2), PAIR, "fp32")
-
-
-def test_powersgd_without_numpy_says_where_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "numpy", None)
-    with pytest.raises(TrainerError, match=r"powersgd needs numpy on host .*pip install numpy.*compression=fp16"):
-        PowerSGD(rank=2, start_step=0, backend="gloo")
-
-
-@pytest.mark.parametrize("name", ["trainer.skip_nonfinite", "trainer.precision"])
-def test_powersgd_cannot_leave_out_a_step(name: str) -> None:
-    value = "fp16" if name == "trainer.precision" else True
-    with pytest.raises(ConfigError, match=r"powersgd can't leave out a step.* choose strategy.compression=fp16"):
-        parse(config({"strategy": {"name": "ddp", "compression": "powersgd"}, name: value}))
 
 
 def test_compression_is_no_setting_of_fsdp() -> None:

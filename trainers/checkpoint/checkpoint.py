@@ -76,7 +76,7 @@ class Checkpoint:
     """State after ``step`` steps, which is ``position`` steps into ``epoch`` (from 0).
 
     ``optimizer`` maps a name to its tensors (usually one per parameter). ``own`` holds the state that differs between
-    ranks (batch statistics, unsent gradients), [world_size, n]; with trainer.shards a row per part, [shards, n].
+    ranks (batch statistics), [world_size, n]; with trainer.shards a row per part, [shards, n].
     ``progress`` is plain data. ``metrics`` is the content of metrics.jsonl, stored in the .json, where the controller
     reads it too.
     """

@@ -1,4 +1,4 @@
-"""Floating-point state that differs between ranks: batch statistics between evaluations, and unsent gradients.
+"""Floating-point state that differs between ranks: batch statistics between evaluations.
 
 A checkpoint keeps this state of every rank, so that writing one changes nothing: its time may depend on the clock.
 With trainer.shards a rank has batch statistics for each of its parts, and a checkpoint has a row per part, which can
@@ -12,7 +12,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from trainers.distributed.pairwise import pairwise_sum
 from trainers.distributed.process_group import RankContext
@@ -88,14 +87,11 @@ def fill(tensors: Sequence[Tensor], values: Tensor) -> None:
         offset += item.numel()
 
 
-def spread(table: Tensor, world_size: int, width: int) -> Tensor:
-    """Convert rows [ranks, n] to ``world_size`` rows of ``width``: their mean, unless the number is the same.
+def spread(table: Tensor, world_size: int) -> Tensor:
+    """Convert rows [ranks, n] to ``world_size`` rows: their mean, unless the number is the same.
 
-    For batch statistics, the mean is what an evaluation uses. For unsent gradients, only the mean over the ranks
-    matters, so nothing is lost. Missing columns become 0: a single rank has no unsent gradients. (Rows of parts are
-    only regrouped: see ``rows_of_ranks``.)
+    The mean is what an evaluation uses. (Rows of parts are only regrouped: see ``rows_of_ranks``.)
     """
-    table = functional.pad(table[:, :width], (0, max(0, width - table.shape[1])))
     if table.shape[0] == world_size:
         return table
     return table.mean(0, keepdim=True).expand(world_size, -1).contiguous()

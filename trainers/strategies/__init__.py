@@ -24,10 +24,10 @@ class GradientSync(Protocol):
     """Gradient averaging of a step. Call ``start``, a backward pass in each ``micro_batch``, then ``finish``."""
 
     warm_up_passes: int
-    """Passes that each process must run before its first step, fresh or resumed, followed by ``warmed_up``."""
+    """Passes that each process must run before its first step, fresh or resumed."""
 
-    def start(self, step: int) -> None:
-        """Clear the gradients. ``step`` counts the steps of the run from 0; warm-up passes count up to -1."""
+    def start(self) -> None:
+        """Clear the gradients of the step before."""
         ...
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
@@ -45,28 +45,16 @@ class GradientSync(Protocol):
         """
         ...
 
-    def warmed_up(self) -> None:
-        """Discard all traces of the warm-up passes; ``state`` and ``own`` now have their tensors."""
-        ...
-
-    def state(self) -> dict[str, list[Tensor]]:
-        """Return the state for a checkpoint that is the same on all ranks."""
-        ...
-
-    def own(self) -> list[Tensor]:
-        """Return the state for a checkpoint that differs between ranks."""
-        ...
-
 
 class LocalGradients:
-    """Gradients that are complete after the backward pass: nothing is sent and there is no state."""
+    """Gradients that are complete after the backward pass: nothing is sent."""
 
     warm_up_passes = 0
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters
 
-    def start(self, step: int) -> None:
+    def start(self) -> None:
         for parameter in self._parameters.values():
             parameter.grad = None
 
@@ -79,15 +67,6 @@ class LocalGradients:
     def finish(self) -> None:
         """Raises TrainerError naming a parameter that took no part in the loss."""
         refuse_missing(self._parameters)
-
-    def warmed_up(self) -> None:
-        pass
-
-    def state(self) -> dict[str, list[Tensor]]:
-        return {}
-
-    def own(self) -> list[Tensor]:
-        return []
 
 
 class Layout:

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from trainers.core.config import ConfigError, StrategyConfig, TrainConfig, TrainerConfig, at_least, choice
+from trainers.core.config import ConfigError, StrategyConfig, TrainConfig, TrainerConfig, choice
 from trainers.core.errors import TrainerError
 from trainers.distributed.process_group import RankContext
 from trainers.strategies import Layout, LocalGradients, Strategy, named_trainable, trainable
 from trainers.strategies.parts import EarlierParts, OrderedSum, PartGradients, ordered_sum_hook
-from trainers.strategies.powersgd import PowerSGD, powersgd_hook
 from trainers.strategies.shared_memory import SharedMemory, SharedSum, share_memory, shared_memory_hook
 
 _WARM_UP_PASSES = 3
@@ -44,34 +43,19 @@ class DDPConfig(StrategyConfig):
 
     Attributes:
         compression: for links that are slower than the backward pass: fp16 and bf16 send gradients in half the bytes,
-            rounded to 11 and 8 bits; powersgd sends two thin matrices for each large one; none sends all of them.
-        powersgd_rank: columns of these matrices.
-        powersgd_start_step: the first step that sends them; before it gradients travel whole.
+            rounded to 11 and 8 bits; none sends them as they are.
     """
 
     name: str = "ddp"
     compression: str = "none"
-    powersgd_rank: int = 2
-    powersgd_start_step: int = 100
 
     def __post_init__(self) -> None:
         StrategyConfig.__post_init__(self)
-        choice("strategy.compression", self.compression, ("none", "fp16", "bf16", "powersgd"))
+        choice("strategy.compression", self.compression, ("none", "fp16", "bf16"))
         if self.compression == "bf16" and self.backend == "gloo":
             raise ConfigError(
                 f"strategy.compression=bf16 needs the backend nccl, and this is strategy.backend={self.backend}; "
                 "choose strategy.compression=fp16"
-            )
-        at_least("strategy.powersgd_rank", self.powersgd_rank, 1)
-        at_least("strategy.powersgd_start_step", self.powersgd_start_step, 0)
-
-    def check(self, config: TrainConfig) -> None:
-        """Refuse powersgd with skipped steps: it keeps what it has not sent, so a NaN would stay for ever."""
-        skips = config.trainer.skip_nonfinite or config.trainer.precision == "fp16"
-        if skips and self.compression == "powersgd":
-            raise ConfigError(
-                "strategy.compression=powersgd can't leave out a step, as trainer.skip_nonfinite=true and "
-                "trainer.precision=fp16 do; choose strategy.compression=fp16, or precision bf16 without skipping"
             )
 
 
@@ -84,16 +68,13 @@ class ReplicatedGradients(LocalGradients):
         self,
         model: nn.Module,
         network: DistributedDataParallel,
-        powersgd: PowerSGD | None = None,
         earlier: EarlierParts | None = None,
     ) -> None:
         super().__init__(named_trainable(model))
-        self._network, self._powersgd, self._earlier = network, powersgd, earlier
+        self._network, self._earlier = network, earlier
 
-    def start(self, step: int) -> None:
-        super().start(step)
-        if self._powersgd is not None:
-            self._powersgd.start(step)
+    def start(self) -> None:
+        super().start()
         if self._earlier is not None:
             self._earlier.forget()
 
@@ -106,16 +87,6 @@ class ReplicatedGradients(LocalGradients):
         """Raises TrainerError: the network uses other layers than in its first pass."""
         with _explained(), nullcontext() if last else self._network.no_sync():
             yield
-
-    def warmed_up(self) -> None:
-        if self._powersgd is not None:
-            self._powersgd.forget()
-
-    def state(self) -> dict[str, list[Tensor]]:
-        return {} if self._powersgd is None else {"powersgd": self._powersgd.factors()}
-
-    def own(self) -> list[Tensor]:
-        return [] if self._powersgd is None else self._powersgd.errors()
 
 
 def build(config: TrainConfig, model: nn.Module, context: RankContext, precision: str) -> Strategy:
@@ -135,13 +106,10 @@ def build(config: TrainConfig, model: nn.Module, context: RankContext, precision
     replicated = _replicated(network)
     if config.trainer.shards:
         earlier = _add_in_order(replicated, model, context)
-        return Strategy(
-            layout=layout,
-            network=replicated,
-            gradient_sync=ReplicatedGradients(model, replicated, earlier=earlier),
-        )
-    powersgd = _register_hook(replicated, trainable(model), ddp, context)
-    sync = ReplicatedGradients(model, replicated, powersgd)
+    else:
+        earlier = None
+        _register_hook(replicated, trainable(model), ddp, context)
+    sync = ReplicatedGradients(model, replicated, earlier)
     return Strategy(layout=layout, network=replicated, gradient_sync=sync)
 
 
@@ -165,18 +133,13 @@ def _replicated(network: nn.Module) -> DistributedDataParallel:
 
 def _register_hook(
     network: DistributedDataParallel, parameters: list[nn.Parameter], config: DDPConfig, context: RankContext
-) -> PowerSGD | None:
+) -> None:
     """Register the communication hook: compression if configured, or shared memory for two ranks of one host."""
-    if config.compression == "powersgd":
-        powersgd = PowerSGD(rank=config.powersgd_rank, start_step=config.powersgd_start_step, backend=context.backend)
-        network.register_comm_hook(powersgd, powersgd_hook)
-        return powersgd
     if config.compression != "none":
         hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
         network.register_comm_hook(None, hooks[config.compression])
     elif (memory := _shared_memory(parameters, context)) is not None:
         network.register_comm_hook(SharedSum(memory=memory), shared_memory_hook)
-    return None
 
 
 def _add_in_order(network: DistributedDataParallel, model: nn.Module, context: RankContext) -> EarlierParts:

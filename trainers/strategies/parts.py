@@ -60,8 +60,8 @@ class PartGradients(LocalGradients):
         super().__init__(parameters)
         self._earlier = EarlierParts(parameters)
 
-    def start(self, step: int) -> None:
-        super().start(step)
+    def start(self) -> None:
+        super().start()
         self._earlier.forget()
 
     def next_part(self) -> None:

@@ -27,7 +27,6 @@ from trainers.distributed.node_info import of_all_nodes
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import read_attempt
 from trainers.distributed.termination import Termination
-from trainers.distributed.traffic import Traffic
 from trainers.training import initial_weights, loss, operators
 from trainers.training.digests import Digests
 from trainers.training.evaluation import Evaluation, Evaluator
@@ -68,7 +67,6 @@ class Trainer:
         capacity = min(config.trainer.log_every_steps, self.steps.per_epoch)
         self.losses = Losses(context, capacity, self.steps.parts_per_rank)
         self.throughput = Throughput(self.steps.global_batch_size)
-        self.traffic = Traffic(context)
         every = config.trainer.digests
         self.digests = Digests(self.model, context, run_dir / run_folder.DIGESTS, every) if every else None
         self.replay = operators.wanted()
@@ -107,7 +105,7 @@ class Trainer:
                 else:
                     self._load(good)
                     table, metrics = self.state.rows_of_ranks(good.own), good.metrics
-            table = rank_state.spread(table, self.context.ranks.world_size, row.numel())
+            table = rank_state.spread(table, self.context.ranks.world_size)
             self.folder.check()
             self.metrics = MetricsFile(self.run_dir / run_folder.METRICS, metrics, attempt=self.attempt.id)
             if self.metrics.damage:
@@ -242,7 +240,7 @@ class Trainer:
             # only rank 0's host has that file, and all ranks must stop at the same step
             self.losses.call(stop=True)
         if epoch_ends or evaluates or saves or self.step % trainer.log_every_steps == 0:
-            reading, rate = self._log(epoch, evaluates=evaluates, epoch_ends=epoch_ends)
+            reading, rate = self._log(epoch, evaluates=evaluates)
             saves = saves or reading.called
             self.progress["train_s"] = time.perf_counter() - began
         if evaluates:
@@ -255,7 +253,7 @@ class Trainer:
         if evaluates or saves:
             self.throughput.restart()
 
-    def _log(self, epoch: int, *, evaluates: bool, epoch_ends: bool) -> tuple[Reading, float]:
+    def _log(self, epoch: int, *, evaluates: bool) -> tuple[Reading, float]:
         """Read the losses (this waits for the device) and write a line. Returns the losses and images per second."""
         self.attempt.check()
         if self.digests is not None:
@@ -273,8 +271,6 @@ class Trainer:
             values["train/skipped_steps"] = float(self.stepper.grad_scaler.skipped)
         if self.stepper.clipping is not None:
             values |= self.stepper.clipping.metrics()
-        if epoch_ends:
-            values |= self.traffic.since_last_look()
         self.pruned = reading.stop
         validates = evaluates and self.pack.manifest.size("val")
         self._write(epoch, values, doing="evaluating on the val split" if validates else self._after_evaluation())

@@ -100,8 +100,8 @@ class Stepper:
         size = self.steps.micro_batch_size
         part = plan.batch(0, size if self._prepares_kernels else min(size, _FEW_IMAGES))
         try:
-            for number in range(self.warm_up_passes):
-                self._warm_up_pass(part, number - self.warm_up_passes)
+            for _ in range(self.warm_up_passes):
+                self._warm_up_pass(part)
         except torch.OutOfMemoryError as error:
             raise TrainerError(out_of_memory(self.steps, self.context.ranks.rank)) from error
         except Exception as error:
@@ -114,10 +114,9 @@ class Stepper:
             ) from error
         for buffer, value in before:
             buffer.copy_(value)
-        self.gradient_sync.warmed_up()
 
-    def _warm_up_pass(self, part: EpochPlan, step: int) -> None:
-        self._begin(step)
+    def _warm_up_pass(self, part: EpochPlan) -> None:
+        self._begin()
         with self.gradient_sync.micro_batch(last=True):
             self._backward(part)
         self.gradient_sync.finish()
@@ -138,7 +137,7 @@ class Stepper:
         """Return named lists of tensors; a checkpoint is loaded by copying into them."""
         guard = {} if self.grad_scaler is None else self.grad_scaler.state()
         average = {} if self.average is None else {"average": self.average.values}
-        return {**self.optimizer.state(), **guard, **average, **self.gradient_sync.state()}
+        return {**self.optimizer.state(), **guard, **average}
 
     def begin_training(self) -> None:
         """Put the model into training mode, except for frozen layers."""
@@ -165,7 +164,7 @@ class Stepper:
         """Average the gradients of the global batch. This rank computes its parts one after the other."""
         losses, own = [], self.steps.parts_of(self.context.ranks.rank)
         first = self.steps.first_sample(position, self.context.ranks.rank)
-        self._begin(step)
+        self._begin()
         for number, part in enumerate(own):
             if number:
                 self.gradient_sync.next_part()
@@ -187,9 +186,9 @@ class Stepper:
                 losses.append(self._backward(plan.batch(first + number * size, size)))
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
-    def _begin(self, step: int) -> None:
+    def _begin(self) -> None:
         """Clear the gradients of the previous step, and allow CUDA graphs to overwrite its outputs."""
-        self.gradient_sync.start(step)
+        self.gradient_sync.start()
         if self.config.trainer.compile:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 

@@ -19,8 +19,8 @@ class TrainingState:
         self._stepper = stepper
 
     def row(self) -> Tensor:
-        """Return the state that only this rank holds, as a row [n] on its device."""
-        return rank_state.row(self._own(), self._stepper.context.device)
+        """Return the state that only this rank holds (the batch statistics of its parts), as a row [n] on its device."""
+        return rank_state.row(self._stepper.buffers.statistics(), self._stepper.context.device)
 
     def rows_of_ranks(self, own: Tensor) -> Tensor:
         """Convert a checkpoint's rows of parts (trainer.shards) to one row per current rank.
@@ -34,7 +34,7 @@ class TrainingState:
     def share_out(self, table: Tensor | None, row: Tensor) -> None:
         """Scatter the rows of rank 0's table to the ranks, and reset the state of each part to the replicated one."""
         self._stepper.buffers.reset()
-        rank_state.fill(self._own(), self._stepper.context.scatter(table, row))
+        rank_state.fill(self._stepper.buffers.statistics(), self._stepper.context.scatter(table, row))
 
     def alike(self) -> list[Tensor]:
         """Return the tensors that are the same on all ranks."""
@@ -52,8 +52,6 @@ class TrainingState:
                 f"({' '.join(str(error).split())[:200]}); delete {folder} to start afresh"
             ) from error
         for name, tensors in self._replicated()[1].items():
-            if name == "powersgd" and name not in checkpoint.optimizer:
-                continue  # the checkpoint was written by one rank, which compresses no gradients
             for target, source in zip(tensors, checkpoint.optimizer[name], strict=True):
                 target.copy_(source)
 
@@ -65,10 +63,6 @@ class TrainingState:
 
     def _replicated(self) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
         return self._stepper.strategy.layout.replicated(self._stepper.state())
-
-    def _own(self) -> list[Tensor]:
-        """Return the batch statistics of this rank's parts, and gradients that it has not sent yet."""
-        return [*self._stepper.buffers.statistics(), *self._stepper.gradient_sync.own()]
 
 
 def _copy(value: Tensor) -> Tensor:
