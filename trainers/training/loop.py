@@ -34,7 +34,6 @@ from trainers.training.freezing import freeze
 from trainers.training.metrics import BestSoFar, Losses, MetricsFile, Reading, Throughput, take
 from trainers.training.model_setup import agree_on_precision, calibrate, choose_kernels, make_network
 from trainers.training.step import Stepper
-from trainers.training.training_state import TrainingState
 
 
 class Trainer:
@@ -60,7 +59,6 @@ class Trainer:
             normalise=self.normalise,
             precision=self.precision,
         )
-        self.state = TrainingState(self.stepper)
         self.more_metrics = loss.metrics(config.trainer, pack.manifest.num_classes, context.device)
         self.step, self.best = 0, BestSoFar(config.trainer.patience)
         self.progress: dict[str, Any] = {"train_s": 0.0, "metrics": {}}
@@ -86,7 +84,7 @@ class Trainer:
         resume_garbage_collection()
         warm_up_s = self._warm_up()
         layout, path = self.stepper.strategy.layout, self.run_dir / run_folder.CHECKPOINTS
-        row, metrics = self.state.row(), ""
+        row, metrics = self.stepper.own_row(), ""
         table: Tensor | None = None
         self.nodes = of_all_nodes(self.context)
         if self.context.is_rank_zero:
@@ -104,7 +102,10 @@ class Trainer:
                     self.say(f"warning: {good}")
                 else:
                     self._load(good)
-                    table, metrics = self.state.rows_of_ranks(good.own), good.metrics
+                    # with trainer.shards the checkpoint has a row for each part, else for each rank that wrote it
+                    sharded, world_size = self.config.trainer.shards, self.context.ranks.world_size
+                    table = rank_state.rows_of_ranks(good.own, world_size) if sharded else good.own
+                    metrics = good.metrics
             table = rank_state.spread(table, self.context.ranks.world_size)
             self.folder.check()
             self.metrics = MetricsFile(self.run_dir / run_folder.METRICS, metrics, attempt=self.attempt.id)
@@ -115,8 +116,8 @@ class Trainer:
         unread = self._unread_losses()
         known = [self.step, len(unread[0]), *self.best.known(self.progress)]
         progress = torch.tensor(known, dtype=torch.float64, device=self.context.device)
-        self.context.broadcast([progress, *self.state.alike()])
-        self.state.share_out(table, row)
+        self.context.broadcast([progress, *self.stepper.alike()])
+        self.stepper.share_out(table, row)
         self.step = self.saved_step = int(progress[0])
         self.best.restore(*progress[2:].tolist())
         self.losses.restore(int(progress[1]), unread if self.context.is_rank_zero else ())
@@ -154,7 +155,7 @@ class Trainer:
         return rows if len(rows) == self.steps.parts else [[]]
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        self.state.load(checkpoint, self.run_dir / run_folder.CHECKPOINTS)
+        self.stepper.load(checkpoint, self.run_dir / run_folder.CHECKPOINTS)
         self.step, self.progress = checkpoint.step, checkpoint.progress
         self.say(
             f"resumed from step {checkpoint.step} (epoch {checkpoint.epoch + 1}, {checkpoint.position} steps into it)"
@@ -314,7 +315,7 @@ class Trainer:
         self.check_data()
         if self.digests is not None:
             self.digests.write()
-        table = self.context.gather(self.state.row())
+        table = self.context.gather(self.stepper.own_row())
         shards = self.stepper.strategy.layout.save(
             self.run_dir / run_folder.CHECKPOINTS, self.step, self.stepper.state()
         )
@@ -322,7 +323,7 @@ class Trainer:
         if self.folder is None or self.metrics is None or table is None:
             return
         self.progress["images_per_s"] = self.throughput.median()
-        model, optimizer = self.state.copies()
+        model, optimizer = self.stepper.copies()
         self.folder.save(
             Checkpoint(
                 step=self.step,

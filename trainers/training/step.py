@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from trainers import optimizers, schedules, strategies
+from trainers.checkpoint.checkpoint import Checkpoint
 from trainers.contract.beats import Phase
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
@@ -16,6 +18,7 @@ from trainers.data.augment import EpochPlan, Normaliser, training_batch
 from trainers.data.pack import MappedPack
 from trainers.data.randomness import Stream, key
 from trainers.data.step_plan import Steps
+from trainers.distributed import rank_state
 from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.rank_state import PartBuffers
@@ -30,7 +33,7 @@ _FEW_IMAGES = 2  # the smallest batch that batch normalisation accepts
 
 
 class Stepper:
-    """Runs the steps of one rank. ``state()`` is the whole training state besides the model."""
+    """Runs the steps of one rank, and holds the state that checkpoints store."""
 
     def __init__(
         self,
@@ -134,10 +137,46 @@ class Stepper:
         )
 
     def state(self) -> dict[str, list[Tensor]]:
-        """Return named lists of tensors; a checkpoint is loaded by copying into them."""
+        """Return the training state besides the model, as named lists; a checkpoint is loaded by copying into them."""
         guard = {} if self.grad_scaler is None else self.grad_scaler.state()
         average = {} if self.average is None else {"average": self.average.values}
         return {**self.optimizer.state(), **guard, **average}
+
+    def own_row(self) -> Tensor:
+        """Return the state that only this rank holds, the batch statistics of its parts, as a row [n] on its device."""
+        return rank_state.row(self.buffers.statistics(), self.context.device)
+
+    def share_out(self, table: Tensor | None, row: Tensor) -> None:
+        """Scatter the rows of rank 0's table to the ranks, and reset the state of each part to the replicated one."""
+        self.buffers.reset()
+        rank_state.fill(self.buffers.statistics(), self.context.scatter(table, row))
+
+    def alike(self) -> list[Tensor]:
+        """Return the tensors that are the same on all ranks."""
+        model, optimizer = self._replicated()
+        return [*model.values(), *(item for tensors in optimizer.values() for item in tensors)]
+
+    def load(self, checkpoint: Checkpoint, folder: Path) -> None:
+        """Copy a checkpoint's replicated state into the model and optimizer. Raises TrainerError: it does not fit."""
+        try:  # not strict with fsdp: the slices come from the files of each rank
+            self.model.load_state_dict(checkpoint.model, strict=self.strategy.layout.name == "ddp")
+        except RuntimeError as error:
+            raise TrainerError(
+                f"the checkpoint of step {checkpoint.step} does not fit model={self.config.model.name} "
+                f"({' '.join(str(error).split())[:200]}); delete {folder} to start afresh"
+            ) from error
+        for name, tensors in self._replicated()[1].items():
+            for target, source in zip(tensors, checkpoint.optimizer[name], strict=True):
+                target.copy_(source)
+
+    def copies(self) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
+        """Return copies on the CPU of the replicated model and optimizer state, which the next step does not change."""
+        model, optimizer = self._replicated()
+        copied = {name: list(map(_copy, items)) for name, items in optimizer.items()}
+        return {name: _copy(value) for name, value in model.items()}, copied
+
+    def _replicated(self) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
+        return self.strategy.layout.replicated(self.state())
 
     def begin_training(self) -> None:
         """Put the model into training mode, except for frozen layers."""
@@ -216,6 +255,11 @@ class Stepper:
         scale = 1.0 if self.grad_scaler is None else self.grad_scaler.scale
         (value * (scale / self._divisor)).backward()  # type: ignore[no-untyped-call]
         return value.detach()
+
+
+def _copy(value: Tensor) -> Tensor:
+    # keep the memory layout: the checkpoint writer makes the tensor contiguous, outside of the training's time
+    return value.detach().to("cpu", copy=True)
 
 
 def out_of_memory(steps: Steps, rank: int) -> str:
