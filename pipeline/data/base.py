@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
 from pipeline.core.errors import DataError
 from pipeline.core.places import ROOT
 from pipeline.data.progress import OnProgress
-from trainers.core.config import DatasetConfig, check_images
+from trainers.core.config import ConfigError, DatasetConfig, at_least, image_sides
 
 if TYPE_CHECKING:  # importing numpy takes 0.1 s or more, and an up-to-date run only calls `find`
     import numpy as np
@@ -122,7 +122,18 @@ class ImageFilesConfig(DatasetConfig):
 
     def __post_init__(self) -> None:
         DatasetConfig.__post_init__(self)
-        check_images(self.image_size, self.resize, self.channels, self.decoded_limit)
+        sides = image_sides("dataset.image_size", self.image_size)
+        if self.channels not in (None, 1, 3):
+            raise ConfigError(
+                f"dataset.channels={self.channels} must be 1 (grey), 3 (colour), or null: what the images have"
+            )
+        at_least("dataset.decoded_limit", self.decoded_limit, 0)
+        if self.resize is not None:
+            if sides is None:
+                raise ConfigError(
+                    f"dataset.resize={self.resize} needs dataset.image_size, which is cut out of the middle then"
+                )
+            at_least("dataset.resize", self.resize, min(sides))
 
 
 class DatasetModule(Protocol):

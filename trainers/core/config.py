@@ -14,20 +14,62 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trainers.core.fields import LATER as LATER
-from trainers.core.fields import OWN as OWN
-from trainers.core.fields import ConfigError as ConfigError
-from trainers.core.fields import at_least as at_least
-from trainers.core.fields import below_one as below_one
-from trainers.core.fields import check_images as check_images
-from trainers.core.fields import check_target as check_target
-from trainers.core.fields import choice as choice
-from trainers.core.fields import image_sides as image_sides
-from trainers.core.fields import later_fields as later_fields
+OWN = "own"
+"""The option of a group whose ``target`` names a user-defined class or function."""
 
+LATER = {"later": True}
+"""Metadata of a field that was added later: at its default it is left out of the run key, so older keys stay valid."""
+
+_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _LARGEST_SEED = 2**63 - 1  # the largest seed of a torch.Generator
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _METRIC = re.compile(r"[A-Za-z][\w-]*")
+
+
+class ConfigError(ValueError):
+    """A configuration value that cannot work; the message names the field, the value and the valid values."""
+
+
+def choice(name: str, value: str, options: tuple[str, ...]) -> None:
+    """Raise ConfigError if the value of the field ``name`` is none of ``options``."""
+    if value not in options:
+        raise ConfigError(f"{name}={value!r} is not an option; choose one of: {', '.join(options)}")
+
+
+def check_target(name: str, value: str) -> None:
+    """Raise ConfigError if the value of the field ``name`` is not of the form ``package.module:name``."""
+    if not value:
+        raise ConfigError(f"{name} is missing: a class or function of your own, as in {name}=my_package.parts:MyName")
+    if not _TARGET.fullmatch(value):
+        raise ConfigError(f"{name}={value!r} must be MODULE:NAME, as in my_package.parts:MyName")
+
+
+def later_fields(settings: type[Any]) -> dict[str, Any]:
+    """Return name → default of the fields marked with ``LATER``."""
+    later = [item for item in fields(settings) if item.metadata == LATER]
+    return {item.name: item.default_factory() if callable(item.default_factory) else item.default for item in later}
+
+
+def at_least(name: str, value: float, low: float) -> None:
+    """Raise ConfigError if the value of the field ``name`` is below ``low``."""
+    if value < low:
+        raise ConfigError(f"{name}={value} must be at least {low}")
+
+
+def below_one(name: str, value: float) -> None:
+    """Raise ConfigError if the value of the field ``name`` lies outside of [0, 1)."""
+    if not 0 <= value < 1:
+        raise ConfigError(f"{name}={value} must lie in [0, 1)")
+
+
+def image_sides(name: str, value: Any) -> tuple[int, int] | None:
+    """Return (height, width) in pixels for ``224`` or ``[224, 320]``, and None for null. Raises ConfigError."""
+    sides = value if isinstance(value, list | tuple) else [value, value]
+    if value is None:
+        return None
+    if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
+        raise ConfigError(f"{name}={value!r} must be a number of pixels, as in {name}=224, or [height,width]")
+    return sides[0], sides[1]
 
 
 @dataclass(kw_only=True)
@@ -40,7 +82,6 @@ class Settings:
         """Refuse what does not go together with the rest of the configuration. Raises ConfigError."""
 
 
-# --------------------------------------------------------------------------------------- dataset
 @dataclass(kw_only=True)
 class DatasetConfig(Settings):
     """What to train on. Splits and normalisation are made by `doit fetch` and stand in the pack's manifest.
@@ -89,7 +130,6 @@ class DatasetConfig(Settings):
             raise ConfigError("dataset.augmentation_args are for an augmentation of your own: set dataset.augmentation")
 
 
-# ----------------------------------------------------------------------------------------- model
 @dataclass(kw_only=True)
 class ModelConfig(Settings):
     """Which network; channels, image size and class count come from the data."""
@@ -129,7 +169,6 @@ class InitConfig:
         return settings[0] if settings else ""
 
 
-# ------------------------------------------------------------------------- optimizer and schedule
 @dataclass(kw_only=True)
 class OptimizerConfig(Settings):
     """How a step changes the weights.
@@ -165,7 +204,6 @@ class ScheduleConfig(Settings):
     """The learning rate over the run."""
 
 
-# -------------------------------------------------------------------------------------- strategy
 @dataclass(kw_only=True)
 class StrategyConfig(Settings):
     """How ranks work together.
@@ -180,7 +218,6 @@ class StrategyConfig(Settings):
         choice("strategy.backend", self.backend, ("auto", "gloo", "nccl"))
 
 
-# --------------------------------------------------------------------------------------- trainer
 @dataclass(kw_only=True)
 class TrainerConfig:
     """How long to train, in what batches, and how often to look.
@@ -355,7 +392,6 @@ class TrainerConfig:
             )
 
 
-# ------------------------------------------------------------------------------------ the whole
 @dataclass(frozen=True)
 class Group:
     """The options of one group: each module of ``package`` that defines a dataclass derived from ``base``."""

@@ -1,10 +1,14 @@
-"""Look up the chosen options of a run: option NAME of a group is module NAME of its package, imported on use."""
+"""What a configuration names: option NAME of a group is module NAME of its package; own classes are ``module:name``.
+
+Both are imported on use.
+"""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +16,8 @@ from typing import Any
 
 from trainers.core import config
 from trainers.core.config import GROUPS, ConfigError, DatasetConfig, TrainConfig
+
+_ROOT = Path(__file__).parents[2]  # on a node: the run's code snapshot
 
 
 def module(group: str, name: str) -> ModuleType:
@@ -68,3 +74,33 @@ def _unknown(group: str, name: str) -> ConfigError:
     known = config.option_names(Path(package.__path__[0]), GROUPS[group].base)
     known += sorted(config.installed_options(GROUPS[group].package))
     return ConfigError(f"{group}.name={name!r} is not an option; choose one of: {', '.join(known)}")
+
+
+# User-defined classes and functions, named as ``package.module:name``.
+
+
+def load_target(target: str) -> Callable[..., Any]:
+    """Import the class or function that a target names. Raises ConfigError: it is missing or not callable."""
+    module, _, name = target.partition(":")
+    loaded: Callable[..., Any] | None = getattr(importlib.import_module(module), name, None)
+    if loaded is None or not callable(loaded):
+        raise ConfigError(f"{target}: {module} has no class or function {name}")
+    return loaded
+
+
+def accepted(function: Callable[..., Any], args: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``args`` plus those keyword arguments of ``offered`` that the function accepts."""
+    known = inspect.signature(function).parameters
+    return {**{name: value for name, value in offered.items() if name in known}, **args}
+
+
+def where(target: str) -> str:
+    """Return ``my_package/parts.py:12 MyName`` for use in messages."""
+    try:
+        loaded = inspect.unwrap(load_target(target))
+        path = Path(inspect.getsourcefile(loaded) or "")
+        line = inspect.getsourcelines(loaded)[1]
+    except (OSError, TypeError):  # a builtin or compiled object has no source
+        return target
+    shown = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path
+    return f"{shown}:{line} {target.partition(':')[2]}"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainers.core import targets
+from trainers.core import options
 from trainers.core.config import ConfigError, DatasetConfig
 from trainers.data.pack import Manifest
 from trainers.data.randomness import libraries_restored, seed_libraries
@@ -33,7 +33,7 @@ def build(config: DatasetConfig, manifest: Manifest, device: torch.device) -> Au
     """
     if config.augmentation is None:
         return None
-    target = targets.load(config.augmentation)
+    target = options.load_target(config.augmentation)
     made: Any = target(**config.augmentation_args) if inspect.isclass(target) else target
     called = made.forward if isinstance(made, nn.Module) else made
     if not inspect.isclass(target):
@@ -65,6 +65,6 @@ def _checked(changed: Any, images: Tensor, target: str) -> Tensor:
         return changed
     seen = f"{changed.dtype} {[*changed.shape]}" if isinstance(changed, Tensor) else type(changed).__name__
     raise ConfigError(
-        f"{targets.place(target)} returned {seen} for torch.uint8 {[*images.shape]}; an augmentation must return "
+        f"{options.where(target)} returned {seen} for torch.uint8 {[*images.shape]}; an augmentation must return "
         "images of the same shape and type (they are normalised after it)"
     )

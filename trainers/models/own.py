@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainers.core import targets
+from trainers.core import options
 from trainers.core.config import ConfigError, ModelConfig, check_target
 from trainers.models import ImageShape
 
@@ -45,16 +45,16 @@ def build(config: OwnModelConfig, image: ImageShape) -> nn.Module:
     """
     size = image.height if image.height == image.width else (image.height, image.width)
     offered = {"num_classes": image.num_classes, "channels": image.channels, "image_size": size}
-    make = targets.load(config.target)
-    network = make(**targets.accepted(make, config.args, offered))
+    make = options.load_target(config.target)
+    network = make(**options.accepted(make, config.args, offered))
     if not isinstance(network, nn.Module):
         raise ConfigError(
-            f"{targets.place(config.target)} returned {type(network).__name__}, and model.target must make a "
+            f"{options.where(config.target)} returned {type(network).__name__}, and model.target must make a "
             "torch.nn.Module"
         )
     _refuse_other_logits(network, image, config.target)
     if not any(item.requires_grad for item in network.parameters()):
-        raise ConfigError(f"{targets.place(config.target)} made a network without a parameter that is trained")
+        raise ConfigError(f"{options.where(config.target)} made a network without a parameter that is trained")
     return network
 
 
@@ -70,6 +70,6 @@ def _refuse_other_logits(network: nn.Module, image: ImageShape, target: str) -> 
     seen = f"{logits.dtype} {[*logits.shape]}" if isinstance(logits, Tensor) else type(logits).__name__
     images = f"{_IMAGES} images of {image.channels}×{image.height}×{image.width}"
     raise ConfigError(
-        f"{targets.place(target)} returned {seen} for {images}; forward must return float logits {[*wanted]}: one for "
+        f"{options.where(target)} returned {seen} for {images}; forward must return float logits {[*wanted]}: one for "
         f"each of the {image.num_classes} classes"
     )

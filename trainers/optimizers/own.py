@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainers.core import targets
+from trainers.core import options
 from trainers.core.config import ConfigError, OptimizerConfig, check_target
 from trainers.optimizers.torch_classes import TorchOptimizer, from_class
 
@@ -38,7 +38,7 @@ class OwnOptimizerConfig(OptimizerConfig):
 
 def build(config: OwnOptimizerConfig, parameters: Sequence[Tensor]) -> TorchOptimizer:
     """See trainers.optimizers. Raises ConfigError: it is no torch.optim.Optimizer, or takes other arguments."""
-    optimizer = targets.load(config.target)
+    optimizer = options.load_target(config.target)
     if not (inspect.isclass(optimizer) and issubclass(optimizer, torch.optim.Optimizer)):
-        raise ConfigError(f"{targets.place(config.target)} is no class that derives from torch.optim.Optimizer")
+        raise ConfigError(f"{options.where(config.target)} is no class that derives from torch.optim.Optimizer")
     return from_class(optimizer, config, parameters, config.args, field="optimizer.args")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainers.core import targets
+from trainers.core import options
 from trainers.core.config import ConfigError, TrainerConfig
 from trainers.core.errors import TrainerError
 from trainers.data.pack import MappedPack
@@ -34,19 +34,19 @@ def build(config: TrainerConfig, pack: MappedPack, device: torch.device) -> Loss
 
 def _own_loss(target: str, args: Mapping[str, Any], classes: int, device: torch.device) -> Loss:
     """Build a user-defined loss, an instance or a function with ``args`` bound, and try it. Raises ConfigError."""
-    own = targets.load(target)
-    kept = targets.accepted(own, args, {"num_classes": classes})
+    own = options.load_target(target)
+    kept = options.accepted(own, args, {"num_classes": classes})
     made: Any = own(**kept) if inspect.isclass(own) else functools.partial(own, **kept)
     if isinstance(made, nn.Module):
         made.to(device)
         if any(item.requires_grad for item in made.parameters()):
-            raise ConfigError(f"{targets.place(target)} has parameters, which no optimizer would train")
+            raise ConfigError(f"{options.where(target)} has parameters, which no optimizer would train")
     # try it before the training: it must return a scalar that has a gradient
     logits = torch.zeros(_IMAGES, classes, device=device, requires_grad=True)
     value = made(logits, torch.zeros(_IMAGES, dtype=torch.int64, device=device))
     if not (isinstance(value, Tensor) and value.shape == () and value.requires_grad):
         raise ConfigError(
-            f"{targets.place(target)} returned {_seen(value)} for logits [{_IMAGES}, {classes}]; a loss must be a "
+            f"{options.where(target)} returned {_seen(value)} for logits [{_IMAGES}, {classes}]; a loss must be a "
             "scalar that follows from the logits: their mean over the images"
         )
     loss: Loss = made
@@ -59,7 +59,7 @@ def metrics(config: TrainerConfig, classes: int, device: torch.device) -> dict[s
     Raises:
         ConfigError: a metric returns something else.
     """
-    functions = {name: targets.load(target) for name, target in config.metrics.items()}
+    functions = {name: options.load_target(target) for name, target in config.metrics.items()}
     logits, labels = (
         torch.zeros(_IMAGES, classes, device=device),
         torch.zeros(_IMAGES, dtype=torch.int64, device=device),
@@ -68,7 +68,7 @@ def metrics(config: TrainerConfig, classes: int, device: torch.device) -> dict[s
         value = function(logits, labels)
         if not isinstance(value, Tensor) or value.shape != (_IMAGES,):
             raise ConfigError(
-                f"{targets.place(config.metrics[name])} returned {_seen(value)} for logits [{_IMAGES}, {classes}]; a "
+                f"{options.where(config.metrics[name])} returned {_seen(value)} for logits [{_IMAGES}, {classes}]; a "
                 f"metric must be a value for each image, [{_IMAGES}], whose mean is recorded"
             )
     return functions

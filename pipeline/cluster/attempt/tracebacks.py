@@ -14,7 +14,7 @@ _ERROR_LINE = "paceline: error: "  # printed by trainers.entry as a rank's last 
 _CHAIN = re.compile(r"During handling of the above|The above exception was the direct cause")
 _FRAME = re.compile(r'  File "(?P<path>[^"]+)", line ')
 _OUR_FILES = (
-    "trainers/training/", "trainers/classifier.py", "trainers/entry.py", "trainers/core/targets.py",
+    "trainers/training/", "trainers/classifier.py", "trainers/entry.py", "trainers/core/options.py",
     "trainers/models/__init__.py", "trainers/models/own.py", "trainers/optimizers/__init__.py",
     "trainers/optimizers/own.py", "trainers/optimizers/torch_classes.py",
 )  # fmt: skip

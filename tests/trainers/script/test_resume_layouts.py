@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainers.core.fields import ConfigError
+from trainers.core.config import ConfigError
 from trainers.script.resume import newest_checkpoint
 from trainers.script.settings import ScriptConfig, names
 
