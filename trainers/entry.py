@@ -1,22 +1,23 @@
-"""The command line that node modules share: ``--config RUN_DIR/config.json``, a user's error as one line."""
+"""The start of a rank: its command line (``--config RUN_DIR/config.json``), its import path, errors as one line."""
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
+import site
 import sys
+import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from trainers.contract.beats import RUNNING
 from trainers.core.config import ConfigError
 from trainers.core.errors import TrainerError
-from trainers.core.memory import pause_garbage_collection
 from trainers.distributed.heartbeat import HEARTBEAT
-from trainers.distributed.isolation import leave_snapshot_and_installed
 from trainers.distributed.ranks import read_ranks
 
 
@@ -35,9 +36,9 @@ def start(program: str, run: Callable[[Path], None], description: str | None = N
 
 def run_entry(run: Callable[[], None]) -> None:
     """Call ``run`` in this rank. An error that a user can fix is one line, once per node, with exit code 1."""
-    leave_snapshot_and_installed()
+    _leave_snapshot_and_installed()
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # a node needs no numpy
-    pause_garbage_collection()
+    gc.disable()  # imports make half a million objects that stay; so they take a quarter less time
     from torch.distributed.elastic.multiprocessing.errors import record  # torch: only now is sys.path set
 
     ranks = read_ranks()  # before a user's model may change the environment
@@ -51,6 +52,48 @@ def run_entry(run: Callable[[], None]) -> None:
     except Exception:
         print(marked(traceback.format_exc(), ranks.rank), file=sys.stderr, flush=True)
         leave(1)
+
+
+def _leave_snapshot_and_installed() -> None:
+    """Remove all other entries from ``sys.path``, and the finders of editable installs from ``sys.meta_path``.
+
+    A .pth file of the environment (an editable install, a line with a working tree) puts sources on ``sys.path`` that
+    are not part of the run key. A module missing from the snapshot would be imported from there, on one host and not on
+    another.
+    """
+    snapshot = str(Path(__file__).parents[1])
+    given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    folders = _installation()
+    kept = [entry for entry in sys.path if _is_installed(entry, folders) or _is_any(entry, given)]
+    sys.path[:] = [snapshot, *(entry for entry in kept if not _is_any(entry, [snapshot]))]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not _is_editable(finder)]
+
+
+def _installation() -> list[str]:
+    """Return the folders of the standard library and of installed distributions, with user site-packages if enabled."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    return [*(sysconfig.get_path(name) for name in names), *site.getsitepackages(), *user]
+
+
+def _is_installed(entry: str, folders: Sequence[str]) -> bool:
+    """Return True for a path in ``folders``, the zipped standard library, or another folder with distributions."""
+    path = Path(entry).resolve()
+    if path.suffix == ".zip" and path.parent in [Path(folder).resolve().parent for folder in folders[:2]]:
+        return True
+    if any(path.is_relative_to(Path(folder).resolve()) for folder in folders):
+        return True
+    return bool(entry) and any(path.glob("*.dist-info"))
+
+
+def _is_any(entry: str, others: Sequence[str]) -> bool:
+    return Path(entry).resolve() in [Path(other).resolve() for other in others]
+
+
+def _is_editable(finder: object) -> bool:
+    """Return True for a finder of an editable install: setuptools, hatchling, scikit-build and meson all name it so."""
+    owner = finder if isinstance(finder, type) else type(finder)
+    return "editable" in owner.__module__
 
 
 def marked(text: str, rank: int) -> str:

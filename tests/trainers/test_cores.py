@@ -11,9 +11,9 @@ import torch
 
 from tests.trainers.tiny_runs import ROOT
 from trainers.core.config import ModelConfig
-from trainers.distributed.affinity import share, take_cores
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
+from trainers.distributed.resources import share, take_cores
 from trainers.training.model_setup import fresh_network
 
 NEEDS_TWO = pytest.mark.skipif(

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from trainers.core.files import write_json
-from trainers.distributed.affinity import take_cores
 from trainers.distributed.connecting import connect
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import read_ranks
+from trainers.distributed.resources import take_cores
 from trainers.measuring.bandwidth import RankInfo, gather_rank_infos, measure_nodes, settle
 
 _SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices: large enough for the full speed of a training

@@ -24,10 +24,10 @@ from trainers.core.files import write_json
 from trainers.core.options import load
 from trainers.data.augment import EpochPlan
 from trainers.data.pack import MappedPack, open_pack, place
-from trainers.distributed.affinity import take_cores
 from trainers.distributed.connecting import connect
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import read_ranks
+from trainers.distributed.resources import take_cores
 from trainers.measuring import bandwidth, hardware
 from trainers.measuring.reference_loop import ReferenceLoop
 from trainers.measuring.step_timer import PARTS, watching

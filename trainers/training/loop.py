@@ -16,7 +16,6 @@ from trainers.contract import run_folder
 from trainers.contract.beats import Phase
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
-from trainers.core.memory import resume_garbage_collection
 from trainers.data.augment import EpochPlan, normaliser, plan_epoch
 from trainers.data.pack import MappedPack, PackWatch, set_aside
 from trainers.data.randomness import key
@@ -26,6 +25,7 @@ from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.node_info import of_all_nodes
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import read_attempt
+from trainers.distributed.resources import resume_garbage_collection
 from trainers.distributed.termination import Termination
 from trainers.training import initial_weights, loss, operators
 from trainers.training.digests import Digests

@@ -19,7 +19,6 @@ from trainers.core.config import TrainConfig
 from trainers.core.dependencies import Unkeyed
 from trainers.core.errors import TrainerError
 from trainers.core.files import write_atomic, write_json, write_sealed
-from trainers.core.memory import keep_freed_memory
 from trainers.core.observation import OfRank
 from trainers.core.options import load
 from trainers.data.pack import (
@@ -34,11 +33,11 @@ from trainers.data.pack import (
 )
 from trainers.data.step_plan import Steps
 from trainers.distributed import nccl
-from trainers.distributed.affinity import take_cores
 from trainers.distributed.connecting import connect
 from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks, read_ranks
+from trainers.distributed.resources import keep_freed_memory, take_cores
 from trainers.training.evaluation import Evaluation
 from trainers.training.loop import Trainer
 

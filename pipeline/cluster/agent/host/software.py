@@ -87,7 +87,7 @@ def modules(names: list[str], python_path: list[str]) -> dict[str, str]:
 
 
 def is_installed(entry: str) -> bool:
-    """Whether ranks keep this entry of sys.path; trainers/distributed/isolation.py removes the others."""
+    """Whether ranks keep this entry of sys.path; trainers/entry.py removes the others."""
     folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     place = os.path.realpath(entry)
