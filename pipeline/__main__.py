@@ -61,7 +61,7 @@ def main(config: DictConfig) -> None:
 
 
 def train_jobs(overrides: Sequence[tuple[str, ...]], typed: Sequence[str]) -> None:
-    """Train the jobs of --multirun as one sweep (hydra_plugins/paceline_launcher.py)."""
+    """Train the jobs of --multirun as one sweep (hydra_plugins/paceline_plugins.py)."""
     masking.outlive(outlive_reader)
     _or_leave(lambda: sweep.run_jobs(overrides, typed))
 

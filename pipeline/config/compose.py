@@ -25,7 +25,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT, conf_dirs
 
 CONF_DIRS = conf_dirs(ROOT)
-"""Hydra looks in the first folder, then in the others (hydra_plugins/paceline_search_path.py)."""
+"""Hydra looks in the first folder, then in the others (hydra_plugins/paceline_plugins.py)."""
 
 CONFIG_NAME = "config"
 HYDRA_VERSION_BASE = "1.3"

@@ -26,7 +26,7 @@ def register() -> None:
     """Put all schemas into Hydra's store; a second call does nothing."""
     store: Any = ConfigStore.instance()
     store.store(group="schema", name="root", node=RootConfig)
-    launcher = {"_target_": "hydra_plugins.paceline_launcher.PacelineLauncher"}
+    launcher = {"_target_": "hydra_plugins.paceline_plugins.PacelineLauncher"}
     store.store(group="hydra/launcher", name="paceline", node=launcher)
     store.store(group="schema", name="cluster", node=ClusterConfig)
     store.store(group="schema", name="tracking", node=TrackingConfig)

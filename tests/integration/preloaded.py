@@ -28,7 +28,7 @@ from tests.waiting import HANG_S, unhurried
 
 ROOT = Path(__file__).resolve().parents[2]
 _IMPORTED = (
-    "doit.__main__", "doit.doit_cmd", "hydra_plugins.paceline_launcher", "omegaconf._impl", "pipeline.cli.reporter",
+    "doit.__main__", "doit.doit_cmd", "hydra_plugins.paceline_plugins", "omegaconf._impl", "pipeline.cli.reporter",
     "pipeline.cli.loader", "pipeline.cli.tasks", "pipeline.cli.commands.explain", "pipeline.cli.commands.finished",
     "pipeline.cli.commands.reproduce", "pipeline.cli.commands.status", "pipeline.cli.commands.sweep",
     "pipeline.cli.commands.train", "pipeline.cluster.attempt.run",

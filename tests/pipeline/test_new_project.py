@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 
-from hydra_plugins.paceline_search_path import PacelineSearchPath
+from hydra_plugins.paceline_plugins import PacelineSearchPath
 from pipeline.cli import clone, main
 from pipeline.config import compose
 from pipeline.config.groups import groups

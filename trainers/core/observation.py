@@ -62,7 +62,7 @@ def of_host() -> list[tuple[str, str]]:
     folders = [*(sysconfig.get_path(name) for name in names), *site.getsitepackages(), site.getusersitepackages()]
     folders += [entry for entry in sys.path if entry and any(Path(entry).glob("*.dist-info"))]  # named by a .pth file
     plugins = [Path(entry, "hydra_plugins") for entry in sys.path if entry]  # each application of Hydra imports them
-    folders += [str(folder) for folder in plugins if (folder / "paceline_launcher.py").exists()]
+    folders += [str(folder) for folder in plugins if (folder / "paceline_plugins.py").exists()]
     everything = [*folders, *prefix, *own, *_SYSTEM, *(os.path.expanduser(path) for path in caches)]  # noqa: PTH111
     return [(SKIP, os.path.realpath(path)) for path in dict.fromkeys(everything)]
 

@@ -326,5 +326,5 @@ def test_the_plugins_of_hydra_that_come_with_paceline_are_no_input_of_a_script(
     plugins = (SKIP, str((tmp_path / "hydra_plugins").resolve()))
     (tmp_path / "hydra_plugins").mkdir()
     assert plugins not in of_host(), "plug-ins of the user's own count"
-    (tmp_path / "hydra_plugins" / "paceline_launcher.py").touch()
+    (tmp_path / "hydra_plugins" / "paceline_plugins.py").touch()
     assert plugins in of_host()

@@ -1,6 +1,6 @@
-"""Hydra's door to Paceline's sweeps: the launcher that `python -m pipeline --multirun` hands its jobs to.
+"""Hydra's plug-ins: the launcher of `python -m pipeline --multirun`, and the way to Paceline's own configurations.
 
-Hydra finds launchers only under the package of this name, and every application of this environment imports it. So
+Hydra finds plug-ins only under the package of this name, and every application of this environment imports them. So
 nothing of Paceline is imported here: a script of one's own must not load it, and with it the project.
 """
 
@@ -10,8 +10,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
@@ -28,3 +30,16 @@ class PacelineLauncher(Launcher):
         """Results lie in the run folders; a failed trial ends the command with code 1, wrong words with 3."""
         self._application.train_jobs([tuple(job) for job in job_overrides], self._typed)
         return []
+
+
+class PacelineSearchPath(SearchPathPlugin):
+    """Paceline's configurations behind a project's own conf/.
+
+    It does nothing for other applications: they haven't imported what composes here.
+    """
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """The first folder is the application's own (``initialize_config_dir``), or --config-path is in its place."""
+        compose = sys.modules.get("pipeline.config.compose")  # of an older commit, perhaps, which is made again
+        for folder in getattr(compose, "CONF_DIRS", ())[1:]:
+            search_path.append("paceline", f"file://{folder}")
