@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trainers import models
-from trainers.checkpoint.checkpoint import weights_digest
+from trainers.checkpoint import weights_digest
 from trainers.contract import run_folder
 from trainers.core.config import ConfigError, TrainConfig
 from trainers.core.errors import TrainerError

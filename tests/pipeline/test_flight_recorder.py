@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.cluster.agent.running import look
 from trainers.contract.beats import FLIGHT_DUMP, FLIGHT_PIPE, Collectives
-from trainers.distributed.nccl import record_flights
+from trainers.distributed.connecting import record_flights
 
 
 def entry(number: int, name: str = "nccl:all_reduce", group: str = "0", **other: Any) -> dict[str, Any]:

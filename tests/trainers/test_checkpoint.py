@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainers.checkpoint.checkpoint import Checkpoint, CheckpointFolder, Identity
+from trainers.checkpoint import Checkpoint, CheckpointFolder, Identity
 from trainers.core.errors import TrainerError
 
 OWNER = Identity(config={"optimizer.lr": 0.1, "seed": 0}, dataset_digest="d" * 64, world_size=2, hardware="cpu in fp32")

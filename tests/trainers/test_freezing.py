@@ -21,8 +21,8 @@ from trainers.core.options import load, parse
 from trainers.data.pack import open_pack
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
-from trainers.training.freezing import freeze, moving_buffers, training_mode
 from trainers.training.loop import Trainer
+from trainers.training.model_setup import freeze, moving_buffers, training_mode
 from trainers.training.session import run
 
 FROZEN = ["features.*"]

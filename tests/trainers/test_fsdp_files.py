@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainers.strategies.fsdp_files import Slice, file_name, read_slices, write_slices
+from trainers.strategies.fsdp import Slice, file_name, read_slices, write_slices
 
 WHOLE = {"model.a": torch.arange(14.0).reshape(7, 2), "adam.b": torch.arange(2.0)}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.trainers.tiny_runs import MakeRun, config
-from trainers.checkpoint.checkpoint import sealed
+from trainers.checkpoint import sealed
 from trainers.core.config import ConfigError, ModelConfig, TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.core.options import parse

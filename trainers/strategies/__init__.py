@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from trainers.checkpoint.checkpoint import plain_weights
+from trainers.checkpoint import plain_weights
 from trainers.core import options
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError

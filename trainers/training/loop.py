@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainers.checkpoint import checkpoint
-from trainers.checkpoint.checkpoint import Checkpoint, CheckpointFolder
+from trainers import checkpoint
+from trainers.checkpoint import Checkpoint, CheckpointFolder
 from trainers.contract import run_folder
 from trainers.contract.beats import Phase
 from trainers.core.config import TrainConfig
@@ -30,9 +30,8 @@ from trainers.distributed.termination import Termination
 from trainers.training import initial_weights, loss, operators
 from trainers.training.digests import Digests
 from trainers.training.evaluation import Evaluation, Evaluator
-from trainers.training.freezing import freeze
 from trainers.training.metrics import BestSoFar, Losses, MetricsFile, Reading, Throughput, take
-from trainers.training.model_setup import agree_on_precision, calibrate, choose_kernels, make_network
+from trainers.training.model_setup import agree_on_precision, calibrate, choose_kernels, freeze, make_network
 from trainers.training.step import Stepper
 
 

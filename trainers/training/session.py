@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trainers.checkpoint.checkpoint import sealed, weights_digest
+from trainers.checkpoint import sealed, weights_digest
 from trainers.contract import run_folder
 from trainers.contract.beats import Phase
 from trainers.core import dependencies
@@ -32,8 +32,7 @@ from trainers.data.pack import (
     set_aside,
 )
 from trainers.data.step_plan import Steps
-from trainers.distributed import nccl
-from trainers.distributed.connecting import connect
+from trainers.distributed.connecting import connect, nccl_warning
 from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks, read_ranks
@@ -98,7 +97,7 @@ def run(path: Path, seen: OfRank | None = None) -> None:
 def _warn_of_slow_network(context: RankContext) -> None:
     """Warn once per host if NCCL uses sockets; NCCL has chosen its transport by now."""
     if context.backend == "nccl" and context.ranks.nnodes > 1 and context.ranks.local_rank == 0:
-        text = nccl.warning()
+        text = nccl_warning()
         if text is not None:
             print(text, flush=True)
 

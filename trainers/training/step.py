@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainers import optimizers, schedules, strategies
-from trainers.checkpoint.checkpoint import Checkpoint
+from trainers.checkpoint import Checkpoint
 from trainers.contract.beats import Phase
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
@@ -24,8 +24,7 @@ from trainers.distributed.process_group import RankContext
 from trainers.distributed.rank_state import PartBuffers
 from trainers.training import loss
 from trainers.training.digests import GRADIENTS, INPUTS, Witness, gradients_of
-from trainers.training.freezing import moving_buffers, training_mode
-from trainers.training.model_setup import autocast, seed_generators
+from trainers.training.model_setup import autocast, moving_buffers, seed_generators, training_mode
 from trainers.training.update import Clipping, GradScaler, WeightAverage
 
 _WARM_UP_STEPS = 3  # a CUDA graph needs three: run, record, replay

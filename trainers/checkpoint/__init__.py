@@ -1,1 +1,0 @@
-"""Checkpoints (atomic writes, verified reads), and plain weights with their digest."""
