@@ -133,10 +133,10 @@ def test_nothing_is_kept_of_what_was_computed_from_data_that_changed_under_the_t
     run_dir = make_run(trainer__epochs=3)
     log = Trainer._log
 
-    def altering(self: Trainer, epoch: int, *, evaluates: bool, epoch_ends: bool) -> object:
+    def altering(self: Trainer, epoch: int, *, evaluates: bool) -> object:
         if self.steps.place(self.step)[0] == 2 and self.saved_step:
             flip(run_dir / "data" / "images.bin")
-        return log(self, epoch, evaluates=evaluates, epoch_ends=epoch_ends)
+        return log(self, epoch, evaluates=evaluates)
 
     monkeypatch.setattr(Trainer, "_log", altering)
     with pytest.raises(TrainerError, match=r"images\.bin was altered.* is set aside: the same command"):
