@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]
 
 from pipeline.cluster import launchers
 from pipeline.cluster.agent.running.job import JobNode
-from pipeline.cluster.agent.schedulers import kubernetes as kubernetes_pod
+from pipeline.cluster.agent.schedulers import Kubernetes
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.launchers.job_folder import JobFolder
@@ -125,7 +125,7 @@ def test_a_pod_knows_its_number_by_what_its_operator_sets(kind: str, monkeypatch
         with monkeypatch.context() as environ:
             for name, value in {**pod.environ, "PACELINE_POD_NAME": pod.name}.items():
                 environ.setenv(name, value)
-            numbers.append(kubernetes_pod.who()[1])
+            numbers.append(Kubernetes().who()[1])
     assert numbers == [0, 1]
 
 
@@ -284,6 +284,6 @@ def test_what_pods_can_not_have_is_refused_in_the_plan(tmp_path: Path, words: tu
 
 def test_a_pod_hides_the_values_that_it_has_from_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_TOKEN", 'xyzzy"0123')
-    told = kubernetes_pod.secrets({"env_from": ["API_TOKEN", "ABSENT"], "hide": [["form", "***"]]})
+    told = Kubernetes().secrets({"env_from": ["API_TOKEN", "ABSENT"], "hide": [["form", "***"]]})
     assert told["env"] == {"API_TOKEN": 'xyzzy"0123'}
     assert {pattern for pattern, _ in told["hide"]} == {'xyzzy"0123', 'xyzzy\\\\"0123', "xyzzy%220123", "form"}

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.cluster import launchers
 from pipeline.cluster.agent.host.probe import probe
-from pipeline.cluster.agent.schedulers import slurm as slurm_node
+from pipeline.cluster.agent.schedulers import Slurm
 from pipeline.cluster.events import Event, LogLine, NodeLost
 from pipeline.cluster.launchers import LAUNCHERS, job_folder
 from pipeline.cluster.launchers.base import PackSource
@@ -162,9 +162,9 @@ def test_a_node_whose_secret_variables_stayed_behind_starts_nothing(
 ) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "node1")
     monkeypatch.setenv("SLURM_NODEID", "1")
-    assert slurm_node.secrets({"has_secrets": False}) == {}
+    assert Slurm().secrets({"has_secrets": False}) == {}
     with pytest.raises(SystemExit):
-        slurm_node.secrets({"has_secrets": True})
+        Slurm().secrets({"has_secrets": True})
     assert "node1: the ranks' secret variables did not come" in (said := capsys.readouterr().err)
     assert "--export=ALL takes it along" in said
 

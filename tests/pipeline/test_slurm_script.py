@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.schedulers.slurm import expand_nodelist
+from pipeline.cluster.agent.schedulers import expand_nodelist
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.slurm import Job, script
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP

@@ -1,7 +1,7 @@
 """Names of the environment variables that the controller or the agent sets and a node's processes read.
 
-These files count in the key of every run, so the variables of one scheduler stand in its module of
-``pipeline/cluster/agent/schedulers``.
+These files count in the key of every run, so the variables of one scheduler stand in
+``pipeline/cluster/agent/schedulers.py``.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from types import ModuleType, TracebackType
 PACKAGE = "paceline_agent"  # never ``pipeline``: a host may have an installed package of that name
 CONTRACT = "trainers.contract"
 RANKS = "trainers.ranks"
-PACKAGES = (PACKAGE, PACKAGE + ".host", PACKAGE + ".running", PACKAGE + ".schedulers", "trainers", CONTRACT)
+PACKAGES = (PACKAGE, PACKAGE + ".host", PACKAGE + ".running", "trainers", CONTRACT)
 
 
 class SourceFinder:

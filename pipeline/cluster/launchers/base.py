@@ -299,7 +299,7 @@ class Scheduler(ABC):
 
     Attributes:
         name: its name in messages.
-        agent: the module of ``agent/schedulers/`` by which an agent learns on which node of a job it runs.
+        agent: the name in ``agent/schedulers.py`` by which an agent learns on which node of a job it runs.
         folder: the folder below a run's that holds a folder for each job.
         script: the file in a job's folder with what the scheduler got.
         node_name: nodes are called by it and their number; '': by their own names.

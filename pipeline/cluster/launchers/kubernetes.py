@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 
 import yaml  # type: ignore[import-untyped]
 
-from pipeline.cluster.agent.schedulers import kubernetes as kubernetes_node
+from pipeline.cluster.agent.schedulers import POD_IP, POD_NAME
 from pipeline.cluster.launchers.base import AttemptSpec, GrantedJob, JobState, Outcome, Scheduler
 from pipeline.cluster.launchers.job_folder import REQUEST, JobFolder
 from pipeline.cluster.launchers.kubernetes_api import JOB, KINDS, RUN, Api, Object, UnansweredError
@@ -305,7 +305,7 @@ def _environment(settings: KubernetesConfig) -> list[Object]:
 
     torch's caches need home and user name, which an unknown user id doesn't have.
     """
-    fields = {kubernetes_node.POD_NAME: "metadata.name", kubernetes_node.POD_IP: "status.podIP"}
+    fields = {POD_NAME: "metadata.name", POD_IP: "status.podIP"}
     secrets = [place.partition("/") for place in settings.env_from]
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
 
-from pipeline.cluster.agent.schedulers import slurm as slurm_node
+from pipeline.cluster.agent.schedulers import SLURM_SECRETS
 from pipeline.cluster.launchers import containers
 from pipeline.cluster.launchers.base import AttemptSpec, GrantedJob, JobState, PackSource, Scheduler
 from pipeline.cluster.launchers.job_folder import OUTPUT, REQUEST, JobFolder
@@ -327,7 +327,7 @@ class SlurmScheduler(Scheduler):
         kept = {"env": dict(cluster.hosts[0].secrets), "hide": rules(hidden)}
         job = _job_of(cluster, spec.run_key, spec.run_dir, folder.path.name, spec.pack)
         folder.make(script(job), {**request, "has_secrets": any(kept.values())}, cluster.nnodes)
-        id_ = self._arrays.submit(job, {slurm_node.SECRETS: json.dumps(kept)}, self.side_by_side)
+        id_ = self._arrays.submit(job, {SLURM_SECRETS: json.dumps(kept)}, self.side_by_side)
         return self._granted(id_, folder)
 
     def _granted(self, id_: str, folder: JobFolder) -> GrantedJob:

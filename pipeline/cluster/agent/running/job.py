@@ -3,7 +3,7 @@
 Controller and nodes communicate through files in the job's shared folder. All of them are created before the job is
 submitted, and only grow: NFS shows appended data when a file is reopened, but may hide a new file for half a minute.
 The controller writes ``orders``, each node its ``node-<number>``; a line is one JSON object. Only ``beats-<number>``
-with the ranks' states is overwritten, because it would grow for days. The request's ``scheduler`` names the module that
+with the ranks' states is overwritten, because it would grow for days. The request's ``scheduler`` names the class that
 identifies this node.
 """
 
@@ -16,7 +16,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from importlib import import_module
 from typing import Any, NoReturn
 
 from trainers.contract.beats import as_json
@@ -24,6 +23,7 @@ from trainers.contract.beats import as_json
 from ..host.probe import interfaces, probe
 from ..host.usage import UsageSampler
 from ..node import own_node
+from ..schedulers import SCHEDULERS
 from ..wire import Json, in_thread, read_json, refuse
 from .look import Beats, look
 from .processes import Orphans
@@ -70,7 +70,7 @@ class JobNode:
 
     def __init__(self, request: Json) -> None:
         self.request, self.folder = request, request["folder"]
-        self.scheduler = import_module(f"..schedulers.{request['scheduler']}", __package__)
+        self.scheduler = SCHEDULERS[request["scheduler"]]()
         self.name, self.number, self.restart = self.scheduler.who()
         self.path = os.path.join(self.folder, f"node-{self.number}")
         if not os.path.isfile(self.path):

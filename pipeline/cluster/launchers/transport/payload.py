@@ -104,8 +104,6 @@ def needed_modules(commands: Sequence[str], texts: Mapping[str, str]) -> list[st
     """Return the names of the modules that these commands import, also by a name that is a string."""
     modules = ["main", *(COMMANDS[command] for command in commands if command in COMMANDS)]
     needed = [PACKAGE, *(f"{PACKAGE}.{name}" for name in modules)]
-    if "job" in commands:  # its request names the scheduler whose module it imports
-        needed += sorted(name for name in texts if name.startswith(f"{PACKAGE}.schedulers."))
     for name in needed:  # the list grows by what its modules import
         imported = {module for one in _IMPORT.finditer(texts[name]) for module in _imported(name, one)}
         imported |= {package for package in PACKAGES if name.startswith(f"{package}.")}
