@@ -13,7 +13,7 @@ from pipeline.cli import clone
 from pipeline.cli.invocation import Invocation, for_project, parse
 from pipeline.cli.output import note_usual
 from pipeline.cli.verbs import VERBS
-from pipeline.cluster.local_gpus import usable_gpus
+from pipeline.cluster.validation import usable_gpus
 from pipeline.config import build, step_source
 from pipeline.config.build import RunConfig
 from pipeline.config.memo import ComposeMemo

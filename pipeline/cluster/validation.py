@@ -1,4 +1,4 @@
-"""Check that the probed hosts can run a training, before anything starts. Pure."""
+"""Check that the probed hosts can run a training, and count GPUs, before anything starts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from pipeline.cluster import networks
+from pipeline.cluster.agent.host.processors import count_gpus
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from pipeline.core.tables import counted
+from pipeline.keys.installed import version
 
 OLDEST_PYTHON = (3, 11)  # for trainers/
 
@@ -78,8 +80,8 @@ def _loopback(facts: Sequence[NodeFacts]) -> list[str]:
 
 def _unfit(host: Host, fact: NodeFacts, backend: str, device: str) -> list[str]:
     problems = []
-    version = tuple(int(part) for part in fact.python_version.split(".")[:2])
-    if version < OLDEST_PYTHON:
+    python = tuple(int(part) for part in fact.python_version.split(".")[:2])
+    if python < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
         problems.append(
             f"{fact.python} is Python {fact.python_version}; {oldest} or newer is needed: set cluster.python"
@@ -123,6 +125,12 @@ def visible_gpus(installed: int, env: Mapping[str, str]) -> int:
     if chosen is None:
         return installed
     return min(installed, len([part for part in chosen.split(",") if part.strip() not in ("", "-1")]))
+
+
+def usable_gpus() -> int:
+    """Count the GPUs here that CUDA may see (``CUDA_VISIBLE_DEVICES``); 0 if torch was built without CUDA."""
+    count = count_gpus()
+    return 0 if count and (version("torch") or "").endswith("+cpu") else count
 
 
 def _torch_versions(facts: Sequence[NodeFacts]) -> list[str]:

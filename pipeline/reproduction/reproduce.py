@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.agent.host.processors import hardware
-from pipeline.cluster.local_gpus import usable_gpus
+from pipeline.cluster.validation import usable_gpus
 from pipeline.config import compose, own_defaults
 from pipeline.config.build import train_config
 from pipeline.config.cluster import HOSTS, build_cluster

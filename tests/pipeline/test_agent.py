@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent import log_lines, reasons
+from pipeline.cluster.agent import log_lines, wire
 from pipeline.cluster.agent.host import probe, processors
-from pipeline.cluster.agent.running import follow, processes, staging
+from pipeline.cluster.agent.running import folders, follow, processes
 from pipeline.cluster.launchers.transport.answers import parse_answer
 from pipeline.cluster.launchers.transport.host_errors import agent_error
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, message
@@ -97,8 +97,8 @@ def test_a_disk_that_is_full_while_the_run_is_unpacked_is_named(tmp_path: Path) 
     content.seek(0)
     with mounted(tmp_path / "small") as disk:
         with pytest.raises(OSError, match="No space left on device") as caught:
-            staging.unpack(content, str(disk / "runs" / "run"))
-        told = reasons.reason(caught.value)
+            folders.unpack(content, str(disk / "runs" / "run"))
+        told = wire.reason(caught.value)
         assert f"'{disk}/runs/run', " in told
         assert "bytes are free there" in told
         assert list(disk.iterdir()) == []
@@ -106,13 +106,13 @@ def test_a_disk_that_is_full_while_the_run_is_unpacked_is_named(tmp_path: Path) 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
 def test_a_folder_that_cannot_be_written_is_told_with_the_setting_that_mends_it(number: int) -> None:
-    text = reasons.reason(OSError(number, os.strerror(number), "/w/run"))
+    text = wire.reason(OSError(number, os.strerror(number), "/w/run"))
     assert text.startswith(f"can't write there ([Errno {number}] {os.strerror(number)}: '/w/run'); set cluster.workdir")
 
 
 def test_what_cannot_be_unpacked_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="ReadError: invalid header"):
-        staging.unpack(io.BytesIO(b"no tar" * 999), str(tmp_path / "run" / "node0"))
+        folders.unpack(io.BytesIO(b"no tar" * 999), str(tmp_path / "run" / "node0"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -120,10 +120,10 @@ def test_truncated_pack_is_not_taken_for_the_whole(tmp_path: Path) -> None:
     from tests.contract.stub import make
 
     stub = make(tmp_path, "")
-    assert staging.holds_pack(str(stub.pack_dir), stub.digest)
-    assert not staging.holds_pack(str(stub.pack_dir), "0" * 64)
+    assert folders.holds_pack(str(stub.pack_dir), stub.digest)
+    assert not folders.holds_pack(str(stub.pack_dir), "0" * 64)
     (stub.pack_dir / "images.bin").write_bytes(bytes(15))
-    assert not staging.holds_pack(str(stub.pack_dir), stub.digest)
+    assert not folders.holds_pack(str(stub.pack_dir), stub.digest)
 
 
 def test_a_pack_with_another_digest_than_its_manifest_names_is_not_put_in_place(
@@ -143,7 +143,7 @@ def test_a_pack_with_another_digest_than_its_manifest_names_is_not_put_in_place(
         with tarfile.open(fileobj=tar, mode="w") as archive:
             archive.add(stub.pack_dir, arcname=".")
         monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(tar.getvalue())))
-        staging.put_pack(request)
+        folders.put_pack(request)
 
     with pytest.raises(SystemExit, match="the data pack arrived damaged in"):
         put("0" * 64)
@@ -302,7 +302,7 @@ def test_one_line_longer_than_a_message_does_not_silence_the_rest(
 
 
 def test_a_limit_of_a_logins_files_is_told_with_the_command_that_shows_it() -> None:
-    text = reasons.reason(OSError(errno.EFBIG, "File too large", "/w/.try-1"))
+    text = wire.reason(OSError(errno.EFBIG, "File too large", "/w/.try-1"))
     assert agent_error(text, "ssh node1") == (
         "a limit of its login keeps files small ([Errno 27] File too large: '/w/.try-1'): see its start files",
         "ssh node1 -t 'ulimit -f'",
@@ -314,7 +314,7 @@ def test_clean_removes_only_folders_that_start_made(tmp_path: Path) -> None:
     for folder in (ours, other):
         folder.mkdir(parents=True)
     (ours / ".paceline").touch()
-    staging.remove_ours([str(ours), str(other)])
+    folders.remove_ours([str(ours), str(other)])
     assert not ours.exists()
     assert other.exists()
 
@@ -336,7 +336,7 @@ def test_a_start_removes_what_no_process_owns_and_keeps_what_a_command_may_still
         (tmp_path / name).mkdir(parents=True)
     node = {"run_dir": str(runs / "k1-f00-2-bbb" / "node0"), "data_dir": str(tmp_path / "data" / "9cf2")}
     request = {"registry": str(tmp_path / "agents"), "attempts": "k1-f00-", "run_id": "k1-f00-2-bbb", "local": True}
-    staging.remove_leftovers(request, node)
+    folders.remove_leftovers(request, node)
     assert {name: (tmp_path / name).exists() for name in names} == names
     assert sorted(path.name for path in runs.iterdir()) == ["k1-f00-2-bbb", "k2-f00-1-ccc"]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent.host import checks, processors
+from pipeline.cluster.agent.host import probe, processors
 from pipeline.cluster.launchers.transport.answers import parse_answer
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, message
 from tests.pipeline.test_agent import ask
@@ -66,15 +66,15 @@ def test_probe_tells_the_cuda_of_torch_and_when_it_began() -> None:
 
 def test_a_system_that_tells_nothing_has_no_facts(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "none")
-    assert (checks.links(nowhere), checks.infiniband(nowhere)) == ({}, [])
-    assert (checks.shared_memory(nowhere), checks.memory_available(nowhere)) == (None, None)
-    assert checks.cgroup(nowhere, nowhere) == {"cpus": None, "memory_bytes": None, "memory_used_bytes": None}
+    assert (probe.links(nowhere), probe.infiniband(nowhere)) == ({}, [])
+    assert (probe.shared_memory(nowhere), probe.memory_available(nowhere)) == (None, None)
+    assert probe.cgroup(nowhere, nowhere) == {"cpus": None, "memory_bytes": None, "memory_used_bytes": None}
 
 
 def test_shared_memory_is_that_of_the_mount(tmp_path: Path) -> None:
     with mounted(tmp_path / "shm") as folder:
         (folder / "half").write_bytes(bytes(1 << 20))
-        assert checks.shared_memory(str(folder)) == {"size_bytes": 2 << 20, "free_bytes": 1 << 20}
+        assert probe.shared_memory(str(folder)) == {"size_bytes": 2 << 20, "free_bytes": 1 << 20}
 
 
 # -- names
@@ -82,15 +82,15 @@ def test_shared_memory_is_that_of_the_mount(tmp_path: Path) -> None:
 
 def test_the_own_name_has_the_addresses_that_programs_here_find(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
-    assert "127.0.0.1" in checks.facts(0)["own_name"]["addresses"]
+    assert "127.0.0.1" in probe.facts(0)["own_name"]["addresses"]
 
 
 def test_a_name_server_without_an_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait() and [])
-    monkeypatch.setattr(checks, "NAME_S", 0.01)
+    monkeypatch.setattr(probe, "NAME_S", 0.01)
     try:
-        assert checks.facts(0)["own_name"] == {"slow_s": 0.01}
+        assert probe.facts(0)["own_name"] == {"slow_s": 0.01}
     finally:
         answered.set()
 
@@ -112,7 +112,7 @@ def test_links_have_state_mtu_and_speed(tmp_path: Path) -> None:
             "lo/mtu": "65536",
         },
     )
-    assert checks.links(root) == {
+    assert probe.links(root) == {
         "eth0": {"state": "up", "mtu": 9000, "speed_mbit": 25000},
         "docker0": {"state": "down", "mtu": 1500, "speed_mbit": None},
         "lo": {"state": "unknown", "mtu": 65536, "speed_mbit": None},
@@ -133,7 +133,7 @@ def test_infiniband_ports_have_what_ibstatus_and_ibdev2netdev_show(tmp_path: Pat
     for number in (1, 2):
         files |= {f"mlx5_1/ports/{number}/{name}": text for name, text in down.items()}
     files |= {"mlx5_1/device/net/ens1f0/dev_port": "0", "mlx5_1/device/net/ens1f1/dev_port": "1"}
-    first, second, third = checks.infiniband(tree(tmp_path, files))
+    first, second, third = probe.infiniband(tree(tmp_path, files))
     assert first == PORT
     assert (second["device"], second["port"], second["netdev"]) == ("mlx5_1", 1, "ens1f0")
     assert (third["port"], third["netdev"], third["state"], third["phys_state"]) == (2, "ens1f1", "DOWN", "Disabled")
@@ -157,7 +157,7 @@ def test_the_tightest_group_on_the_way_to_the_root_counts(tmp_path: Path) -> Non
             "slice/job/memory.stat": "anon 4096\ninactive_file 2097152",
         },
     )
-    assert checks.cgroup(own, root) == {"cpus": 2.0, "memory_bytes": 4 << 30, "memory_used_bytes": 1 << 20}
+    assert probe.cgroup(own, root) == {"cpus": 2.0, "memory_bytes": 4 << 30, "memory_used_bytes": 1 << 20}
 
 
 def test_groups_of_version_1_are_read_too(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_groups_of_version_1_are_read_too(tmp_path: Path) -> None:
             "memory/docker/ab/memory.stat": "inactive_file 1\ntotal_inactive_file 536870912",
         },
     )
-    assert checks.cgroup(f"{own}/cgroup", root) == {
+    assert probe.cgroup(f"{own}/cgroup", root) == {
         "cpus": 1.5,
         "memory_bytes": 1 << 30,
         "memory_used_bytes": 512 << 20,

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from pipeline.cluster.agent.running.follow import newest_checkpoint
 from pipeline.cluster.agent.running.look import look, read_beats
-from pipeline.cluster.agent.running.saved import newest_checkpoint
 from pipeline.cluster.attempt.stalls import judge
 from tests.waiting import HANG_S
 from trainers.contract.beats import STACKS_SIGNAL, NodeLook, Phase, as_json

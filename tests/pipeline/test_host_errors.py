@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent import reasons
-from pipeline.cluster.agent.running import staging
+from pipeline.cluster.agent import wire
+from pipeline.cluster.agent.running import folders
 from pipeline.cluster.launchers.pssh import output_of, remote_command
 from pipeline.cluster.launchers.transport.answers import Answer, Output
 from pipeline.cluster.launchers.transport.host_errors import explain_over_ssh
@@ -31,7 +31,7 @@ def without_answer(
 
 
 def test_a_folder_that_the_login_cannot_write_is_no_matter_of_keys() -> None:
-    failure = reasons.reason(PermissionError(13, "Permission denied", "/root/x"))
+    failure = wire.reason(PermissionError(13, "Permission denied", "/root/x"))
     why, hint = told(failure)
     assert why == failure
     assert why.startswith("can't write there ([Errno 13] Permission denied: '/root/x')")
@@ -41,8 +41,8 @@ def test_a_folder_that_the_login_cannot_write_is_no_matter_of_keys() -> None:
 def test_a_workdir_that_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (tmp_path / "file").open("rb") as stream, pytest.raises(SystemExit) as ended:
-        staging.unpack(stream, str(tmp_path / "file" / "runs" / "node0"))
-    why, hint = told(reasons.reason(ended.value))
+        folders.unpack(stream, str(tmp_path / "file" / "runs" / "node0"))
+    why, hint = told(wire.reason(ended.value))
     assert why == f"can't make the folder {tmp_path}/file/runs there (Not a directory); set cluster.workdir"
     assert hint == "cluster.workdir=/path/to/a/folder/there"
 

@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 
 from pipeline.cluster import launchers
-from pipeline.cluster.agent.running import results, staging
-from pipeline.cluster.agent.running.saved import newest_change
+from pipeline.cluster.agent.running import folders, results
+from pipeline.cluster.agent.running.follow import newest_change
 from pipeline.cluster.attempt.checkpoint_fetch import of_step
 from pipeline.cluster.launchers import agent_launcher
 from pipeline.cluster.launchers.pssh import PsshConfig
@@ -424,7 +424,7 @@ def test_of_another_host_only_what_it_wrote_itself_comes_and_what_is_too_much_st
         "node0: what the script wrote in its working directory (38 B) is more than program.outputs_limit=9.31323e-09 "
         f"GiB and stays there in {node}/work/node1/above; a higher limit brings such files back"
     ]
-    staging.remove_ours([str(node)])
+    folders.remove_ours([str(node)])
     assert (node / "work/node1/above/above/code/states.csv").exists()
     assert fetch(others)[2:] == ["nodes/1/work/node1/above/above/code/states.csv"]  # nor what a link leads to
 
@@ -463,7 +463,7 @@ def test_what_a_host_cannot_read_is_named_and_the_rest_comes(tmp_path: Path, mon
         f"node0: not brought from there: outputs/away ({out}), outputs/closed (Permission denied), "
         f"outputs/etc ({out}), outputs/pipe (a pipe), outputs/secret.txt (Permission denied), outputs/socket (a socket)"
     ]
-    assert staging.holds_unfetched(str(node)), "what can't be read isn't removed with the host's folder"
+    assert folders.holds_unfetched(str(node)), "what can't be read isn't removed with the host's folder"
 
 
 def test_a_file_that_is_removed_while_others_are_sent_is_named() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.agent import node
-from pipeline.cluster.agent.running import leftovers, processes
+from pipeline.cluster.agent.running import folders, processes
 from pipeline.cluster.earlier import Leftover, clear_leftovers, why_kept
 from pipeline.runs import journal
 from trainers.contract import variables
@@ -76,12 +76,12 @@ def test_a_host_tells_and_removes_what_nothing_there_uses_and_nothing_else(
     folder(tmp_path, "k-f00000-8-marked", idle_s=HOUR_S, code=1, **{**gone, "mark": "of this test:0"})
     rank = subprocess.Popen(["sleep", "60"], env={variables.NODE: "of this test:0"}, start_new_session=True)
     try:
-        rows = {row["name"].partition("/")[0]: row for row in leftovers.attempts_left(str(tmp_path), me)}
+        rows = {row["name"].partition("/")[0]: row for row in folders.attempts_left(str(tmp_path), me)}
         assert set(rows) == {name for name, unused in expected.items() if unused}
         assert [rows[name]["holds_outputs"] for name in sorted(rows)] == [False, True, False]
         names = [f"{name}/node0" for name in expected] + ["../runs/k-f00000-2-well/node0", "k-f00000-1-dead/agent"]
         registry = tmp_path / "agents"
-        leftovers.clear({"local": True, "workdir": str(tmp_path), "registry": str(registry), "folders": {me: names}})
+        folders.clear({"local": True, "workdir": str(tmp_path), "registry": str(registry), "folders": {me: names}})
     finally:
         rank.kill()
         rank.wait()
@@ -105,7 +105,7 @@ def test_checkpoints_are_wanted_whatever_a_script_calls_them(tmp_path: Path, fil
     (made / "checkpoints" / "half").mkdir(parents=True)
     (made / file).parent.mkdir(exist_ok=True)
     (made / file).write_text("weights")
-    assert leftovers.holds_outputs(str(made)) == wanted
+    assert folders.holds_outputs(str(made)) == wanted
 
 
 def one(run_dir: Path, attempt: int, *, idle_s: float, holds_outputs: bool = True, nonce: str = "aa") -> Leftover:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.reasons import reason, room_in
 from pipeline.cluster.agent.running.watches import OutOfMemory, memory_events_file, oom_kills
+from pipeline.cluster.agent.wire import reason, room_in
 from pipeline.cluster.attempt.failures import failure_text
 from pipeline.cluster.events import NodeExit, RankError
 from pipeline.core.files import room_needed, write_hint
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which may give rights away")
 AS_NOBODY = """
 import os, resource, subprocess, sys, threading
-from pipeline.cluster.agent.reasons import reason
+from pipeline.cluster.agent.wire import reason
 from pipeline.core.processes import unexpected
 os.setgid(65534); os.setuid(65534)
 resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))

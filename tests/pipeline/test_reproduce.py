@@ -179,7 +179,7 @@ def test_files_of_the_working_directory_are_compared_and_those_that_differ_named
 def test_a_script_that_is_started_without_torchrun_has_the_one_rank_that_it_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.cluster.local_gpus.usable_gpus", lambda: 0)
+    monkeypatch.setattr("pipeline.cluster.validation.usable_gpus", lambda: 0)
     words = ["program.script=a.py", "program.torchrun=false"]
     alone = {"topology": {**KEY.parts["topology"], "nproc_per_node": [1]}}
     made = replace(recipe(tmp_path), parts={**KEY.parts, **alone})

@@ -21,9 +21,9 @@ from pipeline.cluster.attempt.run import stop_run
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import PackSource
-from pipeline.cluster.local_gpus import usable_gpus
 from pipeline.cluster.preflight import occupation
 from pipeline.cluster.sync import Folder, TreeState
+from pipeline.cluster.validation import usable_gpus
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.processes.heartbeat import Heartbeat, waiting
 from pipeline.core.processes.signals import Interruptible

@@ -17,8 +17,7 @@ from pipeline.cli.invocation import as_typed, is_on
 from pipeline.cli.loader import leave_if_interrupted
 from pipeline.cli.output import note, say, say_folded, say_log
 from pipeline.cli.session import Session, relative
-from pipeline.cluster.attempt.failures import is_consequence
-from pipeline.cluster.attempt.tracebacks import shortened, without_message
+from pipeline.cluster.attempt.failures import is_consequence, shortened, without_message
 from pipeline.cluster.events import LogLine, RankError
 from pipeline.comparing import reading
 from pipeline.comparing.reading import ComparedRun, command_line

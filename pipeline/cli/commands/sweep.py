@@ -15,7 +15,7 @@ from pipeline.cli.commands.trials import result_of
 from pipeline.cli.invocation import is_on, process_count
 from pipeline.cli.output import note, say, width
 from pipeline.cli.session import ROOT, Session, relative
-from pipeline.cluster.local_gpus import usable_gpus
+from pipeline.cluster.validation import usable_gpus
 from pipeline.config import compose
 from pipeline.core.errors import DECIDED, Killed, PacelineError, UsageError, os_reason
 from pipeline.core.files import remove_leftovers, write_hint

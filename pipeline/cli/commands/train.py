@@ -19,10 +19,10 @@ from pipeline.cli.commands.finished import answer_with, figures, is_finished
 from pipeline.cli.invocation import QUIET, VERBOSE, as_typed, is_on, is_wanted, process_count, verbosity
 from pipeline.cli.output import note, note_usual, say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative
-from pipeline.cluster.attempt.tracebacks import is_worth_showing
+from pipeline.cluster.attempt.failures import is_worth_showing
 from pipeline.cluster.events import LogLine
-from pipeline.cluster.local_gpus import usable_gpus
 from pipeline.cluster.spares import unused_warning
+from pipeline.cluster.validation import usable_gpus
 from pipeline.config.build import RunConfig
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError, os_reason

@@ -20,8 +20,7 @@ from importlib import import_module
 from types import ModuleType
 
 from . import wire
-from .reasons import is_process_limit, reason
-from .wire import Json, say
+from .wire import Json, is_process_limit, reason, say
 
 COMMANDS = {
     "probe": "host.probe",
@@ -32,9 +31,9 @@ COMMANDS = {
     "stop": "running.registry",
     "standing": "running.registry",
     "collect": "running.results",
-    "clean": "running.staging",
-    "clear": "running.leftovers",
-    "put_pack": "running.staging",
+    "clean": "running.folders",
+    "clear": "running.folders",
+    "put_pack": "running.folders",
     "find_environment": "host.environments",
     "make_environment": "host.environments",
     "compare_trees": "host.trees",

@@ -19,7 +19,7 @@ POD_NUMBERS = ("PET_NODE_RANK", "JOB_COMPLETION_INDEX")
 
 
 class Slurm:
-    """This node of a Slurm job, which is put back into the queue after a preemption if its agents leave that to Slurm."""
+    """This node of a Slurm job. Slurm queues it again after a preemption, if its agents don't end it themselves."""
 
     REQUEUES = True
 
@@ -36,8 +36,8 @@ class Slurm:
         if SLURM_SECRETS not in os.environ and request["has_secrets"]:
             refuse(
                 f"{self.who()[0]}: the ranks' secret variables did not come: they travel in PACELINE_SECRETS of the "
-                "job's environment, which --export in cluster.sbatch or SBATCH_EXPORT leaves behind; --export=ALL takes it "
-                "along, and so does --export=NAME,PACELINE_SECRETS"
+                "job's environment, which --export in cluster.sbatch or SBATCH_EXPORT leaves behind; --export=ALL "
+                "takes it along, and so does --export=NAME,PACELINE_SECRETS"
             )
         value: Json = json.loads(os.environ.pop(SLURM_SECRETS, "{}"))
         return value
@@ -88,7 +88,7 @@ class Kubernetes:
         return {"env": env, "hide": [*own, *request["hide"]]}
 
 
-SCHEDULERS = {"slurm": Slurm, "kubernetes": Kubernetes}
+SCHEDULERS: dict[str, type[Slurm] | type[Kubernetes]] = {"slurm": Slurm, "kubernetes": Kubernetes}
 """By the name in a job's request."""
 
 

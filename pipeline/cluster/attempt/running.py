@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pipeline.cluster import earlier, starts
-from pipeline.cluster.agent.running.saved import newest_change
+from pipeline.cluster.agent.running.follow import newest_change
 from pipeline.cluster.attempt.checkpoint_fetch import CheckpointFetch
+from pipeline.cluster.attempt.failures import Tracebacks, is_worth_showing
 from pipeline.cluster.attempt.silent_hosts import SilentHosts
 from pipeline.cluster.attempt.stalls import Watch
-from pipeline.cluster.attempt.tracebacks import Tracebacks, is_worth_showing
 from pipeline.cluster.events import (
     AllSucceeded,
     CheckpointSaved,

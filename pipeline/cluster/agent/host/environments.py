@@ -20,7 +20,7 @@ import sysconfig
 import tempfile
 from importlib.util import find_spec
 
-from ..running.staging import make_folder
+from ..running.folders import make_folder
 from ..wire import Json, say
 
 OLDEST = (3, 11)

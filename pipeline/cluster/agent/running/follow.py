@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -17,11 +19,11 @@ from ..node import own_node
 from ..wire import REMOVED, Json, in_thread, read_json, say, touch, write_json
 from .look import Beats, look
 from .processes import POLL_S, end_tree, send_all, start_time
-from .saved import newest_change, newest_checkpoint
 from .watches import Silence
 
 FROZEN_S = 12.0  # long for a supervisor that looks twice a second, and short for a user who waits
 HEARTBEAT_TIMEOUT_S = 8.0
+SETTLED_S = 2.0  # a script's checkpoint counts as complete if nothing was written to it for this time
 LAST_LOOK_S = 2.5  # for examinations under way at the end; one of an unreachable host takes 2 s
 
 
@@ -98,6 +100,23 @@ def send_news(request: Json, node: Json, looks: Looks) -> None:
             saved = newest(node["run_dir"]) if is_first_node else 0
             say(beat=time.time(), ranks=as_json(rank_beats.read()), saved=saved, usage=as_json(usage.look()))
         time.sleep(POLL_S)
+
+
+def newest_checkpoint(run_dir: str) -> int:
+    """Return the step of the newest complete checkpoint, whose .json is written last; 0 without one."""
+    sides = glob.glob(os.path.join(glob.escape(run_dir), "checkpoints/step-*.json"))
+    matches = (re.fullmatch(r"step-(\d+)\.json", os.path.basename(path)) for path in sides)
+    return max((int(name[1]) for name in matches if name), default=0)
+
+
+def newest_change(run_dir: str) -> int:
+    """Return when a script last wrote a checkpoint, in ms of unix time; 0 if there is none, or it may be writing."""
+    newest = 0.0
+    for folder, _, names in os.walk(os.path.join(run_dir, run_folder.CHECKPOINTS)):
+        for name in names:
+            with contextlib.suppress(OSError):  # removed meanwhile
+                newest = max(newest, os.stat(os.path.join(folder, name)).st_mtime)
+    return int(newest * 1000) + 1 if newest and time.time() - newest > SETTLED_S else 0
 
 
 def forward(name: str, path: str, offsets: dict[str, int]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from ..node import own_node
 from ..wire import Json, read_json, say
-from .staging import size_of_new
+from .folders import size_of_new
 
 MOST_NAMES, LONGEST_NAME = 100, 400  # in an answer
 LEADS_OUT = "a link that leads out of the run folder"

@@ -22,10 +22,24 @@ from ..host import container
 from ..host.reach import encoded_name
 from ..log_lines import Rules, Tail
 from ..node import RANK_OUTPUTS, from_environment, own_node, peers_of
-from ..reasons import FULL, free_bytes, full_disk, no_inodes, reason, room_in
-from ..wire import REMOVED, THERE, Json, in_thread, say, touch, write_json
+from ..wire import (
+    FULL,
+    REMOVED,
+    THERE,
+    Json,
+    free_bytes,
+    full_disk,
+    in_thread,
+    no_inodes,
+    reason,
+    room_in,
+    say,
+    touch,
+    write_json,
+)
 from . import warm
 from .claims import Claim, claim_for_run
+from .folders import remove_leftovers, remove_ours, settle_pack, unpack
 from .processes import (
     POLL_S,
     TERM_GRACE_S,
@@ -38,7 +52,6 @@ from .processes import (
 )
 from .rank_errors import ENDED_EARLY, describe, has_only_exit_code, masked_and_cut, printed_error, recorded_error
 from .registry import doubtful, end_attempts, in_words, own_entries, remove_outdated, tombstone_path
-from .staging import remove_leftovers, remove_ours, settle_pack, unpack
 from .watches import EarlyExits, OutOfMemory, Rendezvous, Silence, Stops, children_of
 
 BEAT_STALE_S = 3.0  # the controller sends a heartbeat every second
