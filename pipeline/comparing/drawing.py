@@ -1,7 +1,6 @@
 """Draw with matplotlib: curves as files, and a report's charts as SVG elements.
 
-Equal data give equal bytes. matplotlib takes 0.6 s to import, so this module is only imported where something is drawn;
-``charts`` has the data types.
+Equal data give equal bytes. matplotlib takes 0.6 s to import, so this module is only imported where something is drawn.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from contextlib import contextmanager
 from typing import Any
 from xml.etree import ElementTree
 
-from pipeline.comparing.charts import COLOURS, LEVELS, Bar, Cell, Line, Node, level, span_of, within
-from pipeline.comparing.curves import Band, of_several, thinned
+from pipeline.comparing.curves import Band, of_several, span_of, thinned, within
 from pipeline.comparing.groups import Difference
+from pipeline.comparing.report import COLOURS, LEVELS, Cell
 from pipeline.core.printable import printable
 from pipeline.core.tables import counted, quantity
 
@@ -30,19 +29,16 @@ import matplotlib as mpl  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.lines import Line2D  # noqa: E402
-from matplotlib.patches import FancyBboxPatch, PathPatch, Rectangle  # noqa: E402
-from matplotlib.path import Path  # noqa: E402
+from matplotlib.patches import Rectangle  # noqa: E402
 from matplotlib.ticker import LogLocator, MaxNLocator  # noqa: E402
-from matplotlib.transforms import IdentityTransform  # noqa: E402
 
-from pipeline.evaluation import fonts  # noqa: E402  (imports matplotlib too)
+from pipeline.evaluation import overview  # noqa: E402  (imports matplotlib too)
 
 _DATES = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _FILE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa3377", "#8a6d00", "#4b8bbe", "#6a3d9a", "#7f4f24")
 _FILE_INCHES = (6.4, 4.0)
 _NAMES_INSIDE, _LETTERS_INSIDE, _LETTERS_BELOW, _INCHES_A_LINE = 8, 50, 100, 0.16  # limits of the legend
-_VARIABLES = ("text", "soft", "ground", "box", "line", "good", "bad", "rest", *(f"c{n}" for n in range(COLOURS)),
+_VARIABLES = ("text", "soft", "ground", "box", "line", "rest", *(f"c{n}" for n in range(COLOURS)),
               *(f"q{n}" for n in range(LEVELS)))  # fmt: skip
 _INK = {name: f"#fe{number:02x}ef" for number, name in enumerate(_VARIABLES)}
 """Placeholders of the page's colours while matplotlib draws; each becomes a style sheet variable (light or dark)."""
@@ -51,12 +47,8 @@ _TITLE = "title:"
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 40
 _NAME_CHAR = 7.2  # approximate width of a character
-_BOX, _PITCH, _BOX_CHARS = 190, 214, 26  # of a graph: width of a box, width of a column, characters per box
 _WIDE, _LINE = 1000, 14  # pixels: width of a chart across the page, height of a line of text
-_MOST_LABELLED = 8  # numbers of an axis that are each labelled
 _ROW_CHARS, _CELL_CHARS = 44, 20  # of names of rows
-_BAR = 24  # pixels: height of a row of a timeline
-_TIMES = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 _FEW, _MANY = 150, 60  # points per curve; the latter if there are more curves than colours
 
 
@@ -132,67 +124,6 @@ def _legend(figure: Figure, axes: Axes) -> None:
     folded = [textwrap.fill(name, _LETTERS_BELOW) for name in by_name]
     figure.set_figheight(_FILE_INCHES[1] + _INCHES_A_LINE * sum(name.count("\n") + 1 for name in folded))
     figure.legend(by_name.values(), folded, loc="outside lower left", frameon=False, fontsize=7)
-
-
-# -------------------------------------------------------------------------------- parallel coordinates
-def parallel(names: Sequence[str], lines: Sequence[Line], *, less_is_better: bool = False) -> str:
-    """Draw one line per trial across all axes; the last axis is the metric, which colours lines from good to bad."""
-    with _drawing(_WIDTH / 72, _HEIGHT / 72) as figure:
-        places = [_LEFT + at * (_WIDTH - 2 * _LEFT) / max(1, len(names) - 1) for at in range(len(names))]
-        levels = []
-        for at, (name, x) in enumerate(zip(names, places, strict=True)):
-            axes = _axes(figure, x, _BOTTOM, 1, _HEIGHT - _TOP - 20 - _BOTTOM)
-            levels.append(_upright(axes, name, [line.values[at] for line in lines], int(_WIDTH / len(names))))
-        for line, heights in zip(lines, zip(*levels, strict=True), strict=True):
-            share = None if heights[-1] is None else (heights[-1] - _BOTTOM) / (_HEIGHT - _TOP - 20 - _BOTTOM)
-            quality = 0.0 if share is None else 1 - share if less_is_better else share
-            ink = _INK["rest" if share is None else f"q{level(quality)}"]
-            drawn = [(x, y) for x, y in zip(places, heights, strict=True) if y is not None]
-            xs, ys = zip(*drawn, strict=True) if drawn else ((), ())
-            style: Any = {"color": ink, "zorder": quality - 1, "gid": _titled(line.title)}
-            figure.add_artist(Line2D(xs, ys, transform=IdentityTransform(), **style))
-        return _element(figure, f"parallel coordinates of {len(lines)} trials: {', '.join(names)}")
-
-
-def _upright(axes: Axes, name: str, values: Sequence[float | str | None], room: int) -> list[float | None]:
-    """Draw one axis and return the height of each value in pixels.
-
-    Numbers get a scale, logarithmic if they span a power of ten; a few numbers are each labelled. Other values are
-    names, evenly spaced. ``room``: pixels for the axis name, of which the last characters are kept.
-    """
-    known = [value for value in values if value is not None]
-    numbers = [float(value) for value in known if not isinstance(value, str)]
-    levels: list[float | None]
-    if len(numbers) == len(known) and (span := span_of(numbers, log=False)):
-        log = span[0] > 0 and span[1] / span[0] >= 9.99
-        _set_ticks(axes, span, log=log, most=4)
-        axes.set_ylim(*(span if span[0] < span[1] else (span[0] - 0.5, span[0] + 0.5)))
-        levels = [None if value is None else within(span, float(value)) for value in values]
-        if len(set(numbers)) <= _MOST_LABELLED:
-            _label_each(axes, sorted({within(span, number) for number in numbers}))
-    else:
-        texts = [None if value is None else value if isinstance(value, str) else f"{value:.10g}" for value in values]
-        choices = sorted({text for text in texts if text is not None})
-        marks = [text if len(text) <= 14 else f"{text[:13]}…" for text in choices[:12]]
-        axes.set_yticks(range(len(marks)), [printable(mark) for mark in marks])
-        axes.set_ylim(*((0, len(choices) - 1) if len(choices) > 1 else (-0.5, 0.5)))
-        levels = [None if text is None else float(choices.index(text)) for text in texts]
-    letters = int(room / _NAME_CHAR)
-    axes.set_xlabel(printable(name if len(name) <= letters else f"…{name[1 - letters :]}"), labelpad=12)
-    axes.yaxis.tick_right()
-    axes.tick_params(bottom=False, labelbottom=False, right=False)
-    axes.spines[["right", "top", "bottom"]].set_visible(False)
-    return [None if level is None else float(axes.transData.transform((0, level))[1]) for level in levels]
-
-
-def _label_each(axes: Axes, numbers: Sequence[float]) -> None:
-    """Label each of these numbers on the vertical axis, unless it would touch the label below."""
-    labelled: list[float] = []
-    for number in numbers:
-        at = axes.transData.transform([(0, number), (0, labelled[-1] if labelled else number)])
-        if not labelled or at[0][1] - at[1][1] >= _LINE:
-            labelled.append(number)
-    axes.set_yticks(labelled, [f"{number:,.10g}" for number in labelled])
 
 
 # ---------------------------------------------------------------------------------- intervals and cells
@@ -274,64 +205,6 @@ def cells(rows: Sequence[str], columns: Sequence[str], inside: Sequence[Cell], *
         return _element(figure, f"{about[2]} by {about[0]} and {about[1]}: {counted(len(inside), 'cell')}", size)
 
 
-def timeline(rows: Sequence[str], bars: Sequence[Bar], *, said: str) -> str:
-    """Draw bars over time, in the named rows."""
-    height = _BOTTOM + 8 + _BAR * len(rows)
-    whole = max((bar.end for bar in bars), default=0.0)
-    least, unit = next(item for item in _TIMES if whole >= item[0] * 2 or item[0] == 1)
-    with _drawing(_WIDE / 72, height / 72) as figure:
-        names = [_cut(name, _CELL_CHARS) for name in rows]
-        left = 16 + _NAME_CHAR * max(map(len, names))
-        axes = _axes(figure, left, _BOTTOM, _WIDE - left - 24, _BAR * len(rows))
-        axes.set_xlim(0, whole / least or 1)
-        axes.set_ylim(len(rows), 0)
-        for bar in bars:
-            corner, wide = (bar.begin / least, bar.row + 0.12), (bar.end - bar.begin) / least
-            style: Any = {"ec": _INK["ground"], "linewidth": 0.5, "gid": _titled(bar.title)}
-            axes.add_patch(Rectangle(corner, wide, 0.76, fc=_INK[bar.ink], **style))
-            if bar.text and (bar.end - bar.begin) / (whole or 1) * (_WIDE - left) >= 8 + _NAME_CHAR * len(bar.text):
-                middle = (corner[0] + wide / 2, bar.row + 0.5 + 4 / _BAR)
-                axes.text(*middle, printable(bar.text), ha="center", color=_INK["ground"])
-        axes.set_yticks([at + 0.5 for at in range(len(rows))], names)
-        axes.xaxis.set_major_formatter("{x:,.10g}")
-        axes.set_xlabel(unit, loc="right")
-        axes.spines[["left", "right", "top"]].set_visible(False)
-        return _element(figure, f"{said}: {counted(len(bars), 'bar')} in {counted(len(rows), 'row')}")
-
-
-# ----------------------------------------------------------------------------------------------- graph
-def graph(nodes: Sequence[Node]) -> str:
-    """Draw boxes from left to right, each right of all boxes it needs; ``nodes`` are in topological order."""
-    # A box is one column right of the last box it needs.
-    depth: dict[str, int] = {}
-    for node in nodes:
-        depth[node.name] = 1 + max((depth[need] for need in node.needs), default=-1)
-    columns = [[node for node in nodes if depth[node.name] == at] for at in range(max(depth.values()) + 1)]
-    width, height = _PITCH * len(columns) - _PITCH + _BOX, 62 * max(map(len, columns)) - 12
-    places = {
-        node.name: (_PITCH * x, (height - (62 * len(column) - 12)) / 2 + 62 * y)
-        for x, column in enumerate(columns)
-        for y, node in enumerate(column)
-    }
-    with _drawing(width / 72, height / 72) as figure:
-        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
-        axes.set_axis_off()
-        for node in nodes:
-            x, y = places[node.name]
-            for need in node.needs:
-                a, b, d = places[need][0] + _BOX, places[need][1] + 25, y + 25
-                bend = Path([(a, b), (a + 15, b), (x - 15, d), (x, d)], [Path.MOVETO, *[Path.CURVE4] * 3])
-                axes.add_patch(PathPatch(bend, fill=False, edgecolor=_INK["soft"], zorder=0))
-            edge = _INK[{"done": "good", "failed": "bad"}.get(node.state, "soft")]
-            style: Any = {"ls": ":" if node.state == "todo" else "-", "gid": _titled(" · ".join(node.lines))}
-            shape = "round,pad=0,rounding_size=6"
-            axes.add_patch(FancyBboxPatch((x + 1, y + 1), _BOX - 2, 48, shape, fc=_INK["box"], ec=edge, **style))
-            for at, line in enumerate(node.lines[:2]):
-                axes.text(x + 10, y + 21 + 17 * at, _cut(line, _BOX_CHARS), color=_INK["text"])
-        size = {"width": f"{width}", "height": f"{height}"}
-        return _element(figure, "graph: " + ", ".join(" ".join(node.lines) for node in nodes), size)
-
-
 # ---------------------------------------------------------------------------------------------- common
 @contextmanager
 def _drawing(width: float, height: float, names: Sequence[str] | None = None, **more: Any) -> Iterator[Figure]:
@@ -346,7 +219,7 @@ def _drawing(width: float, height: float, names: Sequence[str] | None = None, **
         "xtick.bottom": False, "ytick.left": False, "xtick.labelsize": 12, "ytick.labelsize": 12,
     }  # fmt: skip
     settings: Any = {"svg.hashsalt": "paceline", "svg.fonttype": "none", "text.parse_math": False}
-    settings |= page if names is None else {"font.family": fonts.drawable(names)[0]}
+    settings |= page if names is None else {"font.family": overview.drawable(names)[0]}
     with mpl.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # a browser has more fonts than matplotlib
         figure = Figure(figsize=(width, height), **more)

@@ -5,6 +5,7 @@ Imports matplotlib and jinja2, so it is only imported where a page is rendered.
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -13,25 +14,20 @@ from pathlib import Path
 from jinja2 import ChainableUndefined, Environment, Template
 from markupsafe import Markup, escape
 
-from pipeline.comparing import drawing, tables, timeline
-from pipeline.comparing.charts import COLOURS
-from pipeline.comparing.evaluated import Evaluated
-from pipeline.comparing.pages import hosts, time_text, verdict_text
-from pipeline.comparing.report import MOST_AGAINST, Report, parallel
-from pipeline.comparing.timeline import Timeline
+from pipeline.comparing import drawing, tables
+from pipeline.comparing.reading import ComparedRun
+from pipeline.comparing.report import COLOURS, MOST_AGAINST, Report, hosts, time_text, verdict_text
 from pipeline.core.tables import duration
+from pipeline.evaluation import overview
 from pipeline.runs.contents import short_names, short_value
-from pipeline.sweep.report import MINIMIZE
+from trainers.contract import run_folder
 
 _MOST_COLUMNS = 8  # metrics of one table, so that a printed page has room for it
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 
-def html(report: Report, evaluated: Evaluated | None = None) -> str:
-    """Render the page, with the evaluation of the best configuration's first run.
-
-    The template escapes all texts; the pictures escape theirs.
-    """
+def html(report: Report) -> str:
+    """Render the page. The template escapes all texts; the pictures escape theirs."""
     # A logarithmic axis, unless losses are negative (of a likelihood, a reward).
     log = {
         name: name.endswith("loss") and all(point.mean > 0 for band in bands for point in band.points)
@@ -47,26 +43,19 @@ def html(report: Report, evaluated: Evaluated | None = None) -> str:
         }
         for name, bands in report.bands.items()
     ]
-    axes, lines = ((), ()) if report.grid else parallel(report.groups, report.by)
-    across = drawing.parallel(axes, lines, less_is_better=report.direction == MINIMIZE) if axes else ""
-    grid, attempts = report.grid, timeline.of_attempts(report.attempts)
+    grid = report.grid
     return _template().render(
         report=report,
         made=time_text(report.unix_time),
         charts=[chart for chart in drawn if chart["svg"]],
-        parallel=Markup(across),
-        graph=Markup(drawing.graph(report.nodes)),
         coloured=COLOURS,
         tables=tables,
         against=report.comparison.against[:MOST_AGAINST],
         forest=Markup(_forest(report)),
-        slots=Markup(_timeline(report.slots, "the trials by slot")),
-        attempts=Markup(_timeline(attempts, "attempts")),
         duration=duration,
         at_time=time_text,
         grid=Markup("" if grid is None else drawing.cells(grid.rows, grid.columns, grid.cells, about=grid.about)),
-        evaluated=evaluated,
-        matrix=Markup(evaluated.matrix if evaluated is not None else ""),
+        evaluation=_evaluation(report.groups[0].first),
         hosts=hosts(report),
         packages=_packages(report),
         parts=[(part, rows) for part, rows in report.comparison.parts.items() if rows and rows != report.fields],
@@ -100,8 +89,11 @@ def _forest(report: Report) -> str:
     return drawing.forest(names, [report.colours.get(group.label) for group in groups], report.intervals)
 
 
-def _timeline(drawn: Timeline | None, said: str) -> str:
-    return drawing.timeline(drawn.rows, drawn.bars, said=said) if drawn is not None and drawn.bars else ""
+def _evaluation(run: ComparedRun) -> dict[str, str]:
+    """Return the pictures of a run's evaluation as ``data:`` addresses, by what they show; none if there are none."""
+    paths = {"Confusion matrix": run.folder / run_folder.CONFUSION_MATRIX, "Overview": run.folder / overview.FILE}
+    shown = {said: path.read_bytes() for said, path in paths.items() if run.counts and path.is_file()}
+    return {said: f"data:image/png;base64,{base64.b64encode(png).decode()}" for said, png in shown.items()}
 
 
 def _packages(report: Report) -> list[tuple[str, str]]:

@@ -1,17 +1,17 @@
-"""Assemble the content of a report of runs, independent of its format. Reads only two runs' code files."""
+"""The content of a report of runs, and its Markdown and JSON (``html.py`` renders the page)."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 from pipeline.comparing import curves as curving
-from pipeline.comparing import tables, timeline
-from pipeline.comparing.charts import COLOURS, Cell, Line, Node, level
+from pipeline.comparing import tables
 from pipeline.comparing.curves import Band
 from pipeline.comparing.differing import Comparison, Row, compare
 from pipeline.comparing.groups import (
@@ -25,21 +25,19 @@ from pipeline.comparing.groups import (
     metrics_of,
     shown,
 )
-from pipeline.comparing.reading import SPEEDS, ComparedRun
-from pipeline.comparing.timeline import Attempt, Timeline
-from pipeline.core import program
+from pipeline.comparing.reading import SPEEDS, Attempt, ComparedRun, attempts
 from pipeline.core.redact import hide
-from pipeline.core.tables import counted, first_of, quantity
+from pipeline.core.tables import counted, fenced, first_of
 from pipeline.keys.content_key import Difference as KeyDifference
 from pipeline.runs.contents import set_apart, short_names
 from pipeline.runs.metrics_file import MetricsRow
-from pipeline.steps.source import PastStep
-from pipeline.sweep.folder import TrialEntry
 from pipeline.sweep.report import BY, MINIMIZE, SHOWN, direction_of
 
+COLOURS = 8
+"""Further curves are grey, because more colours are hard to distinguish."""
+LEVELS = 5
+"""Shades of a value, from the worst to the best."""
 _MOST_CHARTS = 8
-_MOST_BOXES = 10  # per column of a graph
-_MOST_AXES = 7
 _MOST_PANELS = 3  # metrics of the differences from the best
 MOST_AGAINST = 30
 """Configurations compared with the best one on a page."""
@@ -48,6 +46,7 @@ _MOST_FIELDS = 20  # listed differences from the nearest run
 _MOST_COLUMNS = 6  # differing fields with a column of their own
 _MOST_NAMED = 3  # differing fields in a title
 _IN_WHAT = ("experiment", "dataset", "model", "program", "program.script")  # said by a run's ``what``
+_OF_HOST = ("hostname", "cpus", "cpu_model", "gpus", "gpu_models", "gpu_driver", "python", "torch")
 _FIRST = ("val/accuracy", "train/loss", "val/loss")
 
 
@@ -59,6 +58,17 @@ class Absent:
     what: str
     state: str
     why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A coloured cell of a grid: the lines in it, and how dark it is (from 0 to LEVELS - 1; None: no colour)."""
+
+    row: int
+    column: int
+    lines: tuple[str, ...]
+    level: int | None
+    title: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +94,6 @@ class Report:
             or ``minimize``. If None, the configuration named first is first.
         rows: run key → its rows of metrics.jsonl.
         absent: trials that were started and have no run folder.
-        trials: the journal of a sweep.
     """
 
     subject: str
@@ -96,7 +105,6 @@ class Report:
     comparison: Comparison
     rows: Mapping[str, Sequence[MetricsRow]]
     absent: tuple[Absent, ...]
-    trials: Sequence[TrialEntry]
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -180,24 +188,14 @@ class Report:
         return by_metric
 
     @cached_property
-    def nodes(self) -> list[Node]:
-        """The dependency graph of data, runs and report."""
-        return _graph(self.groups)
-
-    @cached_property
     def grid(self) -> Grid | None:
         """The means by two fields; None unless two fields differ and most of their combinations were run."""
         return _grid(self.groups, self.by, self.direction)
 
     @cached_property
-    def slots(self) -> Timeline | None:
-        """The trials of a sweep by slot; None if it isn't a sweep, or of an older version."""
-        return timeline.of_sweep(self.trials, self.groups, self.rows, self.colours)
-
-    @cached_property
     def attempts(self) -> dict[str, list[Attempt]]:
         """Run key → its attempts, of a single run or of those that paused or were started again."""
-        of_runs = {run.key: timeline.attempts(run, self.rows.get(run.key, ())) for run in self.runs}
+        of_runs = {run.key: attempts(run, self.rows.get(run.key, ())) for run in self.runs}
         return {
             key: known
             for key, known in of_runs.items()
@@ -216,13 +214,12 @@ def report(
     by: str = BY,
     goals: Mapping[str, str] = MappingProxyType({}),
     absent: Sequence[Absent] = (),
-    trials: Sequence[TrialEntry] = (),
 ) -> Report:
     """Assemble a report of at least one run. ``goals``: metric → direction, for the objectives of a search."""
     groups, by, direction = best_first(grouped(runs), by, goals)
     return Report(
         subject=subject, why=tuple(why), command=command, unix_time=unix_time, by=by, direction=direction,
-        comparison=compare(groups), rows=rows, absent=tuple(absent), trials=trials,
+        comparison=compare(groups), rows=rows, absent=tuple(absent),
     )  # fmt: skip
 
 
@@ -282,7 +279,9 @@ def _grid(groups: Sequence[Group], by: str, direction: str | None) -> Grid | Non
     cells = []
     for group, one, (row, column) in zip(groups, over, places, strict=True):
         share = 0.0 if one is None else (one.mean - min(means)) / ((max(means) - min(means)) or 1.0)
-        good = None if one is None else level(1 - share if direction == MINIMIZE else share)
+        good = None
+        if one is not None:
+            good = min(LEVELS - 1, int(LEVELS * (1 - share if direction == MINIMIZE else share)))
         said = "-" if one is None else tables.with_spread(one.mean, one.std, by)
         title = f"{group.label} {group.title}: {by} {said}"
         cells.append(Cell(row=row, column=column, lines=(group.label, said), level=good, title=title))
@@ -297,90 +296,94 @@ def _in_order(value: float | str | None) -> tuple[bool, float, str]:
     return (True, 0.0, value or "") if not isinstance(value, float) else (False, value, "")
 
 
-# -------------------------------------------------------------------------------- parallel coordinates
-def parallel(groups: Sequence[Group], by: str) -> tuple[tuple[str, ...], tuple[Line, ...]]:
-    """Return axes for the differing fields and a line per run; empty if fewer than two fields differ."""
-    fields = differing_fields([group.first for group in groups])[: _MOST_AXES - 1]
-    if len(fields) < 2:
-        return (), ()
-    lines = []
-    for group in groups:
-        for run in group.runs:
-            known = flat_config(run)
-            value = run.figures.get(by)
-            last = value if value is not None and math.isfinite(value) else None
-            said = "no figure" if last is None else f"{by} {quantity(by, last, '.4g')}"
-            title = f"{group.label} {group.title} seed {run.seed}: {said}"
-            lines.append(Line(title=title, values=(*(_axis_value(field_value(known, name)) for name in fields), last)))
-    return (*short_names(fields).values(), by), tuple(lines)
-
-
 def _axis_value(value: Any) -> float | str | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value) if math.isfinite(value) else None
     return None if value is None else shown(value)
 
 
-# ----------------------------------------------------------------------------------------------- graph
-def _graph(groups: Sequence[Group]) -> list[Node]:
-    """Return the boxes of the graph: data and initial weights, training and evaluation, the report.
-
-    Configurations made from the same boxes share one box of training, which counts them.
-    """
-    nodes: dict[str, Node] = {}
-    by_sources: dict[tuple[str, ...], list[Group]] = {}
-    for group in groups:
-        by_sources.setdefault(_sources(group.first, nodes), []).append(group)
-    folded = [*by_sources.items()]
-    if rest := folded[_MOST_BOXES - 1 :] if len(folded) > _MOST_BOXES else []:
-        sources = dict.fromkeys(name for needs, _ in rest for name in needs)
-        folded = [*folded[: _MOST_BOXES - 1], (tuple(sources), [group for _, some in rest for group in some])]
-    ends = [_trained(needs, some, nodes) for needs, some in folded]
-    return [*nodes.values(), Node(name="report", lines=("report", "this page"), state="done", needs=tuple(ends))]
+# ------------------------------------------------------------------------------- Markdown and JSON
+def time_text(unix_time: float) -> str:
+    """Format in UTC, to the minute."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix_time))
 
 
-def _trained(needs: tuple[str, ...], groups: Sequence[Group], nodes: dict[str, Node]) -> str:
-    """Add the boxes of training and of evaluation (scripts have none); return the name of the last."""
-    first = groups[0]
-    runs = [run for group in groups for run in group.runs]
-    done = sum(group.n for group in groups)
-    state = "done" if done == len(runs) else "failed" if any(run.failure for run in runs) else "todo"
-    count = runs[0].key if len(runs) == 1 else f"{done} of {counted(len(runs), 'run')}"
-    brief = " ".join(set_apart(first.words, first.first.config)) or first.title
-    what = f"{first.label} {brief}" if len(groups) == 1 else counted(len(groups), "configuration")
-    train = Node(name=f"train {first.label}", lines=(f"train {what}", count), state=state, needs=needs)
-    nodes[train.name] = train
-    evaluated = [run for run in runs if program.of(run.config).evaluated]
-    if not evaluated:
-        return train.name
-    reports = sum(run.counts for run in evaluated)
-    lines = ("evaluate", f"{reports} of {len(evaluated)}" if len(evaluated) > 1 else "done" if reports else "to do")
-    state = "done" if reports == len(evaluated) else "todo"
-    made = Node(name=f"evaluate {first.label}", lines=lines, state=state, needs=(train.name,))
-    nodes[made.name] = made
-    return made.name
+def hosts(report: Report) -> list[dict[str, Any]]:
+    """Return each host once: its properties, its number of runs, and its address and network if recorded."""
+    known: dict[str, dict[str, Any]] = {}
+    for run in report.runs:
+        for name, facts in run.environments.items():
+            about = {field: facts.get(field) or "" for field in _OF_HOST}
+            host = known.setdefault(name, {"host": name, "runs": 0, "interface": "", **about})
+            host["runs"] += 1
+        for node in run.nodes:
+            if str(node.get("host")) in known:
+                known[str(node["host"])]["interface"] = _interface(node)
+    return [*known.values()]
 
 
-def _sources(run: ComparedRun, nodes: dict[str, Node]) -> tuple[str, ...]:
-    """Add the boxes of a run's data (if any), its steps, and its initial weights; return their names."""
-    dataset, digest = run.config.get("dataset"), str(run.parts.get("data") or "")[:12]
-    name = dataset.get("name", "data") if isinstance(dataset, Mapping) else "data"
-    made = () if run.made_with is None else (_step(run.made_with, nodes),)
-    needs: tuple[str, ...] = ()
-    if digest or program.of(run.config).is_ours:
-        node = Node(name=f"data {digest}", lines=(f"{name}", digest), state="done" if digest else "todo", needs=made)
-        nodes.setdefault(node.name, node)
-        needs = (node.name,)
-    init = run.config.get("init")
-    if not isinstance(init, Mapping) or not init:
-        return needs
-    said = str(next(iter(init.values())))[:12]
-    nodes.setdefault(f"init {said}", Node(name=f"init {said}", lines=("initial weights", said), state="done"))
-    return (*needs, f"init {said}")
+def _interface(node: Mapping[str, Any]) -> str:
+    """Return the address of a node, and the network of its collectives if set."""
+    env = node.get("env")
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
+    networks = [str(env[name]).lstrip("=") for name in names if name in env] if isinstance(env, Mapping) else []
+    return " ".join(dict.fromkeys([str(node.get("address") or ""), *networks])).strip()
 
 
-def _step(step: PastStep, nodes: dict[str, Node]) -> str:
-    """Add the boxes of a step and of the steps before it; return the name of its box."""
-    needs = tuple(_step(before, nodes) for before in step.needs)
-    node = Node(name=f"step {step.name} {step.key}", lines=(f"step {step.name}", step.key), state="done", needs=needs)
-    return nodes.setdefault(node.name, node).name
+def verdict_text(verdict: Mapping[str, Any] | None) -> str:
+    """Describe the result of `doit reproduce` in a few words."""
+    if verdict is None:
+        return "not made again yet"
+    if verdict.get("reproduced"):
+        return f"reproduced: {verdict.get('compared', 'weights_sha256')}, metrics and steps are equal"
+    if verdict.get("within_spread"):
+        return "on other hardware, its metrics within their spread"
+    outcome = verdict.get("outcome")
+    return f"not reproduced: {len(outcome) if isinstance(outcome, list) else 'some'} field(s) differ"
+
+
+def markdown(report: Report) -> str:
+    """Render the report without pictures."""
+    about = f"{tables.escaped(report.subject)}: {report.summary}; made {time_text(report.unix_time)}."
+    lines = [f"# {tables.escaped(report.title)}", "", about, "", tables.escaped(report.conclusion), ""]
+    lines += [*fenced([hide(report.command)]), "", *(f"- {tables.escaped(line)}" for line in report.why)]
+    lines += ["", tables.markdown(report.comparison)]
+    if report.failures or report.absent:
+        lines += ["", "## Not finished", ""]
+        lines += [f"- `{run.key}` {run.state}: {tables.escaped(run.failure)}" for run in report.failures]
+        lines += [f"- {tables.escaped(f'{one.key} {one.what} {one.state}: {one.why}')}" for one in report.absent]
+    lines += ["", "## Provenance", "", "| run | commit | reproduced |", "| --- | --- | --- |"]
+    for run in report.runs:
+        commit = str(run.provenance.get("git_commit") or "-")[:10]
+        dirty = " with changes" if run.provenance.get("git_dirty") else ""
+        lines.append(tables.row((run.key, f"{commit}{dirty}", verdict_text(run.verdict))))
+    lines += ["", *fenced([f"{run.command}  # {run.key}" for run in report.runs], "sh")]
+    return "\n".join(lines)
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Return the report as data, with the curves."""
+    return {
+        "title": report.title,
+        "subject": report.subject,
+        "conclusion": report.conclusion,
+        "why": list(report.why),
+        "command": report.command,
+        "unix_time": report.unix_time,
+        "by": report.by,
+        "direction": report.direction,
+        **tables.as_json(report.comparison),
+        "curves": {
+            name: {
+                band.label: [
+                    [point.x, tables.json_number(point.mean), tables.json_number(point.std), point.n]
+                    for point in band.points
+                ]
+                for band in bands
+            }
+            for name, bands in report.bands.items()
+        },
+        "hosts": hosts(report),
+        "absent": [asdict(one) for one in report.absent],
+        "verdicts": {run.key: verdict_text(run.verdict) for run in report.runs},
+    }

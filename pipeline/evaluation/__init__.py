@@ -1,4 +1,4 @@
 """The evaluation report of a finished run, made by scikit-learn in a separate process, and its key.
 
-Entry points: ``python -m pipeline.evaluation`` and ``report_key.stale_because``.
+Entry points: ``python -m pipeline.evaluation`` and ``stored_report.stale_because``.
 """

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, fontManager
+from matplotlib.ft2font import FT2Font
 from PIL import Image
 
 from pipeline.core import documents
-from pipeline.evaluation import fonts
 from pipeline.runs import metrics_file
 from trainers.contract import run_folder
 
@@ -53,8 +55,7 @@ def worst(targets: Sequence[int], predictions: Sequence[int], limit: int) -> lis
 def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
     """Return (step, value) of the finite points of each curve in metrics.jsonl."""
     points_by_name: dict[str, list[tuple[int, float]]] = {}
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    for row in filter(None, map(metrics_file.parse, lines)):
+    for row in metrics_file.rows(path):
         for name in _CURVES:
             value = row.metrics.get(name)
             if value is not None and math.isfinite(value):
@@ -86,7 +87,7 @@ def picture(report: Mapping[str, Any], run_dir: Path, targets: Sequence[int], pr
     """Return a PNG; equal runs give equal bytes. Raises OSError: a file of the run can't be read."""
     mistakes = worst(targets, predictions, _COLUMNS * _ROWS)
     shown = images(run_dir / "data", str(report["split"]), mistakes)
-    families, names = fonts.drawable(report["classes"])
+    families, names = drawable(report["classes"])
     with mpl.rc_context({"font.family": families}):
         figure = Figure(figsize=(11, 7.5 if shown else 4), dpi=100, layout="constrained")
         FigureCanvasAgg(figure)
@@ -141,3 +142,42 @@ def _draw_mistake(axes: Axes, mistake: Mistake, image: Image.Image, classes: Seq
 
 def _short(name: str) -> str:
     return name if len(name) <= _MAX_LABEL else name[: _MAX_LABEL - 1] + "…"
+
+
+# ---------------------------------------------------------------------------------------------- fonts
+_FIRST = "DejaVu Sans"  # matplotlib's own, without Chinese, Japanese and Korean characters
+_PLACEHOLDERS = "Last Resort"  # draws a box for each character
+
+
+def drawable(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return font families in order of preference, and the names in drawable form.
+
+    A name that no family can draw becomes ``#`` and its number.
+    """
+    if all(name.isascii() for name in names):
+        return [_FIRST], [*names]
+    families = {_FIRST: characters(_FIRST)}
+    missing = {char for name in names for char in name if ord(char) not in families[_FIRST]}
+    if missing and (more := _covering(frozenset(missing))) is not None:
+        families[more] = characters(more)
+        missing = {char for char in missing if ord(char) not in families[more]}
+    return [*families], [f"#{at}" if missing.intersection(name) else name for at, name in enumerate(names)]
+
+
+@cache
+def _covering(wanted: frozenset[str]) -> str | None:
+    """Return the installed family with most of these characters; None if none has any."""
+    counts = {name: sum(ord(char) in characters(name) for char in wanted) for name in sorted(installed() - {_FIRST})}
+    best = max(counts, key=lambda name: counts[name], default=None)
+    return best if best is not None and counts[best] else None
+
+
+def installed() -> set[str]:
+    """Return the families with a face of regular weight."""
+    usual = {font.name for font in fontManager.ttflist if font.style == "normal" and font.weight in (400, "normal")}
+    return {name for name in usual if not name.startswith(_PLACEHOLDERS)}
+
+
+def characters(family: str) -> Container[int]:
+    """Return the code points that the family has."""
+    return FT2Font(fontManager.findfont(FontProperties(family=[family]))).get_charmap()

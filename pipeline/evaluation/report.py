@@ -21,7 +21,7 @@ from sklearn.metrics import classification_report, confusion_matrix
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_atomic, write_json
-from pipeline.evaluation import fonts, overview
+from pipeline.evaluation import overview
 from trainers.contract import run_folder
 
 Report = dict[str, Any]
@@ -29,7 +29,7 @@ Report = dict[str, Any]
 
 ``accuracy`` (0..1), ``n`` (images), ``split``, ``classes`` (names), ``synthetic``, ``per_class`` (name → precision,
 recall, f1-score, support), ``macro avg`` and ``weighted avg`` (the same four), ``confusion_matrix`` (counts; rows =
-true class, columns = predicted), ``weights_sha256``, ``dataset_digest``, ``made_of`` (pipeline.evaluation.report_key).
+true class, columns = predicted), ``weights_sha256``, ``dataset_digest``, ``made_of`` (``stored_report.made_of``).
 """
 
 _AVERAGES = ("macro avg", "weighted avg")
@@ -58,10 +58,10 @@ def evaluate(run_dir: Path, made_of: Mapping[str, Any]) -> Report:
     """
     outcome = _read(run_dir)
     report = {**_report(outcome), "made_of": made_of}
-    write_atomic(run_dir / run_folder.EVALUATION / "confusion_matrix.png", _picture(report))
+    write_atomic(run_dir / run_folder.CONFUSION_MATRIX, _picture(report))
     write_atomic(run_dir / overview.FILE, overview.picture(report, run_dir, outcome.targets, outcome.predictions))
     # Written last, so that its presence implies the pictures.
-    write_json(run_dir / run_folder.EVALUATION / "report.json", report)
+    write_json(run_dir / run_folder.REPORT, report)
     return report
 
 
@@ -136,7 +136,7 @@ def _unique(classes: Sequence[str], number: int) -> str:
 # --------------------------------------------------------------------------------------- picture
 def _picture(report: Report) -> bytes:
     """Return a PNG: shades are shares of the true class, numbers are counts. Equal reports give equal bytes."""
-    families, names = fonts.drawable(report["classes"])
+    families, names = overview.drawable(report["classes"])
     side = min(max(2.6 + 0.52 * len(names), 4.6), 16.0)  # inches
     with mpl.rc_context({"font.family": families}):
         figure = Figure(figsize=(side + 0.9, side), dpi=150)

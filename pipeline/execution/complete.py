@@ -22,7 +22,7 @@ from pipeline.core.specs import State
 from pipeline.core.tables import first_of
 from pipeline.data import store, weights
 from pipeline.data.trees import Tree
-from pipeline.evaluation import report_key
+from pipeline.evaluation import stored_report
 from pipeline.execution import initial_weights
 from pipeline.execution.attempting import (
     RunServices,
@@ -446,8 +446,8 @@ def _raise_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
 
 def evaluate_in_child(folder: RunFolder, root: Path) -> None:
     """Make the scikit-learn report in a separate process, so the controller stays small. Raises PacelineError."""
-    made_of = report_key.made_of_run(folder, root)
-    argv = [sys.executable, "-m", report_key.PROGRAM, str(folder.path), json.dumps(made_of)]
+    made_of = stored_report.made_of_run(folder, root)
+    argv = [sys.executable, "-m", stored_report.PROGRAM, str(folder.path), json.dumps(made_of)]
     done = process.run(argv, env=rank_environment.of_report(os.environ, root), timeout_s=300.0)
     if done.code != 0:
         hint = "the same command again" if done.code < 0 else None
@@ -469,6 +469,6 @@ def evaluate_again(folder: RunFolder, root: Path, say: Say) -> None:
         if predictions in recorded and (why := why_altered(folder.path / predictions, recorded[predictions])):
             raise folder.altered(predictions, why)
         intact = all(name in recorded and why_altered(folder.path / name, recorded[name]) is None for name in EVALUATED)
-        if not intact or report_key.stale_because(folder, root) is not None:
+        if not intact or stored_report.stale_because(folder, root) is not None:
             evaluate_in_child(folder, root)
             folder.refresh_fingerprints()

@@ -26,7 +26,7 @@ from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
 from pipeline.core.tables import counted
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
-from pipeline.evaluation import report_key
+from pipeline.evaluation import stored_report
 from pipeline.execution.initial_weights import InitialWeights
 from pipeline.execution.restarts import next_start
 from pipeline.execution.run import Run, initial_weights_of
@@ -167,7 +167,7 @@ def _train(run: Run, stale: str | None) -> PlannedTask:
 def _evaluate(run: Run, stale: str | None, root: Path) -> PlannedTask:
     if not run.folder.result.exists():
         return PlannedTask("evaluate", False, "the command ended before result.json recorded its report")
-    reason = stale or report_key.stale_because(run.folder, root)
+    reason = stale or stored_report.stale_because(run.folder, root)
     return PlannedTask("evaluate", reason is None, reason or "made of what is there")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.core import program as programs
 from pipeline.core.tables import first_of
-from pipeline.evaluation import report_key
+from pipeline.evaluation import stored_report
 from pipeline.keys import rank_environment
 from pipeline.keys.content_key import ContentKey
 from pipeline.runs import acceptance, contents
@@ -45,7 +45,7 @@ def stale_because(
         stale
         or (key_lacks(folder, key) if sealed else None)
         or unread_log(folder, metrics_pattern)
-        or report_key.stale_because(folder, root)
+        or stored_report.stale_because(folder, root)
     )
 
 

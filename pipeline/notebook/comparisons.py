@@ -11,7 +11,7 @@ from pipeline.cli.commands import compare as choosing
 from pipeline.cli.invocation import Invocation
 from pipeline.cli.session import Session
 from pipeline.comparing import curves, drawing, tables
-from pipeline.comparing.charts import FORMATS
+from pipeline.comparing.curves import FORMATS
 from pipeline.comparing.differing import Comparison as Differences
 from pipeline.comparing.differing import compare as compared
 from pipeline.core.errors import UsageError, suggestion

@@ -75,6 +75,10 @@ class PastStep:
     key: str = ""
     needs: tuple[PastStep, ...] = ()
 
+    def __str__(self) -> str:
+        before = f" ({', '.join(map(str, self.needs))} before it)" if self.needs else ""
+        return f"step {self.name} {self.key}".rstrip() + before
+
 
 def past_step(folder: RunFolder, config: Mapping[str, Any]) -> PastStep | None:
     """Return the step that the run's data came from, or None. ``config`` is the content of its config.json."""

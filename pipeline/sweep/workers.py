@@ -21,7 +21,7 @@ from pipeline import tracking
 from pipeline.config.build import RunConfig
 from pipeline.core.errors import PacelineError
 from pipeline.core.processes import process, threads
-from pipeline.evaluation import report_key
+from pipeline.evaluation import stored_report
 from pipeline.execution.complete import evaluate_in_child
 from pipeline.execution.run import Run
 from pipeline.keys import rank_environment
@@ -132,12 +132,12 @@ class ReportWorker:
     """Creates the reports of run folders, one after the other."""
 
     def __init__(self, root: Path, log: Path) -> None:
-        argv = [sys.executable, "-m", report_key.PROGRAM, "--serve"]
+        argv = [sys.executable, "-m", stored_report.PROGRAM, "--serve"]
         self._worker = WorkerProcess(argv, rank_environment.of_report(os.environ, root), log)
 
     def evaluate(self, folder: RunFolder, root: Path) -> None:
         """Create the report, in a child process if the worker has ended (out of memory). Raises PacelineError."""
-        pending = self._worker.ask(run_dir=str(folder.path), made_of=report_key.made_of_run(folder, root))
+        pending = self._worker.ask(run_dir=str(folder.path), made_of=stored_report.made_of_run(folder, root))
         answer = _wait(pending, _REPORT_S)
         if answer is None:
             evaluate_in_child(folder, root)

@@ -12,9 +12,9 @@ from xml.etree import ElementTree
 import pytest
 
 from pipeline.comparing import drawing
-from pipeline.comparing.charts import COLOURS, LEVELS, Cell, Line, Node
 from pipeline.comparing.curves import Band, Point
 from pipeline.comparing.groups import Difference
+from pipeline.comparing.report import COLOURS, LEVELS, Cell
 from tests.pipeline.comparing_folders import HOSTILE
 from tests.waiting import HANG_S
 
@@ -38,12 +38,10 @@ def texts(svg: str) -> list[str]:
 def test_a_hostile_name_stands_as_it_is_in_a_picture_that_refers_to_nothing() -> None:
     pictures = [
         drawing.curves([band(1, 2, title=NAME)], title=NAME, axis="step", colours={"A": 0}),
-        drawing.parallel([NAME[:9], "loss"], [Line(title=NAME, values=(NAME[:12], at)) for at in (1.0, 2.0)]),
         drawing.forest([NAME, "b"], [0, None], {NAME: [(NAME, Difference(metric=NAME, difference=0.0))] * 2}),
         drawing.cells(
             [NAME], [NAME], [Cell(row=0, column=0, lines=(NAME,), level=0, title=NAME)], about=(NAME, "b", "c")
         ),
-        drawing.graph([Node(name="a", lines=(NAME[:25],)), Node(name="b", lines=(NAME[30:],), needs=("a",))]),
     ]
     for svg in pictures:
         assert re.findall(r"<script|<use|<style|url\(|href|https?:|clip-path| id=|#[0-9a-f]{6}", svg) == []
@@ -52,7 +50,7 @@ def test_a_hostile_name_stands_as_it_is_in_a_picture_that_refers_to_nothing() ->
         assert HOSTILE[:8] in (root.get("aria-label") or "")
         assert any(HOSTILE[:8] in (title.text or "") for title in root.iter("title"))
         assert {found for found in re.findall(r"(?:fill|stroke): ([^;\"]*)", svg) if found != "none"} <= {
-            f"var(--{name})" for name in ("c0", "q0", "q4", "soft", "line", "box", "text", "ground")
+            f"var(--{name})" for name in ("c0", "q0", "soft", "line", "box", "text", "ground")
         }
     assert "var(--c0)" in pictures[0]
 
@@ -62,9 +60,7 @@ def test_a_hostile_name_stands_as_it_is_in_a_picture_that_refers_to_nothing() ->
 def test_a_home_folder_without_write_access_is_nothing_to_a_reader(tmp_path: Path) -> None:
     home = {name: str(tmp_path / "file" / "x") for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")}
     (tmp_path / "file").touch()
-    script = (
-        "from pipeline.comparing import charts as c, drawing; print(drawing.graph([c.Node(name='a', lines=('a',))]))"
-    )
+    script = "from pipeline.comparing import drawing; print(drawing.cells(['a'], ['b'], [], about=('a', 'b', 'c')))"
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, **home}, capture_output=True, text=True, timeout=HANG_S, check=True,
@@ -116,13 +112,6 @@ def contrast(one: str, other: str) -> float:
 
     high, low = sorted((light(one), light(other)), reverse=True)
     return (high + 0.05) / (low + 0.05)
-
-
-def test_a_graph_has_each_box_after_what_it_needs() -> None:
-    nodes = [Node(name="a", lines=("a<b>",)), Node(name="b", lines=("b",), needs=("a",))]
-    svg = drawing.graph(nodes)
-    assert "a&lt;b&gt;" in svg
-    assert [float(x) for x in re.findall(r'<text x="([\d.]+)"', svg)] == [10, 224]
 
 
 def test_a_difference_is_a_dot_with_an_interval_which_is_full_where_it_leaves_out_0() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import PacelineError
-from pipeline.evaluation import fonts
+from pipeline.evaluation import overview
 from pipeline.evaluation.__main__ import serve
 from pipeline.evaluation.report import evaluate
-from pipeline.evaluation.table import format_report, most_confused
+from pipeline.evaluation.stored_report import format_report, most_confused
 from pipeline.execution.complete import evaluate_in_child
 from pipeline.runs.folder import RunFolder
 
@@ -48,10 +48,10 @@ def test_the_report_holds_the_figures_of_each_class(tmp_path: Path) -> None:
 
 def test_a_name_that_no_font_here_has_is_a_number_in_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     faces = {"DejaVu Sans": set(map(ord, "düog")), "Some": {ord("猫")}, "Other": set[int]()}
-    monkeypatch.setattr(fonts, "characters", faces.__getitem__)
-    monkeypatch.setattr(fonts, "installed", faces.keys)
-    assert fonts.drawable(["dog", "ü"]) == (["DejaVu Sans"], ["dog", "ü"])
-    assert fonts.drawable(["ü", "猫", "猫蛙"]) == (["DejaVu Sans", "Some"], ["ü", "猫", "#2"])
+    monkeypatch.setattr(overview, "characters", faces.__getitem__)
+    monkeypatch.setattr(overview, "installed", faces.keys)
+    assert overview.drawable(["dog", "ü"]) == (["DejaVu Sans"], ["dog", "ü"])
+    assert overview.drawable(["ü", "猫", "猫蛙"]) == (["DejaVu Sans", "Some"], ["ü", "猫", "#2"])
 
 
 def test_equal_class_names_are_kept_apart(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_the_table_is_compact_and_says_synthetic(tmp_path: Path) -> None:
 
 def test_the_pairs_that_are_confused_most_often_come_first(tmp_path: Path) -> None:
     report = evaluate(run_folder(tmp_path, targets=[0, 0, 1, 1, 2, 2], predictions=[1, 0, 2, 2, 1, 2]), {})
-    said = [(pair.text, pair.count, pair.of) for pair in most_confused(report)]
-    assert said == [("dog taken for frog", 2, 2), ("cat taken for dog", 1, 2), ("frog taken for dog", 1, 2)]
+    said = [tuple(pair.values()) for pair in most_confused(report)]
+    assert said == [("dog", "frog", 2, 2), ("cat", "dog", 1, 2), ("frog", "dog", 1, 2)]
     right = evaluate(run_folder(tmp_path, targets=[0, 1, 2], predictions=[0, 1, 2]), {})
     assert most_confused(right) == []
     assert "confused" not in format_report(right)

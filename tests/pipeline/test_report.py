@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import os
@@ -82,10 +83,10 @@ def test_the_page_tells_what_was_run_what_came_out_and_what_failed(tmp_path: Pat
     assert "doit sweep experiment=quickstart" in page.text
     labels = [str(item["aria-label"]) for item in page.all("svg")]
     assert [label.partition(":")[0] for label in labels] == [
-        "graph", "differences from the best in test/accuracy, images_per_s, train_s",
-        "val/accuracy over step", "train/loss over step", "parallel coordinates of 5 trials",
+        "differences from the best in test/accuracy, images_per_s, train_s",
+        "val/accuracy over step", "train/loss over step",
     ]  # fmt: skip
-    assert labels[2].startswith("val/accuracy over step: 2 curves; A ends at 0.805, B ends at 0.705")
+    assert labels[1].startswith("val/accuracy over step: 2 curves; A ends at 0.805, B ends at 0.705")
     assert re.search(r'<title>A [^<]* \(n=2\)</title><path d="[^"]*" style="fill: none; stroke: var\(--c0\)', text)
     assert "opacity: 0.2" in text  # its spread
     assert all(item.get("scope") in ("col", "row") for item in page.all("th"))
@@ -128,14 +129,13 @@ def test_nothing_is_called_the_best_where_no_direction_is_known(tmp_path: Path) 
     )
 
 
-def test_a_field_that_varies_has_a_column_and_equal_steps_share_a_box(tmp_path: Path, reported: Printed) -> None:
+def test_a_field_that_varies_has_a_column(tmp_path: Path, reported: Printed) -> None:
     runs = [trained(tmp_path, seed, lr, note=note) for lr in (0.1, 0.2) for note in ("x", "y") for seed in (0, 1)]
     reported(tmp_path, "dataset=digits", f"file={tmp_path}/page.html")
     text = (tmp_path / "page.html").read_text()
     assert "<h1>digits small_cnn sgd: note × lr</h1>" in text
     heads = re.findall(r'<th scope="col">(.*?)</th>', text.replace("<wbr>", ""))
     assert heads[:5] == ["configuration", "note", "lr", "n", "test/accuracy"]
-    assert "graph: digits dddddddddddd, train 4 configurations 8 of 8 runs, evaluate 8 of 8, report this page" in text
     reported(tmp_path, runs[0].key, f"file={tmp_path}/page.html")
     assert "<h1>digits small_cnn sgd lr=0.1 seed=0</h1>" in (tmp_path / "page.html").read_text()
 
@@ -148,11 +148,11 @@ def test_two_fields_make_a_grid_and_differences_from_the_best_are_drawn(tmp_path
     reported(tmp_path, "dataset=digits", f"file={tmp_path}/page.html")
     text = (tmp_path / "page.html").read_text()
     labels = [str(item["aria-label"]) for item in Page(text).all("svg")]
-    assert labels[1] == "differences from the best in test/accuracy, images_per_s, train_s: " + ", ".join(
+    assert labels[0] == "differences from the best in test/accuracy, images_per_s, train_s: " + ", ".join(
         ["B  lr 0.1, size 64", "C  lr 0.2, size 128", "D  lr 0.2, size 64"]
     )
     assert labels[-1] == "test/accuracy by lr and size: 4 cells"
-    assert "A lr 0.1" not in labels[1]
+    assert "A lr 0.1" not in labels[0]
     assert "<title>B optimizer.lr=0.1 trainer.size=64: test/accuracy 0.8690 ± 0.0071</title>" in text
 
 
@@ -252,7 +252,7 @@ def test_a_pipe_or_a_link_is_not_replaced_and_no_folder_is_made(tmp_path: Path, 
     assert not (tmp_path / "nonexistent").exists()
 
 
-def test_the_steps_that_the_data_came_of_stand_before_it(tmp_path: Path, reported: Printed) -> None:
+def test_the_steps_that_the_data_came_of_stand_beside_it(tmp_path: Path, reported: Printed) -> None:
     for name, files, data in (
         ("split-0123456789ab", {"part.csv": "1" * 64}, {"raw/all.csv": "0" * 64}),
         ("clean-aaaaaaaaaaaa", {"images.npz": "8" * 64}, {"step:split/part.csv": "7" * 64}),
@@ -267,18 +267,23 @@ def test_the_steps_that_the_data_came_of_stand_before_it(tmp_path: Path, reporte
     assert made == PastStep(name="clean", key="ba9876543210", needs=(PastStep(name="split", key="0123456789ab"),))
     reported(tmp_path, run.key)
     page = (tmp_path / "reports" / f"{run.key}.html").read_text()
-    assert "graph: step split 0123456789ab, step clean ba9876543210, arrays dddddddddddd" in page
+    assert "</code> from step clean ba9876543210 (step split 0123456789ab before it)</td>" in page
     (run.path / "data" / "stamps.json").unlink()
     assert read(run).made_with == PastStep(name="clean")
 
 
-def test_a_script_has_no_evaluation_and_without_data_no_box_of_it(tmp_path: Path, reported: Printed) -> None:
-    for data, graph in (("", "graph: train A "), ("d" * 64, " dddddddddddd, train A ")):
-        run = trained(tmp_path, data=data, program={"name": "script", "script": "a.py"})
-        reported(tmp_path, run.key)
-        page = (tmp_path / "reports" / f"{run.key}.html").read_text()
-        assert graph in page
-        assert "evaluate" not in page
+def test_a_page_shows_the_pictures_of_the_best_runs_evaluation(tmp_path: Path, reported: Printed) -> None:
+    run = trained(tmp_path)
+    (run.path / "evaluation" / "overview.png").write_bytes(b"a picture")
+    reported(tmp_path, run.key)
+    pictures = [item["src"] for item in Page((tmp_path / "reports" / f"{run.key}.html").read_text()).all("img")]
+    names = ("evaluation/confusion_matrix.png", "evaluation/overview.png")
+    encoded = [base64.b64encode((run.path / name).read_bytes()).decode() for name in names]
+    assert pictures == [f"data:image/png;base64,{text}" for text in encoded]
+    script = trained(tmp_path, program={"name": "script", "script": "a.py"})
+    shutil.rmtree(script.path / "evaluation")
+    reported(tmp_path, script.key)
+    assert Page((tmp_path / "reports" / f"{script.key}.html").read_text()).all("img") == []
 
 
 def test_a_loss_that_is_negative_has_a_curve(tmp_path: Path, reported: Printed) -> None:

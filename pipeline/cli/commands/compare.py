@@ -19,10 +19,9 @@ from pipeline.cli.commands.runs import RUNS_DIR, filter_of
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import Session, relative
-from pipeline.comparing import curves, pages, reading, tables, terminal_plot
+from pipeline.comparing import curves, reading, tables
 from pipeline.comparing import report as reports
-from pipeline.comparing.charts import FORMATS
-from pipeline.comparing.curves import Band
+from pipeline.comparing.curves import FORMATS, Band
 from pipeline.comparing.differing import compare as compared
 from pipeline.comparing.groups import Group, grouped, metrics_of
 from pipeline.comparing.reading import ComparedRun
@@ -193,10 +192,10 @@ def plot(current: Session) -> None:
         return
     columns = shutil.get_terminal_size().columns
     colour = takes_colours(sys.stdout, os.environ)
-    drawn = terminal_plot.plot(bands, metric=metric, axis=axis, width=columns, height=_HEIGHT, log=log, colour=colour)
+    drawn = curves.plot(bands, metric=metric, axis=axis, width=columns, height=_HEIGHT, log=log, colour=colour)
     say(drawn, painted=colour)
     more_of_them = f"; {more} more configurations: name fewer" if more else ""
-    say(folded(f"{terminal_plot.NOTE}{more_of_them}", columns))
+    say(folded(f"{curves.NOTE}{more_of_them}", columns))
 
 
 def bands_of(
@@ -242,7 +241,7 @@ def report(current: Session) -> None:
             return
     name, page = _of_sweep(current) if is_of_sweep else _of_runs(current)
     if as_json and "file" not in options:
-        answers.answer(pages.as_json(page))
+        answers.answer(reports.as_json(page))
         return
     form = "json" if as_json else form
     text = _written(page, form)
@@ -271,7 +270,6 @@ def _of_sweep(current: Session) -> tuple[str, Report]:
         why=[f"{missing} of its {record.total} trials were not started yet."] if missing > 0 else [],
         goals=record.goals,
         absent=absent,
-        trials=sweep.entries()[0],
     )
     return f"sweep-{sweep.name}", page
 
@@ -311,13 +309,13 @@ def _absent(sweep: SweepFolder, present: Set[str]) -> list[Absent]:
 
 def _written(page: Report, form: str) -> str:
     if form == "json":
-        text = json.dumps(pages.as_json(page), indent=2, allow_nan=False)
+        text = json.dumps(reports.as_json(page), indent=2, allow_nan=False)
     elif form == "html":
-        from pipeline.comparing import evaluated, html  # not before: matplotlib takes 0.6 s, and other forms do without
+        from pipeline.comparing import html  # not before: matplotlib takes 0.6 s, and other forms do without
 
-        text = html.html(page, evaluated.of_run(page.groups[0].first))
+        text = html.html(page)
     else:
-        text = pages.markdown(page)
+        text = reports.markdown(page)
     return masking.shown(text)
 
 

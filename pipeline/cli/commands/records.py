@@ -24,7 +24,7 @@ from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.specs import LAST, UNDER_WAY
 from pipeline.core.tables import aligned, is_count
 from pipeline.data.manifest import MANIFEST
-from pipeline.evaluation.table import format_report, most_confused
+from pipeline.evaluation.stored_report import format_report, most_confused
 from pipeline.execution import complete
 from pipeline.runs import acceptance, index, journal
 from pipeline.runs.contents import python_path
@@ -49,9 +49,8 @@ def evaluate(current: Session) -> None:
     if report is None:
         raise PacelineError(f"{folder.path / run_folder.REPORT} is not readable")
     if answers.wanted():
-        confused = [asdict(pair) for pair in most_confused(report)]
-        about = {"key": folder.key, "report": report, "most_confused": confused, "folder": str(folder.path)}
-        answers.answer(about)
+        about = {"key": folder.key, "report": report, "folder": str(folder.path)}
+        answers.answer({**about, "most_confused": most_confused(report)})
         return
     say(format_report(report))
     say(f"  picture  {relative(folder.path / run_folder.CONFUSION_MATRIX)}")

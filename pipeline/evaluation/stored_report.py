@@ -1,16 +1,19 @@
-"""The key of an evaluation report: if its inputs changed, the report is recreated without a training.
+"""An evaluation report as it is read later: its key, by which it is recreated without a training, and its table.
 
-It has three parts: the sha256 of predictions.json, the code of ``pipeline.evaluation.report`` with its imports, and the
-versions of its libraries. Comments don't count, because they can't change a figure.
+The key has three parts: the sha256 of predictions.json, the code of ``pipeline.evaluation.report`` with its imports,
+and the versions of its libraries. Comments don't count, because they can't change a figure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.files import sha256_file
+from pipeline.core.printable import printable
+from pipeline.core.tables import aligned, columns, padded
 from pipeline.keys.content_key import environment
 from pipeline.keys.import_closure import import_closure
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder
@@ -65,3 +68,45 @@ def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
             if before.get(name) != after.get(name):
                 changes.append(words.format(name=name, old=before.get(name), new=after.get(name)))
     return changes
+
+
+# ------------------------------------------------------------------------------------------ as a table
+_AVERAGES = ("macro avg", "weighted avg")
+_MOST_CONFUSED = 5  # pairs of classes that are named
+
+
+def format_report(report: Mapping[str, Any]) -> str:
+    """Return the report as a compact table, with the pairs of classes that were confused most often."""
+    rows = [*report["per_class"].items(), *((name, report[name]) for name in _AVERAGES)]
+    width = max(columns(printable(name)) for name, _ in rows)
+    lines = [
+        f"{report['split']} accuracy {report['accuracy']:.4f} on {report['n']:,} images",
+        f"{'':{width}}  precision  recall      f1  support",
+    ]
+    if report["synthetic"]:
+        lines.insert(0, "SYNTHETIC DATA: this accuracy means nothing")
+    for name, row in rows:
+        figures = f"{row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1-score']:6.4f}  {row['support']:7,.0f}"
+        lines.append(f"{padded(printable(name), width)}  {figures}")
+    if confused := most_confused(report):
+        said = [
+            (
+                f"  {printable(pair['true'])} taken for {printable(pair['predicted'])}",
+                f"{pair['count']:,} of {pair['of']:,}",
+            )
+            for pair in confused
+        ]
+        lines += ["most confused", *aligned(said).splitlines()]
+    return "\n".join(lines)
+
+
+def most_confused(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the pairs of classes that were confused most often: ``count`` ``of`` the images of class ``true``."""
+    names = [*report["per_class"]]
+    pairs = [
+        {"true": names[true], "predicted": names[predicted], "count": count, "of": sum(row)}
+        for true, row in enumerate(report["confusion_matrix"])
+        for predicted, count in enumerate(row)
+        if predicted != true and count
+    ]
+    return sorted(pairs, key=lambda pair: -pair["count"])[:_MOST_CONFUSED]
