@@ -15,9 +15,8 @@ from pipeline.core.locks import held
 from pipeline.core.processes.process import python_answer
 from pipeline.data.progress import reporting
 from pipeline.data.request import changing, fingerprints
-from pipeline.data.sources.download import retrieve
+from pipeline.data.sources.download import Wanted, retrieve
 from pipeline.data.sources.source import file_name, shown
-from pipeline.data.sources.wanted import Wanted
 from pipeline.keys.installed import version
 
 _FOLDER = "weights"

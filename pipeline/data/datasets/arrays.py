@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
 from pipeline.data.base import Part, RawSet, Workspace, images_per_block
-from pipeline.data.sources.download import download
+from pipeline.data.sources.download import Wanted, download
 from pipeline.data.sources.source import file_name, local_path, refuse_special, shown
-from pipeline.data.sources.wanted import Wanted
 from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:

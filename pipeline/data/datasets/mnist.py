@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from pipeline.core.errors import DataError
 from pipeline.data.base import Part, RawSet, Workspace, images_per_block
 from pipeline.data.sources import official
+from pipeline.data.sources.download import Wanted
 from pipeline.data.sources.official import Catalogue, Layout, OfficialFile
-from pipeline.data.sources.wanted import Wanted
 from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:

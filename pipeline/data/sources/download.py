@@ -1,22 +1,34 @@
-"""Download one file from the first address that works, with retries. pooch verifies it and moves it into place."""
+"""Download one file from the first address that works, with retries."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.core.errors import DataError
 from pipeline.data.progress import OnProgress
 from pipeline.data.sources.source import shown
-from pipeline.data.sources.wanted import Failure, Part, Wanted
 from trainers.core.config import DatasetConfig
 
-PAUSES_S = (0.5, 1.5)  # between rounds over all addresses without new bytes
-_PATIENCE_S = 8.0  # no new round after this long without a byte
-_MAX_ROUNDS = 50  # including rounds with new bytes
+if TYPE_CHECKING:
+    from pipeline.data.sources.transfer import TransferError
+
+PAUSES_S = (0.5, 1.5, 5.0)  # between rounds over all addresses
 
 
-def retrieve(wanted: Wanted, folder: Path, report: OnProgress) -> Path | list[Failure]:
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A file to download: its local name, its addresses in order of preference, its sha256 if known."""
+
+    name: str
+    urls: Sequence[str]
+    sha256: str | None
+
+
+def retrieve(wanted: Wanted, folder: Path, report: OnProgress) -> Path | list[TransferError]:
     """Return the verified file in ``folder``, or the failure of each address.
 
     An existing file with the right sha256 is used as it is; without a known sha256 the file is always downloaded.
@@ -24,31 +36,19 @@ def retrieve(wanted: Wanted, folder: Path, report: OnProgress) -> Path | list[Fa
     Raises:
         DataError: the disk is full, or a protocol's driver is missing.
     """
-    from pipeline.data.sources.transfer import attempt  # loads pooch and requests: most runs download nothing
+    from pipeline.data.sources.transfer import TransferError, attempt  # loads pooch: most runs download nothing
 
     folder.mkdir(parents=True, exist_ok=True)
-    part = Part(folder / f"{wanted.name}.part")
-    failures: dict[str, Failure] = {}
-    pauses = list(PAUSES_S)
-    progress_s = time.monotonic()
-    reached = [0]  # bytes of the file, round by round
-    for _ in range(_MAX_ROUNDS):
-        before, part.reached_bytes = max(reached), 0
-        for url in wanted.urls:
-            if url not in failures or not failures[url].final:
-                outcome = attempt(url, wanted, part, report)
-                if isinstance(outcome, Path):
-                    return outcome
-                failures[url] = outcome
-        if 0 < part.reached_bytes == reached[-1]:
-            break  # the previous round ended at the same byte, so the connection isn't the cause
-        if part.reached_bytes > before:
-            pauses, progress_s = list(PAUSES_S), time.monotonic()
-        reached.append(part.reached_bytes)
-        given_up = all(failure.final for failure in failures.values())
-        if given_up or not pauses or time.monotonic() - progress_s > _PATIENCE_S:
-            break
-        time.sleep(pauses.pop(0))
+    failures: dict[str, TransferError] = {}
+    for pause_s in (0.0, *PAUSES_S):
+        left = [url for url in wanted.urls if url not in failures or not failures[url].final]
+        time.sleep(pause_s if left else 0.0)
+        for url in left:
+            try:
+                attempt(url, wanted.sha256, folder / wanted.name, report)
+                return folder / wanted.name
+            except TransferError as error:
+                failures[url] = error
     return list(failures.values())
 
 
@@ -60,7 +60,7 @@ def download(config: DatasetConfig, wanted: Wanted, folder: Path, report: OnProg
     return path
 
 
-def unreachable(config: DatasetConfig, name: str, failures: list[Failure]) -> DataError:
+def unreachable(config: DatasetConfig, name: str, failures: Sequence[TransferError]) -> DataError:
     """Return an error with every address's failure and three alternatives."""
     lines = "".join(f"\n  {shown(failure.url)}: {failure.text}" for failure in failures)
     return DataError(

@@ -9,10 +9,9 @@ from pipeline.core.errors import DataError
 from pipeline.data import disk
 from pipeline.data.base import Workspace
 from pipeline.data.sources import archives
-from pipeline.data.sources.download import download
+from pipeline.data.sources.download import Wanted, download
 from pipeline.data.sources.filesystems import ObjectStore
 from pipeline.data.sources.source import WEB, file_name, local_path, refuse_special, scheme, shown
-from pipeline.data.sources.wanted import Wanted
 from trainers.core.config import DatasetConfig
 
 _AT_ONCE = 64  # files per request to a driver

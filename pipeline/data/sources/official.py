@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
 from pipeline.data.base import Workspace
 from pipeline.data.sources import archives
-from pipeline.data.sources.download import download, retrieve, unreachable
+from pipeline.data.sources.download import Wanted, download, retrieve, unreachable
 from pipeline.data.sources.source import file_name, local_path, refuse_special, shown
-from pipeline.data.sources.wanted import Failure, Wanted
 from trainers.core.config import DatasetConfig
+
+if TYPE_CHECKING:
+    from pipeline.data.sources.transfer import TransferError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +182,7 @@ def _remote(config: DatasetConfig, catalogue: Catalogue, work: Workspace, url: s
 
 def _remote_folder(config: DatasetConfig, catalogue: Catalogue, work: Workspace, url: str) -> Path:
     """Use the first layout whose first file exists; later absent files are reported as missing."""
-    first: list[Failure] = []
+    first: list[TransferError] = []
     for layout in catalogue.layouts:
         for file in layout.wanted(config):
             address = f"{url.rstrip('/')}/{file.name}"

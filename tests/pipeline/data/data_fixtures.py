@@ -20,8 +20,8 @@ import pytest
 from PIL import Image
 
 from pipeline.data.datasets import cifar10, mnist
+from pipeline.data.sources.download import Wanted
 from pipeline.data.sources.official import Layout, OfficialFile
-from pipeline.data.sources.wanted import Wanted
 
 BATCH = 20  # images in each made CIFAR-10 batch
 

@@ -16,11 +16,9 @@ class Script:
     files: dict[str, bytes] = field(default_factory=dict)
     statuses: list[int] = field(default_factory=list)  # answered instead of the file
     cut_after: list[int] = field(default_factory=list)  # bytes sent before the connection is closed
-    ranges: bool = True
-    etag: str | None = '"v1"'
     encoding: str | None = None  # what the body is said to be encoded in
     claimed: str | None = None  # instead of the true Content-Length
-    seen: list[tuple[str, str | None]] = field(default_factory=list)  # (path, Range header)
+    seen: list[str] = field(default_factory=list)  # paths
     stall: threading.Event | None = None  # set: waited for in the middle of a body
     stalled: threading.Event = field(default_factory=threading.Event)
 
@@ -33,8 +31,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         script = self.script
-        asked = self.headers.get("Range")
-        script.seen.append((self.path, asked))
+        script.seen.append(self.path)
         if script.statuses:
             self.send_error(script.statuses.pop(0))
             return
@@ -42,23 +39,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if content is None:
             self.send_error(404)
             return
-        self._send(content, asked)
+        self._send(content)
 
-    def _send(self, content: bytes, asked: str | None) -> None:
+    def _send(self, body: bytes) -> None:
         script = self.script
-        begin = 0
-        if asked and script.ranges and self.headers.get("If-Range") == script.etag:
-            begin = int(asked.removeprefix("bytes=").rstrip("-"))
-        self.send_response(206 if begin else 200)
-        if begin:
-            self.send_header("Content-Range", f"bytes {begin}-{len(content) - 1}/{len(content)}")
-        if script.etag:
-            self.send_header("ETag", script.etag)
+        self.send_response(200)
         if script.encoding:
             self.send_header("Content-Encoding", script.encoding)
-        self.send_header("Content-Length", script.claimed or str(len(content) - begin))
+        self.send_header("Content-Length", script.claimed or str(len(body)))
         self.end_headers()
-        body = content[begin:]
         if script.cut_after:
             body = body[: script.cut_after.pop(0)]
         half = len(body) // 2

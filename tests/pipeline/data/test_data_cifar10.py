@@ -11,7 +11,7 @@ import pytest
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
 from pipeline.data.datasets import cifar10
-from pipeline.data.sources.wanted import Wanted
+from pipeline.data.sources.download import Wanted
 from pipeline.data.store import fetch
 from tests.pipeline.data.data_fixtures import MadeSet, archive_of, make_cifar10, offer, python2_pickle, read_pack
 from tests.pipeline.data.data_server import Server

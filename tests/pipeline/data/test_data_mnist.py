@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.data.datasets import mnist
-from pipeline.data.sources.wanted import Wanted
+from pipeline.data.sources.download import Wanted
 from pipeline.data.store import fetch
 from tests.pipeline.data.data_fixtures import MadeSet, make_mnist, offer, read_pack
 from tests.pipeline.data.data_server import Server
