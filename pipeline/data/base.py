@@ -82,7 +82,7 @@ Items = Callable[[], Iterator[Item]]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The images of a data set of image files, before any is opened; ``reading.images`` makes a RawSet of it.
+    """The images of a data set of image files, before any is opened; ``data.images`` makes a RawSet of it.
 
     ``parts``: train, val, test → items; ``text`` describes the source in the manifest.
     """

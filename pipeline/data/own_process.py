@@ -123,12 +123,16 @@ def _main(task: dict[str, Any]) -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join([task["site"], os.environ["PYTHONPATH"]])  # for child processes
     observer.compile_anew()
     observer.start([(kind, path) for kind, path in task["zones"]], task["notes"])
+    process_id = os.getpid()
     error: dict[str, Any] = {"errno": None, "hint": None, "filename": None}
     try:
         with reporting(None) as report:
             places = {name: Path(task[name]) for name in ("folder", "downloads", "root")}
             work = Workspace(**places, report=report)
-            packing.write(own.load(config, work), config, folder / PACK, report)
+            loaded = own.load(config, work)
+            if os.getpid() != process_id:  # a fork of the function's, which came back from it
+                os._exit(1)
+            packing.write(loaded, config, folder / PACK, report)
     except DataError as failed:
         write_json(folder / _ERROR, {**error, "what": failed.what, "hint": failed.hint})
         return 1

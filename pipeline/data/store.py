@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.core.errors import DataError, os_reason
+from pipeline.core.files import fsync, remove_leftovers, temporary_prefix
 from pipeline.core.locks import held
 from pipeline.data import datasets, request
-from pipeline.data.base import ImageFilesConfig
+from pipeline.data.base import ImageFilesConfig, Source, Workspace
 from pipeline.data.manifest import Pack
 from pipeline.data.progress import OnProgress, reporting
-from pipeline.data.request import Inputs
+from pipeline.data.request import Inputs, Request
 from pipeline.data.sources.filesystems import refuse_protocol
 from pipeline.data.sources.source import local_path
 from trainers.core.config import OWN, DatasetConfig
 
-_IMAGES = "pipeline.data.reading.images"
+_IMAGES = "pipeline.data.images"
 # Applied by the ranks during training; all other settings count in the pack's name.
 _TRAINING_ONLY = (
     *("crop_padding", "crop_border", "flip", "alternate_flip", "cutout", "normalise"),
@@ -103,9 +106,40 @@ def fetch(dataset: DatasetConfig, data_dir: Path, *, on_progress: OnProgress | N
             target = data_dir / wanted.name
             if (pack := request.intact(target)) is not None:
                 return pack
-            from pipeline.data import building  # loads numpy and Pillow: looking up a pack needs neither
+            return _build(dataset, target, wanted, report)
 
-            return building.build(dataset, target, wanted, report)
+
+def _build(dataset: DatasetConfig, target: Path, wanted: Request, report: OnProgress) -> Pack:
+    """Build the pack ``target``; the caller holds the data set's lock. Raises DataError, OSError."""
+    # these load numpy and Pillow, and looking up a pack needs neither
+    from pipeline.data import images, own_process, packing
+
+    downloads = target.parent / "downloads" / dataset.name
+    # under the lock any temporary file among the downloads belongs to a dead process
+    for left_over in downloads.glob("tmp*"):
+        left_over.unlink()
+    remove_leftovers([target.parent])
+    building = Path(tempfile.mkdtemp(prefix=temporary_prefix(f".building-{dataset.name}"), dir=target.parent))
+    work, folder = Workspace(folder=building, downloads=downloads, report=report), building / "pack"
+    try:
+        if dataset.name == OWN:
+            made = own_process.pack(dataset, wanted, work, target)
+        else:
+            loaded = datasets.module(dataset.name).load(dataset, work)
+            if isinstance(loaded, Source):
+                assert isinstance(dataset, ImageFilesConfig)  # no other data set has the settings of images
+                loaded = images.raw_set(loaded, dataset, report)
+            folder.mkdir()
+            made = packing.write(loaded, dataset, folder, report)
+            wanted.refuse_changed()  # the pack's name stands for the content that was hashed
+        fsync(folder)
+        if target.exists():  # altered or incomplete, so that `request.intact` has refused it
+            target.rename(building / "refused")
+        folder.rename(target)
+        fsync(target.parent)
+        return Pack(target, made)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pipeline.data.base import Block, Images, Labels
-    from pipeline.data.reading.npz import Header
+    from pipeline.data.npz import Header
 
 _NAMES = (("images", "labels", "test_images", "test_labels"), ("x_train", "y_train", "x_test", "y_test"))
 _CHANNELS = (1, 3, 4)
@@ -89,7 +89,7 @@ def load(config: DatasetConfig, work: Workspace) -> RawSet:
 
 def raw_set(arrays: Path | Mapping[str, Any], *, source: str, origin: str) -> RawSet:
     """Check the arrays of a .npz file or a mapping, and split them into training and test images. Raises DataError."""
-    from pipeline.data.reading.npz import ArrayFile, InMemory  # loads numpy: looking up a pack reads no array
+    from pipeline.data.npz import ArrayFile, InMemory  # loads numpy: looking up a pack reads no array
 
     file: Arrays = ArrayFile(arrays) if isinstance(arrays, Path) else InMemory(origin, arrays)
     path = file.path

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pipeline.core.errors import DataError
-from pipeline.core.processes import signals
 from pipeline.core.processes.threads import named
 from pipeline.data.base import RawSet, Workspace
 from pipeline.data.datasets import arrays
@@ -91,45 +88,13 @@ def _source(config: DatasetConfig) -> Path | None:
 
 
 def _made(config: OwnDatasetConfig, root: Path) -> Any:
-    """Call the function. Everything that it raises, also sys.exit(), becomes a DataError.
-
-    A copy of this process that the function forks ends here, because two processes would build one pack.
-    """
-    caller = os.getpid()
+    """Call the function. Everything that it raises, also sys.exit(), becomes a DataError."""
     try:
-        with _exit_raises():
-            return _called(config, root)
+        return _called(config, root)
     except DataError:
         raise
     except BaseException as error:
-        if isinstance(error, signals.Interrupted) or (isinstance(error, KeyboardInterrupt) and signals.came()):
-            raise
         raise DataError(f"dataset.target={config.target} raised {named(error)}{_place(error, root)}") from error
-    finally:
-        if os.getpid() != caller:
-            what = "forked, and the copy came back from it: it ends here (with os._exit(0) in it nothing is said)"
-            print(f"WARNING: {config.target} {what}", file=sys.stderr, flush=True)
-            os._exit(1)
-
-
-@contextmanager
-def _exit_raises() -> Iterator[None]:
-    """Turn ``os._exit`` into SystemExit while the function runs, because it would end the command silently.
-
-    In a forked copy of this process ``os._exit`` works as usual.
-    """
-    leave, caller = os._exit, os.getpid()
-
-    def raise_exit(status: int) -> NoReturn:
-        if os.getpid() != caller:
-            leave(status)
-        raise SystemExit(f"os._exit({status})")
-
-    os._exit = raise_exit
-    try:
-        yield
-    finally:
-        os._exit = leave
 
 
 def _called(config: OwnDatasetConfig, root: Path) -> Any:

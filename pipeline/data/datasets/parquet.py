@@ -41,7 +41,7 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 def load(config: ParquetConfig, work: Workspace) -> Source:
     """Find columns, classes and splits; images are decoded during packing. Raises DataError."""
-    from pipeline.data.reading import tables  # loads pyarrow: looking up a pack reads no table
+    from pipeline.data import tables  # loads pyarrow: looking up a pack reads no table
 
     one = source_folder.one_file(config, work, _WANTED, ".parquet")
     if one is not None:

@@ -73,7 +73,7 @@ def get_folder(config: DatasetConfig, work: Workspace, what: str, suffixes: tupl
         return Place(folder, origin)
     archive = path or _download(config, source, name, work)
     work.report(f"unpacking {name}", 0, None)
-    archives.extract_tree(archive, suffixes, folder)
+    archives.extract(archive, suffixes, folder)
     return Place(folder, origin)
 
 

@@ -149,12 +149,13 @@ def _verify(file: OfficialFile, path: Path) -> None:
 
 
 def _unpack(archive: Path, catalogue: Catalogue, work: Workspace) -> Path:
-    wanted = {f.name: f.size_bytes for form in catalogue.layouts for f in (*form.train, *form.test)}
+    """Unpack the known files; return the folder of the first, wherever the archive has it."""
+    wanted = tuple(file.name for form in catalogue.layouts for file in (*form.train, *form.test))
     folder = work.folder / "unpacked"
     folder.mkdir()
     work.report(f"unpacking {archive.name}", 0, None)
     archives.extract(archive, wanted, folder)
-    return folder
+    return next((path.parent for path in sorted(folder.rglob("*")) if path.name in wanted), folder)
 
 
 def _download(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> Path:
