@@ -315,14 +315,14 @@ class _Conductor:
         runs = list(self._missed.values())
         if runs:
             with waiting(self.sweep.say, "recording what was missed"):
-                self.shared.records(runs[0]).record_missed(runs, self.sweep.say)
+                self.shared.record_missed(runs)
 
     def _adopt(self, trial: Trial) -> None:
         """Mark a run that another command finished as part of this sweep, also in MLflow."""
         assert trial.run is not None
         with suppress(OSError):
             if folders.mark(trial.run.folder, self.folder, self.sweep.key, trial.number, trial.chosen):
-                self.shared.records(trial.run).recorder(trial.run).start()
+                self.shared.recorder(trial.run).start()
 
     # ------------------------------------------------------------------- in the trial's thread
     def _thread_failed(self, start: Start, why: str) -> None:

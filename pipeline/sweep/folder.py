@@ -23,10 +23,6 @@ from pipeline.sweep.report import BY
 from pipeline.sweep.trial import Trial
 from trainers.contract import run_folder
 
-_FIELDS: Mapping[str, type] = {"key": str, "configurations": str, "words": list, "total": int, "trials": list}
-_OPTIONAL: Mapping[str, type] = {"at_once": int, "by": str, "goals": dict}
-_OF_TRIAL: Mapping[str, type] = {"number": int, "key": str, "configuration": str, "chosen": list, "overrides": list}
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
@@ -69,24 +65,16 @@ NOT_BEGUN = SweepRecord(key="", configurations="", words=(), total=0)
 
 def parse(raw: Mapping[str, Any]) -> SweepRecord:
     """Parse sweep.json. Raises DamagedError: a field is missing or has the wrong type."""
-    given = {name: kind for name, kind in _OPTIONAL.items() if name in raw}
-    _check(raw, {**_FIELDS, **given})
-    for item in raw["trials"]:
-        _check(item, _OF_TRIAL)
-    trials = tuple(TrialRecord(**{name: _frozen(item[name]) for name in _OF_TRIAL}) for item in raw["trials"])
-    fields = {name: _frozen(raw[name]) for name in (*_FIELDS, *given) if name != "trials"}
-    return SweepRecord(**fields, trials=trials)
-
-
-def _check(raw: Any, fields: Mapping[str, type]) -> None:
-    for name, kind in fields.items():
-        value = raw.get(name) if isinstance(raw, dict) else None
-        if type(value) is not kind:
-            raise DamagedError(f"holds {str(value)[:40]} where {name} should be ({kind.__name__})")
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(str, value)) if isinstance(value, list) else value
+    try:
+        trials = (
+            {**item, "chosen": tuple(item["chosen"]), "overrides": tuple(item["overrides"])} for item in raw["trials"]
+        )
+        fields = {**raw, "words": tuple(raw["words"]), "trials": tuple(TrialRecord(**item) for item in trials)}
+        known = {item.name for item in dataclasses.fields(SweepRecord)}
+        record = SweepRecord(**{name: value for name, value in fields.items() if name in known})
+        return dataclasses.replace(record, total=int(record.total), goals=dict(record.goals))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedError(f"has other fields than a sweep ({error})") from error
 
 
 FOLDER = "sweeps"

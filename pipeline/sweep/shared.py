@@ -1,36 +1,138 @@
-"""Resources shared by the trials of a sweep: provenance, code snapshot, hosts, report and record processes."""
+"""What the trials of a sweep share: provenance, code snapshot, hosts, and the processes that report and record.
+
+One process creates the reports, and one per tracker records runs. Starting them per trial would cost seconds of imports
+each, between a slot and its next trial.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from pipeline import tracking
 from pipeline.cluster import launchers
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
+from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_atomic
+from pipeline.core.processes import process, threads
 from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.processes.signals import Stop
 from pipeline.core.specs import Cluster
+from pipeline.evaluation import stored_report
 from pipeline.execution.attempting import RunServices
-from pipeline.execution.complete import collect_provenance
+from pipeline.execution.complete import collect_provenance, evaluate_in_child
 from pipeline.execution.run import Run
+from pipeline.keys import rank_environment
 from pipeline.keys.import_closure import matches
 from pipeline.runs import provenance
+from pipeline.runs.folder import RunFolder
 from pipeline.sweep.folder import SweepFolder
 from pipeline.sweep.slots import placed
-from pipeline.sweep.workers import RecordWorkers, ReportWorker
+from pipeline.tracking.client import DestinationRecorder, Recorder, patient
+from pipeline.tracking.destinations import Destination
+
+_REPORT_S = 300.0
+_AT_ONCE = 8  # runs that are recorded late, so as not to overload a server that has just returned
+_END_S = 60.0  # for pending requests when the sweep ends
+
+Answer = dict[str, Any] | None
 
 
-def was_missed(run: Run) -> bool:
-    """Return True if a record of an ended run was begun but not completed, according to its folder."""
-    records = [to.last_recorded(run.folder.path) for to in tracking.destinations(vars(run.config.tracking), run.root)]
-    return any(recorded is not None and not recorded.complete for recorded in records)
+class WorkerProcess:
+    """A child process that answers requests from several threads. The answer None means that it has ended."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+        self._child: subprocess.Popen[bytes] = process.companion(argv, env=env, log=log)
+        self._numbers = itertools.count()
+        self._pending: dict[int, Future[Answer]] = {}
+        self._lock = threading.Lock()
+        self._closed = False  # no more answers will come
+        self._reader = threads.start(self._read, name="answers of a worker", on_error=self._gone)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def ask(self, **request: Any) -> Future[Answer]:
+        """Send a request; the future gets the answer."""
+        pending: Future[Answer] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            try:
+                if self._closed:
+                    raise BrokenPipeError
+                assert self._child.stdin is not None
+                self._child.stdin.write(json.dumps({"id": number, **request}).encode() + b"\n")
+                self._child.stdin.flush()
+                self._pending[number] = pending
+            except OSError:
+                pending.set_result(None)
+        return pending
+
+    def close(self) -> None:
+        """Let it finish pending requests, then end it; an idle one, which may still be importing, is ended at once."""
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.close()
+            with self._lock:
+                is_idle = not self._pending
+            self._child.wait(timeout=0 if is_idle else _END_S)
+        except (OSError, subprocess.TimeoutExpired):
+            self._child.kill()
+            self._child.wait()
+        self._reader.join(timeout=1.0)
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            with suppress(ValueError):
+                answer = json.loads(line)
+                number = answer.get("id") if isinstance(answer, dict) else None
+                with self._lock:
+                    pending = self._pending.pop(number, None) if isinstance(number, int) else None
+                if pending is not None:
+                    pending.set_result(answer)
+        self._gone()
+
+    def _gone(self, why: str = "") -> None:
+        """Answer all pending requests with None: each caller then does the work itself."""
+        with self._lock:
+            self._closed = True
+            for pending in self._pending.values():
+                pending.set_result(None)
+            self._pending.clear()
+
+
+class _SharedRecorder(DestinationRecorder):
+    """Records one run in a destination through the sweep's process."""
+
+    def __init__(self, run_dir: Path, to: Destination, worker: WorkerProcess) -> None:
+        super().__init__(run_dir, to)
+        self._worker = worker
+        self._pending: Future[Answer] | None = None
+
+    def start(self) -> None:
+        self._pending = self._worker.ask(run_dir=str(self.run_dir))
+
+    def finish(self) -> None:
+        if self._pending is None and not self.is_recorded():
+            self.start()
+        if (pending := self._pending) is not None:
+            patient(self._worker.pid, lambda timeout_s: bool(wait([pending], timeout_s).done))
+        if self._says_nothing():
+            super().finish()  # the worker has ended, so start a separate process
 
 
 class Shared:
@@ -42,8 +144,8 @@ class Shared:
         self._lock = threading.Lock()
         self._origin: tuple[provenance.Provenance, bytes] | None = None
         self._hosts: dict[int, Hosts] = {}
-        self._reporting: ReportWorker | None = None
-        self._recording: RecordWorkers | None = None
+        self._reporting: WorkerProcess | None = None
+        self._recording: dict[Destination, WorkerProcess] | None = None
 
     def __enter__(self) -> Shared:
         return self
@@ -63,11 +165,10 @@ class Shared:
     def services(self, run: Run, slot: int, on_trained: Callable[[], None], stop: Stop) -> RunServices:
         """Return the services for a run on the hosts of ``slot``."""
         if run.config.script is None:  # scripts have no report
-            self._reports()
+            self._reports()  # starts with the first trial, so that it is warm when that trial ends
         return RunServices(
-            # looked up when called, because a script's run never has a report worker
-            evaluate=lambda folder, root: self._reports().evaluate(folder, root),
-            recorder=self.records(run).recorder,
+            evaluate=self._evaluate,
+            recorder=self.recorder,
             provenance=self._provenance,
             on_trained=on_trained,
             code=self._code(run),
@@ -114,19 +215,67 @@ class Shared:
                 self._hosts[slot] = self._open.enter_context(closing(hosts))
             return self._hosts[slot]
 
-    def _reports(self) -> ReportWorker:
-        """Return the report process, started with the first trial so that it is warm when that trial ends."""
+    # --------------------------------------------------------------------------------- reports, records
+    def _worker(self, argv: Sequence[str], env: Mapping[str, str], log: str) -> WorkerProcess:
+        return self._open.enter_context(closing(WorkerProcess(argv, env, self._folder.path / log)))
+
+    def _reports(self) -> WorkerProcess:
         with self._lock:
             if self._reporting is None:
-                self._reporting = self._open.enter_context(
-                    closing(ReportWorker(self._root, self._folder.path / "reports.log"))
-                )
+                argv = [sys.executable, "-m", stored_report.PROGRAM, "--serve"]
+                self._reporting = self._worker(argv, rank_environment.of_report(os.environ, self._root), "reports.log")
             return self._reporting
 
-    def records(self, run: Run) -> RecordWorkers:
-        """Return the processes that record the runs of the sweep."""
+    def _evaluate(self, folder: RunFolder, root: Path) -> None:
+        """Create the report, in a child process if the worker has ended (out of memory). Raises PacelineError."""
+        pending = self._reports().ask(run_dir=str(folder.path), made_of=stored_report.made_of_run(folder, root))
+        answer = pending.result() if wait([pending], _REPORT_S).done else None
+        if answer is None:
+            evaluate_in_child(folder, root)
+        elif answer.get("error") is not None:
+            raise PacelineError(f"the evaluation report of {folder.key} failed: {answer['error']}")
+
+    def recorder(self, run: Run) -> Recorder:
+        """Return the recorder of one trial; it starts its own process for a destination without a shared one."""
         with self._lock:
             if self._recording is None:
-                log = self._folder.path / "recorder.log"
-                self._recording = self._open.enter_context(closing(RecordWorkers(run.config, self._root, log)))
-            return self._recording
+                self._recording = {
+                    to: self._worker(
+                        tracking.serve_command(to.uri, to.experiment, tracker=to.tracker),
+                        process.of_this_clone(to.env),
+                        "recorder.log",
+                    )
+                    for to in tracking.destinations(vars(run.config.tracking), self._root)
+                }
+            workers = self._recording
+
+        def make(run_dir: Path, to: Destination) -> DestinationRecorder:
+            return _SharedRecorder(run_dir, to, workers[to]) if to in workers else DestinationRecorder(run_dir, to)
+
+        return Recorder(run.folder.path, run.config, run.root, make=make)
+
+    def record_missed(self, runs: Sequence[Run]) -> None:
+        """Record runs that ended before, a few at a time. Stops at failures: the remaining runs would fail alike."""
+        missed, done = [self.recorder(run) for run in runs], 0
+        for at in range(0, len(missed), _AT_ONCE):
+            part = missed[at : at + _AT_ONCE]
+            for recorder in part:
+                recorder.start()
+            for recorder in part:
+                recorder.finish(lambda _: None)
+            failed = [recorder for recorder in part if not recorder.is_complete()]
+            done += len(part) - len(failed)
+            if failed:
+                self._say(
+                    f"WARNING: {len(missed) - done} run(s) of before are not recorded yet: "
+                    f"{failed[0].why()}\n  try: the same command, once that is fixed"
+                )
+                break
+        if done:
+            self._say(f"{done} run(s) whose record was missing are recorded now")
+
+
+def was_missed(run: Run) -> bool:
+    """Return True if a record of an ended run was begun but not completed, according to its folder."""
+    records = [to.last_recorded(run.folder.path) for to in tracking.destinations(vars(run.config.tracking), run.root)]
+    return any(recorded is not None and not recorded.complete for recorded in records)

@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -25,7 +25,7 @@ import pytest
 
 from pipeline import tracking
 from pipeline.core.errors import PacelineError
-from pipeline.sweep import workers
+from pipeline.sweep.shared import WorkerProcess
 from pipeline.tracking import answers, client, recorder
 from pipeline.tracking.client import DestinationRecorder
 from pipeline.tracking.description import DataInput
@@ -365,10 +365,10 @@ def test_a_sweeps_recorder_is_waited_for_as_long_as_it_does_something(
     """It was given three minutes, then a second one began beside it: on a busy computer both came too late."""
     _be_impatient(monkeypatch, works=works)
     answer = "import sys, time; sys.stdin.readline(); time.sleep(2); print('{\"id\": 0}', flush=True); time.sleep(600)"
-    worker = workers.WorkerProcess([sys.executable, "-c", answer], os.environ, tmp_path / "worker.log")
+    worker = WorkerProcess([sys.executable, "-c", answer], os.environ, tmp_path / "worker.log")
     came = worker.ask(run_dir="x")
     try:
-        assert client.patient(worker.pid, lambda within_s: workers._has_arrived(came, within_s)) == works
+        assert client.patient(worker.pid, lambda within_s: bool(wait([came], within_s).done)) == works
     finally:
         os.kill(worker.pid, signal.SIGKILL)
         worker.close()

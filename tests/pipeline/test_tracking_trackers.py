@@ -26,7 +26,8 @@ from pipeline.config.compose import compose_config
 from pipeline.config.schema import TrackingConfig
 from pipeline.config.schema_store import register
 from pipeline.core.errors import UsageError
-from pipeline.sweep.workers import RecordWorkers
+from pipeline.sweep.folder import SweepFolder
+from pipeline.sweep.shared import Shared
 from pipeline.tracking import feed, recorder
 from pipeline.tracking.client import Recorder
 from pipeline.tracking.destinations import marked
@@ -224,15 +225,13 @@ def test_each_destination_gets_a_process_beside_the_run_and_one_that_fails_costs
     folder.metrics(run, range(1, 21))
     blocked = TrackingConfig(uri=f"sqlite:///{run}/config.json", tensorboard=True)  # no database
     config: Any = SimpleNamespace(tracking=blocked)
-    worker = RecordWorkers(config, tmp_path, tmp_path / "worker.log") if in_a_sweep else None
     trial: Any = SimpleNamespace(folder=SimpleNamespace(path=run), config=config, root=tmp_path)
-    recorder = worker.recorder(trial) if worker else Recorder(run, config, tmp_path)
-    recorder.start()
-    folder.end(run)
     said: list[str] = []
-    assert recorder.finish(said.append) is None
-    if worker:
-        worker.close()
+    with Shared(SweepFolder(tmp_path), (), tmp_path, lambda _: None) as shared:
+        recorder = shared.recorder(trial) if in_a_sweep else Recorder(run, config, tmp_path)
+        recorder.start()
+        folder.end(run)
+        assert recorder.finish(said.append) is None
     (warning,) = said
     assert warning.startswith("WARNING: not recorded in MLflow yet: ")
     assert is_recorded(run, "tensorboard", blocked.experiment, "tensorboard")
