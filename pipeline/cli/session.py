@@ -23,7 +23,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT as ROOT
 from pipeline.core.processes import unexpected
 from pipeline.core.processes.heartbeat import waiting
-from pipeline.data import request, store, trees
+from pipeline.data import store, trees
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
 from pipeline.execution.initial_weights import InitialWeights
@@ -167,8 +167,7 @@ class Session:
             return None
         if self.config.script is not None:
             return trees.tree(self.config.script.data, self.config.data_dir)
-        inputs = self.config.inputs
-        return request.find(inputs, self.config.data_dir) if inputs is not None else None
+        return store.find(self.config.train.dataset, self.config.data_dir)
 
     @cached_property
     def steps(self) -> Graph:

@@ -26,8 +26,6 @@ from pipeline.core.files import expanded
 from pipeline.core.program import Program
 from pipeline.core.redact import HIDDEN, hide, in_word, placeholders, secret_values, without_secrets
 from pipeline.core.specs import Cluster
-from pipeline.data import store
-from pipeline.data.request import Inputs
 from pipeline.keys import content_key, rank_environment
 from pipeline.keys.canonical import canonical_config, with_sorted_arguments
 from pipeline.keys.script_files import ScriptFiles
@@ -82,11 +80,6 @@ class RunConfig:
     def topology(self) -> dict[str, Any]:
         """The topology part of the content key."""
         return content_key.topology(self.cluster, content_key.shards_of(self.resolved))
-
-    @property
-    def inputs(self) -> Inputs | None:
-        """The inputs of the data pack; None for a script, or if the source can't be read."""
-        return store.inputs_or_none(self.train.dataset) if self.script is None else None
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,17 +22,24 @@ from pipeline.core.errors import DataError
 from pipeline.core.files import Stamp, canonical_json, settles_in, sha256_file, sha256_text, stamp, write_json
 from pipeline.core.places import ROOT
 from pipeline.core.redact import hide
-from pipeline.data import manifest
+from pipeline.data import datasets, manifest
+from pipeline.data.base import ImageFilesConfig
 from pipeline.data.manifest import Pack
 from pipeline.data.sources.source import local_path
 from pipeline.keys import rank_environment
 from pipeline.keys.canonical import order_in
 from pipeline.keys.import_closure import Closure, import_closure
 from trainers.core import dependencies
+from trainers.core.config import OWN, DatasetConfig
 from trainers.core.dependencies import Seen
 
-OWN = "pipeline.data.datasets."
 _PACKING = "pipeline.data.packing"
+_IMAGES = "pipeline.data.images"
+# Applied by the ranks during training; all other settings count in the pack's name.
+_TRAINING_ONLY = (
+    *("crop_padding", "crop_border", "flip", "alternate_flip", "cutout", "normalise"),
+    *("augmentation", "augmentation_args", "random_resized_crop"),
+)
 # Modules that can't change an image: they move bytes, report or check. The pack layout counts by manifest.VERSION.
 _GIVEN = (
     "pipeline", "pipeline.data", "pipeline.data.base", "pipeline.data.datasets", "pipeline.data.disk",
@@ -44,23 +52,6 @@ _GIVEN = (
 READ = "read.json"
 """File in a pack that records what a user-defined function read in addition, in the format of ``Seen.record``."""
 FINGERPRINTS = ".fingerprints.json"
-
-
-class Inputs(NamedTuple):
-    """The inputs of a pack, as given by the settings.
-
-    ``settings`` are those that affect the images; ``files`` are local files, in the order of the data set's ``module``
-    (dotted name). ``names``: the files' names, if names matter; ``reading``: Paceline's modules that read what the data
-    set's module names; ``own``: user modules that the data set calls.
-    """
-
-    dataset: str
-    module: str
-    settings: Mapping[str, Any]
-    files: tuple[Path, ...]
-    names: tuple[str, ...] = ()
-    reading: tuple[str, ...] = ()
-    own: tuple[str, ...] = ()
 
 
 class Request(NamedTuple):
@@ -90,44 +81,35 @@ class Request(NamedTuple):
             )
 
 
-def find(inputs: Inputs, data_dir: Path) -> Pack | None:
-    """Look up the pack for this configuration; None if it is absent, incomplete or altered.
-
-    Uses no network, and hashes only files with changed stamps.
-    """
-    data_dir = data_dir.absolute()
-    if not any(data_dir.glob(f"{inputs.dataset}-*")):
-        return None  # avoids hashing a large source that was never packed
-    try:
-        return intact(data_dir / request(inputs, data_dir).name)
-    except (DataError, OSError):  # the source is gone or unreadable; `fetch` reports it
-        return None
-
-
-def request(inputs: Inputs, data_dir: Path) -> Request:
-    """Compute the request for a pack.
+def request(dataset: DatasetConfig, data_dir: Path) -> Request:
+    """Compute the request for a pack with these settings.
 
     Local source files count by content, in the order of the module's list; their names and folders don't count unless
     the module returns names. An address counts by its text, without the login.
 
     Raises:
-        DataError: a local source is missing, no regular file, or changed while it was hashed.
+        DataError: an unknown data set, or a local source is missing, no regular file, or changed while it was hashed.
         OSError: a source can't be read.
         UsageError: the data set's module has an unresolvable import.
     """
-    known = fingerprints(inputs.files, data_dir)
-    wanted = {**inputs.settings, "source": _source(inputs)}
-    names = inputs.names or [str(number) for number in range(len(inputs.files))]
-    wanted["inputs"] = {name: known[path][1] for name, path in zip(names, inputs.files, strict=True)}
+    settings = {name: value for name, value in asdict(dataset).items() if name not in _TRAINING_ONLY}
+    local = datasets.module(dataset.name).local_inputs(dataset)
+    files = local if isinstance(local, dict) else {str(number): path for number, path in enumerate(local)}
+    known = fingerprints([*files.values()], data_dir)
+    wanted = {**settings, "source": _source(dataset, bool(files))}
+    wanted["inputs"] = {name: known[path][1] for name, path in files.items()}
     wanted["version"] = manifest.VERSION
-    if order := order_in({"dataset": inputs.settings}):
+    if order := order_in({"dataset": settings}):
         wanted["order"] = order
-    modules = (inputs.module, _PACKING, *inputs.reading, *inputs.own)
+    module = datasets.DATASETS.target(dataset.name)
+    reading = (_IMAGES,) if isinstance(dataset, ImageFilesConfig) else ()
+    own = (getattr(dataset, "target", "").partition(":")[0],) if dataset.name == OWN else ()
+    modules = (module, _PACKING, *reading, *own)
     code = _code(modules)
     wanted["code"] = dict(code.digests)
-    if inputs.own or not inputs.module.startswith(OWN):  # installed packages count by their version
+    if own or not module.startswith(f"{datasets.__name__}."):  # installed packages count by their version
         wanted["versions"] = dict(code.versions)
-    name = f"{inputs.dataset}-{sha256_text(canonical_json(wanted))[:12]}"
+    name = f"{dataset.name}-{sha256_text(canonical_json(wanted))[:12]}"
     stamps = {path: stamp for path, (stamp, _) in known.items()}
     return Request(name=name, stamps=stamps, code=code.digests, modules=modules)
 
@@ -176,14 +158,13 @@ def _code(modules: tuple[str, ...]) -> Closure:
     return import_closure(ROOT, modules, given=_GIVEN)
 
 
-def _source(inputs: Inputs) -> str | None:
-    source = inputs.settings["source"]
-    if source is None:
+def _source(dataset: DatasetConfig, has_files: bool) -> str | None:
+    if dataset.source is None:
         return None
-    path = local_path(source)
+    path = local_path(dataset.source)
     if path is None:
-        return hide(source)
-    return "files" if inputs.files else str(path)
+        return hide(dataset.source)
+    return "files" if has_files else str(path)
 
 
 def fingerprints(paths: Sequence[Path], data_dir: Path) -> dict[Path, tuple[Stamp, str]]:

@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.core.errors import DataError, os_reason
@@ -16,57 +15,25 @@ from pipeline.data import datasets, request
 from pipeline.data.base import ImageFilesConfig, Source, Workspace
 from pipeline.data.manifest import Pack
 from pipeline.data.progress import OnProgress, reporting
-from pipeline.data.request import Inputs, Request
+from pipeline.data.request import Request
 from pipeline.data.sources.filesystems import refuse_protocol
 from pipeline.data.sources.source import local_path
 from trainers.core.config import OWN, DatasetConfig
-
-_IMAGES = "pipeline.data.images"
-# Applied by the ranks during training; all other settings count in the pack's name.
-_TRAINING_ONLY = (
-    *("crop_padding", "crop_border", "flip", "alternate_flip", "cutout", "normalise"),
-    *("augmentation", "augmentation_args", "random_resized_crop"),
-)
-
-
-def inputs(dataset: DatasetConfig) -> Inputs:
-    """Return the inputs of the pack for these settings. Raises DataError: an unknown data set or a missing source."""
-    settings = {name: value for name, value in asdict(dataset).items() if name not in _TRAINING_ONLY}
-    local = datasets.module(dataset.name).local_inputs(dataset)
-    module = datasets.DATASETS.target(dataset.name)
-    files, names = (local.values(), local) if isinstance(local, dict) else (local, ())
-    own = (getattr(dataset, "target", "").partition(":")[0],) if dataset.name == OWN else ()
-    reading = (_IMAGES,) if isinstance(dataset, ImageFilesConfig) else ()
-    return Inputs(
-        dataset=dataset.name,
-        module=module,
-        settings=settings,
-        files=tuple(files),
-        names=tuple(names),
-        reading=reading,
-        own=own,
-    )
-
-
-def inputs_or_none(dataset: DatasetConfig) -> Inputs | None:
-    """Return ``inputs``, or None if the source can't be read (`fetch` reports it).
-
-    Raises DataError: unknown data set.
-    """
-    datasets.module(dataset.name)
-    try:
-        return inputs(dataset)
-    except (DataError, OSError):
-        return None
 
 
 def find(dataset: DatasetConfig, data_dir: Path) -> Pack | None:
     """Look up the pack for these settings; None if it is absent, incomplete or altered, or its source is gone.
 
-    Raises DataError for an unknown data set.
+    Uses no network, and hashes only files with changed stamps. Raises DataError for an unknown data set.
     """
-    wanted = inputs_or_none(dataset)
-    return request.find(wanted, data_dir) if wanted is not None else None
+    datasets.module(dataset.name)
+    data_dir = data_dir.absolute()
+    if not any(data_dir.glob(f"{dataset.name}-*")):
+        return None  # avoids hashing a large source that was never packed
+    try:
+        return request.intact(data_dir / request.request(dataset, data_dir).name)
+    except (DataError, OSError):  # the source is gone or unreadable; `fetch` reports it
+        return None
 
 
 def refuse(dataset: DatasetConfig) -> None:
@@ -95,14 +62,14 @@ def fetch(dataset: DatasetConfig, data_dir: Path, *, on_progress: OnProgress | N
     data_dir = data_dir.absolute()
     with _os_errors_as_data_errors(dataset, data_dir), reporting(on_progress) as report:
         data_dir.mkdir(parents=True, exist_ok=True)
-        wanted = request.request(inputs(dataset), data_dir)
+        wanted = request.request(dataset, data_dir)
         target = data_dir / wanted.name
         pack = request.intact(target)
         if pack is not None:
             return pack
         lock = data_dir / f".{dataset.name}.lock"  # one per data set, so that two packs of one set share a download
         with held(lock, meanwhile=lambda: report(f"waiting for another process that holds {lock}", 0, None)):
-            wanted = request.request(inputs(dataset), data_dir)  # its inputs may have changed during the wait
+            wanted = request.request(dataset, data_dir)  # its inputs may have changed during the wait
             target = data_dir / wanted.name
             if (pack := request.intact(target)) is not None:
                 return pack

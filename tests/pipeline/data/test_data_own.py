@@ -12,12 +12,10 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.core.locks import held
-from pipeline.core.places import ROOT
-from pipeline.data import own_process, request, store
+from pipeline.data import own_process, request
 from pipeline.data.datasets.own import OwnDatasetConfig
 from pipeline.data.manifest import Pack
 from pipeline.data.store import fetch, find
-from pipeline.keys.import_closure import import_closure
 from tests.pipeline.data.data_fixtures import read_pack
 from tests.pipeline.data.own_data import squares
 from trainers.core.config import ConfigError
@@ -48,10 +46,7 @@ def test_its_module_its_arguments_and_its_files_decide_the_pack(tmp_path: Path) 
     assert find(config(args={"count": 21}, source=str(tmp_path / "value")), tmp_path / "data") is None
     (tmp_path / "value").write_text("2")
     assert find(first, tmp_path / "data") is None
-    assert store.inputs(first).own == ("tests.pipeline.data.own_data",)
-    code = import_closure(ROOT, store.inputs(first).own, given=request._GIVEN)
-    assert "tests/pipeline/data/own_data.py" in code.digests
-    assert "numpy" in code.versions
+    assert "tests/pipeline/data/own_data.py" in request.request(first, tmp_path / "data").code
 
 
 @pytest.mark.parametrize(

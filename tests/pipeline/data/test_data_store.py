@@ -20,7 +20,7 @@ from pipeline.data import datasets, manifest
 from pipeline.data.datasets.synthetic import SyntheticConfig
 from pipeline.data.manifest import Pack
 from pipeline.data.request import request
-from pipeline.data.store import fetch, find, inputs
+from pipeline.data.store import fetch, find
 from tests.pipeline.data.data_fixtures import make_mnist, random_images
 from tests.pipeline.data.data_server import Server
 from tests.waiting import HANG_S, wait_until
@@ -268,7 +268,7 @@ def test_the_code_of_a_data_set_counts_for_its_packs_and_a_comment_does_not(
         return name_of("synthetic")
 
     def name_of(name: str) -> str:
-        return request(inputs(datasets.DATASETS.settings(name)()), tmp_path).name
+        return request(datasets.DATASETS.settings(name)(), tmp_path).name
 
     first, other = name_of("synthetic"), name_of("mnist")
     line = "from trainers.core.config import"
