@@ -276,11 +276,11 @@ def compared(found: list[tuple[float, float]], windows: list[tuple[float, float]
 
 @contextmanager
 def server(folder: Path, port: int | None = None, *, gives_way: bool = False) -> Iterator[str]:
-    """A real `mlflow server` on sqlite, as `doit server` starts it; its address."""
+    """A real `mlflow server` on sqlite, as `doit ui` starts it; its address."""
     uri = f"sqlite:///{folder}/server.db"
     if not (folder / "server.db").exists():
         subprocess.run(tracking.prepare_command(uri), cwd=ROOT, check=True)
-    argv, env, url = ui.server_command(uri, "127.0.0.1", port or free_ports(1)[0], artifacts=f"{folder}/artifacts")
+    argv, env, url = ui.server_command(uri, port or free_ports(1)[0])
     with (folder / "server.log").open("ab") as log:
         child = subprocess.Popen(
             argv, cwd=folder, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,

@@ -291,13 +291,6 @@ _VERBS: Mapping[str, Verb] = {
         details="Needs the extra mcp. Its tools runs, show, compare, train and triage answer over stdin and stdout "
         "with the JSON of their verbs: docs/agents.md.",
         examples=("mcp",)),
-    "server": Verb(module="records", overrides="name",
-        summary="run a tracking server for a team, until Ctrl-C",
-        details="Set its address and storage by the fields tracking.server_*, best in conf/tracking. Passwords come "
-        "only from the environment: PGPASSWORD or ~/.pgpass for PostgreSQL, MLFLOW_AUTH_ADMIN_PASSWORD for the first "
-        "login. See docs/mlflow-server.md.",
-        examples=("server", "server tracking.server_host=0.0.0.0 tracking.server_allowed_hosts=[node0]",
-            "server tracking.server_store=postgresql://team@db/mlflow tracking.server_artifacts=/data/mlartifacts")),
     "runs": Verb(module="runs", overrides="filter", answers=True,
         summary="list the runs and the fields in which they differ",
         details="Overrides filter: model=resnet18 seed=1 lists the runs with these values. accuracy is that of the "
@@ -440,7 +433,7 @@ _VERBS: Mapping[str, Verb] = {
 }
 # fmt: on
 
-_WITHOUT_JSON = ("torchrun", "ui", "server", "mcp")  # what follows is a script's; they serve until they are stopped
+_WITHOUT_JSON = ("torchrun", "ui", "mcp")  # what follows is a script's; they serve until they are stopped
 VERBS: Mapping[str, Verb] = {
     name: verb if name in _WITHOUT_JSON else verb._replace(options={**verb.options, "json": JSON})
     for name, verb in _VERBS.items()

@@ -34,16 +34,6 @@ class TrackingConfig:
             network, disk, GPUs.
         tensorboard: also write event files for TensorBoard into the run folder.
         tracker: another tracker: wandb, or that of an installed package; null: none.
-        server_store: where the server of `doit server` keeps its records: sqlite:///FILE, or the address of a
-            PostgreSQL database, postgresql://USER@HOST/NAME, whose password is taken from PGPASSWORD or ~/.pgpass;
-            null: the sqlite file mlflow.db in the project.
-        server_artifacts: where it keeps files: a folder, or s3://BUCKET/PATH; null: mlartifacts beside a sqlite file,
-            or in the project.
-        server_host: the address that it listens on; 0.0.0.0: all of this computer.
-        server_port: the port that it listens on.
-        server_allowed_hosts: names that others reach it by, besides localhost and this computer's own.
-        server_auth: whether it asks for a login; the first one is MLFLOW_AUTH_ADMIN_USERNAME with
-            MLFLOW_AUTH_ADMIN_PASSWORD.
     """
 
     package: ClassVar[str | None] = None
@@ -54,12 +44,6 @@ class TrackingConfig:
     system_metrics: bool = True
     tensorboard: bool = False
     tracker: str | None = None
-    server_store: str | None = None
-    server_artifacts: str | None = None
-    server_host: str = "127.0.0.1"
-    server_port: int = 5000
-    server_allowed_hosts: list[str] = field(default_factory=list)
-    server_auth: bool = False
 
 
 @dataclass(kw_only=True)

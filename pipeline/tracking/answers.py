@@ -67,7 +67,7 @@ _KNOWN = (
     (
         "Invalid Host header",
         "the server doesn't answer to the name that tracking.uri has for it (Invalid Host header): start it with "
-        "that name, as doit server tracking.server_allowed_hosts=[NAME], or mlflow server --allowed-hosts NAME,NAME:*",
+        "that name: mlflow server --allowed-hosts NAME,NAME:*",
     ),
     (
         r"(?s)^(?=.*/mlflow-artifacts/).*(?:too many 50\d error responses|\b50\d Server Error)",
@@ -80,7 +80,7 @@ _KNOWN = (
     ),
     (
         "mlflow-artifacts URI was supplied",
-        "the files of this experiment are kept by a tracking server (doit server): set tracking.uri to its address, or "
+        "the files of this experiment are kept by a tracking server: set tracking.uri to its address, or "
         "tracking.experiment to another one",
     ),
     (

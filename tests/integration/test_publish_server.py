@@ -1,4 +1,4 @@
-"""`doit publish` over HTTP: a real `doit server` that keeps its files on a real S3 server."""
+"""`doit publish` over HTTP: a real `mlflow server` that keeps its files on a real S3 server."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 from tests import object_store_fixture
 from tests.integration.commands import Project
 from tests.pipeline import tracking_store as store
-from tests.pipeline.test_tracking_team import served, settings
-from tests.postgres_fixture import free_port
+from tests.pipeline.tracking_server import served
 from tests.waiting import HANG_S
 
 
@@ -23,9 +22,9 @@ def test_a_model_whose_upload_was_killed_is_made_whole_by_the_same_command_with_
     finished: Project, tmp_path: Path
 ) -> None:
     with object_store_fixture.running() as s3, contextlib.ExitStack() as stack:
-        told = settings(tmp_path, artifacts=f"s3://{object_store_fixture.BUCKET}/team", port=free_port())
-        url, said, _ = stack.enter_context(served(told, s3.env))
-        assert f"files: s3://{object_store_fixture.BUCKET}/team" in said
+        place = f"s3://{object_store_fixture.BUCKET}/team"
+        server = served(tmp_path, store=f"sqlite:///{tmp_path}/mlflow.db", artifacts=place, env=s3.env)
+        url, _ = stack.enter_context(server)
         run = finished.only_run()
         words = ("publish", f"run={run.name}", "name=digits", "alias=champion", f"tracking.uri={url}")
         s3.hold("/model.pt2")

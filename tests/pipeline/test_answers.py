@@ -91,7 +91,7 @@ def test_without_the_word_nothing_is_answered(
 
 
 def test_every_verb_that_ends_by_itself_takes_json() -> None:
-    assert {name for name, verb in VERBS.items() if "json" not in verb.options} == {"torchrun", "ui", "server", "mcp"}
+    assert {name for name, verb in VERBS.items() if "json" not in verb.options} == {"torchrun", "ui", "mcp"}
 
 
 class _Terminal(io.StringIO):

@@ -1,4 +1,3 @@
-import configparser
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ from pipeline import tracking
 from pipeline.core.errors import UsageError
 from pipeline.tracking.address import database_login, redact, shown, sqlite_path
 from pipeline.tracking.answers import explained, plain_reason
-from pipeline.tracking.mlflow import server
 
 ROOT = Path("/proj")
 
@@ -76,16 +74,6 @@ def test_a_database_lies_in_the_project_whatever_its_path_holds(tmp_path: Path, 
         assert make_url(absolute).database == str(root / "mlflow.db")  # what MLflow opens
         assert sqlite_path(absolute) == root / "mlflow.db"
     assert sqlite_path("http://host") is None
-
-
-def test_the_logins_of_a_server_lie_beside_its_store_whatever_the_path(tmp_path: Path) -> None:
-    folder = tmp_path / "p%20x?y"
-    folder.mkdir()
-    store = tracking.absolute_uri(None, folder)
-    told = server.Settings(store=store, artifacts="/a", host="::1", port=1, allowed_hosts=(), auth=True)
-    config = configparser.ConfigParser()  # as MLflow reads it
-    config.read(server._login(told)["MLFLOW_AUTH_CONFIG_PATH"])
-    assert sqlite_path(config["mlflow"]["database_uri"]) == folder.resolve() / "mlflow-auth.db"
 
 
 def test_credentials_go_by_the_environment_only() -> None:

@@ -1,18 +1,15 @@
-"""`doit server`: a real one, with logins, on a real PostgreSQL; and what it refuses."""
+"""Recording to a team's server: a real one, with logins, on a real PostgreSQL; and to an older database."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-import os
-import signal
+import secrets
 import sqlite3
 import subprocess
-import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,57 +17,20 @@ from urllib.parse import urlsplit
 import pytest
 
 from pipeline import tracking
-from pipeline.core.errors import PacelineError, UsageError
 from pipeline.tracking import recorder
+from pipeline.tracking.address import database_login
 from pipeline.tracking.answers import explained
-from pipeline.tracking.mlflow import server
 from pipeline.tracking.state import DONE, PENDING
 from tests import postgres_fixture
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
+from tests.pipeline.tracking_server import served
 from tests.pipeline.tracking_store import EXPERIMENT
 from tests.postgres_fixture import PASSWORD
 from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.slow
 ADMIN_PASSWORD = "correct-horse-42"
-
-
-def settings(tmp_path: Path, **more: Any) -> server.Settings:
-    told: dict[str, Any] = {
-        "store": f"sqlite:///{tmp_path}/mlflow.db",
-        "artifacts": f"{tmp_path}/files",
-        "host": "127.0.0.1",
-        "port": 5000,
-        "allowed_hosts": (),
-        "auth": False,
-    }
-    return server.Settings(**{**told, **more})
-
-
-@contextlib.contextmanager
-def served(told: server.Settings, env: dict[str, str]) -> Iterator[tuple[str, list[str], int]]:
-    """The address of a server, the lines that it has said, and its process id."""
-    code = (
-        "from pipeline.tracking.mlflow.server import Settings, serve; "
-        "told = lambda text: print(text, flush=True); "
-        f"serve({told!r}, 'paceline', say=told, note=told)"
-    )
-    command = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=store.ROOT, env={**os.environ, **env}, stdout=subprocess.PIPE, text=True
-    )
-    assert command.stdout
-    said: list[str] = []
-    try:
-        for line in command.stdout:
-            said.append(line.strip())
-            if "use it: " in line:
-                break
-        yield next(line for line in said if line.startswith("ready: ")).split()[1], said, command.pid
-        command.send_signal(signal.SIGTERM)
-        assert "the tracking server has ended" in command.communicate(timeout=HANG_S)[0]
-    finally:
-        command.kill()  # its server ends with it
 
 
 def get(url: str, host: str) -> tuple[int, str]:
@@ -127,22 +87,31 @@ def test_a_server_with_logins_on_postgresql_keeps_a_run_and_no_password_is_seen(
             }
             file.write(json.dumps(row) + "\n")
     folder.end(run, steps=1000)
-    login = {"MLFLOW_AUTH_ADMIN_USERNAME": "lead", "MLFLOW_AUTH_ADMIN_PASSWORD": ADMIN_PASSWORD}
+    (tmp_path / "auth.ini").write_text(
+        f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{tmp_path}/auth.db"
+    )
+    login = {
+        "MLFLOW_AUTH_CONFIG_PATH": str(tmp_path / "auth.ini"),
+        "MLFLOW_AUTH_ADMIN_USERNAME": "lead",
+        "MLFLOW_AUTH_ADMIN_PASSWORD": ADMIN_PASSWORD,
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(),
+    }
     with postgres_fixture.running() as database, contextlib.ExitStack() as stack:
         monkeypatch.setenv("PGPASSWORD", "not-this-one")
         refused = recorder.record(run, database.uri, EXPERIMENT, give_up_s=HANG_S)
         assert refused.state == PENDING
         assert 'its database refuses the login (password authentication failed for user "team")' in refused.message
-        told = settings(tmp_path, store=database.uri, port=postgres_fixture.free_port(), auth=True)
-        url, said, pid = stack.enter_context(served(told, {**login, "PGPASSWORD": PASSWORD}))
+        address = database_login(database.uri, {"PGPASSWORD": PASSWORD}, tmp_path)
+        server = served(tmp_path, "--app-name", "basic-auth", store=address, artifacts=f"{tmp_path}/files", env=login)
+        url, pid = stack.enter_context(server)
         lines = command_lines(pid)
         assert "mlflow server" in lines
-        assert ADMIN_PASSWORD not in lines + str(said)
-        assert PASSWORD not in lines + str(said)
+        assert ADMIN_PASSWORD not in lines
+        assert PASSWORD not in lines
         assert get(f"{url}/health", "evil.example")[0] == 200  # tells nothing
         code, text = get(f"{url}/api/2.0/mlflow/experiments/search?max_results=1", "evil.example")
         assert code == 403
-        assert "tracking.server_allowed_hosts=[NAME]" in str(explained(text))
+        assert "mlflow server --allowed-hosts NAME,NAME:*" in str(explained(text))
         refused = recorder.record(run, url, EXPERIMENT, give_up_s=HANG_S)
         assert refused.state == PENDING
         assert "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in refused.message
@@ -161,26 +130,6 @@ def test_a_server_with_logins_on_postgresql_keeps_a_run_and_no_password_is_seen(
     assert [path.name for path in written if path.name == "final.pt" and "files" in path.parts]
     assert not [path for path in written if ADMIN_PASSWORD.encode() in path.read_bytes()]
     assert not [path for path in written if PASSWORD.encode() in path.read_bytes()]
-
-
-def test_a_second_server_for_the_same_file_is_refused(tmp_path: Path) -> None:
-    with server._only_server(f"sqlite:///{tmp_path}/mlflow.db"):
-        said: list[str] = []
-        with pytest.raises(PacelineError, match=r"another doit server on this computer has .*mlflow\.db"):
-            server.serve(settings(tmp_path), EXPERIMENT, say=said.append, note=said.append)
-
-
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ({"store": "http://u:secret@h:5000"}, r"^tracking\.server_store=http://h:5000 is a server already"),
-        ({"port": 70000}, r"tracking\.server_port=70000 must be a whole number from 1 to 65535"),
-        ({"auth": True}, r"MLFLOW_AUTH_ADMIN_USERNAME and MLFLOW_AUTH_ADMIN_PASSWORD are not both set"),
-    ],
-)
-def test_a_setting_that_cannot_work_is_named(tmp_path: Path, more: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        server.check(settings(tmp_path, **more), {})
 
 
 @pytest.mark.ci

@@ -1,4 +1,4 @@
-"""`doit evaluate`, `predict`, `record`, `publish`, `ui`, `server`: a run's report, network and MLflow record."""
+"""`doit evaluate`, `predict`, `record`, `publish`, `ui`: a run's report, network and MLflow record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from pipeline.cli.output import note, say, say_folded
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.comparing import reading
 from pipeline.core.errors import PacelineError, UsageError
-from pipeline.core.files import expanded
 from pipeline.core.places import HOME
 from pipeline.core.processes import process
 from pipeline.core.processes.heartbeat import waiting
@@ -30,7 +29,6 @@ from pipeline.runs import acceptance, index, journal
 from pipeline.runs.contents import python_path
 from pipeline.runs.folder import RunFolder, check_parts
 from pipeline.tracking.client import Recorder
-from pipeline.tracking.mlflow import server as team_server
 from pipeline.tracking.mlflow import ui as web_ui
 from pipeline.tracking.mlflow.publishing import Published, exported_file, refuse_names
 from trainers.contract import run_folder
@@ -99,25 +97,6 @@ def ui(current: Session) -> None:
     charts = tuple(name for name in invocation.options.get("charts", "").split(",") if name)
     wanted = web_ui.Wanted(keys=invocation.paths, charts=charts)
     web_ui.serve(uri, config.tracking.experiment, port=int(port) if port else None, wanted=wanted, say=say, note=note)
-    leave_if_interrupted()
-
-
-def server(current: Session) -> None:
-    """Serve a store for a team until Ctrl-C."""
-    config = current.config.tracking
-    store, artifacts = tracking.absolute_uri(config.server_store, ROOT), config.server_artifacts
-    if artifacts is not None and "://" not in artifacts:
-        artifacts = str(ROOT / expanded(artifacts, "tracking.server_artifacts"))
-    database = tracking.sqlite_path(store)
-    settings = team_server.Settings(
-        store=store,
-        artifacts=artifacts or str((database.parent if database is not None else ROOT) / "mlartifacts"),
-        host=config.server_host,
-        port=config.server_port,
-        allowed_hosts=tuple(config.server_allowed_hosts),
-        auth=config.server_auth,
-    )
-    team_server.serve(settings, config.experiment, say=say, note=note)
     leave_if_interrupted()
 
 

@@ -150,9 +150,8 @@ def known_as(key: str, names: Names) -> str | None:
     short = _parts(key)[-1]
     if name := MEANT.get(".".join(_parts(key))) or MEANT.get(short):
         return name
-    own = (short, f"{names.verb}_{short}")  # doit server port=5001: tracking.server_port
     return next(
-        (name for name in names.fields if short not in ("name", "run") and name.rpartition(".")[2] in own), None
+        (name for name in names.fields if short not in ("name", "run") and name.rpartition(".")[2] == short), None
     )
 
 

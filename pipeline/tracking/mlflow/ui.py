@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import platform
 import re
 import signal
 import socket
@@ -30,7 +29,7 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.files import system_temporary_prefix
 from pipeline.core.processes import process
 from pipeline.core.processes.heartbeat import waiting
-from pipeline.core.web_address import LOOPBACK, opener
+from pipeline.core.web_address import opener
 from pipeline.tracking.address import database_login, has_credentials, recorder_env, redact, shown, sqlite_path
 from pipeline.tracking.destinations import prepare_command
 
@@ -40,7 +39,6 @@ _POLL_S = 0.2
 _ANSWER_TIMEOUT_S = 5.0
 _USUAL_PORT = 5000
 _HOST = "127.0.0.1"
-_ANYWHERE = ("0.0.0.0", "::")
 _LOG_LINES = 15
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -75,58 +73,39 @@ def serve(
         links = addresses(url, experiment, wanted, uri)
         say("\n  ".join([f"the tracking server shows the runs itself: {url}", *links]))
         return
-    argv, env, url = server_command(uri, _HOST, port)
+    argv, env, url = server_command(uri, port)
     prepare(uri, note)
-    keep_up(argv, env, url, "the MLflow UI", lambda: addresses(url, experiment, wanted), say=say, note=note)
+    keep_up(argv, env, url, lambda: addresses(url, experiment, wanted), say=say, note=note)
 
 
 # -------------------------------------------------------------------------------------- server process
-def server_command(
-    uri: str,
-    host: str,
-    port: int | None,
-    *,
-    artifacts: str | None = None,
-    allowed_hosts: Sequence[str] = (),
-    auth: bool = False,
-) -> tuple[list[str], dict[str, str], str]:
-    """Return the argv of a server, its additional environment, and its URL; with ``artifacts`` it is a team's.
+def server_command(uri: str, port: int | None) -> tuple[list[str], dict[str, str], str]:
+    """Return the argv of a server for this computer, its additional environment, and its URL.
 
     A database's login is only passed in the environment. Raises PacelineError: the port is taken.
     """
-    chosen = _free_port(host, port, for_team=artifacts is not None)
-    argv = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(chosen), "--workers", "1"]
+    chosen = _free_port(port)
+    argv = [sys.executable, "-m", "mlflow", "server", "--host", _HOST, "--port", str(chosen), "--workers", "1"]
     env = dict(_SETTINGS)
-    database = sqlite_path(uri)
-    place = artifacts or (str(database.parent / "mlartifacts") if database else None)
-    argv += ["--artifacts-destination", place] if place else []
+    if database := sqlite_path(uri):
+        argv += ["--artifacts-destination", str(database.parent / "mlartifacts")]
     address = database_login(uri, os.environ, Path.home())
     if has_credentials(address):
         env["MLFLOW_BACKEND_STORE_URI"] = address
     else:
         argv += ["--backend-store-uri", address]
-    if host not in LOOPBACK or allowed_hosts:  # the server only accepts listed host names
-        own = [] if host in _ANYWHERE else [host]
-        names = dict.fromkeys(["localhost", "127.0.0.1", platform.node(), *own, *allowed_hosts])
-        argv += ["--allowed-hosts", ",".join(part for name in names for part in (name, f"{name}:*"))]
-    if auth:
-        argv += ["--app-name", "basic-auth"]
-    reached = platform.node() if host in _ANYWHERE else f"[{host}]" if ":" in host else host
-    return argv, env, f"http://{reached}:{chosen}"
+    return argv, env, f"http://{_HOST}:{chosen}"
 
 
-def _free_port(host: str, port: int | None, *, for_team: bool) -> int:
+def _free_port(port: int | None) -> int:
     """Return ``port``, or MLflow's default one, or any free one. Raises PacelineError."""
     for wanted in (_USUAL_PORT, 0) if port is None else (port,):
         try:
-            with socket.create_server((host, wanted)) as probe:
+            with socket.create_server((_HOST, wanted)) as probe:
                 return int(probe.getsockname()[1])
         except OSError as error:
             reason = (error.strerror or str(error)).partition(" (while")[0]  # create_server adds the address
-    what, hint = "the MLflow UI", "doit ui port=5001"
-    if for_team:
-        what, hint = "the tracking server", f"doit server tracking.server_port={5001 if port != 5001 else 5002}"
-    raise PacelineError(f"{what} can't listen on {host}, port {port}: {reason}", hint=hint)
+    raise PacelineError(f"the MLflow UI can't listen on {_HOST}, port {port}: {reason}", hint="doit ui port=5001")
 
 
 def prepare(uri: str, note: Callable[[str], None]) -> None:
@@ -143,7 +122,6 @@ def keep_up(
     argv: list[str],
     env: dict[str, str],
     url: str,
-    what: str,
     links: Callable[[], list[str]],
     *,
     say: Callable[[str], None],
@@ -155,15 +133,15 @@ def keep_up(
         server = process.guarded(argv, env={**os.environ, **env}, log=log)  # ends even if this process is killed
         assert server.stdin is not None
         try:
-            note(f"starting {what}; Ctrl-C ends it")
-            with waiting(note, f"starting {what}"):
+            note("starting the MLflow UI; Ctrl-C ends it")
+            with waiting(note, "starting the MLflow UI"):
                 _wait_until_up(url, lambda: server.poll() is None, log)
             if server.poll() is None:
                 say("\n  ".join([f"ready: {url}", *links()]))
             server.wait()
             raise PacelineError(f"the MLflow server ended with exit code {server.returncode}:\n{_tail(log)}")
         except KeyboardInterrupt:
-            note(f"{what} has ended")
+            note("the MLflow UI has ended")
         finally:
             server.stdin.close()  # on which the guard ends the server and its workers
             server.wait()
