@@ -165,11 +165,6 @@ _VERBS: Mapping[str, Verb] = {
         "inputs, parameters or code change. Its outputs are in runs/steps. See docs/steps.md.",
         options={"n": Option("N", "so many independent steps at once", stands_for="-n")},
         examples=("step", "step clean", "step clean split -n 2", "step clean step.clean.args.rate=0.3")),
-    "dag": Verb(module="steps", overrides="set", answers=True,
-        summary="the graph of steps, data set, training and report",
-        details="Shows the state of each. With overrides it shows what their run is made of; without, all steps.",
-        options={"format": Option("mermaid|dot", "for Mermaid, or for Graphviz")},
-        examples=("dag", "dag dataset.source=step:clean --format dot")),
     "train": Verb(is_done="is_trained", after=("fetch",), goes_on=True,
         summary="train: fetch data, launch torchrun on every host, evaluate, record",
         details="A finished run is not repeated; --force repeats it and compares. The same command takes up what "
@@ -404,9 +399,8 @@ _VERBS: Mapping[str, Verb] = {
         options={
             "pairs": Option("N", "alternating blocks of each loop (5)"),
             "block_s": Option("S", "seconds of a block (2)"),
-            "against": Option("NAME,…", "also other loops: tuned, guide, lightning, accelerate"),
         },
-        examples=("benchmark model=resnet18 --against guide,lightning", "benchmark cluster=two_node --pairs 7")),
+        examples=("benchmark model=resnet18", "benchmark cluster=two_node --pairs 7")),
     "profile": Verb(module="diagnostics", after=("fetch",),
         summary="trace a few training steps of rank 0 with torch's profiler",
         options={"steps": Option("N", "how many (5)")},

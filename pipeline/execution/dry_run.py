@@ -295,18 +295,18 @@ def _trial_table(trials: Sequence[PlannedRun]) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------- DAG
-def mermaid(trials: Sequence[PlannedRun], others: Sequence[PlannedTask] = ()) -> str:
-    """Return a Mermaid flow chart of the tasks, open tasks dashed. ``others``: steps that no trial needs."""
-    nodes, edges = _graph(trials, others)
+def mermaid(trials: Sequence[PlannedRun]) -> str:
+    """Return a Mermaid flow chart of the tasks, open tasks dashed."""
+    nodes, edges = _graph(trials)
     lines = ["flowchart LR"]
     lines += [f'  {name}["{_escaped(label)}"]{"" if done else ":::todo"}' for name, (label, done) in nodes.items()]
     lines += [f"  {before} --> {after}" for before, after in edges]
     return "\n".join([*lines, "  classDef todo stroke-dasharray: 4 3"])
 
 
-def dot(trials: Sequence[PlannedRun], others: Sequence[PlannedTask] = ()) -> str:
+def dot(trials: Sequence[PlannedRun]) -> str:
     """Return the same graph for Graphviz."""
-    nodes, edges = _graph(trials, others)
+    nodes, edges = _graph(trials)
     lines = ["digraph paceline {", "  rankdir=LR; node [shape=box];"]
     for name, (label, done) in nodes.items():
         shown = label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
@@ -315,18 +315,16 @@ def dot(trials: Sequence[PlannedRun], others: Sequence[PlannedTask] = ()) -> str
     return "\n".join([*lines, "}"])
 
 
-def _graph(
-    trials: Sequence[PlannedRun], others: Sequence[PlannedTask]
-) -> tuple[dict[str, tuple[str, bool]], list[tuple[str, str]]]:
+def _graph(trials: Sequence[PlannedRun]) -> tuple[dict[str, tuple[str, bool]], list[tuple[str, str]]]:
     """Return node name → (label, done), and the edges. Trials share steps and the fetch of one data pack."""
     nodes: dict[str, tuple[str, bool]] = {}
     edges: dict[tuple[str, str], None] = {}
     shared: dict[str, str] = {}
-    for number, item in enumerate((None, *trials), start=-1):
+    for number, item in enumerate(trials):
         before: dict[str, str] = {}
-        for task in others if item is None else item.steps:
-            label = _label(task, "" if item is None or _is_shared(task) else item.key or "")
-            name = f"{re.sub('[^A-Za-z0-9]', '_', task.name)}{max(0, number)}"
+        for task in item.steps:
+            label = _label(task, "" if _is_shared(task) else item.key or "")
+            name = f"{re.sub('[^A-Za-z0-9]', '_', task.name)}{number}"
             name = shared.setdefault(label, name) if _is_shared(task) else name
             nodes[name] = (label, task.done)
             user_defined = task.name.startswith(_USER_STEP)

@@ -127,7 +127,7 @@ def test_verbs_that_answer_do_it_in_json_on_stdout_alone(project: Project) -> No
     assert {"val/accuracy", "test/accuracy"} <= result["metrics"].keys()
     key, runs = result["key"], project.overrides[0]
     verbs: dict[str, tuple[str, ...]] = {
-        **dict.fromkeys(("train", "plan", "why", "config", "dag", "fetch"), words),
+        **dict.fromkeys(("train", "plan", "why", "config", "fetch"), words),
         **dict.fromkeys(("status", "logs", "compare", "report"), (key, runs)),
         "runs": (runs,),
         "step": (runs,),

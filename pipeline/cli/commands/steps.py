@@ -1,4 +1,4 @@
-"""The verbs for user-defined steps: run them, list them, show the graph."""
+"""`doit step`, and what `why` and `logs` tell of user-defined steps."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from typing import Any
 from pipeline.cli import answers
 from pipeline.cli.invocation import is_on, process_count
 from pipeline.cli.output import note, say
-from pipeline.cli.session import ROOT, Session, relative
-from pipeline.config.step_source import StepState
-from pipeline.core.errors import UsageError, suggestion
+from pipeline.cli.session import Session, relative
+from pipeline.core.errors import UsageError
 from pipeline.core.tables import aligned
-from pipeline.execution import dry_run
-from pipeline.execution.dry_run import PlannedTask, step_task
 from pipeline.steps import store
 from pipeline.steps.graph import Graph, earlier_of
 from pipeline.steps.making import make_all
@@ -90,35 +87,6 @@ def under_way(runs_dir: Path) -> list[str]:
         f"{relative(log)}"
         for log, said_at in store.under_way(runs_dir)
     ]
-
-
-def dag(current: Session) -> None:
-    """Print the steps that this configuration's run needs (without overrides all steps), then the run's tasks."""
-    shapes = {"mermaid": dry_run.mermaid, "dot": dry_run.dot}
-    shape = current.invocation.options.get("format", "mermaid")
-    if shape not in shapes:
-        raise UsageError(f"format={shape} is not known; {suggestion(shape, shapes)}")
-    planned = dry_run.planned(current.config, current.pack, current.run, root=ROOT)
-    others = [] if current.invocation.overrides else _own(current.steps)
-    say(shapes[shape]([planned], others))
-
-
-def _own(graph: Graph) -> list[PlannedTask]:
-    """Return every step, each after what it needs."""
-    ordered: dict[str, None] = {}
-    for name in graph.names():
-        try:
-            ordered |= dict.fromkeys(graph.order([name]))
-        except UsageError:  # one with unreadable needs doesn't hide others
-            ordered[name] = None
-    states = []
-    for name in ordered:
-        state, why = _state(graph, name)
-        if state == "can't run":
-            states.append(StepState(name, False, f"{state}: {why}", ()))
-        else:
-            states.append(StepState(name, state == "up to date", why, graph.step(name).upstream))
-    return [step_task(state) for state in states]
 
 
 def log_of(current: Session, name: str) -> Path:

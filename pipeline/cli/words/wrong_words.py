@@ -31,7 +31,7 @@ _MEANT = {
     **dict.fromkeys(("cancel", "kill", "abort", "interrupt", "scancel"), "doit stop"),
     **dict.fromkeys(("init", "new", "create"), "paceline init my_project, in the folder that is to hold it"),
     **dict.fromkeys(("tune", "hpo", "search", "grid", "optimize", "multirun"), "doit sweep"),
-    "graph": "doit dag",
+    **dict.fromkeys(("graph", "dag"), "doit plan --format mermaid"),
     **dict.fromkeys(("check", "doctor", "hosts"), "doit preflight"),
     **dict.fromkeys(("download", "prepare"), "doit fetch"),
     **dict.fromkeys(("register", "deploy"), "doit publish"),
