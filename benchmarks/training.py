@@ -5,8 +5,8 @@
 ``model`` is small_cnn (global batch 64), resnet18 (global batch 128) or another; ``against`` is tuned, guide, lightning
 or accelerate: see benchmarks/plain_loop.py (the guide's loop stays in fp32); ``precision`` is bf16 where the processor
 computes in it, else fp32. 3×32×32 images, random crop and flip. Each launch is new and leaves out its first steps.
-Besides wall time it prints processor seconds, which other load on the machine touches less. `doit benchmark against=…`
-calls it with a data pack, batch and ranks of its own.
+Besides wall time it prints processor seconds, which other load on the machine touches less. --pack takes the images
+of a data pack (data/NAME-…) in place of noise.
 Lightning and Accelerate are installed into an environment of their own (benchmarks/.peers), in the newest release.
 """
 
@@ -74,11 +74,8 @@ def main() -> int:
     loads = [b / a for a, b in zip(cpu["paceline"], cpu[against], strict=True)]
     print(f"times as fast as {against}, wall time: {spread(ratios)}")
     print(f"times as fast as {against}, processor seconds: {spread(loads)}")
-    if given.json is not None:
-        result = {"precision": given.precision, "steps": steps, "images_per_s": rates, "cpu_s_a_step": cpu}
-        given.json.write_text(json.dumps(result))
     target = TARGETS.get((given.model, against))
-    if target is None or given.json is not None:
+    if target is None:
         return 0
     kept = statistics.median(ratios) >= target
     print(f"target at least {target} of wall time: {'kept' if kept else 'MISSED'}")
@@ -95,7 +92,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, help="global batch size")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--pack", type=Path, help="a data pack instead of noise")
-    parser.add_argument("--json", type=Path, help="where the figures go; then no target is judged")
     return parser.parse_args()
 
 

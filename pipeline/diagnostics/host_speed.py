@@ -19,7 +19,6 @@ from pipeline.core.specs import Cluster
 from pipeline.diagnostics import node_module
 from trainers.contract import run_folder
 
-MODULE = "trainers.measuring.host_speed"
 _BASELINE = "baseline.json"
 _MENDS = "doit preflight baseline=save"
 
@@ -33,10 +32,10 @@ def measure(
         HostError, TrainingError, Killed: as a launch does.
     """
     folder = node_module.new_folder(runs_dir, "host-speed")
-    diagnosis = node_module.Diagnosis(
-        module=MODULE, config={"strategy": {"backend": backend}}, result=run_folder.HOST_SPEED
-    )
-    result = node_module.run(diagnosis, cluster=cluster, folder=folder, root=root, pack=None, say=say)
+    result = node_module.run(
+        "host_speed", {"strategy": {"backend": backend}}, run_folder.HOST_SPEED, cluster=cluster, folder=folder,
+        root=root, say=say,
+    )  # fmt: skip
     return folder, figures(result, [host.label for host in cluster.hosts])
 
 

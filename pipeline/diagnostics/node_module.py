@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +27,6 @@ from trainers.contract import run_folder
 FOLDER = "diagnostics"  # beside the runs, whose folders have a key for a name
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """What the nodes run. ``result`` is the JSON file that rank 0 writes last, ``more`` what else it leaves.
-
-    ``chosen`` are the modules of the options that the configuration chose.
-    """
-
-    module: str
-    config: Mapping[str, Any]
-    result: str
-    more: tuple[str, ...] = ()
-    chosen: Collection[str] = ()
 
 
 def whole_numbers(options: Mapping[str, str], *names: str) -> dict[str, int]:
@@ -68,21 +53,35 @@ def new_folder(runs_dir: Path, what: str) -> Path:
 
 
 def run(
-    diagnosis: Diagnosis, *, cluster: Cluster, folder: Path, root: Path, pack: PackSource | None, say: Say
+    module: str,
+    config: Mapping[str, Any],
+    result: str,
+    *,
+    cluster: Cluster,
+    folder: Path,
+    root: Path,
+    say: Say,
+    pack: PackSource | None = None,
+    more: tuple[str, ...] = (),
+    chosen: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Run the module on all ranks of the cluster; its result. Rank 0's lines are said as they come.
+    """Run a module of ``trainers.measuring`` on all ranks; return its result. Rank 0's lines are said as they come.
 
     Args:
-        folder: where config.json, the code snapshot, plan, logs and results lie; made when it isn't there.
+        result: the JSON file that rank 0 writes last.
+        folder: where config.json, the code snapshot, plan, logs and results lie; created if it doesn't exist.
         root: the project, from which the module's import closure is taken.
+        more: other files that rank 0 leaves.
+        chosen: the modules of the options that the configuration chose.
 
     Raises:
         HostError, TrainingError, Killed: as ``cluster.attempt.run_attempt`` does.
     """
-    write_json(folder / run_folder.CONFIG, diagnosis.config)
+    entry = f"trainers.measuring.{module}"
+    write_json(folder / run_folder.CONFIG, config)
     pack_manifest = manifest.read(pack.path) if pack is not None else None
     reading = pack_manifest.rank_modules if pack_manifest is not None else ()
-    entries = (diagnosis.module, TORCHRUN, *diagnosis.chosen, *reading)
+    entries = (entry, TORCHRUN, *chosen, *reading)
     code = import_closure(root, entries, cluster.python_path, may_lack=True)
     for name, source in code.sources.items():
         write_atomic(folder / "code" / name, source.read_bytes())
@@ -90,19 +89,17 @@ def run(
         run_dir=folder.resolve(),
         run_key=f"{folder.name}-{secrets.token_hex(3)}",  # a fixed one would end somebody else's on the same hosts
         attempt=1,
-        trainer=diagnosis.module,
+        trainer=entry,
         pack=pack,
-        outputs=Outputs(final=(*diagnosis.more, diagnosis.result), needed=(diagnosis.result,)),
+        outputs=Outputs(final=(*more, result), needed=(result,)),
     )
     with Heartbeat(say) as heartbeat:
         heartbeat.doing("asking the hosts")
         run_attempt(spec, closing(Hosts(cluster)), _shown_by(heartbeat))
     try:
-        value: dict[str, Any] = json.loads((folder / diagnosis.result).read_text(encoding="utf-8"))
+        value: dict[str, Any] = json.loads((folder / result).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise TrainingError(
-            f"every rank ended well, but {folder / diagnosis.result} is not readable: {error}"
-        ) from error
+        raise TrainingError(f"every rank ended well, but {folder / result} is not readable: {error}") from error
     return value
 
 

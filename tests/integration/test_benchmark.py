@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -15,27 +13,22 @@ from tests.integration.commands import Project
 QUICK = ("benchmark", "experiment=quickstart", "pairs=1", "block_s=0.1")
 
 
-def benchmark(project: Project) -> tuple[Path, dict[str, Any]]:
+def benchmark(project: Project) -> dict[str, Any]:
     (folder,) = project.folder.glob("runs/diagnostics/*-benchmark")
     value: dict[str, Any] = json.loads((folder / "benchmark.json").read_text())
-    return folder, value
+    return value
 
 
 @pytest.mark.long
-def test_one_and_two_local_ranks_with_table_figures_and_picture(project: Project) -> None:
-    done = project.doit(*QUICK, "against=guide")
+def test_one_and_two_local_ranks_with_table_and_figures(project: Project) -> None:
+    done = project.doit(*QUICK)
     assert done.returncode == 0, done.stdout
     assert "images/s over all ranks; the reference loop took turns" in done.stdout
     assert "one step taken apart" in done.stdout
-    folder, whole = benchmark(project)
+    whole = benchmark(project)
     assert [(point["nnodes"], point["world_size"]) for point in whole["points"]] == [(1, 1), (1, 2)]
     assert [len(point["pairs"]) for point in whole["points"]] == [1, 1]
     assert whole["points"][1]["dataset"] == "digits"
-    (other,) = whole["against"]
-    assert (other["loop"], other["world_size"]) == ("guide", 2)
-    assert len(other["images_per_s"]["guide"]) == len(other["images_per_s"]["paceline"]) == 1
-    assert f"{median(other['images_per_s']['guide']):,.1f}" in done.stdout
-    assert (folder / "benchmark.png").read_bytes().startswith(b"\x89PNG")
     assert project.run_folders() == []
 
 
@@ -45,6 +38,6 @@ def test_one_host_and_two(project: Project, lab: Lab) -> None:
     project.words = ["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'"]
     done = project.doit(*QUICK)
     assert done.returncode == 0, done.stdout
-    _, whole = benchmark(project)
+    whole = benchmark(project)
     assert [point["hosts"] for point in whole["points"]] == [["node0"], ["node0", "node1"]]
     assert [(point["nnodes"], point["world_size"]) for point in whole["points"]] == [(1, 1), (2, 2)]

@@ -1,8 +1,7 @@
-"""Which points a benchmark measures, its figures and its picture."""
+"""Which points a benchmark measures, and its figures."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +9,7 @@ import pytest
 from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, Host
-from pipeline.diagnostics.benchmark import settings
-from pipeline.diagnostics.benchmark.against import requested_loops
-from pipeline.diagnostics.benchmark.figures import points, rows, table
-from tests.pipeline.test_build import configured
-
-ROOT = Path(__file__).parents[2]
+from pipeline.diagnostics.benchmark import points, rows, settings, table
 
 
 def cluster(*ranks: int) -> Cluster:
@@ -49,7 +43,7 @@ def result(ranks: int, own: list[float], plain: list[float], *, peak: float | No
 
 
 def whole(*results: dict[str, Any]) -> dict[str, Any]:
-    return {"commit": "abc", "left_out": ["1 host with 3 ranks: too many"], "points": list(results), "against": []}
+    return {"commit": "abc", "left_out": ["1 host with 3 ranks: too many"], "points": list(results)}
 
 
 def test_ranks_of_one_host_then_hosts() -> None:
@@ -94,29 +88,3 @@ def test_the_table_says_what_is_missing() -> None:
 def test_options_that_make_no_sense(options: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         settings(options)
-
-
-def test_other_loops_stand_below_with_the_ratios_of_the_pairs() -> None:
-    other = {
-        "loop": "lightning",
-        "world_size": 2,
-        "precision": "bf16",
-        "images_per_s": {"paceline": [200.0, 300.0, 400.0], "lightning": [100.0, 100.0, 100.0]},
-        "cpu_s_a_step": {"paceline": [1.0, 1.0, 1.0], "lightning": [1.5, 1.5, 1.5]},
-    }
-    text = table({**whole(result(1, [100.0], [100.0])), "against": [other]})
-    (line,) = (line for line in text.splitlines() if line.startswith("Lightning"))
-    assert " ".join(line.split()) == "Lightning 2 bf16 300.0 100.0 3 3.000 (2.000 – 4.000) 1.500 (1.500 – 1.500)"
-
-
-@pytest.mark.parametrize(
-    ("against", "overrides", "said"),
-    [
-        ("keras", [], "against=keras is unknown; known are tuned, guide, lightning, accelerate"),
-        ("guide", ["cluster=two_node"], "compares on this computer, not on the hosts of launcher pssh"),
-        ("guide", ["model=small_cnn", "model.width=8"], "model=small_cnn as it is by default"),
-    ],
-)
-def test_loops_that_cannot_be_compared_with(against: str, overrides: list[str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        requested_loops({"against": against}, configured(*overrides), ROOT)

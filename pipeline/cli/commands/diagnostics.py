@@ -1,9 +1,11 @@
-"""`doit preflight`, `allreduce`, `benchmark` and `profile`: print measurements, and where they are stored."""
+"""`doit preflight`, `allreduce`, `benchmark` and `profile`: start measurements, and print them."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from pipeline.cli import answers
 from pipeline.cli.invocation import is_on
@@ -17,9 +19,8 @@ from pipeline.core.errors import HostError, PacelineError, UsageError
 from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.specs import Cluster
 from pipeline.core.tables import counted
-from pipeline.diagnostics import allreduce as bandwidth
 from pipeline.diagnostics import benchmark as benchmarks
-from pipeline.diagnostics import host_speed, profiling
+from pipeline.diagnostics import host_speed, node_module
 from pipeline.execution import this_computer
 from pipeline.execution.run import code_of, versions
 from trainers.contract import run_folder
@@ -88,7 +89,7 @@ def _measured(current: Session, report: Report, *, saves: bool, say: Callable[[s
     say(f"  figures  {relative(folder / run_folder.HOST_SPEED)}")
     if saves:
         say(f"  baseline  {relative(host_speed.save_baseline(config.runs_dir, figures))}")
-    return dataclasses.replace(report, checks=[*report.checks, *host_speed.checks(figures, before)])
+    return replace(report, checks=[*report.checks, *host_speed.checks(figures, before)])
 
 
 def refuse_unfit_hosts(current: Session) -> None:
@@ -111,34 +112,88 @@ def _examined(current: Session, cluster: Cluster, *, deep: bool, say: Callable[[
         )
 
 
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
 def allreduce(current: Session) -> None:
     """Measure the bandwidth of all-reduce between the ranks."""
     config = current.config
-    folder, result = bandwidth.measure(
-        config.cluster,
-        backend=config.train.strategy.backend,
-        options=current.invocation.options,
-        runs_dir=config.runs_dir,
-        root=ROOT,
-        say=note,
+    given = _allreduce_settings(current.invocation.options)
+    if config.cluster.world_size < 2:
+        raise UsageError(
+            "an all-reduce needs at least 2 ranks; this cluster has 1", hint="cluster.nproc_per_node=2, or more hosts"
+        )
+    folder = node_module.new_folder(config.runs_dir, "allreduce")
+    settings = {"strategy": {"backend": config.train.strategy.backend}, "allreduce": given}
+    result = node_module.run(
+        "allreduce", settings, run_folder.ALLREDUCE, cluster=config.cluster, folder=folder, root=ROOT, say=note
     )
-    say(f"\n{bandwidth.summary(result)}")
+    say(f"\n{_bandwidth(result)}")
     say(f"  figures  {relative(folder / run_folder.ALLREDUCE)}")
 
 
+def _allreduce_settings(options: Mapping[str, str]) -> dict[str, int]:
+    """Return ``min_bytes``, ``max_bytes`` and ``iterations``. Raises UsageError."""
+    parsed = {name: _size(name, options[name]) for name in ("min_bytes", "max_bytes") if name in options}
+    parsed |= node_module.whole_numbers(options, "iterations")
+    if parsed.get("min_bytes", 8) < 4 or parsed.get("max_bytes", 1 << 30) < parsed.get("min_bytes", 8):
+        shown = ", ".join(f"{name}={options[name]}" for name in options)
+        raise UsageError(f"{shown}: the smallest message has at least 4 bytes, and none is larger than max_bytes")
+    return parsed
+
+
+def _bandwidth(result: Mapping[str, Any]) -> str:
+    """Return the bandwidth of the largest message, and of the slowest pair if there are several nodes."""
+    last = result["rows"][-1]
+    text = f"bus bandwidth {_rate(last)} at {last['size_bytes']:,} bytes, {result['world_size']} ranks, every sum right"
+    if result["pairs"]:
+        slowest = min(result["pairs"], key=lambda pair: float(pair["bus_bytes_per_s"]))
+        text += f"; slowest pair {' – '.join(slowest['hosts'])}: {_rate(slowest)}"
+    return text
+
+
+def _rate(row: Mapping[str, Any]) -> str:
+    return f"{row['bus_bytes_per_s'] / 1e9:.3f} GB/s"
+
+
+def _size(name: str, text: str) -> int:
+    match = re.fullmatch(r"([0-9]+)([KMG]?)", text.upper(), re.ASCII)
+    if match is None:
+        raise UsageError(f"{name}={text} is no size; write 8, 64K, 16M or 1G")
+    return int(match.group(1)) * _UNITS[match.group(2)]
+
+
 def benchmark(current: Session) -> None:
-    """Measure the training speed, and draw it."""
+    """Measure the training speed."""
     config, options = current.config, current.invocation.options
     folder, whole = benchmarks.measure(config, _pack(current), options=options, root=ROOT, say=note)
     say(f"\n{benchmarks.table(whole)}")
     say(f"  figures  {relative(folder / benchmarks.RESULT)}")
-    say(f"  picture  {relative(folder / benchmarks.PICTURE)}")
+
+
+_TRACE = "trace.json.gz"
+_QUIET = {"KINETO_LOG_LEVEL": "99"}  # torch's tracer reports a missing GPU as an error
 
 
 def profile(current: Session) -> None:
     """Record a trace of some training steps."""
-    path = profiling.trace(current.config, _pack(current), options=current.invocation.options, root=ROOT, say=note)
-    say(f"\n  trace  {relative(path)}   (open it in ui.perfetto.dev)")
+    config, pack = current.config, _pack(current)
+    given = node_module.whole_numbers(current.invocation.options, "steps")
+    folder = node_module.new_folder(config.runs_dir, "profile")
+    hosts = tuple(replace(host, env={**_QUIET, **host.env}) for host in config.cluster.hosts)
+    node_module.run(
+        "profiling",
+        {**config.resolved, "init": {}, "profile": given},  # what only measures needs no weights
+        run_folder.PROFILE,
+        cluster=replace(config.cluster, hosts=hosts),
+        folder=folder,
+        root=ROOT,
+        say=note,
+        pack=pack,
+        more=(_TRACE,),
+        chosen=config.chosen,
+    )
+    say(f"\n  trace  {relative(folder / _TRACE)}   (open it in ui.perfetto.dev)")
 
 
 def _pack(current: Session) -> PackSource:
