@@ -1,6 +1,6 @@
 """The hosts' speeds, compared with their baseline and each other (`doit preflight --measure`).
 
-trainers.measuring.host_speed measures them; the comparison is pure.
+trainers.measuring.speeds measures them; the comparison is pure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def measure(
     """
     folder = node_module.new_folder(runs_dir, "host-speed")
     result = node_module.run(
-        "host_speed", {"strategy": {"backend": backend}}, run_folder.HOST_SPEED, cluster=cluster, folder=folder,
+        "measure", {"strategy": {"backend": backend}}, run_folder.HOST_SPEED, cluster=cluster, folder=folder,
         root=root, say=say,
     )  # fmt: skip
     return folder, figures(result, [host.label for host in cluster.hosts])

@@ -38,7 +38,8 @@ def read(path: Path) -> dict[str, Any]:
 
 def measure_on_this_rank(run_dir: Path) -> None:
     next_port()
-    measure(run_dir / "config.json")
+    path = run_dir / "config.json"
+    measure(path, json.loads(path.read_text())["measure"])
 
 
 def test_two_ranks_measure_both_loops_in_pairs_and_take_a_step_apart(make_run: MakeRun) -> None:
@@ -54,8 +55,8 @@ def test_two_ranks_measure_both_loops_in_pairs_and_take_a_step_apart(make_run: M
 
 
 def test_one_rank_has_no_communication_of_its_own(make_run: MakeRun) -> None:
-    path = with_options(make_run(), pairs=1, block_s=0.02)
-    measure(path)
+    path = make_run() / "config.json"
+    measure(path, {"pairs": 1, "block_s": 0.02})
     result = read(path)
     assert result["communication_alone_s"] is None
     assert result["hardware"]["peak_flop_per_s"] is None

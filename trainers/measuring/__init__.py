@@ -1,4 +1,4 @@
 """Measurements: all-reduce bandwidth, host speed, training throughput against a reference loop, and profiler traces.
 
-Entries for ``torchrun -m``: ``allreduce``, ``host_speed``, ``measure``, ``profiling``.
+Entries for ``torchrun -m``: ``allreduce``, ``measure``.
 """

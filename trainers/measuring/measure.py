@@ -1,21 +1,34 @@
-"""Measure training throughput: ``torchrun … -m trainers.measuring.measure --config RUN_DIR/config.json``.
+"""Measure on all ranks: ``torchrun … -m trainers.measuring.measure --config RUN_DIR/config.json``.
 
-Blocks of the Trainer's own steps and of a plain PyTorch loop (``reference_loop``) alternate in one process; then the
-parts of some steps are timed. Rank 0 writes RUN_DIR/measure.json. config.json is that of a training with an
-additional section ``measure``: {"pairs": n, "block_s": seconds}.
+A section of config.json says what:
+- ``measure`` ({"pairs": n, "block_s": seconds}): blocks of the Trainer's own steps and of a plain PyTorch loop
+  alternate in one process; then the parts of some steps are timed. Rank 0 writes RUN_DIR/measure.json.
+- ``profile`` ({"steps": n}): rank 0 traces a few steps. It writes RUN_DIR/trace.json.gz (for ui.perfetto.dev or
+  chrome://tracing), and RUN_DIR/profile.json with the longest operations.
+- neither: all ranks multiply matrices at the same time, as in a training; then all-reduces are timed within each node
+  that has several ranks, and between each pair of nodes. Rank 0 writes RUN_DIR/host_speed.json.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+from trainers.contract import run_folder
 from trainers.entry import leave, start
 
 
 def _run(path: Path) -> None:
-    from trainers.measuring.throughput import run  # imports torch: only after start has set sys.path
+    # these import torch: only after start has set sys.path
+    from trainers.measuring import speeds, throughput, trace
 
-    run(path)
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if "measure" in config:
+        throughput.run(path, config["measure"])
+    elif "profile" in config:
+        trace.run(path, config["profile"])
+    else:
+        speeds.run(config["strategy"]["backend"], path.parent / run_folder.HOST_SPEED)
 
 
 def main() -> None:

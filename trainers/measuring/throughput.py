@@ -5,10 +5,9 @@ Blocks of both loops' steps alternate in one process; then the parts of some ste
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -67,9 +66,12 @@ class OwnLoop:
                 trainer.losses.read(trainer.step)
 
 
-def run(path: Path) -> None:
-    """Measure with the configuration ``config.json`` at ``path``. Raises ConfigError, TrainerError."""
-    options = json.loads(path.read_text(encoding="utf-8")).get("measure", {})
+def run(path: Path, options: Mapping[str, Any]) -> None:
+    """Measure with the configuration ``config.json`` at ``path``. Raises ConfigError, TrainerError.
+
+    Args:
+        options: ``pairs`` (how many blocks of each loop) and ``block_s`` (seconds of a block).
+    """
     with prepared(path) as trainer:
         config, pack, context = trainer.config, trainer.pack, trainer.context
         ranks = f"{context.ranks.world_size} rank{'s' if context.ranks.world_size > 1 else ''}"

@@ -1,8 +1,8 @@
-"""Trace training steps with torch.profiler, for ``trainers.measuring.profiling``. Only rank 0 is traced."""
+"""Trace training steps with torch.profiler, for ``trainers.measuring.measure``. Only rank 0 is traced."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ _STEPS = 5
 _SHOWN = 15
 
 
-def run(path: Path) -> None:
-    """Trace with the configuration ``config.json`` at ``path``. Raises ConfigError, TrainerError."""
-    steps = int(json.loads(path.read_text(encoding="utf-8")).get("profile", {}).get("steps", _STEPS))
+def run(path: Path, options: Mapping[str, Any]) -> None:
+    """Trace ``steps`` steps with the configuration ``config.json`` at ``path``. Raises ConfigError, TrainerError."""
+    steps = int(options.get("steps", _STEPS))
     with prepared(path) as trainer:
         context, loop = trainer.context, OwnLoop(trainer)
         loop.run(WARM_UP[context.device.type])

@@ -182,7 +182,7 @@ def profile(current: Session) -> None:
     folder = node_module.new_folder(config.runs_dir, "profile")
     hosts = tuple(replace(host, env={**_QUIET, **host.env}) for host in config.cluster.hosts)
     node_module.run(
-        "profiling",
+        "measure",
         {**config.resolved, "init": {}, "profile": given},  # what only measures needs no weights
         run_folder.PROFILE,
         cluster=replace(config.cluster, hosts=hosts),
