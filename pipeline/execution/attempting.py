@@ -45,7 +45,7 @@ from pipeline.execution.failure_hints import hinting, with_hint
 from pipeline.execution.restarts import Pauses, Restarts, clock, next_start
 from pipeline.execution.run import Run
 from pipeline.runs import arithmetic, checkpoints, journal, metrics_file, provenance, ranks, status
-from pipeline.runs.checkpoint_mirror import Mirroring
+from pipeline.runs.checkpoint_mirror import CheckpointMirror
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import RunLock
 from pipeline.runs.metrics_file import SystemMetrics
@@ -94,7 +94,7 @@ class Work:
     services: RunServices
     started: float
     attached: tuple[LaunchPlan, Cluster] | None
-    mirror: Mirroring | None
+    mirror: CheckpointMirror | None
 
 
 def note(run: Run, state: State, attempt: int, detail: str = "") -> None:

@@ -40,7 +40,7 @@ from pipeline.execution.run import Run, initial_weights_of, prepare
 from pipeline.keys import ABSENT, import_closure, process_groups, rank_environment, script_files
 from pipeline.keys.import_closure import matches
 from pipeline.runs import acceptance, index, journal, layout, provenance
-from pipeline.runs.checkpoint_mirror import CheckpointMirror, Mirroring, ScriptMirror
+from pipeline.runs.checkpoint_mirror import CheckpointMirror
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
 from pipeline.runs.lock import locked
 from pipeline.runs.result import Result, why_altered
@@ -169,13 +169,10 @@ def _train_locked(run: Run, *, argv: Sequence[str], say: Heartbeat, services: Ru
     return result
 
 
-def _mirror(run: Run, say: Say) -> Mirroring | None:
+def _mirror(run: Run, say: Say) -> CheckpointMirror | None:
     """Return the mirror; None without an address. Raises DataError: the address can't be used on this computer."""
     address = run.config.cluster.settings.checkpoint_mirror
-    if address is None:
-        return None
-    kind = CheckpointMirror if run.config.script is None else ScriptMirror
-    return Mirroring(kind(address, run.key.short), run.folder.path, say)
+    return None if address is None else CheckpointMirror(address, run.key.short, run.folder.path, say)
 
 
 def _bring_to_result(work: Work) -> None:

@@ -80,7 +80,7 @@ WAITS_FOR_THE_MIRROR = """
 import os, pathlib, sys, time, paceline
 (paceline.checkpoints() / "model.bin").write_text("saved")
 until = time.monotonic() + 30
-while not any(pathlib.Path(sys.argv[2]).glob("*/script.json")):
+while not any(pathlib.Path(sys.argv[2]).glob("*/files-*.json")):
     if time.monotonic() > until:
         sys.exit("nothing has come to the mirror")
     time.sleep(0.1)
