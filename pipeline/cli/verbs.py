@@ -405,20 +405,13 @@ _VERBS: Mapping[str, Verb] = {
         summary="trace a few training steps of rank 0 with torch's profiler",
         options={"steps": Option("N", "how many (5)")},
         examples=("profile experiment=quickstart --steps 3",)),
-    "sync": Verb(module="hosts", overrides="place", bare="[PATH …]",
-        summary="copy environment, data and files to all hosts before a run",
-        details="With the overrides of a training it copies what that needs. With cluster.environment_from=lock it "
-        "installs requirements-nodes.lock on hosts that lack it. PATH … are files and folders of this computer "
-        "(relative to the project), which rsync copies to cluster.workdir/folders/NAME. Each host then hashes what it "
-        "has. Nothing is deleted there without --delete.",
-        options={
-            "to": Option("FOLDER", "an absolute folder on the hosts instead of cluster.workdir/folders"),
-            "check": Option("1", "only show what differs; change nothing"),
-            "delete": Option("1", "delete files there that a folder doesn't have here"),
-            "data": Option("0", "without the data pack"),
-        },
+    "sync": Verb(module="hosts", overrides="place",
+        summary="bring environment and data to all hosts before a run",
+        details="With the overrides of a training it sends that training's data pack to hosts that lack it. With "
+        "cluster.environment_from=lock it installs requirements-nodes.lock on hosts that lack it.",
+        options={"data": Option("0", "without the data pack")},
         examples=("sync cluster=two_node experiment=quickstart",
-            "sync cluster=two_node --no-data --to /data/shared notebooks ./lists/train.txt")),
+            "sync cluster=two_node cluster.environment_from=lock --no-data")),
     "lab": Verb(module="hosts", overrides="",
         summary="simulated SSH hosts on this computer: --hosts 2 starts two",
         details="Needs Linux, root, openssh-server and iproute2. Without an option it shows the state of the lab.",

@@ -174,12 +174,3 @@ def quantity(name: str, value: float, form: str = ".6g") -> str:
         return file_size(round(value)) if unit in ("kB", "MB", "GB", "TB") else duration(value)
     text = f"{value:{form}}"
     return f"{value:,.0f}" if _LARGE <= abs(value) < _HUGE or (abs(value) < _HUGE and "e+" in text) else text
-
-
-def some_names(shown: Sequence[str], count: int = 0) -> str:
-    """Join file names, with an ellipsis if there are more (``count``); unprintable ones are shown as repr.
-
-    For names of which only the first are known; ``first_of`` says how many more there are.
-    """
-    names = ", ".join(name if name.isprintable() else repr(name) for name in shown)
-    return f"{names}, …" if count > len(shown) else names

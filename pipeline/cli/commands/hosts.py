@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,16 +19,14 @@ from pipeline.cluster import sync as syncing
 from pipeline.cluster.agent.running.claims import clock
 from pipeline.cluster.attempt.run import stop_run
 from pipeline.cluster.hosts import Hosts
-from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.preflight import occupation
-from pipeline.cluster.sync import Folder, TreeState
 from pipeline.cluster.validation import usable_gpus
-from pipeline.core.errors import HostError, UsageError
+from pipeline.core.errors import UsageError
 from pipeline.core.processes.heartbeat import Heartbeat, waiting
 from pipeline.core.processes.signals import Interruptible
 from pipeline.core.specs import LAST, UNDER_WAY, Cluster, NodeFacts
-from pipeline.core.tables import aligned, counted, file_size, is_count, some_names
+from pipeline.core.tables import aligned, is_count
 from pipeline.data.trees import Tree
 from pipeline.execution import restarts, this_computer
 from pipeline.runs import checkpoints, index, journal
@@ -37,112 +35,32 @@ from pipeline.runs.lock import Wait, ask_to_stop, note_stopped, waits_under_way
 
 
 def sync(current: Session) -> None:
-    """Send data pack, files and folders to the hosts, or report differences there. Raises UsageError, HostError."""
-    invocation = current.invocation
-    check, delete = is_on(invocation.options, "check"), is_on(invocation.options, "delete")
-    if delete and not invocation.paths:
-        raise UsageError("delete=1 is about folders, and none is named", hint="doit sync cluster=… delete=1 PATH")
-    cluster = current.config.cluster.with_spares
-    with Interruptible() as signals, closing(syncing.remote(cluster)) as launcher:  # rsync and pssh end with it
-        signals.left = "; what has arrived is kept, and the same command continues"
-        named = syncing.folders(invocation.paths, to=invocation.options.get("to"), workdir=launcher.workdir, root=ROOT)
-        wants_pack = is_on({"data": "1", **invocation.options}, "data")
-        if not (wants_pack or named or launcher.environment):
-            raise UsageError("data=0 leaves nothing to bring: name files or folders")
-        pack = _pack(current, fetches=not check) if wants_pack else None
+    """Bring the environment and the data pack to the hosts. Raises UsageError, HostError."""
+    options = current.invocation.options
+    with Interruptible() as signals, closing(syncing.remote(current.config.cluster.with_spares)) as launcher:
+        signals.left = "; hosts that have everything keep it, and the same command continues"
+        lock, wants_pack = launcher.environment, is_on({"data": "1", **options}, "data")
+        if not (wants_pack or lock):
+            raise UsageError("data=0 leaves nothing to bring", hint="cluster.environment_from=lock, or without data=0")
+        pack = _pack(current) if wants_pack else None
         with Heartbeat(note) as heartbeat:
-            lacking = _environments(launcher, check, heartbeat) if launcher.environment else []
-            heartbeat.doing("asking the hosts")
-            if check:
-                facts = launcher.probe(pack)
-                heartbeat.doing("comparing what the hosts have")
-                copies = syncing.compare_pack(launcher, pack, facts) if pack is not None else []
-                copies += syncing.compare(launcher, list(map(syncing.tree_of, named))) if named else []
-            else:
-                copies = _sent(launcher, pack, named, delete, heartbeat)
-    for copy in copies:
-        say(copy_line(copy, removed=delete))
-    _demand_equal(copies, lacking, checked_only=check, delete=delete)
+            made = syncing.ensure(launcher, lock, heartbeat) if lock is not None else []
+            facts = syncing.send_pack(launcher, pack, heartbeat) if pack is not None else []
+    for one in made:
+        say(f"{one.host}: environment {one.place}: ok, Python {one.python_version}")
+    for fact in facts:
+        say(f"{fact.host}: data pack {fact.pack_path}: {'ok' if fact.pack_path else 'absent'}")
 
 
-def _environments(launcher: AgentLauncher, check: bool, heartbeat: Heartbeat) -> list[str]:
-    """Make missing environments, unless only to ``check``; then return the hosts that have none."""
-    lock = launcher.environment
-    assert lock is not None
-    environments = launcher.environments(lock) if check else syncing.ensure(launcher, lock, heartbeat)
-    for one in environments:
-        state = "absent" if one.python is None else f"ok, Python {one.python_version}"
-        heartbeat(f"{one.host}: environment of {lock.path.name} in {one.place}: {state}")
-    lacking = [one.host for one in environments if one.python is None]
-    if lacking:
-        launcher.environment = None  # the rest is asked of the hosts' own interpreters
-    return lacking
-
-
-def _pack(current: Session, *, fetches: bool) -> PackSource | None:
-    """Return the data pack; None if it isn't here, or the script names no data.
-
-    ``fetches``: fetch it first if it isn't here.
-    """
-    if current.pack is None and fetches:
-        train.fetch(current)
+def _pack(current: Session) -> PackSource | None:
+    """Return the data pack, fetched first if it isn't here; None: the script names no data."""
     if current.pack is None:
-        say("the data pack isn't here yet: doit fetch, or doit sync without --check")
-        return None
-    if current.pack.path is None:
+        train.fetch(current)
+    if current.pack is None or current.pack.path is None:
         return None
     if isinstance(current.pack, Tree):
         current.pack.lay_down()
     return PackSource(path=current.pack.path.resolve(), digest=current.pack.digest)
-
-
-def _sent(
-    launcher: AgentLauncher, pack: PackSource | None, named: Sequence[Folder], delete: bool, heartbeat: Heartbeat
-) -> list[TreeState]:
-    """Send each folder, and return its state on the hosts."""
-    copies: list[TreeState] = []
-    if pack is not None:
-        facts = launcher.probe(pack)
-        heartbeat.doing(launcher.starting)
-        if any(fact.pack_path is None for fact in facts):
-            launcher.send_pack(pack, facts)
-            facts = launcher.probe(pack)
-        heartbeat.doing("hashing the data pack")
-        copies += syncing.compare_pack(launcher, pack, facts)
-    if named:
-        copies += syncing.send(launcher, named, delete=delete, heartbeat=heartbeat)
-    return copies
-
-
-def copy_line(copy: TreeState, *, removed: bool) -> str:
-    """Return a line about one folder on one host."""
-    count = len(copy.tree.files)
-    whole = f"{counted(count, 'file')}, {file_size(copy.tree.total_bytes)}"
-    where = f"{copy.host}: {copy.tree.name} in {copy.place}"
-    more = ""
-    if copy.more:
-        more = f"; {counted(copy.more, 'file')} more there ({some_names(copy.more_named, copy.more)})"
-        more += "" if removed else ", which delete=1 would remove"
-    if not copy.differ:
-        return f"{where}: ok, {whole}, sha256 {copy.sha256[:16]}{more}"
-    if copy.absent == count:
-        return f"{where}: absent, {whole}{more}"
-    if copy.named == (".",):  # a single file
-        return f"{where}: another one, {whole}"
-    return f"{where}: {copy.differ} of {whole} differ ({some_names(copy.named, copy.differ)}){more}"
-
-
-def _demand_equal(copies: Sequence[TreeState], lacking: Sequence[str], *, checked_only: bool, delete: bool) -> None:
-    """Refuse hosts that are ``lacking`` an environment or something else, or have more than ``delete`` allows."""
-    other = [one.host for one in copies if one.differ or (delete and one.more)]
-    hosts: Mapping[str, None] = dict.fromkeys([*lacking, *other])
-    if not hosts:
-        return
-    if checked_only:
-        what = f"{', '.join(hosts)}: not everything is there as it is here"
-        raise HostError(what, hint="the same command without --check brings it")
-    what = f"{', '.join(hosts)}: what was brought isn't what is here any more"
-    raise HostError(what, hint="the same command, while nothing changes these files here or there")
 
 
 def stop(current: Session) -> None:

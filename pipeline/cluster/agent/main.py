@@ -34,10 +34,9 @@ COMMANDS = {
     "clean": "running.folders",
     "clear": "running.folders",
     "put_pack": "running.folders",
+    "put_wheels": "running.folders",
     "find_environment": "host.environments",
     "make_environment": "host.environments",
-    "compare_trees": "host.trees",
-    "make_places": "host.trees",
 }
 """Command → the module with the function of that name: what a command doesn't use isn't sent for it."""
 

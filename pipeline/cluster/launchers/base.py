@@ -214,10 +214,6 @@ class Transport(ABC):
             return Output(code=None, note=f"{LATE} {timeout_s:g} s" if late else error.what)
         return Output(stdout=done.stdout.encode(), stderr=done.stderr, code=done.code)
 
-    def remote_shell(self, host: Host) -> list[str]:
-        """Return the command that reaches the host, up to its name, for programs like rsync; empty: there is none."""
-        return []
-
     @abstractmethod
     def explain(self, host: Host, answer: Answer) -> tuple[str, str | None]:
         """Return why an answer failed, in plain words, and the command that fixes it (None: not known)."""

@@ -225,12 +225,6 @@ class PsshTransport(Transport):
     def stream_argv(self, host: Host) -> list[str]:
         return [*self._ssh(host, self._options()), "--", host.name, remote_command(self.python_of(host))]
 
-    def remote_shell(self, host: Host) -> list[str]:
-        options = self._options()
-        if "ControlMaster" in options:  # else rsync's ssh may become the shared one, which keeps rsync's output open
-            options["ControlMaster"] = "no"
-        return self._ssh(host, options)
-
     def explain(self, host: Host, answer: Answer) -> tuple[str, str | None]:
         first = self.slow_s is None
         return explain_over_ssh(host, answer, self.cluster.ssh_config, connect_s=self._connect_s, is_setting=first)

@@ -218,6 +218,14 @@ def put_pack(request: Json) -> None:
     say(pack_path=folder)
 
 
+def put_wheels(request: Json) -> None:
+    """Unpack a folder of wheels from the tar on stdin, in place of an earlier one."""
+    folder = os.path.expanduser(request["folder"])
+    shutil.rmtree(folder, ignore_errors=True)
+    unpack(sys.stdin.buffer, folder)
+    say(folder=folder)
+
+
 def has_digests(folder: str) -> bool:
     """Whether every file of a data pack has the sha256 in the manifest."""
     manifest = read_json(os.path.join(folder, "manifest.json"))

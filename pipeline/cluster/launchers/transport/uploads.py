@@ -17,7 +17,6 @@ from pipeline.core.tables import counted
 from trainers.contract import run_folder
 
 SLOWEST_BYTES_PER_S = 1e6  # slower transfers are given up
-NOT_SENT = "stamps.json"  # a file of a pack: which files need not be hashed again on this computer
 WITH_RUN_BYTES = 8 << 20  # for all hosts together: a smaller pack is sent with the run, which saves a round trip
 
 
