@@ -38,7 +38,7 @@ COMMANDS = {
     "find_environment": "host.environments",
     "make_environment": "host.environments",
 }
-"""Command → the module with the function of that name: what a command doesn't use isn't sent for it."""
+"""Command → the module with the function of that name, imported on use."""
 
 
 def main() -> int:

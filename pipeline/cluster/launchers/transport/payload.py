@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import marshal
-import re
 import secrets
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER
@@ -18,8 +17,7 @@ from typing import Any
 
 import trainers
 from pipeline.cluster import agent
-from pipeline.cluster.agent.loader import CONTRACT, PACKAGE, PACKAGES, RANKS, path_of
-from pipeline.cluster.agent.main import COMMANDS
+from pipeline.cluster.agent.loader import CONTRACT, PACKAGE, RANKS, path_of
 from trainers import contract
 
 _REPOSITORY = Path(trainers.__file__).parents[1]
@@ -62,13 +60,12 @@ def agent_argv(python: str | None) -> list[str]:
 
 
 @cache
-def packed_agent(commands: tuple[str, ...]) -> bytes:
-    """Return the compressed agent for these commands: the loader's text, a zero byte, and the modules that it loads."""
+def packed_agent() -> bytes:
+    """Return the compressed agent: the loader's text, a zero byte, and the modules that it loads."""
     texts = module_texts()
-    needed = {name: texts[name] for name in needed_modules(commands, texts)}
-    code = {name: marshal.dumps(_code(name)) for name in needed}
-    texts_apart = zlib.compress(marshal.dumps(needed, 2), 9)  # packed on their own, as most hosts don't need them
-    modules = marshal.dumps((MAGIC_NUMBER, set(needed), texts_apart, code), 2)
+    code = {name: marshal.dumps(_code(name)) for name in texts}
+    texts_apart = zlib.compress(marshal.dumps(texts, 2))  # packed on their own, as most hosts don't need them
+    modules = marshal.dumps((MAGIC_NUMBER, set(texts), texts_apart, code), 2)
     return zlib.compress(b"%s\n\nrun(modules)\n\0%s" % (texts[f"{PACKAGE}.loader"].encode(), modules))
 
 
@@ -100,38 +97,6 @@ def _of_file(code: CodeType, path: str) -> CodeType:
     return code.replace(co_filename=path, co_consts=inner)
 
 
-def needed_modules(commands: Sequence[str], texts: Mapping[str, str]) -> list[str]:
-    """Return the names of the modules that these commands import, also by a name that is a string."""
-    modules = ["main", *(COMMANDS[command] for command in commands if command in COMMANDS)]
-    needed = [PACKAGE, *(f"{PACKAGE}.{name}" for name in modules)]
-    for name in needed:  # the list grows by what its modules import
-        imported = {module for one in _IMPORT.finditer(texts[name]) for module in _imported(name, one)}
-        imported |= {package for package in PACKAGES if name.startswith(f"{package}.")}
-        imported |= {"trainers", RANKS} if name == f"{PACKAGE}.running.warm" else set()  # it starts the text of ranks
-        needed += sorted((imported & texts.keys()) - {*needed})
-    return needed
-
-
-_IMPORT = re.compile(
-    r"^ *from (?P<package>\.+|trainers\.contract\b\.?)(?P<module>[\w.]*) import \(?(?P<names>[\w, ]*)", re.MULTILINE
-)
-
-
-def _imported(importer: str, statement: re.Match[str]) -> list[str]:
-    """Return what may be the modules of one import statement of ``importer``: the one that is named, and each name.
-
-    ``statement``: a match of ``_IMPORT``; its package is a number of dots, or the contract's.
-    """
-    package, module = statement["package"], statement["module"]
-    if package.startswith("."):
-        own_package = importer if importer in PACKAGES else importer.rpartition(".")[0]
-        full = own_package.rsplit(".", len(package) - 1)[0]  # one more dot: one package up
-    else:
-        full = CONTRACT
-    base = f"{full}.{module}" if module else full
-    return [base, *(f"{base}.{name.strip()}" for name in statement["names"].split(","))]
-
-
 def new_token() -> str:
     """Return the mark for the answers to one request, which only a reader of the request can know."""
     return secrets.token_hex(8)
@@ -143,11 +108,11 @@ def message(request: dict[str, Any], token: str) -> bytes:
     Both are compressed, as a request holds the parts of all nodes, which hardly differ.
     """
     packed = zlib.compress(json.dumps({**request, "token": token}).encode())
-    return opening((str(request.get("do")),)) + b"%d\n%s" % (len(packed), packed)
+    return opening() + b"%d\n%s" % (len(packed), packed)
 
 
 @cache
-def opening(commands: tuple[str, ...]) -> bytes:
+def opening() -> bytes:
     """Return the part of a message before its request: the preamble, then the agent with its length in front."""
-    packed = packed_agent(commands)
+    packed = packed_agent()
     return b"%s%d\n%s" % (_PREAMBLE, len(packed), packed)
