@@ -21,9 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from pipeline import tracking
-from pipeline.cluster import launchers
 from pipeline.cluster.hosts import Hosts
-from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_atomic
 from pipeline.core.processes import process, threads
@@ -205,14 +203,7 @@ class Shared:
             return None
         with self._lock:
             if slot not in self._hosts:
-                hosts = Hosts(cluster)
-                if len(self._slots) > 1 and launchers.capabilities(cluster).hosts_are_granted:
-                    first = next(iter(self._hosts.values()), hosts).launcher
-                    assert isinstance(first, GrantedLauncher)
-                    assert isinstance(hosts.launcher, GrantedLauncher)
-                    hosts.launcher.scheduler = first.scheduler  # can submit several trials as one job
-                    first.scheduler.side_by_side = len(self._slots)
-                self._hosts[slot] = self._open.enter_context(closing(hosts))
+                self._hosts[slot] = self._open.enter_context(closing(Hosts(cluster)))
             return self._hosts[slot]
 
     # --------------------------------------------------------------------------------- reports, records

@@ -8,21 +8,17 @@ import re
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipeline.cluster import launchers, preflight
+from pipeline.cluster import preflight
 from pipeline.cluster.attempt.run import run_attempt
 from pipeline.cluster.hosts import Hosts
-from pipeline.cluster.launchers.base import AttemptSpec
-from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.launchers.slurm_job import Queue
 from pipeline.core.errors import HostError, TrainingError
-from pipeline.core.specs import Cluster
 from tests.contract.conftest import Bench, slurm_bench
 from tests.contract.listening import listener
 from tests.contract.stub import RUN_TO_END, SLEEP
@@ -229,72 +225,22 @@ def _carries(pid: int, text: str) -> bool:
 
 
 @pytest.mark.long
-def test_trials_of_a_sweep_that_start_together_are_one_array_and_all_finish(slurm: Slurm, tmp_path: Path) -> None:
-    project = Project(tmp_path, words=["cluster=slurm", "cluster.device=cpu", "experiment=quickstart"])
-    words = ("sweep", "-v", "2", "seed=1,2,3", "sweep.slots=2", "trainer.max_steps=2", "tracking=none")
-    swept = project.doit(*words)
-    assert swept.returncode == 0, swept.stdout
-    (array,) = {found[1] for found in re.finditer(r"job (\d+)_\d+ was submitted", swept.stdout)}
-    assert f"job {array}_0 was submitted; squeue -j {array}_0 shows it, scancel {array}_0 ends it" in swept.stdout
-    assert len(re.findall(r"job \d+ was submitted", swept.stdout)) == 1, "the third began when another had ended"
-    states = [folder / "result.json" for folder in project.run_folders()]
-    assert [path.exists() for path in states] == [True] * 3
-    hosts = {tuple(json.loads((path.parent / "provenance.json").read_text())["hosts"]) for path in states}
-    assert hosts <= {(name,) for name in slurm.nodes}
-    wait_until(lambda: not slurm.jobs())  # Slurm completes the last one for a moment
-    again = project.doit(*words)
-    assert "3 of 3" in again.stdout, again.stdout
-
-
-@pytest.mark.long
-def test_a_sweep_whose_command_was_killed_goes_on_in_the_elements_of_its_array(slurm: Slurm, tmp_path: Path) -> None:
+def test_each_trial_of_a_sweep_is_a_job_and_a_killed_sweep_goes_on_in_them(slurm: Slurm, tmp_path: Path) -> None:
     python = f"cluster.python={sys.executable}"
     project = Project(tmp_path, words=["cluster=slurm", "cluster.device=cpu", "experiment=quickstart", python])
     words = ("sweep", "-v", "2", "seed=1,2", "sweep.slots=2", "trainer.epochs=60", "tracking=none")
     child = project.start(*words)
-    wait_until(lambda: len(slurm.run("squeue", "--array", "--noheader", "--states=RUNNING").splitlines()) == 2)
+    wait_until(lambda: len(slurm.run("squeue", "--noheader", "--states=RUNNING").splitlines()) == 2)
     interrupt(child, signal.SIGKILL)
-    before = set(slurm.run("squeue", "--array", "--noheader", "--format=%i").split())
+    before = set(slurm.jobs())
     again = project.doit(*words)
     assert again.returncode == 0, again.stdout
-    taken_up = set(re.findall(r"job (\d+_\d+) of this run is there already", again.stdout))
+    taken_up = set(re.findall(r"job (\d+) of this run is there already", again.stdout))
     assert taken_up == before, again.stdout
     assert "2 of 2" in again.stdout
-    wait_until(lambda: not slurm.jobs())
-
-
-def made(cluster: Cluster) -> GrantedLauncher:
-    launcher = launchers.create(cluster)
-    assert isinstance(launcher, GrantedLauncher)
-    return launcher
-
-
-def test_a_trial_finds_its_element_of_an_array_again_and_ends_no_other(
-    slurm: Slurm, bench: Bench, tmp_path: Path
-) -> None:
-    cluster = settings(bench, time_limit="3:00:00").cluster  # more than the partition allows: they wait
-    first, second = (made(cluster) for _ in range(2))
-    second.scheduler = first.scheduler
-    first.scheduler.side_by_side = 2
-    folders = [tmp_path / "runs" / key for key in ("aaaaaaaaaaaa", "bbbbbbbbbbbb")]
-    specs = [AttemptSpec(run_dir=folder, run_key=folder.name, attempt=1, trainer="") for folder in folders]
-    for folder in folders:
-        folder.mkdir(parents=True)
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda one, spec: one._submit(spec, (), lambda _: None), (first, second), specs))
-    ids = [first.job.id, second.job.id]
-    assert sorted(id_.partition("_")[2] for id_ in ids) == ["0", "1"]
-    said: list[str] = []
-    assert made(cluster)._continue_own_job(specs[1], said.append, lambda: None) is not None
-    assert said == [f"job {ids[1]} of this run is there already (PENDING); going on with it"]
-    assert made(cluster).stop(folders[1].name, folders[1]) == {}
-    state = Queue().show(ids[0])
-    assert state.state == "PENDING"
-    assert slurm.run("squeue", "--array", "--noheader", "--format=%i").split() == [ids[0]]
-    slurm.run("scancel", ids[0])
-    with pytest.raises(TrainingError, match=f"^job {ids[0]} was cancelled before the run began\n") as caught:
-        first._wait(lambda _: None, lambda: None)
-    assert caught.value.cause == "cancelled", "a sweep doesn't try it again"
+    hosts = {tuple(json.loads((folder / "provenance.json").read_text())["hosts"]) for folder in project.run_folders()}
+    assert hosts <= {(name,) for name in slurm.nodes}
+    wait_until(lambda: not slurm.jobs())  # Slurm completes the last one for a moment
 
 
 def test_preflight_says_what_slurm_would_do_with_a_job_and_submits_none(slurm: Slurm, bench: Bench) -> None:

@@ -303,7 +303,6 @@ class Scheduler(ABC):
             else jobs of both kinds stay until they are cancelled.
         end_s: how long the end of a start or of a job may take.
         settle_s: how long the scheduler may take to decide what becomes of a job.
-        side_by_side: how many trials of a sweep submit jobs at a time.
     """
 
     name: ClassVar[str]
@@ -317,7 +316,6 @@ class Scheduler(ABC):
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.side_by_side = 1
 
     @classmethod
     @abstractmethod

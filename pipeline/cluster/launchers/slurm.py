@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 import shlex
-import shutil
 import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
@@ -22,11 +16,9 @@ from pipeline.cluster.launchers import containers
 from pipeline.cluster.launchers.base import AttemptSpec, GrantedJob, JobState, PackSource, Scheduler
 from pipeline.cluster.launchers.job_folder import OUTPUT, REQUEST, JobFolder
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
-from pipeline.cluster.launchers.slurm_job import Queue, RefusedError, state_of, unanswered
+from pipeline.cluster.launchers.slurm_job import Queue, state_of, unanswered
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
-from pipeline.core import cache
-from pipeline.core.errors import HostError, PacelineError
-from pipeline.core.files import write_atomic
+from pipeline.core.errors import PacelineError
 from pipeline.core.redact import hidden_by, rules
 from pipeline.core.specs import Cluster
 from pipeline.runs import journal
@@ -36,13 +28,11 @@ NAME_PREFIX = "paceline-"
 """The beginning of the names of all jobs."""
 FOLDERS = "slurm"
 """The folder below a run's for those of its jobs."""
-ELEMENT = "array"
-"""The file in a job's folder that says which element of which array it is: ``NAME NUMBER``."""
 
 _DECIDED = (
     (("-N", "--nodes"), "cluster.nnodes="),
     (("-n", "--ntasks", "--ntasks-per-node"), "cluster.nnodes= cluster.nproc_per_node="),
-    (("-a", "--array"), "the trials of a sweep that start together are one array already"),
+    (("-a", "--array"), "each trial of a sweep is a job already"),
     (("-J", "--job-name"), "by its name the job is found again"),
     (("-o", "--output", "--open-mode"), "what it prints lies in the run folder"),
     (("-D", "--chdir"), "it starts in the run folder"),
@@ -151,25 +141,12 @@ def _settings(cluster: Cluster) -> SlurmConfig:
 
 def script(job: Job) -> str:
     """Return the input of sbatch: one agent on each node, with its request in a file that all of them see."""
-    return _text(job, request=shlex.quote(f"{job.folder}/{REQUEST}"))
-
-
-def array_script(jobs: Sequence[Job], name: str) -> str:
-    """Return the input of sbatch for an array of that name, whose elements differ only in their folders."""
-    folders = (f"{number}) folder={shlex.quote(job.folder)};;" for number, job in enumerate(jobs))
-    choose = ["case $SLURM_ARRAY_TASK_ID in", *folders, "esac", 'cd "$folder/../.."']  # the run folder
-    array = jobs[0]._replace(name=name)
-    return _text(array, f"--array=0-{len(jobs) - 1}", before=choose, request=f'"$folder/{REQUEST}"')
-
-
-def _text(job: Job, *more: str, request: str, before: Sequence[str] = ()) -> str:
     options, into = containers.srun(job.cluster, job.seen)
     python = job.cluster.hosts[0].python or ("python3" if job.cluster.container else sys.executable)
-    agent = f"{into}{shlex.join([python, '-E', '-c', BOOTSTRAP])} < {request}"
+    agent = f"{into}{shlex.join([python, '-E', '-c', BOOTSTRAP])} < {shlex.quote(f'{job.folder}/{REQUEST}')}"
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in (*_options(job), *more)),
-        *before,
+        *(f"#SBATCH {option}" for option in _options(job)),
         *_settings(job.cluster).setup,
         # one task a node, with all of the job's cores there; a failing node ends the others
         f"exec srun --ntasks-per-node=1 --cpu-bind=none --mpi=none --kill-on-bad-exit=1 {options}{agent}",
@@ -198,114 +175,6 @@ def _options(job: Job) -> list[str]:
     return [*options, "--requeue", "--open-mode=append", *settings.sbatch]
 
 
-# ------------------------------------------------------------------------------------------- trials as one job array
-_QUIET_S = 0.5  # an array is submitted when no other job has come for so long
-_LONGEST_S = 3.0
-
-
-@dataclass
-class _Batch:
-    """Jobs to be submitted together, each with its id to come."""
-
-    environ: Mapping[str, str]
-    jobs: list[Job] = field(default_factory=list)
-    ids: list[Future[str]] = field(default_factory=list)
-    newest: float = 0.0
-
-    def takes(self, job: Job, environ: Mapping[str, str]) -> bool:
-        """True if the job can be an element of the array, which has one script and one environment."""
-        first = self.jobs[0]
-        return environ == self.environ and script(job._replace(name=first.name, folder=first.folder)) == script(first)
-
-
-class Arrays:
-    """Submits jobs; those of concurrent trials become one array, one entry in Slurm's queue. Thread-safe."""
-
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
-        self._lock = threading.Lock()
-        self._batch: _Batch | None = None
-
-    def submit(self, job: Job, environ: Mapping[str, str], side_by_side: int = 1) -> str:
-        """Return the id of the submitted job, ``ARRAY_NUMBER`` for an element. Raises HostError: Slurm refuses it.
-
-        Args:
-            environ: further variables of the job's environment.
-            side_by_side: how many trials run at a time; 1: the job waits for no others.
-        """
-        if side_by_side == 1:
-            return self._alone(job, environ)
-        with self._lock:
-            if self._batch is None or not self._batch.takes(job, environ):
-                self._batch = _Batch(environ=environ)
-            batch, id_ = self._batch, Future[str]()
-            batch.jobs.append(job)
-            batch.ids.append(id_)
-            batch.newest = time.monotonic()
-        if id_ is batch.ids[0]:
-            self._lead(batch, side_by_side)
-        return id_.result()
-
-    def _lead(self, batch: _Batch, most: int) -> None:
-        """Wait for further jobs, at most ``most``, then submit all of them. Runs in the thread of the first job."""
-        until = time.monotonic() + _LONGEST_S
-        try:
-            while len(batch.jobs) < most and time.monotonic() < min(until, batch.newest + _QUIET_S):
-                time.sleep(0.02)
-            with self._lock:
-                if self._batch is batch:
-                    self._batch = None
-            self._submit(batch)
-        except BaseException as error:
-            own = error if isinstance(error, PacelineError) else HostError(f"the job could not be submitted: {error}")
-            for id_ in batch.ids:
-                id_.set_exception(HostError(own.what, hint=own.hint))
-            if own is not error:
-                raise
-
-    def _submit(self, batch: _Batch) -> None:
-        if len(batch.jobs) > 1:
-            try:
-                for id_, of_element in zip(batch.ids, self._together(batch), strict=True):
-                    id_.set_result(of_element)
-                return
-            except RefusedError:  # a site may allow no array, or fewer jobs than this one has elements
-                for job in batch.jobs:
-                    (Path(job.folder) / ELEMENT).unlink(missing_ok=True)
-        for job, id_ in zip(batch.jobs, batch.ids, strict=True):
-            try:
-                id_.set_result(self._alone(job, batch.environ))
-            except PacelineError as error:
-                id_.set_exception(error)
-
-    def _alone(self, job: Job, environ: Mapping[str, str]) -> str:
-        folder = Path(job.folder)
-        output = str(folder / OUTPUT).replace("%", "%%")
-        return self._queue.submit(script(job), folder=str(folder.parents[1]), output=output, environ=environ)
-
-    def _together(self, batch: _Batch) -> list[str]:
-        name = f"{NAME_PREFIX}array-{secrets.token_hex(4)}"
-        runs = Path(batch.jobs[0].folder).parents[2]
-        outputs = runs / cache.FOLDER / "arrays" / name
-        _remove_dangling(outputs.parent)
-        outputs.mkdir(parents=True)  # sbatch takes one pattern for the outputs of all elements
-        for number, job in enumerate(batch.jobs):
-            (outputs / str(number)).symlink_to(Path(job.folder) / OUTPUT)
-            write_atomic(Path(job.folder) / ELEMENT, f"{name} {number}")
-        pattern = f"{outputs}/".replace("%", "%%") + "%a"
-        text = array_script(batch.jobs, name)
-        array = self._queue.submit(text, folder=str(runs), output=pattern, environ=batch.environ)
-        return [f"{array}_{number}" for number in range(len(batch.jobs))]
-
-
-def _remove_dangling(arrays: Path) -> None:
-    """Remove the folders of arrays whose runs are all removed."""
-    for folder in arrays.glob("*/"):
-        with suppress(OSError):  # another command removes it, too
-            if not any(link.exists() for link in folder.iterdir()):
-                shutil.rmtree(folder)
-
-
 # ------------------------------------------------------------------------------------------------------ the scheduler
 class SlurmScheduler(Scheduler):
     """Submits batch jobs by sbatch."""
@@ -315,7 +184,6 @@ class SlurmScheduler(Scheduler):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._queue = Queue()
-        self._arrays = Arrays(self._queue)
 
     @classmethod
     def render(cls, cluster: Cluster, spec: AttemptSpec, nonce: str = "<random>") -> str:
@@ -326,8 +194,11 @@ class SlurmScheduler(Scheduler):
         hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))
         kept = {"env": dict(cluster.hosts[0].secrets), "hide": rules(hidden)}
         job = _job_of(cluster, spec.run_key, spec.run_dir, folder.path.name, spec.pack)
-        folder.make(script(job), {**request, "has_secrets": any(kept.values())}, cluster.nnodes)
-        id_ = self._arrays.submit(job, {SLURM_SECRETS: json.dumps(kept)}, self.side_by_side)
+        text = script(job)
+        folder.make(text, {**request, "has_secrets": any(kept.values())}, cluster.nnodes)
+        output = str(folder.path / OUTPUT).replace("%", "%%")
+        environ = {SLURM_SECRETS: json.dumps(kept)}
+        id_ = self._queue.submit(text, folder=str(spec.run_dir), output=output, environ=environ)
         return self._granted(id_, folder)
 
     def _granted(self, id_: str, folder: JobFolder) -> GrantedJob:
@@ -341,16 +212,12 @@ class SlurmScheduler(Scheduler):
         )
 
     def jobs(self, run_key: str, run_dir: Path) -> list[GrantedJob]:
-        """Return the jobs, recognised by their names or as elements of an array."""
+        """Return the jobs, recognised by their names."""
         prefix, folders = _name(run_key, run_dir), run_dir / FOLDERS
-        elements = {path.read_text(encoding="utf-8"): path.parent for path in folders.glob(f"*/{ELEMENT}")}
-        jobs = []
-        for id_, name in self._queue.mine(NAME_PREFIX):
-            own = folders / name.removeprefix(prefix) if name.startswith(prefix) else None
-            path = own or elements.get(f"{name} {id_.rpartition('_')[2]}")
-            if path is not None:
-                jobs.append(self._granted(id_, JobFolder(path, self.script)))
-        return jobs
+        return [
+            self._granted(id_, JobFolder(folders / name.removeprefix(prefix), self.script))
+            for id_, name in self._queue.mine(prefix)
+        ]
 
     def poll(self, job: GrantedJob, before: JobState | None = None) -> JobState:
         try:

@@ -141,7 +141,7 @@ class Queue:
         if done.code == 0 or re.search(r"\d", done.stdout):
             name = next((word.partition("=")[2] for word in options if word.startswith("--job-name=")), "")
             if name and (jobs := self.mine(name)):
-                return jobs[-1][0].partition("_")[0]  # the whole array
+                return jobs[-1][0]
         if done.code != 0:
             raise refused(done.stderr or done.stdout)
         return job_id(done.stdout)  # a job that isn't in the queue any more
@@ -172,9 +172,9 @@ class Queue:
     def mine(self, name: str) -> list[tuple[str, str]]:
         """Return id and name of this user's jobs, the newest last, whose names begin with ``name``.
 
-        Each element of an array is listed. Raises HostError.
+        Raises HostError.
         """
-        done = _run("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--sort=i", "--format=%i %j")
+        done = _run("squeue", "--noheader", f"--user={os.getuid()}", "--sort=i", "--format=%i %j")
         if done.code != 0:
             if re.search(_NOT_CONFIGURED, done.stderr):
                 raise refused(done.stderr)
@@ -187,7 +187,7 @@ class Queue:
         done = _run("scontrol", "-o", "show", "job", id_)
         if done.code == 0 and "JobState=" in done.stdout:
             return parse_job(id_, done.stdout)
-        if re.search(r"Invalid job id|Job \S+ not found", done.stderr + done.stdout):  # the latter for an element
+        if "Invalid job id" in done.stderr + done.stdout:
             return ShownJob(id=id_)
         raise PacelineError(f"scontrol: {_words(done.stderr or done.stdout)}")
 
@@ -237,10 +237,6 @@ def job_id(output: str) -> str:
     return ids[-1]
 
 
-class RefusedError(HostError):
-    """Slurm has refused a job."""
-
-
 def refused(output: str) -> HostError:
     """Return the refusal of sbatch with the fix, or that this computer isn't configured for Slurm."""
     if re.search(_NOT_CONFIGURED, output):
@@ -248,7 +244,7 @@ def refused(output: str) -> HostError:
             f"Slurm is not configured on this computer, so nothing was submitted: {_words(output)}",
             hint="run doit on a login node of the cluster, or SLURM_CONF=/path/to/slurm.conf before the same words",
         )
-    return RefusedError(f"Slurm refused the job: {_words(output)}", hint=_helps(output))
+    return HostError(f"Slurm refused the job: {_words(output)}", hint=_helps(output))
 
 
 def _words(output: str) -> str:
@@ -381,8 +377,7 @@ def unanswered(job: GrantedJob, why: str) -> JobState:
 def _ended_early(job: GrantedJob, now: ShownJob, lines: Sequence[str]) -> HostError | TrainingError:
     """Return why a job ended before its nodes reported; TrainingError: somebody has cancelled it."""
     printed = [line for line in lines if line.startswith(SAYS)] or complaints(lines) or list(lines[-4:])
-    was_forgotten = "_" in now.id and not now.state and not printed  # as happens to a waiting element that is cancelled
-    if now.state == "CANCELLED" or was_forgotten:
+    if now.state == "CANCELLED":
         text = "\n".join([f"{job.title} was cancelled before the run began", *(f"  {line}" for line in printed)])
         return TrainingError(text, hint="the same command submits it again", cause="cancelled")
     how = f"{job.title} ended before the run began: {now.state or 'Slurm does not know it any more'}"
