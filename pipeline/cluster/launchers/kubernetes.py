@@ -24,45 +24,21 @@ from pipeline.core.specs import Cluster
 from pipeline.runs import journal
 from trainers.core.config import ConfigError
 
-# Valid values of settings, by the API's rules ("Object Names and IDs", "Labels and Selectors"), for an image by the
-# grammar of the package ``reference`` of github.com/distribution.
 _FORMS = {
-    "label": ("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name of at most 63 letters a-z, digits and -"),
-    "name": ("[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", "a name of letters a-z, digits, - and ."),
-    "key": (
-        r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?",
-        "NAME or DOMAIN/NAME, such as nvidia.com/gpu",
+    ("cpu", "memory", "shm_size"): (
+        r"\d+(\.\d+)?(m|k|[KMGTPE]i|[MGTPE])?",
+        "a quantity of Kubernetes, such as 8, 500m or 64Gi",
     ),
-    "value": (r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?", "a label's value: at most 63 letters, digits, -, _ and ."),
-    "quantity": (r"\d+(\.\d+)?(m|k|[KMGTPE]i|[MGTPE])?", "a quantity of Kubernetes, such as 8, 500m or 64Gi"),
-    "image": (
-        r"([A-Za-z0-9.-]+(:\d+)?/|\[[0-9A-Fa-f:]+\](:\d+)?/)?[a-z0-9]+(([._/]|__|-+)[a-z0-9]+)*(:\w[\w.-]{0,127})?"
-        r"(@[A-Za-z][\w+.-]*:[0-9a-fA-F]{32,})?",
-        "an image's name: [host[:port]/]name[:tag][@digest], the name in lower case",
-    ),
-    "path": (
+    ("mount_path",): (
         r"(/+(?!\.{1,2}(/|$))[^/:\x00-\x1f\x7f]+)+/*|/",
         "an absolute path without a colon, . and .., such as /shared",
     ),
-    "secret": (
+    ("env_from",): (
         r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/[A-Za-z_]\w*",
         "SECRET/NAME, the name of a Secret and that of its key, which becomes the variable's",
     ),
 }
-_FORM_OF = {
-    "namespace": "label",
-    "image": "image",
-    "pvc": "name",
-    "mount_path": "path",
-    "service_account": "name",
-    "runtime": "name",
-    "gpu_resource": "key",
-    "cpu": "quantity",
-    "memory": "quantity",
-    "shm_size": "quantity",
-    "env_from": "secret",
-    "registry_logins": "name",
-}
+"""Values that the API couldn't name the setting of, or that work here, too; it refuses others itself."""
 _NEEDED = {
     "image": "a container image with Python and torch",
     "pvc": "the claim of the volume that holds paths.runs",
@@ -137,27 +113,15 @@ class KubernetesConfig(ClusterConfig):
         for name, what in _NEEDED.items():
             if not getattr(self, name):
                 yield f"cluster.{name} is not set, and pods need it: {what}"
-        for place, value, form in self._texts():
-            pattern, words = _FORMS[form]
-            if not re.fullmatch(pattern, value, 0 if form == "path" else re.ASCII):
-                yield f"{place}{value!r} must be {words}"
+        for name, pattern, words in ((name, *form) for names, form in _FORMS.items() for name in names):
+            value = getattr(self, name)
+            for text in value if isinstance(value, list) else [value] if value else []:
+                if not re.fullmatch(pattern, text, re.ASCII):
+                    yield f"cluster.{name}={text!r} must be {words}"
         if self.gpus is not None and self.gpus < 0:
             yield f"cluster.gpus={self.gpus} must be at least 0"
         if self.run_as_user is not None and not 0 <= self.run_as_user <= _LARGEST_ID:
             yield f"cluster.run_as_user={self.run_as_user} must be a user's id from 0 to {_LARGEST_ID}"
-
-    def _texts(self) -> Iterator[tuple[str, str, str]]:
-        """Yield each text that must have a form: the beginning of a message about it, the text, the form."""
-        for name, form in _FORM_OF.items():
-            value = getattr(self, name)
-            if isinstance(value, list):
-                yield from ((f"cluster.{name}: ", item, form) for item in value)
-            elif value or (value is not None and name not in _NEEDED):
-                yield f"cluster.{name}=", value, form
-        for name in ("node_selector", "labels"):
-            for key, value in getattr(self, name).items():
-                yield f"cluster.{name}: ", key, "key"
-                yield f"cluster.{name}.{key}=", value, "value"
 
 
 # ------------------------------------------------------------------------------------------------ the manifest (pure)
