@@ -64,7 +64,7 @@ def packed_agent() -> bytes:
     """Return the compressed agent: the loader's text, a zero byte, and the modules that it loads."""
     texts = module_texts()
     code = {name: marshal.dumps(_code(name)) for name in texts}
-    texts_apart = zlib.compress(marshal.dumps(texts, 2))  # packed on their own, as most hosts don't need them
+    texts_apart = zlib.compress(marshal.dumps(dict(texts), 2))  # packed on their own, as most hosts don't need them
     modules = marshal.dumps((MAGIC_NUMBER, set(texts), texts_apart, code), 2)
     return zlib.compress(b"%s\n\nrun(modules)\n\0%s" % (texts[f"{PACKAGE}.loader"].encode(), modules))
 
