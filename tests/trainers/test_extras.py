@@ -46,12 +46,12 @@ def test_the_norm_is_that_of_the_whole_unscaled_gradient(make_run: MakeRun, accu
     settings = {"model__dropout": 0.0, "trainer__accumulate_steps": accumulate, "trainer__clip_norm": 0.01}
     trainer = trainer_of(make_run(**settings), lambda: GradScaler([], CPU, scales=True) if scales else None)
     trainer.stepper(trainer.plan(0, 0), 0, 0)
-    clipping, parameters = trainer.stepper.clipping, list(trainer.model.parameters())
-    assert clipping is not None
+    norm, parameters = trainer.stepper.norm, list(trainer.model.parameters())
+    assert norm is not None
     plain = trainer_of(make_run("plain", model__dropout=0.0))
     plain.stepper(plain.plan(0, 0), 0, 0)
     whole = torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 0.01)
-    assert clipping.metrics()["train/grad_norm"] == pytest.approx(float(whole), rel=1e-4)
+    assert float(norm) == pytest.approx(float(whole), rel=1e-4)
     assert float(whole) > 0.1
     for found, wanted in zip(parameters, plain.model.parameters(), strict=True):
         torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-3, atol=1e-7)

@@ -17,7 +17,8 @@ from tests.trainers.tiny_runs import MakeRun, config, metrics_lines, read_summar
 from trainers.core.config import ConfigError, TrainerConfig
 from trainers.core.options import parse
 from trainers.data.augment import EpochPlan
-from trainers.distributed.pairwise import PairwiseSum, pairwise_sum
+from trainers.distributed.rank_state import pairwise_sum
+from trainers.strategies.parts import EarlierParts
 from trainers.training.loop import Trainer
 from trainers.training.session import run
 
@@ -29,12 +30,13 @@ def test_lists_added_one_by_one_on_any_number_of_ranks_give_the_bits_of_one_tree
     assert not wanted.equal(sum(rows[1:], rows[0]))  # the order does decide
     sums = []
     for own in rows.clone().chunk(ranks):
-        earlier = PairwiseSum()
+        weight = torch.zeros(1000)
+        earlier = EarlierParts({"weight": weight})
         for row in own[:-1]:
-            earlier.add([row])
+            weight.grad = row
+            earlier.take()
         last = own[-1].clone()
-        for (tensor,) in earlier.waiting():
-            last += tensor
+        earlier.add_to([last], [weight])
         sums.append(last)
     assert pairwise_sum(torch.stack(sums)).equal(wanted)
 

@@ -13,8 +13,20 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from trainers.distributed.pairwise import pairwise_sum
 from trainers.distributed.process_group import RankContext
+
+
+def pairwise_sum(rows: Tensor) -> Tensor:
+    """Sum [n, …] → […] in the order of a balanced binary tree, for n a power of two; overwrites ``rows``.
+
+    ((g0 + g1) + (g2 + g3)) + ((g4 + g5) + (g6 + g7)): a rank holds 1, 2, 4, … neighbouring parts of a global batch,
+    that is a whole branch. It sums its branch alone, and the ranks' sums are added in the same tree. Floating-point
+    addition is commutative but not associative, so the tree alone determines the bits, on any number of ranks.
+    """
+    while len(rows) > 1:
+        pairs = rows.view(len(rows) // 2, 2, *rows.shape[1:])
+        rows = pairs[:, 0].add_(pairs[:, 1])
+    return rows[0]
 
 
 def statistics(model: nn.Module) -> list[Tensor]:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -20,52 +19,37 @@ from trainers.core.errors import TrainerError
 from trainers.distributed.process_group import RankContext
 
 
-class GradientSync(Protocol):
-    """Gradient averaging of a step. Call ``start``, a backward pass in each ``micro_batch``, then ``finish``."""
+class GradientSync:
+    """Gradients of a step. Call ``start``, a backward pass in each ``micro_batch``, then ``finish``.
 
-    warm_up_passes: int
-    """Passes that each process must run before its first step, fresh or resumed."""
-
-    def start(self) -> None:
-        """Clear the gradients of the step before."""
-        ...
-
-    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """Return the context of one forward and backward pass; the loss is divided by the rank's micro-batches."""
-        ...
-
-    def next_part(self) -> None:
-        """Begin the next part of this rank (trainer.shards)."""
-        ...
-
-    def finish(self) -> None:
-        """Complete ``.grad`` of the layout's parameters: the mean over the ranks.
-
-        With trainer.shards, ``.grad`` is the sum over the parts, whose losses are divided by their number.
-        """
-        ...
-
-
-class LocalGradients:
-    """Gradients that are complete after the backward pass: nothing is sent."""
+    This one is that of a single rank: gradients are complete after the backward pass, and nothing is sent.
+    """
 
     warm_up_passes = 0
+    """Passes that each process must run before its first step, fresh or resumed."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters
 
     def start(self) -> None:
+        """Clear the gradients of the step before."""
         for parameter in self._parameters.values():
             parameter.grad = None
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        """Return the context of one forward and backward pass; the loss is divided by the rank's micro-batches."""
         return nullcontext()
 
     def next_part(self) -> None:
+        """Begin the next part of this rank (trainer.shards)."""
         raise AssertionError("a rank has several parts with trainer.shards alone")
 
     def finish(self) -> None:
-        """Raises TrainerError naming a parameter that took no part in the loss."""
+        """Complete ``.grad`` of the layout's parameters: the mean over the ranks.
+
+        With trainer.shards, ``.grad`` is the sum over the parts, whose losses are divided by their number. Raises
+        TrainerError naming a parameter that took no part in the loss.
+        """
         refuse_missing(self._parameters)
 
 

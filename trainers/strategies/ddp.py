@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainers.core.config import ConfigError, StrategyConfig, TrainConfig, TrainerConfig, choice
 from trainers.core.errors import TrainerError
 from trainers.distributed.process_group import RankContext
-from trainers.strategies import Layout, LocalGradients, Strategy, named_trainable, trainable
+from trainers.strategies import GradientSync, Layout, Strategy, named_trainable, trainable
 from trainers.strategies.parts import EarlierParts, OrderedSum, PartGradients, ordered_sum_hook
 from trainers.strategies.shared_memory import SharedMemory, SharedSum, share_memory, shared_memory_hook
 
@@ -59,7 +59,7 @@ class DDPConfig(StrategyConfig):
             )
 
 
-class ReplicatedGradients(LocalGradients):
+class ReplicatedGradients(GradientSync):
     """Gradients that DistributedDataParallel averages in the last backward pass of a step."""
 
     warm_up_passes = _WARM_UP_PASSES
@@ -101,7 +101,7 @@ def build(config: TrainConfig, model: nn.Module, context: RankContext, precision
     if config.trainer.compile:
         network = _compiled(model, config.trainer)
     if context.ranks.world_size == 1:
-        local = PartGradients if config.trainer.shards else LocalGradients
+        local = PartGradients if config.trainer.shards else GradientSync
         return Strategy(layout=layout, network=network, gradient_sync=local(named_trainable(model)))
     replicated = _replicated(network)
     if config.trainer.shards:

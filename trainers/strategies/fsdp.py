@@ -29,7 +29,7 @@ from trainers.core.config import ConfigError, StrategyConfig, TrainConfig
 from trainers.core.errors import TrainerError, install
 from trainers.core.files import explained, write_atomic
 from trainers.distributed.process_group import RankContext
-from trainers.strategies import Layout, LocalGradients, Strategy
+from trainers.strategies import GradientSync, Layout, Strategy
 
 _LARGEST_BYTES, _SMALLEST_BYTES = 25 << 20, 1 << 20  # bounds of the weights that are gathered at once
 _CHUNK_BYTES = 64 << 20  # of a file that is sent to another host
@@ -245,7 +245,7 @@ class Shards(Layout):
             )
 
 
-class ShardSync(LocalGradients):
+class ShardSync(GradientSync):
     """Hands FSDP's averaged gradients to the slices.
 
     FSDP averages in every backward pass, as unreduced gradients would fill the memory.

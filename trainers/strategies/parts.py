@@ -1,6 +1,6 @@
 """Sum the gradients of a global batch's parts in one order on any number of ranks (trainer.shards).
 
-The order is that of ``trainers.distributed.pairwise``. A rank adds up its own parts as they are computed. Between
+The order is that of ``rank_state.pairwise_sum``. A rank adds up its own parts as they are computed. Between
 ranks, each sends every other rank a slice of its sum, adds the slices that it receives, and gathers the finished
 slices: as many bytes as a ring all-reduce sends (Thakur, Rabenseifner, Gropp: Optimization of collective communication
 operations in MPICH, 2005), in an order that does not depend on buckets. A sum of two ranks has only one order.
@@ -18,22 +18,25 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 from torch.nn import functional
 
-from trainers.distributed.pairwise import PairwiseSum, pairwise_sum
-from trainers.strategies import LocalGradients, refuse_missing
+from trainers.distributed.rank_state import pairwise_sum
+from trainers.strategies import GradientSync, refuse_missing
 from trainers.strategies.shared_memory import SharedSum, shared_memory_hook
 
 
 class EarlierParts:
-    """The pairwise sum of the gradients of a rank's parts, except for the last part."""
+    """The pairwise sum of the gradients of a rank's parts, except for the last part.
+
+    Of n parts it holds at most log2(n) + 1 lists of gradients.
+    """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters
         self._places = {parameter: place for place, parameter in enumerate(parameters.values())}
-        self._sum = PairwiseSum()
+        self._sums: list[tuple[int, list[Tensor]]] = []  # partial sums with their number of parts: 4, 2, 1
 
     def forget(self) -> None:
         """Begin a new step."""
-        self._sum.forget()
+        self._sums = []
 
     def take(self) -> None:
         """Move the gradients of a finished part from the parameters into the sum.
@@ -42,18 +45,23 @@ class EarlierParts:
             TrainerError: a parameter took no part in the loss.
         """
         refuse_missing(self._parameters)
-        self._sum.add([cast(Tensor, parameter.grad) for parameter in self._parameters.values()])
+        gradients, count = [cast(Tensor, parameter.grad) for parameter in self._parameters.values()], 1
+        while self._sums and self._sums[-1][0] == count:
+            _, earlier = self._sums.pop()
+            torch._foreach_add_(earlier, gradients)
+            gradients, count = earlier, 2 * count
+        self._sums.append((count, gradients))
         for parameter in self._parameters.values():
             parameter.grad = None
 
     def add_to(self, gradients: list[Tensor], parameters: list[Tensor]) -> None:
         """Add the sum to the last part's gradients of some parameters, in place."""
         places = [self._places[parameter] for parameter in parameters]
-        for earlier in self._sum.waiting():
+        for _, earlier in reversed(self._sums):
             torch._foreach_add_(gradients, [earlier[place] for place in places])
 
 
-class PartGradients(LocalGradients):
+class PartGradients(GradientSync):
     """Gradients of several parts on a single rank."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:

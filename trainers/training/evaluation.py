@@ -18,8 +18,8 @@ from trainers.data.gather import Wanted
 from trainers.data.pack import MappedPack
 from trainers.data.randomness import Stream, key
 from trainers.distributed.heartbeat import HEARTBEAT
-from trainers.distributed.pairwise import pairwise_sum
 from trainers.distributed.process_group import RankContext
+from trainers.distributed.rank_state import pairwise_sum
 from trainers.training.model_setup import autocast, seed_generators
 
 _SMALLEST_BATCH = {"cuda": 256, "cpu": 128}  # on a CPU, larger batches take memory and gain no speed

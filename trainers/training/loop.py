@@ -269,8 +269,8 @@ class Trainer:
             values["train/loss"] = reading.loss
         if self.stepper.grad_scaler is not None:
             values["train/skipped_steps"] = float(self.stepper.grad_scaler.skipped)
-        if self.stepper.clipping is not None:
-            values |= self.stepper.clipping.metrics()
+        if self.stepper.norm is not None and math.isfinite(norm := float(self.stepper.norm)):
+            values["train/grad_norm"] = norm
         self.pruned = reading.stop
         validates = evaluates and self.pack.manifest.size("val")
         self._write(epoch, values, doing="evaluating on the val split" if validates else self._after_evaluation())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from trainers.core.options import load
 from trainers.data.pack import (
     DamagedPackError,
     Manifest,
-    MappedPack,
     PackWatch,
     check_digests,
     open_pack,
@@ -67,7 +66,9 @@ def run(path: Path, seen: OfRank | None = None) -> None:
         raise set_aside(damage) from damage
     _refuse_empty_splits(config, pack.manifest)
     watch = PackWatch(pack)  # before the digests are checked, so that no write goes unnoticed
-    check = DigestCheck(pack, read_ranks())
+    # hash the data in a thread, on one rank per node, while the process group connects
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="digest")
+    check = thread.submit(check_digests, pack) if read_ranks().local_rank == 0 else None
     keep_freed_memory()
     with ExitStack() as stack:
         context = stack.enter_context(connect(config.strategy.backend))
@@ -79,7 +80,11 @@ def run(path: Path, seen: OfRank | None = None) -> None:
             trainer.say(_idle_cores(idle, context.ranks))
         if pack.manifest.synthetic:
             trainer.say(_SYNTHETIC)
-        check.result()  # before training reads the first image
+        if check is not None:  # before training reads the first image
+            try:
+                check.result()
+            except DamagedPackError as damage:
+                raise set_aside(damage) from damage  # safe from here on: every rank of the node has opened the pack
         context.wait_for_all("data checked")
         trainer.prepare()
         _warn_of_slow_network(context)
@@ -100,30 +105,6 @@ def _warn_of_slow_network(context: RankContext) -> None:
         text = nccl_warning()
         if text is not None:
             print(text, flush=True)
-
-
-class DigestCheck:
-    """Hashes the data in a thread, on one rank per node, while the process group connects."""
-
-    def __init__(self, pack: MappedPack, ranks: Ranks) -> None:
-        self._damage: DamagedPackError | None = None
-        self._thread = threading.Thread(target=self._check, args=(pack,), name="digest", daemon=True)
-        if ranks.local_rank == 0:
-            self._thread.start()
-
-    def result(self) -> None:
-        """Wait for the hash. Raises TrainerError if a file was altered."""
-        # set_aside is safe from here on: every rank of the node has opened the pack
-        if self._thread.ident is not None:
-            self._thread.join()
-        if self._damage is not None:
-            raise set_aside(self._damage)
-
-    def _check(self, pack: MappedPack) -> None:
-        try:
-            check_digests(pack)
-        except DamagedPackError as damage:
-            self._damage = damage
 
 
 def _refuse_empty_splits(config: TrainConfig, manifest: Manifest) -> None:

@@ -25,7 +25,7 @@ from trainers.distributed.rank_state import PartBuffers
 from trainers.training import loss
 from trainers.training.digests import GRADIENTS, INPUTS, Witness, gradients_of
 from trainers.training.model_setup import autocast, moving_buffers, seed_generators, training_mode
-from trainers.training.update import Clipping, GradScaler, WeightAverage
+from trainers.training.update import GradScaler, WeightAverage, clip
 
 _WARM_UP_STEPS = 3  # a CUDA graph needs three: run, record, replay
 _FEW_IMAGES = 2  # the smallest batch that batch normalisation accepts
@@ -55,8 +55,7 @@ class Stepper:
         scales = precision == "fp16"
         guarded = scales or config.trainer.skip_nonfinite
         self.grad_scaler = GradScaler(self.buffers.statistics(), context.device, scales=scales) if guarded else None
-        max_norm = config.trainer.clip_norm
-        self.clipping = Clipping(self.strategy.layout, max_norm) if max_norm else None
+        self.norm: Tensor | None = None  # of the last step's gradient before clipping, if it is clipped
         decay = config.trainer.ema
         self.average = WeightAverage(self.strategy.layout.parameters, decay) if decay else None
         self.loss = loss.build(config.trainer, pack, context.device)
@@ -234,8 +233,8 @@ class Stepper:
         found_inf: Tensor | None = None
         if self.grad_scaler is not None:
             found_inf = self.strategy.layout.agree(self.grad_scaler.inspect(self.optimizer.gradients()))
-        if self.clipping is not None:  # after inspect(), which divides by the scale of fp16
-            self.clipping.clip(self.optimizer.gradients())
+        if max_norm := self.config.trainer.clip_norm:  # after inspect(), which divides by the scale of fp16
+            self.norm = clip(self.strategy.layout, max_norm, self.optimizer.gradients())
         self.optimizer.step(lr, found_inf)
         if self.grad_scaler is not None:
             self.grad_scaler.end()

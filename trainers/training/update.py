@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -65,27 +64,19 @@ class GradScaler:
         return {"skipped": [self.skipped], "scale": [self.scale, self._good_steps]}
 
 
-class Clipping:
-    """Clips the gradient norm with torch.nn.utils (Pascanu et al. 2013), without waiting for the device.
+@torch.no_grad()
+def clip(layout: Layout, max_norm: float, gradients: list[Tensor]) -> Tensor:
+    """Scale the gradients of the layout's parameters in place with torch.nn.utils (Pascanu et al. 2013).
 
-    Call ``clip()`` when the gradients of the global batch are complete and unscaled. The norm is that of the whole
-    gradient: averaged over ranks and micro-batches, and including the slices of all ranks.
+    Call it when the gradients of the global batch are complete and unscaled. Doesn't wait for the device.
+
+    Returns:
+        The norm before, a scalar: that of the whole gradient, averaged over ranks and micro-batches, and including the
+        slices of all ranks.
     """
-
-    def __init__(self, layout: Layout, max_norm: float) -> None:
-        self._layout, self._max_norm = layout, max_norm
-        self.norm = torch.zeros(())  # norm of the last step's gradient before clipping
-
-    @torch.no_grad()
-    def clip(self, gradients: list[Tensor]) -> None:
-        """Scale the gradients of the layout's parameters in place, if their norm is above the maximum."""
-        self.norm = self._layout.whole_norm(get_total_norm(gradients))
-        clip_grads_with_norm_(self._layout.parameters, self._max_norm, self.norm)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the norm of the last step before clipping, if it is finite. Waits for the device."""
-        norm = float(self.norm)
-        return {"train/grad_norm": norm} if math.isfinite(norm) else {}
+    norm = layout.whole_norm(get_total_norm(gradients))
+    clip_grads_with_norm_(layout.parameters, max_norm, norm)
+    return norm
 
 
 class WeightAverage:
