@@ -93,7 +93,7 @@ def config_changes(resolved: Mapping[str, Any]) -> Iterator[Change]:
         yield Change(word, "configuration", True, with_words(word))
     for word in (
         "model=resnet18", "model=resnet50", "model=whitened_cnn", "optimizer=adam", "optimizer=airbench_muon",
-        "schedule=step", "schedule=constant", "schedule=triangle", "strategy=fsdp", "strategy=auto",
+        "schedule=step", "schedule=constant", "schedule=triangle", "strategy=fsdp",
     ):  # fmt: skip
         yield Change(word, "configuration", True, with_words(word))
 

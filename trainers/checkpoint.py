@@ -54,10 +54,9 @@ class Identity:
     dataset_digest: str
     world_size: int
     hardware: str  # kind of device and precision: "cuda in bf16"
-    strategy: str = "ddp"  # ddp or fsdp, also under strategy=auto
 
 
-def identity(config: TrainConfig, dataset_digest: str, *, world_size: int, hardware: str, strategy: str) -> Identity:
+def identity(config: TrainConfig, dataset_digest: str, *, world_size: int, hardware: str) -> Identity:
     """Return the identity of a run, without the fields that do not influence its weights."""
     flat: dict[str, Any] = {}
     for group, section in asdict(config).items():
@@ -66,9 +65,7 @@ def identity(config: TrainConfig, dataset_digest: str, *, world_size: int, hardw
         else:
             flat[group] = section
     kept = {name: value for name, value in flat.items() if name not in _NOT_COMPARED}
-    return Identity(
-        config=kept, dataset_digest=dataset_digest, world_size=world_size, hardware=hardware, strategy=strategy
-    )
+    return Identity(config=kept, dataset_digest=dataset_digest, world_size=world_size, hardware=hardware)
 
 
 @dataclass(kw_only=True)
@@ -195,12 +192,6 @@ class CheckpointFolder:
             raise TrainerError(
                 f"checkpoint {path} was trained on data {side['dataset_digest'][:12]}, this run has "
                 f"{self._owner.dataset_digest[:12]}; delete {path.parent} to start afresh"
-            )
-        strategy = side.get("strategy", "ddp")
-        if strategy != self._owner.strategy and self._owner.config.get("strategy.name") == "auto":
-            raise TrainerError(
-                f"checkpoint {path} was written with {strategy}, and strategy=auto takes {self._owner.strategy} for "
-                f"the devices of this attempt; go on with devices as before, or delete {path.parent} to start afresh"
             )
         then, now = side["config"], json.loads(json.dumps(dict(self._owner.config)))
         different = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]

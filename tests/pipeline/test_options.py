@@ -131,7 +131,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.long
 def test_an_option_of_each_kind_is_found_and_changes_no_run_that_is_there(project: Path) -> None:
     experiments = [[f"experiment={path.stem}"] for path in sorted((project / "conf/experiment").glob("*.yaml"))]
-    lines = [*experiments, ["cluster=two_node", "strategy=auto", "search=tpe"]]
+    lines = [*experiments, ["cluster=two_node", "strategy=fsdp", "search=tpe"]]
     before = asked(project, *lines)
     assert not any(isinstance(answer, str) for answer in before["answers"])
     for group in KINDS:

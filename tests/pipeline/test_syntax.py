@@ -18,7 +18,7 @@ from tests.integration.commands import ROOT
 
 RUNS = (
     ("classifier", "models.small_cnn", "optimizers.sgd", "schedules.constant", "strategies.ddp"),
-    ("classifier", "models.whitened_cnn", "optimizers.airbench_muon", "schedules.triangle", "strategies.auto"),
+    ("classifier", "models.whitened_cnn", "optimizers.airbench_muon", "schedules.triangle"),
     ("classifier", "models.resnet18", "optimizers.adam", "schedules.one_cycle", "strategies.fsdp"),
     ("measuring.measure", "models.resnet50", "schedules.step", "optimizers.muon"),
     ("measuring.allreduce", "optimizers.torch"),

@@ -91,16 +91,11 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """A strategy's layout, network and gradient averaging.
-
-    ``network`` is the model, compiled or wrapped as the strategy needs it. ``reason`` says why ``auto`` chose this
-    strategy; it is empty if the configuration names the strategy.
-    """
+    """A strategy's layout, network (the model, compiled or wrapped as needed) and gradient averaging."""
 
     layout: Layout
     network: nn.Module
     gradient_sync: GradientSync
-    reason: str = ""
 
 
 def build(config: TrainConfig, model: nn.Module, context: RankContext, precision: str) -> Strategy:

@@ -90,8 +90,9 @@ class ReplicatedGradients(GradientSync):
 
 
 def build(config: TrainConfig, model: nn.Module, context: RankContext, precision: str) -> Strategy:
-    """See trainers.strategies. Under strategy=auto, the settings of ddp have their defaults."""
-    ddp = config.strategy if isinstance(config.strategy, DDPConfig) else DDPConfig()
+    """See trainers.strategies."""
+    ddp = config.strategy
+    assert isinstance(ddp, DDPConfig)
     if ddp.compression == "bf16" and context.ranks.world_size > 1 and context.backend != "nccl":
         raise TrainerError(
             f"strategy.compression=bf16 needs the backend nccl, and this run has {context.backend}; "

@@ -59,10 +59,8 @@ def build(config: TrainConfig, model: nn.Module, context: RankContext, precision
     """Shard ``model`` in place over all ranks.
 
     Raises:
-        ConfigError: ``FSDPConfig.check`` refuses the configuration (strategy=auto has not called it before).
         TrainerError: GPUs without nccl, or no numpy on this host.
     """
-    FSDPConfig().check(config)
     if context.device.type == "cuda" and context.backend != "nccl":
         raise TrainerError(
             f"strategy=fsdp on GPUs needs strategy.backend=nccl, and this run has {context.backend}; "

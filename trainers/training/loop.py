@@ -92,7 +92,6 @@ class Trainer:
                 self.pack.manifest.digest,
                 world_size=self.context.ranks.world_size,
                 hardware=f"{self.context.device.type} in {self.precision}",
-                strategy=layout.name,
             )
             self.folder = CheckpointFolder(path, owner, self.config.trainer.keep_checkpoints, self.nodes)
             table = row.unsqueeze(0)

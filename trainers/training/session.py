@@ -165,13 +165,11 @@ def _initial(trainer: Trainer) -> str:
 
 
 def _strategy(trainer: Trainer) -> str:
-    """Describe the strategy in a line, unless it is plain ddp."""
-    strategy, world_size = trainer.stepper.strategy, trainer.context.ranks.world_size
-    why = f" (strategy=auto: {strategy.reason})" if strategy.reason else ""
-    if strategy.layout.name == "ddp" and not why:
-        return ""
-    what = "every rank has the whole model" if strategy.layout.name == "ddp" else f"each rank has 1/{world_size} of it"
-    return f"\nstrategy {strategy.layout.name}: {what}{why}"
+    """Describe the strategy in a line, unless it is ddp."""
+    name = trainer.stepper.strategy.layout.name
+    return (
+        "" if name == "ddp" else f"\nstrategy {name}: each rank has 1/{trainer.context.ranks.world_size} of the model"
+    )
 
 
 def _share(steps: Steps) -> str:
