@@ -119,33 +119,22 @@ def _note_running() -> Path | None:
 
 
 def _with_recordable_errors(run: Callable[[], None]) -> Callable[[], None]:
-    """Return ``run`` with errors that torch's ``record`` handles.
-
-    ``record`` takes SystemExit(0) for a good end, records no other BaseException, and needs a text.
-    """
+    """Return ``run`` with errors that torch's ``record`` handles: it takes SystemExit(0) for a good end."""
 
     def recorded() -> None:
         try:
             run()
+        except Exception:
+            raise
         except BaseException as error:
-            raisable = recordable(error)
-            if raisable is error:
-                raise
-            raise raisable.with_traceback(error.__traceback__) from None
+            raise recordable(error).with_traceback(error.__traceback__) from None
 
     return recorded
 
 
 def recordable(error: BaseException) -> Exception:
-    """Return ``error`` if it is an Exception with a text, else one of the same name with a text."""
-    try:
-        text = str(error)
-    except BaseException as reason:
-        text = f"(its text could not be made: {type(reason).__name__})"
-    else:
-        if isinstance(error, Exception):
-            return error
-        text = f"{text} (it ends a process, and the run was not over; raise an Exception that says why)".lstrip()
+    """Return an Exception of the same name for an error that is none, such as SystemExit."""
+    text = f"{error} (it ends a process, and the run was not over; raise an Exception that says why)".lstrip()
     named: Exception = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__})(text)
     return named
 

@@ -21,7 +21,7 @@ from trainers.models import ImageShape
 _BUILDER = r"^@register_model\((?:name=)?[\"']?(\w*)[\"']?\)\n(?:@.*\n)*def (\w+)"
 _OWN = ("weights", "progress", "num_classes", "aux_logits")  # set by other fields or by the training
 _AUXILIARY = ("googlenet", "inception_v3")  # networks with auxiliary outputs
-_COLOURS, _LARGEST_PIXELS = 3, 320
+_COLOURS = 3
 
 
 @dataclass(kw_only=True)
@@ -111,29 +111,17 @@ def _in_colours(network: nn.Module, images: tuple[Tensor]) -> Tensor:
 
 
 def _refuse_unfit(network: nn.Module, arch: str, image: ImageShape) -> None:
-    """Raise ConfigError if the network can't take the images, with the smallest size that it takes."""
-    why = _why_not(network, image.channels, image.height, image.width)
-    if why is None:
-        return
-    unfit, fit = min(image.height, image.width), _LARGEST_PIXELS
-    smallest = "" if _why_not(network, image.channels, fit, fit) is not None else "; it takes {0}×{0} and larger"
-    while fit - unfit > 1:  # bisect the smallest size
-        middle = (unfit + fit) // 2
-        unfit, fit = (unfit, middle) if _why_not(network, image.channels, middle, middle) is None else (middle, fit)
-    raise ConfigError(
-        f"model.arch={arch} can't take images of {image.height}×{image.width} pixels{smallest.format(fit)} "
-        f"(torchvision says: {why}); take larger images, or another one: model.arch=resnet18 takes any size"
-    )
-
-
-def _why_not(network: nn.Module, channels: int, height: int, width: int) -> str | None:
-    """Return the error for an image of that size, or None. Runs on torch's meta device, which computes shapes only."""
+    """Raise ConfigError if the network can't take the images: on torch's meta device, which computes shapes only."""
     state = {name: value.to("meta") for name, value in network.state_dict().items()}
+    shape = (1, image.channels, image.height, image.width)
     network.eval()
     try:
-        torch.func.functional_call(network, state, torch.empty(1, channels, height, width, device="meta"))
+        torch.func.functional_call(network, state, torch.empty(shape, device="meta"))
     except (RuntimeError, ValueError, AssertionError) as error:
-        return " ".join(str(error).split())[:200] or type(error).__name__
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ConfigError(
+            f"model.arch={arch} can't take images of {image.height}×{image.width} pixels (torchvision says: {why}); "
+            "take larger images, or another one: model.arch=resnet18 takes any size"
+        ) from error
     finally:
         network.train()
-    return None

@@ -15,9 +15,6 @@ from trainers.contract import run_folder
 from trainers.core.config import ConfigError
 from trainers.script.settings import ScriptConfig, filled, groups, is_resume, names, placeholder_of_data
 
-_LONGEST = 256  # bytes of a first line that Linux reads
-_PROGRAMS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # first bytes of programs on Linux and macOS
-
 
 @dataclass(frozen=True, kw_only=True)
 class Paths:
@@ -130,44 +127,3 @@ def require_program(word: str, env: Mapping[str, str], workdir: Path) -> None:
             f"program.command=[{word}]: {place} is no program here (an executable file); install it on this host, or "
             "name a file of the project"
         )
-    why = why_not_executable(Path(place), folders)
-    if why:
-        raise ConfigError(f"program.command=[{word}]: this host can't start {place}: {why}")
-
-
-def why_not_executable(path: Path, folders: str) -> str:
-    """Return why the file can't be started here; '' if nothing is known against it.
-
-    Args:
-        folders: PATH, in which ``env`` looks up the interpreter that a first line names.
-
-    Raises:
-        OSError: it can't be read.
-    """
-    try:
-        with path.open("rb") as file:
-            head = file.read(_LONGEST)
-    except PermissionError:  # a program may be executable without being readable
-        return ""
-    if head.startswith(b"#!"):
-        return _of_script(head, folders)
-    if head.startswith(_PROGRAMS):
-        return ""
-    if not head:
-        return "it is empty"
-    return "it is no program of this system, and has no first line that names an interpreter (#!/bin/sh)"
-
-
-def _of_script(head: bytes, folders: str) -> str:
-    line = os.fsdecode(head[2:].split(b"\n")[0])
-    words = line.split()
-    if not words:
-        return "its first line, #!, names no interpreter"
-    if line.endswith("\r"):
-        return "its first line ends with a carriage return; save it with the line ends of Unix"
-    if not os.access(words[0], os.X_OK):
-        return f"its first line names {words[0]}, which isn't there"
-    name = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), None)
-    if Path(words[0]).name == "env" and name is not None and shutil.which(name, path=folders) is None:
-        return f"its first line names {name}, which isn't in PATH"
-    return ""

@@ -60,7 +60,7 @@ class Results:
             )
             return 1
         try:
-            gathered = self._gather()
+            gathered = gather(node, self.settings)
         except MissingOutputsError as error:
             say(f"error: {self.name} ended with exit code 0 without {error}")
             return 1
@@ -86,18 +86,6 @@ class Results:
             with suppress(OSError):  # another node's folder lies there
                 folder.parent.rmdir()
         return 0
-
-    def _gather(self) -> Gathered:
-        node = self.node
-        return gather(
-            self.settings.outputs,
-            workdir=copy_of(node.run_dir, node.rank) / self.settings.workdir,
-            wrote=written_by_script(node.run_dir, node.rank),
-            outputs=node.outputs,
-            limit_bytes=self.settings.outputs_limit_bytes,
-            required=node.is_first,
-            lost=[node.run_dir / name for name in unreadable(node.run_dir, node.outputs)],
-        )
 
     def _report(self, gathered: Gathered) -> None:
         """Print which files of the working directory were kept, renamed, or stay on this host because of the limit."""
@@ -138,8 +126,7 @@ class Results:
         if self.settings.seal != "off" and (outside := [*record["files"]]):
             say(f"{WARNING}{dependencies.outside(outside)}")
         write_sealed(run_dir / run_folder.DEPENDENCIES, record)
-        hashes = {output.path: {"sha256": output.sha256, "bytes": output.size_bytes} for output in gathered.outputs}
-        write_json(run_dir / run_folder.OUTPUT_DIGESTS, hashes)
+        write_json(run_dir / run_folder.OUTPUT_DIGESTS, gathered.digests)
         summary = {
             "steps": metrics.step,
             "metrics": metrics.last,
@@ -157,24 +144,15 @@ class MissingOutputsError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output:
-    """A file; ``path`` is relative to the folder of outputs."""
-
-    path: str
-    sha256: str
-    size_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Gathered:
     """The files that were gathered.
 
-    ``outputs`` are the requested ones. ``besides``: others that were kept, ``over``: files above the limit, both as
-    path in the working directory → size. ``renamed``: path in the working directory → path below the folder of outputs,
-    of files whose name was taken there.
+    ``digests``: of the requested ones, path below the folder of outputs → sha256 and bytes. ``besides``: others that
+    were kept, ``over``: files above the limit, both as path in the working directory → size. ``renamed``: path in the
+    working directory → path below the folder of outputs, of files whose name was taken there.
     """
 
-    outputs: list[Output]
+    digests: dict[str, dict[str, Any]]
     besides: dict[str, int]
     over: dict[str, int]
     renamed: dict[str, str]
@@ -187,41 +165,30 @@ WORKDIR = "workdir"
 """Folder among the outputs for files of the working directory that no pattern matches."""
 
 
-def gather(
-    patterns: Sequence[str],
-    *,
-    workdir: Path,
-    wrote: Sequence[Path],
-    outputs: Path,
-    limit_bytes: int | None,
-    required: bool,
-    lost: Collection[Path] = (),
-) -> Gathered:
-    """Move the script's files from its working directory into ``outputs``, and hash the requested ones.
+def gather(node: Node, settings: ScriptConfig) -> Gathered:
+    """Move the script's files from its working directory into {run}, and hash the requested ones.
 
-    No file replaces another: if {run} has a file of that name, the working directory's file gets a free name.
-
-    Args:
-        wrote: the script's files, in its copy of the project and above it, that the snapshot doesn't hold.
-        limit_bytes: limit for files that no pattern matches, of which the smallest are kept; None: keep none.
-        required: refuse patterns that match nothing.
-        lost: files of {run} that can't be kept and don't count.
+    No file replaces another: if {run} has a file of that name, the working directory's file gets a free name. Of the
+    files that no pattern matches the smallest are kept, up to the limit.
 
     Raises:
-        MissingOutputsError: a pattern matches no file in either folder.
+        MissingOutputsError: on the first node, a pattern matches no file in either folder.
         OSError: a file can't be moved.
     """
+    workdir, outputs = copy_of(node.run_dir, node.rank) / settings.workdir, node.outputs
+    wrote, limit_bytes = written_by_script(node.run_dir, node.rank), settings.outputs_limit_bytes
+    lost = [node.run_dir / name for name in unreadable(node.run_dir, outputs)]
     in_run: set[str] = set()
     requested: dict[Path, str] = {}
     missing = []
-    for pattern in patterns:
+    for pattern in settings.outputs:
         glob = pattern.removeprefix("{run}/")
         matched = {path.relative_to(outputs).as_posix() for path in _files(outputs, glob) if path not in lost}
         own = set(wrote) & set(_files(workdir, glob)) if glob == pattern else set()
         requested |= {path: path.relative_to(workdir).as_posix() for path in own}
         in_run |= matched
         missing += [] if matched or own else [pattern]
-    if missing and required:
+    if missing and node.is_first:
         raise MissingOutputsError(", ".join(missing))
     rest = sorted(set(wrote) - requested.keys()) if limit_bytes is not None else []
     besides, over = _within(rest, limit_bytes or 0)
@@ -242,7 +209,10 @@ def gather(
             unmoved.add(target)
     besides = {path: size for path, size in besides.items() if places[path] not in unmoved}
     return Gathered(
-        outputs=[_output(outputs, name) for name in sorted(in_run | {places[path] for path in requested})],
+        digests={
+            name: {"sha256": sha256_file(outputs / name), "bytes": (outputs / name).stat().st_size}
+            for name in sorted(in_run | {places[path] for path in requested})
+        },
         besides={places[path].removeprefix(f"{WORKDIR}/"): size for path, size in besides.items()},
         over={below(path, workdir): size for path, size in over.items()},
         renamed=renamed,
@@ -345,8 +315,3 @@ def _move(path: Path, target: Path) -> None:
         path.replace(target)
     except PermissionError:
         shutil.copyfile(path, target)
-
-
-def _output(folder: Path, name: str) -> Output:
-    path = folder / name
-    return Output(path=name, sha256=sha256_file(path), size_bytes=path.stat().st_size)
