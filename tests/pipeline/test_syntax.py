@@ -31,7 +31,6 @@ RUNS = (
     ("predicting",),
     ("ranks",),
     ("torchrun_options",),
-    ("script.stored_logs",),
     ("call",),
     ("torchrun",),
 )

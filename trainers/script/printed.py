@@ -3,6 +3,9 @@
 A word counts as a metric if one of its parts is in ``_KINDS`` and a number follows: ``loss: 0.31``, ``val_acc=0.91``,
 ``loss 0.31``, ``{'loss': 0.31}``, ``Test set: Average loss: 0.03, Accuracy: 9908/10000``, a progress bar's
 ``loss=0.31``, ``│ test_acc │ 0.91 │`` of a table. docs/own-scripts.md lists the forms.
+
+``python -m trainers.script.printed RUN_DIR PATTERN [EARLIER]`` reads the logs of a finished run for a pattern that was
+set later. Standard library only.
 """
 
 from __future__ import annotations
@@ -11,39 +14,25 @@ import itertools
 import json
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from trainers.contract import run_folder
-from trainers.script.files import write_text
+from trainers.script.files import sha256_file, write_sealed, write_text
 from trainers.script.metrics_file import Row
+from trainers.script.settings import names as names_in
+from trainers.script.sources import PatternLines
 
 _OF_RANK_0 = "0 | "
 """Prefix of rank 0's lines in the log of a host."""
 
 _KINDS = {
-    *(
-        "acc",
-        "acc1",
-        "acc5",
-        "accuracy",
-        "prec",
-        "prec1",
-        "prec5",
-        "auc",
-        "auroc",
-        "f1",
-        "precision",
-        "recall",
-        "score",
-        "top1",
-        "top5",
-        "iou",
-        "miou",
-        "map",
-    ),
+    *("acc", "acc1", "acc5", "accuracy", "prec", "prec1", "prec5", "auc", "auroc", "f1", "precision", "recall"),
+    *("score", "top1", "top5", "iou", "miou", "map"),
     *("loss", "lr", "mae", "mse", "rmse", "r2", "ppl", "perplexity", "bleu", "rouge", "rouge1", "rouge2", "rougel"),
     *("cer", "wer", "psnr", "ssim", "fid", "ndcg", "reward"),
 }
@@ -356,3 +345,66 @@ def _with_steps(lines: Iterable[_Line], steps_per_epoch: float | None = None) ->
             yield from zip(known, placed, strict=True)
             return
     yield from enumerate(placed, 1)
+
+
+# The logs of a finished run, read for a pattern.
+
+
+def read_stored(run_dir: Path, pattern: str, earlier: str = "") -> None:
+    """Add the matches of ``program.metrics_pattern`` in a finished run's logs to metrics.jsonl and summary.json.
+
+    The metrics of the ``earlier`` pattern are removed. Raises OSError; ValueError: the folder isn't that of a script
+    that has ended well.
+    """
+    metrics, summary = run_dir / run_folder.METRICS, run_dir / run_folder.SUMMARY
+    known = _json(summary)
+    del known["sha256"]
+    names = {*re.compile(pattern).groupindex, *(re.compile(earlier).groupindex if earlier else ())}
+    old = [row for line in metrics.read_text(encoding="utf-8").splitlines() if (row := _without(line, names))]
+    attempt = old[-1]["attempt"] if old else _json(run_dir / run_folder.PLAN).get("run_id", "")
+    parsed = [row.as_json(attempt) for row in _stored_rows(run_dir, pattern)]
+    new = [row for row in parsed if row["metrics"]]
+    last = {name: value for row in (*old, *new) for name, value in row["metrics"].items()}
+    steps = [row["step"] for row in (*old, *new)]
+    write_text(metrics, "".join(f"{json.dumps(row, allow_nan=False)}\n" for row in (*old, *new)))
+    digests = {**known["outputs_sha256"], metrics.name: sha256_file(metrics)}
+    write_sealed(summary, {**known, "steps": max(steps, default=None), "metrics": last, "outputs_sha256": digests})
+
+
+def _without(line: str, names: set[str]) -> dict[str, Any] | None:
+    """Return a row of metrics.jsonl without the metrics of these names; None if nothing is left."""
+    row: dict[str, Any] = json.loads(line)
+    row["metrics"] = {name: value for name, value in row["metrics"].items() if name not in names}
+    return row if row["metrics"] else None
+
+
+def _stored_rows(run_dir: Path, pattern: str) -> list[Row]:
+    """Return the rows in the log of the last attempt; of all attempts for a script that resumes from checkpoints."""
+    program: dict[str, Any] = _json(run_dir / run_folder.CONFIG)["program"]
+    numbers = sorted(int(path.name) for path in (run_dir / run_folder.ATTEMPTS).iterdir() if path.name.isdigit())
+    if "resume" not in names_in(json.dumps([program.get("args"), program.get("env")])):
+        numbers = numbers[-1:]
+    rows, pattern_lines = list[Row](), PatternLines(pattern, run_dir)
+    for number in numbers:
+        fresh = list(_of_attempt(pattern_lines, run_dir, number))
+        rows = [row for row in rows if not fresh or row.step < fresh[0].step] + fresh
+    return rows
+
+
+def _of_attempt(pattern_lines: PatternLines, run_dir: Path, number: int) -> Iterator[Row]:
+    """Yield the rows of one attempt. Lines have no times: they are spread from the launch to the end of the log."""
+    for log in sorted((run_dir / run_folder.ATTEMPTS / str(number)).glob("*.log")):
+        lines, end_s = log.read_text(encoding="utf-8", errors="replace").splitlines(), log.stat().st_mtime
+        began_s = min(end_s, (run_dir / run_folder.PLAN).stat().st_mtime)
+        for at, line in enumerate(lines, 1):
+            if text := of_rank_0(line):
+                yield from pattern_lines.in_line(text, _spread(began_s, end_s, at, len(lines)))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value
+
+
+if __name__ == "__main__":
+    read_stored(Path(sys.argv[1]), *sys.argv[2:])
