@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from trainers import models
-from trainers.checkpoint import weights_digest
 from trainers.contract import run_folder
 from trainers.core.config import ConfigError, TrainConfig
 from trainers.core.errors import TrainerError
+from trainers.core.files import sha256_file
 from trainers.core.options import load
 from trainers.data.augment import Normaliser, normaliser
 from trainers.data.pack import Manifest, open_pack, place
@@ -100,12 +100,11 @@ def _trained(config: TrainConfig, manifest: Manifest, run_dir: Path) -> Exported
         channels=manifest.channels, height=manifest.height, width=manifest.width, num_classes=manifest.num_classes
     )
     network = models.build(config.model, shape)
-    path = run_dir / run_folder.CHECKPOINTS / "final.pt"
-    final = torch.load(path, map_location=_CPU, weights_only=True)
-    wanted = json.loads((run_dir / run_folder.SUMMARY).read_text(encoding="utf-8"))["weights_sha256"]
-    if (seen := weights_digest(final)) != wanted:
-        raise TrainerError(f"{path} holds weights {seen[:12]}, the run ended with {wanted[:12]}")
-    network.load_state_dict(final)
+    path = run_dir / run_folder.FINAL_WEIGHTS
+    summary = json.loads((run_dir / run_folder.SUMMARY).read_text(encoding="utf-8"))
+    if sha256_file(path) != summary["outputs_sha256"][run_folder.FINAL_WEIGHTS]:
+        raise TrainerError(f"{path} isn't as the run left it: its sha256 differs from that in {run_folder.SUMMARY}")
+    network.load_state_dict(torch.load(path, map_location=_CPU, weights_only=True))
     normalise = normaliser(manifest, normalise=config.dataset.normalise, device=_CPU)
     network = network.to(memory_format=torch.channels_last)
     return ExportedNetwork(network, normalise, config.trainer.tta).eval()
