@@ -28,7 +28,7 @@ from trainers.core import dependencies
 from trainers.core.config import ConfigError
 from trainers.core.dependencies import Places, Unkeyed
 from trainers.core.observation import Observed, origin_of, project_of, zones_of
-from trainers.script import command, outliving, rank_hook
+from trainers.script import command, rank_hook
 from trainers.script import workdir as workdirs
 from trainers.script.command import Paths, argv, make_executable, program, require_program
 from trainers.script.files import NOTE, WARNING, in_words, say, write_json
@@ -100,7 +100,6 @@ class Attempt:
         number = self.id.rsplit("-", 2)[-2:][0]  # of KEY-ATTEMPT-RANDOM
         self.number = int(number) if number.isdecimal() else 0
         self.child: subprocess.Popen[bytes] | None = None
-        self.is_stopped = False
 
     @property
     def name(self) -> str:
@@ -319,8 +318,6 @@ class Attempt:
         except BaseException:  # a full disk, or a folder that was removed
             self.child.terminate()
             raise
-        if code == 0 and not self.is_stopped:
-            self.wait_for_outliving(recorder)
         if recorder is not None:
             recorder.look(last=True)
             if code == 0:
@@ -355,20 +352,8 @@ class Attempt:
                 if recorder is not None:
                     recorder.look()
 
-    def wait_for_outliving(self, recorder: Recorder | None) -> None:
-        """Wait for processes of the script that may still write its outputs. Raises OSError."""
-        ended = outliving.wait_and_end(
-            {variables.NODE: os.environ.get(variables.NODE, ""), variables.RUN_DIR: str(self.run_dir)},
-            look=lambda: None if recorder is None else recorder.look(),
-            say=lambda text: say(f"{NOTE}{text}"),
-            is_stopped=lambda: self.is_stopped,
-        )
-        if ended:
-            say(f"{WARNING}went on after the script's end, and was ended: {ended}")  # the agent reads this line
-
     def pass_on(self, number: int, frame: FrameType | None) -> None:
         """Pass a signal to torchrun: the agent signals every process of a run, other senders only this one."""
-        self.is_stopped = True
         if self.child is not None:
             self.child.send_signal(number)
 

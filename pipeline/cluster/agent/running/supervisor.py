@@ -66,7 +66,7 @@ _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d
 _SCRIPT_ENDED = re.compile(
     r"paceline: error: .* ended with exit code (\d+)"
 )  # by trainers.script.start, without torchrun
-_OUTLIVED = "paceline: WARNING: went on after the script's end, and was ended: "  # by trainers.script.start
+_OUTLIVED = "paceline: WARNING: went on after the script's end, and was ended: "
 
 
 def start(request: Json) -> None:
@@ -157,8 +157,8 @@ class Supervisor:
         self.end_at: float | None = None
         self.kill_at: float | None = None  # when SIGKILL follows; None before the processes are signalled
         self.signalled_pids: set[int] = set()
-        self.escaped = ""  # a script's processes without its environment that went on after its end
-        self.outlived: list[str] = []  # descriptions of these, and of processes that the script's parent ended
+        self.escaped = ""  # a script's processes that went on after its end
+        self.outlived: list[str] = []  # descriptions of these
         self.rules = Rules(request.get("hide", []))
         self.torchrun_log = Tail(self.path("torchrun.log"), self.rules)
         self.last_lines: list[str] = []
@@ -404,8 +404,6 @@ class Supervisor:
             rows.append(f"- | {_OUTLIVED}{self.escaped}")
             self.outlived, self.escaped = [*self.outlived, self.escaped], ""
         for text in self.torchrun_log.lines(last):
-            if text.startswith(_OUTLIVED):
-                self.outlived.append(text[len(_OUTLIVED) :])
             self.last_lines = [*self.last_lines[-39:], text]
             rows.append(f"- | {text}")
             self.early_exits.read(text)
