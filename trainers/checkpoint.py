@@ -1,9 +1,8 @@
 """Write and read checkpoints: atomic writes, verification on read, and the newest good checkpoint is taken.
 
 A checkpoint is ``checkpoints/step-00000123.pt`` and ``step-00000123.json``, which holds its sha256, its identity and
-the lines of metrics.jsonl up to its step. With strategy=fsdp the slices of all ranks are in ``shards-00000123/``, and
-the .json has their sha256 too. No random state is stored: every random number is a function of (seed, epoch, sample) or
-(seed, step, rank or part).
+the lines of metrics.jsonl up to its step. It is whole with every strategy. No random state is stored: every random
+number is a function of (seed, epoch, sample) or (seed, step, rank or part).
 
 Weights are plain: contiguous tensors on the CPU, which stock torch loads.
 """
@@ -14,7 +13,6 @@ import contextlib
 import ctypes
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -111,13 +109,10 @@ class CheckpointFolder:
         self.wait()
         self._pending = self._writer.submit(self._write_best, weights, dict(side))
 
-    def save(self, checkpoint: Checkpoint, shards: Mapping[str, str] | None = None) -> None:
-        """Start writing a checkpoint, whose tensors must not change any more. Raises TrainerError of the last write.
-
-        ``shards``: relative path → sha256 of this checkpoint's shard files, which are written already.
-        """
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Start writing a checkpoint, whose tensors must not change any more. Raises TrainerError of the last write."""
         self.wait()
-        self._pending = self._writer.submit(self._write, checkpoint, dict(shards or {}))
+        self._pending = self._writer.submit(self._write, checkpoint)
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on the disk. Raises TrainerError naming path and bytes."""
@@ -138,7 +133,6 @@ class CheckpointFolder:
         if not self._folder.is_dir():
             return
         remove_temporaries(self._folder)
-        remove_stray_shards(self._folder)
         for path in reversed(step_files(self._folder)):
             try:
                 side = read_verified(path)
@@ -173,7 +167,7 @@ class CheckpointFolder:
             path.with_suffix(".json"), sealed({"sha256": sha256, "weights_sha256": weights_digest(weights), **side})
         )
 
-    def _write(self, checkpoint: Checkpoint, shards: dict[str, str]) -> None:
+    def _write(self, checkpoint: Checkpoint) -> None:
         self._attempt.check()
         _refuse_nonfinite(checkpoint)
         _lay_out(checkpoint)
@@ -182,7 +176,7 @@ class CheckpointFolder:
         sha256 = write_atomic(path, lambda file: file.save(content), needed_bytes=_size_bytes(checkpoint))
         place = {"step": checkpoint.step, "epoch": checkpoint.epoch, "position": checkpoint.position}
         side = {"sha256": sha256, "attempt": self._attempt.id, **place, **asdict(self._owner)}
-        side |= {"nodes": self._nodes, "shards": shards, "metrics": checkpoint.metrics}
+        side |= {"nodes": self._nodes, "metrics": checkpoint.metrics}
         write_json(path.with_suffix(".json"), sealed(side))
         prune(path, self._keep)
         remove_set_aside(self._folder)
@@ -235,7 +229,7 @@ def sealed(side: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_verified(path: Path) -> dict[str, Any]:
-    """Read a checkpoint's .json and verify its digest and the sha256 of each file that it names.
+    """Read a checkpoint's .json and verify its digest and the sha256 of the checkpoint.
 
     Raises:
         OSError, ValueError, KeyError, TypeError, RecursionError: the checkpoint is torn, altered or unreadable.
@@ -243,21 +237,15 @@ def read_verified(path: Path) -> dict[str, Any]:
     side = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     if not isinstance(side, dict) or side["digest"] != _digest(side):
         raise ValueError(f"{path.stem}.json was altered: its digest does not match its content")
-    for name, sha256 in {path.name: side["sha256"], **side.get("shards", {})}.items():
-        seen = sha256_file(path.parent / name)
-        if seen != sha256:
-            raise ValueError(f"the sha256 of {name} is {seen[:12]}, {path.stem}.json says {sha256[:12]}")
+    seen = sha256_file(path)
+    if seen != side["sha256"]:
+        raise ValueError(f"the sha256 of {path.name} is {seen[:12]}, {path.stem}.json says {side['sha256'][:12]}")
     return side
 
 
-def shards_of(path: Path) -> Path:
-    """Return shards-00000123 for step-00000123.pt."""
-    return path.with_name(path.stem.replace("step-", "shards-"))
-
-
 def set_aside(path: Path) -> None:
-    """Rename a damaged checkpoint and all its files to ``*.bad``, so that it is no longer used."""
-    for part in (path, path.with_suffix(".json"), shards_of(path)):
+    """Rename a damaged checkpoint and its .json to ``*.bad``, so that it is no longer used."""
+    for part in (path, path.with_suffix(".json")):
         with contextlib.suppress(OSError):  # missing, or the folder is read-only, which the next write reports
             part.replace(part.with_name(part.name + _BAD))
 
@@ -271,7 +259,6 @@ def prune(newest: Path, keep: int) -> None:
     folder = newest.parent
     for old in [path for path in step_files(folder) if path <= newest][:-keep]:
         old.unlink()
-        shutil.rmtree(shards_of(old), ignore_errors=True)
     # remove each .json last: a .pt without its .json would be taken for a damaged checkpoint
     for path in folder.glob("step-*.json"):
         if not path.with_suffix(".pt").exists():
@@ -281,15 +268,7 @@ def prune(newest: Path, keep: int) -> None:
 def remove_set_aside(folder: Path) -> None:
     """Delete the files that ``set_aside`` renamed. Raises OSError."""
     for path in folder.glob(f"*{_BAD}"):
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
-
-
-def remove_stray_shards(folder: Path) -> None:
-    """Delete shards without a checkpoint: their writer was killed before it wrote the step-*.pt."""
-    known = {shards_of(path) for path in step_files(folder)}
-    for path in folder.glob("shards-*"):
-        if path not in known and path.suffix != _BAD:
-            shutil.rmtree(path, ignore_errors=True)
+        path.unlink()
 
 
 def step_files(folder: Path) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -37,7 +36,7 @@ class Disk:
         return counted
 
 
-def train(folder: Path, keep: int, *, sharded: bool, dies_at: int | None = None) -> tuple[int, list[str]]:
+def train(folder: Path, keep: int, *, dies_at: int | None = None) -> tuple[int, list[str]]:
     """Save steps 1 to 3, from the newest good one on. Operations that were done, and the warnings."""
     folder.mkdir(exist_ok=True)
     disk = Disk(dies_at)
@@ -49,22 +48,13 @@ def train(folder: Path, keep: int, *, sharded: bool, dies_at: int | None = None)
             *warnings, last = [None, *checkpoints.newest_good()]
             first = last.step + 1 if isinstance(last, Checkpoint) else 1
             for step in range(first, 4):
-                checkpoints.save(checkpoint(step), write_shards(folder, step) if sharded else None)
+                checkpoints.save(checkpoint(step))
                 checkpoints.wait()
         except KilledError:
             return disk.count, []
         finally:
             checkpoints.close()
     return disk.count, [str(warning) for warning in warnings if warning is not None]
-
-
-def write_shards(folder: Path, step: int) -> dict[str, str]:
-    target = folder / f"shards-{step:08d}"
-    if target.exists():
-        shutil.rmtree(target)
-    target.mkdir(parents=True)
-    (target / "rank-00000.pt").write_bytes(b"slice %d" % step)
-    return {f"{target.name}/rank-00000.pt": hashlib.sha256(b"slice %d" % step).hexdigest()}
 
 
 def good_steps(folder: Path) -> list[int]:
@@ -80,29 +70,25 @@ def good_steps(folder: Path) -> list[int]:
 @pytest.mark.ci
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("keep", [1, 2])
-def test_killed_before_any_operation_and_again_in_the_resumed_run(tmp_path: Path, keep: int, sharded: bool) -> None:
-    operations, _ = train(tmp_path / "whole", keep, sharded=sharded)
+def test_killed_before_any_operation_and_again_in_the_resumed_run(tmp_path: Path, keep: int) -> None:
+    operations, _ = train(tmp_path / "whole", keep)
     wanted = sorted(path.name for path in (tmp_path / "whole").rglob("*"))
     assert operations >= 3 * 2 + (3 - keep) * 2
     for first in range(1, operations + 1):
         for second in (1, 2, 3, 5):
             folder = tmp_path / f"{first}-{second}"
-            train(folder, keep, sharded=sharded, dies_at=first)
+            train(folder, keep, dies_at=first)
             before = good_steps(folder)
-            train(folder, keep, sharded=sharded, dies_at=second)
+            train(folder, keep, dies_at=second)
             assert max(good_steps(folder), default=0) >= max(before, default=0), (first, second)
-            train(folder, keep, sharded=sharded)
+            train(folder, keep)
             assert good_steps(folder) == list(range(4 - keep, 4)), (first, second)
             assert sorted(path.name for path in folder.rglob("*")) == wanted, (first, second)
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_a_checkpoint_without_its_json_is_set_aside_said_once_and_cleaned_up_later(
-    tmp_path: Path, sharded: bool
-) -> None:
-    train(tmp_path, 1, sharded=sharded, dies_at=4)  # files of step 1, and the weights of step 2
+def test_a_checkpoint_without_its_json_is_set_aside_said_once_and_cleaned_up_later(tmp_path: Path) -> None:
+    train(tmp_path, 1, dies_at=4)  # files of step 1, and the weights of step 2
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [
         "step-00000001.json",
         "step-00000001.pt",
@@ -114,9 +100,8 @@ def test_a_checkpoint_without_its_json_is_set_aside_said_once_and_cleaned_up_lat
         assert all(str(text).startswith("checkpoint step-00000002.pt is skipped: ") for text in warnings)
         assert isinstance(found, Checkpoint)
         assert found.step == 1
-    aside = {path.name for path in tmp_path.glob("*.bad")}
-    assert aside == ({"step-00000002.pt.bad", "shards-00000002.bad"} if sharded else {"step-00000002.pt.bad"})
-    train(tmp_path, 1, sharded=sharded)
+    assert [path.name for path in tmp_path.glob("*.bad")] == ["step-00000002.pt.bad"]
+    train(tmp_path, 1)
     assert not list(tmp_path.glob("*.bad"))
 
 

@@ -65,13 +65,12 @@ def train_alike(folder: Path) -> None:
     for until in (4, 9):
         train(folder / "killed", until=until)
         if until == 9 and read_ranks().rank == 0:
-            tear(folder / "killed" / "checkpoints" / "shards-00000008")
+            tear(folder / "killed" / "checkpoints" / "step-00000008.pt")
     train(folder / "killed")
 
 
-def tear(shards: Path) -> None:
+def tear(newest: Path) -> None:
     """Alter the newest checkpoint: the one before is to be used."""
-    newest = next(iter(sorted(shards.glob("rank-00001.pt"))))
     newest.write_bytes(newest.read_bytes()[:-1] + b"?")
 
 
@@ -103,11 +102,8 @@ def test_fsdp_trains_to_the_weights_of_ddp_and_resumes_to_the_bit(
     assert ddp.keys() == fsdp.keys()
     for name, value in ddp.items():
         torch.testing.assert_close(fsdp[name], value, rtol=1e-3, atol=1e-4, msg=partial("{}: {}".format, name))
-    names = sorted(path.name for path in (tmp_path / "fsdp" / "checkpoints").iterdir())
-    steps = [f"{kind}-000000{step}" for kind in ("shards", "step") for step in (14, 15)]
-    assert [name for name in names if name.startswith(("shards", "step"))] == sorted(
-        [*steps[:2], *(f"{step}.{end}" for step in steps[2:] for end in ("json", "pt"))]
-    )
+    names = [sorted(path.name for path in (tmp_path / name / "checkpoints").iterdir()) for name in ("ddp", "fsdp")]
+    assert names[0] == names[1], "checkpoints are whole"
     assert (tmp_path / "fsdp" / "checkpoints" / "best.pt").exists()
     if optimizer != "sgd":
         build(load(tmp_path / "fsdp" / "config.json").model, IMAGE).load_state_dict(fsdp)
@@ -128,9 +124,7 @@ def train_alone(folder: Path) -> None:
     train(folder / "alone")
 
 
-def test_shards_travel_between_hosts_without_a_common_folder_and_fit_other_world_sizes(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
+def test_checkpoints_lie_on_the_first_host_alone_and_fit_other_world_sizes(make_run: MakeRun, tmp_path: Path) -> None:
     settings = {
         "model": {"name": "resnet18"},
         "trainer__precision": "bf16",
@@ -143,8 +137,7 @@ def test_shards_travel_between_hosts_without_a_common_folder_and_fit_other_world
     call_on_ranks("tests.trainers.test_sharding:train_apart", tmp_path, nnodes=2, nproc=1, groups=3)
     whole, apart = read_summary(tmp_path / "whole"), read_summary(tmp_path / "apart")
     assert apart["weights_sha256"] == whole["weights_sha256"]
-    assert len(list((tmp_path / "apart" / "checkpoints").glob("shards-*/rank-*.pt"))) == 4
-    assert list((tmp_path / "apart on node 1").glob("checkpoints/shards-*")) == []
+    assert list((tmp_path / "apart on node 1").glob("checkpoints/*")) == []
     call_on_ranks("tests.trainers.test_sharding:train_alone", tmp_path, nproc=1)
     alone = read_summary(tmp_path / "alone")
     assert (alone["world_size"], alone["steps"], alone["strategy"]) == (1, 15, "fsdp")

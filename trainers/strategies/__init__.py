@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import Tensor, nn
 
-from trainers.checkpoint import plain_weights
+from trainers.checkpoint import Checkpoint, plain_weights
 from trainers.core import options
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
@@ -78,15 +77,18 @@ class Layout:
         """Return the part of the model's and optimizer's state that all ranks hold alike: here everything."""
         return self.model.state_dict(), dict(state)
 
-    def look(self, folder: Path) -> None:
-        """Find out which ranks see the checkpoint folder of rank 0."""
+    def copies(self, state: Mapping[str, list[Tensor]]) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
+        """Return the whole state of model and optimizer on rank 0, empty elsewhere. Every rank must call it.
 
-    def save(self, folder: Path, step: int, state: Mapping[str, list[Tensor]]) -> dict[str, str]:
-        """Write sharded state. Returns relative path → sha256 of each file, on rank 0. Every rank must call it."""
-        return {}
+        These are copies on the CPU, which the next step does not change.
+        """
+        if not self.context.is_rank_zero:
+            return {}, {}
+        model = {name: on_cpu(value) for name, value in self.model.state_dict().items()}
+        return model, {name: [*map(on_cpu, items)] for name, items in state.items()}
 
-    def load(self, folder: Path, step: int, state: Mapping[str, list[Tensor]]) -> None:
-        """Load sharded state in place."""
+    def distribute(self, checkpoint: Checkpoint | None, state: Mapping[str, list[Tensor]]) -> None:
+        """Fill the slices of each rank from rank 0's checkpoint (None elsewhere). Every rank must call it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,11 @@ def build(config: TrainConfig, model: nn.Module, context: RankContext, precision
     """
     strategy: Strategy = options.module("strategy", config.strategy.name).build(config, model, context, precision)
     return strategy
+
+
+def on_cpu(value: Tensor) -> Tensor:
+    """Return a copy in the same memory layout: the checkpoint writer makes it contiguous, beside the training."""
+    return value.detach().to("cpu", copy=True)
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:

@@ -82,24 +82,26 @@ class Trainer:
         """
         resume_garbage_collection()
         warm_up_s = self._warm_up()
-        layout, path = self.stepper.strategy.layout, self.run_dir / run_folder.CHECKPOINTS
         row, metrics = self.stepper.own_row(), ""
         table: Tensor | None = None
+        kept: Checkpoint | None = None
         self.nodes = of_all_nodes(self.context)
         if self.context.is_rank_zero:
+            folder = self.run_dir / run_folder.CHECKPOINTS
             owner = checkpoint.identity(
                 self.config,
                 self.pack.manifest.digest,
                 world_size=self.context.ranks.world_size,
                 hardware=f"{self.context.device.type} in {self.precision}",
             )
-            self.folder = CheckpointFolder(path, owner, self.config.trainer.keep_checkpoints, self.nodes)
+            self.folder = CheckpointFolder(folder, owner, self.config.trainer.keep_checkpoints, self.nodes)
             table = row.unsqueeze(0)
             for good in self.folder.newest_good():
                 if isinstance(good, str):
                     self.say(f"warning: {good}")
                 else:
                     self._load(good)
+                    kept = good
                     # with trainer.shards the checkpoint has a row for each part, else for each rank that wrote it
                     sharded, world_size = self.config.trainer.shards, self.context.ranks.world_size
                     table = rank_state.rows_of_ranks(good.own, world_size) if sharded else good.own
@@ -109,7 +111,6 @@ class Trainer:
             self.metrics = MetricsFile(self.run_dir / run_folder.METRICS, metrics, attempt=self.attempt.id)
             if self.metrics.damage:
                 self.say(f"warning: {self.metrics.damage}")
-        layout.look(path)
         # all ranks again: broadcast the state that is alike on all ranks, scatter the state that differs
         unread = self._unread_losses()
         known = [self.step, len(unread[0]), *self.best.known(self.progress)]
@@ -120,7 +121,7 @@ class Trainer:
         self.best.restore(*progress[2:].tolist())
         self.losses.restore(int(progress[1]), unread if self.context.is_rank_zero else ())
         if self.step:
-            layout.load(path, self.step, self.stepper.state())
+            self.stepper.distribute(kept)
         if self.digests is not None:
             self.digests.begin(self.step)
         self.progress["warm_up_s"] = self.progress.get("warm_up_s", 0.0) + warm_up_s
@@ -314,14 +315,11 @@ class Trainer:
         if self.digests is not None:
             self.digests.write()
         table = self.context.gather(self.stepper.own_row())
-        shards = self.stepper.strategy.layout.save(
-            self.run_dir / run_folder.CHECKPOINTS, self.step, self.stepper.state()
-        )
+        model, optimizer = self.stepper.copies()
         self.saved_step, self._saved_at = self.step, time.monotonic()
         if self.folder is None or self.metrics is None or table is None:
             return
         self.progress["images_per_s"] = self.throughput.median()
-        model, optimizer = self.stepper.copies()
         self.folder.save(
             Checkpoint(
                 step=self.step,
@@ -332,8 +330,7 @@ class Trainer:
                 own=rank_state.rows_of_parts(table, self.steps.parts),
                 progress={**self.progress, **self.best.state, "metrics": dict(self.progress["metrics"])},
                 metrics=self.metrics.text,
-            ),
-            shards,
+            )
         )
 
     # ---------------------------------------------------------------------------------- the results

@@ -156,22 +156,26 @@ class Stepper:
 
     def load(self, checkpoint: Checkpoint, folder: Path) -> None:
         """Copy a checkpoint's replicated state into the model and optimizer. Raises TrainerError: it does not fit."""
-        try:  # not strict with fsdp: the slices come from the files of each rank
-            self.model.load_state_dict(checkpoint.model, strict=self.strategy.layout.name == "ddp")
+        (model, optimizer), is_whole = self._replicated(), self.strategy.layout.name == "ddp"
+        given = {name: value for name, value in checkpoint.model.items() if is_whole or name in model}
+        try:
+            self.model.load_state_dict(given, strict=is_whole)
         except RuntimeError as error:
             raise TrainerError(
                 f"the checkpoint of step {checkpoint.step} does not fit model={self.config.model.name} "
                 f"({' '.join(str(error).split())[:200]}); delete {folder} to start afresh"
             ) from error
-        for name, tensors in self._replicated()[1].items():
+        for name, tensors in optimizer.items():
             for target, source in zip(tensors, checkpoint.optimizer[name], strict=True):
                 target.copy_(source)
 
     def copies(self) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
-        """Return copies on the CPU of the replicated model and optimizer state, which the next step does not change."""
-        model, optimizer = self._replicated()
-        copied = {name: list(map(_copy, items)) for name, items in optimizer.items()}
-        return {name: _copy(value) for name, value in model.items()}, copied
+        """Return the whole state of model and optimizer for a checkpoint, on rank 0. Every rank must call it."""
+        return self.strategy.layout.copies(self.state())
+
+    def distribute(self, checkpoint: Checkpoint | None) -> None:
+        """Load what each rank has a slice of from rank 0's checkpoint (None elsewhere). Every rank must call it."""
+        self.strategy.layout.distribute(checkpoint, self.state())
 
     def _replicated(self) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
         return self.strategy.layout.replicated(self.state())
@@ -253,11 +257,6 @@ class Stepper:
         scale = 1.0 if self.grad_scaler is None else self.grad_scaler.scale
         (value * (scale / self._divisor)).backward()  # type: ignore[no-untyped-call]
         return value.detach()
-
-
-def _copy(value: Tensor) -> Tensor:
-    # keep the memory layout: the checkpoint writer makes the tensor contiguous, outside of the training's time
-    return value.detach().to("cpu", copy=True)
 
 
 def out_of_memory(steps: Steps, rank: int) -> str:
