@@ -239,7 +239,6 @@ class Outputs:
 _RESUME = (
     "checkpoints/step-*.pt",
     "checkpoints/step-*.json",
-    "checkpoints/shards-*/rank-*.pt",
     "checkpoints/best.*",
     run_folder.METRICS,
     run_folder.DIGESTS,

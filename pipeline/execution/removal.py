@@ -82,9 +82,9 @@ def remove(folder: RunFolder, objection: Objection, *, checkpoints_alone: bool =
 
 
 def checkpoint_files(folder: RunFolder) -> Iterator[Path]:
-    """Return the files and folders that a training resumes from, without final.pt and best.pt.
+    """Return the files that a training resumes from, without final.pt and best.pt.
 
     Each .json comes last: a checkpoint without its own would count as damaged.
     """
-    for pattern in ("step-*.pt", "shards-*", "step-*.bad", "step-*.json"):
+    for pattern in ("step-*.pt", "step-*.bad", "step-*.json"):
         yield from sorted((folder.path / run_folder.CHECKPOINTS).glob(pattern))

@@ -252,6 +252,3 @@ def prepare(run_dir: Path, work: Path, *, first: int) -> None:
     if path := max(older, key=step_of, default=None):
         for source in (path, path.with_suffix(".json")):
             shutil.copy(source, work / run_folder.CHECKPOINTS)
-        shards = path.with_name(path.stem.replace("step-", "shards-"))
-        if shards.is_dir():
-            shutil.copytree(shards, work / run_folder.CHECKPOINTS / shards.name)

@@ -129,16 +129,15 @@ def resumes(section: Mapping[str, Any]) -> bool:
 
 
 def read_verified(path: Path) -> dict[str, Any]:
-    """Read the .json beside a checkpoint, and check the sha256 of all files that it names.
+    """Read the .json beside a checkpoint, and check the checkpoint's sha256.
 
     Raises:
         OSError, ValueError, KeyError, TypeError, RecursionError: the checkpoint is torn, altered or unreadable.
     """
     side = read_side(path)
-    for name, sha256 in {path.name: side["sha256"], **side.get("shards", {})}.items():
-        seen = sha256_file(path.parent / name)
-        if seen != sha256:
-            raise ValueError(f"the sha256 of {name} is {seen[:12]}, {path.stem}.json says {sha256[:12]}")
+    seen = sha256_file(path)
+    if seen != side["sha256"]:
+        raise ValueError(f"the sha256 of {path.name} is {seen[:12]}, {path.stem}.json says {side['sha256'][:12]}")
     return side
 
 
@@ -164,6 +163,6 @@ def step_of(path: Path) -> int:
 
 def set_aside(path: Path) -> None:
     """Rename a checkpoint and its files to ``*.bad``, so that it is ignored. Raises OSError."""
-    for part in (path, path.with_suffix(".json"), path.with_name(path.stem.replace("step-", "shards-"))):
+    for part in (path, path.with_suffix(".json")):
         with suppress(FileNotFoundError):
             part.replace(part.with_name(f"{part.name}.bad"))

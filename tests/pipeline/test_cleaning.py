@@ -77,7 +77,7 @@ def names(folder: Path) -> list[str]:
 
 
 def with_checkpoint(folder: RunFolder) -> RunFolder:
-    for name in ("step-00000007.pt", "step-00000007.json", "shards-00000007/rank0.pt", "best.pt"):
+    for name in ("step-00000007.pt", "step-00000007.json", "best.pt"):
         path = folder.path / "checkpoints" / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes(1_000_000))
@@ -212,7 +212,7 @@ def test_checkpoints_go_and_the_result_stays_whole(tmp_path: Path, clean: Printe
     SweepFolder(tmp_path / "sweeps" / "grid").write(
         SweepRecord(key="k", configurations="c", words=(), total=1, trials=(trial(folder.key),))
     )
-    assert clean("checkpoints=1", "yes=1").splitlines()[-1] == "removed the checkpoints of 1 run, 3.0 MB"
+    assert clean("checkpoints=1", "yes=1").splitlines()[-1] == "removed the checkpoints of 1 run, 2.0 MB"
     assert names(folder.path / "checkpoints") == ["best.pt", "final.pt"]
     assert folder.stale_because(key_of().digest) is None
     assert (failed.path / "checkpoints" / "step-00000001.pt").exists()

@@ -273,26 +273,6 @@ def test_a_good_checkpoint_stays_when_no_newer_one_came_whole(tmp_path: Path) ->
     assert names == {"best.pt", "step-00000002.pt"}
 
 
-def test_shards_come_with_their_checkpoint_and_an_altered_one_is_refused(tmp_path: Path) -> None:
-    node, run_dir = node_folder(tmp_path / "node"), tmp_path / "run"
-    shards, old = node / "checkpoints" / "shards-00000002", run_dir / "checkpoints" / "shards-00000001"
-    for folder in (shards, old):
-        folder.mkdir(parents=True)
-        for rank in range(2):
-            (folder / f"rank-{rank:05d}.pt").write_bytes(b"a slice %d" % rank)
-    known = {f"{shards.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest() for path in shards.iterdir()}
-    seal(node / "checkpoints" / "step-00000002.pt", shards=known)
-    collect(node, run_dir)
-    assert {path.name for path in (run_dir / "checkpoints" / shards.name).iterdir()} == {
-        "rank-00000.pt",
-        "rank-00001.pt",
-    }
-    assert not old.exists()
-    (shards / "rank-00000.pt").write_bytes(b"altered")
-    with pytest.raises(TrainingError, match=r"damaged on the way: step-00000002\.pt"):
-        collect(node, run_dir)
-
-
 ANSWERS = SAYS_TAR.replace("time.sleep(600)", "sys.stdout.buffer.write(open(sys.argv[1], 'rb').read())")
 NOT_ASKED_FOR = (
     "data/train_images.npy", "attempts/1/start-aa.json", "config.json", "plan.json", "code/trainers/classifier.py",

@@ -84,7 +84,7 @@ def of_step(plan: LaunchPlan, step: int) -> LaunchPlan:
         others = folder if plan.outputs.others else ()
         outputs = dataclasses.replace(outputs, others=others, work=plan.outputs.work)
         return dataclasses.replace(plan, outputs=outputs)
-    name, shards = f"checkpoints/step-{step:08d}", f"checkpoints/shards-{step:08d}"
-    files = (f"{name}.pt", f"{name}.json", f"{shards}/rank-*.pt", "checkpoints/best.*")
+    name = f"checkpoints/step-{step:08d}"
+    files = (f"{name}.pt", f"{name}.json", "checkpoints/best.*")
     outputs = Outputs(resume=files, final=(), needed=(f"{name}.json",))
     return dataclasses.replace(plan, outputs=outputs)

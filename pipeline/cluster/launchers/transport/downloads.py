@@ -345,9 +345,6 @@ def _drop_older(run_dir: Path, received: list[Path]) -> None:
     """Remove older checkpoints that the node dropped, once a newer one is here."""
     if any(name.match("checkpoints/step-*.pt") for name in received):
         checkpoints = run_dir / run_folder.CHECKPOINTS
-        for old in [*checkpoints.glob("step-*"), *checkpoints.glob("shards-*/*")]:
+        for old in checkpoints.glob("step-*"):
             if old.relative_to(run_dir) not in received:
                 shutil.rmtree(old) if old.is_dir() else old.unlink()  # what was set aside may be a folder
-        for folder in checkpoints.glob("shards-*"):
-            with contextlib.suppress(OSError):  # it isn't empty
-                folder.rmdir()

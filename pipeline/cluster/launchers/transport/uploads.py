@@ -87,9 +87,6 @@ def _staged(run_dir: Path) -> Iterable[tuple[Path, str]]:
     for checkpoint in checkpoints:
         for path in (checkpoint, checkpoint.with_suffix(".json"), run_dir / run_folder.METRICS):
             yield path, str(path.relative_to(run_dir))
-        shards = checkpoint.with_name(checkpoint.stem.replace("step-", "shards-"))  # of strategy=fsdp
-        if shards.is_dir():
-            yield shards, str(shards.relative_to(run_dir))
 
 
 _NAMED = 4  # hosts in a line
