@@ -20,10 +20,8 @@ def answer(words: list[str]) -> dict[str, Any]:
 
     Returns:
         ``error``: the message of torch's parser. Else ``options``: options that differ from torchrun's defaults, by
-        their
-        names in the parser; ``overrides``: Hydra overrides in front of the script; ``cluster`` and ``sweep``:
-        Paceline's
-        own options; ``script`` and ``args``.
+        their names in the parser; ``overrides``: Hydra overrides in front of the script; ``cluster`` and ``sweep``:
+        Paceline's own options; ``script`` and ``args``.
     """
     parser = get_args_parser()
     parser.prog = "torchrun"
