@@ -166,8 +166,8 @@ class Shards(Layout):
 
     def _scatter(self, source: Tensor | None, whole: DTensor, local: Tensor) -> None:
         """Copy this rank's slice of rank 0's ``source`` into ``local``."""
-        given = torch.empty(whole.shape) if source is None else source
-        local.copy_(distribute_tensor(given.to(local.device, local.dtype), self.mesh, whole.placements).to_local())
+        given = local.new_empty(whole.shape) if source is None else source.to(local)
+        local.copy_(distribute_tensor(given, self.mesh, whole.placements).to_local())
 
     def _is_sliced(self, items: Sequence[Tensor]) -> bool:
         return [item.shape for item in items] == [item.shape for item in self.parameters]
