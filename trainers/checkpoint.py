@@ -17,14 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
-from trainers.core.files import make_folder, remove_temporaries, sha256_file, write_atomic, write_json
+from trainers.core.files import HashingFile, make_folder, remove_temporaries, sha256_file, write_atomic, write_json
 from trainers.distributed import node_info
 from trainers.distributed.ranks import read_attempt
 
@@ -160,12 +160,7 @@ class CheckpointFolder:
 
     def _write_best(self, weights: dict[str, Tensor], side: dict[str, Any]) -> None:
         self._attempt.check()
-        path = self._folder / "best.pt"
-        needed_bytes = sum(item.nbytes for item in weights.values())
-        sha256 = write_atomic(path, lambda file: file.save(weights), needed_bytes=needed_bytes)
-        write_json(
-            path.with_suffix(".json"), sealed({"sha256": sha256, "weights_sha256": weights_digest(weights), **side})
-        )
+        write_weights(self._folder / "best.pt", weights, side)
 
     def _write(self, checkpoint: Checkpoint) -> None:
         self._attempt.check()
@@ -173,7 +168,7 @@ class CheckpointFolder:
         _lay_out(checkpoint)
         path = self._folder / f"step-{checkpoint.step:08d}.pt"
         content = {name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__ if name != "metrics"}
-        sha256 = write_atomic(path, lambda file: file.save(content), needed_bytes=_size_bytes(checkpoint))
+        sha256 = _save(path, content, _size_bytes(checkpoint))
         place = {"step": checkpoint.step, "epoch": checkpoint.epoch, "position": checkpoint.position}
         side = {"sha256": sha256, "attempt": self._attempt.id, **place, **asdict(self._owner)}
         side |= {"nodes": self._nodes, "metrics": checkpoint.metrics}
@@ -279,6 +274,29 @@ def step_files(folder: Path) -> list[Path]:
 def _digest(side: Mapping[str, Any]) -> str:
     rest = {name: value for name, value in side.items() if name != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def write_weights(path: Path, weights: dict[str, Tensor], side: Mapping[str, Any]) -> tuple[str, str]:
+    """Write plain weights and the .json beside them; return the sha256 of the file, and of the weights.
+
+    Raises:
+        TrainerError: they can't be written.
+    """
+    sha256, digest = _save(path, weights, sum(item.nbytes for item in weights.values())), weights_digest(weights)
+    write_json(path.with_suffix(".json"), sealed({"sha256": sha256, "weights_sha256": digest, **side}))
+    return sha256, digest
+
+
+def _save(path: Path, content: Any, needed_bytes: int) -> str:
+    """Write with torch.save, so that torch.load(weights_only=True) can read it; return the sha256."""
+
+    def save(file: HashingFile) -> None:
+        try:
+            torch.save(content, cast("IO[bytes]", file))
+        except RuntimeError as error:  # its zip writer hides the OSError of a full disk
+            raise file.error or OSError(str(error)) from error
+
+    return write_atomic(path, save, needed_bytes=needed_bytes)
 
 
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:

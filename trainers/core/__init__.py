@@ -1,1 +1,1 @@
-"""Configuration, options, errors and files of the node half. The controller reads it too: only files imports torch."""
+"""Configuration, options, errors and files of the node half. The controller reads it too: nothing imports torch."""

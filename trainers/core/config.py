@@ -14,26 +14,18 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+from trainers.core.fields import LATER as LATER
+from trainers.core.fields import ConfigError as ConfigError
+from trainers.core.fields import at_least as at_least
+from trainers.core.fields import choice as choice
+
 OWN = "own"
 """The option of a group whose ``target`` names a user-defined class or function."""
-
-LATER = {"later": True}
-"""Metadata of a field that was added later: at its default it is left out of the run key, so older keys stay valid."""
 
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _LARGEST_SEED = 2**63 - 1  # the largest seed of a torch.Generator
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _METRIC = re.compile(r"[A-Za-z][\w-]*")
-
-
-class ConfigError(ValueError):
-    """A configuration value that cannot work; the message names the field, the value and the valid values."""
-
-
-def choice(name: str, value: str, options: tuple[str, ...]) -> None:
-    """Raise ConfigError if the value of the field ``name`` is none of ``options``."""
-    if value not in options:
-        raise ConfigError(f"{name}={value!r} is not an option; choose one of: {', '.join(options)}")
 
 
 def check_target(name: str, value: str) -> None:
@@ -48,12 +40,6 @@ def later_fields(settings: type[Any]) -> dict[str, Any]:
     """Return name → default of the fields marked with ``LATER``."""
     later = [item for item in fields(settings) if item.metadata == LATER]
     return {item.name: item.default_factory() if callable(item.default_factory) else item.default for item in later}
-
-
-def at_least(name: str, value: float, low: float) -> None:
-    """Raise ConfigError if the value of the field ``name`` is below ``low``."""
-    if value < low:
-        raise ConfigError(f"{name}={value} must be at least {low}")
 
 
 def below_one(name: str, value: float) -> None:

@@ -1,4 +1,4 @@
-"""Atomic writes of result files: a file appears complete or not at all."""
+"""Atomic writes of result files: a file appears complete or not at all. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
-
-import torch
+from typing import IO, Any
 
 from trainers.contract import variables
 from trainers.contract.seal import sealed_text
@@ -25,10 +23,7 @@ def sha256_file(path: Path) -> str:
 
 
 class HashingFile:
-    """A binary file for writing that hashes all bytes written (sha256) and keeps the first write error.
-
-    torch.save hides the OSError of a full disk behind a RuntimeError of its zip writer; ``error`` holds the OSError.
-    """
+    """A binary file for writing that hashes all bytes written (sha256) and keeps the first write error."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -49,39 +44,37 @@ class HashingFile:
     def flush(self) -> None:
         self._file.flush()
 
-    def save(self, content: Any) -> None:
-        """Write ``content`` with torch.save, so that torch.load(weights_only=True) can read it. Raises OSError."""
-        try:
-            torch.save(content, cast("IO[bytes]", self))
-        except RuntimeError as error:
-            raise self.error or OSError(str(error)) from error
-
     @property
     def sha256(self) -> str:
         return self._digest.hexdigest()
 
 
-def write_atomic(path: Path, write: Callable[[HashingFile], object], *, needed_bytes: int = 0) -> str:
+def replace(path: Path, write: Callable[[HashingFile], object]) -> str:
     """Let ``write`` fill a temporary file in the folder of ``path``, fsync it and rename it. Returns the sha256.
 
     The folder must exist: if the user removed a run folder, a write by the still running process must not recreate it.
 
     Raises:
-        TrainerError: the folder is not writable or the disk is full; no temporary file remains.
+        OSError: the folder is not writable or the disk is full; no temporary file remains.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    with explained(path, needed_bytes):
-        try:
-            with temporary.open("wb") as raw:
-                file = HashingFile(raw)
-                write(file)
-                raw.flush()
-                os.fsync(raw.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    try:
+        with temporary.open("wb") as raw:
+            file = HashingFile(raw)
+            write(file)
+            raw.flush()
+            os.fsync(raw.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     return file.sha256
+
+
+def write_atomic(path: Path, write: Callable[[HashingFile], object], *, needed_bytes: int = 0) -> str:
+    """``replace`` with a TrainerError that names the file, the bytes needed and the bytes free."""
+    with explained(path, needed_bytes):
+        return replace(path, write)
 
 
 def make_folder(path: Path) -> None:

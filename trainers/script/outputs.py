@@ -20,13 +20,13 @@ from typing import Any
 from trainers.contract import run_folder
 from trainers.core import dependencies
 from trainers.core.dependencies import Unkeyed
+from trainers.core.files import sha256_file
 from trainers.script.files import (
     NOTE,
     WARNING,
     in_words,
     printable,
     say,
-    sha256_file,
     write_json,
     write_sealed,
 )

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from trainers.contract import run_folder
-from trainers.script.files import sha256_file, write_sealed, write_text
+from trainers.core.files import sha256_file
+from trainers.script.files import write_sealed, write_text
 from trainers.script.metrics_file import Row
 from trainers.script.settings import names as names_in
 from trainers.script.sources import PatternLines

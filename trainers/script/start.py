@@ -25,8 +25,8 @@ import paceline
 from trainers.contract import run_folder, variables
 from trainers.contract.beats import ENDED, hook_arguments
 from trainers.core import dependencies
-from trainers.core.config import ConfigError
 from trainers.core.dependencies import Places, Unkeyed
+from trainers.core.fields import ConfigError
 from trainers.core.observation import Observed, origin_of, project_of, zones_of
 from trainers.script import command, rank_hook
 from trainers.script import workdir as workdirs

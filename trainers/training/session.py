@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from trainers.checkpoint import sealed, weights_digest
+from trainers.checkpoint import write_weights
 from trainers.contract import run_folder
 from trainers.contract.beats import Phase
 from trainers.core import dependencies
 from trainers.core.config import TrainConfig
 from trainers.core.dependencies import Unkeyed
 from trainers.core.errors import TrainerError
-from trainers.core.files import write_atomic, write_json, write_sealed
+from trainers.core.files import write_json, write_sealed
 from trainers.core.observation import OfRank
 from trainers.core.options import load
 from trainers.data.pack import (
@@ -205,11 +205,7 @@ def _finish(trainer: Trainer, test: Evaluation, seen: OfRank | None) -> None:
         return
     trainer.attempt.check()
     run_dir, pack = trainer.run_dir, trainer.pack
-    digest = weights_digest(final)
-    size_bytes = sum(item.nbytes for item in final.values())
-    path = run_dir / run_folder.CHECKPOINTS / "final.pt"
-    sha256 = write_atomic(path, lambda file: file.save(final), needed_bytes=size_bytes)
-    write_json(path.with_suffix(".json"), sealed({"sha256": sha256, "weights_sha256": digest, "step": trainer.step}))
+    sha256, digest = write_weights(run_dir / run_folder.FINAL_WEIGHTS, final, {"step": trainer.step})
     start, stop = pack.manifest.splits["test"]
     targets = pack.labels[start:stop].tolist()
     predictions = {"split": "test", "targets": targets, "predictions": test.predictions}

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.trainers.script.runs import ScriptRun
-from trainers.script.files import sha256_file
+from trainers.core.files import sha256_file
 from trainers.script.printed import read_stored
 
 PATTERN = r"step (?P<step>\d+) loss (?P<loss>\S+)"
