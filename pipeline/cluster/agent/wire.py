@@ -62,7 +62,7 @@ def read_json(path: str) -> Any:
         return None
 
 
-def in_thread(target: Callable[..., Any], *args: Any, on_error: Callable[[str], Any]) -> None:
+def in_thread(target: Callable[..., Any], *args: Any, on_error: Callable[[str], Any]) -> threading.Thread:
     """Run ``target`` in a daemon thread; an exception is printed and passed as text to ``on_error``."""
 
     def run() -> None:
@@ -72,7 +72,9 @@ def in_thread(target: Callable[..., Any], *args: Any, on_error: Callable[[str], 
             sys.excepthook(*sys.exc_info())
             on_error(f"{type(error).__name__}: {error}")
 
-    threading.Thread(target=run, daemon=True).start()
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
 
 
 def touch(path: str) -> None:
