@@ -10,7 +10,7 @@ from statistics import median_low
 
 from pipeline.core import documents
 from pipeline.core.tables import counted
-from trainers.contract.beats import Phase, RankBeat, Usage, as_json, phase_words
+from trainers.contract.beats import Phase, RankBeat, Usage, as_json, from_json, phase_words
 
 FILE = "ranks.json"
 SLOWER = 1.2  # times the median; equal hosts differ by less
@@ -66,7 +66,7 @@ def usages(folder: Path) -> dict[str, Usage]:
     """Read how busy each host is; nothing if the file is unreadable."""
     value = documents.read_or_empty(folder / FILE)
     try:
-        return {str(host): Usage.of(usage) for host, usage in value["hosts"].items()}
+        return {str(host): from_json(Usage, usage) for host, usage in value["hosts"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
 

@@ -18,7 +18,7 @@ from pipeline.cluster.agent.running.follow import newest_checkpoint
 from pipeline.cluster.agent.running.look import look, read_beats
 from pipeline.cluster.attempt.stalls import judge
 from tests.waiting import HANG_S
-from trainers.contract.beats import STACKS_SIGNAL, NodeLook, Phase, as_json
+from trainers.contract.beats import STACKS_SIGNAL, NodeLook, Phase, as_json, from_json
 from trainers.distributed.heartbeat import Heartbeat
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -83,7 +83,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def seen(node: dict[str, Any]) -> NodeLook:
-    return NodeLook.of("node1", as_json(look(node, [])))
+    return from_json(NodeLook, as_json(look(node, [])))
 
 
 def test_a_beat_tells_where_each_rank_stands(node: dict[str, Any]) -> None:

@@ -5,12 +5,12 @@ controller a ``NodeBeat`` as JSON. A new field of a record is added here, filled
 needed: no code between them names fields.
 """
 
-# No ``from __future__ import annotations``: ``plain_fields`` needs the types. Python 3.9 has no ``X | None``.
+# No ``from __future__ import annotations``: ``from_json`` needs the types. Python 3.9 has no ``X | None``.
 # ruff: noqa: UP045
 import enum
 import signal
 import struct
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, TypeVar
 
 FILE, STACKS = "beat", "stacks"
 """Next to a rank's error file: the link to its numbers, and the file for the stacks of its threads."""
@@ -73,13 +73,29 @@ def phase_words(number: int) -> str:
     return _PHASE_WORDS[number] if 0 <= number < len(_PHASE_WORDS) else "busy"
 
 
-_PLAIN = (int, float, str)
+Record = TypeVar("Record")
 
 
-def plain_fields(record: "type[Any]", row: Any) -> "dict[str, Any]":
-    """Read the numbers and texts of a record from JSON. Raises KeyError, TypeError or ValueError for damaged ones."""
-    kinds: dict[str, Any] = record.__annotations__
-    return {name: kind(row[name]) for name, kind in kinds.items() if kind in _PLAIN}
+def from_json(kind: "type[Record]", value: Any) -> Record:
+    """Read a record, with the records in it, from JSON; fields that are absent have their defaults.
+
+    Raises:
+        TypeError, ValueError: it is damaged.
+    """
+    types: dict[str, Any] = kind.__annotations__
+    fields = {name: _field(types[name], item) for name, item in dict(value).items() if name in types}
+    return kind(**fields)
+
+
+def _field(kind: Any, value: Any) -> Any:
+    if kind in (int, float, str):
+        return kind(value)
+    items = getattr(kind, "__args__", ())
+    if type(None) in items:
+        return None if value is None else _field(items[0], value)
+    if not items:
+        return from_json(kind, value)
+    return tuple(_field(items[0], item) for item in value)
 
 
 def as_json(value: Any) -> Any:
@@ -106,10 +122,6 @@ class RankBeat(NamedTuple):
     collectives: int
     own_s: float
 
-    @classmethod
-    def of(cls, row: Any) -> "RankBeat":
-        return cls(**plain_fields(cls, row))
-
     @property
     def doing(self) -> str:
         return phase_words(self.phase)
@@ -121,10 +133,6 @@ class Gpu(NamedTuple):
     busy: float
     memory_bytes: int
     memory_total_bytes: int
-
-    @classmethod
-    def of(cls, row: Any) -> "Gpu":
-        return cls(**plain_fields(cls, row))
 
 
 class Usage(NamedTuple):
@@ -143,11 +151,7 @@ class Usage(NamedTuple):
     sent_bytes: int = 0
     disk_bytes: int = 0
     disk_free_bytes: int = 0
-    gpus: "tuple[Gpu, ...]" = ()
-
-    @classmethod
-    def of(cls, row: Any) -> "Usage":
-        return cls(**plain_fields(cls, row), gpus=tuple(Gpu.of(gpu) for gpu in row["gpus"]))
+    gpus: tuple[Gpu, ...] = ()
 
 
 class NodeBeat(NamedTuple):
@@ -158,15 +162,9 @@ class NodeBeat(NamedTuple):
     """
 
     host: str
-    ranks: "tuple[RankBeat, ...]" = ()
+    ranks: tuple[RankBeat, ...] = ()
     saved: int = 0
     usage: Optional[Usage] = None
-
-    @classmethod
-    def of(cls, host: str, row: Any) -> "NodeBeat":
-        ranks = tuple(RankBeat.of(rank) for rank in row.get("ranks", ()))
-        usage = row.get("usage")
-        return cls(host, ranks, int(row.get("saved", 0)), Usage.of(usage) if usage else None)
 
 
 class Socket(NamedTuple):
@@ -176,10 +174,6 @@ class Socket(NamedTuple):
     unsent_bytes: int
     sent_again: int
     unread_bytes: int = 0
-
-    @classmethod
-    def of(cls, row: Any) -> "Socket":
-        return cls(**plain_fields(cls, row))
 
 
 class Collectives(NamedTuple):
@@ -195,10 +189,6 @@ class Collectives(NamedTuple):
     next: str = ""
     at: str = ""
 
-    @classmethod
-    def of(cls, row: Any) -> "Collectives":
-        return cls(**plain_fields(cls, row))
-
 
 class RankLook(NamedTuple):
     """The examination of one rank.
@@ -213,19 +203,9 @@ class RankLook(NamedTuple):
     state: str = ""
     cpu: float = 0.0
     sleeps_in: str = ""
-    stack: "tuple[str, ...]" = ()
-    sockets: "tuple[Socket, ...]" = ()
-    nccl: "tuple[Collectives, ...]" = ()
-
-    @classmethod
-    def of(cls, host: str, row: Any) -> "RankLook":
-        return cls(
-            beat=RankBeat.of(row["beat"]),
-            stack=tuple(map(str, row["stack"])),
-            sockets=tuple(Socket.of(socket) for socket in row["sockets"]),
-            nccl=tuple(Collectives.of(group) for group in row["nccl"]),
-            **plain_fields(cls, {**row, "host": host}),
-        )
+    stack: tuple[str, ...] = ()
+    sockets: tuple[Socket, ...] = ()
+    nccl: tuple[Collectives, ...] = ()
 
 
 class NodeLook(NamedTuple):
@@ -235,10 +215,5 @@ class NodeLook(NamedTuple):
     """
 
     host: str
-    ranks: "tuple[RankLook, ...]" = ()
-    peers: "tuple[tuple[str, str], ...]" = ()
-
-    @classmethod
-    def of(cls, host: str, row: Any) -> "NodeLook":
-        peers = tuple((str(server), str(state)) for server, state in row["peers"])
-        return cls(host, tuple(RankLook.of(host, rank) for rank in row["ranks"]), peers)
+    ranks: tuple[RankLook, ...] = ()
+    peers: tuple[tuple[str, str], ...] = ()

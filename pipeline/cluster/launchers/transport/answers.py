@@ -28,7 +28,7 @@ from pipeline.cluster.launchers.transport.shapes import (
 )
 from pipeline.core.errors import HostError
 from pipeline.core.specs import NodeFacts
-from trainers.contract.beats import NodeBeat, NodeLook
+from trainers.contract.beats import NodeBeat, NodeLook, from_json
 
 ENDLESS = "its login prints without end"
 """The beginning of the note of an output that was cut off."""
@@ -135,8 +135,9 @@ def parse_stream(
         if "error" in value:
             return NodeLost(host=host, reason=str(value["error"]), answers=True)
         if "look" in value:
-            return NodeLook.of(host, value["look"])
-        return NodeBeat.of(host, value) if "beat" in value else None
+            look = from_json(NodeLook, {**value["look"], "host": host})
+            return look._replace(ranks=tuple(rank._replace(host=host) for rank in look.ranks))
+        return from_json(NodeBeat, {**value, "host": host}) if "beat" in value else None
     except (KeyError, TypeError, ValueError):
         return None
 
