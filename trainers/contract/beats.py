@@ -90,7 +90,7 @@ def from_json(kind: "type[Record]", value: Any) -> Record:
 def _field(kind: Any, value: Any) -> Any:
     if kind in (int, float, str):
         return kind(value)
-    items = getattr(kind, "__args__", ())
+    items: tuple[Any, ...] = getattr(kind, "__args__", ())
     if type(None) in items:
         return None if value is None else _field(items[0], value)
     if not items:

@@ -20,13 +20,12 @@ from typing import Any
 from pipeline.cluster.agent.log_lines import Tail
 from pipeline.cluster.agent.wire import REMOVED
 from pipeline.cluster.events import Event, NodeLost
-from pipeline.cluster.launchers.transport.answers import log_line, node_end
+from pipeline.cluster.launchers.transport.answers import log_line, node_beat, node_end, node_look
 from pipeline.cluster.launchers.transport.payload import message, new_token
 from pipeline.core.errors import HostError
 from pipeline.core.files import write_atomic
 from pipeline.core.processes import threads
 from pipeline.core.specs import LaunchPlan, NodePlan
-from trainers.contract.beats import NodeBeat, NodeLook
 
 REQUEST = "request"
 """The file in the job's folder that every node's agent reads first."""
@@ -257,10 +256,10 @@ class JobFollower:
         beat = self._folder.beats(node.node_rank, self._plan.run_id)
         if beat is not None and beat.get("beat") != self._beats.get(node.node_rank):
             self._beats[node.node_rank] = beat["beat"]
-            self._emit_parsed(NodeBeat.of, node, beat)
+            self._emit_parsed(node_beat, node, beat)
         looks = self._folder.looks(node.node_rank, self._plan.run_id)
         for look in looks[self._looks[node.node_rank] :]:
-            self._emit_parsed(NodeLook.of, node, look)
+            self._emit_parsed(node_look, node, look)
         self._looks[node.node_rank] = len(looks)
 
     def _emit_parsed(self, read: Callable[[str, dict[str, Any]], Event], node: NodePlan, value: dict[str, Any]) -> None:

@@ -135,11 +135,21 @@ def parse_stream(
         if "error" in value:
             return NodeLost(host=host, reason=str(value["error"]), answers=True)
         if "look" in value:
-            look = from_json(NodeLook, {**value["look"], "host": host})
-            return look._replace(ranks=tuple(rank._replace(host=host) for rank in look.ranks))
-        return from_json(NodeBeat, {**value, "host": host}) if "beat" in value else None
+            return node_look(host, value["look"])
+        return node_beat(host, value) if "beat" in value else None
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def node_beat(host: str, value: dict[str, Any]) -> NodeBeat:
+    """Return a node's message of each second. Raises TypeError, ValueError: it is damaged."""
+    return from_json(NodeBeat, {**value, "host": host})
+
+
+def node_look(host: str, value: dict[str, Any]) -> NodeLook:
+    """Return a node's examination of its ranks. Raises TypeError, ValueError: it is damaged."""
+    look = from_json(NodeLook, {**value, "host": host})
+    return look._replace(ranks=tuple(rank._replace(host=host) for rank in look.ranks))
 
 
 def log_line(host: str, text: str) -> LogLine:
