@@ -104,32 +104,10 @@ def locked(folder: str) -> Iterator[int]:
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    said = f"{holder(place)} has held a lock on it for more than {_MUTEX_S:g} s; {_REMEDY}"
+                    said = f"a process has held a lock on it for more than {_MUTEX_S:g} s (lsof shows which); {_REMEDY}"
                     raise OSError(errno.EBUSY, said, folder) from None
                 time.sleep(0.01)
         yield place
-
-
-def holder(descriptor: int) -> str:
-    """Return whose process holds a lock (flock) on this, in words, by the kernel's table of locks."""
-    status = os.fstat(descriptor)
-    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as table:
-        for line in table:
-            fields = line.split()
-            if place in fields and fields[1:2] == ["FLOCK"]:  # "->" precedes processes that wait
-                return process_words(fields[4])
-    return "somebody (lsof shows who)"
-
-
-def process_words(pid: str) -> str:
-    """Return ``alice's process 4242 (sleep 600)``; a process that isn't visible is in another container."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            command = printable(file.read().replace(b"\0", b" ").decode("utf-8", "replace").strip())
-        return f"{user_name(os.stat(f'/proc/{pid}').st_uid)}'s process {pid} ({command})"
-    except OSError:
-        return f"process {pid}, of another container or just ended,"
 
 
 def unusable(place: int) -> str:
