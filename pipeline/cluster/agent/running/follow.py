@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 
 from trainers.contract import run_folder
@@ -54,24 +55,21 @@ class Looks:
     """Examine this node's ranks, or other nodes from here, each in its own thread."""
 
     def __init__(self, node: Json) -> None:
-        self.node, self.pending = node, 0
+        self.node = node
+        self.threads: list[threading.Thread] = []
         self.ready: list[NodeLook] = []
 
     def begin(self, peers: list[list[object]] | None) -> None:
-        self.pending += 1
-        in_thread(self._make, peers, on_error=lambda _: None)
-
-    def _make(self, peers: list[list[object]] | None) -> None:
-        try:
+        def make() -> None:
             self.ready.append(look(self.node, peers))
-        finally:
-            self.pending -= 1
+
+        self.threads.append(in_thread(make, on_error=lambda _: None))
 
     def send(self, *, last: bool) -> None:
         """Send what is ready; ``last``: also what will be ready in a moment. Raises OSError."""
         until = time.monotonic() + LAST_LOOK_S
-        while last and self.pending and time.monotonic() < until:
-            time.sleep(POLL_S)
+        for thread in self.threads if last else ():
+            thread.join(max(0.0, until - time.monotonic()))
         while self.ready:
             say(look=as_json(self.ready.pop()))
 
