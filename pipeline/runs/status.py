@@ -41,18 +41,15 @@ def hosts_awaited(folder: RunFolder) -> str | None:
     absent = [host for host in texts if host not in come]
     if not come or not absent:
         return None
-    reasons = [why for host in absent if (why := _why(host, texts[host], where, first=next(iter(texts))))]
+    reasons = [why for host in absent if (why := _why(host, texts[host]))]
     reason = f": {'; '.join(reasons[:_MOST_HOSTS])}" if reasons else ", where torchrun starts (it imports torch)"
     have = "has" if len(come) == 1 else "have"
     return f"waiting for {first_of(absent, _MOST_HOSTS)}{reason}; {first_of(come, _MOST_HOSTS)} {have} come"
 
 
-def _why(host: str, text: str, where: str, *, first: str) -> str | None:
-    """Return why the host has not joined, from the newest line of its log about that; None if unknown."""
-    own = re.findall(rf"no answer from {re.escape(where)}, where the hosts meet, for (\d+ s)", text)
+def _why(host: str, text: str) -> str | None:
+    """Return why the host has not joined, from torch's newest warning in its log; None if unknown."""
     torch = _TORCH.findall(text)
-    if own:
-        return f"{host} gets no answer from {first} ({where}) since {own[-1]}"
     return f"{host} says: {torch[-1].strip()}" if torch else None
 
 

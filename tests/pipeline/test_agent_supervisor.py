@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.agent.node import identity
-from pipeline.cluster.agent.running import processes, registry, supervisor, watches
+from pipeline.cluster.agent.running import processes, registry, supervisor
 from pipeline.cluster.agent.running.supervisor import Supervisor
 from pipeline.cluster.agent.running.watches import Silence
 from pipeline.cluster.agent.wire import write_json
 from pipeline.runs import journal
-from tests.waiting import HANG_S, promised_s, wait_until
+from tests.waiting import HANG_S, promised_s
 from trainers.contract import variables
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -171,40 +171,6 @@ def test_a_disk_that_is_full_at_the_start_is_told_with_the_place_and_nothing_run
     assert re.search(rf"full disk \(.*: '{one['state_dir']}/agent.json', \d+ bytes are free there\); make room", error)
     assert "cluster.workdir (on this computer paths.runs)" in error
     assert processes.find_processes(request["attempts"]) == set()
-
-
-def test_what_somebody_has_stopped_is_named_once_with_the_command_that_lets_it_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    torchrun = "import subprocess, sys, time; subprocess.run([sys.executable, '-c', 'input()'], env={'RANK': '3'})"
-    child = subprocess.Popen([sys.executable, "-c", torchrun], stdin=subprocess.PIPE)
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    look = watches.Stops(child.pid)
-
-    def after(seconds: float) -> list[str]:
-        nonlocal now
-        now += seconds
-        return look.news()
-
-    try:
-        wait_until(lambda: len(watches.process_tree(child.pid)) == 2)
-        (_, rank) = watches.process_tree(child.pid)
-        assert after(watches.STOPS_LOOK_S) == []
-        os.kill(rank, signal.SIGSTOP)
-        wait_until(lambda: watches.process_state(rank) == "T")
-        assert after(watches.STOPS_LOOK_S) == [], "it may go on in a moment"
-        (line,) = after(watches.STOPPED_S)
-        assert line.endswith(
-            f"process {rank} of rank 3 is stopped (SIGSTOP), and the run waits for it; kill -CONT {rank} lets it go on"
-        )
-        assert after(watches.STOPPED_S) == []
-        os.kill(rank, signal.SIGCONT)
-        wait_until(lambda: watches.process_state(rank) != "T")
-        assert after(watches.STOPPED_S) == []
-        assert look.reported == set()
-    finally:
-        child.communicate(b"x\n")
 
 
 def remove(folder: str) -> None:

@@ -6,7 +6,6 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from pipeline.runs.folder import RunFolder
 def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """A socket that is bound and doesn't listen yet."""
     monkeypatch.setattr(agent_meeting, "RENDEZVOUS_LOOK_S", 0.0)
-    monkeypatch.setattr(agent_meeting, "UNANSWERED_S", 0.0)
     family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
     with socket.socket(family) as one:
         one.bind((request.param, 0))
@@ -63,19 +61,6 @@ def test_a_first_node_that_has_left_is_noticed_by_the_connection_that_it_closed(
             assert other.left_s() == 0.0, "one of its connections is open"
 
 
-def test_a_connection_that_nobody_answers_is_told_again_only_after_a_while(server: socket.socket) -> None:
-    other = Rendezvous(place(server), first=False)
-    server.listen(0)
-    with ExitStack() as stack:
-        for _ in range(4):  # beyond the backlog Linux drops the SYN, as a firewall does
-            client = stack.enter_context(socket.socket(server.family))
-            client.setblocking(False)
-            client.connect_ex(server.getsockname())
-        other.states = lambda place: {agent_meeting.SYN_SENT} & Rendezvous.states(other, place)  # type: ignore[method-assign]
-        assert other.news() == ["paceline: no answer from {}:{}, where the hosts meet, for 0 s".format(*place(server))]
-        assert other.news() == []
-
-
 def test_nothing_is_looked_for_where_nodes_do_not_meet() -> None:
     assert Rendezvous(None, first=True).news() == []
 
@@ -99,14 +84,6 @@ def test_who_has_not_come_yet_is_named_first(tmp_path: Path) -> None:
     folder = waiting(tmp_path, COME, "", COME)
     told = "waiting for node1, where torchrun starts (it imports torch); node0, node2 have come"
     assert (status.hosts_awaited(folder), status.under_way(folder)) == (told, told)
-
-
-def test_the_newest_reason_of_its_own_log_is_told(tmp_path: Path) -> None:
-    lines = [f"- | paceline: no answer from {HERE}, where the hosts meet, for {seconds} s\n" for seconds in (3, 33)]
-    folder = waiting(tmp_path, COME, "".join(lines))
-    assert status.hosts_awaited(folder) == (
-        f"waiting for node1: node1 gets no answer from node0 ({HERE}) since 33 s; node0 has come"
-    )
 
 
 def test_torchs_own_warning_is_told(tmp_path: Path) -> None:

@@ -11,10 +11,8 @@ import glob
 import os
 import pickle
 import re
-import shutil
 import socket
 import struct
-import subprocess
 import time
 
 from trainers.contract import run_folder
@@ -35,13 +33,12 @@ from trainers.contract.beats import (
 
 from ..node import RANK_OUTPUTS
 from ..wire import Json
-from .processes import LINUX, open_files, stat_fields
+from .processes import LINUX, children_of, ip_address, open_files, stat_fields, tcp_table
 
 WINDOW_S = 1.5  # in which processor time is counted and stacks are written
 MOST_FRAMES = 12
 _PEER_S = 1.0
 _FRAME = re.compile(r'^ *File "([^"]*)", line (\d+) in (.+)$')
-_PY_SPY = re.compile(r"^ *(\S.*) \((.*):(\d+)\)$")
 _ESTABLISHED = "01"
 _STOPPED = ("T", "t")  # by a signal, or by a debugger
 
@@ -79,7 +76,6 @@ def look(node: Json, peers: list[list[object]] | None) -> NodeLook:
 def _look_at_rank(folder: str, beat: RankBeat, before: tuple[str, float], size: int | None) -> RankLook:
     state, cpu_s = _state_and_cpu_s(beat.pid)
     stack = _innermost_frames(os.path.join(folder, STACKS), size) if size is not None else []
-    stack = stack or (_frames_by_py_spy(beat.pid) if state in _STOPPED else [])
     return RankLook(
         beat=beat,
         host="",
@@ -139,46 +135,20 @@ def _innermost_frames(path: str, size: int) -> list[str]:
     return [f"{frame[1]}:{frame[2]} in {frame[3]}" for frame in matches if frame][:MOST_FRAMES]
 
 
-def _frames_by_py_spy(pid: int) -> list[str]:
-    """Return ``_innermost_frames`` of a stopped process with py-spy, if it is installed."""
-    program = shutil.which("py-spy")
-    if program is None:
-        return []
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        argv = [program, "dump", "--nonblocking", "--pid", str(pid)]
-        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=5, check=False)
-        main = done.stdout.rpartition("MainThread")[2].partition("\nThread ")[0]
-        matches = (_PY_SPY.match(line) for line in main.splitlines())
-        return [f"{frame[2]}:{frame[3]} in {frame[1]}" for frame in matches if frame][:MOST_FRAMES]
-    return []
-
-
 def _stuck_sockets(pid: int) -> list[Socket]:
     """Return TCP connections of a process to other hosts with unsent, resent or unread bytes."""
     inodes: set[str] = set()
     with contextlib.suppress(OSError):
         inodes.update(target for _, target in open_files(pid))
     rows = []
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/net/{table}") as file:
-            for fields in (line.split() for line in file.readlines()[1:]):
-                # columns: 2 remote address, 3 state, 4 send:receive queue, 6 retransmits, 9 inode
-                if fields[3] != _ESTABLISHED or f"socket:[{fields[9]}]" not in inodes:
-                    continue
-                (unsent, unread), resent = (int(part, 16) for part in fields[4].split(":")), int(fields[6], 16)
-                if unsent or resent or unread:
-                    peer = _ip_address(fields[2])
-                    rows.append(Socket(peer=peer, unsent_bytes=unsent, sent_again=resent, unread_bytes=unread))
+    for fields in tcp_table(f"/proc/{pid}/net"):
+        # columns: 2 remote address, 3 state, 4 send:receive queue, 6 retransmits, 9 inode
+        if fields[3] == _ESTABLISHED and f"socket:[{fields[9]}]" in inodes:
+            (unsent, unread), resent = (int(part, 16) for part in fields[4].split(":")), int(fields[6], 16)
+            if unsent or resent or unread:
+                peer = ip_address(fields[2])
+                rows.append(Socket(peer=peer, unsent_bytes=unsent, sent_again=resent, unread_bytes=unread))
     return rows
-
-
-def _ip_address(text: str) -> str:
-    """Convert ``0100007F:1F90`` to 127.0.0.1; the kernel writes words of 4 bytes in the machine's order."""
-    words = text.partition(":")[0]
-    data = b"".join(struct.pack("=I", int(words[at : at + 8], 16)) for at in range(0, len(words), 8))
-    if len(data) == 16 and data.startswith(b"\0" * 10 + b"\xff\xff"):
-        data = data[12:]
-    return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
 
 
 def _try_ssh_server(address: str, port: int) -> str:
@@ -302,10 +272,7 @@ def _pids_of_tree(pid: int) -> list[int]:
     """Return a process and its children (only itself if the kernel doesn't list children)."""
     pids = [pid]
     for one in pids:  # grows meanwhile: children of children follow
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{one}/task"):
-                with open(f"/proc/{one}/task/{thread}/children", encoding="ascii") as file:
-                    pids += map(int, file.read().split())
+        pids += children_of(one)
         if len(pids) > _LARGEST_TREE:
             break
     return pids

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -41,6 +43,39 @@ def stat_fields(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat behind the name, which may hold spaces and brackets. Raises OSError."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         return file.read().rpartition(")")[2].split()
+
+
+def process_state(pid: int) -> str:
+    """Return the system's state letter; '' if there is no such process."""
+    with contextlib.suppress(OSError):
+        return stat_fields(pid)[0]
+    return ""
+
+
+def children_of(pid: int) -> set[int]:
+    """Return the running children of a process; none if the system doesn't list them."""
+    pids: set[int] = set()
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                pids.update(map(int, file.read().split()))
+    return pids
+
+
+def tcp_table(folder: str) -> Iterator[list[str]]:
+    """Yield the fields of the TCP connections in ``/proc/net``, or in that folder of one process."""
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(os.path.join(folder, table), encoding="ascii") as file:
+            yield from (line.split() for line in file.readlines()[1:])
+
+
+def ip_address(text: str) -> str:
+    """Convert ``0100007F:1F90`` to 127.0.0.1; the kernel writes words of 4 bytes in the machine's order."""
+    words = text.partition(":")[0]
+    data = b"".join(struct.pack("=I", int(words[at : at + 8], 16)) for at in range(0, len(words), 8))
+    if len(data) == 16 and data.startswith(b"\0" * 10 + b"\xff\xff"):
+        data = data[12:]
+    return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
 
 
 class Orphans:

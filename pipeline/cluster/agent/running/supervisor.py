@@ -44,6 +44,7 @@ from .processes import (
     POLL_S,
     TERM_GRACE_S,
     Orphans,
+    children_of,
     command_of,
     end_tree,
     find_processes,
@@ -52,7 +53,7 @@ from .processes import (
 )
 from .rank_errors import ENDED_EARLY, describe, has_only_exit_code, masked_and_cut, printed_error, recorded_error
 from .registry import doubtful, end_attempts, in_words, own_entries, remove_outdated, tombstone_path
-from .watches import EarlyExits, OutOfMemory, Rendezvous, Silence, Stops, children_of
+from .watches import EarlyExits, OutOfMemory, Rendezvous, Silence
 
 BEAT_STALE_S = 3.0  # the controller sends a heartbeat every second
 PEER_TRY_S = 1.0
@@ -170,7 +171,7 @@ class Supervisor:
         self.tails: dict[str, tuple[int, Tail]] = {}
         self.lease = Silence(self.path("lease"))
         self.rendezvous = Rendezvous(request.get("rendezvous"), first=node["node_rank"] == 0)
-        self.stops = Stops()  # its root is torchrun, or the parent of a script
+        self.root: int | None = None  # torchrun, or the parent of a script
         self.memory = OutOfMemory()
 
     def ended_process(self, code: int) -> str:
@@ -315,7 +316,7 @@ class Supervisor:
         while child.poll() is None:
             now = time.monotonic()
             if not self.container:
-                self.stops.root = child.pid
+                self.root = child.pid
             try:
                 self.pump()
                 if now - looked > 0.5:
@@ -331,7 +332,7 @@ class Supervisor:
                 if isinstance(child, warm.Launch):
                     child.give_up()
                 if self.kill_at is None:
-                    self.signalled_pids |= self.signalled_by_others(self.stops.root or child.pid)
+                    self.signalled_pids |= self.signalled_by_others(self.root or child.pid)
                     self.kill_at = now + TERM_GRACE_S
                 pids = self.signalled_pids
                 in_thread(end_tree, self.mark, TERM_GRACE_S, "", pids, on_error=lambda _: None)  # tried again below
@@ -354,8 +355,8 @@ class Supervisor:
     def look(self) -> None:
         """Check other reasons to end: the folder removed, the controller gone, a rank's error. Raises OSError."""
         os.stat(self.path("agent.json"))
-        if self.container and self.stops.root is None:
-            self.stops.root = container.first_process(self.mark)
+        if self.container and self.root is None:
+            self.root = container.first_process(self.mark)
         touch(self.path("beat"))
         lease_s = self.request["lease_s"]
         if not os.path.exists(self.path("attached")):  # the controller died between start and follow
@@ -399,7 +400,7 @@ class Supervisor:
         if len(self.tails) < 2 * self.node["nproc_per_node"] or last:
             self.find_outputs()
         rows = [f"{rank} | {text}" for rank, tail in self.tails.values() for text in tail.lines(last)]
-        rows += [f"- | {text}" for text in (*self.rendezvous.news(), *self.stops.news())]
+        rows += [f"- | {text}" for text in self.rendezvous.news()]
         if self.escaped:
             rows.append(f"- | {_OUTLIVED}{self.escaped}")
             self.outlived, self.escaped = [*self.outlived, self.escaped], ""
@@ -427,7 +428,7 @@ class Supervisor:
                 self.tails[path] = (self.node["first_rank"] + local_rank, tail)
 
     def finish(self, code: int, gone: bool) -> None:
-        reason = self.reason or (container.not_started(self.container, code, self.stops.root) if self.container else "")
+        reason = self.reason or (container.not_started(self.container, code, self.root) if self.container else "")
         reason = reason or (
             "" if code == 0 else self.memory.explained(f"{self.ended_process(code)} ended with {describe(code)}")
         )

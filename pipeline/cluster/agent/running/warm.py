@@ -23,8 +23,7 @@ from trainers.contract import variables
 from ..host.processors import count_cpus
 from ..node import from_environment, sha256
 from ..wire import Json
-from .processes import LINUX
-from .watches import process_state
+from .processes import LINUX, process_state
 
 IDLE_S = 30.0  # a parent ends if no launch comes for this time; restarts and further trials come sooner
 FIRST_IDLE_S = 90.0  # the same before its first launch: preflight may run, and data may be sent

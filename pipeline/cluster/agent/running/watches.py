@@ -1,7 +1,6 @@
 """Checks of a supervisor while its ranks run.
 
-A silent controller, stopped processes, ranks that end early, kills for lack of memory, and whether torchrun has reached
-the rendezvous.
+A silent controller, ranks that end early, kills for lack of memory, and whether torchrun has reached the rendezvous.
 """
 
 from __future__ import annotations
@@ -10,15 +9,12 @@ import contextlib
 import glob
 import os
 import re
-import socket
-import sys
 import time
 
 from trainers.contract.beats import RUNNING
 
-from ..host.processors import variable_of
 from ..wire import Json
-from .processes import start_time, stat_fields
+from .processes import ip_address, start_time, tcp_table
 
 LONGEST_LOOK_S = 1.5  # between two looks at a silent file; in any longer time this process was stopped itself
 
@@ -48,68 +44,6 @@ class Silence:
         self.seconds = 0.0 if changed else self.seconds + min(now - self.looked, LONGEST_LOOK_S)
         self.looked, self.seen = now, seen or self.seen
         return self.seconds
-
-
-# Processes of a run that somebody has stopped (SIGSTOP): the run waits for them, and no part of it can say why.
-
-
-STOPS_LOOK_S = 1.0
-STOPPED_S = 3.0  # until it is reported: a program that slows a process down stops it for moments
-
-
-class Stops:
-    """Watches torchrun and its descendants for stopped processes; ``root`` is its process id."""
-
-    def __init__(self, root: int | None = None) -> None:
-        self.root = root
-        self.looked = time.monotonic()
-        self.since: dict[int, float] = {}  # process id → when it was first seen stopped
-        self.reported: set[int] = set()
-
-    def news(self) -> list[str]:
-        """Return lines for the node's log, one for each process that has been stopped for a while."""
-        now = time.monotonic()
-        if self.root is None or now - self.looked < STOPS_LOOK_S:
-            return []
-        self.looked = now
-        stopped = [pid for pid in process_tree(self.root) if process_state(pid) == "T"]
-        self.since = {pid: self.since.get(pid, now) for pid in stopped}
-        self.reported.intersection_update(stopped)
-        new = [pid for pid in stopped if pid not in self.reported and now - self.since[pid] >= STOPPED_S]
-        self.reported.update(new)
-        return [
-            f"paceline: WARNING: process {pid}{_rank_of(pid)} is stopped (SIGSTOP), and the run waits for it; "
-            f"kill -CONT {pid} lets it go on"
-            for pid in new
-        ]
-
-
-def _rank_of(pid: int) -> str:
-    """Return `` of rank 1``; '' for a process that torchrun hasn't started: a fork shows its parent's environment."""
-    rank = variable_of(pid, "RANK")
-    return f" of rank {rank}" if rank.isdecimal() else ""
-
-
-def process_tree(root: int) -> list[int]:
-    """Return ``root`` and the descendants of main threads; only ``root`` if the system doesn't list them."""
-    pids = [root]
-    for pid in pids:  # grows meanwhile: children of children follow
-        pids += children_of(pid)
-    return pids
-
-
-def children_of(pid: int) -> set[int]:
-    """Return the running children of a process's main thread; none if the system doesn't list them."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-        return set(map(int, file.read().split()))
-    return set()
-
-
-def process_state(pid: int) -> str:
-    """Return the system's state letter; '' if there is no such process."""
-    with contextlib.suppress(OSError):
-        return stat_fields(pid)[0]
-    return ""
 
 
 # Ranks that ended before their run was over, perhaps with exit code 0, which torchrun takes for success and waits.
@@ -234,13 +168,11 @@ def counter_increase(before: int | None, after: int | None) -> int | None:
 
 # Whether this node's torchrun has reached the rendezvous, by the kernel's table of connections.
 #
-# torchrun itself prints nothing while it waits for the others, and a SYN that a firewall drops is no error for minutes.
+# torchrun itself prints nothing while it waits for the others.
 
 
 RENDEZVOUS_LOOK_S = 0.5
-UNANSWERED_S = 3.0  # until it is reported
-REPEAT_S = 30.0  # until it is reported again
-ESTABLISHED, SYN_SENT, CLOSE_WAIT, LISTEN = "01", "02", "08", "0A"  # states in the kernel's table
+ESTABLISHED, CLOSE_WAIT, LISTEN = "01", "08", "0A"  # states in the kernel's table
 
 
 class Rendezvous:
@@ -248,30 +180,18 @@ class Rendezvous:
 
     def __init__(self, place: list[str | int] | None, *, first: bool) -> None:
         self.place, self.first = place, first
-        self.joined: list[str | int] | None = None  # the place, once this node has joined
+        self.has_joined = False
         self.left_at: float | None = None  # when the first node closed its connections
         self.looked = time.monotonic()  # torchrun takes at least a second until it connects
-        self.reported_at = 0.0
-        self.trying: float | None = None  # when the first unanswered SYN was sent
 
     def news(self) -> list[str]:
-        """Return lines for the node's log; mostly none."""
+        """Return a line for the node's log once this node has joined."""
         now = time.monotonic()
-        if self.place is None or now - self.looked < RENDEZVOUS_LOOK_S:
+        if self.place is None or self.has_joined or now - self.looked < RENDEZVOUS_LOOK_S:
             return []
         self.looked = now
-        where, states = "{}:{}".format(*self.place), self.states(self.place)
-        if (LISTEN if self.first else ESTABLISHED) in states:
-            self.joined, self.place = self.place, None
-            return [f"paceline: torchrun is at {where}, where the hosts meet"]
-        if SYN_SENT not in states:
-            self.trying = None
-            return []
-        self.trying = self.trying or now
-        if now - self.trying < UNANSWERED_S or now - self.reported_at < REPEAT_S:
-            return []
-        self.reported_at = now
-        return [f"paceline: no answer from {where}, where the hosts meet, for {now - self.trying:.0f} s"]
+        self.has_joined = (LISTEN if self.first else ESTABLISHED) in self.states(*self.place)
+        return ["paceline: torchrun is at {}:{}, where the hosts meet".format(*self.place)] if self.has_joined else []
 
     def left_s(self) -> float:
         """Return for how long the first node's torchrun has closed its connections to this node; 0: it hasn't.
@@ -279,9 +199,9 @@ class Rendezvous:
         A frozen host sees that when it continues. Its ranks may wait for the others anyway, because gloo doesn't notice
         every connection that was closed in the meantime.
         """
-        if self.first or self.joined is None:
+        if self.place is None or self.first or not self.has_joined:
             return 0.0
-        states = self.states(self.joined)
+        states = self.states(*self.place)
         # CLOSE_WAIT: the first node has closed the connection, and torchrun here hasn't noticed
         if CLOSE_WAIT not in states or ESTABLISHED in states:
             self.left_at = None
@@ -290,29 +210,10 @@ class Rendezvous:
         self.left_at = self.left_at or now
         return now - self.left_at
 
-    def states(self, place: list[str | int]) -> set[str]:
+    def states(self, address: str | int, port: str | int) -> set[str]:
         """Return the states of this host's connections to the place; on the first node of the sockets at that port."""
-        address, port = address_in_table(str(place[0])), f":{int(place[1]):04X}"
-        states = set()
-        for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-            with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
-                for line in lines:
-                    _, local, remote, state, *_ = line.split()
-                    if self.first and local.endswith(port):
-                        states.add(state)
-                    if not self.first and remote.endswith(f"{address}{port}"):
-                        states.add(state)
-        return states
-
-
-def address_in_table(address: str) -> str:
-    """Return an address as the kernel's table shows it, in words of the processor's byte order; '' for a name.
-
-    The text of an IPv4 address is also the end of the IPv6 address that maps it.
-    """
-    for family in (socket.AF_INET, socket.AF_INET6):
-        with contextlib.suppress(OSError):
-            data = socket.inet_pton(family, address)
-            words = (data[start : start + 4] for start in range(0, len(data), 4))
-            return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
-    return ""
+        end = f":{int(port):04X}"
+        rows = [fields[1:4] for fields in tcp_table("/proc/net")]  # local and remote address, state
+        if self.first:
+            return {state for local, _, state in rows if local.endswith(end)}
+        return {state for _, remote, state in rows if remote.endswith(end) and ip_address(remote) == address}
