@@ -16,10 +16,10 @@ import numpy.typing as npt
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file, write_json
 from pipeline.core.tables import counted
-from pipeline.data import disk, manifest
+from pipeline.data import manifest
 from pipeline.data.base import RawSet, check_class_names
 from pipeline.data.manifest import IMAGES, LABELS, MANIFEST, NAMES, PLACES, Manifest
-from pipeline.data.progress import OnProgress
+from pipeline.data.progress import OnProgress, room
 from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def write(raw: RawSet, config: DatasetConfig, folder: Path, report: OnProgress) 
     channels, height, width = raw.shape
     # The size of encoded images isn't known in advance; a disk that fills up meanwhile raises the same error.
     needed_bytes = sum(counts) * (channels * height * width + 8) if raw.encoding is None else 0
-    with disk.room(folder, needed_bytes):
+    with room(folder, needed_bytes):
         with ExitStack() as stack:
             files: PackFiles = (PixelFiles if raw.encoding is None else EncodedFiles)(folder, stack)
             writer = _Writer(raw, counts, files)

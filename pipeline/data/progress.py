@@ -1,13 +1,17 @@
-"""Progress of downloads and packing on stderr: a bar on a terminal, else a line every five seconds."""
+"""Progress of downloads and packing on stderr (a bar on a terminal, else a line every five seconds), and disk space."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
+from pipeline.core.errors import DataError
+from pipeline.core.files import FULL
 from pipeline.core.printable import takes_colours
 from pipeline.core.processes.heartbeat import Heartbeat
 
@@ -16,6 +20,7 @@ OnProgress = Callable[[str, int, int | None], None]
 
 _FIRST = "preparing the data"
 _NARROW = 80  # columns
+_MARGIN_BYTES = 1 << 18  # for manifest, folders and file system overhead
 
 
 def megabytes(count: float) -> str:
@@ -80,3 +85,30 @@ def _amount(done: int, total: int | None) -> str:
     """Return ``: 6.0 MB of 20.0 MB (30%)``, as far as known."""
     of = f" of {megabytes(total)} ({done / total:.0%})" if total else ""
     return f": {megabytes(done)}{of}" if done else ""
+
+
+# ------------------------------------------------------------------------------ disk space
+def _full(path: Path, needed_bytes: int, free_bytes: int) -> DataError:
+    return DataError(
+        f"no room in {path}: {needed_bytes} bytes ({megabytes(needed_bytes)}) needed, {free_bytes} free",
+        hint="free some space, or paths.data=<a folder on a larger disk>",
+    )
+
+
+def require_room(path: Path, needed_bytes: int) -> None:
+    """Check the free space before writing. Raises DataError."""
+    free_bytes = shutil.disk_usage(path).free
+    if free_bytes < needed_bytes + _MARGIN_BYTES:
+        raise _full(path, needed_bytes + _MARGIN_BYTES, free_bytes)
+
+
+@contextmanager
+def room(path: Path, needed_bytes: int) -> Iterator[None]:
+    """Check the free space like ``require_room``, and raise the same error if the disk fills up inside the block."""
+    require_room(path, needed_bytes)
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise _full(path, needed_bytes, shutil.disk_usage(path).free) from error

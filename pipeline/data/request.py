@@ -42,7 +42,7 @@ _TRAINING_ONLY = (
 )
 # Modules that can't change an image: they move bytes, report or check. The pack layout counts by manifest.VERSION.
 _GIVEN = (
-    "pipeline", "pipeline.data", "pipeline.data.base", "pipeline.data.datasets", "pipeline.data.disk",
+    "pipeline", "pipeline.data", "pipeline.data.base", "pipeline.data.datasets",
     "pipeline.data.sources.download", "pipeline.data.sources.transfer",
     "pipeline.data.manifest", "pipeline.data.progress",
     "pipeline.core.errors", "pipeline.core.files", "pipeline.core", "pipeline.core.redact",

@@ -16,8 +16,7 @@ from pipeline.data.base import ImageFilesConfig, Source, Workspace
 from pipeline.data.manifest import Pack
 from pipeline.data.progress import OnProgress, reporting
 from pipeline.data.request import Request
-from pipeline.data.sources.filesystems import refuse_protocol
-from pipeline.data.sources.source import local_path
+from pipeline.data.sources.source import local_path, refuse_protocol
 from trainers.core.config import OWN, DatasetConfig
 
 

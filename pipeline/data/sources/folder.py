@@ -1,20 +1,28 @@
-"""Get a ``dataset.source`` that is a folder of files: local, at an address, or packed in an archive."""
+"""Get a ``dataset.source`` that is a folder of files: local, at an address, or packed in an untrusted archive."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import NamedTuple
+import lzma
+import shutil
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO, NamedTuple
 
 from pipeline.core.errors import DataError
-from pipeline.data import disk
 from pipeline.data.base import Workspace
-from pipeline.data.sources import archives
+from pipeline.data.progress import require_room, room
 from pipeline.data.sources.download import Wanted, download
-from pipeline.data.sources.filesystems import ObjectStore
-from pipeline.data.sources.source import WEB, file_name, local_path, refuse_special, scheme, shown
+from pipeline.data.sources.source import WEB, ObjectStore, file_name, local_path, refuse_special, scheme, shown
 from trainers.core.config import DatasetConfig
 
 _AT_ONCE = 64  # files per request to a driver
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".zip")
+_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, RuntimeError)
 
 
 class Place(NamedTuple):
@@ -59,10 +67,10 @@ def get_folder(config: DatasetConfig, work: Workspace, what: str, suffixes: tupl
     source = config.source or ""
     origin = str(path) if path is not None else shown(source)
     name = path.name if path is not None else file_name(source)
-    is_archive = name.endswith(archives.SUFFIXES)
+    is_archive = name.endswith(ARCHIVES)
     if not is_archive and (path is not None or scheme(source) in WEB):
         raise DataError(
-            f"dataset.source={origin} is neither a folder nor an archive ({', '.join(archives.SUFFIXES)})"
+            f"dataset.source={origin} is neither a folder nor an archive ({', '.join(ARCHIVES)})"
             + ("" if path is not None else "; a web server has no list of its files"),
             hint=f"dataset.source=<{what}>",
         )
@@ -73,7 +81,7 @@ def get_folder(config: DatasetConfig, work: Workspace, what: str, suffixes: tupl
         return Place(folder, origin)
     archive = path or _download(config, source, name, work)
     work.report(f"unpacking {name}", 0, None)
-    archives.extract(archive, suffixes, folder)
+    extract(archive, suffixes, folder)
     return Place(folder, origin)
 
 
@@ -90,7 +98,7 @@ def _fetch_folder(source: str, suffixes: tuple[str, ...], folder: Path, work: Wo
             f"{store.named} holds none of {', '.join(suffixes)}", hint="doit fetch with the address of their folder"
         )
     names, total = list(sizes), sum(sizes.values())
-    with disk.room(folder, total):
+    with room(folder, total):
         for begin in range(0, len(names), _AT_ONCE):
             some = names[begin : begin + _AT_ONCE]
             store.get_below(some, folder)
@@ -99,3 +107,73 @@ def _fetch_folder(source: str, suffixes: tuple[str, ...], folder: Path, work: Wo
 
 def _download(config: DatasetConfig, source: str, name: str, work: Workspace) -> Path:
     return download(config, Wanted(name=name, urls=(source,), sha256=None), work.folder, work.report)
+
+
+# --------------------------------------------------------------------------------- archives
+def extract(archive: Path, suffixes: tuple[str, ...], folder: Path) -> None:
+    """Extract the members whose names end in one of ``suffixes``, at their own paths below ``folder``.
+
+    An archive with a link, a device or a path outside of ``folder`` is refused as a whole. Each file needs enough free
+    disk space. tarfile's filters aren't used, because early releases of Python 3.11 lack them.
+
+    Raises:
+        DataError: not a tar or zip archive, damaged, hostile or too large.
+    """
+    with room(folder, 0), _damage_as_data_error(archive):
+        for inner, size_bytes, content in _members(archive):
+            path = folder / inner
+            if content is None or not path.name.lower().endswith(suffixes):
+                continue
+            if path.exists():
+                raise _hostile(archive, str(inner), "is there twice")
+            require_room(folder, size_bytes)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with content, path.open("xb") as file:
+                shutil.copyfileobj(content, file)
+
+
+def _members(archive: Path) -> Iterator[tuple[PurePosixPath, int, IO[bytes] | None]]:
+    """Yield path, size in bytes and content of each member; None: a folder.
+
+    The content must be read before the next item, as the archive is read in one pass.
+    """
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as bundle:
+            for member in bundle.infolist():
+                path = _inner_path(archive, member.filename)
+                if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
+                    raise _hostile(archive, member.filename, "is a link or a device")
+                yield path, member.file_size, None if member.is_dir() else bundle.open(member)
+    elif tarfile.is_tarfile(archive):
+        with tarfile.open(archive, "r|*") as tar:
+            for item in tar:
+                path = _inner_path(archive, item.name)
+                if not (item.isreg() or item.isdir()):
+                    raise _hostile(archive, item.name, "is a link or a device")
+                yield path, item.size, tar.extractfile(item)
+    else:
+        raise DataError(f"{archive} is neither a tar nor a zip archive, or it is cut off")
+
+
+@contextmanager
+def _damage_as_data_error(archive: Path) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGE as error:
+        raise DataError(f"{archive} is damaged or cut off: {error or type(error).__name__}") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise DataError(f"{archive} is damaged: {error}") from error  # gzip and bz2 raise OSError without an errno
+
+
+def _inner_path(archive: Path, member: str) -> PurePosixPath:
+    """Return the member's path; one that leaves the archive's folder on any system is hostile."""
+    path = PurePosixPath(member.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or ":" in "".join(path.parts[:1]):
+        raise _hostile(archive, member, "lies outside the archive's folder")
+    return path
+
+
+def _hostile(archive: Path, member: str, why: str) -> DataError:
+    return DataError(f"{archive} is refused: its member {member!r} {why}; nothing of it was used")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
 from pipeline.data.base import Workspace
-from pipeline.data.sources import archives
+from pipeline.data.sources import folder as folders
 from pipeline.data.sources.download import Wanted, download, retrieve, unreachable
 from pipeline.data.sources.source import file_name, local_path, refuse_special, shown
 from trainers.core.config import DatasetConfig
@@ -154,7 +154,7 @@ def _unpack(archive: Path, catalogue: Catalogue, work: Workspace) -> Path:
     folder = work.folder / "unpacked"
     folder.mkdir()
     work.report(f"unpacking {archive.name}", 0, None)
-    archives.extract(archive, wanted, folder)
+    folders.extract(archive, wanted, folder)
     return next((path.parent for path in sorted(folder.rglob("*")) if path.name in wanted), folder)
 
 
@@ -165,7 +165,7 @@ def _download(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> P
         if wanted.name in test_only:
             continue
         path = download(config, wanted, work.downloads, work.report)
-        if wanted.name.endswith(archives.SUFFIXES):
+        if wanted.name.endswith(folders.ARCHIVES):
             return _unpack(path, catalogue, work)
     return work.downloads
 
@@ -173,7 +173,7 @@ def _download(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> P
 def _remote(config: DatasetConfig, catalogue: Catalogue, work: Workspace, url: str) -> Path:
     """Download an archive, or the files of one layout from a remote folder."""
     name = file_name(url)
-    if name.endswith(archives.SUFFIXES):
+    if name.endswith(folders.ARCHIVES):
         known = {official.name: official.sha256 for official in catalogue.downloads}
         wanted = Wanted(name=name, urls=(url,), sha256=known.get(name))
         folder = work.folder if wanted.sha256 is None else work.downloads

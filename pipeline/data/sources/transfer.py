@@ -12,10 +12,8 @@ import requests
 import urllib3
 
 from pipeline.core.errors import DataError
-from pipeline.data import disk
-from pipeline.data.progress import OnProgress
-from pipeline.data.sources.filesystems import login_hint, open_filesystem, reason_of
-from pipeline.data.sources.source import WEB, scheme, shown
+from pipeline.data.progress import OnProgress, room
+from pipeline.data.sources.source import WEB, login_hint, open_filesystem, reason_of, scheme, shown
 
 TIMEOUT_S = (3.0, 10.0)  # connect; between two reads
 _ENCODED = (".gz", ".tgz")  # some servers declare these files as gzip encoded; they must not be decoded
@@ -39,7 +37,7 @@ def attempt(url: str, sha256: str | None, path: Path, report: OnProgress) -> Non
 
     def save(address: str, output_file: str, _: object, check_only: bool = False) -> None:
         opened = _http if scheme(address) in WEB else _filesystem
-        with opened(address) as (read, total), disk.room(path.parent, total or 0), Path(output_file).open("wb") as file:
+        with opened(address) as (read, total), room(path.parent, total or 0), Path(output_file).open("wb") as file:
             done = 0
             while block := read(_CHUNK_BYTES):
                 file.write(block)

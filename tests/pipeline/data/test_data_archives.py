@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.data.sources import archives
+from pipeline.data.sources.folder import extract
 
 WANTED = ("a.bin", "b.bin")
 
@@ -35,7 +35,7 @@ def refused(archive: Path, tmp_path: Path, text: str) -> None:
     folder.mkdir()
     before = sorted(path for path in tmp_path.rglob("*"))
     with pytest.raises(DataError, match=text):
-        archives.extract(archive, WANTED, folder)
+        extract(archive, WANTED, folder)
     written = set(tmp_path.rglob("*")) - set(before)
     assert all(folder in path.parents for path in written)
     assert {path.name for path in written if path.is_file()} <= set(WANTED)
@@ -83,7 +83,7 @@ def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:
 def test_what_is_not_wanted_stays_inside(tmp_path: Path) -> None:
     archive = tar_with(tmp_path / "set.tar.gz", (member("x/a.bin"), b"1"), (member("x/.bashrc"), b"2"))
     (tmp_path / "folder").mkdir()
-    archives.extract(archive, WANTED, tmp_path / "folder")
+    extract(archive, WANTED, tmp_path / "folder")
     assert [path.name for path in (tmp_path / "folder/x").iterdir()] == ["a.bin"]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.data import disk, packing
+from pipeline.data import packing, progress
 from pipeline.data.datasets.synthetic import SyntheticConfig
 from pipeline.data.store import fetch
 from tests.small_disk import mounted
@@ -57,7 +57,7 @@ def test_a_disk_too_small_is_refused_before_writing(small_disk: Path) -> None:
 
 
 def test_a_disk_that_fills_up_while_packing(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "require", lambda path, needed_bytes: None)
+    monkeypatch.setattr(progress, "require_room", lambda path, needed_bytes: None)
     with pytest.raises(DataError, match=r"no room in .*: \d+ bytes .* needed, \d+ free\n  try: free some space"):
         fetch(LARGE, small_disk)
     assert sorted(path.name for path in small_disk.iterdir()) == [".synthetic.lock"]
