@@ -17,8 +17,7 @@ from torch import Tensor
 from tests.trainers.test_resume import die_and_go_on
 from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary, write_pack
 from trainers.core.config import ConfigError, DatasetConfig
-from trainers.data import own_augmentation
-from trainers.data.augment import normaliser, plan_epoch, training_batch
+from trainers.data.augment import normaliser, own_augmentation, plan_epoch, training_batch
 from trainers.data.pack import open_pack
 from trainers.training.session import run
 
@@ -211,7 +210,7 @@ def test_what_does_not_fit_is_said_with_its_place(make_run: MakeRun, settings: d
 def test_an_image_is_augmented_alike_in_any_batch(tmp_path: Path, name: str, args: dict[str, int]) -> None:
     config = DatasetConfig(name="arrays", augmentation=f"my_parts:{name}", augmentation_args=args, normalise=False)
     pack, device = open_pack(write_pack(tmp_path / "pack")), torch.device("cpu")
-    own = own_augmentation.build(config, pack.manifest, device)
+    own = own_augmentation(config, pack.manifest, device)
     scale = normaliser(pack.manifest, normalise=False, device=device)
 
     def images(start: int, count: int, epoch: int = 0) -> Tensor:

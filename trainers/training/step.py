@@ -13,8 +13,7 @@ from trainers.checkpoint import Checkpoint
 from trainers.contract.beats import Phase
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
-from trainers.data import own_augmentation
-from trainers.data.augment import EpochPlan, Normaliser, training_batch
+from trainers.data.augment import EpochPlan, Normaliser, own_augmentation, training_batch
 from trainers.data.pack import MappedPack
 from trainers.data.randomness import Stream, key
 from trainers.data.step_plan import Steps
@@ -59,7 +58,7 @@ class Stepper:
         decay = config.trainer.ema
         self.average = WeightAverage(self.strategy.layout.parameters, decay) if decay else None
         self.loss = loss.build(config.trainer, pack, context.device)
-        self.augmentation = own_augmentation.build(config.dataset, pack.manifest, context.device)
+        self.augmentation = own_augmentation(config.dataset, pack.manifest, context.device)
         self.witness: Witness | None = None  # of the step that comes next
         self._prepares_kernels = config.trainer.compile or context.device.type == "cuda"
         self._divisor = steps.accumulate * max(1, config.trainer.shards)  # without shards the strategy averages
