@@ -1,17 +1,13 @@
 """Expand sweep values of a command line into one configuration per trial, as Hydra's own multirun would.
 
 One composition takes 0.2 s, too long for a thousand trials. So each combination of group options is composed once, and
-a plain value is inserted into the resolved result after OmegaConf has converted it to the field's type. Anything else
-(an added key, a mapping, a value that an interpolation may read) is composed.
+plain values are set in the result. A trial with anything else (an added key, a mapping) is composed.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -31,7 +27,6 @@ from pipeline.core.errors import UsageError
 Overrides = tuple[str, ...]
 Resolved = dict[str, Any]
 
-_PLAIN_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 _ABSENT = object()
 
 
@@ -90,49 +85,25 @@ def _grid(words: Sequence[str]) -> list[str]:
     return [f"{key}={value}" for key, value in (params or {}).items()]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Composition:
-    """One composition. ``config`` is its own copy, in which values are tried.
-
-    ``referenced`` are the keys that its interpolations read, None if they can't be determined.
-    """
-
-    config: DictConfig
-    resolved: Resolved
-    referenced: frozenset[str] | None
-
-
 class TrialComposer:
     """``compose.resolve`` for the many trials of one sweep. Use it within ``compose.hydra_ready()``."""
 
     def __init__(self) -> None:
         self._override = functools.cache(lambda word: _parsed(for_hydra([word]))[-1])
-        self._composition = functools.cache(_compose)
-        self._value = functools.cache(
-            lambda composed_words, word: _typed(self._composition(composed_words).config, self._override(word))
-        )
-        self._composed: set[str] = set()  # keys whose values must be composed
+        # by the composed words and the fields that are set in the result, each of which every trial sets anew
+        self._composition = functools.cache(lambda words, fields: compose.compose_now(words))
 
     def resolve(self, words: Overrides) -> Resolved:
-        """Return what composing alone gives, and raise what it raises. Read only: trials share parts of it."""
+        """Return what composing alone gives, and raise what it raises."""
         plain = self._plain(words)
         composed_words = tuple(word for word in words if word not in plain)
-        composition = self._composition(composed_words)
-        keys = [plain[word].key_or_group for word in plain]
-        read = composition.referenced
-        if read is None or any(_related(key, other) for key in keys for other in read):
-            return compose.resolve(compose.compose_now(words))
-        result = dict(composition.resolved)
-        for word, override in plain.items():
-            value = self._value(composed_words, word)
-            if value is _ABSENT:
-                self._composed.add(override.key_or_group)
-                return self.resolve(words)
-            _put(result, override.key_or_group, value)
-        return result
+        config = self._composition(composed_words, tuple(override.key_or_group for override in plain.values()))
+        if all(_is_set(config, override) for override in plain.values()):
+            return compose.resolve(config)
+        return compose.resolve(compose.compose_now(words))
 
     def _plain(self, words: Overrides) -> dict[str, Override]:
-        """Return the words whose value can be inserted: plain ones that share no key with another word."""
+        """Return the words whose value can be set: plain ones that share no key with another word."""
         overrides = {word: self._override(word) for word in words}
         # options aside: Hydra chooses them before it sets fields, whatever the order of the words
         fields = {word: override for word, override in overrides.items() if not _chooses_an_option(override)}
@@ -140,15 +111,8 @@ class TrialComposer:
         return {
             word: override
             for word, override in fields.items()
-            if _is_plain(override)
-            and override.key_or_group not in self._composed
-            and sum(_related(override.key_or_group, key) for key in keys) == 1
+            if _is_plain(override) and sum(_related(override.key_or_group, key) for key in keys) == 1
         }
-
-
-def _compose(words: Overrides) -> _Composition:
-    config = compose.compose_now(words)
-    return _Composition(config=copy.deepcopy(config), resolved=compose.resolve(config), referenced=_referenced(config))
 
 
 def _chooses_an_option(override: Override) -> bool:
@@ -167,47 +131,19 @@ def _is_plain(override: Override) -> bool:
     return override.type is OverrideType.CHANGE and override.package is None and simple and not interpolates
 
 
-def _typed(config: DictConfig, override: Override) -> Any:
-    """Return the value in the field's type, or _ABSENT if the trial must be composed."""
-    key = override.key_or_group
-    before = OmegaConf.select(config, key, default=_ABSENT)
-    if (
-        before is _ABSENT
-        or OmegaConf.is_list(before) != isinstance(override.value(), list)
-        or OmegaConf.is_dict(before)
-    ):
-        return _ABSENT
+def _is_set(config: DictConfig, override: Override) -> bool:
+    """Set the field to the value in its type; return False if the trial must be composed."""
+    key, value = override.key_or_group, override.value()
     try:
-        OmegaConf.update(config, key, override.value(), merge=True)
-        value = OmegaConf.select(config, key)
-        return OmegaConf.to_container(value, throw_on_missing=True) if OmegaConf.is_list(value) else value
+        before = OmegaConf.select(config, key, default=_ABSENT)
+        if before is _ABSENT or OmegaConf.is_dict(before) or OmegaConf.is_list(before) != isinstance(value, list):
+            return False
+        OmegaConf.update(config, key, value, merge=True)
     except Exception:  # composing reports what is wrong with it
-        return _ABSENT
-
-
-def _put(resolved: Resolved, key: str, value: Any) -> None:
-    """Set a field in ``resolved``. Copy each section above it: sections are shared with other trials."""
-    *parents, last = key.split(".")
-    section = resolved
-    for name in parents:
-        section[name] = dict(section[name])
-        section = section[name]
-    section[last] = value
+        return False
+    return True
 
 
 def _related(one: str, other: str) -> bool:
     """True if the keys are equal or one contains the other."""
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
-
-
-def _referenced(config: DictConfig) -> frozenset[str] | None:
-    """Return the keys that interpolations read, or None if one is relative, nested or a resolver's."""
-    keys: set[str] = set()
-    for text in texts(OmegaConf.to_container(config, resolve=False)):
-        if "${" not in text:
-            continue
-        references = _PLAIN_REFERENCE.findall(text)
-        if len(references) != text.count("${"):
-            return None
-        keys.update(references)
-    return frozenset(keys)
