@@ -113,11 +113,11 @@ def source_of_installed(module: str) -> Path | None:
 
 
 def _settings(source: bytes, bases: tuple[type[Any], ...]) -> ast.Module | None:
-    """Extract the settings class with the imports and constants that it uses; None if there is none.
+    """Extract the settings class with the imports and constants that it may use; None if there is none.
 
     Raises:
         SyntaxError: the module can't be parsed.
-        ValueError: there are two such classes, the class is no dataclass, or it uses other parts of its module.
+        ValueError: there are two such classes, or the class is no dataclass.
     """
     tree = ast.parse(source)
     names = [[base.__name__] for base in bases]
@@ -131,49 +131,23 @@ def _settings(source: bytes, bases: tuple[type[Any], ...]) -> ast.Module | None:
         )
     if not any("dataclass" in ast.unparse(item) for item in settings[0].decorator_list):
         raise ValueError(f"{settings[0].name} is no dataclass; write @dataclass(kw_only=True) above it")
-    of_bases = (base.__module__ for base in bases)
-    allowed = {"trainers.core.config", "pipeline.core.errors", *of_bases, *sys.stdlib_module_names}
-    # Keep only the statements that bind names the class uses.
-    kept: list[ast.stmt] = []
-    used = _names(settings[0])
-    for item in tree.body:
-        bound = used & bound_names(item)
-        if not bound or item is settings[0]:
-            continue
-        if not _may_be_used(item, allowed):
-            raise ValueError(
-                f"{settings[0].name} uses {min(bound)} of line {item.lineno}; settings can use the standard library, "
-                f"{', '.join(sorted(allowed - sys.stdlib_module_names))} and literals, as they are read without torch"
-            )
-        kept.append(item)
-    return ast.Module(body=[*kept, settings[0]], type_ignores=[])
-
-
-def _names(item: ast.ClassDef) -> set[str]:
-    """Return the names that the class refers to. Removes the annotations of its functions, which aren't needed."""
-    for part in ast.walk(item):
+    for part in ast.walk(settings[0]):  # without the annotations of its functions, whose names may be torch's
         if isinstance(part, ast.arg):
             part.annotation = None
         elif isinstance(part, ast.FunctionDef):
             part.returns = None
-    return {part.id for part in ast.walk(item) if isinstance(part, ast.Name)}
-
-
-def bound_names(item: ast.stmt) -> set[str]:
-    """Return the names that a module-level statement binds."""
-    if isinstance(item, ast.Import | ast.ImportFrom):
-        return {(alias.asname or alias.name).partition(".")[0] for alias in item.names}
-    if isinstance(item, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        return {item.name}
-    return {part.id for part in ast.walk(item) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+    allowed = {"trainers.core.config", "pipeline.core.errors", *(base.__module__ for base in bases)}
+    kept = [item for item in tree.body if item is settings[0] or _may_be_used(item, allowed | sys.stdlib_module_names)]
+    return ast.Module(body=kept, type_ignores=[])
 
 
 def _may_be_used(item: ast.stmt, allowed: set[str]) -> bool:
+    """Return True for imports of these modules and for constants."""
     if isinstance(item, ast.Import):
         return all(alias.name.partition(".")[0] in allowed for alias in item.names)
     if isinstance(item, ast.ImportFrom):
         module = item.module or ""
-        return not item.level and (module in allowed or module.partition(".")[0] in allowed)
+        return not item.level and module != "__future__" and {module, module.partition(".")[0]} & allowed != set()
     return isinstance(item, ast.Assign | ast.AnnAssign) and item.value is not None and _is_literal(item.value)
 
 
@@ -190,6 +164,11 @@ def _class(tree: ast.Module, module: str, path: str, bases: tuple[type[Any], ...
     space: dict[str, Any] = {"__name__": module}
     try:
         exec(compile(tree, path, "exec", dont_inherit=True), space)
+    except NameError as error:
+        raise UsageError(
+            f"{path}: its settings can't be read: {error}; they can use literals, the standard library and "
+            "trainers.core.config, as they are read without torch"
+        ) from error
     except Exception as error:  # a class statement can raise anything
         raise UsageError(f"{path}: its settings can't be read: {type(error).__name__}: {text_of(error)}") from error
     (settings,) = (item for item in space.values() if isinstance(item, type) and _is_settings(item, module, bases))
