@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.files import sha256_bytes
-from pipeline.keys import imports, readings
+from pipeline.keys import readings
 
 _read = readings._read
-_READERS = b"".join(Path(str(reader.__file__)).read_bytes() for reader in (readings, imports, imports))
+_READER = Path(str(readings.__file__)).read_bytes()
 
 
 def shared_reading(folder: Path, source: bytes, path: str, shown: str) -> dict[str, Any]:
     """``readings._read``, whose answers lie in ``folder``."""
-    kept = folder / f"{sha256_bytes(_READERS + path.encode() + source)}.json"
+    kept = folder / f"{sha256_bytes(_READER + path.encode() + source)}.json"
     try:
         found: dict[str, Any] = json.loads(kept.read_text())
     except FileNotFoundError:

@@ -15,7 +15,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.places import shown
 from pipeline.core.program import CLASSIFIER, SCRIPT
 from pipeline.core.specs import Cluster
-from pipeline.keys import process_groups, script_files
+from pipeline.keys import script_files
 from pipeline.keys.canonical import names_seed
 from pipeline.keys.script_files import DataPath, ScriptFiles
 from trainers.core.config import ConfigError
@@ -129,7 +129,7 @@ def with_ranks(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:
     resolved = _with_file_of_module(resolved, root)
     cluster, section = resolved["cluster"], resolved.get(programs.SECTION) or {}
     is_open = section.get("name") == SCRIPT.name and cluster["nproc_per_node"] == "auto"
-    if is_open and (section.get("torchrun") is False or not process_groups.uses_process_group(resolved, root)):
+    if is_open and (section.get("torchrun") is False or not script_files.uses_process_group(resolved, root)):
         cluster = {**cluster, "nproc_per_node": 1}
     return {**resolved, "cluster": cluster}
 

@@ -37,7 +37,7 @@ from pipeline.execution.attempting import (
 from pipeline.execution.finished import VARIABLES, pattern_before, unkeyed
 from pipeline.execution.restarts import next_start
 from pipeline.execution.run import Run, initial_weights_of, prepare
-from pipeline.keys import ABSENT, import_closure, process_groups, rank_environment, script_files
+from pipeline.keys import ABSENT, import_closure, rank_environment, script_files
 from pipeline.keys.import_closure import matches
 from pipeline.runs import acceptance, index, journal, layout, provenance
 from pipeline.runs.checkpoint_mirror import CheckpointMirror
@@ -252,7 +252,7 @@ def _remarks(run: Run) -> list[str]:
     """Return what users should know about the run's key and code before hours of training."""
     remarks = [*run.config.notes]
     script, ranks = run.config.script, run.config.cluster.world_size
-    if script is not None and ranks > 1 and not process_groups.uses_process_group(run.config.resolved, run.root):
+    if script is not None and ranks > 1 and not script_files.uses_process_group(run.config.resolved, run.root):
         remarks.append(
             f"WARNING: nothing in the script's code or words asks for a process group, so each of the {ranks} ranks "
             "runs all of it and writes the same files; cluster.nproc_per_node=1 on one host starts it once"

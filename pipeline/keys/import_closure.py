@@ -24,9 +24,8 @@ from pipeline.core.errors import UsageError
 from pipeline.core.files import sha256_bytes, sha256_file
 from pipeline.core.places import MODULES
 from pipeline.keys import ABSENT
-from pipeline.keys.imports import Import
 from pipeline.keys.installed import Installed, InstalledModule
-from pipeline.keys.readings import Reading, Readings
+from pipeline.keys.readings import Import, Reading, Readings
 from trainers.core.errors import install
 
 LARGEST_BYTES = 1 << 20

@@ -1,24 +1,23 @@
-"""Cached parse results of Python sources: digest, imports, and file names.
+"""What counts of a Python source in a key, and what it imports; parse results are cached.
 
-An entry stays valid as long as the source, the parsing code and Python are the same.
+A cached result stays valid as long as the source, this code and Python are the same.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pipeline.core.cache import Cache
 from pipeline.core.errors import UsageError
 from pipeline.core.files import sha256_bytes, sha256_file, sha256_text
-from pipeline.keys import imports
-from pipeline.keys.imports import Import
 
 _MOST = 256  # cached sources, or twice the number of the latest walk if that is more; a run needs about thirty
 
@@ -35,12 +34,27 @@ _WRITING = re.compile(r"[wax][bt+]{0,2}")  # modes of open
 _IN_FOLDER = re.compile(r"([\w@+-][\w./@+ -]{0,200})/[^/]*")
 KEEP_EMPTY_FOLDER = (".gitignore", ".gitkeep", ".keep")  # files with which a repository has a folder without others
 
+Kind = Literal["needed", "optional", "part", "named"]
+"""How strictly a module is imported.
+
+``needed``: the import must succeed. ``optional``: the code handles a failed import. ``part``: b in ``from a import b``,
+which may be a module. ``named``: a string that may name a module.
+"""
+
+
+class Import(NamedTuple):
+    """One import; ``name`` is dotted and absolute."""
+
+    name: str
+    line: int
+    kind: Kind
+
 
 class Reading(NamedTuple):
     """The parse result of one source.
 
-    ``digest`` comes from ``pipeline.keys.imports``. ``names`` are string constants that may name files; ``files`` are
-    the same, for a source that locates files relative to itself.
+    ``names`` are string constants that may name files; ``files`` are the same, for a source that locates files
+    relative to itself.
     """
 
     digest: str
@@ -87,8 +101,7 @@ class Readings:
 
     @cached_property
     def _reader(self) -> str:
-        readers = (__file__, str(imports.__file__))
-        return " ".join([*(sha256_file(Path(reader)) for reader in readers), sys.version])
+        return f"{sha256_file(Path(__file__))} {sys.version}"
 
 
 def module_of(path: str) -> str:
@@ -103,13 +116,11 @@ def _read(source: bytes, path: str, shown: str) -> dict[str, Any]:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else error
         raise UsageError(f"{shown}{line} can't be parsed: {why}", hint="fix the file, then the same command") from error
-    imported = imports.imports(tree, module_of(path), is_package=path.endswith("/__init__.py"))
     kinds: dict[str, dict[str, int]] = {}
-    for item in imported:
+    for item in imports(tree, module_of(path), is_package=path.endswith("/__init__.py")):
         kinds.setdefault(item.kind, {})[item.name] = item.line
     from_own_place = _OWN_PLACE.search(source) is not None
-    digest = imports.digest(tree, source)
-    return {"digest": digest, "imports": kinds, "names": _names(tree), "from_own_place": from_own_place}
+    return {"digest": digest(tree, source), "imports": kinds, "names": _names(tree), "from_own_place": from_own_place}
 
 
 def _names(tree: ast.Module) -> list[str]:
@@ -153,3 +164,206 @@ def _joined(node: ast.AST) -> str:
         known = parts[len(parts) - next((at for at, part in enumerate(reversed(parts)) if not part), len(parts)) :]
         return "/".join(known)
     return ""
+
+
+_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+(?=:|$)")
+_FORGIVING = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+_FORGIVERS = (ast.Try, ast.TryStar, ast.With, ast.If)
+_EMPTY = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)  # a third of the nodes
+_PLATFORM = {"version_info", "platform", "implementation"}  # of sys, as in ``if sys.version_info >= (3, 12):``
+_GIVEN = sys.stdlib_module_names | {"__main__"}
+_RANKING: tuple[Kind, ...] = ("needed", "optional", "part", "named")
+
+
+_IMPORTING = (ast.Import, ast.ImportFrom, ast.Call, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Constant)
+"""Node types that ``_of`` handles, out of the tens of thousands of nodes in a project's sources."""
+
+
+def imports(tree: ast.Module, module: str, *, is_package: bool) -> list[Import]:
+    """Return the strictest import of each module name, without the standard library and ``if TYPE_CHECKING`` blocks."""
+    package = module if is_package else module.rpartition(".")[0]
+    by_name: dict[str, Import] = {}
+    for node, guarded in _nodes(tree):
+        for item in _of(node, package, module) if isinstance(node, _IMPORTING) else ():
+            kind: Kind = "optional" if guarded and item.kind == "needed" else item.kind
+            known = by_name.get(item.name)
+            if known is None or _RANKING.index(kind) < _RANKING.index(known.kind):
+                by_name[item.name] = Import(item.name, item.line, kind)
+    return [item for name, item in sorted(by_name.items()) if name.partition(".")[0] not in _GIVEN]
+
+
+def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield every node that runs, with True if a failing import there is handled or platform-dependent."""
+    waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while waiting:
+        node, guarded = waiting.pop()
+        yield node, guarded
+        if isinstance(node, ast.If) and _is_type_checking(node.test):
+            waiting += [(item, guarded) for item in node.orelse]
+            continue
+        inside = guarded or (isinstance(node, _FORGIVERS) and _forgives(node))
+        waiting += [(item, inside) for item in ast.iter_child_nodes(node) if _may_import(item)]
+
+
+def _may_import(node: ast.AST) -> bool:
+    """Skip nodes without imports; a docstring may begin with a module name but doesn't import it."""
+    if isinstance(node, ast.Expr):
+        return not isinstance(node.value, ast.Constant)
+    return not isinstance(node, _EMPTY)
+
+
+def _of(node: ast.AST, package: str, module: str) -> Iterator[Import]:
+    """Yield the imports of one node of ``module``; ``package`` is its package (the module itself if it is one)."""
+    if isinstance(node, ast.Import):
+        yield from (Import(alias.name, node.lineno, "needed") for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = _absolute("." * node.level + (node.module or ""), package)
+        if base:
+            yield Import(base, node.lineno, "needed")
+            yield from (
+                Import(f"{base}.{alias.name}", node.lineno, "part") for alias in node.names if alias.name != "*"
+            )
+    elif isinstance(node, ast.Call):
+        yield from _of_call(node, package, module)
+        if module == package and getattr(getattr(node.func, "value", None), "id", "") == "__all__":  # .append, .extend
+            yield from _named_in(node, module)
+    elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and module == package:
+        yield from _exported(node, module)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and (text := _DOTTED.match(node.value)):
+        yield Import(text.group(), node.lineno, "named")
+
+
+def _of_call(node: ast.Call, package: str, module: str) -> Iterator[Import]:
+    """Handle ``import_module("name")``, ``__import__("name")`` and ``find_spec("name")``, which counts as optional."""
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    name = _argument(node, 0, "name")
+    if called not in ("import_module", "__import__", "find_spec") or not isinstance(name, ast.Constant):
+        return
+    if not isinstance(name.value, str):
+        return
+    given = _argument(node, 1, "package") if called != "__import__" else None
+    level = _argument(node, 4, "level") if called == "__import__" else None
+    dots = "." * level.value if isinstance(level, ast.Constant) and isinstance(level.value, int) else ""
+    target = _absolute(dots + name.value, package if given is None else _package(given, package, module))
+    if target:
+        yield Import(target, node.lineno, "optional" if called == "find_spec" else "needed")
+
+
+def _argument(node: ast.Call, at: int, name: str) -> ast.expr | None:
+    if at < len(node.args):
+        return node.args[at]
+    return next((item.value for item in node.keywords if item.arg == name), None)
+
+
+def _package(given: ast.expr, package: str, module: str) -> str:
+    """Return the package that a relative name starts from; '' if it is only known at run time."""
+    if isinstance(given, ast.Constant):
+        return str(given.value) if given.value is not None else package
+    return {"__package__": package, "__name__": module}.get(getattr(given, "id", ""), "")
+
+
+def _exported(node: ast.Assign | ast.AugAssign | ast.AnnAssign, own: str) -> Iterator[Import]:
+    """Handle ``__all__`` of a package: ``from package import *`` imports the modules that it names."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets) and node.value is not None:
+        yield from _named_in(node.value, own)
+
+
+def _named_in(node: ast.expr, own: str) -> Iterator[Import]:
+    for item in ast.walk(node):
+        if isinstance(item, ast.Constant) and isinstance(item.value, str):
+            yield Import(f"{own}.{item.value}", item.lineno, "part")
+
+
+def _absolute(name: str, package: str) -> str:
+    """Resolve a relative name: ``..a`` in package x.y is x.a; '' if the name leaves the top-level package."""
+    relative = name.lstrip(".")
+    level = len(name) - len(relative)
+    if not level:
+        return name
+    parts = package.split(".") if package else []
+    if level > len(parts):
+        return ""
+    return ".".join([*parts[: len(parts) - level + 1], *([relative] if relative else [])])
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    return getattr(test, "id", getattr(test, "attr", "")) == "TYPE_CHECKING"
+
+
+def _forgives(node: ast.AST) -> bool:
+    """Return True if the code handles a failing import in the block, or checks Python's version or platform first."""
+    if isinstance(node, ast.Try | ast.TryStar):
+        return any(handler.type is None or _forgiving(handler.type) for handler in node.handlers)
+    if isinstance(node, ast.With):
+        return any(_forgiving(item.context_expr) for item in node.items if _is_suppress(item.context_expr))
+    if isinstance(node, ast.If):
+        return any(isinstance(item, ast.Attribute) and item.attr in _PLATFORM for item in ast.walk(node.test))
+    return False
+
+
+def _is_suppress(call: ast.expr) -> bool:
+    return isinstance(call, ast.Call) and getattr(call.func, "id", getattr(call.func, "attr", "")) == "suppress"
+
+
+def _forgiving(expression: ast.expr) -> bool:
+    return any(getattr(item, "id", getattr(item, "attr", "")) in _FORGIVING for item in ast.walk(expression))
+
+
+_TYPES = re.compile(rb"# type:(?! ?ignore).*")
+_LEFT_OUT = frozenset({"ctx", "kind", "type_ignores", "type_comment"})  # implied by the position, or without meaning
+
+
+def digest(tree: ast.Module, source: bytes) -> str:
+    """Return a hex digest that doesn't change when a formatter rewrites ``source``, whose tree is ``tree``."""
+    hashed = hashlib.sha256("\n".join(_tokens(tree)).encode())
+    for comment in _TYPES.findall(source):
+        hashed.update(b"\n" + comment.rstrip())
+    return hashed.hexdigest()
+
+
+def _tokens(tree: ast.AST) -> Iterator[str]:
+    """Flatten the tree, depth first.
+
+    Uses an explicit stack, because a sum of a thousand terms is nested a thousand levels deep.
+    """
+    waiting: list[object] = [tree]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, _Text):
+            yield item
+        elif isinstance(item, ast.AST):
+            yield f"{type(item).__name__}("
+            waiting.append(_Text(")"))
+            for name, value in reversed(_fields(item)):
+                waiting += (value, _Text(name))
+        elif isinstance(item, list):
+            yield "["
+            waiting.append(_Text("]"))
+            waiting += reversed(item)
+        else:  # hex, because Python limits the length of decimal integers
+            yield f"{type(item).__name__} {hex(item) if type(item) is int else ascii(item)}"
+
+
+class _Text(str):
+    """A finished token on the stack, as opposed to a value that still has to be flattened."""
+
+    __slots__ = ()
+
+
+def _fields(node: ast.AST) -> list[tuple[str, object]]:
+    """Return the non-empty fields of a node: which empty fields exist depends on the Python version."""
+    fields = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if name == "targets" and isinstance(node, ast.Delete):
+            value = _spread(node.targets)
+        if value is not None and value != [] and name not in _LEFT_OUT:
+            fields.append((name, value))
+    return fields
+
+
+def _spread(targets: list[ast.expr]) -> list[ast.expr]:
+    """Treat ``del (a, b)`` as ``del a, b``, which formatters produce."""
+    only = targets[0] if len(targets) == 1 else None
+    return list(only.elts) if isinstance(only, ast.Tuple) else targets

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import UsageError
-from pipeline.keys import imports
+from pipeline.keys import readings
 from pipeline.keys.import_closure import import_closure, matches
 from tests.integration.commands import ROOT
 
@@ -37,7 +37,7 @@ RUNS = (
 
 
 def digest(text: str) -> str:
-    return imports.digest(ast.parse(text), text.encode())
+    return readings.digest(ast.parse(text), text.encode())
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_every_syntax_of_this_python_has_its_own_digest() -> None:
     """Of the standard library's own grammar test: each top-level statement counts, none equals another by mistake."""
     source = Path(ast.__file__).read_text()
     tree = ast.parse(source)
-    dumps = {ast.dump(node): imports.digest(ast.Module(body=[node], type_ignores=[]), b"") for node in _bare(tree)}
+    dumps = {ast.dump(node): readings.digest(ast.Module(body=[node], type_ignores=[]), b"") for node in _bare(tree)}
     assert len(dumps) > 100
     assert len({*dumps.values()}) == len(dumps)
 
