@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -13,9 +12,7 @@ from pipeline.config.compose import CONF_DIRS
 from pipeline.core.errors import UsageError
 from pipeline.core.places import HOME
 
-_APPLICATION = HOME / "pipeline"  # Hydra looks for a relative --config-path in the application's folder
 _EXCLUSIVE = ("--run", "--multirun", "--cfg", "--info", "--shell-completion")
-_SHELLS = ("bash", "fish", "zsh")
 
 
 class HydraFlags(NamedTuple):
@@ -41,20 +38,25 @@ def read(argv: Sequence[str]) -> HydraFlags:
     if args.resolve and not (args.cfg or args.help):
         raise UsageError("--resolve says how --cfg prints", hint="--cfg job --resolve")
     if args.experimental_rerun is not None:
+        raise UsageError("--experimental-rerun: a run is not made again from a pickle", hint="doit reproduce KEY")
+    if args.shell_completion and not any(word.startswith(("install=", "uninstall=", "query=")) for word in argv):
         raise UsageError(
-            f"--experimental-rerun {args.experimental_rerun}: a run is not made again from a pickle",
-            hint="doit reproduce KEY",
+            "--shell-completion needs install=SHELL or uninstall=SHELL",
+            hint='eval "$(python -m pipeline --shell-completion install=bash)"',
         )
-    if args.shell_completion:
-        pairs = [word.partition("=")[::2] for word in args.overrides]
-        named = [shell for name, shell in pairs if name in ("install", "uninstall", "query")]
-        if len(named) != 1 or named[0] not in _SHELLS:
-            seen = f", not {' '.join(args.overrides)}" if args.overrides else ""
+    own_path = args.config_path is not None and "://" not in args.config_path  # otherwise a package
+    folders = [HOME / "pipeline" / args.config_path] if own_path else [*CONF_DIRS]  # Hydra's place for a relative one
+    folders += [Path(args.config_dir)] if args.config_dir is not None else []
+    if absent := next((folder for folder in folders if not folder.is_dir()), None):
+        raise UsageError(f"there is no folder {absent}", hint="an absolute path")
+    if args.config_name is not None:
+        name = args.config_name.removesuffix(".yaml")
+        if not any((folder / f"{name}.yaml").is_file() for folder in folders):
+            is_experiment = any((folder / "experiment" / f"{name}.yaml").is_file() for folder in folders)
             raise UsageError(
-                f"--shell-completion needs install=SHELL or uninstall=SHELL with one of {', '.join(_SHELLS)}{seen}",
-                hint='eval "$(python -m pipeline --shell-completion install=bash)"',
+                f"--config-name {name}: there is no {name}.yaml in {' or '.join(map(str, folders))}",
+                hint=f"experiment={name}" if is_experiment else None,
             )
-    _refuse_absent(args)
     answers = args.help or args.hydra_help or args.info or args.shell_completion
     elsewhere = args.config_path or args.config_name or args.config_dir
     return HydraFlags(words=tuple(args.overrides), multirun=bool(args.multirun), composes=not (answers or elsewhere))
@@ -63,24 +65,3 @@ def read(argv: Sequence[str]) -> HydraFlags:
 def _refuse(message: str) -> NoReturn:
     """Replace argparse's own ``error``. A flag without its value takes the next word, even an override."""
     raise UsageError(message, hint="--cfg job, --info or --info defaults, behind the overrides")
-
-
-def _refuse_absent(args: argparse.Namespace) -> None:
-    """Refuse a missing --config-dir, --config-path or --config-name. Raises UsageError."""
-    if args.config_dir is not None and not Path(args.config_dir).is_dir():
-        raise UsageError(f"--config-dir {args.config_dir}: there is no such folder", hint="an absolute path")
-    folders = [*CONF_DIRS]
-    if args.config_path is not None and "://" not in args.config_path:  # otherwise a package, which only Hydra finds
-        folders = [_APPLICATION / args.config_path]
-        if not folders[0].is_dir():
-            raise UsageError(
-                f"--config-path {args.config_path}: there is no folder {folders[0]}", hint="an absolute path"
-            )
-    name = args.config_name
-    folders += [Path(args.config_dir)] if args.config_dir is not None else []
-    if name is not None and not any((place / f"{name.removesuffix('.yaml')}.yaml").is_file() for place in folders):
-        is_experiment = any((place / "experiment" / f"{name}.yaml").is_file() for place in CONF_DIRS)
-        raise UsageError(
-            f"--config-name {name}: there is no {name.removesuffix('.yaml')}.yaml in {' or '.join(map(str, folders))}",
-            hint=f"experiment={name}" if is_experiment else "the same without it, which takes conf/config.yaml",
-        )
