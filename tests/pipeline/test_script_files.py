@@ -383,10 +383,8 @@ def test_each_path_in_the_arguments_has_a_placeholder_and_a_line(folder: Path, t
 @pytest.mark.slow
 def test_a_seed_that_no_argument_takes_is_refused_and_is_in_no_key(folder: Path) -> None:
     script = f"program.script='{folder}/train.py'"
-    for word in ("seed=1", "seed=0,1"):
-        said = rf"{word}: the script never sees it.*\n.*program\.args\.seed='\{{seed\}}'"
-        with pytest.raises(UsageError, match=said):
-            configured(script, word)
+    with pytest.raises(UsageError, match=r"seed=1: the script never sees it.*\n.*program\.args\.seed='\{seed\}'"):
+        configured(script, "seed=1")
     with pytest.raises(UsageError, match="seed=0,1: several values are a sweep"):
         configured(script, "seed=0,1", "program.env.SEED='{seed}'")
     assert "seed" not in configured(script).canonical

@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import MissingConfigException, OverrideParseException
@@ -20,9 +20,7 @@ from pipeline.cluster.launchers.settings import HostConfig
 from pipeline.config import own_defaults
 from pipeline.config.errors import files
 from pipeline.config.errors.unknown_key import field_names, group_names, not_of_a_host, unknown_key
-from pipeline.config.program_section import refuse_unseen_seed
 from pipeline.config.schema import OPTIONS, PROGRAMS
-from pipeline.config.step_source import named_step
 from pipeline.core.errors import UsageError, first_line, nearest, suggestion
 from pipeline.core.places import ROOT, shown
 from pipeline.core.printable import printable, shell_line, shell_word
@@ -91,7 +89,7 @@ class _Failure:
         self.error, self.overrides = error, [*overrides]
         self.causes = [*_chain(error)]
         self.text = " ".join(map(str, self.causes))
-        self.try_compose = _once(try_compose)
+        self.try_compose = try_compose
 
     @functools.cached_property
     def culprit(self) -> Word:
@@ -178,8 +176,6 @@ def _no_hosts(failure: _Failure) -> UsageError | None:
 def _several_values(failure: _Failure) -> UsageError:
     """Explain several values for a command that takes one."""
     word = failure.culprit
-    if unseen := _unseen_seed(word, failure.others, failure.try_compose):
-        return unseen
     as_list = shell_word(f"{word.key}=[{word.value}]")
     return UsageError(
         f"{word.text}: several values are a sweep, and this command takes one; "
@@ -271,28 +267,6 @@ def _in_quotes(word: Word) -> str:
     return shell_word(f"{word.key}={QuotedString(word.value, Quote.single).with_quotes()}")
 
 
-def _unseen_seed(word: Word, others: list[str], try_compose: TryCompose) -> UsageError | None:
-    """Return the error that a sweep would give for several seeds of a script that sees no seed, or None."""
-    config = try_compose(others) if word.key == "seed" else None
-    if config is None or config.program.name != SCRIPT.name:
-        return None
-    try:
-        resolved = _plain(config, resolve=True)
-        if named_step(resolved) is None:
-            refuse_unseen_seed([word.text], resolved)
-    except OmegaConfBaseException:  # reported once the overrides can be composed
-        return None
-    except UsageError as error:
-        return error
-    return None
-
-
-def _once(try_compose: TryCompose) -> TryCompose:
-    """Cache compositions of equal overrides: each one takes 0.1 s."""
-    cached = functools.cache(try_compose)
-    return lambda overrides: cached(tuple(overrides))
-
-
 def _not_yaml(error: MarkedYAMLError) -> UsageError:
     """Explain a configuration file that is no YAML, with the line at fault."""
     mark = error.problem_mark or error.context_mark
@@ -306,7 +280,7 @@ def _not_yaml(error: MarkedYAMLError) -> UsageError:
 
 def _not_text(error: UnicodeDecodeError) -> UsageError:
     """Find the file that is no UTF-8 text: the error doesn't name it."""
-    for path, _ in files.all_files():
+    for path in files.all_files():
         try:
             path.read_bytes().decode("utf-8")
         except UnicodeDecodeError as reason:
@@ -317,11 +291,11 @@ def _not_text(error: UnicodeDecodeError) -> UsageError:
 def explain_interpolation(error: OmegaConfBaseException, config: DictConfig) -> UsageError:
     """Explain a value of ``config`` that refers to a missing field."""
     if match := _NO_FIELD.search(str(error)):
-        field, written = str(error.full_key), f"${{{match[1]}}}"
-        place = files.place_of_value(field, written)
-        close = nearest(match[1], field_names(_plain(config)))
+        container = OmegaConf.to_container(config)
+        assert isinstance(container, dict)  # the root of a Hydra configuration is a mapping
+        close = nearest(match[1], field_names(container))
         meant = f"did you mean ${{{close}}}?" if close else "doit config shows all fields"
-        return UsageError(f"{place and f'{place}: '}{field}: {written} names no field; {meant}")
+        return UsageError(f"{error.full_key}: ${{{match[1]}}} names no field; {meant}")
     return UsageError(f"{error.full_key or 'configuration'}: {first_line(error)}")
 
 
@@ -330,12 +304,6 @@ def no_value(field: str) -> UsageError:
     if _is_of_hosts(field):
         return UsageError(f"{field} is missing: every host has a name; {_HOSTS_ARE}")
     return UsageError(f"{field} is missing: it was deleted or set to ???; choose an option with {field}=…")
-
-
-def _plain(config: DictConfig, *, resolve: bool = False) -> dict[str, Any]:
-    container = OmegaConf.to_container(config, resolve=resolve)
-    assert isinstance(container, dict)  # the root of a Hydra configuration is a mapping
-    return {str(name): value for name, value in container.items()}
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -19,7 +19,6 @@ _FIELD = re.compile(r"full_key: (\S+)")
 _NO_KEY = re.compile(r"Key '[^']+' not in '([^']+)'")
 _NO_OPTION = re.compile(r"Could not find '([^']+)/([^'/]+)'")
 _NO_OVERRIDE = re.compile(r"Could not override '([^'@]+)")
-_INDEX = re.compile(r"\[\d+\]")
 _TWICE = re.compile(r"Multiple values for (\S+)\. ")
 _NO_NUMBER = re.compile(r"Value ('.*') of type '\w+' could not be converted to (Integer|Float)")
 
@@ -55,27 +54,13 @@ class ConfigFile:
 
     def line_of(self, field: str) -> int:
         """Return the line of a field such as ``trainer.epochs``, or of the nearest section above it."""
-        return next((key.start_mark.line + 1 for key, _ in reversed(self._entries(field)) if key is not None), 0)
-
-    def line_in(self, field: str, text: str) -> int:
-        """Return the line of ``text`` in the field's value, or 0."""
-        _, value = self._entries(field)[-1]
-        if value is None:
-            return 0
-        start = value.start_mark.line
-        inside = enumerate(self.lines[start : value.end_mark.line + 1], start=start + 1)
-        return next((number for number, line in inside if text in line), 0)
-
-    def _entries(self, field: str) -> list[tuple[yaml.Node | None, yaml.Node | None]]:
-        """Return key and value of each section above the field, then of the field; None for what is missing."""
         inside = field if self.is_global or not self.group else field.removeprefix(f"{self.group.replace('/', '.')}.")
-        path: list[tuple[yaml.Node | None, yaml.Node | None]] = []
-        node = self.root
+        node, line = self.root, 0
         for part in inside.split("."):
             entries = node.value if isinstance(node, yaml.MappingNode) else []
-            path.append(next((entry for entry in entries if str(entry[0].value) == part), (None, None)))
-            node = path[-1][1]
-        return path
+            key, node = next((entry for entry in entries if str(entry[0].value) == part), (None, None))
+            line = line if key is None else key.start_mark.line + 1
+        return line
 
 
 def files_named(text: str, culprit: str) -> Iterator[ConfigFile]:
@@ -100,14 +85,11 @@ def _read(path: Path, group: str) -> ConfigFile:
     return ConfigFile(path=path, group=group, lines=path.read_text(encoding="utf-8", errors="replace").splitlines())
 
 
-def all_files() -> Iterator[tuple[Path, str]]:
-    """Yield every configuration file and the group of its option."""
+def all_files() -> Iterator[Path]:
+    """Yield every configuration file."""
     for folder in conf_dirs(ROOT):
-        for path in sorted(folder.rglob("*.yaml")):
-            if path.is_file():
-                yield path, path.relative_to(folder).parent.as_posix().strip(".")
-    if (user := own_defaults.files().get(f"{own_defaults.GROUP}/user")) is not None:
-        yield user, ""
+        yield from (path for path in sorted(folder.rglob("*.yaml")) if path.is_file())
+    yield from own_defaults.files().values()
 
 
 def entry_error(text: str, culprit: str, groups: Sequence[str]) -> UsageError | None:
@@ -172,15 +154,6 @@ def field_error(text: str, culprit: str) -> tuple[str, str, str] | None:
         return None
     unread = _NO_KEY.search(text)
     return file.at(file.line_of(match[1])), match[1], unread[1] if unread else ""
-
-
-def place_of_value(field: str, text: str) -> str:
-    """Return the place where a file sets the field to a value that contains ``text``, or ''."""
-    for path, group in all_files():
-        file = _read(path, group)
-        if any(text in line for line in file.lines) and (line := file.line_in(_INDEX.sub("", field), text)):
-            return file.at(line)
-    return ""
 
 
 def value_reason(error: BaseException) -> str:
