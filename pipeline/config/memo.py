@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +71,9 @@ class ComposeMemo:
     @cached_property
     def _files(self) -> dict[str, bytes] | None:
         """Return the content of all configuration files and of Paceline's code; None if Hydra searches other places."""
-        searched = _search_path(config_file(conf_dirs(self._root)).read_text(encoding="utf-8"))
-        if searched is None:
+        if "searchpath" in config_file(conf_dirs(self._root)).read_text(encoding="utf-8"):
             return None
-        folders = [(str(folder), ".yaml") for folder in (*conf_dirs(self._root), *searched)]
+        folders = [(str(folder), ".yaml") for folder in conf_dirs(self._root)]
         own = [str(path) for path in own_defaults.files(self._root).values()]
         folders += [(f"{code_of(self._root)}/{name}", ".py") for name in _CODE]
         below = (path for top, ending in folders for path in _files_below(top, ending))
@@ -104,35 +102,6 @@ def _uses_other_packages(resolved: Mapping[str, Any]) -> bool:
             return True
     script = str((resolved.get("program") or {}).get("script") or "")
     return script.startswith("/") and script in installed_programs().values()
-
-
-def _search_path(text: str) -> list[str] | None:
-    """Return the folders of ``hydra.searchpath`` in conf/config.yaml; None if one is not a local folder."""
-    if "searchpath" not in text:
-        return []
-    import yaml  # type: ignore[import-untyped]  # not before: hardly anybody sets it, and it takes as long to import as all of this
-
-    try:
-        entries = (yaml.safe_load(text).get("hydra") or {}).get("searchpath") or []
-        folders = [_folder(str(entry)) for entry in entries]
-    except (yaml.YAMLError, AttributeError, TypeError, ImportError, ValueError):
-        return None
-    return None if None in folders else [folder for folder in folders if folder is not None]
-
-
-def _folder(entry: str) -> str | None:
-    """Return the folder of ``file:///shared/conf``, ``/shared/conf`` or ``pkg://package.conf``, or None.
-
-    Raises ImportError, ValueError: a package that can't be imported, or that has no possible name.
-    """
-    scheme, _, place = entry.rpartition("://")
-    if "${" in entry or scheme not in ("", "file", "pkg"):
-        return None
-    if scheme != "pkg":
-        return os.path.abspath(place)  # noqa: PTH100
-    package = find_spec(place.replace("/", "."))
-    places = list(package.submodule_search_locations or ()) if package is not None else []
-    return places[0] if len(places) == 1 else None
 
 
 def _files_below(folder: str, ending: str, parents: tuple[str, ...] = ()) -> Iterator[str]:

@@ -83,21 +83,15 @@ def merged() -> dict[str, Any]:
     """Return both files merged into one mapping, for a run's provenance."""
     if not _replacements and not files():
         return {}
+    from omegaconf import OmegaConf  # see ``content``
+
     user, project = content("user"), content("project")
     chosen = [*user.pop("defaults", ()), *project.pop("defaults", ())]
     options = {key: option for entry in chosen for key, option in entry.items()}
     defaults = {"defaults": [{key: option} for key, option in options.items()]} if options else {}
-    return {**defaults, **_deep_merged(user, project)}
-
-
-def _deep_merged(fields: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields with those of ``over``, which take precedence; mappings are merged field by field."""
-    sections = {
-        name: _deep_merged(fields[name], value)
-        for name, value in over.items()
-        if isinstance(value, Mapping) and isinstance(fields.get(name), Mapping)
-    }
-    return {**fields, **over, **sections}
+    fields = OmegaConf.to_container(OmegaConf.merge(user, project))
+    assert isinstance(fields, dict)
+    return {**defaults, **fields}
 
 
 def words(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -11,7 +11,6 @@ are entries of the walk. A string that names a module of the project counts as a
 from __future__ import annotations
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -72,7 +71,6 @@ def _is_data(path: Path) -> bool:
 
 
 _SUFFIXES = (*(f"/__init__{end}" for end in (*EXTENSION_SUFFIXES, ".py")), *EXTENSION_SUFFIXES, ".py")  # Python's order
-_LIBRARY = re.compile(r"lib.+\.(so|dylib)(\.\d+)*|.+\.dll")
 _TORCH = "torch"
 _CONTROLLER = ("pipeline", "hydra_plugins", "dodo")
 
@@ -285,9 +283,6 @@ class _Walk:
                 )
             return False
         bases, installed = self._top(top)
-        if counts and installed is not None and (library := self._library(installed.bases)):
-            where = f"its sources link {library}, a shared library, which a run's copy of the code lacks"
-            raise _refused(path, item, where, "install its project without -e, then the same command")
         # Look for sources first: the project and an installed distribution may share a namespace package.
         if bases and (self.file_of(item.name) or self._folder_of(item.name)):
             return True
@@ -301,21 +296,6 @@ class _Walk:
         elif counts and not self._is_made_at_run_time(item.name):
             self._missing(item, path)
         return False
-
-    def _library(self, bases: Sequence[str]) -> str | None:
-        """Return a shared library that compiled modules of a source tree link against, or None.
-
-        Searches the package folder and its subfolders with "lib" in their names.
-        """
-        for base in bases:
-            names = self._names(base)
-            if not any(name.endswith(tuple(EXTENSION_SUFFIXES)) for name in names):
-                continue
-            for folder in (base, *(f"{base}/{name}" for name in sorted(names) if "lib" in name)):
-                for name in sorted(self._names(folder)):
-                    if _LIBRARY.fullmatch(name):
-                        return f"{folder}/{name}"
-        return None
 
     def _is_own(self, top: str) -> bool:
         names = self._names(str(self.root))

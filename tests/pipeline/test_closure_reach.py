@@ -270,22 +270,6 @@ def test_an_editable_install_is_followed_hashed_and_copied_under_its_own_name(
     assert closure(root).digests["thing/b.py"] != before.digests["thing/b.py"]
 
 
-def test_an_editable_install_that_links_shared_libraries_of_its_own_is_refused_with_the_mend(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root, site, source = project(tmp_path / "project", "import thing"), tmp_path / "site", tmp_path / "thing"
-    write(source, {"thing/__init__.py": "from thing import _C", f"thing/_C{EXTENSION_SUFFIXES[0]}": ""})
-    origin = {"url": source.as_uri(), "dir_info": {"editable": True}}
-    distribution(site, "thing", "1.0", {"__editable__.thing.pth": str(source)}, origin)
-    monkeypatch.syspath_prepend(site)
-    monkeypatch.syspath_prepend(source)
-    assert f"thing/_C{EXTENSION_SUFFIXES[0]}" in reached(root)
-    write(source, {"thing/lib/libthing.so.2": ""})
-    with pytest.raises(UsageError, match=r"imports thing: its sources link .*/thing/lib/libthing\.so\.2") as caught:
-        closure(root)
-    assert "install its project without -e" in str(caught.value)
-
-
 @pytest.mark.slow
 def test_an_editable_install_by_setuptools_own_finder_is_followed(tmp_path: Path) -> None:
     """A real build of a project whose folders aren't named as its packages, so that no line of a .pth can do."""

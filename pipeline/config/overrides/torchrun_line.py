@@ -47,8 +47,6 @@ _NOT_NEEDED = {
     **dict.fromkeys(_OUTPUT, "the output of every rank is kept in runs/KEY/attempts"),
 }
 _OWN_FLAGS = ("--json", "--dry-run", "--force", "--detach", "--prove")
-_OF_THIS_COMMAND = {*_OWN_FLAGS, "--sweep", "--cluster", "--nproc-per-node", "--nnodes", "--max-restarts"} - {"--json"}
-"""Options that a script hardly has; many have a --json."""
 _ARGUMENT = re.compile(r"program\.args\.([\w-]+)=(.*)")
 _TRANSLATED = ("nnodes", "nproc_per_node", "max_restarts", "module", "no_python")
 
@@ -101,13 +99,10 @@ def translated(
         return [*argv], []
     own, typed = _own_flags(rest)
     line = _of_torchrun(typed, root) if name == "torchrun" else _of_run(typed)
-    _refuse_misplaced(line, [name, *typed], folder, root)
+    _refuse_misplaced(line, [name, *typed])
     has_verb = any(word in verbs for word in argv[:at])
     begin = [*argv[:at], *([] if has_verb else ["sweep" if line.sweep else "train"]), *own]
     notes = [f"{', '.join(options)}: not needed, as {why}" for why, options in line.not_needed.items()]
-    if behind := _behind_by_mistake(line, folder):
-        given = f"{line.script} gets {', '.join(behind)}, as what stands behind it"
-        notes.append(f"note: {given}; options of {name} stand in front of the script")
     return [*begin, *_overrides(line, folder, root, splits="sweep" in argv[:at])], notes
 
 
@@ -149,13 +144,8 @@ def _own_flags(typed: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, [word for at, word in enumerate(typed) if at >= end or word not in _OWN_FLAGS]
 
 
-def _refuse_misplaced(line: _Line, typed: Sequence[str], folder: Path, root: Path) -> None:
-    """Refuse python as the script, a path that a shell has split at blanks, and overrides behind the script."""
-    if line.module and line.script.endswith(".py"):
-        raise UsageError(
-            f"-m takes the name of a module, and {line.script} is a file",
-            hint=f"doit {shlex.join(word for word in typed if word not in ('-m', '--module'))}",
-        )
+def _refuse_misplaced(line: _Line, typed: Sequence[str]) -> None:
+    """Refuse python as the script, and overrides behind the script."""
     if line.module or line.no_python:
         return
     begin = f"doit {shlex.join(typed[: len(typed) - len(line.args) - 1])}"
@@ -168,24 +158,6 @@ def _refuse_misplaced(line: _Line, typed: Sequence[str], folder: Path, root: Pat
                 f"{word} stands behind the script, which would get it as it is: overrides stand before the script",
                 hint=f"{begin} {shlex.join([line.script, *args])}",
             )
-    if any(os.path.exists(place / line.script) for place in (folder, root)):  # noqa: PTH110
-        return
-    for end in range(1, len(line.args) + 1):
-        path = " ".join([line.script, *line.args[:end]])
-        if any(os.path.isfile(place / path) for place in (folder, root)):  # noqa: PTH113  (no error for a long text)
-            words = shlex.join([path, *line.args[end:]])
-            raise UsageError(f"there is no {line.script}: a shell splits words at blanks", hint=f"{begin} {words}")
-
-
-def _behind_by_mistake(line: _Line, folder: Path) -> list[str]:
-    """Return options of this command that stand behind a script whose source doesn't have them."""
-    options = [word.partition("=")[0] for word in line.args]
-    ours = [word for word in options if word.replace("_", "-") in _OF_THIS_COMMAND]
-    try:
-        source = (folder / line.script).read_text(encoding="utf-8", errors="replace") if ours else ""
-    except OSError:
-        return []
-    return [word for word in ours if word not in source]
 
 
 def _of_torchrun(typed: Sequence[str], root: Path) -> _Line:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +19,9 @@ from typing import IO, Any, NoReturn
 
 from pipeline.core.errors import PacelineError
 from pipeline.core.places import HOME, IS_INSTALLED
-from pipeline.core.processes import threads
 
-_PART_BYTES = 1 << 16
+_PART_BYTES = 1 << 16  # of a command's stderr that are kept
 _LOOK_S = 1.0
-_DRAIN_S = 0.5  # for the last output of an ended command whose stderr another process still holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,24 +122,23 @@ def run_group(
     Raises:
         PacelineError: the program can't be run, or it was killed after ``timeout_s``.
     """
-    with tempfile.TemporaryFile() as given:  # a pipe would block if the command doesn't read
+    # files: a pipe would block if the command doesn't read, or end its background processes later
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as stderr:
         given.write(input)
         given.seek(0)
-        child = _popen(argv, stdin=given, stdout=subprocess.DEVNULL, env=env)
-    assert child.stderr is not None
-    running.add(child.pid)
-    end: deque[bytes] = deque(maxlen=2)
-    drained = threads.start(_drain, child.stderr, end, name="stderr", on_error=lambda _: None)
-    try:
-        child.wait(timeout=timeout_s)
-    except subprocess.TimeoutExpired as error:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-        raise PacelineError(f"{argv[0]} was still running after {timeout_s:g} s") from error
-    finally:
-        running.discard(child.pid)
-    drained.join(_DRAIN_S)
-    return _completed(argv, child.returncode, b"", b"".join(end))
+        with _start_errors_explained(argv):
+            child = _in_session(argv, env=env, stdin=given, stdout=subprocess.DEVNULL, stderr=stderr)
+        running.add(child.pid)
+        try:
+            child.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            raise PacelineError(f"{argv[0]} was still running after {timeout_s:g} s") from error
+        finally:
+            running.discard(child.pid)
+        stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _PART_BYTES))
+        return _completed(argv, child.returncode, b"", stderr.read())
 
 
 def end_groups(running: set[int]) -> None:
@@ -150,13 +146,6 @@ def end_groups(running: set[int]) -> None:
     for group in [*running]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
-
-
-def _drain(pipe: IO[bytes], end: deque[bytes]) -> None:
-    """Read the pipe to its end, whoever holds the other end; keep the last parts in ``end``."""
-    with pipe:
-        while part := os.read(pipe.fileno(), _PART_BYTES):
-            end.append(part)
 
 
 def run_apart(
@@ -260,11 +249,9 @@ def _completed(argv: Sequence[str], code: int, stdout: bytes, stderr: bytes, err
     )
 
 
-def _popen(
-    argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str] | None, stdout: int = subprocess.PIPE
-) -> subprocess.Popen[bytes]:
+def _popen(argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
     with _start_errors_explained(argv):
-        return _in_session(argv, env=env, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE)
+        return _in_session(argv, env=env, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 @contextlib.contextmanager
