@@ -187,7 +187,7 @@ def _valid(key: str, names: Names) -> str:
     return f"valid: {', '.join(sorted(names.groups))}{own}"
 
 
-def field_names(config: Mapping[str, object]) -> Iterator[str]:
+def field_names(config: Mapping[Any, object]) -> Iterator[str]:
     """Yield the full names of all fields of a composed configuration: ``trainer.epochs``, …, ``seed``."""
     for group in config:
         section = config[group]
