@@ -34,9 +34,8 @@ from pipeline.execution.attempting import (
     run_attempts,
     surviving_attempt,
 )
-from pipeline.execution.finished import VARIABLES, pattern_before, unkeyed
 from pipeline.execution.restarts import next_start
-from pipeline.execution.run import Run, initial_weights_of, prepare
+from pipeline.execution.run import VARIABLES, Run, initial_weights_of, pattern_before, prepare, unkeyed
 from pipeline.keys import ABSENT, import_closure, rank_environment, script_files
 from pipeline.keys.import_closure import matches
 from pipeline.runs import acceptance, index, journal, layout, provenance

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import pickletools
 import re
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import IO
 
 from pipeline.core.specs import State
-from pipeline.reproduction.checkpoint_names import OPTIMIZER, RANDOM, SCHEDULE, numbers_in, tensors_in
 from pipeline.reproduction.compare import Verdict, is_time
-from pipeline.reproduction.kills import Kill
 from pipeline.runs import journal, metrics_file
 from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder
@@ -109,6 +111,18 @@ class Code:
             has_optimizer_state=by_library or not is_stateless,
             has_schedule=_SCHEDULES.search(text) is not None,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """One kill, ``after_s`` seconds after its attempt began.
+
+    ``checkpoint`` (in the run folder) was the newest, and ``holds`` are the kinds of state that it names.
+    """
+
+    after_s: float
+    checkpoint: str | None
+    holds: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,3 +333,108 @@ def _other_numbers(folder: RunFolder, again: RunFolder, name: str) -> bool:
     """Whether both files are of ``torch.save`` and hold other tensors, random states aside."""
     before, after = (numbers_in(one.path / name) for one in (folder, again))
     return before is not None and after is not None and before != after
+
+
+# ------------------------------------------------------------------- what a checkpoint holds, by the names in it
+_LARGEST_PICKLE = 64 << 20  # bytes; that of a checkpoint with a million tensors
+_LARGEST_HEADER = 64 << 20
+_ZIP = b"PK\x03\x04"
+OPTIMIZER, RANDOM, SCHEDULE = "optimizer", "random", "schedule"
+_KINDS = {
+    SCHEDULE: re.compile(r"(?i)sched|^_?last_(?:epoch|lr)$|^_step_count$"),
+    OPTIMIZER: re.compile(r"(?i)optim|exp_avg|momentum|max_exp_avg_sq"),
+    # not random, train_size_random_mix and random_erase, arguments that a checkpoint holds as well
+    RANDOM: re.compile(
+        r"(?i)(?<![a-z])rng|rand(?:om)?_?states?(?![a-z])|(?:python|numpy|np|torch|cuda)[_.]?random$|generator|\bseed_state"
+    ),
+}
+
+
+def state_kinds(path: Path) -> frozenset[str]:
+    """Return which of ``optimizer``, ``random`` and ``schedule`` a checkpoint (a file, or a folder of files) names."""
+    names = [*_names(path)]
+    return frozenset(kind for kind, pattern in _KINDS.items() if any(map(pattern.search, names)))
+
+
+def tensors_in(path: Path) -> list[tuple[int, int]] | None:
+    """Return size and CRC-32 of each tensor's bytes in a file of ``torch.save``, in order; None for another file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [(one.file_size, one.CRC) for one in _tensor_files(archive)]
+    except (OSError, zipfile.BadZipFile):
+        return None
+
+
+def numbers_in(path: Path) -> list[tuple[int, int]] | None:
+    """Return the same as ``tensors_in`` without tensors of bytes, which hold random states; None for another file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            (pickled,) = [one for one in archive.infolist() if one.filename.endswith("/data.pkl")]
+            if pickled.file_size > _LARGEST_PICKLE:
+                return None
+            with archive.open(pickled) as file:
+                bytes_alone = {key for key, kind in _storages(file).items() if kind == "torch ByteStorage"}
+            counted = (one for one in _tensor_files(archive) if one.filename.rpartition("/")[2] not in bytes_alone)
+            return [(one.file_size, one.CRC) for one in counted]
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return None
+
+
+def _tensor_files(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    return [one for one in archive.infolist() if "/data/" in one.filename]
+
+
+def _storages(file: IO[bytes]) -> dict[str, str]:
+    """Return key → type (``torch FloatStorage``) of the storages in a pickle of ``torch.save``. Raises ValueError.
+
+    Each is a persistent id of the type, the key, and more (torch/serialization.py). Either may come from the memo.
+    """
+    memo, last, kind = dict[int, str](), "", ""
+    found = dict[str, str]()
+    for opcode, value, _ in pickletools.genops(file):
+        if opcode.name in ("BINPUT", "LONG_BINPUT"):
+            memo[int(value or 0)] = last
+            continue
+        if opcode.name in ("BINGET", "LONG_BINGET"):
+            last = memo.get(int(value or 0), "")
+        else:
+            last = value if isinstance(value, str) else ""
+        if kind and last:
+            found[last], kind = kind, ""
+        elif last.startswith("torch ") and last.endswith("Storage"):
+            kind = last
+    return found
+
+
+def _names(path: Path) -> Iterator[str]:
+    """Yield the texts in a checkpoint that may name a part of it."""
+    if path.is_dir():
+        for inside in sorted(path.rglob("*")):
+            yield inside.name
+            if inside.is_file():
+                yield from _names(inside)
+        return
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+            file.seek(0)
+            if head.startswith(_ZIP):
+                with zipfile.ZipFile(path) as archive:
+                    for one in archive.infolist():
+                        if one.filename.endswith("data.pkl") and one.file_size <= _LARGEST_PICKLE:
+                            with archive.open(one) as inner:
+                                yield from _of_pickle(inner)
+            elif path.suffix == ".safetensors":
+                if (length := int.from_bytes(file.read(8), "little")) <= _LARGEST_HEADER:
+                    yield from json.loads(file.read(length))
+            elif head.startswith(b"\x80"):
+                yield from _of_pickle(file)
+    except (OSError, ValueError, zipfile.BadZipFile):  # torn, or in no form that is known
+        return
+
+
+def _of_pickle(file: IO[bytes]) -> Iterator[str]:
+    """Yield the texts of a pickle: read by its opcodes. Raises ValueError."""
+    for _, value, _ in pickletools.genops(file):
+        if isinstance(value, str):
+            yield value

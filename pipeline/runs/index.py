@@ -219,7 +219,7 @@ def row(folder: RunFolder) -> Row:
     result, accepted = None, None
     try:
         result, accepted = acceptance.result_or_accepted(folder)
-        altered = altered_target_for_list(folder, result) if accepted is None else ""
+        altered = altered_target(folder, result) if accepted is None else ""
     except AlteredError as error:
         altered = str(error.what)
     if altered:  # a command that holds the lock is making it again
@@ -250,38 +250,21 @@ def _remark(result: Result) -> str:
     return _UNPROVEN if result.fields.get("proven") is False else ""
 
 
-def altered_target(folder: RunFolder, result: Result | None, names: Sequence[str]) -> str:
-    """Return the first altered one of these targets with the reason; '' if all are intact."""
-    return _first_altered(folder, result, names, counts_copies=False)
-
-
-def altered_target_for_list(folder: RunFolder, result: Result | None) -> str:
-    """Return the first altered one of all targets with the reason; '' if all are intact.
-
-    A file of equal size and modification time counts as intact, unless a list chooses by it: a copied folder has other
-    inodes, and a list doesn't hash checkpoints.
-    """
-    return _first_altered(folder, result, None, counts_copies=True)
-
-
-def _first_altered(
-    folder: RunFolder, result: Result | None, names: Sequence[str] | None, *, counts_copies: bool
-) -> str:
-    """Return the first altered target with the reason, or ''.
+def altered_target(folder: RunFolder, result: Result | None, names: Sequence[str] | None = None) -> str:
+    """Return the first altered target with the reason; '' if all are intact. Raises AlteredError.
 
     Args:
-        names: the targets to look at; None for all.
-        counts_copies: equal size and modification time are enough, except for the files of ``_LISTED``.
+        names: the targets to look at. None, for lists: all, where a file of equal size and modification time counts as
+            intact unless lists choose by it: a copied folder has other inodes, and a list doesn't hash checkpoints.
     """
     if result is None:
         return ""
     try:
-        known = result.files if names is None else {name: result.file(name) for name in names}
         doubted = [
             (name, expected)
-            for name, expected in known.items()
-            if expected is not None
-            and not results.is_stamped(f"{folder.path}/{name}", expected, copied=counts_copies and name not in _LISTED)
+            for name, expected in result.files.items()
+            if (names is None or name in names)
+            and not results.is_stamped(f"{folder.path}/{name}", expected, copied=names is None and name not in _LISTED)
         ]
         altered = Stamps(folder.path).first_altered(doubted)
     except DamagedError as error:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import count
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +15,7 @@ from pipeline.core.tables import first_of
 from pipeline.keys.content_key import ContentKey
 from trainers.contract import run_folder
 
-_FILES = frozenset((".json", ".jsonl", ".yaml", ".log", ".patch", ".png", ".pt"))  # how the files of a run end
-_FOLDERS = ("attempts", "checkpoints", "code", "evaluation")
 _LINK = "data"
-_WITH_FILES = (".", "attempts/*", "checkpoints", "evaluation")
 _WRITTEN_IN = (".", "attempts", "attempts/*", "evaluation", "work", "work/*", "work/*/above", "work/*/above/above")
 
 
@@ -32,20 +28,6 @@ def refuse_links(run_dir: Path) -> None:
                 f"folder has no link but {_LINK}",
                 hint=f"rm {shlex.quote(str(path))}, or what it leads to in its place, then the same command",
             )
-
-
-def set_aside(run_dir: Path) -> Iterator[str]:
-    """Rename misplaced files; yields a line about each. Raises OSError."""
-    inside = (path for pattern in _WITH_FILES for path in run_dir.glob(f"{pattern}/*"))
-    files = [path for path in inside if path.suffix in _FILES and path.exists() and not path.is_file()]
-    folders = [path for name in _FOLDERS if (path := run_dir / name).exists() and not path.is_dir()]
-    link = run_dir / _LINK
-    for path in (*files, *folders, *([link] if link.exists() and not link.is_symlink() else [])):
-        names = (path.with_name(f"{path.name}{f'.{number}' if number else ''}.bad") for number in count())
-        aside = next(name for name in names if not name.exists())
-        kind = "a directory" if path.is_dir() else "a file" if path.is_file() else "a pipe or device"
-        path.rename(aside)
-        yield f"WARNING: {path} was {kind}, which it never is in a run folder; it is {aside.name} now"
 
 
 def leads_out(path: Path, run_dir: Path) -> bool:

@@ -115,21 +115,10 @@ class Result(NamedTuple):
 
     @property
     def files(self) -> dict[str, Fingerprint]:
-        """The targets by name, parsed at each call: lists of ten thousand runs need only a few (``file``).
-
-        Raises DamagedError.
-        """
+        """The targets by name. Raises DamagedError."""
         try:
             return {name: _fingerprint(value) for name, value in _checked(dict, self.fields["files"]).items()}
         except (KeyError, TypeError) as error:
-            raise DamagedError(f"names no files: {error}") from error
-
-    def file(self, name: str) -> Fingerprint | None:
-        """Return one target without parsing the others; None if there is none of this name. Raises DamagedError."""
-        try:
-            known = self.fields["files"].get(name)
-            return None if known is None else _fingerprint(known)
-        except (AttributeError, KeyError, TypeError) as error:
             raise DamagedError(f"names no files: {error}") from error
 
     @property

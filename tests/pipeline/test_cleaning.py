@@ -223,9 +223,9 @@ def test_a_removal_that_was_killed_leaves_no_run_and_the_next_call_ends_it(tmp_p
     folder = finished(tmp_path)
     program = (
         "import os, sys; from pathlib import Path\n"
-        "from pipeline.execution import removal; from pipeline.runs.folder import RunFolder\n"
-        "removal.shutil.rmtree = lambda path: os.kill(os.getpid(), 9)\n"
-        "removal.remove(RunFolder(Path(sys.argv[1])), lambda: '')"
+        "from pipeline.runs import lock; from pipeline.runs.folder import RunFolder\n"
+        "lock.shutil.rmtree = lambda path: os.kill(os.getpid(), 9)\n"
+        "lock.remove(RunFolder(Path(sys.argv[1])), lambda: '')"
     )
     done = subprocess.run([sys.executable, "-c", program, str(folder.path)], cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL

@@ -17,7 +17,7 @@ from pipeline.core.files import write_json
 from pipeline.core.specs import State
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.runs import index as runs
-from pipeline.runs import journal, layout
+from pipeline.runs import journal
 from pipeline.runs.folder import DESCRIBED, ORIGIN, RunFolder
 from pipeline.runs.layout import Description
 from pipeline.runs.lock import RunLock, ask_to_stop, locked
@@ -240,14 +240,11 @@ FILES = (*TARGETS, *ORIGIN, "result.json", "journal.jsonl", "plan.json", "attemp
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_directory_in_the_place_of_a_file_is_a_damaged_file_until_a_command_writes(
-    finished: RunFolder, name: str
-) -> None:
+def test_a_directory_in_the_place_of_a_file_is_a_damaged_file(finished: RunFolder, name: str) -> None:
     other = finished_folder.finished(finished.path.parent, key_of(torch="2.15.0"))
     path = finished.path / name
     path.unlink(missing_ok=True)
     path.mkdir(parents=True)
-    (path / "notes").write_text("somebody's")
     if name in (*TARGETS, "result.json"):
         assert finished.stale_because(KEY.digest) in (
             f"{name} is a directory, not a file",
@@ -255,32 +252,6 @@ def test_a_directory_in_the_place_of_a_file_is_a_damaged_file_until_a_command_wr
         )
     assert other.key in [row.key for row in runs.rows(finished.path.parent)]
     assert status(finished)
-    (said,) = layout.set_aside(finished.path)
-    assert said == f"WARNING: {path} was a directory, which it never is in a run folder; it is {path.name}.bad now"
-    assert (path.with_name(f"{path.name}.bad") / "notes").read_text() == "somebody's"
-    path.write_text("{}")
-    assert list(layout.set_aside(finished.path)) == []
-
-
-def test_what_is_set_aside_twice_is_kept_twice_and_what_belongs_there_stays(finished: RunFolder) -> None:
-    for name in ("checkpoints/shards-00000007", "attempts/1/core.d", "code/pkg.json", "notes"):
-        (finished.path / name).mkdir(parents=True)
-    (finished.path / "attempts/1/node0.log").mkdir()
-    (finished.path / "data").mkdir()
-    os.mkfifo(finished.path / "plan.json")
-    before = set(finished.path.rglob("*"))
-    assert len(list(layout.set_aside(finished.path))) == 3
-    (finished.path / "data").write_text("a file")
-    (finished.path / "attempts/1/node0.log").mkdir()
-    assert len(list(layout.set_aside(finished.path))) == 2
-    added = {str(path.relative_to(finished.path)) for path in {*finished.path.rglob("*")} - before}
-    assert added == {
-        "plan.json.bad",
-        "data.bad",
-        "data.1.bad",
-        "attempts/1/node0.log.bad",
-        "attempts/1/node0.log.1.bad",
-    }
 
 
 @pytest.mark.parametrize("number", ["9" * 200, "9" * 5000, "[" * 5000, '{"a":' * 5000, "[]", '"x"', "1e9"])

@@ -10,7 +10,7 @@ import pytest
 from pipeline.core.documents import write_sealed
 from pipeline.core.files import sha256_file, write_atomic, write_json
 from pipeline.core.places import ROOT
-from pipeline.execution.finished import key_lacks, stale_because, unkeyed
+from pipeline.execution.run import key_lacks, stale_because, unkeyed
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.runs import index, status
 from pipeline.runs.folder import RunFolder

@@ -27,11 +27,10 @@ from pipeline.core.files import remove_leftovers
 from pipeline.core.processes.heartbeat import Heartbeat, waiting
 from pipeline.core.specs import UNDER_WAY, State
 from pipeline.core.tables import aligned, counted, file_size, first_of, is_count
-from pipeline.execution import removal
-from pipeline.execution.removal import IN_USE, measured
-from pipeline.runs import acceptance, index
+from pipeline.runs import acceptance, index, lock
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import Row
+from pipeline.runs.lock import IN_USE, measured
 from pipeline.runs.result import AlteredError
 from pipeline.steps import graph as steps
 from pipeline.steps import store
@@ -247,7 +246,7 @@ def _chosen(current: Session, runs_dir: Path, rules: Rules) -> list[Item]:
     items = []
     for row, why in ((row, why) for row, why in zip(rows, whys, strict=True) if why):
         folder = RunFolder(runs_dir / row.key)
-        places = removal.checkpoint_files(folder) if rules.checkpoints else [folder.path]
+        places = lock.checkpoint_files(folder) if rules.checkpoints else [folder.path]
         size = sum(measured(path).bytes for path in places)
         is_held = locks.is_held(folder.lock)
         stays = IN_USE if is_held else objection(folder, row, needs, result_stays=rules.checkpoints)
@@ -297,7 +296,7 @@ def _remove(items: Sequence[Item], runs_dir: Path, rules: Rules) -> None:
             heartbeat.doing(f"removing {item.row.key}; {len(gone)} of {len(items)} are gone")
             try:
                 still_fits = partial(_objection, item, needs, rules)
-                why = removal.remove(item.folder, still_fits, checkpoints_alone=rules.checkpoints)
+                why = lock.remove(item.folder, still_fits, checkpoints_alone=rules.checkpoints)
             except OSError as error:
                 raise PacelineError(
                     f"{item.row.key} can't be removed: {os_reason(error)}; removed before: {_amount(gone, rules)}",

@@ -22,12 +22,12 @@ from pipeline.config.overrides.words import for_hydra
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.printable import printable_lines, takes_colours
 from pipeline.core.redact import placeholders
-from pipeline.execution.removal import measured
 from pipeline.keys.content_key import flat
 from pipeline.runs import index
 from pipeline.runs.contents import ranks_of
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import Row, intact_parts
+from pipeline.runs.lock import measured
 from trainers.contract import run_folder
 
 RUNS_DIR = "paths.runs"

@@ -30,8 +30,8 @@ from pipeline.core.specs import LAST, UNDER_WAY, State
 from pipeline.core.tables import counted
 from pipeline.execution.attempting import formatted as as_line
 from pipeline.execution.failure_hints import OF_SCRIPTS, OUT_OF_MEMORY
-from pipeline.execution.finished import lacking
 from pipeline.execution.restarts import next_start_in
+from pipeline.execution.run import lacking_files
 from pipeline.live.pictures import RunPicture, first_state
 from pipeline.live.watching import (
     AttemptFiles,
@@ -352,7 +352,7 @@ def _next(folder: RunFolder, run: ComparedRun, host: str, traceback: str) -> str
     again = command_line("train", run.overrides)
     if locks.is_held(folder.lock):
         return f"doit status {run.key} --watch; it is under way"
-    if run.state == State.FINISHED and (lacks := lacking(folder)) is not None:
+    if run.state == State.FINISHED and (lacks := lacking_files(folder)) is not None:
         return f"{lacks}; until then {again} runs it again"
     if run.state in (State.FINISHED, index.ACCEPTED):
         return f"nothing: it is {run.state}"

@@ -26,7 +26,6 @@ from pipeline.core.tables import aligned, counted, is_count
 from pipeline.data import store
 from pipeline.execution.complete import provide_weights
 from pipeline.live.sweep_state import SweepState
-from pipeline.runs import layout
 from pipeline.runs.contents import what as what_runs
 from pipeline.sweep import folder as folders
 from pipeline.sweep import report as tables
@@ -154,8 +153,6 @@ def alone(folder: SweepFolder) -> Iterator[None]:
             lock.wait()
     try:
         remove_leftovers([folder.path])
-        for line in layout.set_aside(folder.path):
-            note(line)
         yield
     except OSError as error:
         raise _cannot_keep(folder, error) from error
