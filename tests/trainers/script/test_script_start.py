@@ -124,15 +124,14 @@ def test_term_reaches_the_script_and_one_that_ignores_it_is_waited_for(run: Scri
     assert process.returncode == 4
 
 
-def test_an_idle_daemon_of_the_script_does_not_hold_up_the_end_and_is_ended(run: ScriptRun, tmp_path: Path) -> None:
+def test_an_idle_daemon_of_the_script_does_not_hold_up_the_end(run: ScriptRun, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     script = (
         LOGS + "import os, sys\nos.mkfifo(sys.argv[1])\nif os.fork() == 0:\n    os.setsid()\n"
         "    os.open(sys.argv[1], os.O_RDONLY); os._exit(0)\n"
     )
     run.write(script, args=[str(pipe)]).start("bash", "-c", '"$0" "$@" > /dev/null 2>&1', sys.executable)
-    with pytest.raises(OSError, match="No such device or address"):  # nobody reads: the daemon was ended
-        os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))  # it still waits there, where its agent would end it
     assert run.read("summary.json")["steps"] == 1
 
 
