@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.object_store_fixture import ObjectStore
 
 
-def save(run_dir: Path, step: int, **shards: str) -> None:
+def save(run_dir: Path, step: int) -> None:
     """A checkpoint as a trainer leaves it."""
     folder = run_dir / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
@@ -37,12 +37,6 @@ def save(run_dir: Path, step: int, **shards: str) -> None:
     path.write_bytes(b"weights of %d" % step)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     side = {"sha256": sha256, "step": step, "metrics": "", "attempt": f"abc-1-{step}"}
-    named = {name.replace("_", "/"): text for name, text in shards.items()}
-    for name, text in named.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
-    if named:
-        side["shards"] = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in named.items()}
     write_json(path.with_suffix(".json"), {**side, "digest": sha256_text(canonical_json(side))})
 
 
@@ -112,14 +106,14 @@ def test_a_run_without_checkpoints_goes_on_from_the_newest_copy(address: str, ru
     mirror.push()
     assert mirror._store.names("abc") == ["contents", "files-00000001.json"]
     for step in (20, 30):
-        save(run_dir, step, **{f"shards-{step:08d}_0.distcp": "slice"})
+        save(run_dir, step)
         (run_dir / "checkpoints" / f"step-{step - 10:08d}.pt").unlink()
         (run_dir / "checkpoints" / f"step-{step - 10:08d}.json").unlink()
         mirror.push()
     assert mirror._store.names("abc") == ["contents", "files-00000002.json", "files-00000003.json"]
     mirror_of(empty, address, lines.append).restore()
     assert lines == [f"the run folder has no checkpoint; took that of step 30 from cluster.checkpoint_mirror={address}"]
-    assert {*names(empty / "checkpoints")} >= {"shards-00000030", "step-00000030.json", "step-00000030.pt"}
+    assert {*names(empty / "checkpoints")} >= {"step-00000030.json", "step-00000030.pt"}
     assert read_verified(empty / "checkpoints" / "step-00000030.pt")["step"] == 30
     assert journal.known_attempts(empty) == ["abc-1-30"]
     assert names(empty) == ["attempts.json", "checkpoints"]
