@@ -174,7 +174,8 @@ class CheckpointFolder:
         side |= {"nodes": self._nodes, "metrics": checkpoint.metrics}
         write_json(path.with_suffix(".json"), sealed(side))
         prune(path, self._keep)
-        remove_set_aside(self._folder)
+        for bad in self._folder.glob(f"*{_BAD}"):
+            bad.unlink()
 
     def _check_owner(self, path: Path, side: Mapping[str, Any]) -> None:
         if side["dataset_digest"] != self._owner.dataset_digest:
@@ -258,12 +259,6 @@ def prune(newest: Path, keep: int) -> None:
     for path in folder.glob("step-*.json"):
         if not path.with_suffix(".pt").exists():
             path.unlink()
-
-
-def remove_set_aside(folder: Path) -> None:
-    """Delete the files that ``set_aside`` renamed. Raises OSError."""
-    for path in folder.glob(f"*{_BAD}"):
-        path.unlink()
 
 
 def step_files(folder: Path) -> list[Path]:

@@ -53,7 +53,8 @@ def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
     if store is not None:
         options.master_port = store.port
     if show_as is None:
-        torchrun.main(_with_port(sys.argv[1:], options.master_port))
+        port = f"--master-port={options.master_port}"
+        torchrun.main([port if word == "--master-port=0" else word for word in sys.argv[1:]])
         return
     config, _, _ = torchrun.config_from_args(options)
     config.start_method = "fork"
@@ -107,10 +108,6 @@ def run_rank(module: str, arguments: Sequence[str]) -> None:
     sys.argv[:] = [str(entry.__file__), *arguments]
     sys.modules["__main__"] = entry  # what loader processes that are spawned import
     entry.main()
-
-
-def _with_port(arguments: list[str], port: int) -> list[str]:
-    return [f"--master-port={port}" if word == "--master-port=0" else word for word in arguments]
 
 
 def listen(address: str, port: int) -> TCPStore | None:

@@ -88,7 +88,9 @@ class Recorder:
         if not resumes and not any(path.is_file() for path in (run_dir / run_folder.CHECKPOINTS).rglob("*")):
             self.metrics.set_aside()
         self._files = metric_files_of(run_dir)
-        note_sizes(run_dir, self._files)
+        # the sizes before the script begins, for ``keep_unrecorded``
+        sizes = {path.relative_to(run_dir).as_posix(): size for path, size in self._files.earlier.items()}
+        write_json(_work_folder(run_dir) / run_folder.EARLIER, sizes)
         self._json, self._events = JsonLines(self._files), EventFiles(self._files)
         tables, mlflow = CsvTables(self._files), MlflowFiles(_mlflow_store(logged))
         self._sources: list[Source] = [self._logged, self._json, self._events, tables, mlflow]
@@ -163,12 +165,6 @@ def metric_files_of(run_dir: Path, earlier: Mapping[Path, int] | None = None) ->
     """Return the files in which the script on node 0 may write metrics; ``earlier``: see FilesBelow."""
     work = _work_folder(run_dir) / run_folder.WORK_COPY
     return FilesBelow(run_dir / run_folder.OUTPUTS, run_dir / run_folder.CHECKPOINTS, work, earlier=earlier)
-
-
-def note_sizes(run_dir: Path, files: FilesBelow) -> None:
-    """Store the sizes of these files before the script of an attempt begins. Raises OSError."""
-    sizes = {path.relative_to(run_dir).as_posix(): size for path, size in files.earlier.items()}
-    write_json(_work_folder(run_dir) / run_folder.EARLIER, sizes)
 
 
 def keep_unrecorded(run_dir: Path) -> None:

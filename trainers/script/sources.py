@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainers.script.metrics_file import Row
-from trainers.script.tensorboard import EventFile, Scalar
+from trainers.script.tensorboard import EventFile
 
 _LONGEST_LINE_BYTES = 1 << 20
 _LISTINGS = 50  # pause until the next listing, in durations of the last one
@@ -267,7 +267,9 @@ class EventFiles:
             file = self._files.setdefault(path, EventFile(path))
             self._first = self._first or path.parent
             prefix = self._prefix(path.parent, self._first)
-            for (step, _), together in itertools.groupby(file.scalars(), key=_step_and_second):
+            # a row: values that a writer adds for one step within a second
+            rows = itertools.groupby(file.scalars(), key=lambda scalar: (scalar.step, int(scalar.time_s)))
+            for (step, _), together in rows:
                 scalars = {prefix + scalar.tag: scalar for scalar in together}
                 metrics = {name: scalar.value for name, scalar in scalars.items()}
                 epoch = _whole_of(metrics.pop("epoch", None))
@@ -285,11 +287,6 @@ class EventFiles:
             return ""
         common = os.path.commonpath([folder, first])
         return f"{folder.relative_to(common).as_posix()}/" if folder != Path(common) else f"{folder.name}/"
-
-
-def _step_and_second(scalar: Scalar) -> tuple[int, int]:
-    """Return the key of a row: values that a writer adds for one step within a second."""
-    return scalar.step, int(scalar.time_s)
 
 
 class MlflowFiles:

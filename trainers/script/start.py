@@ -223,11 +223,6 @@ class Attempt:
             "starts over (what is there is kept)"
         )
 
-    @property
-    def is_later_attempt(self) -> bool:
-        """True if another attempt of the run came before."""
-        return self.number > 1
-
     def places(self) -> Places:
         """Return the folders in which files may lie that the key lacks."""
         return Places(
@@ -339,7 +334,7 @@ class Attempt:
         if before:
             rows = "1 row" if before == 1 else f"{before:,} rows"
             say(f"{NOTE}{rows} that earlier attempts printed {'stands' if before == 1 else 'stand'} before them")
-        elif self.is_later_attempt:
+        elif self.number > 1:
             say(f"{NOTE}what earlier attempts printed stands in their logs alone; paceline.log keeps it")
 
     @staticmethod

@@ -186,7 +186,9 @@ class Trainer:
                 if self.replay is not None and self.replay.done:
                     break
                 if "first_step_unix_time" not in self.progress:
-                    self._note_first_step()
+                    if self.context.device.type == "cuda":
+                        torch.cuda.synchronize(self.context.device)
+                    self.progress["first_step_unix_time"] = time.time()
                 self._after_step(epoch, position + 1, began)
         if self.best.is_over:
             self.say(self.best.why())
@@ -388,11 +390,6 @@ class Trainer:
     def _write(self, epoch: int, metrics: dict[str, float], *, doing: str) -> None:
         if self.metrics is not None:
             self.metrics.write(self.step, epoch + 1, metrics, doing=doing)
-
-    def _note_first_step(self) -> None:
-        if self.context.device.type == "cuda":
-            torch.cuda.synchronize(self.context.device)
-        self.progress["first_step_unix_time"] = time.time()
 
     def _report_epoch(self, epoch: int, loss: float, rate: float, accuracy: float | None) -> None:
         value = "" if accuracy is None else f"  val accuracy {accuracy:.4f}"

@@ -201,15 +201,12 @@ class Losses:
             bad = [number for number, row in enumerate(rows) if not math.isfinite(row[column])]
             if bad:
                 where = f"at step {last_step - count + 1 + column} {self._whose} {', '.join(map(str, bad))}"
+                last_good = f"the last good checkpoint is that of step {saved_step}"
+                last_good = last_good if saved_step else "there is no checkpoint yet"
                 raise TrainerError(
-                    f"the training loss is {rows[bad[0]][column]} {where}; {_last_good(saved_step)}; a lower "
-                    "optimizer.lr or trainer.precision=fp32 usually helps, trainer.skip_nonfinite=true leaves such "
-                    "steps out"
+                    f"the training loss is {rows[bad[0]][column]} {where}; {last_good}; a lower optimizer.lr or "
+                    "trainer.precision=fp32 usually helps, trainer.skip_nonfinite=true leaves such steps out"
                 )
-
-
-def _last_good(step: int) -> str:
-    return f"the last good checkpoint is that of step {step}" if step else "there is no checkpoint yet"
 
 
 class Throughput:

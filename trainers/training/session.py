@@ -126,12 +126,13 @@ def _first_line(config: TrainConfig, trainer: Trainer) -> str:
     count = sum(item.numel() for item in trainer.model.parameters())
     trained = sum(item.numel() for item in trainer.model.parameters() if item.requires_grad)
     of_them = f", {trained:,} of them trained" if config.trainer.freeze else ""
+    initial = "" if trainer.initial is None else f"\n{trainer.initial.line()}"
     where = f"{_counted(ranks.world_size, 'rank')} on {_counted(ranks.nnodes, 'node')}"
     return (
         f"{config.model.name} ({count:,} parameters{of_them}) on {manifest.name} ({sizes})\n"
         f"{where}: {trainer.context.device.type}, {trainer.context.backend}, {trainer.precision}; "
         f"batch {steps.global_batch_size} ({_share(steps)}), {_counted(steps.per_epoch, 'step')} an epoch, "
-        f"{_counted(steps.total, 'step')}{_unused(steps, manifest)}{_strategy(trainer)}{_initial(trainer)}"
+        f"{_counted(steps.total, 'step')}{_unused(steps, manifest)}{_strategy(trainer)}{initial}"
     )
 
 
@@ -157,11 +158,6 @@ def _unused(steps: Steps, manifest: Manifest) -> str:
     if manifest.size("val") == 0:
         lines += "\nno val images, so no val accuracy: dataset.val_size=N takes N of the training images"
     return lines
-
-
-def _initial(trainer: Trainer) -> str:
-    """Describe the initial weights in a line, unless they are fresh."""
-    return "" if trainer.initial is None else f"\n{trainer.initial.line()}"
 
 
 def _strategy(trainer: Trainer) -> str:

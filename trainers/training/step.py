@@ -101,7 +101,12 @@ class Stepper:
         part = plan.batch(0, size if self._prepares_kernels else min(size, _FEW_IMAGES))
         try:
             for _ in range(self.warm_up_passes):
-                self._warm_up_pass(part)
+                self._begin()
+                with self.gradient_sync.micro_batch(last=True):
+                    self._backward(part)
+                self.gradient_sync.finish()
+                if self._prepares_kernels:  # found_inf = 1 makes the optimizer skip the update
+                    self.optimizer.step(self.lr(0), torch.ones((), device=self.context.device))
         except torch.OutOfMemoryError as error:
             raise TrainerError(out_of_memory(self.steps, self.context.ranks.rank)) from error
         except Exception as error:
@@ -114,14 +119,6 @@ class Stepper:
             ) from error
         for buffer, value in before:
             buffer.copy_(value)
-
-    def _warm_up_pass(self, part: EpochPlan) -> None:
-        self._begin()
-        with self.gradient_sync.micro_batch(last=True):
-            self._backward(part)
-        self.gradient_sync.finish()
-        if self._prepares_kernels:  # found_inf = 1 makes the optimizer skip the update
-            self.optimizer.step(self.lr(0), torch.ones((), device=self.context.device))
 
     def lr(self, step: int) -> float:
         """Return the learning rate of a step (from 0)."""
