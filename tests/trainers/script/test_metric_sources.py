@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.trainers.script.test_tensorboard import WRITTEN
-from trainers.script import sources
 from trainers.script.metrics_file import MetricsFile, Row
 from trainers.script.recorder import Recorder
 from trainers.script.settings import ScriptConfig
@@ -235,26 +234,3 @@ def test_a_line_that_is_no_row_of_a_table_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "of_a_mac.csv").write_bytes(b"step,loss\r1,2\r\n2,3\n")
     (tmp_path / "log.csv").write_bytes(b"step,loss\n1,3\n2,\r4\n3," + b"5" * 200_000 + b"\n4,6\n")
     assert _told(_looked(source, last=False)) == [(1, None, {"loss": 3.0}), (4, None, {"loss": 6.0})]
-
-
-def test_a_folder_whose_listing_takes_long_is_listed_rarely_and_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-
-    def slow(folder: Path) -> Iterator[Path]:
-        now[0] += 0.5
-        yield from folder.iterdir()
-
-    monkeypatch.setattr(sources, "_metric_files", slow)
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    files = FilesBelow(tmp_path)
-    (tmp_path / "a.csv").touch()
-    files.refresh()
-    assert files.matching("*.csv") == []
-    now[0] = 26.0
-    files.refresh()
-    assert files.matching("*.csv") == [tmp_path / "a.csv"]
-    (tmp_path / "b.csv").touch()
-    files.refresh(last=True)
-    assert len(files.matching("*.csv")) == 2
