@@ -4,9 +4,8 @@ and their pictures.
     python benchmarks/pages.py docs/pictures
 
 A 3 × 3 sweep of a tiny training is run and `doit ui` started on its store. Then table, charts, comparison and the page
-of one run are opened by the addresses that `doit ui` prints, then the page of a model that `doit publish` makes of it,
-and that of `doit report`: light, dark and as wide as a phone, and its curves. Needs Debian's package chromium; nothing
-of it is patched.
+of one run are opened by the addresses that `doit ui` prints, then that of `doit report`: light, dark and as wide as a
+phone, and its curves. Needs Debian's package chromium; nothing of it is patched.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 DOIT = str(Path(sys.executable).parent / "doit")
 SWEEP = ("experiment=quickstart", "trainer.epochs=8", "optimizer.lr=0.1,0.03,0.01", "seed=range(3)")
-MODEL = ("name=digits", "alias=champion")
 NAMES = [f"lr={lr} seed={seed} · " for lr, seed in itertools.product(("0.1", "0.03", "0.01"), range(3))]
 WIDTH, HEIGHT = 1440, 900
 REPORT_VIEWS, REPORT_HEIGHT, GAP = {"light": 1200, "dark": 1200, "phone": 500}, 1080, 16
@@ -69,10 +67,6 @@ def main() -> int:
                 look(page, one["run"], wanted, pictures / "run.webp")
                 files = ["checkpoints", "evaluation", "summary.json"]
                 look(page, one["run"].replace("?", "/artifacts?"), files, pictures / "artifacts.webp")
-                subprocess.run([DOIT, "publish", f"run={keys[0]}", *MODEL, *where], cwd=ROOT, check=True)
-                version = f"{one['run'].partition('#')[0]}#/models/digits/versions/1"
-                wanted = ["digits", "Version 1", "champion", "Source Run", "paceline.weights_sha256", keys[0]]
-                look(page, version, wanted, pictures / "model.webp")
             told = subprocess.run([DOIT, "report", *where], cwd=ROOT, check=True, capture_output=True, text=True)
             (report,) = re.findall(r"report +(\S+\.html)", told.stdout)
             wanted = ["9 of 9 runs finished, 3 configurations", "Against the best", "val/accuracy", "Provenance", *keys]

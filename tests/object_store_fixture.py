@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import boto3
@@ -19,22 +19,11 @@ from tests.waiting import HANG_S
 
 @dataclass
 class ObjectStore:
-    """``env``: what a process needs to reach it. It can hold back what is sent under names with a certain end, and
-    refuse to give files with another (``refused_end``)."""
+    """``env``: what a process needs to reach it. It can refuse to give files with a certain end (``refused_end``)."""
 
     url: str
     env: dict[str, str]
-    held_end: str | None = None
     refused_end: str | None = None
-    reached: threading.Event = field(default_factory=threading.Event)
-    goes_on: threading.Event = field(default_factory=threading.Event)
-
-    def hold(self, end: str) -> None:
-        self.held_end = end
-
-    def release(self) -> None:
-        self.held_end = None
-        self.goes_on.set()
 
     def refuse_all(self) -> None:
         """As if no login were right."""
@@ -57,9 +46,6 @@ def running() -> Iterator[ObjectStore]:
 
     def application(environ: dict[str, Any], start_response: Any) -> Any:
         store = found[0]
-        if store.held_end and environ["REQUEST_METHOD"] == "PUT" and environ["PATH_INFO"].endswith(store.held_end):
-            store.reached.set()
-            store.goes_on.wait(HANG_S)
         if (
             store.refused_end
             and environ["REQUEST_METHOD"] == "GET"
@@ -80,7 +66,6 @@ def running() -> Iterator[ObjectStore]:
         _client(url).create_bucket(Bucket=BUCKET)
         yield found[0]
     finally:
-        found[0].release()
         _demand_logins(url, wanted=False)  # moto keeps this, and all files, for every server of a process
         requests.post(f"{url}/moto-api/reset", timeout=HANG_S).raise_for_status()
         server.shutdown()

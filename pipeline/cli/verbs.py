@@ -254,24 +254,13 @@ _VERBS: Mapping[str, Verb] = {
         examples=("record cf0848", "record cf0848 tracking.uri=http://mlflow:5000")),
     "predict": Verb(module="records", overrides="place", answers=True, bare="[KEY] IMAGE …",
         summary="classify image files with the network of a finished run",
-        details="The network is that of doit publish, with the run's own normalisation. Images are turned, cut and "
+        details="The network is exported from the run's own code, with its normalisation. Images are turned, cut and "
         "resized as doit fetch does it for dataset=folder. The first word is the run's key, or last.",
         options={
             "run": Option("KEY", "the run; default: the newest"),
             "top": Option("N", "how many classes of each image are shown (3)"),
         },
         examples=("predict cf0848 cat.jpg dog.jpg", "predict last photos/*.jpg --top 1 --json")),
-    "publish": Verb(module="records", overrides="name",
-        summary="register the final weights of a run as a model in MLflow",
-        details="The model loads without this code. The network is built by the run's own code, exported with "
-        "torch.export and checked against the run's evaluation. Publishing the same run under the same name again "
-        "adds no version. docs/publishing.md shows how to load it.",
-        options={
-            "run": RUN,
-            "name": Option("NAME", "the registered model; created if it doesn't exist"),
-            "alias": Option("ALIAS", "an alias of this version, such as champion"),
-        },
-        examples=("publish cf0848 --name digits --alias champion",)),
     "ui": Verb(module="records", overrides="name", bare="[KEY …]",
         summary="open MLflow to compare the runs",
         details="KEY … are keys of runs or their first digits: the page then opens with only these runs.",

@@ -9,9 +9,9 @@ from torch import Tensor as Tensor
 from torch.nn import Module as Module
 
 from pipeline.core.errors import PacelineError
+from pipeline.execution.exported import exported_file
 from pipeline.runs import index
 from pipeline.runs.folder import RunFolder
-from pipeline.tracking.mlflow.publishing import exported_file
 from trainers.contract import run_folder
 
 

@@ -9,12 +9,11 @@ from pipeline.tracking.destinations import (
     destinations,
     fetch_command,
     prepare_command,
-    publish_command,
     recorder_command,
     serve_command,
 )
 
 __all__ = [
-    "NO_SUCH_RUN", "absolute_uri", "destinations", "fetch_command", "prepare_command", "publish_command",
+    "NO_SUCH_RUN", "absolute_uri", "destinations", "fetch_command", "prepare_command",
     "recorder_command", "recorder_env", "serve_command", "shown", "sqlite_path", "sqlite_uri",
 ]  # fmt: skip

@@ -1,8 +1,8 @@
 """The recorder process: ``python -m pipeline.tracking record RUN_DIR``.
 
-Other verbs: ``prepare`` creates a database's schema, ``fetch`` downloads the recipe of an MLflow run, ``publish``
-publishes a run's model. ``serve`` records each run folder named on stdin, one JSON line each, while it is running,
-several at a time; it answers with one line each, and ends with its stdin.
+Other verbs: ``prepare`` creates a database's schema, ``fetch`` downloads the recipe of an MLflow run. ``serve`` records
+each run folder named on stdin, one JSON line each, while it is running, several at a time; it answers with one line
+each, and ends with its stdin.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from pipeline.tracking.address import URI_VARIABLE, absolute_uri
 from pipeline.tracking.answers import StoreError
 from pipeline.tracking.destinations import NO_SUCH_RUN, SETTINGS_VARIABLE
 from pipeline.tracking.mlflow.artifacts import RECIPE
-from pipeline.tracking.mlflow.publishing import Published, publish
 from pipeline.tracking.recorder import record
 from pipeline.tracking.state import PENDING, TrackingState
 
@@ -59,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipeline.tracking")
     parser.set_defaults(tracker=None)
     verbs = parser.add_subparsers(dest="do", required=True)
-    for verb in ("record", "prepare", "serve", "fetch", "publish"):
+    for verb in ("record", "prepare", "serve", "fetch"):
         verbs.add_parser(verb).add_argument("--uri", help=f"default: {URI_VARIABLE} of the environment")
     for verb in ("record", "serve"):
         verbs.choices[verb].add_argument("--experiment", required=True)
@@ -67,7 +66,6 @@ def _parser() -> argparse.ArgumentParser:
         verbs.choices[verb].add_argument("--parent", type=int, help="process that wants the record")
     verbs.choices["fetch"].add_argument("run_id")
     verbs.choices["fetch"].add_argument("place", type=Path)
-    verbs.choices["publish"].add_argument("run_dir", type=Path)
     recording = verbs.choices["record"]
     recording.add_argument("run_dir", type=Path)
     recording.add_argument("--follow", action="store_true")
@@ -78,11 +76,9 @@ def _parser() -> argparse.ArgumentParser:
 def _done(arguments: argparse.Namespace) -> int:
     tracker: str | None = arguments.tracker
     uri = tracker or absolute_uri(arguments.uri or os.environ.get(URI_VARIABLE), Path.cwd())
-    if arguments.do == "publish":  # in the foreground: the user waits for it, and may end it
-        return _publish(uri, arguments.run_dir)
     if tracker is None:  # another one may need what MLflow doesn't
         _leave_out_data_frames()
-    if arguments.do == "prepare":  # also in the foreground, while no ranks run
+    if arguments.do == "prepare":  # in the foreground, while no ranks run
         _store(uri)
         return 0
     if arguments.do == "fetch":
@@ -171,18 +167,6 @@ def _store(uri: str) -> Store:
 def _fetch(store: Store, run_id: str, place: Path) -> int:
     resource.setrlimit(resource.RLIMIT_FSIZE, (_LARGEST_BYTES, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     return 0 if store.fetch(run_id, RECIPE, place) else NO_SUCH_RUN
-
-
-def _publish(uri: str, run_dir: Path) -> int:
-    """Publish a model; stdin is an object with ``publish``'s arguments by name."""
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")  # a model is sent in a single request
-    request = json.load(sys.stdin)
-    model_fields = request.pop("model")
-    model = Published(**{**model_fields, "classes": tuple(model_fields["classes"])})
-    done = publish(run_dir, model, uri=uri, **request)
-    with contextlib.suppress(BrokenPipeError):  # the caller was killed, but the model is published
-        print(json.dumps(done), flush=True)
-    return 0
 
 
 if __name__ == "__main__":

@@ -187,10 +187,10 @@ def _dataset(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _tensors(manifest: Mapping[str, Any]) -> dict[str, str]:
     shape = [-1, manifest.get("channels"), manifest.get("height"), manifest.get("width")]
-    return {"features": tensor("uint8", shape), "targets": tensor("int64", [-1])}
+    return {"features": _tensor("uint8", shape), "targets": _tensor("int64", [-1])}
 
 
-def tensor(dtype: str, shape: Sequence[int | None]) -> str:
+def _tensor(dtype: str, shape: Sequence[int | None]) -> str:
     """Return MLflow's description of an array as JSON; -1 stands for any size."""
     return json.dumps([{"type": "tensor", "tensor-spec": {"dtype": dtype, "shape": shape}}])
 

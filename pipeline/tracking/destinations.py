@@ -141,15 +141,6 @@ def fetch_command(run_id: str, place: Path, uri: str) -> list[str]:
     return _command("fetch", run_id, place, uri=uri)
 
 
-def publish_command(run_dir: Path, uri: str) -> list[str]:
-    """Return the argv that publishes the model of a run; give it ``recorder_env(uri)``.
-
-    Stdin holds the arguments of ``publishing.publish`` as JSON. Exit code 0: done, and stdout is a line of JSON; 1:
-    failed, with the reason on stderr.
-    """
-    return _command("publish", run_dir, uri=uri)
-
-
 def prepare_command(uri: str) -> list[str]:
     """Return the argv that creates a database store's schema before several processes open it at once."""
     return _command("prepare", uri=uri)

@@ -43,3 +43,20 @@ def test_without_an_image_the_words_that_are_wanted_are_named(project: Project) 
     asked = project.doit("predict")
     assert asked.returncode == 3
     assert "which images? doit predict takes a run and image files\n  try: doit predict last cat.jpg" in asked.stdout
+
+
+@pytest.mark.ci
+@pytest.mark.long
+def test_a_run_that_is_missing_unfinished_or_altered_is_told(finished: Project, tmp_path: Path) -> None:
+    Image.new("L", (8, 8)).save(tmp_path / "0.png")
+    missing = finished.doit("predict", "run=000000", str(tmp_path / "0.png"))
+    assert (missing.returncode, "no such run" in missing.stdout) == (3, True), missing.stdout
+    words = ("predict", f"run={finished.result()['key']}", str(tmp_path / "0.png"))
+    final = finished.only_run() / "checkpoints" / "final.pt"
+    final.write_bytes(final.read_bytes()[:-1] + b"x")
+    altered = finished.doit(*words)
+    assert altered.returncode == 1
+    assert "no longer says what its files are (checkpoints/final.pt" in altered.stdout, altered.stdout
+    (finished.only_run() / "result.json").unlink()
+    unfinished = finished.doit(*words)
+    assert (unfinished.returncode, "isn't finished, so it has no final weights" in unfinished.stdout) == (3, True)

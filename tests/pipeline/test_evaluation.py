@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.errors import PacelineError
+from pipeline.cli.commands import records
+from pipeline.core.errors import PacelineError, UsageError
 from pipeline.evaluation import overview
 from pipeline.evaluation.__main__ import serve
 from pipeline.evaluation.report import evaluate
@@ -165,3 +166,9 @@ def test_how_the_process_has_ended_is_told(
     monkeypatch.setattr(sys, "executable", str(program))
     with pytest.raises(PacelineError, match=f"the evaluation report of 0123456789ab failed: {said}"):
         evaluate_in_child(RunFolder(tmp_path / "0123456789ab"), ROOT)
+
+
+def test_a_run_of_a_script_is_refused_where_a_classifier_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"program": {"name": "script"}}')
+    with pytest.raises(UsageError, match="is that of a script, whose network nobody here knows"):
+        records.finished_classifier(RunFolder(tmp_path))

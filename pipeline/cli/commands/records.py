@@ -1,12 +1,10 @@
-"""`doit evaluate`, `predict`, `record`, `publish`, `ui`: a run's report, network and MLflow record."""
+"""`doit evaluate`, `predict`, `record`, `ui`: a run's report, network and MLflow record."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from pipeline.cli import answers, clone
 from pipeline.cli.loader import leave_if_interrupted
 from pipeline.cli.output import note, say, say_folded
 from pipeline.cli.session import ROOT, Session, relative
-from pipeline.comparing import reading
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.places import HOME
 from pipeline.core.processes import process
@@ -25,12 +22,12 @@ from pipeline.core.tables import aligned, is_count
 from pipeline.data.manifest import MANIFEST
 from pipeline.evaluation.stored_report import format_report, most_confused
 from pipeline.execution import complete
+from pipeline.execution.exported import exported_file
 from pipeline.runs import acceptance, index, journal
-from pipeline.runs.contents import python_path
 from pipeline.runs.folder import RunFolder, check_parts
+from pipeline.runs.result import Result
 from pipeline.tracking.client import Recorder
 from pipeline.tracking.mlflow import ui as web_ui
-from pipeline.tracking.mlflow.publishing import Published, exported_file, refuse_names
 from trainers.contract import run_folder
 
 _PREDICTOR = HOME / "trainers" / "predicting.py"
@@ -100,52 +97,13 @@ def ui(current: Session) -> None:
     leave_if_interrupted()
 
 
-_NOTICE = re.compile(r"\d{4}/\d\d/\d\d [\d:]{8} (INFO|WARNING) ")  # what MLflow prints besides
-
-
-def publish(current: Session) -> None:
-    """Publish a model. Raises UsageError: the run can't be published; PacelineError: the store refused it."""
-    name, alias = current.invocation.options.get("name"), current.invocation.options.get("alias")
-    refuse_names(name, alias)
-    folder = holder(current.folder())
-    model = finished_classifier(folder)
-    if model.synthetic:
-        note("SYNTHETIC DATA: the accuracy of this model means nothing; its tags and description say so")
-    recorder = Recorder(folder.path, current.config, ROOT, enabled=True)
-    with waiting(note, "recording in MLflow"):
-        run_id = recorder.finish(lambda _: None)
-    if run_id is None:
-        raise PacelineError(
-            f"{folder.key} is not published: it isn't recorded in MLflow ({recorder.why()})", hint=recorder.hint()
-        )
-    uri = tracking.absolute_uri(current.config.tracking.uri, ROOT)
-    request = {
-        "model": asdict(model),
-        "name": name,
-        "alias": alias,
-        "run_id": run_id,
-        "pythonpath": python_path(folder.read_json(run_folder.CONFIG) or {}),
-    }
-    with waiting(note, "publishing the model"):
-        done = process.run(
-            tracking.publish_command(folder.path, uri),
-            input=json.dumps(request).encode(),
-            env=process.of_this_clone(tracking.recorder_env(uri)),
-        )
-    if done.code != 0:
-        lines = [line for line in done.stderr.strip().splitlines() if not _NOTICE.match(line)]
-        why = "\n".join(lines) or f"exit code {done.code}"
-        raise PacelineError(f"{folder.key} is not published: {why}", hint="the same command again, once that is fixed")
-    _say_published(json.loads(done.stdout.splitlines()[-1]), str(name), alias, model)
-
-
-def finished_classifier(folder: RunFolder) -> Published:
-    """Return the run as a model. Raises UsageError: unfinished, or no classifier; PacelineError: it was altered."""
+def finished_classifier(folder: RunFolder) -> Result:
+    """Return a run's result. Raises UsageError: unfinished, or no classifier; PacelineError: it was altered."""
     if not folder.program.is_ours:
         raise UsageError(
-            f"run {folder.key} is that of a script, whose network nobody here knows: doit publish and predict take the "
-            "runs of Paceline's own trainer",
-            hint=f"its files lie in {folder.path / 'outputs'}; mlflow.pytorch.log_model takes a network of your own",
+            f"run {folder.key} is that of a script, whose network nobody here knows: doit predict takes the runs of "
+            "Paceline's own trainer",
+            hint=f"its files lie in {folder.path / 'outputs'}",
         )
     key, result = folder.read_key(), folder.read_result()
     if key is None or result is None:
@@ -155,42 +113,7 @@ def finished_classifier(folder: RunFolder) -> Published:
     check_parts(folder, key, result, ROOT)
     if (stale := folder.stale_because(key.digest)) is not None:
         raise folder.altered(run_folder.RESULT, f"no longer says what its files are ({stale})")
-    config, manifest = folder.read_json(run_folder.CONFIG) or {}, folder.read_json("data/manifest.json") or {}
-    return Published(
-        key=folder.key,
-        weights_sha256=str(result.fields.get("weights_sha256")),
-        dataset_digest=str(result.fields.get("dataset_digest")),
-        network=str((config.get("model") or {}).get("name")),
-        dataset=str((config.get("dataset") or {}).get("name")),
-        accuracy=result.metrics["test/accuracy"],
-        step=int(result.fields.get("steps") or 0),
-        classes=tuple(map(str, manifest.get("classes") or ())),
-        synthetic=result.synthetic,
-        standing=_standing(folder),
-    )
-
-
-def _standing(folder: RunFolder) -> str:
-    """Return whether the run was repeated, for the model's description."""
-    verdict = reading.read(folder).verdict
-    if verdict is None:
-        return "not made again yet"
-    if verdict.get("within_spread"):
-        return "made again on other hardware, within the spread of its metrics"
-    return "reproduced" if verdict.get("reproduced") else "made again, and came out otherwise"
-
-
-def _say_published(answer: dict[str, Any], name: str, alias: str | None, model: Published) -> None:
-    what = "registered" if answer["is_new"] else "was there already, registered"
-    say(f"{model.key} {what} as {name} version {answer['version']} ({model.standing})")
-    if answer["checked"]:
-        say(f"  checked  {answer['agreed']} of {answer['checked']} test images come out as in the run's evaluation")
-    if 0 < answer["agreed"] < answer["checked"]:
-        note("WARNING: the others change sides: the run computed on other hardware, or in another precision")
-    if answer["alias_before"] is not None:
-        say(f"  alias    {alias} meant version {answer['alias_before']} until now")
-    address = f"models:/{name}@{alias}" if alias else f"models:/{name}/{answer['version']}"
-    say(f"  load     mlflow.pytorch.load_model({address!r})")
+    return result
 
 
 # ------------------------------------------------------------------------------------------- predictions
@@ -200,10 +123,11 @@ def predict(current: Session) -> None:
     top = current.invocation.options.get("top", str(_TOP))
     if not is_count(top) or int(top) < 1:
         raise UsageError(f"top={top} must be a whole number from 1 on")
-    model = finished_classifier(folder)
+    result = finished_classifier(folder)
     with waiting(note, "exporting the network, once for its weights"):
         network = exported_file(folder)
-    names = dict(enumerate(model.classes))
+    manifest = folder.read_json(f"{run_folder.DATA}/{MANIFEST}") or {}
+    names = dict(enumerate(map(str, manifest.get("classes") or ())))
     rows = _classified(folder, network, images, int(top))
     for row in rows:
         row["top"] = [
@@ -222,7 +146,7 @@ def predict(current: Session) -> None:
         name = path.relative_to(here) if path.is_relative_to(here) else path
         shown.append((str(name), f"can't be read: {row['error']}" if "error" in row else classes))
     say(aligned(shown))
-    if model.synthetic:
+    if result.synthetic:
         say_folded("SYNTHETIC DATA: the network was trained on noise, so this means nothing")
     if error is not None:
         raise error

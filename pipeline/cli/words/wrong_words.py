@@ -34,7 +34,6 @@ _MEANT = {
     **dict.fromkeys(("graph", "dag"), "doit plan --format mermaid"),
     **dict.fromkeys(("check", "doctor", "hosts"), "doit preflight"),
     **dict.fromkeys(("download", "prepare"), "doit fetch"),
-    **dict.fromkeys(("register", "deploy"), "doit publish"),
     **dict.fromkeys(("accelerate", "deepspeed", "fabric"), "doit torchrun --nproc-per-node RANKS train.py"),
     **dict.fromkeys(_PYTHON, "doit run train.py"),
     **dict.fromkeys(("dashboard", "mlflow", "web"), "doit ui"),

@@ -1,4 +1,4 @@
-"""The MLflow calls for records and models; the only module that imports mlflow.
+"""The MLflow calls for records; the only module that imports mlflow.
 
 The import takes 1–3 s and 80–140 MB, so only the recorder process does it.
 """
@@ -16,9 +16,8 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar, cast
+from typing import TypeVar, cast
 
-from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 from mlflow.exceptions import MlflowException
 
 from pipeline.core.locks import held
@@ -328,105 +327,3 @@ def _quotable(folder: Path) -> Path:
 def _has_tables(database: Path) -> bool:
     """Return True if the database has tables; ``_make_tables`` never leaves a part of them."""
     return database.exists() and database.stat().st_size > 0
-
-
-_SOURCE = "models:/"
-_NO_REGISTRY = ("ENDPOINT_NOT_FOUND", "NOT_IMPLEMENTED", "FEATURE_DISABLED")
-
-
-class Version(NamedTuple):
-    """A registered version and its LoggedModel."""
-
-    number: str
-    model_id: str
-
-
-class ModelStore(Store):
-    """The models of a store. Every method raises StoreError."""
-
-    def experiment_of(self, run_id: str) -> str:
-        """Return the experiment of an existing MLflow run."""
-        with calls():
-            return str(self._client.get_run(run_id).info.experiment_id)
-
-    def version(self, name: str, identity: Mapping[str, str]) -> Version | None:
-        """Return the version of the registered model ``name`` with these tags."""
-        with calls():
-            for version in self._client.search_model_versions(f"name='{name}'"):
-                if identity.items() <= (version.tags or {}).items():
-                    # A database stores the model's id only in the source.
-                    return Version(str(version.version), str(version.source).removeprefix(_SOURCE))
-        return None
-
-    def model(self, experiment_id: str, run_id: str, identity: Mapping[str, str]) -> str | None:
-        """Return the LoggedModel of the run with these tags; one with an incomplete upload is deleted."""
-        ready = None
-        wanted = " AND ".join(f"tags.`{tag}` = '{value}'" for tag, value in identity.items())
-        with calls():
-            for model in self._client.search_logged_models([experiment_id], filter_string=wanted):
-                if model.source_run_id != run_id:
-                    continue
-                if model.status == LoggedModelStatus.READY:
-                    ready = str(model.model_id)
-                else:
-                    self._client.delete_logged_model(model.model_id)
-        return ready
-
-    def begin_model(self, experiment_id: str, run_id: str, name: str, tags: Mapping[str, str]) -> str:
-        """Create a LoggedModel without files; return its id."""
-        with calls():
-            made = self._client.create_logged_model(
-                experiment_id, name=name, source_run_id=run_id, tags=dict(tags), model_type="classifier"
-            )
-        return str(made.model_id)
-
-    def complete_model(self, model_id: str, folder: Path) -> None:
-        """Upload its files, and mark it READY."""
-        with calls():
-            self._client.log_model_artifacts(model_id, str(folder))
-            self._client.finalize_logged_model(model_id, "READY")
-
-    def link_output(self, model_id: str, run_id: str, step: int) -> None:
-        """Link the model as the run's output after ``step`` steps; repeating is harmless."""
-        with calls():
-            outputs = self._client.get_run(run_id).outputs
-            if all(model_id != known.model_id for known in (outputs.model_outputs if outputs else ())):
-                self._client.log_outputs(run_id, [LoggedModelOutput(model_id, step)])
-
-    def link_metric(self, model_id: str, run_id: str, name: str, data: DataInput | None) -> None:
-        """Log the run's last value of a metric for the model too.
-
-        It is the same point, so the run's curve is unchanged.
-        """
-        with calls():
-            for point in self._client.get_metric_history(run_id, name)[-1:]:
-                self._client.log_metric(
-                    run_id, name, point.value, point.timestamp, point.step, model_id=model_id,
-                    dataset_name=data.name if data else None, dataset_digest=data.digest if data else None,
-                )  # fmt: skip
-
-    def register(self, name: str, model_id: str, run_id: str, tags: Mapping[str, str], description: str) -> Version:
-        """Create a version of the registered model ``name`` (created if missing)."""
-        with calls():
-            self._refuse_without_registry(name)
-            made = self._client.create_model_version(
-                name, f"{_SOURCE}{model_id}", run_id, tags=dict(tags), description=description, model_id=model_id
-            )
-        return Version(str(made.version), model_id)
-
-    def _refuse_without_registry(self, name: str) -> None:
-        try:
-            self._client.create_registered_model(name)
-        except MlflowException as error:
-            if error.error_code in _NO_REGISTRY:
-                raise StoreError("it has no model registry", final=True) from error
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-
-    def set_alias(self, name: str, alias: str, version: str) -> str | None:
-        """Move ``alias`` to this version; return the version that had it before, if another."""
-        with calls():
-            before = self._client.get_registered_model(name).aliases.get(alias)
-            if str(before) != version:
-                self._client.set_registered_model_alias(name, alias, version)
-        return str(before) if before is not None and str(before) != version else None

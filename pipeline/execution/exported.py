@@ -1,0 +1,50 @@
+"""A finished run's network as one file of torch.export, built by the run's own code (trainers/exporting.py)."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from pipeline.core.errors import PacelineError
+from pipeline.core.places import HOME
+from pipeline.core.processes import process
+from pipeline.runs.contents import python_path
+from pipeline.runs.folder import RunFolder
+from trainers.contract import run_folder
+
+_EXPORTER = HOME / "trainers" / "exporting.py"
+_EXPORTED_FILE = "model.pt2"  # what it leaves
+_EXPORTED = ".exported"
+_EXPORT_S = 1800.0  # a large network on a busy host
+
+
+def exported_file(folder: RunFolder) -> Path:
+    """Return the run's network as a torch.export file, created once per weights (runs/.exported).
+
+    Raises:
+        PacelineError: torch.export fails, the network differs from the one that the run evaluated, or there is no
+            result.
+    """
+    result = folder.read_result()
+    if result is None:
+        raise PacelineError(f"run {folder.key} has no result")
+    weights = str(result.fields["weights_sha256"])
+    target = folder.path.parent / _EXPORTED / f"{folder.key}-{weights[:12]}.pt2"
+    if target.is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    own = python_path(folder.read_json(run_folder.CONFIG) or {})
+    code = os.pathsep.join(filter(None, (str(folder.path / run_folder.CODE), own)))
+    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+        done = process.run(
+            [sys.executable, "-P", str(_EXPORTER), str(folder.path), temporary],
+            env={**os.environ, "PYTHONPATH": code, "CUDA_VISIBLE_DEVICES": ""},
+            timeout_s=_EXPORT_S,
+        )
+        if done.code != 0:
+            last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.code}"]
+            raise PacelineError(f"the network of run {folder.key} can't be exported: {last[0]}")
+        Path(temporary, _EXPORTED_FILE).replace(target)
+    return target
