@@ -22,7 +22,7 @@ from pipeline.core.files import sha256_bytes
 from pipeline.core.redact import hide
 from pipeline.core.tables import file_size
 from pipeline.keys.content_key import flat
-from pipeline.runs import layout
+from pipeline.runs.folder import leads_out
 from trainers.contract import run_folder
 
 PARTS = ("configuration", "data", "environment", "topology", "hosts")
@@ -166,7 +166,7 @@ def _lines(run: ComparedRun, path: str, known: Mapping[str, Any]) -> list[str]:
     Of a file that is no text, its size and digest are one line.
     """
     place = run.folder / run_folder.CODE / path
-    if path not in known or layout.leads_out(place, run.folder):  # an altered key.json may contain any path
+    if path not in known or leads_out(place, run.folder):  # an altered key.json may contain any path
         return []
     try:
         content = place.read_bytes()

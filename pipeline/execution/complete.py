@@ -38,9 +38,9 @@ from pipeline.execution.restarts import next_start
 from pipeline.execution.run import VARIABLES, Run, initial_weights_of, pattern_before, prepare, unkeyed
 from pipeline.keys import ABSENT, import_closure, rank_environment, script_files
 from pipeline.keys.import_closure import matches
-from pipeline.runs import acceptance, index, journal, layout, provenance
+from pipeline.runs import acceptance, journal, provenance
 from pipeline.runs.checkpoint_mirror import CheckpointMirror
-from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
+from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed, write_config
 from pipeline.runs.lock import locked
 from pipeline.runs.result import Result, why_altered
 from pipeline.tracking.client import Recorder
@@ -226,8 +226,6 @@ def _launch_unless_done(work: Work) -> None:
         )
     for line in _remarks(run) if services.hosts is None else ():  # a sweep prints them once
         work.say(line)
-    if (other := index.folder_under_another_name(run.folder)) is not None:
-        work.say(f"WARNING: {other} is this run under another name, by which no command finds it: it is trained again")
     work.say.doing("noting where the run comes from")
     _prepare_folder(work)
     run_attempts(work)
@@ -244,7 +242,7 @@ def _search_log(work: Work) -> None:
     done = process.run(argv, env=rank_environment.of_report(os.environ, run.root), timeout_s=300.0)
     if done.code != 0:
         raise PacelineError(f"the log of {run.key.short} can't be searched: {done.why}")
-    layout.write_config(run.folder.path, run.description())
+    write_config(run.folder.path, run.description())
 
 
 def _remarks(run: Run) -> list[str]:

@@ -31,8 +31,7 @@ from pipeline.keys.import_closure import Closure, import_closure, lacking
 from pipeline.keys.script_files import with_inputs
 from pipeline.runs import acceptance, contents
 from pipeline.runs.acceptance import Acceptance
-from pipeline.runs.folder import RunFolder
-from pipeline.runs.layout import Description
+from pipeline.runs.folder import Description, RunFolder
 from pipeline.runs.result import AlteredError
 from trainers.contract import run_folder
 from trainers.core import dependencies

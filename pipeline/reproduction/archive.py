@@ -7,23 +7,21 @@ contradicts the manifest, the key or the result is refused before anything is us
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import tarfile
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path, PurePosixPath
 
 from pipeline.core import documents, tars
 from pipeline.core.errors import PacelineError, UsageError
-from pipeline.core.files import sha256_bytes, system_temporary_prefix, write_atomic
+from pipeline.core.files import sha256_bytes, sha256_file, system_temporary_prefix, temporary_prefix, write_atomic
 from pipeline.core.processes import git
 from pipeline.core.redact import hide
 from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.reproduction import clones
-from pipeline.runs import acceptance, layout
-from pipeline.runs.folder import RunFolder, check_parts
+from pipeline.runs import acceptance
+from pipeline.runs.folder import RunFolder, check_parts, leads_out, not_read
 from pipeline.runs.result import AlteredError
 from trainers.contract import run_folder
 
@@ -81,8 +79,8 @@ def export(
     patterns = (*_KEPT, *(_WEIGHTS if weights else ()))
     matched = [path for pattern in patterns for path in sorted(folder.path.glob(pattern)) if path.is_file()]
     paths = [path for path in matched if "__pycache__" not in path.parts]  # local runs leave one in code/
-    if away := [path for path in paths if layout.leads_out(path, folder.path)]:
-        say(layout.not_read(away, folder.path))
+    if away := [path for path in paths if leads_out(path, folder.path)]:
+        say(not_read(away, folder.path))
     members = dict(_member(folder, path) for path in paths if path not in away)
     members |= _accepted(folder)
     commit = provenance.get("git_commit")
@@ -95,7 +93,7 @@ def export(
 
 
 def unpack(archive: Path, place: Path, *, root: Path) -> RunFolder:
-    """Check every byte of an archive, unpack it below ``place``, and return the run.
+    """Unpack an archive below ``place``, which appears once every byte was checked, and return the run.
 
     Only plain files with paths inside the run's folder are accepted, at most 16 GiB in total.
 
@@ -105,41 +103,24 @@ def unpack(archive: Path, place: Path, *, root: Path) -> RunFolder:
     Raises:
         UsageError: it is no such archive, was altered, or holds something that ``export`` never writes.
     """
-    try:
-        with archive.open("rb") as file:
-            if file.read(len(_GZIP)) != _GZIP:
-                raise UsageError(f"run={archive} is no archive of doit export")
-        top = _checked(archive)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    prefix = temporary_prefix(f".{place.name}")
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=place.parent, ignore_cleanup_errors=True) as scratch:
+        try:
+            folder = RunFolder(Path(scratch) / _extracted(archive, Path(scratch)))
+            folder.refuse_newer()
+            key, result = folder.read_key(), folder.read_result()
+            folder.read_summary()
+            if key is None:
+                raise UsageError(f"run={archive} is no exported run: key.json is missing")
+            check_parts(folder, key, result, root)
+            acceptance.result_or_accepted(folder)
+        except AlteredError as error:
+            raise UsageError(f"run={archive}: {error.what.replace(f'{scratch}/', '')}", hint=_AGAIN) from error
+        except (OSError, *tars.DAMAGE) as error:
+            raise UsageError(f"run={archive} can't be read as an exported run: {error}", hint=_AGAIN) from error
         place.mkdir(parents=True, exist_ok=True)
-        with _members_of(archive) as members:
-            for member in members:
-                member.write(place)
-    except (OSError, *tars.DAMAGE) as error:
-        raise UsageError(f"run={archive} can't be read as an exported run: {error}", hint=_AGAIN) from error
-    folder = RunFolder(place / top)
-    folder.refuse_newer()
-    try:
-        key, result = folder.read_key(), folder.read_result()
-        folder.read_summary()
-        if key is None:
-            raise UsageError(f"run={archive} is no exported run: key.json is missing")
-        check_parts(folder, key, result, root)
-        acceptance.result_or_accepted(folder)
-    except AlteredError as error:
-        raise UsageError(f"run={archive}: {error.what.replace(f'{place}/', '')}", hint=_AGAIN) from error
-    return folder
-
-
-@contextmanager
-def _members_of(archive: Path) -> Iterator[Iterator[tars.Member]]:
-    """Yield the members, and read to the end, where gzip's checksum is.
-
-    Raises OSError, and what reading a tar may raise.
-    """
-    with gzip.open(archive) as packed:
-        yield tars.members(packed, most_bytes=_LARGEST_BYTES)
-        if any(packed.read(tars.BLOCK_BYTES)) or packed.read(1):  # tar pads with a few zero blocks
-            raise tars.UnfitError("something stands behind its last file")
+        return RunFolder(folder.path.rename(place / folder.key))
 
 
 def _accepted(folder: RunFolder) -> dict[str, bytes]:
@@ -163,35 +144,36 @@ def _manifest(folder: RunFolder, members: Mapping[str, bytes]) -> bytes:
     return documents.sealed(about).encode()
 
 
-def _checked(archive: Path) -> str:
-    """Check all members and the manifest, and return the top folder.
+def _extracted(archive: Path, place: Path) -> str:
+    """Unpack all members below ``place``, check them by the manifest, and return the top folder.
 
     Raises:
         UsageError: a member or the manifest isn't as ``export`` writes it.
         DamagedError: the manifest's seal is wrong.
+        OSError, and what reading a tar may raise.
     """
-    by_name, written, top, seen = dict[str, str](), b"", "", set[str]()
-    with _members_of(archive) as members:
-        for member in members:
+    with archive.open("rb") as file:
+        if file.read(len(_GZIP)) != _GZIP:
+            raise UsageError(f"run={archive} is no archive of doit export")
+    top, seen = "", set[str]()
+    with gzip.open(archive) as packed:
+        for member in tars.members(packed, most_bytes=_LARGEST_BYTES):
             top = top or member.name.partition("/")[0]
             _refuse_misfit(archive, member, top, seen)
             seen.add(member.name.casefold())
-            # Hash block by block, because an archive may hold weights of any size.
-            name, digest = member.name.removeprefix(f"{top}/"), hashlib.sha256()
-            if name == MANIFEST:
-                written = b"".join(member.blocks())
-            for block in member.blocks() if name != MANIFEST else ():
-                digest.update(block)
-            by_name[name] = digest.hexdigest()
+            member.write(place)
+        # Read to the end, where gzip's checksum is; tar pads with a few zero blocks.
+        if any(packed.read(tars.BLOCK_BYTES)) or packed.read(1):
+            raise tars.UnfitError("something stands behind its last file")
     if len(top) != KEY_LENGTH:
         raise UsageError(f"run={archive} is no exported run: there is no folder with a run's key in it")
-    if MANIFEST not in by_name:
+    run_dir = place / top
+    if not (run_dir / MANIFEST).is_file():
         raise UsageError(
             f"run={archive} has no {MANIFEST}: it isn't an exported run, or an older Paceline wrote it",
             hint="doit export KEY once more where the run's folder is",
         )
-    del by_name[MANIFEST]  # the manifest can't list its own sha256
-    manifest = documents.open_sealed(written)
+    manifest = documents.read_sealed(run_dir / MANIFEST)
     files = manifest.get("files")
     if manifest.get("version") != _VERSION or manifest.get("key") != top or not isinstance(files, dict):
         raise UsageError(
@@ -199,12 +181,14 @@ def _checked(archive: Path) -> str:
             f"the folder is {top}, and version {_VERSION} is known here",
             hint=_AGAIN,
         )
-    for name in sorted(by_name.keys() | files.keys()):
+    paths = {path.relative_to(run_dir).as_posix(): path for path in run_dir.rglob("*") if path.is_file()}
+    del paths[MANIFEST]  # it can't list its own sha256
+    for name in sorted(paths.keys() | files.keys()):
         if name not in files:
             raise UsageError(f"run={archive}: {name!r} was added; {MANIFEST} doesn't name it", hint=_AGAIN)
-        if name not in by_name:
+        if name not in paths:
             raise UsageError(f"run={archive}: {name!r} was taken out; {MANIFEST} names it", hint=_AGAIN)
-        if by_name[name] != files[name]:
+        if sha256_file(paths[name]) != files[name]:
             raise UsageError(f"run={archive}: {name!r} was altered; its sha256 isn't that of {MANIFEST}", hint=_AGAIN)
     return top
 

@@ -16,7 +16,6 @@ from trainers.core.config import OWN
 _WHERE = ("cluster", "tracking", "paths", "sweep", "search", "hydra")
 _KEY_DIGITS = 4
 _MAX_VALUE = 32  # characters of one value
-_MAX_FIELD = 16  # of a field's name in the name of a run
 _MAX_APART = 90  # of all together: MLflow's table shows no more
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{5,}(e-?\d+)?")
 
@@ -116,16 +115,8 @@ def _option(config: Mapping[str, Any], group: str) -> str:
 
 
 def _joined(labels: Sequence[str]) -> str:
-    text = " ".join(map(_short_field, labels))
+    text = " ".join(labels)
     return text if len(text) <= _MAX_APART else text[: _MAX_APART - 1] + "…"
-
-
-def _short_field(label: str) -> str:
-    """``hidden_units_of_the_classifier=64`` → ``hidden_…assifier=64``: the middle of a long field is left out."""
-    name, equals, value = label.partition("=")
-    if not equals or len(name) <= _MAX_FIELD:
-        return label
-    return f"{name[: _MAX_FIELD // 2 - 1]}…{name[-_MAX_FIELD // 2 :]}={value}"
 
 
 def is_newer(key: Mapping[str, Any]) -> bool:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.core import documents
 from pipeline.core import program as programs
 from pipeline.core.documents import DamagedError
-from pipeline.core.errors import TrainingError, UsageError
-from pipeline.core.files import sha256_file
-from pipeline.core.printable import shell_line
+from pipeline.core.errors import PacelineError, TrainingError, UsageError
+from pipeline.core.files import sha256_file, write_atomic, write_json
 from pipeline.core.program import CLASSIFIER, Program
 from pipeline.core.redact import hide
 from pipeline.core.specs import State
@@ -21,10 +23,9 @@ from pipeline.keys import content_key as keys
 from pipeline.keys.canonical import canonical_config
 from pipeline.keys.content_key import KEY_VERSION, ORDER, ContentKey, differences
 from pipeline.keys.import_closure import matches
-from pipeline.runs import arithmetic, layout
+from pipeline.runs import arithmetic
 from pipeline.runs import result as results
 from pipeline.runs.contents import chosen_in, is_newer, overrides_in, ranks_of, short_name, unkeyed, what
-from pipeline.runs.layout import Description
 from pipeline.runs.result import AlteredError, Result, Stamps, why_altered
 from trainers.contract import run_folder
 
@@ -39,7 +40,23 @@ SWEEPS = "sweeps.json"
 ORIGIN = (run_folder.PROVENANCE, run_folder.CHANGES, run_folder.PLAN)
 """Where the run comes from and how it was launched: history, which nothing can make again. It decides nothing but
 whether the run can be exported and reproduced."""
+_WRITTEN_IN = (".", "attempts", "attempts/*", "evaluation", "work", "work/*", "work/*/above", "work/*/above/above")
 _SHOWN, _LONGEST_SHOWN = 3, 100  # fields of an altered configuration that a message names, characters of each
+
+
+class Description(NamedTuple):
+    """What a run is made of.
+
+    ``config`` is resolved (config.json), ``config_yaml`` the same as YAML. ``sources`` are exactly the files of its
+    code by their paths in the snapshot, so nothing outside of the key can be imported. ``pack_path`` is the place of
+    its data.
+    """
+
+    key: ContentKey
+    config: Mapping[str, Any]
+    config_yaml: str
+    sources: Mapping[str, Path]
+    pack_path: Path | None
 
 
 class RunFolder(NamedTuple):
@@ -88,8 +105,12 @@ class RunFolder(NamedTuple):
 
     def prepare(self, run: Description) -> None:
         """Write what a launch needs: key.json, configuration, code snapshot, data link. Raises OSError."""
-        layout.write_description(self.path, run)
-        layout.link_data(self.path, run.pack_path)
+        write_key(self.path, run.key)
+        write_config(self.path, run)
+        shutil.rmtree(self.code, ignore_errors=True)  # exactly the key's files
+        for name, source in run.sources.items():
+            write_atomic(self.code / name, source.read_bytes())
+        link_data(self.path, run.pack_path)
 
     def set_aside_of_script(self, attempt: int) -> Path | None:
         """Move what an ended script left out of the way of ``attempt``, which starts it over.
@@ -112,13 +133,13 @@ class RunFolder(NamedTuple):
 
     def restore(self, run: Description) -> None:
         """Rewrite altered descriptions of a finished training. Raises OSError."""
-        layout.link_data(self.path, run.pack_path)
+        link_data(self.path, run.pack_path)
         recorded = self.recorded_files()
         altered = {name for name in DESCRIBED if name not in recorded or why_altered(self.path / name, recorded[name])}
         if run_folder.KEY in altered:
-            layout.write_key(self.path, run.key)
+            write_key(self.path, run.key)
         if altered & {run_folder.CONFIG, run_folder.CONFIG_YAML} and (recorded or self.config_altered(run.key)):
-            layout.write_config(self.path, run)
+            write_config(self.path, run)
         result = self._intact(run.key)
         if run_folder.SUMMARY in altered and result is not None:
             documents.write_sealed(self.summary, result.summary)
@@ -218,28 +239,11 @@ class RunFolder(NamedTuple):
 
     def altered(self, name: str, why: str) -> AlteredError:
         """Return the error for an altered file; ``why`` begins with a verb."""
-        words = self._vouched_words()
-        command = shell_line(["doit", "train", *words]) if words else "doit train with the words of the run"
         return AlteredError(
             f"{self.path / name} was altered: it {why}",
-            hint=f"{command}   (makes it again from the run's files, or trains where those were altered too)",
+            hint="doit train with the words of the run   (makes it again from the run's files, or trains where those "
+            "were altered too)",
         )
-
-    def _vouched_words(self) -> list[str]:
-        """Return the words that started the run, if its result vouches for their file.
-
-        Else none, because altered words would train something else.
-        """
-        try:
-            result = self._result()
-        except DamagedError:
-            return []
-        path = self.path / run_folder.PROVENANCE
-        digest = result.origin_sha256.get(path.name) if result is not None else None
-        if digest is None or not path.is_file() or sha256_file(path) != digest:
-            return []
-        words = (self.read_json(path.name) or {}).get("overrides")
-        return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else []
 
     def write_result(
         self,
@@ -372,6 +376,55 @@ class RunFolder(NamedTuple):
         return None if altered is None else " ".join(altered)
 
 
+# ----------------------------------------------------------------------------------- before a launch
+def write_key(folder: Path, key: ContentKey) -> None:
+    """Write key.json, with everything that the key was computed from. Raises OSError."""
+    write_json(folder / run_folder.KEY, {"key": key.short, "digest": key.digest, **key.parts})
+
+
+def write_config(folder: Path, run: Description) -> None:
+    """Write the resolved configuration for ranks (config.json) and for users (config.yaml). Raises OSError."""
+    write_json(folder / run_folder.CONFIG, run.config)
+    write_atomic(folder / run_folder.CONFIG_YAML, run.config_yaml)
+
+
+def link_data(folder: Path, pack_path: Path | None) -> None:
+    """Link to the data pack, if the run has one. Raises OSError."""
+    if pack_path is None:
+        return
+    link, target = folder / "data", pack_path.resolve()
+    if link.is_symlink():
+        if link.readlink() == target:
+            return
+        link.unlink()
+    link.symlink_to(target, target_is_directory=True)
+
+
+# ------------------------------------------------------------------------------------------ links
+def refuse_links(run_dir: Path) -> None:
+    """Refuse links in the folder, except to the data, because writes would follow them. Raises PacelineError."""
+    for path in (path for pattern in _WRITTEN_IN for path in sorted(run_dir.glob(f"{pattern}/*"))):
+        if path.is_symlink() and path != run_dir / run_folder.DATA:
+            raise PacelineError(
+                f"{path} is a link to {path.readlink()}, where what is written into the run folder would land; a run "
+                f"folder has no link but {run_folder.DATA}",
+                hint=f"rm {shlex.quote(str(path))}, or what it leads to in its place, then the same command",
+            )
+
+
+def leads_out(path: Path, run_dir: Path) -> bool:
+    """Whether a link at ``path`` or above it leads out of the run folder; the link to the data pack may."""
+    top = os.path.realpath(run_dir / run_folder.DATA if path.parent == run_dir / run_folder.DATA else run_dir)
+    return not Path(os.path.realpath(path)).is_relative_to(top)
+
+
+def not_read(paths: Iterable[Path], run_dir: Path) -> str:
+    """Return the message about files that ``leads_out`` is true for."""
+    names = first_of([path.relative_to(run_dir).as_posix() for path in paths], 3)
+    return f"{names}: a link leads out of the run folder, so it is not read"
+
+
+# ------------------------------------------------------------------------------------------ checks
 def _files_of(path: Path) -> Iterator[Path]:
     """Return a file itself, or the files below a folder."""
     yield from (one for one in (path, *path.rglob("*")) if one.is_file())

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,40 +95,10 @@ def find(runs_dir: Path, named: str) -> RunFolder:
         shown = first_of(matches, _MOST_NAMED)
         raise UsageError(f"{named} is the beginning of {len(matches)} keys: {shown}", hint="doit runs")
     if not matches:
-        _refuse_renamed(runs_dir, named)
         raise UsageError(f"{named or repr(named)}: no such run under {runs_dir}; {_did_you_mean(named, keys)}")
     folder = RunFolder(runs_dir / matches[0])
     folder.refuse_newer()
     return folder
-
-
-def _refuse_renamed(runs_dir: Path, named: str) -> None:
-    """Refuse a run whose folder has another name than its key, by which no command finds it. Raises UsageError."""
-    if not runs_dir.is_dir() or named not in os.listdir(runs_dir):  # noqa: PTH208
-        return
-    folder = runs_dir / named
-    key = _recorded_key(folder)
-    if key and key != named:
-        raise UsageError(
-            f"{named} is the folder of run {key} under another name, and runs are found by their keys",
-            hint=f"mv {shlex.quote(str(folder))} {shlex.quote(str(runs_dir / key))}",
-        )
-
-
-def folder_under_another_name(folder: RunFolder) -> Path | None:
-    """Return the folder that holds this run under another name, if the run's own folder has no key yet."""
-    if (folder.path / run_folder.KEY).exists():
-        return None
-    runs_dir = folder.path.parent
-    others = [name for name in os.listdir(runs_dir) if len(name) != KEY_LENGTH]  # noqa: PTH208  (names alone, as below)
-    return next((runs_dir / name for name in others if _recorded_key(runs_dir / name) == folder.key), None)
-
-
-def _recorded_key(folder: Path) -> str:
-    """Return the key in a run folder's key.json; '' without one that can be read."""
-    with suppress(DamagedError, OSError):
-        return str((RunFolder(folder).read_json(run_folder.KEY) or {}).get("key", ""))
-    return ""
 
 
 def names_run(runs_dir: Path, word: str) -> bool:

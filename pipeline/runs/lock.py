@@ -18,8 +18,8 @@ from pipeline.core.files import remove_leftovers, remove_system_leftovers, tempo
 from pipeline.core.locks import FileLock
 from pipeline.core.processes.signals import Stop
 from pipeline.core.specs import UNDER_WAY, State
-from pipeline.runs import journal, layout
-from pipeline.runs.folder import RunFolder
+from pipeline.runs import journal
+from pipeline.runs.folder import RunFolder, refuse_links
 from trainers.contract import run_folder
 
 _WRITTEN_IN = ("evaluation", "checkpoints")
@@ -82,7 +82,7 @@ def locked(folder: RunFolder, say: Callable[[str], None], stop: Stop | None = No
         inside = (folder.path / name for name in _WRITTEN_IN)
         remove_leftovers([runs_dir, runs_dir / cache.FOLDER, folder.path, *inside])
         remove_system_leftovers()
-        layout.refuse_links(folder.path)
+        refuse_links(folder.path)
         (folder.path / run_folder.STOP).unlink(missing_ok=True)  # it was meant for a command before this one
         yield lock
     finally:
@@ -98,7 +98,7 @@ def _heed(stop: Stop | None) -> None:
 
 def ask_to_stop(folder: RunFolder) -> None:
     """Tell a command attached to the run that its next failure is intended. Raises OSError, PacelineError."""
-    layout.refuse_links(folder.path)
+    refuse_links(folder.path)
     lock = RunLock(folder)
     if lock.take():
         lock.release()

@@ -13,9 +13,9 @@ from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.printable import printable, without_colours
 from pipeline.core.specs import UNDER_WAY, State
 from pipeline.core.tables import first_of, quantity
-from pipeline.runs import acceptance, checkpoints, journal, layout, metrics_file, ranks
+from pipeline.runs import acceptance, checkpoints, journal, metrics_file, ranks
 from pipeline.runs.contents import nodes_of, what
-from pipeline.runs.folder import RunFolder
+from pipeline.runs.folder import RunFolder, leads_out, not_read
 from pipeline.runs.index import ALTERED, WITHOUT_RESULT, altered_target, intact_parts
 from pipeline.runs.result import AlteredError
 from trainers.contract import run_folder
@@ -187,8 +187,8 @@ def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
     if host is not None and host not in hosts:
         raise UsageError(f"host={host}: run {folder.key} has no log of it; {suggestion(host, hosts)}")
     for path in log_files:
-        if host in (None, path.stem) and layout.leads_out(path, folder.path):
-            yield layout.not_read([path], folder.path)
+        if host in (None, path.stem) and leads_out(path, folder.path):
+            yield not_read([path], folder.path)
         elif host in (None, path.stem):
             empty = "" if path.stat().st_size else ": no lines"
             yield f"==> attempt {path.parent.name}, {path.stem}{empty} <=="

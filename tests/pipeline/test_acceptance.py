@@ -16,10 +16,9 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_json
 from pipeline.keys.content_key import differences
 from pipeline.reproduction import archive
-from pipeline.runs import acceptance, layout
+from pipeline.runs import acceptance
 from pipeline.runs import index as runs
-from pipeline.runs.folder import RunFolder
-from pipeline.runs.layout import Description
+from pipeline.runs.folder import Description, RunFolder
 from pipeline.runs.result import AlteredError
 from pipeline.tracking.description import describe
 from tests.pipeline.finished_folder import CONFIG, finished, key_of
@@ -37,8 +36,8 @@ def base(tmp_path: Path) -> RunFolder:
 def folder(base: RunFolder) -> RunFolder:
     """Of the new key, for which the finished run was accepted."""
     key, folder = key_of(), RunFolder(base.path.with_name(NEW.short))
-    run = Description(key=NEW, config=CONFIG, config_yaml="", sources={}, pack_path=base.path / "pack")
-    layout.write_description(folder.path, run)
+    run = Description(key=NEW, config=CONFIG, config_yaml="", sources={}, pack_path=None)
+    folder.prepare(run)
     write_json(folder.path / "provenance.json", {})
     (folder.path / "changes.patch").touch()
     found = acceptance.by_this_user(NEW, key, differences(key.parts, NEW.parts))

@@ -52,16 +52,14 @@ def test_logs_of_an_altered_run_are_shown_and_a_line_says_what_was_altered(
 
 
 @pytest.mark.parametrize("verb", [reproduce.reproduce, explain.why, records.record])
-def test_what_differs_is_said_and_a_command_is_suggested_only_from_words_that_the_result_vouches_for(
+def test_what_differs_is_said_and_no_altered_word_is_suggested(
     folder: RunFolder, printed: Printed, verb: Callable[[Session], None]
 ) -> None:
     altered(folder, "config.json", '"name": "small_cnn"', '"name": "resnet50"')
-    for words in ("experiment=x", "with the words of the run"):
-        with pytest.raises(PacelineError) as caught:
-            printed(verb, folder.path.parent, f"run={folder.key}")
-        assert caught.value.what == (
-            f"{folder.path}/config.json was altered: it isn't the configuration that the key was taken of: "
-            "model.name: small_cnn → resnet50"
-        )
-        assert str(caught.value.hint).startswith(f"doit train {words}   (makes it again ")
-        (folder.path / "provenance.json").write_text((folder.path / "provenance.json").read_text().replace("=x", "=y"))
+    with pytest.raises(PacelineError) as caught:
+        printed(verb, folder.path.parent, f"run={folder.key}")
+    assert caught.value.what == (
+        f"{folder.path}/config.json was altered: it isn't the configuration that the key was taken of: "
+        "model.name: small_cnn → resnet50"
+    )
+    assert str(caught.value.hint).startswith("doit train with the words of the run   (makes it again ")

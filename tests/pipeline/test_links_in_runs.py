@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.reproduction import archive
-from pipeline.runs import layout, status
-from pipeline.runs.folder import RunFolder
+from pipeline.runs import status
+from pipeline.runs.folder import RunFolder, leads_out
 from pipeline.tracking.mlflow import artifacts
 from tests.pipeline.finished_folder import finished
 
@@ -64,7 +64,7 @@ def test_no_log_is_shown_that_a_link_leads_to_elsewhere(linked: RunFolder) -> No
 
 
 def test_the_link_to_the_data_is_no_way_to_a_link_in_the_pack(linked: RunFolder, tmp_path: Path) -> None:
-    assert not layout.leads_out(linked.path / "data/manifest.json", linked.path)
+    assert not leads_out(linked.path / "data/manifest.json", linked.path)
     (tmp_path / "pack/manifest.json").unlink()
     (tmp_path / "pack/manifest.json").symlink_to(tmp_path / "private")
-    assert layout.leads_out(linked.path / "data/manifest.json", linked.path)
+    assert leads_out(linked.path / "data/manifest.json", linked.path)

@@ -15,7 +15,6 @@ from pipeline.cli.commands.runs import differences, matches
 from pipeline.comparing.listing import Listed, age, table
 from pipeline.comparing.reading import read
 from pipeline.config import compose
-from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
 from pipeline.core.tables import cut
 from pipeline.runs import index, journal
@@ -166,20 +165,6 @@ def test_the_sizes_of_many_runs_are_told_when_they_are_asked_for(
     monkeypatch.setattr(runs, "_MOST_MEASURED", 2)
     for words, shown in (((), False), (("wide=1",), False), (("wide=1", "seed=0"), True), (("sort=size",), True)):
         assert (" kB" in listed(runs_dir, *words)) == shown
-
-
-@pytest.mark.slow
-def test_a_run_whose_folder_was_renamed_is_told_with_the_command_that_names_it_back(tmp_path: Path) -> None:
-    folder = finished(tmp_path)
-    folder.path.rename(tmp_path / "my best")
-    with pytest.raises(UsageError) as refused:
-        index.find(tmp_path, "my best")
-    assert f"my best is the folder of run {folder.key} under another name" in str(refused.value)
-    assert index.folder_under_another_name(folder) == tmp_path / "my best"
-    folder.path.mkdir()
-    (folder.path / "key.json").write_text("{}")
-    assert index.folder_under_another_name(folder) is None
-    assert f"try: mv '{tmp_path}/my best' {folder.path}" in str(refused.value)
 
 
 def test_where_runs_ran_is_no_difference_and_a_damaged_configuration_matches_nothing() -> None:

@@ -18,8 +18,7 @@ from pipeline.core.specs import State
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.runs import index as runs
 from pipeline.runs import journal
-from pipeline.runs.folder import DESCRIBED, ORIGIN, RunFolder
-from pipeline.runs.layout import Description
+from pipeline.runs.folder import DESCRIBED, ORIGIN, Description, RunFolder
 from pipeline.runs.lock import RunLock, ask_to_stop, locked
 from pipeline.runs.result import AlteredError
 from pipeline.runs.status import status

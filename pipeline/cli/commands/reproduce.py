@@ -32,7 +32,7 @@ from pipeline.reproduction import compare as verdicts
 from pipeline.reproduction import proving, recipe
 from pipeline.reproduction import reproduce as again
 from pipeline.reproduction.proving import Proof
-from pipeline.runs import acceptance, index, layout
+from pipeline.runs import acceptance, index
 from pipeline.runs.acceptance import Acceptance
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import locked
@@ -70,7 +70,7 @@ def _accept(current: Session, run: Run) -> RunFolder:
     base, key, differing = _base(current, run, reason)
     origin, patch = complete.collect_provenance(run, sys.argv, time.time(), note)
     accepted = acceptance.by_this_user(run.key, key, differing)
-    layout.write_description(run.folder.path, run.description())
+    run.folder.prepare(run.description())
     origin.write(run.folder.path, patch)
     acceptance.write(run.folder, accepted)
     say(f"{run.key.short} is {accepted}; it differs in:")

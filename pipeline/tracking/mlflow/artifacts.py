@@ -12,8 +12,8 @@ from pathlib import Path
 from pipeline.core import documents
 from pipeline.core.files import system_temporary_prefix
 from pipeline.core.tables import file_size, first_of
-from pipeline.runs import layout
 from pipeline.runs.contents import hosts_of
+from pipeline.runs.folder import leads_out, not_read
 from pipeline.tracking.address import redact
 from trainers.contract import run_folder
 
@@ -52,8 +52,8 @@ def left_out(run_dir: Path) -> Iterator[str]:
     present = [
         path for pattern in (*_EARLY, run_folder.CHANGES, *_LATE, _LOGS) for path in sorted(run_dir.glob(pattern))
     ]
-    if away := [path for path in present if path.is_file() and layout.leads_out(path, run_dir)]:
-        yield layout.not_read(away, run_dir)
+    if away := [path for path in present if path.is_file() and leads_out(path, run_dir)]:
+        yield not_read(away, run_dir)
     paths = _left_out(run_dir)
     if not paths:
         return
@@ -81,14 +81,14 @@ def _patch(run_dir: Path) -> list[Path]:
     A patch with a login is skipped: masked, it would not apply.
     """
     path = run_dir / run_folder.CHANGES
-    content = path.read_bytes() if path.is_file() and not layout.leads_out(path, run_dir) else b""
+    content = path.read_bytes() if path.is_file() and not leads_out(path, run_dir) else b""
     text = content.decode(errors="replace")
     return [path] if content and redact(text) == text else []
 
 
 def _existing(run_dir: Path, patterns: tuple[str, ...]) -> list[Path]:
     paths = (path for pattern in patterns for path in sorted(run_dir.glob(pattern)) if path.is_file())
-    return [path for path in paths if not layout.leads_out(path, run_dir) and os.access(path, os.R_OK)]
+    return [path for path in paths if not leads_out(path, run_dir) and os.access(path, os.R_OK)]
 
 
 @contextlib.contextmanager
