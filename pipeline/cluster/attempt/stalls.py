@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
 from pipeline.cluster.events import Verdict
@@ -199,23 +199,26 @@ def judge(looks: Sequence[RankLook], hosts: Mapping[str, str], idle_s: float) ->
         hosts: address → label, of every node.
         idle_s: seconds since a rank has moved.
     """
-    ranked = sorted(looks, key=lambda look: look.beat.rank)
+    verdict = _judge(sorted(looks, key=lambda look: look.beat.rank), hosts)
+    return replace(verdict, text=f"no rank has moved for {idle_s:.0f} s: {verdict.text}")
+
+
+def _judge(ranked: Sequence[RankLook], hosts: Mapping[str, str]) -> Verdict:
     stopped = [look for look in ranked if _is_stopped(look)]
     if stopped:
-        return _describe_hang(stopped[0], "stopped", ranked, idle_s)
+        return _describe_hang(stopped[0], "stopped", ranked)
     nccl = _Nccl.of_ranks(ranked)
     busy = [look for look in ranked if not nccl.waits(look)]
     hung = [look for look in busy if not _is_in_collective(look)]
     if hung:
         culprit = min(hung, key=lambda look: (look.state != "D", _position(look), look.beat.rank))
-        return _describe_hang(culprit, _kind(culprit), ranked, idle_s, waited_in=nccl.next)
+        return _describe_hang(culprit, _kind(culprit), ranked, waited_in=nccl.next)
     if busy and nccl.differs:
-        return _describe_skipped(busy[0], ranked, nccl, idle_s)
-    head = f"{_head(idle_s)}: all ranks wait in a collective in {_where(ranked[0])}"
-    link = _describe_link(ranked, hosts, head)
+        return _describe_skipped(busy[0], ranked, nccl)
+    link = _describe_link(ranked, hosts, f"all ranks wait in a collective in {_where(ranked[0])}")
     if link is not None:
         return link
-    return _describe_pending(ranked, nccl, idle_s) if nccl.pending else _describe_mismatch(ranked, idle_s)
+    return _describe_pending(ranked, nccl) if nccl.pending else _describe_mismatch(ranked)
 
 
 def is_hang(looks: Sequence[RankLook]) -> bool:
@@ -323,10 +326,9 @@ def _kind(look: RankLook) -> str:
     )
 
 
-def _describe_hang(
-    culprit: RankLook, kind: str, looks: Sequence[RankLook], idle_s: float, *, waited_in: str = ""
-) -> Verdict:
+def _describe_hang(culprit: RankLook, kind: str, looks: Sequence[RankLook], *, waited_in: str = "") -> Verdict:
     beat, host = culprit.beat, culprit.host
+    waits_for = culprit.sleeps_in or "nothing is known of what it waits for"
     why = {
         "stopped": f"process {beat.pid} is stopped (SIGSTOP, or a debugger holds it); it would go on with "
         f"'kill -CONT {beat.pid}' there",
@@ -336,7 +338,7 @@ def _describe_hang(
         "locked file": "it waits for a file that another process has locked",
         "connection": "it waits for data from a connection, and none comes",
         "worker": "it waits for a worker process of its DataLoader, which sends nothing",
-        "sleeps": f"it sleeps{' in the loading of data' if beat.phase == Phase.LOADING else ''} ({_sleep(culprit)})",
+        "sleeps": f"it sleeps{' in the loading of data' if beat.phase == Phase.LOADING else ''} ({waits_for})",
     }[kind]
     stopped = [look for look in looks if look is not culprit and _is_stopped(look)]
     others = [look for look in looks if look is not culprit and look not in stopped]
@@ -345,7 +347,7 @@ def _describe_hang(
         f"; rank {look.beat.rank} on {look.host} (process {look.beat.pid}) is stopped, too" for look in stopped
     )
     wait = f"{also}; {_in_words(others)} {_wait(others)} for it{inside}" if others else also
-    text = f"{_head(idle_s)}: rank {beat.rank} on {host} hangs in {_where(culprit)}: {why}{_at(culprit)}{wait}"
+    text = f"rank {beat.rank} on {host} hangs in {_where(culprit)}: {why}{_at(culprit)}{wait}"
     return Verdict(rank=beat.rank, host=host, kind=kind, text=text, stack=culprit.stack)
 
 
@@ -386,30 +388,34 @@ def _describe_link(looks: Sequence[RankLook], hosts: Mapping[str, str], head: st
     return Verdict(rank=rank, host=host, kind="dropped link" if dropped else "slow link", text=text)
 
 
-def _describe_skipped(culprit: RankLook, looks: Sequence[RankLook], nccl: _Nccl, idle_s: float) -> Verdict:
+def _describe_skipped(culprit: RankLook, looks: Sequence[RankLook], nccl: _Nccl) -> Verdict:
     """Describe a rank that skipped a collective, by NCCL's counts, and waits for something else."""
     others = [look for look in looks if nccl.waits(look)]
     text = (
-        f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} went on without a collective that "
-        f"{_in_words(others)} {_wait(others)} in, {nccl.next}: it is in {_where(culprit)}{_at(culprit)}; every rank "
-        "must join every collective"
+        f"went on without a collective that {_in_words(others)} {_wait(others)} in, {nccl.next}: it is in "
+        f"{_where(culprit)}{_at(culprit)}; every rank must join every collective"
     )
     return _skipped(culprit, text)
 
 
-def _skipped(culprit: RankLook, text: str) -> Verdict:
+def _skipped(culprit: RankLook, what: str) -> Verdict:
+    text = f"rank {culprit.beat.rank} on {culprit.host} {what}"
     return Verdict(rank=culprit.beat.rank, host=culprit.host, kind="skipped", text=text, stack=culprit.stack)
 
 
-def _describe_pending(looks: Sequence[RankLook], nccl: _Nccl, idle_s: float) -> Verdict:
+def _in_another(culprit: RankLook, where: str, others: Sequence[RankLook], where_others: str) -> Verdict:
+    what = f"is in another collective than {_in_words(others)}: {where}, {_in_words(others)}{where_others}"
+    return _skipped(culprit, f"{what}; every rank must join the same collectives in the same order")
+
+
+def _describe_pending(looks: Sequence[RankLook], nccl: _Nccl) -> Verdict:
     """Describe ranks that have entered equally many NCCL collectives: the same ones, or different ones."""
     first = looks[0]
     kinds = Counter(row.next for row in nccl.rows.values())
     if len(kinds) == 1:
         text = (
-            f"{_head(idle_s)}: {_in_words(looks)} wait in the same collective in {_where(first)}, {nccl.next}: a GPU "
-            "hangs in what it computes before, or what NCCL sends doesn't arrive (cluster.env.NCCL_DEBUG=INFO shows "
-            "its connections)"
+            f"{_in_words(looks)} wait in the same collective in {_where(first)}, {nccl.next}: a GPU hangs in what it "
+            "computes before, or what NCCL sends doesn't arrive (cluster.env.NCCL_DEBUG=INFO shows its connections)"
         )
         return Verdict(rank=None, host=first.host, kind="collective", text=text, stack=first.stack)
     rarest = min(kinds, key=lambda name: (kinds[name], -max(n for n, row in nccl.rows.items() if row.next == name)))
@@ -417,15 +423,11 @@ def _describe_pending(looks: Sequence[RankLook], nccl: _Nccl, idle_s: float) -> 
     apart = [look for look in known if nccl.rows[look.beat.rank].next == rarest]
     others = [look for look in known if look not in apart]
     culprit, own, theirs = apart[0], nccl.rows[apart[0].beat.rank], nccl.rows[others[0].beat.rank]
-    text = (
-        f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} is in another collective than "
-        f"{_in_words(others)}: in NCCL's {_numbered(own)}{_shortened(own.at)}, {_in_words(others)} in "
-        f"{_numbered(theirs)}{_shortened(theirs.at)}; every rank must join the same collectives in the same order"
-    )
-    return _skipped(culprit, text)
+    where = f"in NCCL's {_numbered(own)}{_shortened(own.at)}"
+    return _in_another(culprit, where, others, f" in {_numbered(theirs)}{_shortened(theirs.at)}")
 
 
-def _describe_mismatch(looks: Sequence[RankLook], idle_s: float) -> Verdict:
+def _describe_mismatch(looks: Sequence[RankLook]) -> Verdict:
     """Describe ranks that are all in collectives: blame the one in another than most (of two, the one further on)."""
     groups: dict[tuple[int, int, int, str], list[RankLook]] = {}
     for look in looks:
@@ -433,32 +435,23 @@ def _describe_mismatch(looks: Sequence[RankLook], idle_s: float) -> Verdict:
     first = looks[0]
     if len(groups) == 1:
         text = (
-            f"{_head(idle_s)}: {_in_words(looks)} wait in the same collective in {_where(first)}, and no connection "
-            f"between them has anything to send{_at(first)}"
+            f"{_in_words(looks)} wait in the same collective in {_where(first)}, and no connection between them has "
+            f"anything to send{_at(first)}"
         )
         return Verdict(rank=None, host=first.host, kind="collective", text=text, stack=first.stack)
     place = min(groups, key=lambda key: (len(groups[key]), [-part for part in key[:3]], key[3]))
     culprit, others = groups[place][0], [look for look in looks if look not in groups[place]]
     other = max(others, key=_position)
     if culprit.beat.phase == Phase.RUNNING_A_SCRIPT:  # its position isn't known, so neither is the rank that went on
-        text = (
-            f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} is in another collective than "
-            f"{_in_words(others)}: it is{_at(culprit)}, {_in_words(others)}{_at(other)}; every rank must join the same "
-            "collectives in the same order"
-        )
-        return _skipped(culprit, text)
+        return _in_another(culprit, f"it is{_at(culprit)}", others, _at(other))
     went_on = (_position(culprit), culprit.beat.phase) > (_position(other), other.beat.phase)
     what = "went on without a collective" if went_on else "is in a collective"
     text = (
-        f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} {what} that {_in_words(others)} "
-        f"{_wait(others) + ' in' if went_on else 'never came to'}: it is in {_where(culprit)}{_at(culprit)}, "
-        f"{_in_words(others)} in {_where(other)}{_at(other)}; every rank must join every collective"
+        f"{what} that {_in_words(others)} {_wait(others) + ' in' if went_on else 'never came to'}: it is in "
+        f"{_where(culprit)}{_at(culprit)}, {_in_words(others)} in {_where(other)}{_at(other)}; every rank must join "
+        "every collective"
     )
     return _skipped(culprit, text)
-
-
-def _head(idle_s: float) -> str:
-    return f"no rank has moved for {idle_s:.0f} s"
 
 
 def _where(look: RankLook) -> str:
@@ -480,10 +473,6 @@ def _shortened(frame: str) -> str:
     inside = _CODE_OF_RUN.sub("", path)
     shown = inside if inside != path else "/".join(PurePath(path).parts[-2:])
     return f" at {shown}:{rest}" if frame else ""
-
-
-def _sleep(look: RankLook) -> str:
-    return look.sleeps_in or "nothing is known of what it waits for"
 
 
 def _wait(looks: Sequence[RankLook]) -> str:
