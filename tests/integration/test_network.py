@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +13,9 @@ from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab
-from pipeline.runs import status
-from pipeline.runs.folder import RunFolder
 from tests.contract.conftest import Bench, count_here
-from tests.contract.stub import RUN_TO_END, SLEEP
+from tests.contract.stub import RUN_TO_END
 from tests.lab_fixture import firewall, large_packets_lost, second_network
-from tests.waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.lab
 
@@ -68,26 +64,6 @@ def test_a_run_is_not_started_where_the_hosts_cannot_reach_each_other(pssh: Benc
     ):
         pssh.run(stub)
     assert not (stub.run_dir / "plan.json").exists()
-
-
-@pytest.mark.long
-def test_who_gets_no_answer_is_told_where_a_firewall_comes_between_check_and_start(pssh: Bench, lab: Lab) -> None:
-    stub = pssh.stub(SLEEP)
-    folder = RunFolder(stub.run_dir)
-    child = pssh.spawn(stub)
-    try:
-        wait_until(lambda: (stub.run_dir / "plan.json").exists(), child)  # the hosts have connected; torchrun has not
-        with firewall(lab, "node0", "drop"):
-            wait_until(lambda: "no answer" in (status.hosts_awaited(folder) or ""), child)
-            told = status.hosts_awaited(folder) or ""
-    finally:
-        child.terminate()
-        child.communicate(timeout=HANG_S)
-    plan = json.loads((stub.run_dir / "plan.json").read_text())
-    where = f"{plan['master_addr']}:{plan['master_port']}"
-    assert told.startswith(f"waiting for node1: node1 gets no answer from node0 ({where}) since ")
-    assert told.endswith(" s; node0 has come")
-    assert pssh.left(stub) == 0
 
 
 WHERE = """
