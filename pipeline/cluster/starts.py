@@ -13,13 +13,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.launchers.transport.shapes import Kind, Maybe, matching, whole, wrong
 from pipeline.core import documents
 from pipeline.core.errors import UsageError
 from pipeline.core.files import write_json
@@ -31,23 +30,12 @@ _CONNECT_S = 5.0  # short, because hosts that the command doesn't name may no lo
 _NOT_RECORDED = ("argv", "env")  # fields of a node
 _RUN_ID = re.compile(r"(?P<key>\w+)-[0-9a-f]{6}-(?P<attempt>\d+)-[0-9a-f]+")
 _LABEL = re.compile(r"(?:(?P<user>[^@]*)@)?(?P<name>[^@]+?)(?::(?P<port>\d{1,5}))?")
-_LINE = Kind("a line of text", lambda value: isinstance(value, str) and len(value) <= 1000 and value.isprintable())
-_ADDRESS = matching(r"[\w.-]{0,255}\Z|[0-9A-Fa-f.:]*(%[\w.-]+)?\Z", "an address, or the name of a host")
-_COUNT = whole(1 << 32)
-_SECONDS = Kind("seconds", lambda value: type(value) in (int, float) and 0 <= value < float("inf"))
-_OF_NODE = {
-    **dict.fromkeys(("host", "identity", "run_dir", "data_dir", "state_dir"), _LINE),
-    "machine": Maybe(_LINE),
-    "address": _ADDRESS,
-    **dict.fromkeys(("node_rank", "first_rank", "nproc_per_node"), _COUNT),
-}
-_OF_PLAN = {
-    "run_id": matching(rf"{_RUN_ID.pattern}\Z", "a run id"),
-    **dict.fromkeys(("run_key", "launcher"), matching(r"[\w-]{0,255}\Z", "a name")),
-    "master_addr": _ADDRESS,
-    **dict.fromkeys(("attempt", "master_port", "world_size"), _COUNT),
-    **dict.fromkeys(("lease_s", "stall_s", "collective_timeout_s", "checkpoint_fetch_s"), _SECONDS),
-}
+_ADDRESS = re.compile(r"[\w.-]{0,255}|[0-9A-Fa-f.:]*(%[\w.-]+)?", re.ASCII)
+_LONGEST = 1000  # characters of a text
+_TEXTS, _COUNTS = ("run_id", "run_key", "launcher"), ("attempt", "master_port", "world_size")
+_SECONDS = ("lease_s", "stall_s", "collective_timeout_s", "checkpoint_fetch_s")
+_TEXTS_OF_NODE = ("host", "identity", "machine", "run_dir", "data_dir", "state_dir")
+_COUNTS_OF_NODE = ("node_rank", "first_rank", "nproc_per_node")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,16 +96,17 @@ def plan_of(value: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
 
     Raises KeyError, TypeError, ValueError: it is damaged, or not a plan of this run folder.
     """
-    if why := wrong(value, {**_OF_PLAN, "nodes": [_OF_NODE]}):
-        raise ValueError(why)
+    fields = _fields(value, _TEXTS, _COUNTS, "master_addr", _SECONDS)
     run_id, nodes = value["run_id"], value["nodes"]
     form = _RUN_ID.fullmatch(run_id)
     if form is None or form["key"] != value["run_key"] or int(form["attempt"]) != value["attempt"]:
         raise ValueError(f"{run_id!r} is no run id of attempt {value['attempt']!r} of run {value['run_key']!r}")
+    if not re.fullmatch(r"[\w-]{0,255}", value["launcher"]) or not isinstance(nodes, list):
+        raise ValueError(f"{value['launcher']!r} is no launcher, or {nodes!r} no list")
     if len({node["host"] for node in nodes}) != len(nodes):
         raise ValueError("it names a host twice")
     return LaunchPlan(
-        **{name: value[name] for name in _OF_PLAN},
+        **fields,
         nodes=tuple(_node(row, number, run_id, run_dir) for number, row in enumerate(nodes)),
         outputs=SCRIPT_OUTPUTS if value["outputs"]["whole"] else TRAINING_OUTPUTS,
     )
@@ -152,12 +141,27 @@ def host_of(label: str) -> Host:
 
 
 def _node(row: Mapping[str, Any], number: int, run_id: str, run_dir: Path) -> NodePlan:
+    fields = _fields({**row, "machine": row.get("machine") or ""}, _TEXTS_OF_NODE, _COUNTS_OF_NODE, "address")
     if row["node_rank"] != number:
         raise ValueError(f"node {number} has the rank {row['node_rank']!r}")
     if not _is_folder_of(run_id, row["run_dir"], row["state_dir"], run_dir):
         raise ValueError(f"{row['run_dir']!r} is no folder of run {run_id}")
-    fields: dict[str, Any] = {name: row.get(name) or "" if name == "machine" else row[name] for name in _OF_NODE}
     return NodePlan(**{**fields, "host": host_of(row["host"]).label}, argv=(), env={})
+
+
+def _fields(
+    row: Mapping[str, Any], texts: Sequence[str], counts: Sequence[str], address: str, seconds: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the named fields of a plan or node. Raises KeyError, TypeError, ValueError: one has another form."""
+    for name in texts:
+        if len(row[name]) > _LONGEST or not row[name].isprintable():
+            raise ValueError(name)
+    for name in (*counts, *seconds):
+        if type(row[name]) not in ((int, float) if name in seconds else (int,)) or not 0 <= row[name] < 1 << 32:
+            raise ValueError(name)
+    if _ADDRESS.fullmatch(row[address]) is None:
+        raise ValueError(address)
+    return {name: row[name] for name in (*texts, *counts, *seconds, address)}
 
 
 def _is_folder_of(run_id: str, place: str, state: str, run_dir: Path) -> bool:

@@ -46,7 +46,8 @@ def _nccl(fact: NodeFacts) -> str | None:
 
 def _driver_too_old(host: str, driver: str, cuda: str) -> Iterator[Check]:
     oldest = _OLDEST_DRIVER.get(int(cuda.partition(".")[0]), 0) if cuda[:1].isdecimal() else 0
-    if int(driver.partition(".")[0]) < oldest:
+    major = driver.partition(".")[0]
+    if major.isdecimal() and int(major) < oldest:
         seen = f"{driver}, and torch was built with CUDA {cuda}"
         hint = "install a newer driver, or a torch for an older CUDA"
         # only a warning, as NVIDIA's forward compatibility package may make it work

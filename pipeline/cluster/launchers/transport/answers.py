@@ -2,8 +2,7 @@
 
 A login shell may print anything around them, a connection may end in the middle of a line, and a file of the node may
 be damaged; none of that may end the thread that reads. Each answer carries the token of its request, so nothing else
-that a host prints is mistaken for one. A damaged Python or an altered agent may answer anything, so the types of all
-facts in the answer to the probe are checked once, here.
+that a host prints is mistaken for one.
 """
 
 from __future__ import annotations
@@ -11,22 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from types import UnionType
 from typing import Any, Literal
 
 from pipeline.cluster.events import LogLine, NodeExit, NodeLost, RankError
-from pipeline.cluster.launchers.transport.shapes import (
-    NUMBER,
-    SWITCH,
-    TEXT,
-    WHOLE,
-    Either,
-    Maybe,
-    matching,
-    whole,
-    wrong,
-)
 from pipeline.core.errors import HostError
+from pipeline.core.printable import printable
 from pipeline.core.specs import NodeFacts
 from trainers.contract.beats import NodeBeat, NodeLook, from_json
 
@@ -72,6 +62,7 @@ class Answer:
 
 
 _RECEIVED = "received"
+_LONGEST = 60  # characters of a wrong value that a message shows
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and end of line
 
 
@@ -198,60 +189,12 @@ def _escaped(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-# -------------------------------------------------------------------------------------------------------- of the probe
-_PORT, _VERSION = whole(1 << 16, "a port"), matching(r"\d{1,9}\.\d{1,9}", "a version")
-_TEXTS, _WHOLE_OR_NULL = {"*": TEXT}, Maybe(WHOLE)
-_CLAIM = {
-    **dict.fromkeys(("attempts", "words", "group", "user", "what"), TEXT),
-    "resources": [TEXT],
-    "since": NUMBER,
-}
-_LINK = {"state": TEXT, "mtu": _WHOLE_OR_NULL, "speed_mbit": _WHOLE_OR_NULL}
-_INFINIBAND = {
-    **dict.fromkeys(("device", "state", "phys_state", "rate", "link_layer", "gid"), TEXT),
-    "port": _WHOLE_OR_NULL,
-    "netdev": Maybe(TEXT),
-}
-_SYSTEM = {
-    "limits": {"open_files": (_WHOLE_OR_NULL, _WHOLE_OR_NULL), "locked_memory_bytes": (_WHOLE_OR_NULL, _WHOLE_OR_NULL)},
-    "shared_memory": Maybe({"size_bytes": WHOLE, "free_bytes": WHOLE}),
-    "memory_available_bytes": _WHOLE_OR_NULL,
-    "cgroup": {"cpus": Maybe(NUMBER), "memory_bytes": _WHOLE_OR_NULL, "memory_used_bytes": _WHOLE_OR_NULL},
-    "links": {"*": _LINK},
-    "infiniband": [_INFINIBAND],
-    "gpus": Maybe(_TEXTS),
-    "claims": [_CLAIM],
-    "own_name": Either(({"addresses": [TEXT]}, {"slow_s": NUMBER})),
-}
-_HARDWARE = {
-    **dict.fromkeys(("cpu_model", "cpu_id", "cpu_flags"), Maybe(TEXT)),
-    "gpu_driver": Maybe(_VERSION),
-    "gpu_models": [TEXT],
-}
-_LEFT = {"name": TEXT, "idle_s": NUMBER, "holds_outputs": SWITCH, "bytes": WHOLE}
-_ANSWER = {
-    **dict.fromkeys(("identity", "hostname", "address", "python", "home"), TEXT),
-    **dict.fromkeys(("interface", "pack_path"), Maybe(TEXT)),
-    "python_version": _VERSION,
-    "torch_version": Maybe(TEXT),
-    **dict.fromkeys(("gpus", "cpus", "memory_bytes", "disk_free_bytes"), WHOLE),
-    "free_port": _PORT,
-    "unix_time": NUMBER,
-    "extra": {
-        "interfaces": _TEXTS,
-        "free_ports": (_PORT,) * 4,
-        "ssh_port": WHOLE,
-        "ssh_address": TEXT,
-        "machine": Maybe(TEXT),
-        "torch_cuda": Maybe(TEXT),
-        **dict.fromkeys(("env", "left_behind", "packages", "modules"), _TEXTS),
-        "container": Maybe({**dict.fromkeys(("engine", "image", "digest"), TEXT), "gpus": SWITCH}),
-        "hardware": _HARDWARE,
-        "left": [_LEFT],
-        "numa": SWITCH,
-        "system": _SYSTEM,
-        "began": NUMBER,
-    },
+_TYPES: dict[str, type | UnionType] = {
+    "str": str,
+    "str | None": str | None,
+    "int": int,
+    "float": float | int,
+    "Mapping[str, Any]": dict,
 }
 
 
@@ -260,11 +203,14 @@ def node_facts(host: str, value: Mapping[str, Any]) -> NodeFacts:
 
     Raises HostError: a field is missing or of another type; names the host, the field and the value.
     """
-    if why := wrong(value, _ANSWER):
-        raise HostError(
-            f"probe: {host} can't take part: its answer has {why}",
-            hint=f"run the command again; if it stays so, another interpreter for {host} (cluster.python=) or host",
-            hosts=[host],
-        )
-    fields: dict[str, Any] = {name: value.get(name) for name in _ANSWER}
-    return NodeFacts(host=host, **fields)
+    taken = {one.name: value.get(one.name) for one in fields(NodeFacts) if one.name != "host"}
+    for one in fields(NodeFacts):
+        if one.name != "host" and not isinstance(taken[one.name], _TYPES[str(one.type)]):
+            seen = printable(repr(taken[one.name]))[:_LONGEST]
+            raise HostError(
+                f"probe: {host} can't take part: its answer has {one.name} = {seen} in place of {one.type}",
+                hint=f"run the command again; if it stays so, another interpreter for {host} (cluster.python=) or host",
+                hosts=[host],
+            )
+    facts: dict[str, Any] = taken
+    return NodeFacts(host=host, **facts)
