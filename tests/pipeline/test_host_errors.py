@@ -118,16 +118,9 @@ def test_what_a_host_says_instead_of_an_answer_is_shown_without_secrets_and_cont
 @pytest.mark.parametrize(
     ("stdout", "stderr", "code", "meaning", "mends"),
     [
-        ("This account is currently not available.\n", "", 1, "this account may not log in", "another account"),
-        ("", "Password change required but no TTY available.\n", 1, "its password has to be changed",
-         "ssh gpu1, change"),
-        ("This service allows sftp connections only.\n", "", 1, "transfer files only", "another account"),
-        ("", "rbash: line 1: exec: restricted\n", 1, "a restricted one (rbash)", "chsh -s /bin/bash"),
         ("paceline: a shell took its standard input for commands\n", "", 97, "puts another shell",
          "[[ $- == *i* ]] &&"),
         ("", "paceline: no program came on standard input\n", 1, "reads standard input", "[[ $- == *i* ]]"),
-        ("", "System is going down. Unprivileged users are not permitted\n", 1, "nobody log in just now",
-         "wait for it"),
     ],
 )  # fmt: skip
 def test_what_is_known_of_a_login_is_said(stdout: str, stderr: str, code: int, meaning: str, mends: str) -> None:

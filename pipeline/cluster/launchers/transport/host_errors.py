@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection
-from typing import NamedTuple
 
 from pipeline.cluster.agent.wire import HERE, THERE
 from pipeline.cluster.launchers.transport.answers import ENDLESS, LATE, Answer, Output
@@ -116,52 +115,19 @@ def ssh_error(host: Host, output: Output, ssh_config: str | None) -> tuple[str, 
 
 
 # ---------------------------------------------------------------------------------------------- the output of a login
-class _Known(NamedTuple):
-    """A text that a login prints, its meaning, and the fix ({ssh}: the ssh command of that host)."""
-
-    pattern: str
-    meaning: str
-    hint: str
-
-
 _KNOWN = (
-    _Known(
+    (
         f"(?m)^{TAKEN_FOR_COMMANDS}",  # at the start of a line, as a login may print what was sent
         "a start file of its login puts another shell in the place of the login shell, also where nobody types",
-        "write it as `[[ $- == *i* ]] && exec zsh` in " + _START_FILES,
+        f"write it as `[[ $- == *i* ]] && exec zsh` in {_START_FILES}",
     ),
-    _Known(
+    (
         f"(?m)^{NO_PROGRAM}",
         "a start file of its login reads standard input, which is how the node agent gets there",
-        "let it read only where somebody types (`[[ $- == *i* ]]`): see " + _START_FILES,
-    ),
-    _Known(
-        r"(?i)account is (?:currently )?not available",
-        "this account may not log in (its shell is nologin)",
-        "another account (cluster.hosts: user), or a login shell for this one (chsh -s /bin/bash, as root there)",
-    ),
-    _Known(
-        r"(?i)password (?:has )?expired|change your password|password change required",
-        "its password has to be changed before anything else runs there",
-        "{ssh}, change it, log out",
-    ),
-    _Known(r"(?i)account (?:has )?expired", "this account has expired", "ask who administers it"),
-    _Known(
-        r"(?i)sftp connections only",
-        "its ssh server lets this account transfer files only (ForceCommand internal-sftp)",
-        "another account (cluster.hosts: user), or let it run commands in its sshd_config",
-    ),
-    _Known(
-        r"(?i)rbash: |: restricted\b",
-        "its login shell is a restricted one (rbash), which runs no program by its path",
-        "another account (cluster.hosts: user), or another login shell (chsh -s /bin/bash, as root there)",
-    ),
-    _Known(
-        r"(?i)system is (?:booting up|going down)|unprivileged users are not permitted",
-        "it lets nobody log in just now (/etc/nologin)",
-        "wait for it, then the same command",
+        f"let it read only where somebody types (`[[ $- == *i* ]]`): see {_START_FILES}",
     ),
 )
+"""A text that says why a login started no agent, its meaning, and the fix; others explain themselves."""
 
 
 def _login_error(host: Host, output: Output, ssh: str) -> tuple[str, str]:
@@ -170,9 +136,9 @@ def _login_error(host: Host, output: Output, ssh: str) -> tuple[str, str]:
     if output.note.startswith(ENDLESS):
         return output.note + quotation, f"{ssh} true; see {_START_FILES}"
     text = "\n".join([output.stdout.decode(errors="replace"), output.stderr])
-    for known in _KNOWN:
-        if re.search(known.pattern, text):
-            return known.meaning + quotation, known.hint.format(ssh=ssh)
+    for pattern, meaning, hint in _KNOWN:
+        if re.search(pattern, text):
+            return meaning + quotation, hint
     if output.code is None:
         return output.note + quotation, f"{ssh} true"
     ended = f"exit code {output.code}" if output.code >= 0 else f"signal {-output.code}"
