@@ -15,8 +15,7 @@ from shlex import quote
 
 from pipeline.core.errors import HostError
 from pipeline.core.files import write_atomic
-from pipeline.lab.network import end_processes
-from pipeline.lab.requirements import PATH, command
+from pipeline.lab.network import PATH, command, end_processes
 from pipeline.lab.state import Lab, LabHost, folder
 
 _READY_S = 10.0

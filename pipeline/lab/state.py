@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from dataclasses import dataclass
@@ -133,31 +134,25 @@ def _host(root: Path, id_: str, name: str, address: str) -> LabHost:
 
 
 def _live_init(place: Path) -> int | None:
-    """The pid in ``place/init`` if that very process (same start time) still runs."""
+    """Return the pid in ``place/init`` if that very process (same start time) still runs."""
     try:
         pid, started = (place / "init").read_text().split()
-    except (FileNotFoundError, ValueError):
+        return int(pid) if _stat(int(pid))[19] == started else None
+    except (FileNotFoundError, ProcessLookupError, ValueError):
         return None
-    stat = _stat(int(pid))
-    return int(pid) if stat is not None and stat[21] == started else None
 
 
-def _child(parent: int, command: str) -> int | None:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            stat = _stat(int(entry.name))
-            if stat is not None and stat[1] == command and stat[3] == str(parent):
-                return int(entry.name)
+def _child(parent: int, name: str) -> int | None:
+    with contextlib.suppress(OSError):  # one has just ended
+        for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+            if Path(f"/proc/{pid}/comm").read_bytes() == f"{name}\n".encode() and _stat(int(pid)):
+                return int(pid)
     return None
 
 
-def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat (the command without its brackets); None: gone or a zombie."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")  # a name may be any bytes
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    head, rest = text.rsplit(")", 1)
-    number, name = head.split(" (", 1)
-    fields = [number, name, *rest.split()]
-    return None if fields[2] in "ZX" else fields
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat behind the name. Raises ProcessLookupError, FileNotFoundError: it is gone."""
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    if fields[0] in "ZX":
+        raise ProcessLookupError(pid)
+    return fields
