@@ -12,7 +12,7 @@ from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import Environment, LockFile, PackSource
 from pipeline.cluster.launchers.transport.answers import Answer
 from pipeline.cluster.launchers.transport.host_errors import ssh_command
-from pipeline.cluster.launchers.transport.uploads import SLOWEST_BYTES_PER_S, append
+from pipeline.cluster.launchers.transport.payload import SLOWEST_BYTES_PER_S, append
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.specs import Cluster, Host, NodeFacts

@@ -22,17 +22,18 @@ from pipeline.cluster.launchers.settings import WHEN_BUSY_HINT, Capabilities, ca
 from pipeline.cluster.launchers.transport import agent_requests
 from pipeline.cluster.launchers.transport.answers import Answer, node_facts, parse_answer, received_bytes
 from pipeline.cluster.launchers.transport.downloads import receive, receive_others
-from pipeline.cluster.launchers.transport.payload import message, new_token
-from pipeline.cluster.launchers.transport.streams import Connection, Streams
-from pipeline.cluster.launchers.transport.uploads import (
+from pipeline.cluster.launchers.transport.payload import (
     SLOWEST_BYTES_PER_S,
     WITH_RUN_BYTES,
     Transfer,
     append,
     append_run,
+    message,
+    new_token,
     pack_bytes,
     weights_bytes,
 )
+from pipeline.cluster.launchers.transport.streams import Connection, Streams
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Host, LaunchPlan, NodeFacts
 from pipeline.runs import journal
