@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.cluster import networks
 from pipeline.cluster.launchers import containers
@@ -32,15 +32,60 @@ def render(
         master_port: a port that was free on node 0.
     """
     address = facts[0].address if cluster.nnodes > 1 else LOOPBACK
-    start = _Start(cluster=cluster, spec=spec, run_id=run_id, address=address, port=master_port)
     devices = networks.nccl_devices(facts) if cluster.device == "cuda" else [None for _ in facts]
     first_ranks = [0, *accumulate(host.nproc_per_node for host in cluster.hosts)][:-1]
-    nodes = [
-        _Node(start, host, fact, place(cluster, number, fact, spec, run_id), number, first_rank, nccl_devices).plan()
-        for number, (host, fact, first_rank, nccl_devices) in enumerate(
-            zip(cluster.hosts, facts, first_ranks, devices, strict=True)
+    nodes = []
+    for number, (host, fact, first_rank, nccl_devices) in enumerate(
+        zip(cluster.hosts, facts, first_ranks, devices, strict=True)
+    ):
+        where = place(cluster, number, fact, spec, run_id)
+        options = {
+            "nproc-per-node": host.nproc_per_node,
+            "nnodes": cluster.nnodes,
+            "node-rank": number,
+            "rdzv-backend": "static",  # node ranks follow the list of hosts, and nothing that a peer sends is unpickled
+            "rdzv-id": run_id,
+            "master-addr": address,
+            "master-port": master_port,
+            "local-addr": fact.address,
+            "max-restarts": 0,
+            "log-dir": f"{where.state_dir}/ranks",
+            "redirects": 3,  # one file a rank, so the agent knows each line's rank
+            **({"numa-binding": "node"} if _binds_to_numa_nodes(cluster, host, fact) else {}),
+        }
+        if cluster.nnodes == 1:
+            network = networks.loopback(fact)
+        else:
+            network = networks.variables(host, fact, nccl_devices, where.state_dir)
+        env = environment(
+            host,
+            fact,
+            run_dir=where.run_dir,
+            device=cluster.device,
+            one_thread=spec.script is None and cluster.device != "cuda",
+            network=network,
         )
-    ]
+        nodes.append(
+            NodePlan(
+                node_rank=number,
+                host=host.label,
+                identity=fact.identity,
+                machine=fact.extra.get("machine") or "",
+                address=fact.address,
+                argv=_argv(spec, fact.python, where, options),
+                env={
+                    **({variables.PROJECT: spec.project} if spec.script is not None else {}),
+                    **env,
+                    variables.COLLECTIVE_TIMEOUT_S: f"{cluster.settings.collective_timeout_s:g}",
+                },
+                run_dir=where.run_dir,
+                data_dir=where.data_dir,
+                state_dir=where.state_dir,
+                first_rank=first_rank,
+                nproc_per_node=host.nproc_per_node,
+                container=containers.of_node(cluster, fact),
+            )
+        )
     return LaunchPlan(
         run_key=spec.run_key,
         run_id=run_id,
@@ -60,104 +105,30 @@ def render(
     )
 
 
-class _Start(NamedTuple):
-    """What all nodes of one start share: ``address``, ``port`` and ``run_id`` are those of its rendezvous."""
-
-    cluster: Cluster
-    spec: AttemptSpec
-    run_id: str
-    address: str
-    port: int
+def _binds_to_numa_nodes(cluster: Cluster, host: Host, fact: NodeFacts) -> bool:
+    """Return whether host and torchrun can bind each rank to the cores near its GPU."""
+    gpus = visible_gpus(fact.gpus, {**host.placement, **host.env})
+    release = tuple(int(part) for part in re.findall(r"\d+", fact.torch_version or "")[:2])
+    is_able = fact.extra.get("numa", False) and release >= _NUMA_TORCH
+    return cluster.device == "cuda" and is_able and host.nproc_per_node <= gpus
 
 
-class _Node(NamedTuple):
-    """One host with its facts, its folders and its first rank."""
-
-    start: _Start
-    host: Host
-    fact: NodeFacts
-    place: Place
-    node_rank: int
-    first_rank: int
-    nccl_devices: str | None
-
-    def plan(self) -> NodePlan:
-        host, fact, place, spec, cluster = self.host, self.fact, self.place, self.start.spec, self.start.cluster
-        env = environment(
-            host,
-            fact,
-            run_dir=place.run_dir,
-            device=cluster.device,
-            one_thread=spec.script is None and cluster.device != "cuda",
-            network=self._network(),
-        )
-        return NodePlan(
-            node_rank=self.node_rank,
-            host=host.label,
-            identity=fact.identity,
-            machine=fact.extra.get("machine") or "",
-            address=fact.address,
-            argv=self._argv(),
-            env={
-                **({variables.PROJECT: spec.project} if spec.script is not None else {}),
-                **env,
-                variables.COLLECTIVE_TIMEOUT_S: f"{cluster.settings.collective_timeout_s:g}",
-            },
-            run_dir=place.run_dir,
-            data_dir=place.data_dir,
-            state_dir=place.state_dir,
-            first_rank=self.first_rank,
-            nproc_per_node=host.nproc_per_node,
-            container=containers.of_node(cluster, fact),
-        )
-
-    def _network(self) -> dict[str, str]:
-        """Return the variables that choose the ranks' network: the loopback on a single node."""
-        if self.start.cluster.nnodes == 1:
-            return networks.loopback(self.fact)
-        return networks.variables(self.host, self.fact, self.nccl_devices, self.place.state_dir)
-
-    def _options(self) -> dict[str, str | int]:
-        """Return torchrun's options."""
-        return {
-            "nproc-per-node": self.host.nproc_per_node,
-            "nnodes": self.start.cluster.nnodes,
-            "node-rank": self.node_rank,
-            "rdzv-backend": "static",  # node ranks follow the list of hosts, and nothing that a peer sends is unpickled
-            "rdzv-id": self.start.run_id,
-            "master-addr": self.start.address,
-            "master-port": self.start.port,
-            "local-addr": self.fact.address,
-            "max-restarts": 0,
-            "log-dir": f"{self.place.state_dir}/ranks",
-            "redirects": 3,  # one file a rank, so the agent knows each line's rank
-            **({"numa-binding": "node"} if self._binds_to_numa_nodes() else {}),
-        }
-
-    def _binds_to_numa_nodes(self) -> bool:
-        """True if host and torchrun can bind each rank to the cores near its GPU."""
-        host, fact = self.host, self.fact
-        gpus = visible_gpus(fact.gpus, {**host.placement, **host.env})
-        release = tuple(int(part) for part in re.findall(r"\d+", fact.torch_version or "")[:2])
-        is_able = fact.extra.get("numa", False) and release >= _NUMA_TORCH
-        return self.start.cluster.device == "cuda" and is_able and host.nproc_per_node <= gpus
-
-    def _argv(self) -> tuple[str, ...]:
-        spec, python, options = self.start.spec, self.fact.python, self._options()
-        config = ("--config", f"{self.place.run_dir}/config.json")
-        starter: tuple[str, ...] = (
-            python,
-            f"{self.place.run_dir}/code/{TORCHRUN_FILE}",
-            *(f"--{name}={value}" for name, value in options.items()),
-        )
-        if spec.script is None:
-            return (*starter, "-m", spec.trainer, *config)
-        places = spec.pack.inside if spec.pack is not None else ()
-        data = [word for inside in places for word in ("--data", f"{self.place.data_dir}/{inside}")]
-        of_script = ("--script", spec.script, "--node-rank", str(self.node_rank), *data)
-        if not spec.uses_torchrun:
-            starter, of_script = (python,), (*of_script, "--log-dir", str(options["log-dir"]))
-        return (python, "-m", spec.trainer, *config, *of_script, "--", *starter)
+def _argv(spec: AttemptSpec, python: str, where: Place, options: Mapping[str, str | int]) -> tuple[str, ...]:
+    """Return a node's command; ``options`` are torchrun's."""
+    config = ("--config", f"{where.run_dir}/config.json")
+    starter: tuple[str, ...] = (
+        python,
+        f"{where.run_dir}/code/{TORCHRUN_FILE}",
+        *(f"--{name}={value}" for name, value in options.items()),
+    )
+    if spec.script is None:
+        return (*starter, "-m", spec.trainer, *config)
+    places = spec.pack.inside if spec.pack is not None else ()
+    data = [word for inside in places for word in ("--data", f"{where.data_dir}/{inside}")]
+    of_script = ("--script", spec.script, "--node-rank", str(options["node-rank"]), *data)
+    if not spec.uses_torchrun:
+        starter, of_script = (python,), (*of_script, "--log-dir", str(options["log-dir"]))
+    return (python, "-m", spec.trainer, *config, *of_script, "--", *starter)
 
 
 def environment(
