@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.cluster.agent.host import container
 from pipeline.cluster.launchers import containers
-from pipeline.cluster.launchers.slurm import Job, SlurmConfig, script
+from pipeline.cluster.launchers.slurm import SlurmConfig, script
 from pipeline.cluster.preflight.versions import agreed, refuse_different
 from pipeline.config.cluster import build_cluster
 from pipeline.config.compose import compose_config, resolve
@@ -69,11 +69,11 @@ def slurm(image: str, **change: Any) -> Cluster:
 
 def test_on_slurm_the_agent_itself_starts_in_the_image() -> None:
     cluster = slurm("/shared/torch.sif", device="cuda", container_mounts=("/datasets",))
-    text = script(Job("paceline-x", "/shared/runs/x/slurm/1", cluster, ("/shared/runs",)))
+    text = script(cluster, "paceline-x", "/shared/runs/x/slurm/1", ("/shared/runs",))
     into = "apptainer exec --nv --no-home --bind /shared/runs,/datasets /shared/torch.sif python3 -E -c"
     assert f"--kill-on-bad-exit=1 {into} " in text
     cluster = slurm("/shared/torch.sqsh", container_mounts=("/datasets",))
-    text = script(Job("paceline-x", "/shared/runs/x/slurm/1", cluster, ("/shared/runs",)))
+    text = script(cluster, "paceline-x", "/shared/runs/x/slurm/1", ("/shared/runs",))
     pyxis = (
         "--container-image=/shared/torch.sqsh --container-mounts=/shared/runs:/shared/runs,/datasets:/datasets "
         "--no-container-mount-home python3 -E -c"

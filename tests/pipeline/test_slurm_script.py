@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.cluster.agent.schedulers import expand_nodelist
 from pipeline.cluster.launchers import LAUNCHERS
-from pipeline.cluster.launchers.slurm import Job, script
+from pipeline.cluster.launchers.slurm import script
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.core.specs import Cluster, Host
 from pipeline.execution import dry_run
@@ -22,12 +22,12 @@ GOLDEN = Path(__file__).parent / "golden"
 SETTINGS = LAUNCHERS.settings("slurm")
 
 
-def job(**change: object) -> Job:
+def script_of(**change: object) -> str:
     """Two nodes with four ranks each, in a folder that a shell could take apart."""
     host = Host(name="granted0", nproc_per_node=4, python="/opt/my python/bin/python")
     settings = SETTINGS(nnodes=2, **change)
     cluster = Cluster(launcher="slurm", hosts=(host, host), settings=settings, device="cuda")
-    return Job("paceline-0123456789ab-1a2b3c-d4e5f6", "/home/me/it's a $(touch x) run", cluster)
+    return script(cluster, "paceline-0123456789ab-1a2b3c-d4e5f6", "/home/me/it's a $(touch x) run")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def job(**change: object) -> Job:
     ],
 )  # fmt: skip
 def test_the_script_is_the_one_that_was_read_by_a_person(name: str, change: dict[str, object]) -> None:
-    shown = script(job(**change)).replace(shlex.quote(BOOTSTRAP), "BOOTSTRAP")
+    shown = script_of(**change).replace(shlex.quote(BOOTSTRAP), "BOOTSTRAP")
     assert shown == (GOLDEN / f"slurm_{name}.sh").read_text()
 
 

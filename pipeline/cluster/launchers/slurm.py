@@ -6,10 +6,10 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 from pipeline.cluster.agent.schedulers import SLURM_SECRETS
 from pipeline.cluster.launchers import containers
@@ -126,39 +126,33 @@ class SlurmConfig(ClusterConfig):
 
 
 # -------------------------------------------------------------------------------------------------- the script (pure)
-class Job(NamedTuple):
-    """One job before it is submitted. ``folder`` and, for a container, ``seen`` are folders shared with its nodes."""
-
-    name: str
-    folder: str
-    cluster: Cluster
-    seen: tuple[str, ...] = ()
-
-
 def _settings(cluster: Cluster) -> SlurmConfig:
     return cast("SlurmConfig", cluster.settings)
 
 
-def script(job: Job) -> str:
-    """Return the input of sbatch: one agent on each node, with its request in a file that all of them see."""
-    options, into = containers.srun(job.cluster, job.seen)
-    python = job.cluster.hosts[0].python or ("python3" if job.cluster.container else sys.executable)
-    agent = f"{into}{shlex.join([python, '-E', '-c', BOOTSTRAP])} < {shlex.quote(f'{job.folder}/{REQUEST}')}"
+def script(cluster: Cluster, name: str, folder: str, seen: Sequence[str] = ()) -> str:
+    """Return the input of sbatch: one agent on each node, with its request in a file that all of them see.
+
+    ``folder`` and, for a container, ``seen`` are folders shared with the nodes.
+    """
+    options, into = containers.srun(cluster, seen)
+    python = cluster.hosts[0].python or ("python3" if cluster.container else sys.executable)
+    agent = f"{into}{shlex.join([python, '-E', '-c', BOOTSTRAP])} < {shlex.quote(f'{folder}/{REQUEST}')}"
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in _options(job)),
-        *_settings(job.cluster).setup,
+        *(f"#SBATCH {option}" for option in _options(cluster, name)),
+        *_settings(cluster).setup,
         # one task a node, with all of the job's cores there; a failing node ends the others
         f"exec srun --ntasks-per-node=1 --cpu-bind=none --mpi=none --kill-on-bad-exit=1 {options}{agent}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _options(job: Job) -> list[str]:
+def _options(cluster: Cluster, name: str) -> list[str]:
     """Return the options of sbatch, without those that the configuration leaves open."""
-    cluster, settings, ranks = job.cluster, _settings(job.cluster), job.cluster.hosts[0].nproc_per_node
+    settings, ranks = _settings(cluster), cluster.hosts[0].nproc_per_node
     chosen: dict[str, object] = {
-        "job-name": job.name,
+        "job-name": name,
         "nodes": cluster.nnodes,
         "ntasks-per-node": 1,
         "cpus-per-task": settings.cpus_per_task or ranks,
@@ -187,14 +181,13 @@ class SlurmScheduler(Scheduler):
 
     @classmethod
     def render(cls, cluster: Cluster, spec: AttemptSpec, nonce: str = "<random>") -> str:
-        return script(_job_of(cluster, spec.run_key, spec.run_dir, nonce, spec.pack))
+        return _script_of(cluster, spec.run_key, spec.run_dir, nonce, spec.pack)
 
     def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: dict[str, Any]) -> GrantedJob:
         """Submit a job, with the ranks' secret variables and the rules to hide them in its environment, in no file."""
         hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))
         kept = {"env": dict(cluster.hosts[0].secrets), "hide": rules(hidden)}
-        job = _job_of(cluster, spec.run_key, spec.run_dir, folder.path.name, spec.pack)
-        text = script(job)
+        text = _script_of(cluster, spec.run_key, spec.run_dir, folder.path.name, spec.pack)
         folder.make(text, {**request, "has_secrets": any(kept.values())}, cluster.nnodes)
         output = str(folder.path / OUTPUT).replace("%", "%%")
         environ = {SLURM_SECRETS: json.dumps(kept)}
@@ -231,14 +224,13 @@ class SlurmScheduler(Scheduler):
         self._queue.cancel(job.id)
 
     def rehearse(self) -> list[str]:
-        words = self._queue.rehearse(script(_job_of(self.cluster, "preflight", Path.cwd(), "rehearsal")))
+        words = self._queue.rehearse(_script_of(self.cluster, "preflight", Path.cwd(), "rehearsal"))
         return [f"Slurm would take such a job: {words}"]
 
 
-def _job_of(cluster: Cluster, run_key: str, run_dir: Path, nonce: str, pack: PackSource | None = None) -> Job:
-    name, folder = f"{_name(run_key, run_dir)}{nonce}", str(run_dir / FOLDERS / nonce)
+def _script_of(cluster: Cluster, run_key: str, run_dir: Path, nonce: str, pack: PackSource | None = None) -> str:
     seen = (str(run_dir.parent), *([str(pack.path)] if pack is not None else []))
-    return Job(name, folder, cluster, seen if cluster.container else ())
+    return script(cluster, f"{_name(run_key, run_dir)}{nonce}", str(run_dir / FOLDERS / nonce), seen)
 
 
 def _name(run_key: str, run_dir: Path) -> str:
