@@ -177,7 +177,7 @@ def test_a_daemon_that_met_another_in_its_folder_is_told_from_an_answer() -> Non
     ("script", "said"),
     [
         (None, r"needs the program mpirun, which is not in PATH="),
-        ("echo 'HYDRA build details:'", r"needs Open MPI's; \S+ --version says 'HYDRA build details:'"),
+        ("echo 'HYDRA build details:'", r"needs Open MPI's mpirun; \S+ --version says 'HYDRA build details:'"),
     ],
 )
 def test_an_mpirun_that_is_missing_or_another_is_refused_with_the_command_that_installs_it(
