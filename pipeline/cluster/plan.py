@@ -39,7 +39,7 @@ def render(
         zip(cluster.hosts, facts, first_ranks, devices, strict=True)
     ):
         where = place(cluster, number, fact, spec, run_id)
-        options = {
+        options: dict[str, str | int] = {
             "nproc-per-node": host.nproc_per_node,
             "nnodes": cluster.nnodes,
             "node-rank": number,
