@@ -24,9 +24,9 @@ from pathlib import Path
 
 from pipeline.cluster.events import LogLine
 from pipeline.core.specs import LaunchPlan, NodePlan
-from pipeline.live.pictures import RunPicture
-from pipeline.live.run_state import RunState
 from pipeline.live.screen import Screen
+from pipeline.live.state import RunState
+from pipeline.live.watching import RunPicture
 from trainers.contract.beats import NodeBeat, Phase, RankBeat, Usage
 
 RANKS = 8

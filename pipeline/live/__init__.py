@@ -1,5 +1,1 @@
-"""Views of runs under way.
-
-Their state (``run_state``, ``sweep_state``), its drawing (``views``), the thread that draws (``screen``), and notices
-of an end (``notices``).
-"""
+"""Views of runs and sweeps under way, and notices of their end."""

@@ -21,7 +21,7 @@ from pipeline.core.printable import inked_tracebacks, program_lines, takes_colou
 from pipeline.core.processes import threads
 from pipeline.core.specs import Waiting
 from pipeline.core.tables import columns, folded
-from pipeline.live.run_state import Said
+from pipeline.live.state import Said
 from trainers.contract.beats import NodeBeat
 
 FRAME_S = 0.5  # between two looks for something new; a view without news is drawn once a second
@@ -151,13 +151,11 @@ class Screen:
                 return
 
     def _draw(self) -> None:
-        from pipeline.live import display, views  # not before: rich, which nobody without a terminal pays for
+        from pipeline.live import views  # not before: rich, which nobody without a terminal pays for
 
         picture, drawn = self._picture, 0.0
         assert picture is not None
-        with display.shown(
-            lambda *frame: views.view(picture.state, *frame), colours=takes_colours(sys.stderr, os.environ)
-        ) as live:
+        with views.shown(lambda: picture.state, colours=takes_colours(sys.stderr, os.environ)) as live:
             while True:
                 over, news, now = self._over, self._taken(), time.monotonic()
                 for event in (*news.events, *news.newest.values(), *(Said(text=text) for text in news.texts)):
@@ -166,7 +164,7 @@ class Screen:
                     picture.look(now)
                     drawn = now
                     if news.texts:
-                        display.print_above(live, [_shown(text, live.console.width) for text in news.texts])
+                        views.print_above(live, [_shown(text, live.console.width) for text in news.texts])
                     else:
                         live.refresh()
                 if over and not self._news.texts:

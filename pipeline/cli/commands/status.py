@@ -32,10 +32,11 @@ from pipeline.execution.attempting import formatted as as_line
 from pipeline.execution.failure_hints import OF_SCRIPTS, OUT_OF_MEMORY
 from pipeline.execution.restarts import next_start_in
 from pipeline.execution.run import lacking_files
-from pipeline.live.pictures import RunPicture, first_state
 from pipeline.live.watching import (
     AttemptFiles,
+    RunPicture,
     SweepFiles,
+    first_state,
     follow_run,
     follow_sweep,
     is_under_way,

@@ -25,7 +25,7 @@ from pipeline.core.specs import State
 from pipeline.core.tables import aligned, counted, is_count
 from pipeline.data import store
 from pipeline.execution.complete import provide_weights
-from pipeline.live.sweep_state import SweepState
+from pipeline.live.state import SweepState
 from pipeline.runs.contents import what as what_runs
 from pipeline.sweep import folder as folders
 from pipeline.sweep import report as tables

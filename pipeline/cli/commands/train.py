@@ -34,9 +34,9 @@ from pipeline.data import store
 from pipeline.execution import complete, this_computer
 from pipeline.execution.attempting import formatted as as_line
 from pipeline.execution.run import Run
-from pipeline.live.pictures import RunPicture, SweepPicture, first_state
 from pipeline.live.screen import Picture, Screen, is_live, plain_width
-from pipeline.live.sweep_state import SweepState
+from pipeline.live.state import SweepState
+from pipeline.live.watching import RunPicture, SweepPicture, first_state
 from pipeline.runs import status
 from pipeline.runs.contents import what
 from trainers.contract import run_folder

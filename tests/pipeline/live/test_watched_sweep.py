@@ -17,8 +17,7 @@ from pipeline.cluster.events import LogLine
 from pipeline.core.errors import UsageError
 from pipeline.core.locks import FileLock
 from pipeline.core.specs import State
-from pipeline.live.pictures import SweepPicture
-from pipeline.live.watching import SweepFiles, follow_sweep
+from pipeline.live.watching import SweepFiles, SweepPicture, follow_sweep
 from pipeline.runs.lock import RunLock
 from pipeline.sweep.folder import SweepFolder, TrialEntry
 from pipeline.sweep.trial import TrialBegan
