@@ -14,7 +14,7 @@ from doit.cmd_base import DodoTaskLoader
 from doit.plugin import PluginDict
 from doit.version import VERSION
 
-from pipeline.cli.doit_commands import COMMANDS
+from pipeline.cli.doit_plugins import COMMANDS
 from pipeline.cli.invocation import is_override
 from pipeline.cli.output import width
 from pipeline.cli.verbs import VERBS
@@ -96,7 +96,7 @@ def overview() -> str:
             [
                 ("help VERB", "its options and examples, and the groups with their options"),
                 ("list", "only the verbs"),
-                ("tabcompletion", "a script for Tab completion in bash or zsh"),
+                ("tabcompletion", "a script for Tab completion of the verbs in bash or zsh"),
                 ("--version", "the versions of Paceline, doit and Python"),
             ]
         ),

@@ -25,11 +25,10 @@ from doit.cmd_run import Run  # noqa: E402
 from doit.exceptions import InvalidCommand  # noqa: E402
 from doit.task import Task  # noqa: E402
 
-from pipeline.cli import answers, clone, invocation  # noqa: E402
+from pipeline.cli import answers, clone, flags, invocation  # noqa: E402
 from pipeline.cli.invocation import as_typed, without_verbosity  # noqa: E402
 from pipeline.cli.output import inked, note_usual, outlive_reader  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
-from pipeline.cli.words import flags  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
 from pipeline.core.processes.heartbeat import waiting  # noqa: E402
@@ -151,7 +150,7 @@ def refuse_unknown(tasks: list[Task], words: list[str], verb: str | None, argv: 
         of_late_task = ":" in word and (verb is None or word.partition(":")[0] in names - VERBS.keys())
         if word in names or "*" in word or of_late_task or _is_target(tasks, word):
             continue
-        from pipeline.cli.words import wrong_words  # the groups of conf/: for this error alone
+        from pipeline.cli import wrong_words  # the groups of conf/: for this error alone
 
         if meant := wrong_words.meant(word, argv or words, verb):
             raise invalid(f"{word!r}: {meant}" if meant == wrong_words.NO_RUN else f"{word!r} is no command; {meant}")

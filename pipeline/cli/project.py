@@ -1,20 +1,155 @@
-"""What a project's dodo.py imports: doit's tasks are the verbs of ``pipeline.cli.verbs``."""
+"""What a project's dodo.py imports: a task for each verb of ``pipeline.cli.verbs``, and steps of one's own.
+
+The run folder decides whether a task is up to date, never doit's database.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from pipeline.cli import tasks
-from pipeline.cli.verbs import VERBS
+from doit import get_initial_workdir
+from doit.exceptions import TaskError, TaskFailed
+
+from pipeline.cli import answers, clone, invocation
+from pipeline.cli.loader import Left, Loader, leave
+from pipeline.cli.output import say
+from pipeline.cli.verbs import VERBS, Verb
+from pipeline.core import places
+from pipeline.core.errors import Killed, PacelineError, UsageError
+from pipeline.core.places import ROOT
+from pipeline.core.processes import process, unexpected
 
 __all__ = ["DOIT_CONFIG", "task_verbs"]
 
 DOIT_CONFIG = {"default_tasks": ["_overview"], "action_string_formatting": "new"}
+_LONGEST_SUMMARY = 240  # characters
+
+Task = dict[str, Any]
 
 
-def task_verbs() -> Iterator[dict[str, Any]]:
+def task_verbs() -> Iterator[Task]:
     """Return a task for each verb, and an overview, because a bare `doit` starts nothing."""
-    yield tasks.overview()
+    yield _overview()
     for name, verb in VERBS.items():
-        yield tasks.of_verb(name, verb)
+        yield _of_verb(name, verb)
+
+
+def _of_verb(name: str, verb: Verb) -> Task:
+    """Return the task of a verb: its action, its dependencies, and its check for being up to date."""
+    _need_loader()
+    task = {
+        **_base(name, lambda: _finish_answer(name, _call(verb.module, name))),
+        "title": lambda task: _call("finished", "title", task.name),
+        "task_dep": [] if "run" in invocation.parse(sys.argv[1:]).options else list(verb.after),
+        "meta": {"answers": verb.answers},
+        "doc": verb.summary,
+    }
+    if verb.is_done:
+        task["uptodate"] = [lambda: bool(_finish_answer(name, _call("finished", verb.is_done)))]
+    return task
+
+
+def _finish_answer(name: str, result: Any) -> Any:
+    """Return ``result`` of a verb's function; if the verb was typed and is done, print its JSON answer."""
+    is_due = result is not False and name == invocation.parse(sys.argv[1:]).verb
+    if is_due:
+        answers.finish()
+    return result
+
+
+def step(name: str, **fields: Any) -> None:
+    """Declare a step in dodo.py instead of conf/step/NAME.yaml, with the same fields; ``function`` may be
+    a Python function instead of its name.
+    """
+    from pipeline.steps import declare  # late import: a project without steps loads nothing of them
+
+    declare(name, **fields)
+
+
+def of_step(name: str) -> Task:
+    """Return a task ``step-NAME`` that makes a step, for tasks of your own: ``task_dep: ["step-clean"]``.
+
+    Its folder comes by ``getargs: {"out": ("step-clean", "out")}``.
+    """
+    _need_loader()
+
+    def make() -> dict[str, str]:
+        return {"out": str(_call("steps", "make", name))}
+
+    return {**_base(f"step-{name}", make), "doc": f"make step {name} and what it needs"}
+
+
+def _overview() -> Task:
+    """Return the task of a bare `doit`; hidden from `doit list`."""
+
+    def show() -> None:
+        from pipeline.cli import help as pages  # imported late: for a bare `doit` alone
+
+        say(pages.overview())
+
+    return _base("_overview", show)
+
+
+def _call(module: str, name: str, *args: object) -> Any:
+    """Call a function of a module of ``pipeline.cli.commands`` with the session; both are imported only now."""
+    from pipeline.cli.session import session  # imported late: composing isn't for `doit list` and help
+
+    return getattr(import_module(f"pipeline.cli.commands.{module}"), name)(session(), *args)
+
+
+def _base(name: str, do: Callable[[], Any]) -> Task:
+    return {
+        "basename": name,
+        "actions": [_action(do)],
+        "verbosity": 2,
+        "io": {"capture": False},  # doit would keep every line of a training in memory
+    }
+
+
+def _need_loader() -> None:
+    """Restart the command in the project's folder if it was typed in a subfolder, where doit reads no pyproject.toml.
+
+    Without Paceline's loader (cli/loader.py), doit would take overrides for tasks.
+    """
+    if not Loader.in_charge:
+        started_in = Path(get_initial_workdir())
+        project = places.enclosing(started_in)
+        script = (at for at, word in enumerate(sys.argv) if at and (word == "torchrun" or word.endswith(".py")))
+        of_doit = sys.argv[: next(script, None)]  # a -f after the script is the script's
+        if project not in (None, started_in) and not any(word.startswith(("-f", "--file")) for word in of_doit):
+            clone.leave_for(project)
+            process.replace([sys.executable, "-m", "doit", *sys.argv[1:]])
+        what = f"doit was started where no pyproject.toml names Paceline's loader; {ROOT} has it"
+        leave(UsageError(what, hint=f"cd {shlex.quote(str(ROOT))}, then the same command without -k or -f"))
+
+
+def _action(do: Callable[[], Any]) -> Callable[[], Any]:
+    """Wrap a task's action: errors become doit's; a returned mapping is kept for other tasks."""
+
+    def run() -> Any:
+        try:
+            values = do()
+        except Left:
+            raise
+        except (UsageError, Killed) as error:  # what only the verb can find: an unknown key, a port in use
+            leave(error)
+        except PacelineError as error:
+            answers.refuse(error, str(error))
+            line = error.what.partition("\n")[0]  # its text stands above already
+            short = line if len(line) <= _LONGEST_SUMMARY else f"{line[:_LONGEST_SUMMARY].rstrip()}…"
+            again = f"\n  try: {error.hint}" if error.hint else ""  # what to do is the last line
+            return TaskFailed(f"{short} (the whole error is above){again}" if error.shown else str(error))
+        except (Exception, SystemExit) as error:  # doit would print a traceback, or report success: sys.exit(0)
+            if unexpected.is_of_output(error):
+                leave(error)
+            message = unexpected.error_message(error)
+            answers.refuse(error, message)
+            return TaskError(message)
+        return values if isinstance(values, dict) else None
+
+    return run

@@ -1,6 +1,6 @@
 """The verbs: purpose, options and examples of each.
 
-This table drives parsing (pipeline.cli.words.flags), help and tab completion.
+This table drives parsing (pipeline.cli.flags) and help.
 """
 
 from __future__ import annotations

@@ -9,10 +9,9 @@ import pytest
 from doit.cmd_base import DodoTaskLoader
 from doit.cmd_run import Run as RunOfDoit
 
-from pipeline.cli.doit_commands import Run
-from pipeline.cli.reporter import Reporter
+from pipeline.cli.doit_plugins import Reporter, Run
 
-ASKED: dict[str, Any] = {"bin_name": "doit", "config": {"REPORTER": {"paceline": "pipeline.cli.reporter:Reporter"}}}
+ASKED: dict[str, Any] = {"bin_name": "doit", "config": {"REPORTER": {"paceline": "pipeline.cli.doit_plugins:Reporter"}}}
 
 
 def test_databases_and_reporters_are_those_of_doit_and_pyproject_and_nothing_installed_is_searched(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from doit.exceptions import TaskError
 
-from pipeline.cli import tasks
+from pipeline.cli import project
 from pipeline.cli.loader import leave
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.processes import unexpected
@@ -25,7 +25,7 @@ def test_a_verb_whose_code_ends_the_process_or_says_nothing_has_failed(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "a_verb", raising=False)
     monkeypatch.setattr(unexpected, "_in_runs", [tmp_path])
-    told = tasks._action(lambda: import_module("a_verb").train())()
+    told = project._action(lambda: import_module("a_verb").train())()
     assert isinstance(told, TaskError)
     what = "SystemExit: 0" if "Exit" in end else "Mute: (its text could not be made: ValueError)"
     assert told.message.startswith(f"unexpected {what} at a_verb.py:5 ")
@@ -37,7 +37,7 @@ def test_an_error_that_stands_above_already_is_said_again_in_short_with_what_men
         error.shown = True
         raise error
 
-    message, mend = tasks._action(fail)().message.splitlines()
+    message, mend = project._action(fail)().message.splitlines()
     assert message == f"training failed on node1, rank 0: {'x' * 206}… (the whole error is above)"
     assert mend == "  try: a smaller batch"
 

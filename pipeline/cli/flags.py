@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from doit.cmd_run import Run
 from doit.cmdparse import CmdOption, CmdParse, CmdParseError
 
-from pipeline.cli.doit_commands import COMMANDS
+from pipeline.cli.doit_plugins import COMMANDS
 from pipeline.cli.invocation import HELP_WORDS, Invocation, is_on, is_override, without_verbosity
 from pipeline.cli.verbs import VERBS, Option
 from pipeline.core.errors import UsageError
@@ -159,9 +159,9 @@ def _refuse_dashed(argv: Sequence[str], invocation: Invocation, loader_options: 
         refused[name] = value
     if not refused:
         return
-    from pipeline.cli.words import wrong_flags  # Hydra and the settings classes, for this error alone
+    from pipeline.cli import wrong_words  # Hydra and the settings classes, for this error alone
 
-    raise wrong_flags.refused_flags(argv, refused, invocation)
+    raise wrong_words.refused_flags(argv, refused, invocation)
 
 
 def _refuse_unknown(argv: Sequence[str], verb: str | None, loader_options: Sequence[dict[str, object]]) -> None:

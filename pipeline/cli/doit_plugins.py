@@ -1,0 +1,129 @@
+"""doit's plug-ins besides the loader, named in pyproject.toml: the commands run and clean, reporter and database."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+from doit import reporter
+from doit.cmd_run import Run as RunOfDoit
+from doit.dependency import DbmDB, JsonDB, SqliteDB
+from doit.doit_cmd import DoitMain
+from doit.exceptions import InvalidCommand, TaskError, TaskFailed
+from doit.plugin import PluginEntry
+
+from pipeline.cli import invocation
+from pipeline.cli.invocation import QUIET, as_typed, command, verbosity
+from pipeline.cli.output import inked
+from pipeline.cli.verbs import VERBS
+from pipeline.core.errors import suggestion
+from pipeline.core.printable import printable_lines
+
+_REPORTERS = {
+    "console": reporter.ConsoleReporter,
+    "executed-only": reporter.ExecutedOnlyReporter,
+    "json": reporter.JsonReporter,
+    "zero": reporter.ZeroReporter,
+    "error-only": reporter.ErrorOnlyReporter,
+}
+
+
+class Run(RunOfDoit):  # type: ignore[misc]  # doit has no type hints
+    """doit's command ``run`` without its search for database and reporter plug-ins in all installed distributions.
+
+    That search takes a twentieth of the time of a finished run.
+    """
+
+    def get_backends(self) -> dict[str, Any]:
+        return self._with_own("backend", {"dbm": DbmDB, "json": JsonDB, "sqlite3": SqliteDB})
+
+    def get_reporters(self) -> dict[str, Any]:
+        return self._with_own("reporter", {**_REPORTERS})
+
+    def _with_own(self, option: str, entries: dict[str, Any]) -> dict[str, Any]:
+        """Add the plug-ins in pyproject.toml, because the option replaces them all."""
+        own = self.config.get(option.upper(), {})
+        entries |= {name: PluginEntry(option.upper(), name, place).get() for name, place in own.items()}
+        self.cmdparser[option].choices = {name: getattr(one, "desc", "") for name, one in entries.items()}
+        return entries
+
+
+class Clean(Run):
+    """Run the task ``clean`` instead of doit's own command, which removes targets of tasks."""
+
+    doc_purpose = VERBS["clean"].summary
+    doc_usage = "[OVERRIDE ...] [OPTION=VALUE ...]"
+
+    def execute(self, params: Any, args: list[str]) -> Any:
+        """Raises InvalidCommand: a word that is neither an override nor an option, such as the name of a task."""
+        for word in args:
+            if not invocation.is_override(word):
+                options = [f"{name}=" for name in VERBS["clean"].options]
+                if re.fullmatch(r"[0-9a-f]{6,32}|last", word):
+                    raise InvalidCommand(
+                        f"{command()} clean chooses runs by rules and takes no key; one run alone is deleted with its "
+                        "folder: rm -r runs/KEY"
+                    )
+                raise InvalidCommand(f"{command()} clean takes no {word!r}; {suggestion(word, options)}")
+        return super().execute(params, ["clean"])
+
+
+COMMANDS = {one.get_name(): one for one in (*DoitMain.DOIT_CMDS, Run, Clean)}
+"""By the name that is typed."""
+
+
+# ---------------------------------------------------------------------------------- reporter and database
+class MemoryDB(JsonDB):  # type: ignore[misc]  # doit has no type hints
+    """doit's database (its documentation, "Plugins: backend") without a file: it reads and writes nothing."""
+
+    def _load(self) -> dict[str, Any]:
+        return {}
+
+    def dump(self) -> None:
+        """Do nothing at doit's end."""
+
+
+class Reporter(reporter.ConsoleReporter):  # type: ignore[misc]  # doit has no type hints
+    """doit's console reporter with words instead of marks; a failed task shows its message alone.
+
+    All on stderr, because stdout holds the answers of verbs.
+    """
+
+    desc = "console output, errors as one message"
+
+    def __init__(self, outstream: Any, options: Any) -> None:
+        """doit took stdout when it was imported; ``-o FILE`` stays that file."""
+        super().__init__(sys.stderr if outstream is sys.__stdout__ else outstream, options)
+
+    def _write_failure(self, result: dict[str, Any], write_exception: bool = True) -> None:
+        error = result["exception"]
+        if isinstance(error, TaskFailed | TaskError) and not error.traceback:  # the verbs' own
+            self.outstream.flush()
+            if not error.message:  # what was found stands in the verb's own output
+                return
+            self.write(inked(f"ERROR: {as_typed(printable_lines(error.message))}\n", self.outstream))
+        else:
+            super()._write_failure(result, write_exception)
+
+    def execute_task(self, task: Any) -> None:
+        """Print a line for each task that does something; questions are answered without one."""
+        if not (task.meta or {}).get("answers"):
+            self._report(task, "")
+        self.outstream.flush()
+
+    def skip_uptodate(self, task: Any) -> None:
+        self._report(task, ": done already")
+
+    def skip_ignore(self, task: Any) -> None:
+        self._report(task, ": left out, as doit ignore asked for")
+
+    def complete_run(self) -> None:
+        """Omit doit's second report of each failure, because no output is captured."""
+        self.failures: list[Any] = []
+        super().complete_run()
+
+    def _report(self, task: Any, standing: str) -> None:
+        """Report a task that has actions, a title and a name without a leading _; none with -v 0."""
+        if task.actions and not task.name.startswith("_") and verbosity() != QUIET and (title := task.title()):
+            self.write(f"{title}{standing}\n")
