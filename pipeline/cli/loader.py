@@ -25,9 +25,9 @@ from doit.cmd_run import Run  # noqa: E402
 from doit.exceptions import InvalidCommand  # noqa: E402
 from doit.task import Task  # noqa: E402
 
-from pipeline.cli import answers, clone, flags, invocation  # noqa: E402
+from pipeline.cli import clone, flags, invocation  # noqa: E402
 from pipeline.cli.invocation import as_typed, without_verbosity  # noqa: E402
-from pipeline.cli.output import inked, note_usual, outlive_reader  # noqa: E402
+from pipeline.cli.output import begin_answer, inked, note_usual, outlive_reader, refuse  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
@@ -50,7 +50,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         super().__init__()
         Loader.in_charge = True
         masking.begin()
-        answers.begin()
+        begin_answer()
         gc.set_threshold(_YOUNG)
         atexit.register(gc.freeze)  # or the interpreter's end goes through all objects of the process, several times
         unexpected.keep_in(places.ROOT / invocation.typed_runs_dir(sys.argv))
@@ -102,7 +102,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
                 if verb is None and self._invocation.overrides and not pos_args:
                     raise invalid(f"no command is named; doit train {self._invocation.overrides[0]}, for example")
             except InvalidCommand as error:
-                answers.refuse(UsageError(str(error)), str(error))
+                refuse(UsageError(str(error)), str(error))
                 raise
             self._begin()
         return tasks
@@ -228,6 +228,6 @@ def leave(error: BaseException) -> NoReturn:
     if unread:
         raise Left(unexpected.EXIT_UNREAD)
     message = as_typed(unexpected.error_message(error))
-    answers.refuse(error, message)
+    refuse(error, message)
     sys.stderr.write(inked(f"ERROR: {message}\n", sys.stderr))
     raise Left(unexpected.exit_code(error))

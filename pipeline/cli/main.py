@@ -18,10 +18,11 @@ from pathlib import Path  # noqa: E402
 
 from doit.doit_cmd import DoitMain  # noqa: E402
 
-from pipeline.cli import answers, clone  # noqa: E402
+from pipeline.cli import clone  # noqa: E402
 from pipeline.cli import help as pages  # noqa: E402
 from pipeline.cli.invocation import HELP_WORDS, TYPED, as_typed  # noqa: E402
 from pipeline.cli.loader import leave  # noqa: E402
+from pipeline.cli.output import answer, wants_json  # noqa: E402
 from pipeline.core import places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, os_reason  # noqa: E402
 from pipeline.core.files import temporary_prefix, write_atomic  # noqa: E402
@@ -42,8 +43,8 @@ def main() -> int:
     try:
         if words[:1] == ["init"]:
             said = init(words[1:])
-            if answers.wanted():
-                answers.answer({"lines": said.splitlines()})
+            if wants_json():
+                answer({"lines": said.splitlines()})
             else:
                 print(said, flush=True)
             return 0

@@ -15,9 +15,9 @@ from typing import Any
 from doit import get_initial_workdir
 from doit.exceptions import TaskError, TaskFailed
 
-from pipeline.cli import answers, clone, invocation
+from pipeline.cli import clone, invocation
 from pipeline.cli.loader import Left, Loader, leave
-from pipeline.cli.output import say
+from pipeline.cli.output import finish_answer, refuse, say
 from pipeline.cli.verbs import VERBS, Verb
 from pipeline.core import places
 from pipeline.core.errors import Killed, PacelineError, UsageError
@@ -58,7 +58,7 @@ def _finish_answer(name: str, result: Any) -> Any:
     """Return ``result`` of a verb's function; if the verb was typed and is done, print its JSON answer."""
     is_due = result is not False and name == invocation.parse(sys.argv[1:]).verb
     if is_due:
-        answers.finish()
+        finish_answer()
     return result
 
 
@@ -139,7 +139,7 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
         except (UsageError, Killed) as error:  # what only the verb can find: an unknown key, a port in use
             leave(error)
         except PacelineError as error:
-            answers.refuse(error, str(error))
+            refuse(error, str(error))
             line = error.what.partition("\n")[0]  # its text stands above already
             short = line if len(line) <= _LONGEST_SUMMARY else f"{line[:_LONGEST_SUMMARY].rstrip()}…"
             again = f"\n  try: {error.hint}" if error.hint else ""  # what to do is the last line
@@ -148,7 +148,7 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
             if unexpected.is_of_output(error):
                 leave(error)
             message = unexpected.error_message(error)
-            answers.refuse(error, message)
+            refuse(error, message)
             return TaskError(message)
         return values if isinstance(values, dict) else None
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import tracking
-from pipeline.cli import answers
 from pipeline.cli.commands import compare
+from pipeline.cli.output import begin_answer
 from pipeline.cli.session import Session, session
 from pipeline.config import compose
 from pipeline.keys import readings
@@ -43,7 +43,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def call(verb: Callable[[Session], None], runs_dir: Path, *words: str) -> str:
         monkeypatch.setattr(sys, "argv", ["doit", verb.__name__, f"paths.runs={runs_dir}", *words])
         session.cache_clear()
-        answers.begin()
+        begin_answer()
         verb(session())
         captured = capsys.readouterr()
         return captured.out if "json=1" in words else captured.out + captured.err

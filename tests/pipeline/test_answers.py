@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli import answers
 from pipeline.cli.invocation import TYPED
-from pipeline.cli.output import inked, say
+from pipeline.cli.output import answer, answer_event, begin_answer, finish_answer, inked, refuse, say
 from pipeline.cli.verbs import VERBS
 from pipeline.cluster.events import LogLine, MetricsLine
 from pipeline.core.errors import HostError, TrainingError, UsageError
@@ -21,7 +20,7 @@ from pipeline.core.errors import HostError, TrainingError, UsageError
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["doit", "train", "seed=1", "json=1"])
-    answers.begin()
+    begin_answer()
 
 
 def read(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
@@ -32,8 +31,8 @@ def read(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
 @pytest.mark.usefixtures("typed")
 def test_an_answer_stands_alone_on_stdout_and_lines_for_people_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     say("FINISHED")
-    answers.answer({"loss": math.nan, "best": [math.inf, 1.5]})
-    answers.finish()  # it has answered already
+    answer({"loss": math.nan, "best": [math.inf, 1.5]})
+    finish_answer()  # it has answered already
     value, err = read(capsys)
     assert value == {
         "schema": "paceline.train/1",
@@ -47,7 +46,7 @@ def test_an_answer_stands_alone_on_stdout_and_lines_for_people_on_stderr(capsys:
 @pytest.mark.usefixtures("typed")
 def test_a_verb_without_data_answers_with_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
     say("one\ntwo")
-    answers.finish()
+    finish_answer()
     assert read(capsys)[0]["data"] == {"lines": ["one", "two"]}
 
 
@@ -64,7 +63,7 @@ def test_a_verb_without_data_answers_with_its_lines(capsys: pytest.CaptureFixtur
 def test_an_error_has_a_code_a_message_and_a_hint(
     capsys: pytest.CaptureFixture[str], error: Exception, known: tuple[str, str, str | None]
 ) -> None:
-    answers.refuse(error, "what a person is shown")
+    refuse(error, "what a person is shown")
     value, _ = read(capsys)
     assert (value["ok"], value["data"]) == (False, None)
     assert value["error"] == dict(zip(("code", "message", "hint"), known, strict=True))
@@ -72,8 +71,8 @@ def test_an_error_has_a_code_a_message_and_a_hint(
 
 @pytest.mark.usefixtures("typed")
 def test_events_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    answers.event(MetricsLine(text='{"step": 3, "metrics": {"train/loss": 0.5}}'))
-    answers.event(LogLine(host="node1", rank=2, text="hello"))
+    answer_event(MetricsLine(text='{"step": 3, "metrics": {"train/loss": 0.5}}'))
+    answer_event(LogLine(host="node1", rank=2, text="hello"))
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
         {"schema": "paceline.event/1", "event": "metrics", "step": 3, "metrics": {"train/loss": 0.5}},
         {"schema": "paceline.event/1", "event": "log_line", "host": "node1", "rank": 2, "text": "hello"},
@@ -84,9 +83,9 @@ def test_without_the_word_nothing_is_answered(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["doit", "train"])
-    answers.begin()
-    answers.finish()
-    answers.refuse(UsageError("x"), "x")
+    begin_answer()
+    finish_answer()
+    refuse(UsageError("x"), "x")
     assert capsys.readouterr().out == ""
 
 
@@ -116,6 +115,6 @@ def test_a_hint_names_the_command_as_it_was_typed(
 ) -> None:
     monkeypatch.setenv(TYPED, "paceline")
     error = UsageError("doit logs takes one key", hint="doit runs")
-    answers.refuse(error, str(error))
+    refuse(error, str(error))
     said = read(capsys)[0]["error"]
     assert (said["message"], said["hint"]) == ("paceline logs takes one key", "paceline runs")

@@ -13,11 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli import answers, clone
+from pipeline.cli import clone
 from pipeline.cli.commands import trials
 from pipeline.cli.commands.runs import RUNS_DIR, filter_of
 from pipeline.cli.invocation import is_on
-from pipeline.cli.output import note, say
+from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import Session, relative
 from pipeline.comparing import curves, reading, tables
 from pipeline.comparing import report as reports
@@ -99,7 +99,7 @@ def compare(current: Session) -> None:
             raise UsageError(f"metric={name}: none of these runs has it; {suggestion(name, known)}")
     differences = compared(groups, wanted)
     if is_on(options, "json"):
-        answers.answer(tables.as_json(differences))
+        answer(tables.as_json(differences))
     elif is_on(options, "markdown"):
         say(tables.markdown(differences))
     else:
@@ -130,14 +130,14 @@ def diff(current: Session) -> None:
             replayed, origin = _replayed(current, runs, parting, len(digests[0][parting.step]))
             summary += f"\n  replay            {replayed}"
     error = None if parting is None else PacelineError(summary)
-    if answers.wanted():
+    if wants_json():
         data = {
             "runs": [folder.key for folder in runs],
             "steps": len(steps),
             "first": asdict(parting) if parting else None,
             "origin": asdict(origin) if origin else None,
         }
-        answers.answer(data, error=error)
+        answer(data, error=error)
     if error is not None:
         raise error
 
@@ -241,7 +241,7 @@ def report(current: Session) -> None:
             return
     name, page = _of_sweep(current) if is_of_sweep else _of_runs(current)
     if as_json and "file" not in options:
-        answers.answer(reports.as_json(page))
+        answer(reports.as_json(page))
         return
     form = "json" if as_json else form
     text = _written(page, form)

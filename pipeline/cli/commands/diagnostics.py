@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pipeline.cli import answers
 from pipeline.cli.invocation import is_on
-from pipeline.cli.output import note, say, width
+from pipeline.cli.output import answer, note, say, width
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster import preflight as checks
 from pipeline.cluster.launchers.base import PackSource
@@ -52,9 +51,9 @@ def preflight(current: Session) -> None:
                 raise unreached
             report.raise_if_failed()
         except PacelineError as error:
-            answers.answer(checks.as_json(report), error=error)
+            answer(checks.as_json(report), error=error)
             raise PacelineError("") from error  # the answer holds its text
-        answers.answer(checks.as_json(report))
+        answer(checks.as_json(report))
         return
     if not report.facts:
         for check in report.checks:  # what a scheduler says about the hosts that it would allocate

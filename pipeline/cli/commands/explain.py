@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.cli import answers
 from pipeline.cli.commands import steps as own_steps
 from pipeline.cli.commands.finished import other_hardware
 from pipeline.cli.invocation import is_on
-from pipeline.cli.output import note, say, say_folded, say_log
+from pipeline.cli.output import answer, note, say, say_folded, say_log, wants_json
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster.spares import unused_warning
 from pipeline.config.overrides import origins
@@ -44,7 +43,7 @@ def plan(current: Session) -> None:
     else:
         trials = [dry_run.planned(current.config, current.pack, current.run, root=ROOT)]
     if is_on(options, "json"):
-        answers.answer([asdict(item) for item in trials])
+        answer([asdict(item) for item in trials])
         return
     say(shapes[shape](trials))
     if shape == "text" and not current.sweeps and (idle := unused_warning(current.config.cluster)):
@@ -103,7 +102,7 @@ def why(current: Session) -> None:
     current.refuse_data()
     explanation = _explanation(current)
     if is_on(current.invocation.options, "json"):
-        answers.answer(explanation.as_json())
+        answer(explanation.as_json())
         return
     _print(explanation)
     if explanation.reason and not current.invocation.overrides and index.rows(current.config.runs_dir):
@@ -185,7 +184,7 @@ def _damage(run: Run) -> AlteredError | None:
 def config(current: Session) -> None:
     """Print the composed configuration, with the source of each value."""
     values = origins.values(current.invocation.overrides)
-    if answers.wanted():
-        answers.answer([{"field": ".".join(item.keys), "value": item.value, "source": item.origin} for item in values])
+    if wants_json():
+        answer([{"field": ".".join(item.keys), "value": item.value, "source": item.origin} for item in values])
         return
     say_log(origins.text(values))

@@ -10,9 +10,8 @@ from functools import cache
 from typing import Any
 
 from pipeline import tracking
-from pipeline.cli import answers
 from pipeline.cli.invocation import is_on
-from pipeline.cli.output import note, say_folded
+from pipeline.cli.output import answer, note, say_folded, wants_json
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster.agent.host import processors
 from pipeline.core.errors import UsageError
@@ -115,10 +114,10 @@ def _script_figures(result: Result) -> str:
 
 def answer_with(result: Result, folder: RunFolder) -> None:
     """Print a run's result as the JSON answer, if that is wanted."""
-    if answers.wanted():
+    if wants_json():
         fields = ("key", "state", "what", "metrics", "images_per_s", "train_s", "hosts", "nproc_per_node", "synthetic")
         data = {name: getattr(result, name) for name in fields}
-        answers.answer({**data, "folder": str(folder.path)})
+        answer({**data, "folder": str(folder.path)})
 
 
 def other_hardware(result: Mapping[str, Any]) -> str | None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import lab as labs
-from pipeline.cli import answers, named_run
+from pipeline.cli import named_run
 from pipeline.cli.commands import train
 from pipeline.cli.invocation import is_on
-from pipeline.cli.output import note, say
+from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster import launchers
 from pipeline.cluster import sync as syncing
@@ -146,8 +146,8 @@ def queue(current: Session) -> None:
     with waiting(note, "asking the hosts"), closing(Hosts(cluster)) as hosts:
         facts = hosts.facts(None)
     state = queue_of(cluster, facts, waits_under_way(config.runs_dir))
-    if answers.wanted():
-        answers.answer(asdict(state))
+    if wants_json():
+        answer(asdict(state))
         return
     say(queue_text(state))
 

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.cli import answers
 from pipeline.cli.invocation import is_override
+from pipeline.cli.output import answer_of_error
 from pipeline.cli.session import Session
 from pipeline.cli.verbs import VERBS
 from pipeline.core.errors import PacelineError, UsageError
@@ -106,7 +106,7 @@ async def _answer(
         chosen = [f"{name}={value}" for name, value in options.items() if value is not None]
         return await _run([sys.executable, "-m", "pipeline.cli.main", verb, *keys, *overrides, *chosen, "json=1"])
     except PacelineError as error:
-        return answers.of_error(verb, error)
+        return answer_of_error(verb, error)
 
 
 async def _run(argv: Sequence[str]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import tracking
-from pipeline.cli import answers, clone
+from pipeline.cli import clone
 from pipeline.cli.loader import leave_if_interrupted
-from pipeline.cli.output import note, say, say_folded
+from pipeline.cli.output import answer, note, say, say_folded, wants_json
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.places import HOME
@@ -43,9 +43,9 @@ def evaluate(current: Session) -> None:
     report = folder.read_json(run_folder.REPORT)
     if report is None:
         raise PacelineError(f"{folder.path / run_folder.REPORT} is not readable")
-    if answers.wanted():
+    if wants_json():
         about = {"key": folder.key, "report": report, "folder": str(folder.path)}
-        answers.answer({**about, "most_confused": most_confused(report)})
+        answer({**about, "most_confused": most_confused(report)})
         return
     say(format_report(report))
     say(f"  picture  {relative(folder.path / run_folder.CONFUSION_MATRIX)}")
@@ -137,8 +137,8 @@ def predict(current: Session) -> None:
     broken = [row for row in rows if "error" in row]
     first = f"{broken[0]['image']} can't be read: {broken[0]['error']}" if broken else ""
     error = PacelineError(f"{first}; {len(broken)} of {len(rows)} images") if broken else None
-    if answers.wanted():
-        answers.answer({"key": folder.key, "images": rows}, error=error)
+    if wants_json():
+        answer({"key": folder.key, "images": rows}, error=error)
     here, shown = clone.typed_in(), list[tuple[str, str]]()
     for row in rows:
         path = Path(row["image"])

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import tracking
-from pipeline.cli import answers, clone
+from pipeline.cli import clone
 from pipeline.cli.invocation import is_on
-from pipeline.cli.output import note, say
+from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError, os_reason
@@ -321,11 +321,11 @@ def _report(proof: Proof, written: Path) -> None:
     shown = f"{printable_lines(proving.text(proof))}\n  {relative(written)}"
     differences = "" if proof.verdict.reproduced else f"\n{printable_lines(verdicts.text(proof.verdict))}"
     error = None if proof.proven else PacelineError(f"{shown}{differences}")
-    if answers.wanted():
-        answers.answer(_data(proof), error=error)
+    if wants_json():
+        answer(_data(proof), error=error)
     if error is not None:
         raise error
-    if not answers.wanted():
+    if not wants_json():
         say(shown)
 
 

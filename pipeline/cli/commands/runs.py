@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from pipeline.cli import answers
 from pipeline.cli.commands.finished import other_hardware
 from pipeline.cli.invocation import is_on
-from pipeline.cli.output import STATE_INKS, note, say, width
+from pipeline.cli.output import STATE_INKS, answer, note, say, width
 from pipeline.cli.session import Session, relative
 from pipeline.comparing.listing import STATE_AT, Listed, table, wide_table
 from pipeline.config.overrides.origins import stands_for
@@ -151,7 +150,7 @@ def runs(current: Session) -> None:
     rows = _in_order(rows, by, sizes)
     differing = differences(comparable)
     if as_json:
-        answers.answer([{**asdict(row), "bytes": sizes[row.key], "differs": differing[row.key]} for row in rows])
+        answer([{**asdict(row), "bytes": sizes[row.key], "differs": differing[row.key]} for row in rows])
         return
     if is_empty:
         say(f"no runs under {relative(runs_dir)} yet; start one: doit train experiment=quickstart")

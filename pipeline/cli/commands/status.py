@@ -9,13 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli import answers
 from pipeline.cli.commands import steps, trials
 from pipeline.cli.commands.finished import other_hardware
 from pipeline.cli.commands.train import screen, screen_of_sweep
 from pipeline.cli.invocation import as_typed, is_on
 from pipeline.cli.loader import leave_if_interrupted
-from pipeline.cli.output import note, say, say_folded, say_log
+from pipeline.cli.output import answer, note, say, say_folded, say_log, wants_json
 from pipeline.cli.session import Session, relative
 from pipeline.cluster.attempt.failures import is_consequence, shortened, without_message
 from pipeline.cluster.events import LogLine, RankError
@@ -60,7 +59,7 @@ def status(current: Session) -> None:
         sweep = sweeps.find(runs_dir, named)
         if watches and is_under_way(sweep):
             watch_sweep(sweep)
-        trials.show(sweep, as_json=answers.wanted())
+        trials.show(sweep, as_json=wants_json())
         return
     step_lines = [] if named is not None else steps.under_way(runs_dir)
     for line in step_lines:
@@ -82,8 +81,8 @@ def status(current: Session) -> None:
         if not index.is_run(folder):
             raise PacelineError(f"run {folder.key} was removed while it was watched", hint="doit runs")
     row = index.row(folder)
-    if answers.wanted():
-        answers.answer({**asdict(row), "folder": str(folder.path)})
+    if wants_json():
+        answer({**asdict(row), "folder": str(folder.path)})
         return
     say_folded(run_status.status(folder))
     if other := other_hardware({"hosts": row.hosts, "hardware": row.hardware}):
@@ -141,8 +140,8 @@ def wait(current: Session) -> None:
     row = index.row(folder)
     ended_well = row.state in (State.FINISHED, index.ACCEPTED)
     error = None if ended_well else _not_finished(folder, row.state)
-    if answers.wanted():
-        answers.answer({**asdict(row), "folder": str(folder.path)}, error=error)
+    if wants_json():
+        answer({**asdict(row), "folder": str(folder.path)}, error=error)
     if error is not None:
         raise error
     say(f"run {folder.key} is {row.state}")
@@ -157,7 +156,7 @@ def _not_finished(folder: RunFolder, state: str) -> PacelineError:
 
 def _wait_for_sweep(folder: SweepFolder) -> None:
     _wait(folder, f"sweep {folder.name}")
-    trials.show(folder, as_json=answers.wanted())
+    trials.show(folder, as_json=wants_json())
     bad = [trial.number for trial in trials.results_of(folder) if trial.state not in (State.FINISHED, State.PRUNED)]
     if bad:
         what = f"{counted(len(bad), 'trial')} of sweep {folder.name} didn't finish, the first is trial {bad[0]}"
@@ -268,8 +267,8 @@ def triage(current: Session) -> None:
     """Print why a run failed, the evidence, and the next command. Raises UsageError: no such run."""
     invocation, runs_dir = current.invocation, current.config.runs_dir
     known = examined(index.find(runs_dir, invocation.options.get("run") or _newest_unfinished(runs_dir)))
-    if answers.wanted():
-        answers.answer(known)
+    if wants_json():
+        answer(known)
         return
     for name in ("run", "what", "failed", "where"):
         if known[name]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from pipeline.cli import answers
 from pipeline.cli.invocation import is_on, process_count
-from pipeline.cli.output import note, say
+from pipeline.cli.output import answer, note, say
 from pipeline.cli.session import Session, relative
 from pipeline.core.errors import UsageError
 from pipeline.core.tables import aligned
@@ -24,7 +22,7 @@ def step(current: Session) -> None:
     if not names:
         rows = [(name, *_state(graph, name)) for name in graph.names()]
         if is_on(current.invocation.options, "json"):
-            answers.answer([dict(zip(("name", "state", "why"), row, strict=True)) for row in rows])
+            answer([dict(zip(("name", "state", "why"), row, strict=True)) for row in rows])
         elif rows:
             say(aligned([("step", "state", ""), *rows]))
         else:
@@ -67,8 +65,7 @@ def why(current: Session, name: str) -> None:
     standing = graph.standing(name)
     key = standing.key.short if standing.key is not None else None
     if is_on(current.invocation.options, "json"):
-        answer: dict[str, Any] = {"step": name, "key": key, "made": standing.made is not None, "why": standing.why}
-        answers.answer(answer)
+        answer({"step": name, "key": key, "made": standing.made is not None, "why": standing.why})
         return
     if standing.made is not None:
         say(f"step {name} is up to date: {relative(standing.made.folder)}")

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipeline.cli import answers
 from pipeline.cli.commands.train import notifier, refuse_unfit, screen_of_sweep, start_detached, subscriber
 from pipeline.cli.commands.trials import result_of
 from pipeline.cli.invocation import is_on, process_count
-from pipeline.cli.output import note, say, width
+from pipeline.cli.output import answer, note, say, wants_json, width
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster.validation import usable_gpus
 from pipeline.config import compose
@@ -223,7 +222,7 @@ def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequenc
     started = sum(not item.was_known for item in ended) - elsewhere
     others = f", {elsewhere} by another command meanwhile" if elsewhere else ""
     say(f"\nsweep {folder.name}: {', '.join(shown)}; {started} run just now{others}")
-    record = folder.read_begun() if answers.wanted() else folder.read()
+    record = folder.read_begun() if wants_json() else folder.read()
     done = {entry.key for entry in folder.entries()[0] if entry.state in _ENDS}
     if left := record.total - sum(trial.key in done for trial in record.trials):
         say(f"  left     {counted(left, 'trial')} of {record.total}; the same command goes on with them")
@@ -235,9 +234,9 @@ def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequenc
             f"trial {failed[0].number}: {failed[0].detail}",
             hint="fix it, then the same command with --retry-failed (finished trials are not run again)",
         )
-    if answers.wanted():
+    if wants_json():
         table = tables.as_json(results, record.total, record.by, record.goals)
-        answers.answer({"sweep": folder.name, "left": left, **table}, error=error)
+        answer({"sweep": folder.name, "left": left, **table}, error=error)
     if error is not None:
         raise error
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cli import answers, clone
+from pipeline.cli import clone
 from pipeline.cli.commands.finished import answer_with, figures, is_finished
 from pipeline.cli.invocation import QUIET, VERBOSE, as_typed, is_on, is_wanted, process_count, verbosity
-from pipeline.cli.output import note, note_usual, say, say_folded, say_usual
+from pipeline.cli.output import answer, answer_event, note, note_usual, say, say_folded, say_usual, wants_json
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster.attempt.failures import is_worth_showing
 from pipeline.cluster.events import LogLine
@@ -226,8 +226,8 @@ def start_detached(current: Session, name: str, lock: Path | None = None) -> Non
     if child.poll() is not None:
         ended_at_once(child.returncode, log)
         return
-    if answers.wanted():
-        answers.answer({"name": name, "pid": child.pid, "log": str(log)})
+    if wants_json():
+        answer({"name": name, "pid": child.pid, "log": str(log)})
     say(f"{name} goes on without this terminal (process {child.pid}); what it says: {relative(log)}")
 
 
@@ -273,8 +273,8 @@ def subscriber(
     def on_event(event: Any) -> None:
         hear(event)
         shown.tell(event)
-        if answers.wanted():
-            answers.event(event)
+        if wants_json():
+            answer_event(event)
         if verbose and isinstance(event, LogLine) and not is_worth_showing(event):
             shown.say(as_line(event))
         if not shown.is_live and (text := lines(event, time.monotonic())) is not None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.cli import answers
 from pipeline.cli.invocation import is_on
-from pipeline.cli.output import say, say_folded, width
+from pipeline.cli.output import answer, say, say_folded, width
 from pipeline.cli.session import Session
 from pipeline.core import locks
 from pipeline.core.errors import UsageError
@@ -53,7 +52,7 @@ def show(folder: SweepFolder, *, as_json: bool = False) -> None:
     record, results = folder.read_begun(), results_of(folder)
     if as_json:
         table = tables.as_json(results, record.total, record.by, record.goals)
-        answers.answer({"sweep": folder.name, **table})
+        answer({"sweep": folder.name, **table})
         return
     say_folded(f"sweep {folder.name}: {' '.join(record.words)}")
     say(tables.text(results, record.total, record.by, record.goals, width=width()))
