@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import math
 import os
 import shlex
 import threading
 import time
-import urllib.error
-import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -193,6 +190,16 @@ class Notifier:
             raise PacelineError(f"{argv[0]} ended with exit code {done.code}{': ' if last else ''}{last}")
 
     def _post(self, notice: Notice) -> None:
+        import http.client  # these take 30 ms, for who has an address
+        import urllib.error
+        import urllib.request
+
+        class NoRedirect(urllib.request.HTTPRedirectHandler):
+            """Refuse redirects: urllib would follow with an empty GET, and give the login to any host."""
+
+            def redirect_request(self, *_: object) -> None:
+                """Return None: the redirect is the answer, and is reported as a failure."""
+
         url = self._config.url or ""
         parts = urlsplit(url)
         login, at, host = parts.netloc.rpartition("@")
@@ -201,7 +208,7 @@ class Notifier:
         address, data = parts._replace(netloc=host).geturl(), as_json(notice).encode()
         request = urllib.request.Request(address, data, headers, method="POST")
         try:
-            with opener(url, _NoRedirect).open(request, timeout=LIMIT_S) as answer:
+            with opener(url, NoRedirect).open(request, timeout=LIMIT_S) as answer:
                 answer.read(1)
         except urllib.error.HTTPError as error:
             with suppress(OSError):
@@ -210,13 +217,6 @@ class Notifier:
             raise PacelineError(f"{_host(url)} answers {error.code} {words}") from None
         except (ValueError, http.client.HTTPException) as error:  # their messages could reveal the address
             raise PacelineError(f"{_host(url)}: {type(error).__name__}") from None
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuse redirects: urllib would follow with an empty GET, and give the login to any host."""
-
-    def redirect_request(self, *_: object) -> None:
-        """Return None: the redirect is the answer, and is reported as a failure."""
 
 
 def _host(url: str) -> str:

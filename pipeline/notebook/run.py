@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.cli.commands import runs as listing
 from pipeline.cli.invocation import Invocation
@@ -17,6 +17,7 @@ from pipeline.comparing import curves
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.specs import LAST
 from pipeline.core.tables import duration, quantity
+from pipeline.execution.exported import exported_file
 from pipeline.runs import index
 from pipeline.runs import status as run_status
 from pipeline.runs.folder import RunFolder
@@ -24,7 +25,8 @@ from pipeline.runs.index import Row
 from trainers.contract import run_folder
 
 if TYPE_CHECKING:
-    from pipeline.notebook.weights import Module, Tensor
+    from torch import Tensor
+    from torch.nn import Module
 
 _SHOWN_METRICS = 8
 
@@ -78,9 +80,13 @@ class Run:
         Raises:
             PacelineError: the run isn't finished, is a script's, or its weights aren't those of its result.
         """
-        from pipeline.notebook import weights  # torch, for who wants tensors
+        import torch  # for who wants tensors: a notebook may lack it
 
-        return weights.state_dict(self._finished())
+        folder = self._finished()
+        if why := index.altered_target(folder, folder.read_result(), [run_folder.FINAL_WEIGHTS]):
+            raise PacelineError(f"the weights of run {folder.key} aren't those of its result: {why}")
+        weights = torch.load(folder.path / run_folder.FINAL_WEIGHTS, map_location="cpu", weights_only=True)
+        return cast("dict[str, Tensor]", weights)
 
     def model(self) -> Module:
         """Return the trained network with its preprocessing: uint8 images [n, C, H, W] → float32 logits [n, classes].
@@ -91,9 +97,9 @@ class Run:
         Raises:
             PacelineError: the run isn't finished, is a script's, or can't be exported.
         """
-        from pipeline.notebook import weights  # torch, for who wants tensors
+        import torch  # as above
 
-        return weights.model(self._finished())
+        return cast("Module", torch.export.load(exported_file(self._finished())).module())
 
     @property
     def _folder(self) -> RunFolder:

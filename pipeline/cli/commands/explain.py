@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from pipeline.cli.commands import steps as own_steps
@@ -50,111 +50,66 @@ def plan(current: Session) -> None:
         say(idle)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """Why a run would be trained, or why not.
-
-    Attributes:
-        run: None while its key isn't known.
-        reason: why it would be trained; None: it is finished, or another run was accepted for it.
-        damage: files of the finished run that were altered, in a way that needs no new training.
-        other_hardware: the hardware that the finished run was made on, if that isn't here.
-        nearest: the key of the finished run with the fewest differences; None: there is none, or it isn't needed.
-        differences: from the nearest one.
-        data_files: the files of a script's data that differ from the nearest one's.
-        tasks: what ``doit train`` would do.
-    """
-
-    run: Run | None
-    reason: str | None
-    damage: AlteredError | None
-    other_hardware: str | None
-    nearest: str | None
-    differences: Sequence[Difference]
-    data_files: Sequence[str]
-    tasks: Sequence[dry_run.PlannedTask]
-
-    @property
-    def accepted(self) -> str | None:
-        """The words that another run was accepted for it, while that holds."""
-        accepted = self.run.accepted if self.run is not None and not self.reason else None
-        return str(accepted) if accepted else None
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "key": self.run.key.short if self.run is not None else None,
-            "reason": self.reason,
-            "accepted": self.accepted,
-            "damage": self.damage and self.damage.what,
-            "other_hardware": self.other_hardware,
-            "nearest": self.nearest,
-            "differences": [asdict(item) for item in self.differences],
-            "data_files": self.data_files,
-            "steps": [asdict(task) for task in self.tasks],
-        }
-
-
 def why(current: Session) -> None:
     """Print why a run, or a user-defined step, would run."""
     if (own_step := current.invocation.options.get("step")) is not None:
         own_steps.why(current, own_step)
         return
     current.refuse_data()
-    explanation = _explanation(current)
-    if is_on(current.invocation.options, "json"):
-        answer(explanation.as_json())
-        return
-    _print(explanation)
-    if explanation.reason and not current.invocation.overrides and index.rows(current.config.runs_dir):
-        say("without overrides this is the default configuration; doit why last explains the newest run")
-
-
-def _explanation(current: Session) -> Explanation:
     run = current.run
     tasks = dry_run.steps(current.config, current.pack, run, root=ROOT)  # refuses a folder of a newer Paceline
     reason = run.reason if run is not None else current.why_no_key
-    nearest, damage, result = None, None, None
+    accepted = run.accepted if run is not None and not reason else None
+    nearest, differences, damage, hardware = None, list[Difference](), None, None
     if run is not None and reason:
-        nearest = index.nearest(current.config.runs_dir, _keys_of_finished_runs(current), run.key.parts)
+        parts = _keys_of_finished_runs(current)
+        nearest, differences = index.nearest(current.config.runs_dir, parts, run.key.parts) or (None, [])
     elif run is not None:
-        damage = _damage(run) if run.accepted is None else None
+        damage = _damage(run) if accepted is None else None
         result = acceptance.result_or_accepted(run.folder)[0] if damage is None else None
-    key, differences = nearest or (None, [])
-    return Explanation(
-        run=run,
-        reason=reason,
-        damage=damage,
-        other_hardware=other_hardware(result.fields) if result is not None else None,
-        nearest=key,
-        differences=differences,
-        data_files=_changed_data(current, differences),
-        tasks=tasks,
-    )
-
-
-def _print(it: Explanation) -> None:
-    name = it.run.key.short if it.run is not None else "this run"
-    state = it.accepted or ("finished" if it.damage else "finished and intact")
-    say_folded(f"{name}: {it.reason or f'{state}; doit train launches nothing'}")
-    if it.other_hardware:
-        say_folded(f"  finished on other hardware: {it.other_hardware}; bits unverified here")
-    if it.damage:
-        note(f"WARNING: {it.damage.what}\n  it can't be exported or reproduced from here; try: {it.damage.hint}")
-    if it.run is not None and not it.reason:
-        for added in run_status.added(it.run.folder):
-            shown = relative(it.run.folder.path / added)
-            note(f"WARNING: {shown} was added after the run; it is not an output of it")
-    if it.nearest is not None:
-        differs = "it differs in:" if it.differences else "it has the same key"
-        say_folded(f"the nearest finished run is {it.nearest}; {differs}")
-        for item in it.differences:
-            say_folded(f"  {item}")
-            if item.part == "data" and it.data_files:
-                say_folded(f"    {first_of(it.data_files, _MOST_FILES)}")
-    elif it.run is not None and it.reason:
-        say("no finished run to compare with")
-    for task in it.tasks:
+        hardware = other_hardware(result.fields) if result is not None else None
+    data_files = _changed_data(current, differences)
+    if is_on(current.invocation.options, "json"):
+        answer(
+            {
+                "key": run.key.short if run is not None else None,
+                "reason": reason,
+                "accepted": str(accepted) if accepted else None,
+                "damage": damage and damage.what,
+                "other_hardware": hardware,
+                "nearest": nearest,
+                "differences": [asdict(item) for item in differences],
+                "data_files": data_files,
+                "steps": [asdict(task) for task in tasks],
+            }
+        )
+        return
+    state = accepted or ("finished" if damage else "finished and intact")
+    say_folded(f"{run.key.short if run else 'this run'}: {reason or f'{state}; doit train launches nothing'}")
+    if hardware:
+        say_folded(f"  finished on other hardware: {hardware}; bits unverified here")
+    if damage:
+        note(f"WARNING: {damage.what}\n  it can't be exported or reproduced from here; try: {damage.hint}")
+    for added in run_status.added(run.folder) if run is not None and not reason else ():
+        note(f"WARNING: {relative(run.folder.path / added)} was added after the run; it is not an output of it")
+    if run is not None and reason:
+        _say_nearest(nearest, differences, data_files)
+    for task in tasks:
         say_folded(f"{task.name:<9} {'done' if task.done else 'to do':<6} {task.why}")
+    if reason and not current.invocation.overrides and index.rows(current.config.runs_dir):
+        say("without overrides this is the default configuration; doit why last explains the newest run")
+
+
+def _say_nearest(nearest: str | None, differences: Sequence[Difference], data_files: Sequence[str]) -> None:
+    if nearest is None:
+        say("no finished run to compare with")
+        return
+    differs = "it differs in:" if differences else "it has the same key"
+    say_folded(f"the nearest finished run is {nearest}; {differs}")
+    for item in differences:
+        say_folded(f"  {item}")
+        if item.part == "data" and data_files:
+            say_folded(f"    {first_of(data_files, _MOST_FILES)}")
 
 
 def _keys_of_finished_runs(current: Session) -> dict[str, dict[str, Any]]:

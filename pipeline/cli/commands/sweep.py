@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipeline.cli.commands.train import notifier, refuse_unfit, screen_of_sweep, start_detached, subscriber
+from pipeline.cli.commands.train import refuse_unfit, screen_of_sweep, start_detached, subscriber
 from pipeline.cli.commands.trials import result_of
 from pipeline.cli.invocation import is_on, process_count
 from pipeline.cli.output import answer, note, say, wants_json, width
@@ -24,6 +24,7 @@ from pipeline.core.specs import State
 from pipeline.core.tables import aligned, counted, is_count
 from pipeline.data import store
 from pipeline.execution.complete import provide_weights
+from pipeline.live.notices import Notifier
 from pipeline.live.state import SweepState
 from pipeline.runs.contents import what as what_runs
 from pipeline.sweep import folder as folders
@@ -188,7 +189,7 @@ def run_trials(
     name = f"{counted(source.total, 'trial')} of {what_runs(first.resolved)}"
     with (
         screen_of_sweep(state, folder.path.parent.parent) as screen,
-        notifier(first, screen.say, kind="sweep", key=folder.name, name=name) as notices,
+        Notifier(first.notify, screen.say, kind="sweep", key=folder.name, name=name) as notices,
     ):
         screen.say(headline)
         ended = conduct(

@@ -8,11 +8,9 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.cli import clone
 from pipeline.cli.commands.finished import answer_with, figures, is_finished
@@ -23,7 +21,6 @@ from pipeline.cluster.attempt.failures import is_worth_showing
 from pipeline.cluster.events import LogLine
 from pipeline.cluster.spares import unused_warning
 from pipeline.cluster.validation import usable_gpus
-from pipeline.config.build import RunConfig
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError, os_reason
 from pipeline.core.processes import process
@@ -34,15 +31,13 @@ from pipeline.data import store
 from pipeline.execution import complete, this_computer
 from pipeline.execution.attempting import formatted as as_line
 from pipeline.execution.run import Run
+from pipeline.live.notices import Notifier
 from pipeline.live.screen import Picture, Screen, is_live, plain_width
 from pipeline.live.state import SweepState
 from pipeline.live.watching import RunPicture, SweepPicture, first_state
 from pipeline.runs import status
 from pipeline.runs.contents import what
 from trainers.contract import run_folder
-
-if TYPE_CHECKING:
-    from pipeline.live.notices import Notifier
 
 _DETACHED = ".detached"
 _START_S = 120.0  # longest time until a detached command works: imports, the check of hosts
@@ -152,7 +147,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
     about = {"kind": "run", "key": run.key.short, "name": what(run.config.resolved)}
     with (
         screen(lambda: RunPicture(first_state(run.key.short, run.config.resolved), run.folder.path)) as shown,
-        notifier(run.config, shown.say, **about) as notices,
+        Notifier(run.config.notify, shown.say, **about) as notices,
     ):
         shown.say(f"run {run.key.short}: {shape}, {cluster.launcher}")
         if idle := unused_warning(cluster):
@@ -281,29 +276,3 @@ def subscriber(
             shown.say(text)
 
     return on_event
-
-
-# ------------------------------------------------------------------------------------------------ notices
-class _Silent(AbstractContextManager["_Silent"]):
-    """A ``Notifier`` without notices."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Send nothing."""
-
-    def hear(self, event: Any) -> None:
-        """Send nothing."""
-
-    def ended(self, metrics: object, error: str = "") -> None:
-        """Send nothing."""
-
-
-def notifier(config: RunConfig, say: Callable[[str], None], **about: str) -> Notifier | _Silent:
-    """Return the notices of a run or a sweep, ``about`` its ``kind``, ``key`` and ``name``.
-
-    ``config`` is that of the run, or of one trial; ``say`` takes a warning if a notice can't be sent.
-    """
-    if config.notify.command is None and config.notify.url is None:
-        return _Silent()
-    from pipeline.live import notices  # HTTP: 30 ms before the start, for who wants notices
-
-    return notices.Notifier(config.notify, say, **about)
