@@ -54,7 +54,7 @@ def measure(
         say(f"\n{number} of {len(clusters)}: {counted(nodes, 'host')}, {counted(ranks, 'rank')}")
         part = folder / f"{folder.name}-{nodes}x{ranks}"
         result = node_module.run(
-            "measure", settings_of_run, run_folder.THROUGHPUT, cluster=cluster, folder=part, root=root, say=say,
+            settings_of_run, run_folder.THROUGHPUT, cluster=cluster, folder=part, root=root, say=say,
             pack=pack, chosen=config.chosen,
         )  # fmt: skip
         return {**result, "hosts": [host.label for host in cluster.hosts]}
@@ -84,7 +84,6 @@ def _commit(config: RunConfig, root: Path) -> str:
 
 # ------------------------------------------------------------------------------- points and tables (pure)
 _ALL_UP_TO = 4  # every count up to here, beyond it the powers of two and the last
-_PARTS = ("data", "forward", "backward", "communication", "optimizer", "other")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +178,6 @@ def table(whole: Mapping[str, Any]) -> str:
         "",
         *_throughput(rows(results)),
         "",
-        *_parts(results),
-        "",
         *(f"left out: {text}" for text in whole["left_out"]),
         *_notes(first),
     ]
@@ -199,21 +196,6 @@ def _throughput(table_rows: Sequence[Row]) -> list[str]:
         lines.append(
             f"{row.nodes:>5}{row.ranks:>6}{row.threads:>8}{row.rate:>11,.1f}{row.rate_min:>11,.1f}{row.rate_max:>11,.1f}"
             f"{row.n:>4}{row.scaling:>9.2f}{row.plain:>12,.1f}  {ratio:<20}{row.flop_per_s / 1e12:>9.3f}{share:>9}"
-        )
-    return lines
-
-
-def _parts(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = [
-        "one step taken apart, ms (mean over ranks)",
-        f"{'hosts':>5}{'ranks':>6}" + "".join(f"{name:>14}" for name in _PARTS) + f"{'all-reduce alone':>18}{'n':>5}",
-    ]
-    for result in results:
-        alone = result["communication_alone_s"]
-        lines.append(
-            f"{result['nnodes']:>5}{result['world_size']:>6}"
-            + "".join(f"{result['parts_s'][name] * 1e3:>14,.2f}" for name in _PARTS)
-            + f"{'–' if alone is None else format(alone * 1e3, ',.2f'):>18}{result['parts_steps']:>5}"
         )
     return lines
 

@@ -33,7 +33,7 @@ def measure(
     """
     folder = node_module.new_folder(runs_dir, "host-speed")
     result = node_module.run(
-        "measure", {"strategy": {"backend": backend}}, run_folder.HOST_SPEED, cluster=cluster, folder=folder,
+        {"strategy": {"backend": backend}}, run_folder.HOST_SPEED, cluster=cluster, folder=folder,
         root=root, say=say,
     )  # fmt: skip
     return folder, figures(result, [host.label for host in cluster.hosts])

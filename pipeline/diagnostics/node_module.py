@@ -25,6 +25,7 @@ from pipeline.keys.import_closure import import_closure
 from trainers.contract import run_folder
 
 FOLDER = "diagnostics"  # beside the runs, whose folders have a key for a name
+_ENTRY = "trainers.measuring.measure"
 
 Say = Callable[[str], None]
 
@@ -53,7 +54,6 @@ def new_folder(runs_dir: Path, what: str) -> Path:
 
 
 def run(
-    module: str,
     config: Mapping[str, Any],
     result: str,
     *,
@@ -65,23 +65,23 @@ def run(
     more: tuple[str, ...] = (),
     chosen: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Run a module of ``trainers.measuring`` on all ranks; return its result. Rank 0's lines are said as they come.
+    """Run ``trainers.measuring.measure`` on all ranks; return its result. Rank 0's lines are said as they come.
 
     Args:
+        config: a section says what is measured.
         result: the JSON file that rank 0 writes last.
         folder: where config.json, the code snapshot, plan, logs and results lie; created if it doesn't exist.
-        root: the project, from which the module's import closure is taken.
+        root: the project, from which the entry's import closure is taken.
         more: other files that rank 0 leaves.
         chosen: the modules of the options that the configuration chose.
 
     Raises:
         HostError, TrainingError, Killed: as ``cluster.attempt.run_attempt`` does.
     """
-    entry = f"trainers.measuring.{module}"
     write_json(folder / run_folder.CONFIG, config)
     pack_manifest = manifest.read(pack.path) if pack is not None else None
     reading = pack_manifest.rank_modules if pack_manifest is not None else ()
-    entries = (entry, TORCHRUN, *chosen, *reading)
+    entries = (_ENTRY, TORCHRUN, *chosen, *reading)
     code = import_closure(root, entries, cluster.python_path, may_lack=True)
     for name, source in code.sources.items():
         write_atomic(folder / "code" / name, source.read_bytes())
@@ -89,7 +89,7 @@ def run(
         run_dir=folder.resolve(),
         run_key=f"{folder.name}-{secrets.token_hex(3)}",  # a fixed one would end somebody else's on the same hosts
         attempt=1,
-        trainer=entry,
+        trainer=_ENTRY,
         pack=pack,
         outputs=Outputs(final=(*more, result), needed=(result,)),
     )

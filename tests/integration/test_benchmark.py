@@ -24,7 +24,6 @@ def test_one_and_two_local_ranks_with_table_and_figures(project: Project) -> Non
     done = project.doit(*QUICK)
     assert done.returncode == 0, done.stdout
     assert "images/s over all ranks; the reference loop took turns" in done.stdout
-    assert "one step taken apart" in done.stdout
     whole = benchmark(project)
     assert [(point["nnodes"], point["world_size"]) for point in whole["points"]] == [(1, 1), (1, 2)]
     assert [len(point["pairs"]) for point in whole["points"]] == [1, 1]

@@ -55,7 +55,7 @@ def can_fork(argv: list[str], env: dict[str, str]) -> bool:
     """Whether such a rank may be one. Where it reads what an interpreter reads at its start, it has its own."""
     places = [Path(folder, "sitecustomize.py") for folder in env.get("PYTHONPATH", "").split(os.pathsep)]
     plain = env.get("OMP_NUM_THREADS") == "1" and not any(place.exists() for place in places)
-    is_ours = argv[:1] == ["-m"] and argv[1] in ("trainers.classifier", "trainers.measuring.allreduce")
+    is_ours = argv[:1] == ["-m"] and argv[1] in ("trainers.classifier", "trainers.measuring.measure")
     return plain and is_ours and Path(address()).exists()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,20 +10,17 @@ import torch
 
 from tests.trainers.ranks import call_on_ranks, next_port
 from trainers.core.errors import TrainerError
-from trainers.measuring.allreduce import main, size_bytes
 from trainers.measuring.bandwidth import Settings, Timing, count_wrong, fill, message_sizes, run
 from trainers.measuring.hardware import peak_flop_per_s
 
 
-def command_line_of_this_rank(folder: Path) -> None:
+def measure_up_to_64k_on_this_rank(folder: Path) -> None:
     next_port()
-    words = ["--max-bytes", "64K", "--iterations", "3", "--output", str(folder / "out.json")]
-    sys.argv = ["trainers.measuring.allreduce", *words]
-    main()
+    run(Settings(max_bytes=1 << 16, iterations=3), folder / "out.json")
 
 
 def test_two_ranks_say_who_they_are_and_add_up_right(tmp_path: Path) -> None:
-    out, _ = call_on_ranks("tests.trainers.test_allreduce:command_line_of_this_rank", tmp_path)
+    out, _ = call_on_ranks("tests.trainers.test_allreduce:measure_up_to_64k_on_this_rank", tmp_path)
     result = json.loads((tmp_path / "out.json").read_text())
     assert [(card["rank"], card["node_rank"], card["device"][:3]) for card in result["ranks"]] == [
         (0, 0, "cpu"),
@@ -80,16 +76,6 @@ def test_message_sizes_end_with_the_largest() -> None:
     assert message_sizes(Settings(), "nccl")[-1] == 1 << 30
     with pytest.raises(TrainerError, match=r"min_bytes=64 must lie in 4.+max_bytes=8"):
         message_sizes(Settings(min_bytes=64, max_bytes=8), "gloo")
-
-
-@pytest.mark.parametrize(("text", "value"), [("8", 8), ("64k", 65536), ("1G", 1 << 30)])
-def test_sizes_are_written_with_a_unit(text: str, value: int) -> None:
-    assert size_bytes(text) == value
-
-
-def test_a_size_without_meaning_is_refused() -> None:
-    with pytest.raises(ValueError, match="'1T' is no size"):
-        size_bytes("1T")
 
 
 def test_peaks_are_those_of_the_precision_and_unknown_for_other_devices() -> None:

@@ -1,4 +1,4 @@
 """Measurements: all-reduce bandwidth, host speed, training throughput against a reference loop, and profiler traces.
 
-Entries for ``torchrun -m``: ``allreduce``, ``measure``.
+``measure`` is the entry for ``torchrun -m``.
 """

@@ -1,6 +1,6 @@
 """Throughput of the Trainer against a plain PyTorch loop, for ``trainers.measuring.measure``.
 
-Blocks of both loops' steps alternate in one process; then the parts of some steps are timed.
+Blocks of both loops' steps alternate in one process.
 """
 
 from __future__ import annotations
@@ -29,14 +29,12 @@ from trainers.distributed.ranks import read_ranks
 from trainers.distributed.resources import take_cores
 from trainers.measuring import bandwidth, hardware
 from trainers.measuring.reference_loop import ReferenceLoop
-from trainers.measuring.step_timer import PARTS, watching
 from trainers.training.loop import Trainer
 from trainers.training.model_setup import fresh_network
 
 _PAIRS, _BLOCK_S = 5, 2.0
 WARM_UP = {"cpu": 2, "cuda": 20}  # steps for cuDNN's and the allocator's warm-up
 _FLOP_IMAGES = 2  # the smallest batch that batch normalisation accepts
-_ALONE_ITERATIONS = 5
 
 
 class Loop(Protocol):
@@ -82,8 +80,6 @@ def run(path: Path, options: Mapping[str, Any]) -> None:
             **_surroundings(trainer),
             "steps_a_block": steps,
             "pairs": pairs,
-            **_parts(own, max(3, steps)),
-            "communication_alone_s": _alone(trainer),
         }
         if context.is_rank_zero:
             write_json(path.parent / run_folder.THROUGHPUT, result)
@@ -138,29 +134,6 @@ def timed(loop: Loop, steps: int, context: RankContext) -> float:
     if context.ranks.world_size > 1:
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return float(slowest)
-
-
-def _parts(own: OwnLoop, steps: int) -> dict[str, Any]:
-    """Return the seconds of each part of a step, mean over steps and ranks."""
-    trainer = own.trainer
-    with watching(trainer.stepper.network, trainer.context.device) as watch:
-        for _ in range(steps):
-            watch.mark("data")
-            own.run(1)
-            watch.mark(None)
-    total = torch.tensor([watch.seconds[name] for name in PARTS], dtype=torch.float64, device=trainer.context.device)
-    mean: list[float] = (trainer.context.sum(total) / (steps * trainer.context.ranks.world_size)).tolist()
-    return {"parts_s": dict(zip(PARTS, mean, strict=True)), "parts_steps": steps}
-
-
-def _alone(trainer: Trainer) -> float | None:
-    """Return the seconds of one all-reduce of all gradients without other work; None with one rank."""
-    if trainer.context.ranks.world_size == 1:
-        return None
-    size_bytes = sum(item.numel() * item.element_size() for item in trainer.model.parameters())
-    return bandwidth.measure(
-        size_bytes, device=trainer.context.device, iterations=_ALONE_ITERATIONS, group=None
-    ).median_s
 
 
 def flop_per_image(config: TrainConfig, pack: MappedPack, context: RankContext) -> float:

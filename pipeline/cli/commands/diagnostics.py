@@ -124,9 +124,7 @@ def allreduce(current: Session) -> None:
         )
     folder = node_module.new_folder(config.runs_dir, "allreduce")
     settings = {"strategy": {"backend": config.train.strategy.backend}, "allreduce": given}
-    result = node_module.run(
-        "allreduce", settings, run_folder.ALLREDUCE, cluster=config.cluster, folder=folder, root=ROOT, say=note
-    )
+    result = node_module.run(settings, run_folder.ALLREDUCE, cluster=config.cluster, folder=folder, root=ROOT, say=note)
     say(f"\n{_bandwidth(result)}")
     say(f"  figures  {relative(folder / run_folder.ALLREDUCE)}")
 
@@ -181,7 +179,6 @@ def profile(current: Session) -> None:
     folder = node_module.new_folder(config.runs_dir, "profile")
     hosts = tuple(replace(host, env={**_QUIET, **host.env}) for host in config.cluster.hosts)
     node_module.run(
-        "measure",
         {**config.resolved, "init": {}, "profile": given},  # what only measures needs no weights
         run_folder.PROFILE,
         cluster=replace(config.cluster, hosts=hosts),
