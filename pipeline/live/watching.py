@@ -169,24 +169,31 @@ def _changed(path: Path) -> float:
         return 0.0
 
 
-# ---------------------------------------------------------------------------------------------- a run
-def follow_run(folder: RunFolder, screen: Screen, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Follow a run until no command works on it: pass news from its files to the screen, and its ranks' lines."""
-    files = AttemptFiles(folder)
+def follow(
+    folder: RunFolder | SweepFolder,
+    files: AttemptFiles | SweepFiles,
+    screen: Screen,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Follow a run or a sweep until no command works on it: pass news from its files to the screen, and lines.
+
+    ``files`` are its own; of a sweep those that the screen's first state came from.
+    """
     since = time.monotonic()
     while True:
         over = not is_under_way(folder)
         for event in files.look():
             screen.tell(event)
-            if isinstance(event, LogLine) and is_worth_showing(event):
-                screen.say(as_line(event))
+            for text in files.lines(event):
+                screen.say(text)
         if over:
             return
-        if screen.is_live:
+        if screen.is_live and isinstance(folder, RunFolder):
             screen.tell(Waiting(what=status.under_way(folder), for_s=time.monotonic() - since))
         sleep(_LOOK_S)
 
 
+# ---------------------------------------------------------------------------------------------- a run
 class AttemptFiles:
     """``look`` yields the news in the files of the newest attempt since the last call."""
 
@@ -216,6 +223,11 @@ class AttemptFiles:
                 self._beaten = changed
                 yield from beats(attempt)
 
+    def lines(self, event: Any) -> Iterator[str]:
+        """Return an event's line on the run's own terminal."""
+        if isinstance(event, LogLine) and is_worth_showing(event):
+            yield as_line(event)
+
 
 def _totals(host: str, path: Path) -> Iterator[LogLine]:
     """Return the line with the numbers of steps from the beginning of a log whose end alone is read."""
@@ -244,24 +256,6 @@ def beats(attempt: Path) -> Iterator[NodeBeat]:
 
 
 # -------------------------------------------------------------------------------------------- a sweep
-def follow_sweep(
-    folder: SweepFolder, files: SweepFiles, screen: Screen, sleep: Callable[[float], None] = time.sleep
-) -> None:
-    """Follow a sweep until no command runs it: pass news from its files to the screen, and its trials' lines.
-
-    ``files`` are those that the screen's first state came from.
-    """
-    while True:
-        over = not is_under_way(folder)
-        for event in files.look():
-            screen.tell(event)
-            for text in files.lines(event):
-                screen.say(text)
-        if over:
-            return
-        sleep(_LOOK_S)
-
-
 class SweepFiles:
     """The files of a sweep that another command runs.
 

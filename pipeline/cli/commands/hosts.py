@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -120,20 +120,6 @@ def lab(current: Session) -> None:
 
 
 # ----------------------------------------------------------------------------------------------- queue
-@dataclass(frozen=True, kw_only=True)
-class Queue:
-    """Who computes on the hosts, and who waits.
-
-    ``computing``: runs, with ``host``, ``user``, ``what``, ``resources`` (gpu:0, cpu) and ``since``, unix time by that
-    host's clock. ``processes``: a line about each process of no run, on GPUs that a run of these words would take.
-    """
-
-    hosts: tuple[str, ...]
-    computing: tuple[dict[str, Any], ...]
-    processes: tuple[str, ...]
-    waiting: tuple[Wait, ...]
-
-
 def queue(current: Session) -> None:
     """Ask every host. Raises HostError: one can't be asked. UsageError: a scheduler has the queue."""
     config = current.config
@@ -147,36 +133,41 @@ def queue(current: Session) -> None:
         facts = hosts.facts(None)
     state = queue_of(cluster, facts, waits_under_way(config.runs_dir))
     if wants_json():
-        answer(asdict(state))
+        answer(state)
         return
     say(queue_text(state))
 
 
-def queue_of(cluster: Cluster, facts: Sequence[NodeFacts], waiting: Sequence[Wait]) -> Queue:
-    """Return what the hosts have answered, and who waits."""
+def queue_of(cluster: Cluster, facts: Sequence[NodeFacts], waiting: Sequence[Wait]) -> dict[str, Any]:
+    """Return what the hosts have answered, and who waits.
+
+    ``computing``: runs, with ``host``, ``user``, ``what``, ``resources`` (gpu:0, cpu) and ``since``, unix time by that
+    host's clock. ``processes``: a line about each process of no run, on GPUs that a run of these words would take.
+    """
     rows = [(fact.host, row) for fact in facts for row in (fact.extra.get("system") or {}).get("claims", [])]
     others = occupation.occupied(cluster, facts, "")  # no attempt is this command's own: all runs are others'
-    return Queue(
-        hosts=tuple(fact.host for fact in facts),
-        computing=tuple(
+    return {
+        "hosts": [fact.host for fact in facts],
+        "computing": [
             {"host": host, **{name: row[name] for name in ("user", "what", "resources")}, "since": float(row["since"])}
             for host, row in rows
-        ),
-        processes=tuple(f"{one.host}: {said}" for one in others for said in one.processes),
-        waiting=tuple(waiting),
-    )
+        ],
+        "processes": [f"{one.host}: {said}" for one in others for said in one.processes],
+        "waiting": [asdict(wait) for wait in waiting],
+    }
 
 
-def queue_text(state: Queue) -> str:
+def queue_text(state: Mapping[str, Any]) -> str:
     """Return the hosts as a table, and below it GPU processes without a claim, and who waits."""
     rows = [("host", "user", "run", "on", "since")]
-    for host in state.hosts:
-        there = [item for item in state.computing if item["host"] == host]
+    for host in state["hosts"]:
+        there = [item for item in state["computing"] if item["host"] == host]
         for item in there:
             gpus = [name.partition(":")[2] for name in item["resources"] if name.startswith("gpu:")]
             devices = f"GPU {', '.join(gpus)}" if gpus else "processors"
             rows.append((host, item["user"], item["what"], devices, clock(item["since"])))
         rows += [] if there else [(host, "-", "free", "", "")]
-    lines = [aligned(rows), *state.processes]
-    lines += [f"{wait.key} waits since {clock(wait.since)} for {wait.host}: {wait.who}" for wait in state.waiting]
-    return "\n".join([*lines, *([] if state.waiting else ["no run of this project waits"])])
+    waiting = [
+        f"{one['key']} waits since {clock(one['since'])} for {one['host']}: {one['who']}" for one in state["waiting"]
+    ]
+    return "\n".join([aligned(rows), *state["processes"], *(waiting or ["no run of this project waits"])])

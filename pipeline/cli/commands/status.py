@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +38,7 @@ from pipeline.live.watching import (
     RunPicture,
     SweepFiles,
     first_state,
-    follow_run,
-    follow_sweep,
+    follow,
     is_under_way,
     may_go_on_until,
 )
@@ -109,7 +110,7 @@ def watch(folder: RunFolder) -> None:
     state = first_state(folder.key, folder.read_json(run_folder.CONFIG) or {})
     try:
         with screen(lambda: RunPicture(state, folder.path)) as shown:
-            follow_run(folder, shown)
+            follow(folder, AttemptFiles(folder), shown)
     except KeyboardInterrupt:
         note(f"no longer watched; the run goes on: doit status {folder.key} --watch")
         leave_if_interrupted()
@@ -121,7 +122,7 @@ def watch_sweep(folder: SweepFolder) -> None:
     state = files.so_far(time.time(), time.monotonic())
     try:
         with screen_of_sweep(state, folder.path.parent.parent) as shown:
-            follow_sweep(folder, files, shown)
+            follow(folder, files, shown)
     except KeyboardInterrupt:
         note("no longer watched; the sweep goes on: doit status --watch")
         leave_if_interrupted()
@@ -164,29 +165,23 @@ def _wait_for_sweep(folder: SweepFolder) -> None:
 
 
 def _wait(folder: RunFolder | SweepFolder, name: str) -> None:
-    awaited = _Awaited(folder)
     with waiting(note, f"waiting for {name}"):
-        while not awaited.is_over():
-            time.sleep(_POLL_S)
+        for _ in _looks(folder):
+            pass
 
 
-class _Awaited:
-    """A run or a sweep whose end is awaited; says once if a run goes on without a command."""
+def _looks(folder: RunFolder | SweepFolder) -> Iterator[None]:
+    """Yield twice a second until no command works on it, and the hosts of a run hold no lease of a killed one.
 
-    def __init__(self, folder: RunFolder | SweepFolder) -> None:
-        self._folder, self._is_reported = folder, False
-
-    def is_over(self) -> bool:
-        """True if no command works on it, and the hosts of a run hold no lease of a killed one."""
-        folder = self._folder
-        if is_under_way(folder):
-            return False
-        if isinstance(folder, SweepFolder) or time.time() >= may_go_on_until(folder):
-            return True
-        if not self._is_reported:
-            self._is_reported = True
+    Says once if a run goes on without a command.
+    """
+    is_reported = False
+    while is_under_way(folder) or (isinstance(folder, RunFolder) and time.time() < may_go_on_until(folder)):
+        if isinstance(folder, RunFolder) and not is_reported and not is_under_way(folder):
+            is_reported = True
             note(f"no command attends run {folder.key}; its ranks may go on: doit attach {folder.key}")
-        return False
+        yield
+        time.sleep(_POLL_S)
 
 
 def logs(current: Session) -> None:
@@ -208,14 +203,11 @@ def logs(current: Session) -> None:
 
 def _follow_logs(folder: RunFolder, host: str | None) -> None:
     """Print the newest lines of the run's newest attempt, and all further ones."""
-    files, awaited, is_over = AttemptFiles(folder), _Awaited(folder), False
-    while not is_over:
-        is_over = awaited.is_over()
+    files = AttemptFiles(folder)
+    for _ in chain(_looks(folder), [None]):  # and once after its end
         for event in files.look():
             if isinstance(event, LogLine) and host in (None, event.host):
                 say_log(as_line(event))
-        if not is_over:
-            time.sleep(_POLL_S)
 
 
 def _names_no_run(current: Session) -> bool:

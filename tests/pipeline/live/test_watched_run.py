@@ -18,7 +18,7 @@ from pipeline.cluster.events import LogLine
 from pipeline.core.errors import PacelineError
 from pipeline.core.specs import LaunchPlan, State
 from pipeline.live.state import Saved
-from pipeline.live.watching import AttemptFiles, FolderNews, follow_run, is_under_way, may_go_on_until
+from pipeline.live.watching import AttemptFiles, FolderNews, follow, is_under_way, may_go_on_until
 from pipeline.runs import journal, ranks
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import RunLock
@@ -141,7 +141,7 @@ def test_it_follows_until_the_command_is_gone_and_leaves_the_run_alone(tmp_path:
         if len(slept) == 2:
             lock.release()
 
-    follow_run(folder, heard, sleep)  # type: ignore[arg-type]
+    follow(folder, AttemptFiles(folder), heard, sleep)  # type: ignore[arg-type]
     assert heard.said == ["node0:0 | epoch 1/20"]
     assert len(slept) == 2
     assert sorted(folder.path.rglob("*")) == before

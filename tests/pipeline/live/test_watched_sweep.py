@@ -17,7 +17,7 @@ from pipeline.cluster.events import LogLine
 from pipeline.core.errors import UsageError
 from pipeline.core.locks import FileLock
 from pipeline.core.specs import State
-from pipeline.live.watching import SweepFiles, SweepPicture, follow_sweep
+from pipeline.live.watching import SweepFiles, SweepPicture, follow
 from pipeline.runs.lock import RunLock
 from pipeline.sweep.folder import SweepFolder, TrialEntry
 from pipeline.sweep.trial import TrialBegan
@@ -112,7 +112,7 @@ def test_it_is_followed_to_its_end_and_left_alone(sweep: Sweep) -> None:
             sweep.lock.release()
 
     heard.tell = tell
-    follow_sweep(sweep.folder, files, heard, sleep)  # type: ignore[arg-type]
+    follow(sweep.folder, files, heard, sleep)  # type: ignore[arg-type]
     assert len(slept) == 3
     lines = ["trial 1 | node0:0 | 19 steps an epoch, 380 steps", "✗ trial 1 FAILED: no loss", "trial 2 no loss"]
     assert heard.said == lines
