@@ -98,7 +98,7 @@ def compare(current: Session) -> None:
         if name not in known:
             raise UsageError(f"metric={name}: none of these runs has it; {suggestion(name, known)}")
     differences = compared(groups, wanted)
-    if is_on(options, "json"):
+    if wants_json():
         answer(tables.as_json(differences))
     elif is_on(options, "markdown"):
         say(tables.markdown(differences))
@@ -230,7 +230,7 @@ def report(current: Session) -> None:
     """Write a report; of a sweep (the newest, if nothing is named) with its table. Raises UsageError, PacelineError."""
     current = trials.with_sweep(current)
     options = current.invocation.options
-    form, as_json = options.get("format", "html"), is_on(options, "json")
+    form, as_json = options.get("format", "html"), wants_json()
     if form not in _SUFFIXES:
         raise UsageError(f"format={form} is not known; {suggestion(form, _SUFFIXES)}")
     words = [word for word in current.invocation.overrides if not word.lstrip("+").startswith(("paths.", "tracking"))]

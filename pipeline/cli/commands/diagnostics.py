@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.cli.invocation import is_on
-from pipeline.cli.output import answer, note, say, width
+from pipeline.cli.output import answer, note, say, wants_json, width
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster import preflight as checks
 from pipeline.cluster.launchers.base import PackSource
@@ -28,7 +28,7 @@ from trainers.contract import run_folder
 def preflight(current: Session) -> None:
     """Check that the hosts can train. Raises PacelineError: a check failed."""
     options = current.invocation.options
-    as_json, saves = is_on(options, "json"), "baseline" in options
+    as_json, saves = wants_json(), "baseline" in options
     if saves and options["baseline"] != "save":
         raise UsageError(f"baseline={options['baseline']}: baseline=save keeps what is measured now")
     cluster = current.config.cluster.with_spares

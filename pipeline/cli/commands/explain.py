@@ -8,7 +8,6 @@ from typing import Any
 
 from pipeline.cli.commands import steps as own_steps
 from pipeline.cli.commands.finished import other_hardware
-from pipeline.cli.invocation import is_on
 from pipeline.cli.output import answer, note, say, say_folded, say_log, wants_json
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster.spares import unused_warning
@@ -42,7 +41,7 @@ def plan(current: Session) -> None:
         ]
     else:
         trials = [dry_run.planned(current.config, current.pack, current.run, root=ROOT)]
-    if is_on(options, "json"):
+    if wants_json():
         answer([asdict(item) for item in trials])
         return
     say(shapes[shape](trials))
@@ -69,7 +68,7 @@ def why(current: Session) -> None:
         result = acceptance.result_or_accepted(run.folder)[0] if damage is None else None
         hardware = other_hardware(result.fields) if result is not None else None
     data_files = _changed_data(current, differences)
-    if is_on(current.invocation.options, "json"):
+    if wants_json():
         answer(
             {
                 "key": run.key.short if run is not None else None,

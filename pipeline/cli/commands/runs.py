@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pipeline.cli.commands.finished import other_hardware
 from pipeline.cli.invocation import is_on
-from pipeline.cli.output import STATE_INKS, answer, note, say, width
+from pipeline.cli.output import STATE_INKS, answer, note, say, wants_json, width
 from pipeline.cli.session import Session, relative
 from pipeline.comparing.listing import STATE_AT, Listed, table, wide_table
 from pipeline.config.overrides.origins import stands_for
@@ -142,7 +142,7 @@ def selected(current: Session, state: str | None = None) -> Selection:
 def runs(current: Session) -> None:
     """List runs. Raises UsageError: an unknown state or order, or an override that run folders don't store."""
     options, runs_dir = current.invocation.options, current.config.runs_dir
-    by, as_json = options.get("sort", "time"), is_on(options, "json")
+    by, as_json = options.get("sort", "time"), wants_json()
     wide = is_on(options, "wide")
     rows, comparable, is_empty = selected(current, options.get("state"))
     measures = as_json or by == "size" or (wide and len(rows) <= _MOST_MEASURED)

@@ -60,7 +60,7 @@ def status(current: Session) -> None:
         sweep = sweeps.find(runs_dir, named)
         if watches and is_under_way(sweep):
             watch_sweep(sweep)
-        trials.show(sweep, as_json=wants_json())
+        trials.show(sweep)
         return
     step_lines = [] if named is not None else steps.under_way(runs_dir)
     for line in step_lines:
@@ -157,7 +157,7 @@ def _not_finished(folder: RunFolder, state: str) -> PacelineError:
 
 def _wait_for_sweep(folder: SweepFolder) -> None:
     _wait(folder, f"sweep {folder.name}")
-    trials.show(folder, as_json=wants_json())
+    trials.show(folder)
     bad = [trial.number for trial in trials.results_of(folder) if trial.state not in (State.FINISHED, State.PRUNED)]
     if bad:
         what = f"{counted(len(bad), 'trial')} of sweep {folder.name} didn't finish, the first is trial {bad[0]}"

@@ -6,8 +6,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.cli.invocation import is_on, process_count
-from pipeline.cli.output import answer, note, say
+from pipeline.cli.invocation import process_count
+from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import Session, relative
 from pipeline.core.errors import UsageError
 from pipeline.core.tables import aligned
@@ -21,7 +21,7 @@ def step(current: Session) -> None:
     graph, names = current.steps, current.invocation.paths
     if not names:
         rows = [(name, *_state(graph, name)) for name in graph.names()]
-        if is_on(current.invocation.options, "json"):
+        if wants_json():
             answer([dict(zip(("name", "state", "why"), row, strict=True)) for row in rows])
         elif rows:
             say(aligned([("step", "state", ""), *rows]))
@@ -64,7 +64,7 @@ def why(current: Session, name: str) -> None:
     graph = current.steps
     standing = graph.standing(name)
     key = standing.key.short if standing.key is not None else None
-    if is_on(current.invocation.options, "json"):
+    if wants_json():
         answer({"step": name, "key": key, "made": standing.made is not None, "why": standing.why})
         return
     if standing.made is not None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.cli.invocation import is_on
-from pipeline.cli.output import answer, say, say_folded, width
+from pipeline.cli.output import answer, say, say_folded, wants_json, width
 from pipeline.cli.session import Session
 from pipeline.core import locks
 from pipeline.core.errors import UsageError
@@ -43,14 +42,13 @@ def names_sweep(runs_dir: Path, word: str) -> bool:
 
 def show_chosen(current: Session) -> None:
     """Print the table of the named sweep, else of the newest."""
-    options = current.invocation.options
-    show(folders.find(current.config.runs_dir, options.get("sweep")), as_json=is_on(options, "json"))
+    show(folders.find(current.config.runs_dir, current.invocation.options.get("sweep")))
 
 
-def show(folder: SweepFolder, *, as_json: bool = False) -> None:
+def show(folder: SweepFolder) -> None:
     """Print a sweep's table."""
     record, results = folder.read_begun(), results_of(folder)
-    if as_json:
+    if wants_json():
         table = tables.as_json(results, record.total, record.by, record.goals)
         answer({"sweep": folder.name, **table})
         return
