@@ -30,8 +30,8 @@ class Option(NamedTuple):
 
     @property
     def is_switch(self) -> bool:
-        """Whether its flag takes no value: ``--watch``, ``--no-data``, ``--baseline``."""
-        return self.value in ("1", "0", "save")
+        """Whether its flag takes no value: ``--watch``, ``--no-data``."""
+        return self.value in ("1", "0")
 
     def flags(self, name: str) -> tuple[str, ...]:
         """Return the names of the flag of the option ``name`` without dashes, the one in help first."""
@@ -126,7 +126,6 @@ _VERBS: Mapping[str, Verb] = {
         options={
             "deep": Option("1", "also the slow checks: all of nvidia-smi, clocks more exactly"),
             "measure": Option("1", "also time a matrix product on each rank and an all-reduce on each host and pair"),
-            "baseline": Option("save", "measure, and save the figures; later ones may be at most a fifth lower"),
         },
         examples=("preflight cluster=two_node", "preflight cluster=pssh cluster.hostfile=hosts.txt --deep")),
     "queue": Verb(module="hosts", overrides="place", answers=True,

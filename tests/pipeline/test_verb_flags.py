@@ -26,7 +26,6 @@ from tests.pipeline import finished_folder as folder
         ("export cf0848 --output x.tar.gz", "export run=cf0848 to=x.tar.gz"),
         ("sync --no-data --to /x notebooks", "sync data=0 to=/x notebooks"),
         ("clean --older-than 30 --yes", "clean older_than=30 yes=1"),
-        ("preflight --baseline", "preflight baseline=save"),
         ("train --preflight-deep seed=1", "train preflight.deep=1 seed=1"),
         ("train --force seed=1", "-a train seed=1"),
         ("train --dry-run seed=1", "plan seed=1"),

@@ -28,9 +28,7 @@ from trainers.contract import run_folder
 def preflight(current: Session) -> None:
     """Check that the hosts can train. Raises PacelineError: a check failed."""
     options = current.invocation.options
-    as_json, saves = wants_json(), "baseline" in options
-    if saves and options["baseline"] != "save":
-        raise UsageError(f"baseline={options['baseline']}: baseline=save keeps what is measured now")
+    as_json, measures = wants_json(), is_on(options, "measure")
     cluster = current.config.cluster.with_spares
     this_computer.refuse_without_lab(cluster, ROOT)
     hear: Callable[[str], None] = (lambda _: None) if as_json else note
@@ -42,9 +40,8 @@ def preflight(current: Session) -> None:
             raise
         labels, unreached = [host.label for host in cluster.hosts], error
         report = checks.Report(facts=(), checks=checks.from_error(error, "probe", labels))
-    measures = saves or is_on(options, "measure")
     if measures and report.is_ok and not unreached:
-        report = _measured(current, report, saves=saves, say=hear)
+        report = _measured(current, report, say=hear)
     if as_json:
         try:
             if unreached:
@@ -76,19 +73,16 @@ def preflight(current: Session) -> None:
             note(f"warning: a training with these words would be refused: {error.what}")
 
 
-def _measured(current: Session, report: Report, *, saves: bool, say: Callable[[str], None]) -> Report:
-    """Add the hosts' speeds, compared with their baseline and each other."""
+def _measured(current: Session, report: Report, *, say: Callable[[str], None]) -> Report:
+    """Add the hosts' speeds, compared with each other."""
     config = current.config
-    before = {} if saves else host_speed.baseline(config.runs_dir)
     folder, figures = host_speed.measure(
         config.cluster, backend=config.train.strategy.backend, runs_dir=config.runs_dir, root=ROOT, say=say
     )
     for figure in figures:
         say(f"{figure.what}  {' – '.join(figure.hosts)}  {figure.shown(figure.per_s)}  ({figure.on})")
     say(f"  figures  {relative(folder / run_folder.HOST_SPEED)}")
-    if saves:
-        say(f"  baseline  {relative(host_speed.save_baseline(config.runs_dir, figures))}")
-    return replace(report, checks=[*report.checks, *host_speed.checks(figures, before)])
+    return replace(report, checks=[*report.checks, *host_speed.checks(figures)])
 
 
 def refuse_unfit_hosts(current: Session) -> None:
