@@ -184,22 +184,8 @@ def measure_nodes(
     if isinstance(group, dist.ProcessGroup) and context.ranks.rank in members:
         timing = measure(size_bytes, device=context.device, iterations=iterations, group=group)
         dist.destroy_process_group(group)
-    return _shared(context, timing, owner=members[0])
-
-
-def _shared(context: RankContext, timing: Timing | None, *, owner: int) -> Timing:
-    """Broadcast the owner's timing.
-
-    Ranks outside of the group wait here, so only one pair uses the network at a time.
-    """
-    names = list(Timing.__dataclass_fields__)
-    values = [float(getattr(timing, name)) for name in names] if timing else [0.0] * len(names)
-    both = torch.tensor(values, dtype=torch.float64, device=context.device)
-    dist.broadcast(both, src=owner)
-    whole = {
-        name: value if name.endswith("_s") else int(value) for name, value in zip(names, both.tolist(), strict=True)
-    }
-    return Timing(**whole)
+    # ranks outside of the group wait here, so only one pair uses the network at a time
+    return Timing(**context.share(vars(timing) if timing else {})[members[0]])
 
 
 def _line(row: Timing) -> str:
