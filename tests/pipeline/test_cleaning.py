@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.commands import clean as cleaning
-from pipeline.cli.commands.clean import ranks, superseded
+from pipeline.cli.commands.clean import superseded
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_json
@@ -40,9 +40,7 @@ def clean(tmp_path: Path, printed: Printed) -> Printed:
     return partial(printed, cleaning.clean, tmp_path)
 
 
-def seeded(
-    runs_dir: Path, seed: int, *, days: float = 0, code: bytes = b"A = 1\n", val_loss: float | None = None
-) -> RunFolder:
+def seeded(runs_dir: Path, seed: int, *, days: float = 0, code: bytes = b"A = 1\n") -> RunFolder:
     """A finished run, ``days`` old."""
     config = {**CONFIG, "seed": seed}
     folder = finished(
@@ -50,7 +48,6 @@ def seeded(
         key_of(config, code=code),
         config=config,
         code=code,
-        summary=None if val_loss is None else {"metrics": {"val/loss": val_loss}},
     )
     fields = dict(json.loads(folder.result.read_text()))
     fields.pop("sha256", None)
@@ -121,28 +118,6 @@ def test_each_rule_narrows_and_overrides_choose(tmp_path: Path, clean: Printed) 
     assert lines[2].startswith("nothing was removed; to remove 1 run, ")
     assert clean("state=killed", "seed=5").startswith("nothing to remove")
     assert clean("older_than=30", "superseded=1").startswith("nothing to remove")
-
-
-def test_all_but_the_best_go(tmp_path: Path, clean: Printed) -> None:
-    worst, best, middle = (seeded(tmp_path, seed, val_loss=loss) for seed, loss in enumerate((0.9, 0.1, 0.5)))
-    without = seeded(tmp_path, 3)
-    lines = clean("keep_best=1", "by=val/loss").splitlines()
-    assert {line[:12]: line.rpartition("  ")[2] for line in lines[1:-1]} == {
-        worst.key: "number 3 by val/loss",
-        middle.key: "number 2 by val/loss",
-    }
-    clean("keep_best=1", "by=val/loss", "yes=1")
-    assert names(tmp_path) == sorted([best.key, without.key])
-    with pytest.raises(UsageError, match=r"by=val/los: no finished run has it; did you mean val/loss\? valid: test/"):
-        clean("keep_best=1", "by=val/los")
-
-
-def test_no_run_goes_by_a_metric_whose_name_does_not_tell_what_is_better(tmp_path: Path, clean: Printed) -> None:
-    config = {**CONFIG, "seed": 5}
-    folder = finished(tmp_path, key_of(config), config=config, summary={"metrics": {"width": 1.0}})
-    with pytest.raises(UsageError, match="by=width: its name doesn't tell whether more or less of it is better"):
-        clean("keep_best=1", "by=width", "yes=1")
-    assert folder.result.exists()
 
 
 def test_no_run_is_chosen_by_an_edited_value(tmp_path: Path, clean: Printed) -> None:
@@ -254,8 +229,6 @@ def test_what_the_system_refuses_is_said_with_the_run(
     ("words", "said"),
     [
         (("older_than=month",), "older_than=month must be a number of days, such as older_than=30"),
-        (("keep_best=0",), "keep_best=0 must be a whole number from 1"),
-        (("by=val/loss",), "by=val/loss says by what keep_best=N takes the best, and there is no keep_best"),
         (("superseded=maybe",), "superseded=maybe must be 1 or 0"),
         (("state=FALED",), "state=FALED is no state of a run; did you mean FAILED?"),
     ],
@@ -270,8 +243,8 @@ def test_a_word_that_chooses_nothing_is_refused(clean: Printed, words: tuple[str
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("clean keep_bst=3", "unknown key 'keep_bst'; did you mean keep_best=3?"),
-        ("clean train", "doit clean takes no 'train'; valid: by=, checkpoints=, hosts=, json=, keep_best="),
+        ("clean older_thn=3", "unknown key 'older_thn'; did you mean older_than=3?"),
+        ("clean train", "doit clean takes no 'train'; valid: checkpoints=, hosts=, json=, older_than="),
         ("clean cf0848", "doit clean chooses runs by rules and takes no key; one run alone is deleted with its folder"),
     ],
 )  # fmt: skip
@@ -310,9 +283,3 @@ def test_a_run_is_superseded_by_a_newer_one_of_equal_configuration_data_and_rank
     assert superseded(rows, parts) == {old.key: new.key}
     assert superseded(rows, {**parts, failed.key: parts[new.key]}) == {old.key: new.key, failed.key: new.key}
     assert superseded(rows, {**parts, new.key: {**parts[new.key], "data": "other"}}) == {}
-
-
-def test_the_best_comes_first_and_nan_last() -> None:
-    values = {"a": 0.5, "b": float("nan"), "c": 0.9}
-    assert ranks(values, least_first=False) == {"c": 1, "a": 2, "b": 3}
-    assert ranks(values, least_first=True) == {"a": 1, "c": 2, "b": 3}

@@ -22,11 +22,11 @@ from pipeline.cluster import launchers
 from pipeline.cluster.earlier import clear_leftovers, idle_words, leftovers, why_kept
 from pipeline.comparing.listing import day
 from pipeline.core import locks
-from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
+from pipeline.core.errors import PacelineError, UsageError, os_reason
 from pipeline.core.files import remove_leftovers
 from pipeline.core.processes.heartbeat import Heartbeat, waiting
 from pipeline.core.specs import UNDER_WAY, State
-from pipeline.core.tables import aligned, counted, file_size, first_of, is_count
+from pipeline.core.tables import aligned, counted, file_size, first_of
 from pipeline.runs import acceptance, index, lock
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import Row
@@ -35,12 +35,10 @@ from pipeline.runs.result import AlteredError
 from pipeline.steps import graph as steps
 from pipeline.steps import store
 from pipeline.sweep.folder import FOLDER, SweepFolder
-from pipeline.sweep.report import MINIMIZE, direction_of
 from pipeline.tracking import state as tracking_state
 from trainers.contract import run_folder
 
 _DAY_S = 86_400.0
-_BY = "val/accuracy"
 _DECIDES = ("config", "data", "topology")  # of a key; the rest is code and environment
 
 
@@ -48,29 +46,21 @@ _DECIDES = ("config", "data", "topology")  # of a key; the rest is code and envi
 class Rules:
     """The rules on the command line; each one narrows the choice.
 
-    ``keep_best``: so many finished runs with the best ``by`` stay. Without a rule, failed and superseded runs are
-    chosen; with ``checkpoints``, the checkpoints of all finished runs.
+    Without a rule, failed and superseded runs are chosen; with ``checkpoints``, the checkpoints of all finished runs.
     """
 
     state: str | None = None
     superseded: bool = False
     older_than_days: float | None = None
-    keep_best: int | None = None
-    by: str = _BY
     checkpoints: bool = False
 
     @property
     def none_given(self) -> bool:
-        return self.state is None and not self.superseded and self.older_than_days is None and self.keep_best is None
+        return self.state is None and not self.superseded and self.older_than_days is None
 
 
 def rules_of(options: Mapping[str, str]) -> Rules:
     """Return the rules of a command line. Raises UsageError: an impossible value."""
-    if "by" in options and "keep_best" not in options:
-        raise UsageError(f"by={options['by']} says by what keep_best=N takes the best, and there is no keep_best")
-    best = options.get("keep_best")
-    if best is not None and not is_count(best):
-        raise UsageError(f"keep_best={best} must be a whole number from 1, the runs to keep")
     try:
         days = float(options["older_than"]) if "older_than" in options else None
     except ValueError:
@@ -81,8 +71,6 @@ def rules_of(options: Mapping[str, str]) -> Rules:
         state=options.get("state"),
         superseded=is_on(options, "superseded"),
         older_than_days=days,
-        keep_best=None if best is None else int(best),
-        by=options.get("by", _BY),
         checkpoints=is_on(options, "checkpoints"),
     )
 
@@ -95,19 +83,8 @@ def superseded(rows: Sequence[Row], parts: Mapping[str, Mapping[str, Any]]) -> d
     return {row.key: last.key for row, last in pairs if row.unix_time < last.unix_time}
 
 
-def ranks(values: Mapping[str, float], *, least_first: bool) -> dict[str, int]:
-    """Return key → place: 1 for the best value, 2 for the next, …; NaN comes last."""
-    sign = 1.0 if least_first else -1.0
-    best_first = sorted(values, key=lambda key: (math.isnan(values[key]), sign * values[key]))
-    return {key: place for place, key in enumerate(best_first, start=1)}
-
-
-def why_chosen(row: Row, rules: Rules, *, newer: str | None, rank: int | None, now: float) -> str:
-    """Return why the rules choose the run, in a few words; '' if they don't.
-
-    ``newer``: the key of the run that supersedes it. ``rank``: its place among the finished runs; 1 is the best, None:
-    it lacks the metric.
-    """
+def why_chosen(row: Row, rules: Rules, *, newer: str | None, now: float) -> str:
+    """Return why the rules choose the run, in a few words; '' if they don't. ``newer`` supersedes it."""
     by_newer = f"superseded by {newer}" if newer else ""
     if rules.none_given:
         return "finished" if rules.checkpoints else "failed" if row.state == State.FAILED else by_newer
@@ -117,8 +94,6 @@ def why_chosen(row: Row, rules: Rules, *, newer: str | None, rank: int | None, n
     if rules.older_than_days is not None:
         days = (now - row.unix_time) / _DAY_S
         reasons.append(f"{days:,.0f} days old" if days > rules.older_than_days else "")
-    if rules.keep_best is not None:
-        reasons.append(f"number {rank} by {rules.by}" if rank is not None and rank > rules.keep_best else "")
     return ", ".join(reasons) if all(reasons) else ""
 
 
@@ -240,9 +215,8 @@ def _chosen(current: Session, runs_dir: Path, rules: Rules) -> list[Item]:
         rows = [row for row, folder, altered in folders if chosen.config_of(folder, altered=altered) is not None]
     if rules.checkpoints:
         rows = [row for row in rows if row.state == State.FINISHED]
-    rank = _ranks(runs_dir, rows, rules) if rules.keep_best is not None else {}
     needs, now = needed(runs_dir), time.time()
-    whys = [why_chosen(row, rules, newer=newer.get(row.key), rank=rank.get(row.key), now=now) for row in rows]
+    whys = [why_chosen(row, rules, newer=newer.get(row.key), now=now) for row in rows]
     items = []
     for row, why in ((row, why) for row, why in zip(rows, whys, strict=True) if why):
         folder = RunFolder(runs_dir / row.key)
@@ -268,22 +242,6 @@ def _is_intact(folder: RunFolder) -> bool:
     except AlteredError:
         return False
     return key is not None and folder.stale_because(key.digest) is None
-
-
-def _ranks(runs_dir: Path, rows: Sequence[Row], rules: Rules) -> dict[str, int]:
-    """Return the places of the finished runs that have the metric. Raises UsageError: none has it."""
-    results = {row.key: RunFolder(runs_dir / row.key).read_result() for row in rows if row.state == State.FINISHED}
-    metrics = {key: result.metrics for key, result in results.items() if result is not None}
-    values = {key: known[rules.by] for key, known in metrics.items() if rules.by in known}
-    if metrics and not values:
-        names = {name for known in metrics.values() for name in known}
-        raise UsageError(f"by={rules.by}: no finished run has it; {suggestion(rules.by, names)}")
-    if (direction := direction_of(rules.by)) is None:  # a wrong guess would remove the best
-        raise UsageError(
-            f"by={rules.by}: its name doesn't tell whether more or less of it is better; one that ends in score, "
-            "accuracy, loss, error or time does"
-        )
-    return ranks(values, least_first=direction == MINIMIZE)
 
 
 # ------------------------------------------------------------------------------------------- what removes
