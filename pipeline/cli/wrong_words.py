@@ -40,6 +40,7 @@ _MEANT = {
     **dict.fromkeys(("accelerate", "deepspeed", "fabric"), "doit torchrun --nproc-per-node RANKS train.py"),
     **dict.fromkeys(_PYTHON, "doit run train.py"),
     **dict.fromkeys(("dashboard", "mlflow", "web"), "doit ui"),
+    "server": "mlflow server, as docs/mlflow-server.md shows",
 }
 
 
