@@ -35,9 +35,6 @@ class Said:
     text: str
 
 
-RunEvent = LaunchPlan | LogLine | NodeBeat | NodeExit | NodeLost | NodeSilent | MetricsRow | Saved | Said | Waiting
-
-
 @dataclass(frozen=True, kw_only=True)
 class HostState:
     """One host.
@@ -107,8 +104,8 @@ class RunState:
         return next((self.metrics[name] for name in LOSSES if name in self.metrics), None)
 
 
-def after(state: RunState, event: RunEvent, now: float) -> RunState:
-    """Return the state after ``event``; ``now`` in seconds of a monotonic clock."""
+def after(state: RunState, event: object, now: float) -> RunState:
+    """Return the state after ``event``; most kinds change nothing. ``now`` in seconds of a monotonic clock."""
     match event:
         case NodeBeat():
             known = state.hosts.get(event.host) or HostState(ranks=len(event.ranks), doing=state.first_doing)
@@ -135,6 +132,8 @@ def after(state: RunState, event: RunEvent, now: float) -> RunState:
             return _over(state, event.host, "ended" if event.code == 0 else f"failed ({event.code})")
         case NodeLost() | NodeSilent():
             return _over(state, event.host, LOST)
+        case _:
+            return state
 
 
 def _over(state: RunState, name: str, how: str) -> RunState:
@@ -266,7 +265,7 @@ def after_trial_event(state: SweepState, event: TrialBegan | TrialEnded, now: fl
     return replace(state, running=running, ended=ended, took_s=(*state.took_s, *took), best=best)
 
 
-def after_run_event(state: SweepState, number: int, event: RunEvent, now: float) -> SweepState:
+def after_run_event(state: SweepState, number: int, event: object, now: float) -> SweepState:
     """Return the state after an event of a running trial; events of ended trials change nothing."""
     trial = state.running.get(number)
     if trial is None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pipeline.cluster import earlier
 from pipeline.cluster.attempt.failures import is_worth_showing
@@ -20,7 +20,6 @@ from pipeline.execution.attempting import formatted as as_line
 from pipeline.live.screen import Screen
 from pipeline.live.state import (
     STEPS,
-    RunEvent,
     RunState,
     Saved,
     SweepState,
@@ -41,8 +40,6 @@ from trainers.contract.beats import NodeBeat, RankBeat
 
 _LOOK_S = 0.5
 _LAST_BYTES = 1 << 16  # of a log that was long before it was watched
-
-_KNOWN = get_args(RunEvent)
 
 
 def first_state(key: str, config: Mapping[str, Any]) -> RunState:
@@ -106,9 +103,7 @@ class RunPicture:
         self._news = FolderNews(run_dir)
 
     def take(self, event: Any, now: float) -> None:
-        """Take an event; events without effect on the view are ignored."""
-        if isinstance(event, _KNOWN):
-            self.state = after(self.state, event, now)
+        self.state = after(self.state, event, now)
 
     def look(self, now: float) -> None:
         for event in self._news.look():
@@ -124,14 +119,13 @@ class SweepPicture:
         self._news = {number: FolderNews(runs_dir / trial.run.key) for number, trial in state.running.items()}
 
     def take(self, event: Any, now: float) -> None:
-        """Take an event; events without effect on the view are ignored."""
         if isinstance(event, TrialBegan | TrialEnded):
             self.state = after_trial_event(self.state, event, now)
             self._news.pop(event.number, None)
             if isinstance(event, TrialBegan):
                 self._news[event.number] = FolderNews(self._runs_dir / event.key)
-        elif type(event) is tuple and isinstance(event[1], _KNOWN):
-            self.state = after_run_event(self.state, event[0], event[1], now)
+        elif type(event) is tuple:
+            self.state = after_run_event(self.state, *event, now)
 
     def look(self, now: float) -> None:
         for number, news in self._news.items():
