@@ -146,7 +146,7 @@ def test_a_clone_and_the_wheel_of_it_give_a_run_the_same_key(environment: Path, 
         "assert ROOT == Path.cwd(), ROOT\n"
         "code = code_of(made, ROOT); parts = dict(canonical=made.canonical, topology=made.topology)\n"
         "key = content_key(code=code.digests, data_digest='d', environment=code.versions, **parts)\n"
-        "print(request(made.inputs, Path('data')).name, key.digest)"
+        "print(request(made.train.dataset, Path('data')).name, key.digest)"
     )
     clone = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert run(environment, "python", "-c", code, cwd=project).stdout == clone.stdout != "", clone.stderr
