@@ -125,7 +125,7 @@ class SweepPicture:
             if isinstance(event, TrialBegan):
                 self._news[event.number] = FolderNews(self._runs_dir / event.key)
         elif type(event) is tuple:
-            self.state = after_run_event(self.state, *event, now)
+            self.state = after_run_event(self.state, event[0], event[1], now)
 
     def look(self, now: float) -> None:
         for number, news in self._news.items():

@@ -89,8 +89,9 @@ def why(current: Session) -> None:
         say_folded(f"  finished on other hardware: {hardware}; bits unverified here")
     if damage:
         note(f"WARNING: {damage.what}\n  it can't be exported or reproduced from here; try: {damage.hint}")
-    for added in run_status.added(run.folder) if run is not None and not reason else ():
-        note(f"WARNING: {relative(run.folder.path / added)} was added after the run; it is not an output of it")
+    if run is not None and not reason:
+        for added in run_status.added(run.folder):
+            note(f"WARNING: {relative(run.folder.path / added)} was added after the run; it is not an output of it")
     if run is not None and reason:
         _say_nearest(nearest, differences, data_files)
     for task in tasks:

@@ -42,7 +42,7 @@ def rank(number: int, step: int, phase: int = Phase.COMPUTING, for_s: float = 0.
 def heard(*events: tuple[float, object]) -> RunState:
     state = FIRST
     for now, event in events:
-        state = after(state, event, now)  # type: ignore[arg-type]
+        state = after(state, event, now)
     return state
 
 
