@@ -125,16 +125,8 @@ def node(tmp_path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 
 def supervise(request: dict[str, Any], node: dict[str, Any], meanwhile: Callable[[], None] = lambda: None) -> None:
     """A supervisor's life in this process; ``meanwhile`` is done once torchrun is up."""
-    told, tell = os.pipe()
-
-    def act() -> None:
-        os.read(told, 4096)
-        os.close(told)
-        meanwhile()
-
-    watcher = threading.Thread(target=act)
-    watcher.start()
-    Supervisor(request, node).run(tell)
+    watcher = threading.Thread(target=meanwhile)
+    Supervisor(request, node).run(lambda _: watcher.start())
     watcher.join()
 
 
@@ -164,10 +156,9 @@ def test_a_disk_that_is_full_at_the_start_is_told_with_the_place_and_nothing_run
 
     monkeypatch.setattr(supervisor, "write_json", full)
     request, one = node
-    told, tell = os.pipe()
-    assert Supervisor(request, one).begin(tell) is None
-    with os.fdopen(told) as answer:
-        error = json.loads(answer.read())["error"]
+    answer: dict[str, Any] = {}
+    assert Supervisor(request, one).begin(answer.update) is None
+    error = answer["error"]
     assert re.search(rf"full disk \(.*: '{one['state_dir']}/agent.json', \d+ bytes are free there\); make room", error)
     assert "cluster.workdir (on this computer paths.runs)" in error
     assert processes.find_processes(request["attempts"]) == set()

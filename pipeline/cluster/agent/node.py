@@ -74,9 +74,8 @@ def machine() -> str | None:
         parts += [str(os.stat(f"/proc/self/ns/{name}").st_ino) for name in ("net", "pid")]
     except OSError:
         return None
-    with contextlib.suppress(OSError), open("/etc/machine-id", encoding="ascii") as file:
-        parts.append(file.read().strip())
-    return sha256(" ".join(parts).encode())[:16]
+    parts.append(text("/etc/machine-id"))
+    return sha256(" ".join(filter(None, parts)).encode())[:16]
 
 
 def sha256(data: bytes) -> str:
@@ -95,6 +94,19 @@ def sha256_of_rest(file: BinaryIO) -> str:
     while block := file.read(1 << 20):
         digest.update(block)
     return digest.hexdigest()
+
+
+def text(path: str) -> str:
+    """Return the stripped text of a file; empty if it can't be read."""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.read().strip()
+    return ""
+
+
+def control_groups(own: str = "/proc/self/cgroup") -> dict[str, str]:
+    """Return controller ('' in version 2) → the path of this process's control group below that hierarchy."""
+    rows = [line.split(":", 2) for line in text(own).splitlines()]
+    return {name: path for _, names, path in rows for name in names.split(",")}
 
 
 def user_name(uid: int) -> str:

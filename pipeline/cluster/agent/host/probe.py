@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..node import address_and_port, from_environment, identity, machine
+from ..node import address_and_port, control_groups, from_environment, identity, machine, text
 from ..running.claims import described_claims
 from ..running.folders import holds_pack, tidy_workdir
 from ..running.processes import LINUX
@@ -219,10 +219,7 @@ def cgroup(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> Json
 
     The tightest limit up to the root counts; null without one. Reads versions 1 and 2 of Linux' interface.
     """
-    places = {}  # controller ('' in version 2) → path below its hierarchy
-    for line in text(own).splitlines():
-        _, names, path = line.split(":", 2)
-        places.update(dict.fromkeys(names.split(","), path))
+    places = control_groups(own)
     cpus, memory = [], []
     for folder in ancestors(root, places.get("")):
         quota, _, period = text(f"{folder}/cpu.max").partition(" ")
@@ -302,13 +299,6 @@ def netdev_of(device: str, folder: str, port: str) -> str | None:
         if index.isdecimal() and int(index) + 1 == number(port):
             return os.path.basename(place)
     return None
-
-
-def text(path: str) -> str:
-    """Return the stripped text of a file; empty if it can't be read."""
-    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
-        return file.read().strip()
-    return ""
 
 
 def number(digits: str) -> int | None:

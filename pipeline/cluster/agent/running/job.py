@@ -148,7 +148,7 @@ class JobNode:
             supervisor, over = Supervisor(request, node), threading.Event()
             in_thread(self.listen, start["run_id"], node, supervisor, over, on_error=supervisor.end)
             in_thread(self.beat, start["run_id"], node, over, on_error=lambda _: None)
-            answer = supervise(supervisor)
+            supervisor.run(answer.update)
             over.set()
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the start has ended; its end must be reported
             self.terminated = supervisor.signalled
@@ -190,13 +190,3 @@ class JobNode:
             with contextlib.suppress(OSError), open(path, "r+", encoding="utf-8") as file:
                 file.write(line)
                 file.truncate()
-
-
-def supervise(supervisor: Supervisor) -> Json:
-    """Run a start to its end; return its answer."""
-    read_fd, answer_fd = os.pipe()
-    supervisor.run(answer_fd)
-    with os.fdopen(read_fd, "r", encoding="utf-8") as pipe:
-        text = pipe.read()
-    answer: Json = json.loads(text) if text else {}
-    return answer

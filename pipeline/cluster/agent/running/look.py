@@ -31,7 +31,7 @@ from trainers.contract.beats import (
     Socket,
 )
 
-from ..node import RANK_OUTPUTS
+from ..node import RANK_OUTPUTS, text
 from ..wire import Json
 from .processes import LINUX, children_of, ip_address, open_files, stat_fields, tcp_table
 
@@ -81,7 +81,7 @@ def _look_at_rank(folder: str, beat: RankBeat, before: tuple[str, float], size: 
         host="",
         state=state,
         cpu=round(max(0.0, cpu_s - before[1]) / WINDOW_S, 2),
-        sleeps_in=_first_line(f"/proc/{beat.pid}/wchan"),
+        sleeps_in=text(f"/proc/{beat.pid}/wchan"),
         stack=tuple(stack),
         sockets=tuple(_stuck_sockets(beat.pid)),
     )
@@ -93,12 +93,6 @@ def _state_and_cpu_s(pid: int) -> tuple[str, float]:
         fields = stat_fields(pid)
         return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return "", 0.0
-
-
-def _first_line(path: str) -> str:
-    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-        return file.readline().strip()
-    return ""
 
 
 def _request_stacks(folder: str, beat: RankBeat) -> int | None:
@@ -290,11 +284,7 @@ def _work_of(pid: int, *, main: bool) -> _Work:
 
 
 def _numbers_in(path: str, *names: str) -> list[int]:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        with open(path, encoding="utf-8", errors="replace") as file:
-            rows = [line.split(":") for line in file]
-        return [int(row[1]) for row in rows if row[0] in names]
-    return []
+    return [int(number) for name, number in re.findall(r"^(\w+):\s*(\d+)$", text(path), re.MULTILINE) if name in names]
 
 
 def _size(path: str) -> int:

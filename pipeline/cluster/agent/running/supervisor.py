@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 
 from trainers.contract import variables
@@ -134,7 +135,13 @@ def supervise_forever(request: Json, node: Json, answer_fd: int, claim: Claim | 
         os.dup2(log, 2)
         if not node.get("container"):  # the engine's own processes would be among the adopted ones
             Orphans.adopt()
-        Supervisor(request, node).run(answer_fd)
+
+        def tell(answer: Json) -> None:
+            with contextlib.suppress(OSError):
+                os.write(answer_fd, json.dumps(answer).encode())
+            os.close(answer_fd)
+
+        Supervisor(request, node).run(tell)
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -188,14 +195,17 @@ class Supervisor:
     def path(self, name: str) -> str:
         return os.path.join(self.state, name)
 
-    def run(self, answer_fd: int) -> None:
-        """Run from the registration until every process of the run has ended, also after an error."""
+    def run(self, tell: Callable[[Json], object]) -> None:
+        """Run from the registration until every process of the run has ended, also after an error.
+
+        ``tell`` takes the answer to the start, once.
+        """
         signal.signal(signal.SIGTERM, self.on_term)
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         entry, code = self.entry_path(), 1
         try:
-            child = self.begin(answer_fd)
+            child = self.begin(tell)
             if child is None:
                 return
             in_thread(self.watch_peers, on_error=lambda why: self.end(f"the node agent could not go on: {why}"))
@@ -224,7 +234,7 @@ class Supervisor:
                     os.unlink(entry)
         self.conclude(code, gone)
 
-    def begin(self, answer_fd: int) -> subprocess.Popen[bytes] | warm.Launch | None:
+    def begin(self, tell: Callable[[Json], object]) -> subprocess.Popen[bytes] | warm.Launch | None:
         """Register, start torchrun, answer the start command (which may have ended); None: it could not start."""
         child = None
         try:
@@ -239,9 +249,7 @@ class Supervisor:
             ):  # an error of writing has no name
                 error.filename = self.path("agent.json")
             answer = {"error": f"cannot start {self.node['argv'][0]}: {reason(error)}"}
-        with contextlib.suppress(OSError):
-            os.write(answer_fd, json.dumps(answer).encode())
-        os.close(answer_fd)
+        tell(answer)
         return child
 
     def conclude(self, code: int, gone: bool) -> None:

@@ -13,6 +13,7 @@ import time
 
 from trainers.contract.beats import RUNNING
 
+from ..node import control_groups, text
 from ..wire import Json
 from .processes import ip_address, start_time, tcp_table
 
@@ -144,21 +145,16 @@ class OutOfMemory:
 
 def memory_events_file(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> str:
     """Return the control group's file with the counter; '': there is none. Versions 1 and 2 of Linux' interface."""
-    with contextlib.suppress(OSError), open(own, encoding="utf-8") as file:
-        rows = [line.rstrip("\n").split(":", 2) for line in file]
-        paths = {name: path for _, names, path in rows for name in names.split(",")}
-        if "memory" in paths:
-            return f"{root}/memory{paths['memory']}/memory.oom_control"
-        if "" in paths:
-            return f"{root}{paths['']}/memory.events"
-    return ""
+    groups = control_groups(own)
+    if "memory" in groups:
+        return f"{root}/memory{groups['memory']}/memory.oom_control"
+    return f"{root}{groups['']}/memory.events" if "" in groups else ""
 
 
 def oom_kills(path: str) -> int | None:
     """Return the number behind ``oom_kill`` in a table of the kernel; None without one."""
-    with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-        return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), None)
-    return None
+    found = re.search(r"^oom_kill (\d+)$", text(path), re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def counter_increase(before: int | None, after: int | None) -> int | None:
