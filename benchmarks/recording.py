@@ -36,7 +36,7 @@ from benchmarks.measure import DOIT, ROOT, chosen, spread, working
 from pipeline import tracking
 from pipeline.cluster.agent.host.probe import free_ports
 from pipeline.config.schema import TrackingConfig
-from pipeline.core.processes import priority
+from pipeline.core.processes.process import LEAST, set_priority
 from pipeline.tracking.client import Recorder
 from pipeline.tracking.mlflow import ui
 from tests.pipeline import tracking_folder
@@ -287,7 +287,7 @@ def server(folder: Path, port: int | None = None, *, gives_way: bool = False) ->
             start_new_session=True,
         )  # fmt: skip
     if gives_way:
-        priority.lower_priority(child.pid)
+        set_priority(child.pid, LEAST)
     try:
         wait_for(lambda: answers(f"{url}/health"), child)
         yield url

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterator
 
 from pipeline.core.errors import UsageError
@@ -13,7 +12,6 @@ _HOST = re.compile(
     r"(?:(?P<user>[^@\s\[\]]+)@)?(?:\[(?P<v6>[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?)\]|(?P<name>[^\s@:\[\]]+))"
     r"(?::(?P<port>[^\s:]*))?$"
 )
-_INVISIBLE = {"Cc": "control", "Cf": "invisible"}  # categories of Unicode
 _FORM = "a line is [user@]host[:port] [slots=N], an IPv6 address is written in brackets"
 _MPI_FORM = "a line is host [slots=N] [max_slots=N], or host:N"
 
@@ -29,7 +27,7 @@ def parse_ssh(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, 
         UsageError: with ``source:line``, the value seen and the valid form.
     """
     hosts: dict[str, tuple[int, Host]] = {}  # with the number of their line
-    for number, words in _lines(text, source):
+    for number, words in _lines(text):
         host = _host(words, f"{source}:{number}", default_slots)
         if host.label in hosts:
             raise UsageError(
@@ -42,21 +40,10 @@ def parse_ssh(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, 
     return tuple(host for _, host in hosts.values())
 
 
-def _lines(text: str, source: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and words of each line with words. Raises UsageError: an invisible character, or YAML."""
-    for number, raw in enumerate(text.split("\n"), start=1):  # splitlines() ends a line at control characters too
-        line = raw.partition("#")[0].rstrip("\r")
-        bad = next((mark for mark in line if unicodedata.category(mark) in _INVISIBLE and mark != "\t"), None)
-        if bad is not None:
-            kind = _INVISIBLE[unicodedata.category(bad)]
-            raise UsageError(f"{source}:{number}: {line!r} holds the {kind} character {bad!r}; take it out")
-        words = line.split()
-        if words and words[0].endswith(":"):  # such as YAML's "hosts: [node0, node1]"
-            raise UsageError(
-                f"{source}:{number}: {line.strip()!r} is not a host; a line is one host, such as node0 slots=4 "
-                "(a list in brackets is for cluster.hosts=)"
-            )
-        if words:
+def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield number and words of each line with words."""
+    for number, line in enumerate(text.split("\n"), start=1):  # splitlines() ends a line at control characters too
+        if words := line.partition("#")[0].split():
             yield number, words
 
 
@@ -67,7 +54,7 @@ def parse_mpi(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, 
     UsageError.
     """
     slots: dict[str, list[int | None]] = {}
-    for number, words in _lines(text, source):
+    for number, words in _lines(text):
         name, count = _mpi_line(words, f"{source}:{number}")
         slots.setdefault(name, []).append(count)
     if not slots:

@@ -7,6 +7,7 @@ MADE_OF is a JSON object stored in the report. It is computed before, so that an
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from pipeline.core.errors import PacelineError
 from pipeline.core.processes import unexpected
-from pipeline.core.processes.priority import give_way
+from pipeline.core.processes.process import BESIDE, set_priority
 
 Evaluate = Callable[[Path, Mapping[str, Any]], object]
 
@@ -28,7 +29,7 @@ def _evaluate() -> Evaluate:
 
 def serve() -> int:
     """Create the reports of a sweep's trials one after another: only the first waits for the imports."""
-    give_way()  # the next trial is training meanwhile
+    set_priority(os.getpid(), BESIDE)  # the next trial is training meanwhile
     answers, sys.stdout = sys.stdout, sys.stderr  # output of libraries must not mix with answers
     evaluate = _evaluate()  # import now, before the first trial has ended
     for line in sys.stdin:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from pipeline.core import masking
 from pipeline.core.errors import PacelineError
 from pipeline.core.processes import threads, unexpected
-from pipeline.core.processes.priority import give_way
+from pipeline.core.processes.process import BESIDE, set_priority
 from pipeline.tracking import answers
 from pipeline.tracking.address import URI_VARIABLE, absolute_uri
 from pipeline.tracking.answers import StoreError
@@ -90,7 +90,7 @@ def _done(arguments: argparse.Namespace) -> int:
         settings = os.environ.get(SETTINGS_VARIABLE, settings)
     to = partial(record, uri=uri, experiment=arguments.experiment, tracker=tracker, settings=settings)
     if arguments.do == "serve":
-        give_way()  # trials end while others train, so the priority is low all the time
+        set_priority(os.getpid(), BESIDE)  # trials end while others train, so the priority is low all the time
         return _serve(arguments, to)
     return _record_one(arguments, to)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline import tracking
 from pipeline.config.build import RunConfig
-from pipeline.core.processes import priority, process
+from pipeline.core.processes import process
 from pipeline.tracking.destinations import Destination
 from pipeline.tracking.mlflow import artifacts
 
@@ -40,12 +40,13 @@ class DestinationRecorder:
     def start(self) -> None:
         """Record while the run goes on."""
         self._child = self._spawn(follow=True)
-        priority.lower_priority(self._child.pid)
+        # by the parent: the child itself might get its first time slice only after the training ended
+        process.set_priority(self._child.pid, process.LEAST)
 
     def restore_priority(self) -> None:
         """Restore normal priority after the training, when the ranks no longer need the processors."""
         if self._child is not None:
-            priority.restore_priority(self._child.pid)
+            process.set_priority(self._child.pid, process.NORMAL)
 
     def finish(self) -> None:
         """Wait until the recorder is done; restart it once if it died."""

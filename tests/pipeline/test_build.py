@@ -262,10 +262,8 @@ def test_a_hostfile_that_is_a_folder_or_no_text_is_refused(tmp_path: Path) -> No
 
 def test_a_hostfile_that_may_have_no_end_is_refused_unread(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "log").write_text("node0\n" * 200_000)
-    no_file, no_hostfile = "is no ordinary file; write its lines", "has more than 1,000,000 characters"
-    for path, said in ((tmp_path / "pipe", no_file), ("/dev/zero", no_file), (tmp_path / "log", no_hostfile)):
-        with pytest.raises(UsageError, match=rf"cluster\.hostfile={path} {said}"):
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(UsageError, match=rf"cluster\.hostfile={path} is no ordinary file; write its lines"):
             configured("cluster=pssh", f"cluster.hostfile='{path}'", "cluster.nproc_per_node=1")
 
 

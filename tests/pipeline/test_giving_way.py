@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.processes import priority
+from pipeline.core.processes.process import LEAST, set_priority
 from pipeline.tracking import __main__ as tracking
 from pipeline.tracking.client import DestinationRecorder
 from pipeline.tracking.destinations import Destination
@@ -22,7 +22,9 @@ SEEN = f"from pathlib import Path; import os; print(os.nice(0), Path('{AUTOGROUP
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="a kernel without autogrouping")
 @pytest.mark.parametrize(("leads", "session"), [(True, "nice 10"), (False, "nice 0")])
 def test_a_process_beside_a_training_steps_back_with_its_session_and_with_no_other(leads: bool, session: str) -> None:
-    own = f"from pipeline.core.processes.priority import give_way; give_way(); {SEEN}"
+    own = (
+        f"import os; from pipeline.core.processes import process as of; of.set_priority(os.getpid(), of.BESIDE); {SEEN}"
+    )
     code = own if leads else f"import subprocess, sys; subprocess.run([sys.executable, '-c', {own!r}], check=True)"
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, start_new_session=True)
@@ -43,7 +45,7 @@ def test_only_what_works_beside_a_training_gives_way(
 ) -> None:
     """Beside six busy loops doit ui was refused after two minutes: its store was made with the least priority."""
     given: list[bool] = []
-    monkeypatch.setattr(tracking, "give_way", lambda: given.append(True))
+    monkeypatch.setattr(tracking, "set_priority", lambda *_: given.append(True))
     for work in ("_record_one", "_serve", "_fetch", "_store"):
         monkeypatch.setattr(tracking, work, lambda *_: 0)
     for of_a_process in ("_leave_out_data_frames", "masking.begin", "unexpected.install", "unexpected.keep_in"):
@@ -78,7 +80,7 @@ def test_the_recorder_of_a_run_under_way_gets_hardly_anything_until_the_training
 def test_of_a_process_that_leads_no_session_the_session_stays_as_it_is() -> None:
     own = _niceness(os.getpid())
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        priority.lower_priority(child.pid)
+        set_priority(child.pid, LEAST)
         assert _niceness(child.pid)[0] == 19
     assert _niceness(os.getpid()) == own
 

@@ -22,6 +22,9 @@ from pipeline.core.places import HOME, IS_INSTALLED
 
 _PART_BYTES = 1 << 16  # of a command's stderr that are kept
 _LOOK_S = 1.0
+BESIDE, LEAST, NORMAL = 10, 19, 0
+"""Niceness of what works next to a training, of what may leave it all but some hundredths of a core, of all else."""
+_PRIORITY_TRIES, _PRIORITY_AGAIN_S = 10, 0.1  # the kernel accepts ten changes a second from all users but root together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,24 @@ def signal_name(number: int) -> str:
 def find(*names: str) -> str | None:
     """Return the path of the first program of ``names`` on PATH."""
     return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def set_priority(pid: int, niceness: int) -> None:
+    """Set the niceness of a process that runs next to a training: ``BESIDE``, ``LEAST`` or ``NORMAL``.
+
+    With Linux autogrouping (sched(7)) niceness counts only within a session, and sessions share the processor evenly.
+    So the session's niceness is set too, if the process leads its session. Anyone may lower a session's niceness again;
+    only root may do so for a process.
+    """
+    with contextlib.suppress(OSError):  # not root, or the process has ended
+        os.setpriority(os.PRIO_PROCESS, pid, niceness)
+    with contextlib.suppress(OSError):  # not Linux, without autogrouping, or it has ended
+        for _ in range(_PRIORITY_TRIES if os.getsid(pid) == pid else 0):
+            try:
+                Path(f"/proc/{pid}/autogroup").write_text(str(niceness), encoding="ascii")
+                return
+            except BlockingIOError:
+                time.sleep(_PRIORITY_AGAIN_S)
 
 
 def allow_open_files(count: int) -> None:
