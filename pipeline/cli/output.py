@@ -23,7 +23,7 @@ from pipeline.cli.verbs import VERBS
 from pipeline.cluster.events import MetricsLine
 from pipeline.core import masking
 from pipeline.core.errors import DataError, HostError, Killed, PacelineError, Pruned, TrainingError, UsageError
-from pipeline.core.printable import inked_tracebacks, printable_lines, program_lines, takes_colours, without_host
+from pipeline.core.printable import printable_lines, program_lines, takes_colours, without_host
 from pipeline.core.processes import unexpected
 from pipeline.core.tables import ENDLESS, folded
 
@@ -46,10 +46,9 @@ _INKS = {
 
 
 def inked(text: str, stream: TextIO) -> str:
-    """Colour the first word if it is a state, and tracebacks, if the terminal shows colours."""
+    """Colour the first word if it is a state and the terminal shows colours."""
     if not takes_colours(stream, os.environ):
         return text
-    text = inked_tracebacks(text)
     word = next((word for word in _INKS if text.startswith(word)), None)
     if word is None:
         return text
@@ -76,8 +75,7 @@ def say_log(text: str) -> None:
         _lines.extend(text.splitlines())
         return
     is_terminal, colours = sys.stdout.isatty(), takes_colours(sys.stdout, os.environ)
-    text = program_lines(without_host(text), terminal=is_terminal, colours=colours)
-    print(inked_tracebacks(text) if colours else text, flush=True)
+    print(program_lines(without_host(text), terminal=is_terminal, colours=colours), flush=True)
 
 
 def note(text: str) -> None:

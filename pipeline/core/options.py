@@ -75,12 +75,6 @@ class Options:
             self.settings(name)  # reports invalid settings with a good message
         return import_module(self.target(name))
 
-    def imported_settings(self, name: str) -> type[Any]:
-        """Return the settings class by importing the module: for options chosen before, without parsing the source."""
-        module = import_module(self.target(name))
-        values = (value for value in vars(module).values() if isinstance(value, type))
-        return next(value for value in values if _is_settings(value, module.__name__, self.bases))
-
     def _evaluated(self, name: str) -> type[Any]:
         target = self.target(name)
         file = self._own(name) if self.is_own(name) else source_of_installed(target)
@@ -94,7 +88,7 @@ class Options:
         if tree is None:
             unknown, base = self._unknown(name), self.base.__name__
             raise UsageError(f"{unknown} ({path} has no settings: a dataclass that begins with class …({base}):)")
-        return _class(tree, target, path, self.bases)
+        return _class(tree, target, path)
 
     def _own(self, name: str) -> Path:
         return HOME / self.package.replace(".", "/") / f"{name}.py"
@@ -159,7 +153,7 @@ def _is_literal(value: ast.expr) -> bool:
     return True
 
 
-def _class(tree: ast.Module, module: str, path: str, bases: tuple[type[Any], ...]) -> type[Any]:
+def _class(tree: ast.Module, module: str, path: str) -> type[Any]:
     """Execute the extracted statements. No deferred annotations: their names couldn't be resolved in any module."""
     space: dict[str, Any] = {"__name__": module}
     try:
@@ -171,9 +165,6 @@ def _class(tree: ast.Module, module: str, path: str, bases: tuple[type[Any], ...
         ) from error
     except Exception as error:  # a class statement can raise anything
         raise UsageError(f"{path}: its settings can't be read: {type(error).__name__}: {text_of(error)}") from error
-    (settings,) = (item for item in space.values() if isinstance(item, type) and _is_settings(item, module, bases))
+    (name,) = (item.name for item in tree.body if isinstance(item, ast.ClassDef))
+    settings: type[Any] = space[name]
     return settings
-
-
-def _is_settings(item: type[Any], module: str, bases: tuple[type[Any], ...]) -> bool:
-    return item.__module__ == module and not {*item.__bases__}.isdisjoint(bases)

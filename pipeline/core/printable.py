@@ -17,11 +17,6 @@ _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 _CURSOR = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")
 """CSI sequences of progress bars: cursor movement, erasing."""
 _RESET = "\x1b[0m"
-_TRACEBACK = "Traceback (most recent call last):"
-_FRAME = re.compile(r' *File "([^"]*)", line ')
-_OF_PACKAGE = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
-_FAILED = re.compile(r"(?:ERROR: )?(?:trial +\d+ \| )?training failed on ")  # a message in front of its traceback
-_DIM, _RED = "\x1b[2m", "\x1b[1;31m"
 _HERE = re.compile(r"(?m)^(trial +\d+ \| )?localhost:(-|\d+) \| ")
 """The beginning of a log line of this computer: in a sweep its trial, then its rank, or ``-`` for torchrun itself."""
 
@@ -58,32 +53,6 @@ def program_lines(text: str, *, terminal: bool, colours: bool) -> str:
     Output not meant for a terminal keeps its tabs.
     """
     return "\n".join(_program_line(line, terminal, colours) for line in text.split("\n"))
-
-
-def inked_tracebacks(text: str) -> str:
-    """Colour Python tracebacks: frames of installed packages are dim, and the exception is bold and red.
-
-    Lines may be indented and folded.
-    """
-    if _TRACEBACK not in text:
-        return text
-    lines: list[str] = []
-    ink, margin = "", 0  # margin: columns before the traceback
-    part = ""  # where the line is: in the "message" before a traceback, its "frames" or its "exception", or elsewhere
-    if _FAILED.match(text):
-        ink, part = _RED, "message"
-    for line in text.split("\n"):
-        indent = len(line) - len(line.lstrip())
-        if line.lstrip().startswith(_TRACEBACK):
-            ink, part, margin = "", "frames", indent
-        elif part == "frames" and (frame := _FRAME.match(line)):
-            ink = _DIM if _OF_PACKAGE.search(frame[1]) else ""
-        elif part == "frames" and indent <= margin:
-            ink, part = (_RED, "exception") if line.strip() and indent == margin else ("", "")
-        elif part == "exception" and indent <= margin:
-            ink, part = "", ""
-        lines.append(f"{ink}{line}{_RESET}" if ink and line else line)
-    return "\n".join(lines)
 
 
 def without_host(text: str) -> str:

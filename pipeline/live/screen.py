@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, TextIO
 
-from pipeline.core.printable import inked_tracebacks, program_lines, takes_colours, without_host
+from pipeline.core.printable import program_lines, takes_colours, without_host
 from pipeline.core.processes import threads
 from pipeline.core.specs import Waiting
 from pipeline.core.tables import columns, folded
@@ -186,8 +186,7 @@ def _shown(text: str, width: int | None) -> str:
     if width is None:
         return text
     width = max(_LEAST_WIDTH, width)
-    text = folded("\n".join(epoch_fitted(line, width) for line in text.split("\n")), width)
-    return inked_tracebacks(text) if colours else text
+    return folded("\n".join(epoch_fitted(line, width) for line in text.split("\n")), width)
 
 
 def epoch_fitted(line: str, width: int) -> str:

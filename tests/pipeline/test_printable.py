@@ -17,12 +17,10 @@ from pipeline.comparing import groups, listing
 from pipeline.comparing.reading import command_line
 from pipeline.core.printable import (
     hydra_text,
-    inked_tracebacks,
     printable,
     program_lines,
     shell_line,
     takes_colours,
-    without_colours,
     without_host,
 )
 from pipeline.keys.content_key import Difference
@@ -144,26 +142,3 @@ def test_a_line_for_people_is_folded_at_a_terminals_spaces(monkeypatch: pytest.M
 )
 def test_lines_of_this_computer_are_shown_without_its_name(line: str, shown: str) -> None:
     assert without_host(line) == shown
-
-
-_TRACEBACK = """training failed on node0, rank 1: RuntimeError: mat1 and
-    mat2
-  Traceback (most recent call last):
-    File "train.py", line 8, in main
-      model(x)
-    File "/v/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 134,
-        in forward
-      return F.linear(x)
-             ^^^^
-  RuntimeError: mat1 and
-      mat2
-the same on rank 0"""
-
-
-def test_in_a_traceback_frames_of_packages_are_dim_and_the_exception_is_bold_and_red() -> None:
-    lines = inked_tracebacks(_TRACEBACK).split("\n")
-    inks = [line.partition("m")[0].removeprefix("\x1b[") if line.startswith("\x1b") else "" for line in lines]
-    assert inks == ["1;31", "1;31", "", "", "", "2", "2", "2", "2", "1;31", "1;31", ""]
-    assert without_colours("\n".join(lines)) == _TRACEBACK
-    assert all(line.endswith("\x1b[0m") for line, ink in zip(lines, inks, strict=True) if ink)
-    assert inked_tracebacks("training failed on node0: no space") == "training failed on node0: no space"

@@ -189,7 +189,7 @@ def run_apart(
         PacelineError: the program can't be run, or was still running after ``timeout_s``.
     """
     stdin.seek(0)
-    child, until = _popen(argv, stdin=stdin, env=env), time.monotonic() + timeout_s
+    child, until = stream(argv, stdin=stdin, env=env), time.monotonic() + timeout_s
     try:
         while True:
             try:
@@ -261,18 +261,14 @@ def stream(
 
     With a file as ``stdin`` it reads that from its current position, so no write can block. Raises PacelineError.
     """
-    return _popen(argv, stdin=stdin, env=env)
+    with _start_errors_explained(argv):
+        return _in_session(argv, env=env, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def _completed(argv: Sequence[str], code: int, stdout: bytes, stderr: bytes, errors: str = "replace") -> Completed:
     return Completed(
         argv=tuple(argv), code=code, stdout=stdout.decode(errors=errors), stderr=stderr.decode(errors="replace")
     )
-
-
-def _popen(argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
-    with _start_errors_explained(argv):
-        return _in_session(argv, env=env, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 @contextlib.contextmanager

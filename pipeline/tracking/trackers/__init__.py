@@ -30,7 +30,7 @@ def create(name: str, experiment: str, settings: str, run_dir: Path) -> Tracker:
 
         return TensorBoard(plain, run_dir)
     module = TRACKERS.module(name)
-    made_settings = TRACKERS.imported_settings(name)(experiment=experiment, tracker=name, **json.loads(settings))
+    made_settings = TRACKERS.settings(name)(experiment=experiment, tracker=name, **json.loads(settings))
     refuse_missing(made_settings)
     for kind in vars(module).values():
         if isinstance(kind, type) and issubclass(kind, Tracker) and kind.__module__ == module.__name__:
