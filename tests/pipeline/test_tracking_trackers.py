@@ -23,7 +23,7 @@ from hydra.core.config_store import ConfigStore
 from pipeline import tracking
 from pipeline.config.build import tracking_config
 from pipeline.config.compose import compose_config
-from pipeline.config.schema import TrackingConfig
+from pipeline.config.schema import OPTIONS, TrackingConfig
 from pipeline.config.schema_store import register
 from pipeline.core.errors import UsageError
 from pipeline.sweep.folder import SweepFolder
@@ -92,6 +92,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     found = EntryPoints([EntryPoint("lines", "acme_lines", "paceline.trackers")])
     monkeypatch.setattr(node, "_entry_points", lambda: found)
     monkeypatch.delitem(sys.modules, "acme_lines", raising=False)
+    monkeypatch.setattr(OPTIONS["tracking"], "_classes", {})
     return "lines"
 
 
