@@ -33,9 +33,8 @@ from pipeline.sweep.conduct import Sweep, conduct
 from pipeline.sweep.expand import Grid, Space, of_jobs
 from pipeline.sweep.folder import SweepFolder, SweepRecord, TrialEntry, in_order, recorded
 from pipeline.sweep.report import TrialResult, command, figure
-from pipeline.sweep.schedule import Settled
 from pipeline.sweep.search_plan import STUDY, SearchPlan, fetch, make_step, objectives
-from pipeline.sweep.trial import Trial, TrialLines, TrialSource
+from pipeline.sweep.trial import Settled, Trial, TrialLines, TrialSource
 
 if TYPE_CHECKING:  # imports optuna
     from pipeline.sweep.search import Search

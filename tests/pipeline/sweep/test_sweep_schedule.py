@@ -10,8 +10,7 @@ from typing import Any, cast
 
 from pipeline.core.specs import State
 from pipeline.sweep.expand import Grid
-from pipeline.sweep.schedule import Schedule, Settled, Start
-from pipeline.sweep.trial import Outcome, Trial
+from pipeline.sweep.trial import Outcome, Schedule, Settled, Start, Trial
 
 GOOD, BAD = Outcome(state=State.FINISHED), Outcome(state=State.FAILED, detail="broken")
 
