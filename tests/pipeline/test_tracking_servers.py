@@ -31,7 +31,6 @@ from pipeline.tracking.client import DestinationRecorder
 from pipeline.tracking.description import DataInput
 from pipeline.tracking.destinations import Destination
 from pipeline.tracking.mlflow import ui
-from pipeline.tracking.mlflow.ui import _whole
 from pipeline.tracking.state import DONE, PENDING, is_recorded
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
@@ -89,15 +88,8 @@ def test_a_server_that_answers_without_end_is_given_up(
         recorded = recorder.record(run, f"http://127.0.0.1:{server.server_address[1]}", EXPERIMENT, give_up_s=0.5)
         wait_until(lambda: bool(left))
         server.shutdown()
-        with pytest.raises(TimeoutError, match="its answer has no end"):
-            _whole(_Forever())  # type: ignore[arg-type]
     assert (recorded.state, f"its answer has no end: given up after {limit}" in recorded.message) == (PENDING, True)
     assert not [thread for thread in threading.enumerate() if thread.name == answers._THREAD]
-
-
-class _Forever:
-    def read1(self, count: int) -> bytes:
-        return bytes(count)
 
 
 class _Refusing(BaseHTTPRequestHandler):

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from pipeline.core.errors import PacelineError
@@ -208,7 +208,6 @@ def addresses(url: str, experiment: str, wanted: Wanted | None = None, uri: str 
 
 
 _TIMEOUT_S = 30.0  # generous, for a server that has just started on a busy host
-_MOST_BYTES, _PART_BYTES = 256 << 20, 1 << 20
 _MOST_RUNS = 100  # as on MLflow's page; an answer with a thousand takes 4 s of CPU time and 11 MB
 _API = "/api/2.0/mlflow"
 _UNQUOTED = re.compile(r"\W")
@@ -244,18 +243,8 @@ class Server:
         data, headers = None if value is None else json.dumps(value).encode(), {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.url}{_API}/{path}", data, {**headers, **self._headers})
         with opener(self.url).open(request, timeout=_TIMEOUT_S) as answer:  # http(s) only: a checked tracking.uri
-            content: dict[str, Any] = json.loads(_whole(answer) or b"{}")
+            content: dict[str, Any] = json.loads(answer.read() or b"{}")
         return content
-
-
-def _whole(answer: IO[bytes]) -> bytes:
-    """Read the whole answer. Raises TimeoutError for an endless one."""
-    data, until = bytearray(), time.monotonic() + _TIMEOUT_S
-    while part := answer.read1(_PART_BYTES):  # type: ignore[attr-defined]
-        data += part
-        if len(data) > _MOST_BYTES or time.monotonic() > until:
-            raise TimeoutError(f"its answer has no end: given up after {len(data):,} bytes")
-    return bytes(data)
 
 
 def _login(environment: Mapping[str, str]) -> dict[str, str]:

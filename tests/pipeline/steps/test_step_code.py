@@ -18,22 +18,17 @@ FILES = {
 }
 NOTES = [
     'cat <notes.txt >"$out/o.txt"',
-    "cat notes.txt>$out/o.txt",
     'x --cfg=notes.txt > "$out/o.txt"',
     "for x in 1; do cat notes.txt; done # it's no comment",
     ["x", "--cfg=notes.txt"],
-    ["bash", "-c", "cat notes.txt | x"],
 ]
 HELPER = [
     "python k.py; true",
     "true | python - <k.py",
-    "if true; then python k.py; fi",
     'x="$(python k.py)"',
     "python -u -X dev k.py",
     "A=1 python -m lib2.mod",
-    "python \\\n  k.py",
     "env python3 k.py",
-    ["python", "-m", "lib2.mod"],
     ["env", "A=1", "python", "-m", "lib2.mod"],
     ["bash", "-c", "python k.py && true"],
 ]

@@ -16,14 +16,11 @@ from pipeline.core.errors import UsageError
     [
         ("seed=range(1,1)", "seed=range(1,1) has no value in it"),
         ("optimizer.lr=range(0,1,-1)", "optimizer.lr=range(0,1,-1) has no value in it"),
-        ("seed=shuffle(range(0,0))", "seed=shuffle(range(0,0)) has no value in it"),
         ("model=glob(zz*)", "model=glob(zz*) has no value in it: no option of model has such a name"),
         ("optimizer.lr=range(0,1,0.0)", "needs a step that isn't 0"),
         ("seed=range(nan,2)", "needs three finite numbers"),
-        ("seed=range(0,inf)", "needs three finite numbers"),
         ("seed=range(0,1000000000)", "that would be 1,000,000,000 trials; a sweep takes at most 100,000"),
         ("seed=range(9,-99999999,-1)", "'interval(-99999999,9)'"),
-        ("seed=range(0,1000000000) seed=1", "seed=range(0,1000000000): that would be"),
         ("seed=1,2 seed=range(900) optimizer.lr=range(0,1,1e-3)", "optimizer.lr=range(0,1,1e-3) and the other words"),
     ],
 )
