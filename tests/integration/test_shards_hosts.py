@@ -18,20 +18,18 @@ pytestmark = [pytest.mark.lab, pytest.mark.long]
 WORDS = ("train", "experiment=quickstart", "trainer.shards=8", "trainer.epochs=16", "trainer.checkpoint_every_steps=5")
 
 
-def kill_ranks_of_the_second_host(key: str) -> int:
-    """How many there were. The lab's processes show in the process table of this computer."""
-    killed = 0
-    for process in psutil.process_iter():
-        try:
-            words = process.cmdline()
-            if "trainers.classifier" not in words or key not in " ".join(words):
-                continue
-            if process.environ().get("GROUP_RANK") == "1":
-                os.kill(process.pid, signal.SIGKILL)
-                killed += 1
-        except (psutil.Error, ProcessLookupError):
-            continue
-    return killed
+def kill_ranks_of(lab: Lab, host: str) -> int:
+    """How many there were."""
+    inside = lab.host(host).init_pid
+    assert inside is not None
+    ranks = [
+        process
+        for process in psutil.Process(inside).children(recursive=True)
+        if process.cmdline()[1:3] == ["-m", "trainers.classifier"]
+    ]
+    for rank in ranks:
+        os.kill(rank.pid, signal.SIGKILL)
+    return len(ranks)
 
 
 def test_one_command_goes_on_without_a_host_that_is_gone(project: Project, lab: Lab) -> None:
@@ -56,7 +54,7 @@ def test_a_run_that_loses_a_host_for_good_ends_on_the_other_as_on_one_computer(p
     hosts = replace(project, words=["tracking=none", f"cluster.ssh_config='{lab.ssh_config}'"])
     child = hosts.start(*WORDS, "cluster=two_node")
     wait_for_step(hosts, 20, child)
-    assert kill_ranks_of_the_second_host(hosts.only_run().name) == 1
+    assert kill_ranks_of(lab, "node1") == 1
     said, _ = child.communicate(timeout=HANG_S)
     assert child.returncode == 1, said
     ended = hosts.doit(*WORDS, "cluster=pssh", "cluster.hosts=[{name: node0}]")
