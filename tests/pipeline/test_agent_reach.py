@@ -85,11 +85,6 @@ def test_a_node_has_no_more_connections_open_than_a_process_may_have_files(monke
 
 
 @pytest.mark.slow
-def test_a_node_that_begins_late_is_refused_at_first_and_tried_again() -> None:
-    assert checked(nodes(2), 0, 1, late=1) == [{"taken": {}, "failed": []}] * 2
-
-
-@pytest.mark.slow
 def test_an_address_without_a_way_does_not_hide_that_another_one_of_the_name_listens_in_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,7 +1,7 @@
 """Check that every host of a cluster can take part. Starts nothing there.
 
-``examine`` probes the hosts and makes all checks, ``checks_before_training`` those before every training on several
-nodes, and ``judge`` turns answers into checks (pure). Each check is explained in docs/troubleshooting.md.
+``examine`` probes the hosts and makes all checks, ``judge`` turns answers into checks (pure). Each check is explained
+in docs/troubleshooting.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipeline.core.specs import Cluster, NodeFacts
 from pipeline.core.tables import aligned, in_width
 
 __all__ = [
-    "Check", "Report", "State", "as_json", "checks_before_training", "examine", "from_error", "judge", "refuse",
+    "Check", "Report", "State", "as_json", "examine", "from_error", "judge", "refuse",
     "summary", "table", "versions_on_hosts", "warnings",
 ]  # fmt: skip
 
@@ -67,16 +67,7 @@ class Report:
 
 def judge(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[Check]:
     """Return all checks of the facts. Pure."""
-    return [
-        *versions.checks(cluster, facts),
-        *resources.checks(cluster, facts),
-        *gpus.checks(cluster, facts),
-    ]
-
-
-def checks_before_training(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[Check]:
-    """Return the checks before a training on several nodes. A single node needs none: its start shows what it lacks."""
-    return judge(cluster, facts) if cluster.nnodes > 1 else []
+    return [*versions.checks(cluster, facts), *resources.checks(cluster, facts), *gpus.checks(cluster, facts)]
 
 
 def examine(

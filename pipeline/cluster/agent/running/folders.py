@@ -297,7 +297,7 @@ def attempts_left(workdir: str, me: str) -> list[Json]:
             "name": run_name_of(folder),
             "idle_s": idle_s(folder),
             "holds_outputs": holds_outputs(folder),
-            "bytes": size_bytes(folder),
+            "bytes": size_of_new(folder, folder, {}),
         }
         for folder in unused[:MOST_ROWS]
     ]
@@ -344,15 +344,6 @@ def wrote_there(place: str) -> bool:
     return size_of_new(os.path.join(place, run_folder.ABOVE), run_dir, given if isinstance(given, dict) else {}) > 0
 
 
-def size_bytes(folder: str) -> int:
-    total = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(place, name)).st_size
-    return total
-
-
 def clear(request: Json) -> None:
     """Remove the named folders of this node unless they are in use, and what no process owns any more."""
     workdir, me = os.path.expanduser(request["workdir"]), identity(request)
@@ -360,9 +351,7 @@ def clear(request: Json) -> None:
     for name in request["folders"].get(me, []):
         folder = os.path.join(workdir, "runs", name)
         if is_run_name(name) and os.path.isdir(folder) and not is_in_use(folder, me):
-            shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # it isn't empty
-                os.rmdir(os.path.dirname(folder))
+            remove_tree(folder)
             removed += [] if os.path.isdir(folder) else [name]
     remove_half_unpacked(workdir)
     forget_dead(request)

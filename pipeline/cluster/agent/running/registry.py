@@ -109,12 +109,13 @@ def forget_dead(request: Json) -> None:
         if is_dead and not doubtful(entry):
             with contextlib.suppress(OSError):
                 os.unlink(path)
-    remove_outdated({"registry": glob.escape(request["registry"])})
+    remove_outdated(request)
 
 
 def remove_outdated(request: Json) -> None:
     """Remove tombstones of starts that would have come by now, or of a time before the host's last boot."""
-    for tombstone in glob.glob(tombstone_path(request, "*")):
+    registry = os.path.expanduser(request["registry"])
+    for tombstone in glob.glob(os.path.join(glob.escape(registry), "*.tombstone")):
         with contextlib.suppress(OSError):
             if outdated(tombstone):
                 os.unlink(tombstone)
