@@ -24,7 +24,6 @@ from pipeline.cluster.launchers.transport.answers import Answer, node_facts, par
 from pipeline.cluster.launchers.transport.downloads import receive, receive_others
 from pipeline.cluster.launchers.transport.payload import (
     SLOWEST_BYTES_PER_S,
-    WITH_RUN_BYTES,
     Transfer,
     append,
     append_run,
@@ -253,9 +252,7 @@ class AgentLauncher:
 
     def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[NodeFacts], run_dir: Path) -> None:
         """Send what is missing and start torchrun on all nodes at once. Raises HostError: some may have started."""
-        is_small = pack is not None and pack_bytes(pack.path) * len(facts) <= WITH_RUN_BYTES
-        small_pack = pack if is_small and any(fact.pack_path is None for fact in facts) else None
-        if pack is not None and small_pack is None:
+        if pack is not None:
             self.send_pack(pack, facts)
         digest = pack.digest if pack else ""
         request = agent_requests.start(self.cluster, self._request(plan, run_dir), plan, run_dir, digest)
@@ -263,7 +260,7 @@ class AgentLauncher:
             "start",
             request,
             timeout_s=self.short_s + 20.0 + weights_bytes(run_dir) * len(facts) / SLOWEST_BYTES_PER_S,
-            payload=(lambda stdin: append_run(stdin, run_dir, small_pack)) if request["stage"] else None,
+            payload=(lambda stdin: append_run(stdin, run_dir)) if request["stage"] else None,
         )
 
     def starting(self) -> str:

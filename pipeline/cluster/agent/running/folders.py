@@ -237,16 +237,8 @@ def has_digests(folder: str) -> bool:
     return True
 
 
-def settle_pack(run_dir: str, data_dir: str, digest: str) -> None:
-    """Move a pack that was sent with the run to its own place, and link ``run_dir/data`` to it."""
-    arrived = os.path.join(run_dir, "pack")
-    if os.path.isdir(arrived):
-        os.makedirs(os.path.dirname(data_dir), exist_ok=True)
-        if not holds_pack(data_dir, digest):
-            shutil.rmtree(data_dir, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another node of a shared home was quicker
-                os.rename(arrived, data_dir)
-        shutil.rmtree(arrived, ignore_errors=True)
+def link_pack(run_dir: str, data_dir: str) -> None:
+    """Link ``run_dir/data`` to the data pack. Raises SystemExit: it is missing."""
     link = os.path.join(run_dir, "data")
     if not os.path.lexists(link):
         os.symlink(data_dir, link)

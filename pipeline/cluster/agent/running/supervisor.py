@@ -40,7 +40,7 @@ from ..wire import (
 )
 from . import warm
 from .claims import Claim, claim_for_run
-from .folders import remove_leftovers, remove_ours, settle_pack, unpack
+from .folders import link_pack, remove_leftovers, remove_ours, unpack
 from .processes import (
     POLL_S,
     TERM_GRACE_S,
@@ -87,7 +87,7 @@ def start(request: Json) -> None:
         remove_leftovers(request, node)
         unpack(sys.stdin.buffer, node["run_dir"])
     if request["pack_digest"]:  # a diagnosis may need no data
-        settle_pack(node["run_dir"], node["data_dir"], request["pack_digest"])
+        link_pack(node["run_dir"], node["data_dir"])
     lay_out(node)
     read_fd, answer_fd = os.pipe()
     # forked twice: the supervisor leads no session, so it never gets a terminal, and init waits for its end

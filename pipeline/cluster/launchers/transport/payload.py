@@ -21,7 +21,6 @@ from typing import IO, Any
 import trainers
 from pipeline.cluster import agent
 from pipeline.cluster.agent.loader import CONTRACT, PACKAGE, RANKS, path_of
-from pipeline.cluster.launchers.base import PackSource
 from pipeline.core import program as programs
 from pipeline.core.tables import counted
 from trainers import contract
@@ -127,7 +126,6 @@ def opening() -> bytes:
 
 # ------------------------------------------------------------------------------------ files, and their progress
 SLOWEST_BYTES_PER_S = 1e6  # slower transfers are given up
-WITH_RUN_BYTES = 8 << 20  # for all hosts together: a smaller pack is sent with the run, which saves a round trip
 
 
 def pack_bytes(folder: Path) -> int:
@@ -155,13 +153,11 @@ def append(stdin: IO[bytes], source: Path, name: str) -> None:
         archive.add(source, arcname=name)
 
 
-def append_run(stdin: IO[bytes], run_dir: Path, pack: PackSource | None) -> None:
-    """Append the run as a node needs it: code, config, what an attempt resumes from, and a small pack."""
+def append_run(stdin: IO[bytes], run_dir: Path) -> None:
+    """Append the run as a node needs it: code, config, and what an attempt resumes from."""
     with tarfile.open(fileobj=stdin, mode="w|", dereference=True) as archive:
         for path, name in _staged(run_dir):
             archive.add(path, arcname=name, filter=lambda member: None if "__pycache__" in member.name else member)
-        if pack is not None:
-            archive.add(pack.path, arcname="pack")
 
 
 def weights_bytes(run_dir: Path) -> int:
