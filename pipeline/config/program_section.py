@@ -196,17 +196,7 @@ def with_script(
         settings = ScriptConfig(**section)
     except (ConfigError, TypeError) as error:
         raise UsageError(str(error)) from error
-    files = script_files.find(
-        root=root,
-        script=settings.script,
-        command=settings.command,
-        workdir=settings.workdir,
-        inputs=settings.inputs,
-        outputs=settings.outputs,
-        data=settings.data,
-        module=settings.module,
-        must_exist=must_exist,
-    )
+    files = script_files.find(vars(settings), root=root, must_exist=must_exist)
     where = {"script": files.shown_name or None} if settings.script else {}
     tracked = _Data(files.data, settings.untracked, root)
     args = tracked.arguments(section["args"])

@@ -228,34 +228,25 @@ def _files_of(folder: Path, pattern: str) -> list[Path]:
     return [*dict.fromkeys(files)]
 
 
-def find(
-    *,
-    root: Path,
-    script: str | None,
-    command: Sequence[str],
-    workdir: str,
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    data: str | Sequence[str] | None,
-    module: str | None = None,
-    must_exist: bool = True,
-) -> ScriptFiles:
+def find(section: Mapping[str, Any], *, root: Path, must_exist: bool = True) -> ScriptFiles:
     """Resolve all paths of a script. Relative names start at ``root``.
 
     Args:
+        section: the fields of ``program``.
         must_exist: False for a run of the past, whose files may have been moved since.
 
     Raises:
         UsageError: a file doesn't exist or isn't a file, or a pattern leaves its folder or can't match anything.
     """
-    patterns = {"program.inputs": inputs, "program.outputs": outputs, "program.workdir": [workdir]}
-    for field, values in patterns.items():
+    script, module, workdir = (section.get(name) or "" for name in ("script", "module", "workdir"))
+    inputs, outputs = (tuple(section.get(name) or ()) for name in ("inputs", "outputs"))
+    for field, values in (("program.inputs", inputs), ("program.outputs", outputs), ("program.workdir", (workdir,))):
         for value in values:
             _refuse_outside(field, value)
             if field != "program.workdir":
                 refuse_odd_pattern(value.removeprefix("{run}/"), f"{field}: {value!r}")
     resolve = functools.partial(_absolute, root=root, must_exist=must_exist)
-    file = _python_file(script, resolve) if script else _program(command[0], resolve, must_exist=must_exist)
+    file = _python_file(script, resolve) if script else _program(section["command"][0], resolve, must_exist=must_exist)
     folder = file.parent if file is not None else root
     if module and file is not None:
         is_package = file.name == "__main__.py" and not module.endswith("__main__")
@@ -269,9 +260,9 @@ def find(
         file=file,
         is_python=bool(script),
         workdir="" if workdir == "." else workdir,
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
-        data=tuple(DataPath("program.data", resolve("program.data", name)) for name in data_paths(data)),
+        inputs=inputs,
+        outputs=outputs,
+        data=tuple(DataPath("program.data", resolve("program.data", name)) for name in data_paths(section.get("data"))),
     )
 
 
@@ -337,7 +328,6 @@ _CODE = re.compile(
 )
 _TRAINER = re.compile(r"^\s*(import|from)\s+transformers\b.*?\b\w*Trainer\b", re.MULTILINE | re.DOTALL)
 _WORDS = re.compile(r"(?<![a-z])(accelerate|ddp|deepspeed|distributed|fsdp|horovodrun|torchrun|torch\.distributed)\b")
-_OF_FILES = ("script", "command", "workdir", "inputs", "outputs")
 _PACELINE = tuple(f"{name}/" for name in MODULES)
 
 
@@ -354,10 +344,7 @@ def uses_process_group(resolved: Mapping[str, Any], root: Path) -> bool:
         given = [*(section.get("command") or ()), *words(section.get("args")), *(section.get("env") or ())]
         if _WORDS.search("\n".join(map(str, given)).lower()):
             return True
-        paths: dict[str, Any] = {
-            name: section.get(name) or ([] if name in ("command", "inputs", "outputs") else "") for name in _OF_FILES
-        }
-        files = find(root=root, data=None, module=section.get("module"), **paths)
+        files = find({**section, "data": None}, root=root)
         sources = files.closure([*filter(None, python_path)]).sources if files.file is not None else {}
         own = [name for name in sources if name.endswith(".py") and not name.startswith((*_PACELINE, "paceline.py"))]
         return any(_names_process_group(sources[name]) for name in own)

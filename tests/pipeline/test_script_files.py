@@ -43,8 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def found(root: Path, script: str | None, **told: Any) -> ScriptFiles:
-    rest = {"command": [], "workdir": "", "inputs": [], "outputs": [], "data": None, **told}
-    return script_files.find(root=root, script=script, **rest)
+    return script_files.find({"script": script, **told}, root=root)
 
 
 def named(path: Path) -> tuple[DataPath]:
