@@ -19,14 +19,12 @@ from pipeline.core.files import sha256_bytes, sha256_file, system_temporary_pref
 from pipeline.core.processes import git
 from pipeline.core.redact import hide
 from pipeline.keys.content_key import KEY_LENGTH
-from pipeline.reproduction import clones
+from pipeline.reproduction.recipe import SOURCE, pack
 from pipeline.runs import acceptance
 from pipeline.runs.folder import RunFolder, check_parts, leads_out, not_read
 from pipeline.runs.result import AlteredError
 from trainers.contract import run_folder
 
-SOURCE = "source"
-"""Git packs of the run's commit and its submodules, with which an archive needs no clone that has the commit."""
 _KEPT = (
     run_folder.CONFIG, run_folder.CONFIG_YAML, run_folder.KEY, run_folder.PROVENANCE, run_folder.CHANGES,
     "requirements.lock", run_folder.PLAN, run_folder.JOURNAL, run_folder.METRICS, run_folder.SYSTEM_METRICS,
@@ -212,14 +210,10 @@ def _member(folder: RunFolder, path: Path) -> tuple[str, bytes]:
 
 
 def _source(root: Path, commit: str) -> dict[str, bytes]:
-    """Return a git pack of the repository at that commit, and one per locally available submodule."""
-    repository, top = git.common_folder(root) or root, git.top_of(root)
+    """Return a git pack of the repository at that commit."""
     with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("git")) as scratch:
-        clones.pack(repository, commit, Path(scratch))
-        for item in clones.recorded(repository, commit, top):
-            if item.repository is not None:
-                clones.pack(item.repository, item.commit, Path(scratch))
-        return {f"{SOURCE}/{path.name}": path.read_bytes() for path in sorted(Path(scratch).iterdir())}
+        pack(git.common_folder(root) or root, commit, Path(scratch))
+        return {f"{SOURCE}/{path.name}": path.read_bytes() for path in Path(scratch).iterdir()}
 
 
 def _packed(key: str, members: dict[str, bytes]) -> bytes:

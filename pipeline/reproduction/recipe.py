@@ -1,8 +1,9 @@
 """The recipe of a finished run, and its code restored: the commit in a separate checkout, with the run's patch.
 
-The user's checkout is never touched; submodules come from its local git folders. If the clone lacks the commit, an
-exported run contains it. A run made outside of a repository has no commit: its code is the copy in the run folder, and
-the rest (conf/, dodo.py) is the project's current state.
+The user's checkout is never touched. If the clone lacks the commit, an exported run contains it; git verifies its
+objects, because the ids of commits, trees and files are their digests. A run made outside of a repository has no
+commit: its code is the copy in the run folder, and the rest (conf/, dodo.py) is the project's current state. The code
+in submodules is that copy, too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +25,12 @@ from pipeline.core.files import sha256_bytes
 from pipeline.core.processes import git, process
 from pipeline.core.specs import State
 from pipeline.keys.content_key import KEY_LENGTH
-from pipeline.reproduction import clones
-from pipeline.reproduction.archive import SOURCE
 from pipeline.runs import acceptance, journal
 from pipeline.runs.folder import RunFolder, check_parts
 from trainers.contract import run_folder
 
+SOURCE = "source"
+"""In an exported run: the git pack of its commit, with which it needs no clone that has the commit."""
 _ANOTHER_COPY = "another copy of the run folder, or its export"
 _LARGEST_COPIED = 1 << 20  # bytes per file of a project without a repository; code and settings are smaller
 
@@ -107,9 +109,9 @@ def checkout(
         if recipe.commit is None:
             _copy_project(root, place, recipe)
         elif repository is not None:
-            clones.clone(repository, place, recipe.commit)
+            clone(repository, place, recipe.commit)
         elif packs := sorted((recipe.folder.path / SOURCE).glob("*.pack")):
-            clones.unpack(packs, place, recipe.commit)
+            unpack(packs, place, recipe.commit)
         elif (why := git.refusal(root)) is not None:
             raise PacelineError(f"commit {recipe.commit} of run {recipe.folder.key} can't be read: {why}")
         else:
@@ -121,9 +123,9 @@ def checkout(
         if recipe.patch:
             _patch(recipe, place, ("--cached",) if recipe.commit is not None else ())
         if recipe.commit is not None:
-            clones.check_out(place, without_settings=not known)
-            for line in clones.fill(place, root if repository is not None else None, recipe.commit):
-                say(f"  submodule    {line}")
+            check_out(place, without_settings=not known)
+            for name in submodules(place, recipe.commit):
+                say(f"  submodule    {name} is not checked out: of its files the run's own copies are taken")
         project = _inside(place / recipe.provenance.get("git_prefix", ""), place)
         for name in _from_snapshot(recipe, project, place):
             source = "its commit and patch have" if recipe.commit is not None else "the project has"
@@ -245,3 +247,91 @@ def from_mlflow(run_id: str, uri: str, place: Path, *, runs_dir: Path) -> RunFol
     # result.json is written after the record, so that has none
     documents.write_sealed(folder.result, {**summary, "key": folder.key, "mlflow_run_id": run_id, "files": {}})
     return folder
+
+
+# ----------------------------------------------------------------------------------------------------------- git
+_WITHOUT_SETTINGS = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
+"""Ignores the user's git configuration, so that attributes of a foreign commit can't run a filter program."""
+_LARGEST_BYTES = 16 << 30  # unpacked size of a commit from an archive
+_ALONE = ("--window=0", "--no-reuse-object", "--compression=0", "--threads=1")  # equal commits give equal bytes
+
+
+def clone(repository: Path, place: Path, commit: str) -> None:
+    """Read the commit of ``repository`` into the index of a new repository at ``place``, without checking files out.
+
+    The run's patch is based on git's stored content, which filters and line-end conversion of a checkout may alter, so
+    it is applied to the index.
+
+    Raises:
+        PacelineError: git refuses.
+    """
+    cloning = ("clone", "--quiet", "--shared", "--no-checkout", str(repository), str(place))
+    _run(repository, *cloning)
+    _take(place, commit)
+
+
+def pack(repository: Path, commit: str, to: Path) -> None:
+    """Write the commit, without history, as a git pack into the folder ``to``. Raises PacelineError.
+
+    git creates a pack in its object folder and renames it. That folder may be read-only or on another disk, so a
+    temporary object folder is used.
+    """
+    env = {**git.without_checkout(repository), "GIT_NO_REPLACE_OBJECTS": "1"}
+    listed = _run(repository, "rev-list", "--objects", "--no-walk", commit, env=env)
+    ids = "".join(f"{line.partition(' ')[0]}\n" for line in listed.split("\n") if line).encode()
+    with tempfile.TemporaryDirectory(dir=to) as objects:
+        env |= {"GIT_OBJECT_DIRECTORY": objects, "GIT_ALTERNATE_OBJECT_DIRECTORIES": _quoted(repository / "objects")}
+        made = _run(repository, "pack-objects", "--quiet", *_ALONE, f"{objects}/made", env=env, input_=ids).strip()
+        Path(objects, f"made-{made}.pack").rename(to / f"{commit}.pack")
+
+
+def _quoted(path: Path) -> str:
+    """Quote a path for git's colon-separated list of paths."""
+    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+def unpack(packs: Sequence[Path], place: Path, commit: str) -> None:
+    """Read the commit of ``packs`` into the index of a new repository at ``place``, like ``clone``.
+
+    Raises:
+        PacelineError: a pack is damaged, the packs lack the commit or some of its files or hold more than 16 GiB, or a
+            path of the commit leaves the repository or enters its git folder.
+    """
+    kind = ("--object-format=sha256",) if len(commit) == 64 else ()
+    place.mkdir(parents=True)
+    _run(place, "init", "--quiet", "--template=", *kind, env=_WITHOUT_SETTINGS)
+    for path in packs:
+        target = place / ".git" / "objects" / "pack" / f"pack-{path.name}"
+        shutil.copyfile(path, target)
+        _run(place, "index-pack", str(target), env=_WITHOUT_SETTINGS)
+    sizes = _run(place, "cat-file", "--batch-all-objects", "--batch-check=%(objectsize)", env=_WITHOUT_SETTINGS)
+    if (total := sum(map(int, sizes.split()))) > (most := min(_LARGEST_BYTES, shutil.disk_usage(place).free)):
+        raise PacelineError(f"{packs[0].parent.name} of the archive unpacks to {total:,} bytes, of at most {most:,}")
+    if not git.has_commit(place, commit):
+        raise PacelineError(f"{packs[0].parent.name} of the archive doesn't hold commit {commit}, which the run names")
+    _take(place, commit)
+
+
+def _take(place: Path, commit: str) -> None:
+    _run(place, "update-ref", "--no-deref", "HEAD", commit)
+    _run(place, "read-tree", commit)
+
+
+def check_out(place: Path, *, without_settings: bool) -> None:
+    """Check out the files of the index; ``without_settings`` ignores git's configuration. Raises PacelineError."""
+    env = _WITHOUT_SETTINGS if without_settings else {}
+    _run(place, "checkout-index", "--all", "--force", "--index", "--quiet", env=env)
+
+
+def _run(folder: Path, *words: str, env: Mapping[str, str] | None = None, input_: bytes | None = None) -> str:
+    done = git.git(folder, *words, env=env, input_=input_, errors="surrogateescape")
+    if done is None or done.code != 0:
+        why = done.stderr.strip() if done else "git is missing"
+        raise PacelineError(f"git {words[0]} in {folder} failed: {why}")
+    return done.stdout
+
+
+def submodules(place: Path, commit: str) -> list[str]:
+    """Return the paths of the submodules of a commit, which aren't checked out. Raises PacelineError."""
+    rows = _run(place, "ls-tree", "-r", "-z", "--full-tree", commit).split("\0")
+    return [row.partition("\t")[2] for row in rows if row.startswith("160000 ")]

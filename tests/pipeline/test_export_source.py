@@ -10,7 +10,8 @@ import pytest
 
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_atomic
-from pipeline.reproduction import archive, clones
+from pipeline.reproduction import archive
+from pipeline.reproduction import recipe as recipes
 from pipeline.reproduction.recipe import checkout
 from pipeline.runs.folder import RunFolder
 from tests.pipeline.git_folders import AUTHOR, git, recipe, tree
@@ -122,7 +123,7 @@ def test_a_commit_whose_files_an_archive_lacks_is_refused(repository: Path, tmp_
     brought = Brought(tmp_path, repository, head(repository))
     brought.made = replace(brought.made, provenance={"git_commit": commit})
     ids = f"{commit}\n{git(repository, 'rev-parse', f'{commit}^{{tree}}')}".encode()
-    made = clones._run(repository, "pack-objects", "-q", str(brought.folder.path / "source" / "x"), input_=ids).strip()
+    made = recipes._run(repository, "pack-objects", "-q", str(brought.folder.path / "source" / "x"), input_=ids).strip()
     assert (brought.folder.path / "source" / f"x-{made}.pack").exists()
     assert f"unable to read sha1 file of code.py ({blob})" in brought.refusal()
 
@@ -187,22 +188,10 @@ def test_a_patch_that_leads_out_of_the_commit_of_an_archive_is_refused(
     assert [*files_outside(outside)] == []
 
 
-def test_a_submodule_of_an_archive_is_not_checked_out_behind_a_link(
-    nested: Path, tmp_path: Path, outside: Path
-) -> None:
-    number = git(nested, "rev-parse", "HEAD:lib/outer").strip()
-    gone = f"diff --git a/lib/outer b/lib/outer\ndeleted file mode 160000\nindex {number}..{'0' * 40}\n"
-    gone += f"--- a/lib/outer\n+++ /dev/null\n@@ -1 +0,0 @@\n-Subproject commit {number}\n"
-    patch = gone.encode() + LINK.replace(b"lnk", b"lib") % str(outside).encode()
-    brought = Brought(tmp_path, nested, head(nested), patch=patch)
-    assert brought.tree()["lib"] == (False, str(outside).encode())
-    assert [*files_outside(outside)] == []
-
-
 def test_a_commit_that_unpacks_to_too_much_is_refused(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clones, "_LARGEST_BYTES", 100)
+    monkeypatch.setattr(recipes, "_LARGEST_BYTES", 100)
     said = Brought(tmp_path, repository, head(repository)).refusal()
     assert said.startswith("source of the archive unpacks to ")
     assert said.endswith(" bytes, of at most 100")

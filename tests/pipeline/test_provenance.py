@@ -270,6 +270,19 @@ def test_code_that_git_does_not_have_is_taken_from_the_runs_own_copy(repository:
     assert said == ["  snapshot     local.py is the run's own copy: its commit and patch have another, or none"]
 
 
+def test_a_submodule_is_named_and_its_code_taken_from_the_runs_own_copy(nested: Path, tmp_path: Path) -> None:
+    folder, name = RunFolder(tmp_path / "0123456789ab"), "lib/outer/outer.py"
+    (folder.code / name).parent.mkdir(parents=True)
+    (folder.code / name).write_bytes((nested / name).read_bytes())
+    told, parts = {"git_commit": git(nested, "rev-parse", "HEAD").strip()}, {"code": {name: ""}}
+    made = Recipe(folder=folder, result={}, parts=parts, config={}, provenance=told, patch=b"")
+    said: list[str] = []
+    with checkout(made, root=nested, place=tmp_path / "again", keep=False, say=said.append) as project:
+        assert (project / name).read_text() == "of = 'outer'\n"
+    assert said[0] == "  submodule    lib/outer is not checked out: of its files the run's own copies are taken"
+    assert said[1].startswith(f"  snapshot     {name} is the run's own copy: ")
+
+
 def test_a_file_outside_of_the_project_that_the_run_imports_is_in_the_patch(repository: Path) -> None:
     for name in ("proj/own.py", "shared/lib.py", "shared/other.py"):
         (repository / name).parent.mkdir(exist_ok=True)
