@@ -24,7 +24,7 @@ from tests.pipeline import finished_folder as folder
         ("status cf0848 --watch", "status run=cf0848 watch=1"),
         ("plot --metric train/loss --output=x.pdf", "plot metric=train/loss file=x.pdf"),
         ("export cf0848 --output x.tar.gz", "export run=cf0848 to=x.tar.gz"),
-        ("sync --no-data --to /x notebooks", "sync data=0 to=/x notebooks"),
+        ("sync --no-data", "sync data=0"),
         ("clean --older-than 30 --yes", "clean older_than=30 yes=1"),
         ("train --preflight-deep seed=1", "train preflight.deep=1 seed=1"),
         ("train --force seed=1", "-a train seed=1"),
