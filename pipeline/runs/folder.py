@@ -397,6 +397,8 @@ def link_data(folder: Path, pack_path: Path | None) -> None:
         if link.readlink() == target:
             return
         link.unlink()
+    elif link.exists():  # a copy of the folder that followed the link
+        link.rename(link.with_name(f"{link.name}.bad"))
     link.symlink_to(target, target_is_directory=True)
 
 
