@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +24,11 @@ WORDS = ("experiment=quickstart", "tracking=none", *ALONE)
 
 @pytest.mark.long
 @pytest.mark.ci
-def test_a_notebook_trains_reads_and_compares_runs(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_notebook_trains_reads_and_compares_runs(
+    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow  # seconds, for this test alone
+
     words = (*project.overrides, *WORDS)
     run = paceline.train(*words, max_steps=4, seed=3)
     assert f"FINISHED {run.key}: test/accuracy " in capsys.readouterr().out
@@ -48,6 +53,13 @@ def test_a_notebook_trains_reads_and_compares_runs(project: Project, capsys: pyt
     assert "A (n 2)" in str(compared)
     picture = paceline.plot(project.overrides[0], "experiment=quickstart", metric="train/loss")
     assert picture.save(project.folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+    page = (ROOT / "docs/using-weights.md").read_text()
+    [snippet] = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "log_model" in code]
+    monkeypatch.chdir(project.folder)
+    exec(snippet.replace('"last"', f'"last", "{project.overrides[0]}"'))
+    registered = mlflow.pytorch.load_model("models:/digits/1")
+    assert registered(torch.zeros(5, 1, 8, 8, dtype=torch.uint8)).shape == (5, 10)
 
 
 @pytest.mark.ci
