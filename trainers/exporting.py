@@ -1,17 +1,15 @@
 """A finished run's network as one file that torch loads without any of this code.
 
-``python -P trainers/exporting.py RUN_DIR FOLDER``, with the run's own code first on PYTHONPATH. It is started as a
-file, so that the network is built by the code that trained it, whatever the checkout contains now. FOLDER gets
-``model.pt2`` (torch.export: uint8 images in, logits out) and ``about.json``.
+``python -P trainers/exporting.py RUN_DIR FILE``, with the run's own code first on PYTHONPATH. It is started as a
+file, so that the network is built by the code that trained it, whatever the checkout contains now. FILE is written by
+torch.export: uint8 images in, logits out.
 """
 
 from __future__ import annotations
 
 import json
-import platform
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +24,6 @@ from trainers.data.augment import Normaliser, normaliser
 from trainers.data.pack import Manifest, open_pack, place
 from trainers.training.evaluation import views
 
-MODEL, ABOUT = "model.pt2", "about.json"
 _CHECKED_IMAGES = 100
 _MUST_AGREE = 0.9  # on other hardware, or in fp32 after bf16, a few images may get another class
 _CPU = torch.device("cpu")
@@ -53,21 +50,17 @@ class ExportedNetwork(nn.Module):
 
 def main(argv: list[str]) -> int:
     """Run the command line; return 0, or 1 with the reason on stderr."""
-    run_dir, folder = map(Path, argv)
+    run_dir, path = map(Path, argv)
     try:
-        about = export(run_dir, folder)
+        export(run_dir, path)
     except (ConfigError, TrainerError) as error:
         print(error, file=sys.stderr)
         return 1
-    (folder / ABOUT).write_text(json.dumps(about), encoding="utf-8")
     return 0
 
 
-def export(run_dir: Path, folder: Path) -> dict[str, Any]:
-    """Write ``folder``/model.pt2 and return its description.
-
-    It has an example (an image, uint8 [1, C, H, W]), the number of classes, the number of test images that were
-    checked, and how many of them have the class of the run's evaluation.
+def export(run_dir: Path, path: Path) -> None:
+    """Write the run's network to ``path``, and compare its answers with the run's evaluation.
 
     Raises:
         ConfigError, TrainerError: the network can't be built or exported, or isn't the one that the run evaluated.
@@ -81,17 +74,8 @@ def export(run_dir: Path, folder: Path) -> dict[str, Any]:
     finally:
         if pack.gatherer is not None:
             pack.gatherer.close()
-    _save(network, images, folder / MODEL, config.model.name)
-    agreed = _agreed(folder / MODEL, images, run_dir)
-    return {
-        "example": images[:1].tolist(),
-        "shape": list(images.shape[1:]),
-        "classes": pack.manifest.num_classes,
-        "checked": len(images),
-        "agreed": agreed,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
+    _save(network, images, path, config.model.name)
+    _check(path, images, run_dir)
 
 
 def _trained(config: TrainConfig, manifest: Manifest, run_dir: Path) -> ExportedNetwork:
@@ -123,10 +107,10 @@ def _save(network: ExportedNetwork, images: Tensor, path: Path, name: str) -> No
         raise TrainerError(f"torch.export can't take model={name}: {type(error).__name__}: {reason}") from error
 
 
-def _agreed(path: Path, images: Tensor, run_dir: Path) -> int:
-    """Return for how many images the saved model gives the class of the run's evaluation.
+def _check(path: Path, images: Tensor, run_dir: Path) -> None:
+    """Compare the classes that the saved model gives to images with those of the run's evaluation.
 
-    Raises TrainerError: for too few.
+    Raises TrainerError: fewer than _MUST_AGREE of them are equal.
     """
     evaluated = json.loads((run_dir / run_folder.PREDICTIONS).read_text(encoding="utf-8"))["predictions"][: len(images)]
     with torch.no_grad():
@@ -137,7 +121,6 @@ def _agreed(path: Path, images: Tensor, run_dir: Path) -> int:
             f"the exported model says of {agreed} of {len(images)} test images what the run's evaluation did: it isn't "
             "the network that was evaluated"
         )
-    return agreed
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder
 
 _EXPORTER = HOME / "trainers" / "exporting.py"
-_EXPORTED_FILE = "model.pt2"  # what it leaves
 _EXPORTED = ".exported"
 _EXPORT_S = 1800.0  # a large network on a busy host
 
@@ -38,13 +37,14 @@ def exported_file(folder: RunFolder) -> Path:
     own = python_path(folder.read_json(run_folder.CONFIG) or {})
     code = os.pathsep.join(filter(None, (str(folder.path / run_folder.CODE), own)))
     with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+        path = Path(temporary, target.name)
         done = process.run(
-            [sys.executable, "-P", str(_EXPORTER), str(folder.path), temporary],
+            [sys.executable, "-P", str(_EXPORTER), str(folder.path), str(path)],
             env={**os.environ, "PYTHONPATH": code, "CUDA_VISIBLE_DEVICES": ""},
             timeout_s=_EXPORT_S,
         )
         if done.code != 0:
             last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.code}"]
             raise PacelineError(f"the network of run {folder.key} can't be exported: {last[0]}")
-        Path(temporary, _EXPORTED_FILE).replace(target)
+        path.replace(target)
     return target

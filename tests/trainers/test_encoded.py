@@ -172,5 +172,5 @@ def test_one_and_two_ranks_train_from_files_to_the_same_weights(packs: dict[str,
         call_on_ranks("tests.trainers.test_pruned:train_on_this_rank", run_dir, nproc=ranks)
         weights.append(read_summary(run_dir)["weights_sha256"])
     assert weights[0] == weights[1]
-    about = export(alone, tmp_path)  # what doit predict computes with
-    assert (about["checked"], about["agreed"], about["shape"]) == (12, 12, [3, 8, 8])
+    export(alone, tmp_path / "network.pt2")  # what doit predict computes with: raises if its classes are others
+    assert (tmp_path / "network.pt2").is_file()
