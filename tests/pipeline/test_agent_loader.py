@@ -71,17 +71,3 @@ def test_a_traceback_of_the_agent_shows_file_and_line_and_the_host_keeps_no_file
     assert said[-1] == "KeyError: 'no such command'"
     assert done.returncode == 1
     assert list(home.iterdir()) == []
-
-
-def test_another_python_compiles_the_sources_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payload, "MAGIC_NUMBER", b"of another version")
-    monkeypatch.setattr(marshal, "dumps", lambda value, *more: dumps(value, *more) if more else b"no code")
-    payload.opening.cache_clear()
-    payload.packed_agent.cache_clear()
-    try:
-        asked = message({"do": "stop", "bar": "", "registry": "/nowhere", "attempts": "aaaa-"}, "f00d")
-    finally:
-        payload.opening.cache_clear()
-        payload.packed_agent.cache_clear()
-    done = subprocess.run([sys.executable, "-c", BOOTSTRAP], input=asked, capture_output=True, check=False)
-    assert (done.returncode, done.stdout.decode()) == (0, '\n@paceline f00d {"left": []}\n')

@@ -1,18 +1,15 @@
 """The first code on a host: serves the modules of the agent and of the contract from memory, then runs the agent.
 
 ``pipeline/cluster/launchers/transport/payload.py`` sends this text followed by a call of ``run``. Nothing is written on
-the host. Modules come compiled for the controller's Python; another version compiles the sources on import. Modules
-that are first imported after a fork are served too.
+the host. Modules that are first imported after a fork are served too.
 """
 
 import gc
-import marshal
+import json
 import os
 import sys
-import zlib
 from importlib import import_module
 from importlib.machinery import ModuleSpec
-from importlib.util import MAGIC_NUMBER
 from types import ModuleType, TracebackType
 
 PACKAGE = "paceline_agent"  # never ``pipeline``: a host may have an installed package of that name
@@ -22,18 +19,16 @@ PACKAGES = (PACKAGE, PACKAGE + ".host", PACKAGE + ".running", "trainers", CONTRA
 
 
 class SourceFinder:
-    """Imports modules of ``PACKAGES`` from dictionaries: full module name → text, and → code compiled for this Python.
+    """Imports modules of ``PACKAGES`` from their texts, by full module name.
 
     Tracebacks show file and line: code is named by its path in the repository, and linecache calls ``get_source``.
-    Texts are ``packed`` (by marshal and zlib) until one is needed.
     """
 
-    def __init__(self, names: "set[str]", packed: bytes, code: "dict[str, bytes]") -> None:
-        self.names, self.packed, self.code = names, packed, code
-        self.texts: dict[str, str] = {}
+    def __init__(self, texts: "dict[str, str]") -> None:
+        self.texts = texts
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> "ModuleSpec | None":
-        if fullname not in self.names:
+        if fullname not in self.texts:
             return None
         return ModuleSpec(fullname, self, is_package=fullname in PACKAGES)  # type: ignore[arg-type]
 
@@ -42,19 +37,10 @@ class SourceFinder:
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
-        if name in self.code:
-            code = marshal.loads(self.code[name])
-        else:
-            code = compile(self.sources()[name], path_of(name), "exec")
-        exec(code, module.__dict__)
+        exec(compile(self.texts[name], path_of(name), "exec"), module.__dict__)
 
     def get_source(self, fullname: str) -> str:
-        return self.sources()[fullname]
-
-    def sources(self) -> "dict[str, str]":
-        if not self.texts:  # a Python with another bytecode wants one for each module
-            self.texts = marshal.loads(zlib.decompress(self.packed))
-        return self.texts
+        return self.texts[fullname]
 
 
 def path_of(fullname: str) -> str:
@@ -73,11 +59,10 @@ def show(kind: "type[BaseException]", error: BaseException, trace: "TracebackTyp
 def run(modules: bytes) -> None:
     """Answer the request that follows on stdin. Never returns: the agent's exit code becomes the process's.
 
-    ``modules``: magic number of a Python, names, packed texts, code; in a marshal version that every Python 3 reads.
+    ``modules``: JSON, full module name → text.
     """
     gc.disable()  # nothing that modules make while they are imported is rubbish; ``gc.freeze`` below
-    magic_number, names, packed, code = marshal.loads(modules)
-    sys.meta_path.insert(0, SourceFinder(names, packed, code if magic_number == MAGIC_NUMBER else {}))
+    sys.meta_path.insert(0, SourceFinder(json.loads(modules)))
     sys.excepthook = show
     for name in ("bz2", "lzma"):  # shutil would load their libraries, for archives that nothing here makes
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import marshal
 import secrets
 import sys
 import tarfile
@@ -12,21 +11,17 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from importlib.machinery import SourceFileLoader
-from importlib.util import MAGIC_NUMBER
 from pathlib import Path
-from types import CodeType
 from typing import IO, Any
 
 import trainers
 from pipeline.cluster import agent
-from pipeline.cluster.agent.loader import CONTRACT, PACKAGE, RANKS, path_of
+from pipeline.cluster.agent.loader import CONTRACT, PACKAGE, RANKS
 from pipeline.core import program as programs
 from pipeline.core.tables import counted
 from trainers import contract
 from trainers.contract import run_folder
 
-_REPOSITORY = Path(trainers.__file__).parents[1]
 TOO_OLD = "is too old for the node agent"
 NO_PROGRAM = "paceline: no program came on standard input"
 TAKEN_FOR_COMMANDS = "paceline: a shell took its standard input for commands"
@@ -46,12 +41,13 @@ sys.path first, or a stray ``json.py`` in a home would be imported. Interpreters
 PYTHON… variables don't reach the ranks and so must not change the probe."""
 
 # Runs the first interpreter that exists; uses no other program, as PATH may be wrong. "~/" is the host's home.
+# At the end stdin is read to its end: mpirun's daemon breaks if nobody takes what it has, and its message is lost.
 _FIND_PYTHON = (
     'b=$1; shift; w=; for p; do case $p in "~/"*) p=$HOME/${p#??};; esac; '
     'q=$(command -v "$p" 2>/dev/null); [ -f "$q" ] && [ -x "$q" ] && exec "$q" -E -c "$b"; '
     'case $p in */*) if [ -d "$p" ]; then w="$w; $p is a folder"; '
     'elif [ -e "$p" ]; then w="$w; $p is not executable"; fi;; esac; done; '
-    'echo "paceline: no interpreter $*$w; PATH=$PATH" >&2; exit 127'
+    'echo "paceline: no interpreter $*$w; PATH=$PATH" >&2; while read -r b; do :; done; exit 127'
 )
 
 _PREAMBLE = b"\n" * 16 + f"echo {TAKEN_FOR_COMMANDS}; exit 97\n".encode()
@@ -67,12 +63,10 @@ def agent_argv(python: str | None) -> list[str]:
 
 @cache
 def packed_agent() -> bytes:
-    """Return the compressed agent: the loader's text, a zero byte, and the modules that it loads."""
+    """Return the compressed agent: the loader's text, a zero byte, and the texts of its modules as JSON."""
     texts = module_texts()
-    code = {name: marshal.dumps(_code(name)) for name in texts}
-    texts_apart = zlib.compress(marshal.dumps(dict(texts), 2))  # packed on their own, as most hosts don't need them
-    modules = marshal.dumps((MAGIC_NUMBER, set(texts), texts_apart, code), 2)
-    return zlib.compress(b"%s\n\nrun(modules)\n\0%s" % (texts[f"{PACKAGE}.loader"].encode(), modules))
+    loader, modules = texts[f"{PACKAGE}.loader"].encode(), json.dumps(dict(texts)).encode()
+    return zlib.compress(b"%s\n\nrun(modules)\n\0%s" % (loader, modules), 9)
 
 
 @cache
@@ -88,19 +82,6 @@ def module_texts() -> Mapping[str, str]:
     }
     others = {"trainers": Path(trainers.__file__), RANKS: Path(trainers.__file__).with_name("ranks.py")}
     return {**names, **{name: path.read_text(encoding="utf-8") for name, path in others.items()}}
-
-
-def _code(name: str) -> CodeType:
-    """Return a module's compiled code (usually cached by Python), with its file name in the repository."""
-    full_name = name.replace(PACKAGE, agent.__name__)
-    code = SourceFileLoader(full_name, str(_REPOSITORY / path_of(name))).get_code(full_name)
-    assert code is not None  # a file with source has some
-    return _of_file(code, path_of(name))
-
-
-def _of_file(code: CodeType, path: str) -> CodeType:
-    inner = tuple(_of_file(one, path) if isinstance(one, CodeType) else one for one in code.co_consts)
-    return code.replace(co_filename=path, co_consts=inner)
 
 
 def new_token() -> str:
