@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import marshal
 import os
 import subprocess
 import sys
@@ -12,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster import agent
-from pipeline.cluster.launchers.transport import payload
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, TAKEN_FOR_COMMANDS, message
 
-dumps = marshal.dumps
 MODULES = sorted(Path(agent.__file__).parent.glob("*.py"))
 
 
