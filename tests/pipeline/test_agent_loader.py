@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster import agent
+from pipeline.cluster.launchers.transport import payload
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, TAKEN_FOR_COMMANDS, message
 
 MODULES = sorted(Path(agent.__file__).parent.glob("*.py"))
