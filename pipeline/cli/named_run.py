@@ -35,12 +35,13 @@ _NOT_OF_THE_RUN = ("paths", "tracking", "cluster", "notify")
 """Sections that decide where something goes, or what is started besides the run."""
 _CHOICE = re.compile(r"\+?(cluster|experiment|tracking)=[\w-]+(/[\w-]+)*")
 _REACHES = ("launcher", "python", "ssh_config", "workdir", "mpirun", "context", "namespace", "kind")
-"""Fields of the cluster without which other hosts, or none, would be reached than those of the run."""
+"""Fields of the cluster that decide which hosts are reached, and how: never taken from a run folder."""
 _OF_RANKS = (
-    *("nproc_per_node", "env", "secrets", "environment", "device", "lease_s", "collective_timeout_s", "stall_s"),
-    "nnodes",
+    *("nnodes", "nproc_per_node", "env", "secrets", "environment", "device"),
+    *("lease_s", "collective_timeout_s", "stall_s"),
 )
 _OF_HOST = ("name", "user", "port", "nproc_per_node", "env")
+"""Fields of the cluster, and of each of its hosts, that do come from the run folder."""
 
 
 def configuration(
@@ -71,12 +72,12 @@ def configuration(
     if invocation.verb == "attach":
         now = _composed(folder, invocation)
         own = {name: value for name, value in own.items() if name not in _NOT_OF_THE_RUN}
-        merged = {**resolved, "tracking": now["tracking"], **own, "cluster": _attached(folder, now["cluster"])}
+        merged = {**resolved, "tracking": now["tracking"], **own, "cluster": _cluster_to_follow(folder, now["cluster"])}
     else:  # nothing is reached or started
         merged = {**resolved, **own, "paths": resolved["paths"], "tracking": resolved["tracking"]}
     data = _section(folder, "paths").get("data")
-    says_where = any(word.lstrip("+").startswith("paths.data") for word in invocation.overrides)
-    if not says_where and isinstance(data, str) and (root / data).is_dir():
+    names_data = any(word.lstrip("+").startswith("paths.data") for word in invocation.overrides)
+    if not names_data and isinstance(data, str) and (root / data).is_dir():
         merged["paths"] = {**resolved["paths"], "data": data}
     return merged, tuple(folder.overrides())
 
@@ -92,10 +93,10 @@ def cluster(folder: RunFolder, invocation: Invocation, root: Path, local_gpus: i
     raw = _composed(folder, invocation)["cluster"]
     plan, launcher = earlier.newest_plan(folder.path), raw["launcher"]
     nodes = plan.nodes if plan is not None and plan.launcher == launcher else ()
-    if not raw["hosts"] and raw["hostfile"] is None and _has_names(launcher):
-        raw = {**raw, "hosts": [_entry(node.host) for node in nodes]}
+    if not raw["hosts"] and raw["hostfile"] is None and _takes_host_names(launcher):
+        raw = {**raw, "hosts": [_host_entry(node.host) for node in nodes]}
     cluster_config = build_cluster(raw, root=root, local_gpus=local_gpus)
-    if plan is None or not nodes or not _has_names(cluster_config.launcher):
+    if plan is None or not nodes or not _takes_host_names(cluster_config.launcher):
         return cluster_config
     hosts = starts.cluster_with(cluster_config, plan, [node.host for node in nodes]).hosts
     return replace(cluster_config, hosts=hosts, spares=())
@@ -109,11 +110,11 @@ def _composed(folder: RunFolder, invocation: Invocation) -> dict[str, Any]:
     words = [word for word in folder.overrides() if word.lstrip("+~").startswith("cluster")]
     chosen = {word.lstrip("+").partition("=")[0]: word for word in folder.overrides() if _CHOICE.fullmatch(word)}
     typed = {word.lstrip("+~").partition("=")[0] for word in invocation.overrides}
-    said_by_words = {*typed, "experiment"} if "cluster" in typed else typed
-    choices = [word for name, word in chosen.items() if name not in said_by_words]
+    settled = {*typed, "experiment"} if "cluster" in typed else typed  # an experiment may choose a cluster too
+    choices = [word for name, word in chosen.items() if name not in settled]
     now = compose.resolve(compose.compose_config((*choices, *invocation.overrides)))
-    again = " ".join(shlex.quote(hide(word)) for word in words if word.isprintable())
-    hint = f"doit {invocation.verb} {folder.key} {again or 'cluster=<that of its training>'}"
+    same_words = " ".join(shlex.quote(hide(word)) for word in words if word.isprintable())
+    hint = f"doit {invocation.verb} {folder.key} {same_words or 'cluster=<that of its training>'}"
     launcher, known = now["cluster"]["launcher"], _launchers(folder)
     if known and launcher not in known:
         raise UsageError(
@@ -121,9 +122,9 @@ def _composed(folder: RunFolder, invocation: Invocation) -> dict[str, Any]:
             f"{launcher}; a run folder doesn't say how",
             hint=hint,
         )
-    here = launchers.LAUNCHERS.settings(launcher).capabilities.is_this_computer
+    is_here = launchers.LAUNCHERS.settings(launcher).capabilities.is_this_computer
     fields = [word.lstrip("+~").partition("=")[0] for word in words]
-    lacking = [name for name in fields if name in {f"cluster.{field}" for field in _REACHES} - typed and not here]
+    lacking = [name for name in fields if name in {f"cluster.{field}" for field in _REACHES} - typed and not is_here]
     if lacking and "cluster" not in typed:
         raise UsageError(
             f"run {folder.key} was started with {', '.join(dict.fromkeys(lacking))}, which is never taken from a run "
@@ -141,17 +142,19 @@ def _launchers(folder: RunFolder) -> list[str]:
     return list(dict.fromkeys(name for name in named if isinstance(name, str) and name.isidentifier()))
 
 
-def _attached(folder: RunFolder, now: Mapping[str, Any]) -> dict[str, Any]:
+def _cluster_to_follow(folder: RunFolder, now: Mapping[str, Any]) -> dict[str, Any]:
     """Return the section ``cluster`` for following a run: its ranks and host labels, reached by conf/ and the words."""
     own = _section(folder, "cluster")
     raw = {**now, **{name: own[name] for name in _OF_RANKS if name in own}, "max_restarts": 0, "min_nodes": 0}
-    if not _has_names(now["launcher"]):
+    if not _takes_host_names(now["launcher"]):
         return raw
     try:
         known = {starts.host_of(str(entry["name"])).label: entry for entry in (*now["hosts"], *now["spares"])}
         plan = earlier.newest_plan(folder.path)
         nodes = plan.nodes if plan is not None else ()
-        hosts = own.get("hosts") or [{**_entry(node.host), "nproc_per_node": node.nproc_per_node} for node in nodes]
+        hosts = own.get("hosts") or [
+            {**_host_entry(node.host), "nproc_per_node": node.nproc_per_node} for node in nodes
+        ]
         for section, rows in (("hosts", hosts), ("spares", own.get("spares") or [])):
             raw[section] = [
                 {**known.get(row["name"], {}), **{name: row[name] for name in _OF_HOST if name in row}} for row in rows
@@ -171,13 +174,13 @@ def _with_words(verb: str | None) -> str:
     return f"doit {verb} with the words that it was trained with, in place of run="
 
 
-def _has_names(launcher: str) -> bool:
-    """Whether the launcher is given names of hosts."""
+def _takes_host_names(launcher: str) -> bool:
+    """Whether the launcher is told which hosts to use."""
     able = launchers.LAUNCHERS.settings(launcher).capabilities
     return not able.is_this_computer and not able.hosts_are_granted
 
 
-def _entry(label: str) -> dict[str, Any]:
+def _host_entry(label: str) -> dict[str, Any]:
     host = starts.host_of(label)
     return {"name": host.name, "user": host.user, "port": host.port}
 

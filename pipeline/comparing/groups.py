@@ -136,9 +136,9 @@ def differing_fields(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def field_value(fields: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a field of ``flat_config``, or the names of a mapping in their order as text.
+    """Return the value of a field of ``flat_config``; of ``order.X``, which tells the order of names in X, as text.
 
-    An order is not recorded where the names are sorted.
+    Sorted names have no such field, so they are listed from the fields of X.
     """
     if not name.startswith(f"{ORDER}."):
         return fields.get(name)

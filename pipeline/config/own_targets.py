@@ -24,14 +24,14 @@ from pipeline.keys import rank_environment
 from pipeline.keys.import_closure import import_closure, source_of
 from trainers.core.config import OWN, TrainConfig
 
-_OFFERED = {
+_OFFERED = {  # arguments that Paceline gives by itself, to those that take them
     "dataset": ("source",),
     "model": ("num_classes", "channels", "image_size"),
     "optimizer": ("lr", "weight_decay"),
     "trainer.loss": ("num_classes",),
     "dataset.augmentation": ("seeds",),
 }
-_ARGUMENTS = {"trainer.loss": "trainer.loss_args", "dataset.augmentation": "dataset.augmentation_args"}
+_ARGUMENTS = {"trainer.loss": "trainer.loss_args", "dataset.augmentation": "dataset.augmentation_args"}  # else X.args
 _OF_A_CALL = {  # what functions are called with
     "trainer.loss": ("logits", "labels"),
     "trainer.metrics": ("logits", "labels"),
@@ -44,6 +44,7 @@ _BASES = {
 """Where the base class of a group is defined, and its public name."""
 _IMPORT_S = 60.0  # of a user's modules; one that takes longer is left to the hosts
 _Description = dict[str, Any]
+"""What a class or function accepts, or why it can't be used; its fields: ``signatures.answer``."""
 
 
 def check_targets(train: TrainConfig, root: Path, python_path: Sequence[str] = ()) -> None:

@@ -56,15 +56,15 @@ def find(config: RunConfig, root: Path, of_parent: Callable[[RunConfig, str], In
     if init.sha256 is not None and (path := weights.kept(init.sha256, config.data_dir)) is not None:
         return InitialWeights(setting=init.said, sha256=init.sha256, path=path)
     try:
-        start = of_parent(config.parent, init.said) if config.parent else _of_setting(config, root)
+        initial = of_parent(config.parent, init.said) if config.parent else _of_setting(config, root)
     except (DataError, OSError) as error:
         why = os_reason(error) if isinstance(error, OSError) else error.what
         raise UsageError(f"{init.said}: {why}") from error
     if init.sha256 is not None:
-        if start.sha256 not in (None, init.sha256):
-            raise UsageError(f"{init.said} has the sha256 {start.sha256}, and init.sha256 says {init.sha256}")
-        return start._replace(sha256=init.sha256)
-    return start
+        if initial.sha256 not in (None, init.sha256):
+            raise UsageError(f"{init.said} has the sha256 {initial.sha256}, and init.sha256 says {init.sha256}")
+        return initial._replace(sha256=init.sha256)
+    return initial
 
 
 def local_file(config: RunConfig, root: Path) -> Path | None:
@@ -76,28 +76,27 @@ def local_file(config: RunConfig, root: Path) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
-def with_digest(config: RunConfig, start: InitialWeights) -> RunConfig:
+def with_digest(config: RunConfig, initial: InitialWeights) -> RunConfig:
     """Return the configuration with init.sha256 set, which is what the key counts."""
-    init = {**(config.resolved.get("init") or {}), "sha256": start.sha256}
+    init = {**(config.resolved.get("init") or {}), "sha256": initial.sha256}
     return dataclasses.replace(config, resolved={**config.resolved, "init": init})
 
 
-def place(start: InitialWeights, folder: Path, data_dir: Path) -> None:
+def place(initial: InitialWeights, folder: Path, data_dir: Path) -> None:
     """Put the weights and a description of their origin into a run folder.
 
     Raises:
         PacelineError: they aren't on this computer.
         OSError: they can't be written.
     """
-    assert start.sha256 is not None, "a run has a key only once they are known"
+    assert initial.sha256 is not None, "a run has a key only once they are known"
     target = folder / run_folder.INITIAL_WEIGHTS
-    if not (target.is_file() and weights.sha256_of(target, data_dir) == start.sha256):
-        if start.path is None:
-            raise PacelineError(f"{start.setting}: the weights aren't on this computer: {start.pending}")
-        link_or_copy(weights.keep(start.path, start.sha256, data_dir), target)
-    write_json(
-        folder / run_folder.INITIAL_WEIGHTS_NOTES, {"said": start.setting, "run": start.run, "sha256": start.sha256}
-    )
+    if not (target.is_file() and weights.sha256_of(target, data_dir) == initial.sha256):
+        if initial.path is None:
+            raise PacelineError(f"{initial.setting}: the weights aren't on this computer: {initial.pending}")
+        link_or_copy(weights.keep(initial.path, initial.sha256, data_dir), target)
+    notes = {"said": initial.setting, "run": initial.run, "sha256": initial.sha256}
+    write_json(folder / run_folder.INITIAL_WEIGHTS_NOTES, notes)
 
 
 def of_finished_run(folder: RunFolder, setting: str) -> InitialWeights:

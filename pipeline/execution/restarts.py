@@ -31,12 +31,10 @@ class Restarts:
         """
         self.cluster, self.shards = cluster, shards
         self._keeps_hosts = keeps_hosts
-        self.begun = False
-        self.replaces = begun_before and cluster.settings.max_restarts > 0
-        self._last: tuple[str, int, str] | None = None
-        self._gone: dict[
-            str, float
-        ] = {}  # lost hosts that didn't confirm their stop → unix time at which their lease ends
+        self.begun = False  # an attempt of this command has failed, so the next one is a restart
+        self.replaces = begun_before and cluster.settings.max_restarts > 0  # whether silent hosts may be replaced
+        self._last: tuple[str, int, str] | None = None  # failure: message, step, the script's checkpoint
+        self._gone: dict[str, float] = {}  # host whose stop wasn't confirmed → unix time at which its lease ends
 
     def after(self, error: TrainingError, *, step: int, now: float, saved: str = "") -> None:
         """Note that an attempt has failed; raise TrainingError if another attempt wouldn't help.
@@ -92,7 +90,7 @@ class Pauses:
     """Pauses between requests to silent hosts: each longer than the last, ``limit_s`` in total."""
 
     def __init__(self, limit_s: float) -> None:
-        self.limit_s, self.doing = limit_s, ""
+        self.limit_s, self.doing = limit_s, ""  # doing: words for what is waited for
         self._pause_s = _FIRST_PAUSE_S
         self._ends: float | None = None
 
@@ -125,17 +123,17 @@ def next_start(run: Run, lost: Collection[str] = ()) -> str:
 
 def next_start_in(run_dir: Path, script: ScriptConfig | None, lost: Collection[str] = ()) -> str:
     """Return the same text for a run folder. ``script``: None for Paceline's own trainer."""
-    left = earlier.unfinished_plan(run_dir)
-    is_lost = left is not None and left.nodes[0].host in lost and not _wrote_here(left, run_dir)
-    within_reach = None if is_lost else left
+    unfinished = earlier.unfinished_plan(run_dir)
+    is_lost = unfinished is not None and unfinished.nodes[0].host in lost and not _wrote_here(unfinished, run_dir)
+    within_reach = None if is_lost else unfinished
     if script is not None:
         start = _next_start_of_script(run_dir, script, within_reach)
     else:
         start = _next_start_of_trainer(run_dir, within_reach)
-    if left is not None and is_lost and start == NO_CHECKPOINT:
-        host, fetched = left.nodes[0].host, f"checkpoints are fetched each {left.checkpoint_fetch_s:g} s"
+    if unfinished is not None and is_lost and start == NO_CHECKPOINT:
+        host, fetched = unfinished.nodes[0].host, f"checkpoints are fetched each {unfinished.checkpoint_fetch_s:g} s"
         return (
-            f"from the beginning: what attempt {left.attempt} saved is on {host}, which is lost ({fetched}, by "
+            f"from the beginning: what attempt {unfinished.attempt} saved is on {host}, which is lost ({fetched}, by "
             "cluster.checkpoint_fetch_s)"
         )
     return start

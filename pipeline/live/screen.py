@@ -79,7 +79,7 @@ class Screen:
     """A context manager around the work; its end waits until all lines are written.
 
     Lines are folded at the terminal's width above ``picture``, without one at ``width``. ``wanted`` decides which are
-    shown; ``named`` returns a line with its commands as the user types them.
+    shown; ``as_typed`` returns a line with its commands as the user types them.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class Screen:
         *,
         width: int | None = None,
         wanted: Callable[[str], bool] = lambda _: True,
-        named: Callable[[str], str] = str,
+        as_typed: Callable[[str], str] = str,
     ) -> None:
-        self._picture, self._width, self._wanted, self._named = picture, width, wanted, named
+        self._picture, self._width, self._wanted, self._as_typed = picture, width, wanted, as_typed
         self._news, self._lock = _News(), threading.Lock()
         self._woken = threading.Event()
         self._over = self._broken = False
@@ -105,7 +105,7 @@ class Screen:
         """Write a line, or several. Never waits for the terminal."""
         if self._wanted(text) and not self._broken:
             with self._lock:
-                self._news.texts.append(self._named(text))
+                self._news.texts.append(self._as_typed(text))
             self._woken.set()
 
     def tell(self, event: Any) -> None:
@@ -144,7 +144,7 @@ class Screen:
     def _write(self) -> None:
         while True:
             self._woken.wait()
-            news, over = self._taken(), self._over  # in this order: who ends it wakes this thread after that
+            news, over = self._taken(), self._over  # in this order, or the wake-up of __exit__ might be cleared unseen
             for text in news.texts:
                 print(_shown(text, self._width), file=sys.stderr, flush=True)
             if over and not self._news.texts:

@@ -28,7 +28,7 @@ _FULL, _EMPTY = "━", "─"
 _NAMES = {"val/accuracy": "val accuracy", "test/accuracy": "test accuracy"}
 # of a run
 _HEAD_LINES = 5  # all but the hosts
-_MOST_NAME, _LEAST_NAME = 24, 8
+_MOST_NAME, _LEAST_NAME = 24, 8  # columns of a host's name
 _STATE = 26  # columns of what a host does, with its seconds: "computing gradients 1234 s"
 _MOST_WAITED = 3  # lines of what is waited for
 _SHORT = {phase_words(Phase.WAITING.value): "in a collective"}  # which fits with its seconds
@@ -38,11 +38,11 @@ _COLUMNS = {"busy": 9, "memory": 18, "network in / out": 25}
 """Behind the state: title → columns."""
 # of a sweep
 _TRIALS_HEAD_LINES = 3
-_MOST_WORDS = 40
+_MOST_WORDS = 40  # columns of the overrides that set a trial apart
 _BAR = 16
-_LEAST_FIGURE = 5
-_BEFORE = 25  # columns of state, epoch and what stands between the columns
-_STANDING = 30  # columns that what a trial does may take: "making the evaluation report"
+_LEAST_ROOM = 5  # columns; in fewer, nothing tells what a trial does
+_STATE_AND_EPOCH = 25  # columns of these two, and of the gaps between all columns
+_STANDING = 30  # columns of the longest text of what a trial does: "making the evaluation report"
 _BAD = (State.FAILED, State.KILLED, State.PRUNED)
 
 
@@ -268,7 +268,7 @@ def sweep_view(state: SweepState, now: float, *, width: int, height: int) -> Ren
     """Return the view of a sweep, not larger than the terminal: a table of trials, always with those that run."""
     width = max(20, width - 1)
     counts = [*_counts(state, now)]
-    name = f"sweep {state.name}: "  # left out where it would push the time left out of the line
+    name = f"sweep {state.name}: "  # left out of a line that has no room for it and the time left
     fits = len(name) + sum(len(text) for text, _ in counts) <= width
     room = width - sum(len(text) for text, _ in counts) - (len(name) if fits else 7) - 2
     bar = [*_bar(state.done / max(1, state.total), min(_BAR, room)), ("  ", "")] if room >= 8 else []
@@ -296,13 +296,13 @@ def _trials(state: SweepState, width: int, most: int) -> Iterator[RenderableType
     if not shown:
         return
     words = {number: (state.running.get(number) or state.ended[number]).words or f"trial {number}" for number in shown}
-    names = max(len("differs in"), *(cell_len(printable(text)) for text in words.values()))
-    names = min(names, _MOST_WORDS, max(8, width // 2 - 8))
-    digits = max(len("trial"), len(str(shown[-1])))
-    rest = width - digits - names - _BEFORE
+    words_width = max(len("differs in"), *(cell_len(printable(text)) for text in words.values()))
+    words_width = min(words_width, _MOST_WORDS, max(8, width // 2 - 8))
+    number_width = max(len("trial"), len(str(shown[-1])))
+    rest = width - number_width - words_width - _STATE_AND_EPOCH
     title = f"best {state.metric.replace('/', ' ')}"
     title = title if rest - len(title) >= _STANDING else "best  "  # in short: what a trial does would be cut behind it
-    columns = {"trial": digits, "state": 8, "differs in": names, "epoch": 7, title: None, "": None}
+    columns = {"trial": number_width, "state": 8, "differs in": words_width, "epoch": 7, title: None, "": None}
     table = _table(columns, (_row(state, number, words[number], rest - len(title)) for number in shown))
     table.columns[0].justify = "right"
     yield table
@@ -311,10 +311,10 @@ def _trials(state: SweepState, width: int, most: int) -> Iterator[RenderableType
 
 
 def _row(state: SweepState, number: int, words: str, room: int) -> list[Text]:
-    """``room``: columns for a running trial's activity."""
+    """Return a trial's cells. ``room``: columns for what it does."""
     if (trial := state.running.get(number)) is not None:
         how, epoch, value = Text("running", "cyan"), _epoch(trial.run), trial.best
-        standing = _line(_standing(trial.run, room) if room >= _LEAST_FIGURE else ())
+        standing = _line(_standing(trial.run, room) if room >= _LEAST_ROOM else ())
     else:
         over = state.ended[number]
         bad = "bold red" if over.state is State.FAILED else "yellow"
@@ -326,7 +326,7 @@ def _row(state: SweepState, number: int, words: str, room: int) -> list[Text]:
 
 
 def _standing(run: RunState, room: int) -> Iterator[Part]:
-    """Return what fits, the most important first; before the first step and after the last, what is waited for."""
+    """Yield a trial's bar and figures, as many as fit; before the first step and after the last, what it waits for."""
     if not (run.steps and run.current_step) or run.step >= run.steps:
         yield run.doing.what, "cyan"
         return

@@ -56,7 +56,7 @@ class Grid:
 
 
 _NOT_OF_THE_RUN = ("sweep.", "search=", "search.", "notify.", "hydra.")
-_OUTSIDE = ("cluster", "tracking", "paths", "sweep", "search", "notify")  # sections that ``build`` reads for itself
+_SHARED = ("cluster", "tracking", "paths", "sweep", "search", "notify")  # trials equal in these share one build
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ def of_jobs(combinations: Sequence[Overrides], *, root: Path, local_gpus: int) -
     factory = TrialFactory(root=root, local_gpus=local_gpus)
     common = set(combinations[0]).intersection(*combinations[1:]) if combinations else set()
     for word in (word for job in combinations for word in job if word not in common):
-        _refuse_no_part_of_a_run(word)
+        _refuse_equal_trials(word)
     trials: list[Trial] = []
     seen: set[str] = set()
     with compose.hydra_ready():
@@ -134,7 +134,7 @@ def of_jobs(combinations: Sequence[Overrides], *, root: Path, local_gpus: int) -
     )
 
 
-def _refuse_no_part_of_a_run(word: str) -> None:
+def _refuse_equal_trials(word: str) -> None:
     """Refuse several values of a field that is no part of a run, because all trials would be the same run.
 
     Most likely the value is a text with a comma.
@@ -161,7 +161,7 @@ class TrialFactory:
         self._composer = TrialComposer()
         self._sources = code_reader(root)
         self._first: RunConfig | None = None
-        self._whole: dict[str, RunConfig] = {}  # by the sections that rarely differ between trials
+        self._bases: dict[str, RunConfig] = {}  # by the sections ``_SHARED``
         self._slots: dict[str, tuple[Cluster, ...]] = {}  # by the cluster section
         self._packs: dict[str, Pack | None] = {}
         self._parents: dict[str, RunConfig | None] = {}  # by init.run, cluster, paths and tracking
@@ -184,30 +184,30 @@ class TrialFactory:
         self._packs.clear()
 
     def trial(self, number: int, chosen: Overrides, words: Overrides) -> Trial:
-        """Configure one trial. Raises UsageError."""
+        """Configure one trial from all its ``words``; ``chosen`` are those that set it apart. Raises UsageError."""
         requested = program_section.with_ranks(self._composer.resolve(words), self._root)
         resolved, step = with_step(requested, self._step_source)
         refuse_idle_words(requested, step)
         refuse_unprintable(resolved)
         refuse_non_finite(resolved)
-        whole = self._whole_config(resolved, words)
-        part = self._slots_of(resolved, whole)[0]
+        base = self._base_config(resolved, words)
+        part = self._slots_of(resolved, base)[0]
         train = _parsed(resolved, chosen, self._root, part.python_path)
-        run_of, script = program_section.with_script(resolved, words, self._root, has_step=step is not None)
-        run_of = with_words(run_of, requested)
+        recorded, script = program_section.with_script(resolved, words, self._root, has_step=step is not None)
+        recorded = with_words(recorded, requested)
         if script is None:
             build.refuse_uneven(train.trainer, part)
-        secrets = redact.secret_values(run_of)
-        shown = build.stored_config(run_of, secrets)
-        section = raw_cluster(shown["cluster"], whole.cluster, part)
+        secrets = redact.secret_values(recorded)
+        shown = build.stored_config(recorded, secrets)
+        section = raw_cluster(shown["cluster"], base.cluster, part)
         stored = build.stored_overrides(words, resolved, secrets)
         config = dataclasses.replace(
-            whole,
+            base,
             train=train,
             script=script,
             cluster=part,
             resolved={**shown, "cluster": section},
-            overrides=_without_sweep_words(stored, host_overrides(whole.cluster, part)),
+            overrides=_without_sweep_words(stored, host_overrides(base.cluster, part)),
             step=step,
             secrets=secrets,
             parent=self._parent(train, words),
@@ -224,19 +224,20 @@ class TrialFactory:
     def _step_source(self, text: str, resolved: Mapping[str, Any]) -> StepSource:
         return source.data_step(text, resolved, self._root)
 
-    def _whole_config(self, resolved: Mapping[str, Any], words: Overrides) -> RunConfig:
-        outside = canonical_json([resolved.get(name) for name in _OUTSIDE])
-        if outside not in self._whole:
-            self._whole[outside] = build.build(
+    def _base_config(self, resolved: Mapping[str, Any], words: Overrides) -> RunConfig:
+        """Return a configuration that is right in the sections ``_SHARED``; ``trial`` replaces the rest."""
+        shared = canonical_json([resolved.get(name) for name in _SHARED])
+        if shared not in self._bases:
+            self._bases[shared] = build.build(
                 dict(resolved), words, root=self._root, local_gpus=self._local_gpus, shares_batch=False
             )
-        return self._whole[outside]
+        return self._bases[shared]
 
-    def _slots_of(self, resolved: Mapping[str, Any], whole: RunConfig) -> tuple[Cluster, ...]:
+    def _slots_of(self, resolved: Mapping[str, Any], base: RunConfig) -> tuple[Cluster, ...]:
         section = canonical_json(resolved["cluster"])
         if section not in self._slots:
-            gpus = _gpu_names(self._local_gpus) if whole.cluster.device == "cuda" else []
-            self._slots[section] = slots(whole.cluster, whole.sweep, gpus)
+            gpus = _gpu_names(self._local_gpus) if base.cluster.device == "cuda" else []
+            self._slots[section] = slots(base.cluster, base.sweep, gpus)
         return self._slots[section]
 
     def _parent(self, train: node.TrainConfig, words: Overrides) -> RunConfig | None:

@@ -106,19 +106,19 @@ def describe(run_dir: Path, nonfinite: Mapping[str, str] | None = None) -> Descr
 
 
 class _Run:
-    """What a run folder says about its run. ``known`` is key.json, ``sweeps`` are those it is a trial of."""
+    """What a run folder says about its run. ``sweeps`` are those that it is a trial of."""
 
     def __init__(self, run_dir: Path, nonfinite: Mapping[str, str]) -> None:
         self.run_dir = run_dir
         self.config = without_secrets(documents.read_or_empty(run_dir / run_folder.CONFIG))
         self.provenance = documents.read_or_empty(run_dir / run_folder.PROVENANCE)
-        self.known = documents.read_or_empty(run_dir / run_folder.KEY)
+        self.key_json = documents.read_or_empty(run_dir / run_folder.KEY)
         self.plan = documents.read_or_empty(run_dir / run_folder.PLAN)
         self.summary = read_summary(run_dir)
         self.manifest = documents.read_or_empty(run_dir / "data/manifest.json")
         self.entries = journal.read(run_dir / run_folder.JOURNAL)
         self.sweeps = RunFolder(run_dir).sweeps()
-        self.key = str(self.known.get("key") or run_dir.name)
+        self.key = str(self.key_json.get("key") or run_dir.name)
         self.words = overrides_in(self.provenance)
         self.nonfinite = {**results.nonfinite(self.summary), **nonfinite}
 
@@ -159,7 +159,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ data
 def _data(run: _Run) -> DataInput | None:
     """Describe a run's data; None if its digest is unknown, or there is none (a script without data)."""
-    digest, section = run.known.get("data") or run.provenance.get("data_digest"), _dataset(run.config)
+    digest, section = run.key_json.get("data") or run.provenance.get("data_digest"), _dataset(run.config)
     program = run.config.get("program")
     files = program.get("data") if isinstance(program, Mapping) else None
     name = section.get("name") or ("files of the script" if files else None)
@@ -227,7 +227,7 @@ def _command(words: Sequence[str]) -> str:
 
 
 def _ranks(run: _Run) -> str:
-    count, environments = sum(ranks_of(run.known, run.plan)), run.provenance.get("environments")
+    count, environments = sum(ranks_of(run.key_json, run.plan)), run.provenance.get("environments")
     ranks = counted(count, "rank") if count else "ranks unknown"
     facts = environments if isinstance(environments, Mapping) else {}
     shown = [_host(name, facts.get(name)) for name in run.hosts[:_MAX_HOSTS]]
@@ -270,7 +270,7 @@ def distinct(key: str, taken: Container[str]) -> str:
 
 def _params(run: _Run) -> dict[str, str]:
     """Return the parameters that decide the result: the key's configuration, and the topology of ranks."""
-    topology = run.known.get("topology")
+    topology = run.key_json.get("topology")
     ranks = {name: value for name, value in topology.items() if name != "env"} if isinstance(topology, dict) else {}
     params: dict[str, str] = {}
     for path, value in _leaves("", {**canonical_config(run.config), **({"topology": ranks} if ranks else {})}):

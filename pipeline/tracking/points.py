@@ -74,7 +74,7 @@ def read_points(path: Path, place: Place, limit: int, *, tests_once: bool = Fals
     except (FileNotFoundError, IsADirectoryError):
         return Chunk((), Place(), is_last=True)
     with file:
-        place = place if _stands(file, place) else Place()
+        place = place if _is_still_there(file, place) else Place()
         end, last, bad = place.end_bytes, place.line, place.bad_byte
         names = _Names(place.marks, place.keys)
         file.seek(end)
@@ -93,7 +93,7 @@ def read_points(path: Path, place: Place, limit: int, *, tests_once: bool = Fals
     return Chunk(tuple(points), read, is_last=is_last)
 
 
-def _stands(file: IO[bytes], place: Place) -> bool:
+def _is_still_there(file: IO[bytes], place: Place) -> bool:
     """Return True if the last line read is still at its position."""
     file.seek(place.end_bytes - len(place.line))
     return file.read(len(place.line)) == place.line and file.seek(0, os.SEEK_END) >= place.end_bytes
@@ -175,5 +175,6 @@ def final_points(run_dir: Path, place: Place) -> list[Point]:
 
     At step 0 MLflow draws a single figure as a bar instead of a lone dot.
     """
+    # a metric whose last point is its first, at step 0, has its single figure there already
     points = [point for point in last_figures(run_dir, place) if place.marks.get(point.key) != (0, 0)]
     return [point if point.key in place.marks else replace(point, step=0) for point in points]

@@ -164,14 +164,14 @@ def test_without_engine_image_or_folder_a_host_says_how_to_get_it(
     with pytest.raises(
         SystemExit, match=r"has no podman and no docker for cluster\.container=torch:1; there: sudo apt-get"
     ):
-        container.look(wanted, str(tmp_path))
+        container.find_image(wanted, str(tmp_path))
     with pytest.raises(SystemExit, match=r"has no apptainer and no singularity for cluster\.container=/x\.sif"):
-        container.look({**wanted, "image": "/x.sif"}, str(tmp_path))
+        container.find_image({**wanted, "image": "/x.sif"}, str(tmp_path))
     (tmp_path / "podman").write_text("#!/bin/sh\necho 'Error: torch:1: image not known' >&2\nexit 125\n")
     (tmp_path / "podman").chmod(0o755)
     said = r"has no image torch:1 .*; podman says: Error: torch:1: image not known; there: podman pull torch:1"
     with pytest.raises(SystemExit, match=said):
-        container.look(wanted, str(tmp_path))
+        container.find_image(wanted, str(tmp_path))
     box = {"engine": f"{tmp_path}/podman", "image": "torch:1", "gpus": False}
     with pytest.raises(
         SystemExit, match=r"has no /no/folder, which the ranks' container is to see; cluster\.container_mounts"

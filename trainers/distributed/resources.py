@@ -1,7 +1,7 @@
 """CPU cores and memory of a rank.
 
 The ranks of a node divide the node's cores among them. A rank is not bound if its launcher bound it already, if a
-variable binds threads, or if it has more threads than its share of the cores. macOS has no such call.
+variable binds threads, or if it has more threads than its share of the cores. On macOS none is bound.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def take_cores(ranks: Ranks) -> int:
         # torch itself takes at most one thread per core, and the number of cores must not change the results
         torch.set_num_threads(int(threads))
     mine = share(given, ranks.local_rank, ranks.local_world_size)
-    if mine and _undecided() and torch.get_num_threads() <= len(mine):
+    if mine and _is_unbound() and torch.get_num_threads() <= len(mine):
         os.sched_setaffinity(0, mine)
     return max(0, len(given) // ranks.local_world_size - torch.get_num_threads())
 
@@ -67,7 +67,7 @@ def _place(cpu: int) -> tuple[int, int, int]:
         return 0, cpu, cpu
 
 
-def _undecided() -> bool:
+def _is_unbound() -> bool:
     """Return True if nothing bound this rank: no variable is set, and it may use the same cores as its launcher."""
     if any(name in os.environ for name in _BINDING):
         return False

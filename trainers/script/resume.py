@@ -16,7 +16,7 @@ from typing import IO
 _NOTES = (".json", ".yaml", ".yml", ".txt", ".log", ".csv", ".md", ".jsonl", ".sha256", ".py")
 _UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".bad")
 _WEIGHTS = (".pt", ".pth", ".th", ".ckpt", ".tar", ".bin", ".model", ".safetensors")
-_TORN = -1
+_TORN = -1  # in place of a time: cut short
 
 _HF = re.compile(r"checkpoint[-_]\d+")
 _NUMBERED = re.compile(r"(?i)(.*[-_.])?(step|epoch|iter|iteration|global_?step|ckpt|checkpoint|state)s?[-_=]?\d+")
@@ -30,7 +30,8 @@ _POINTERS = ("latest", "latest_checkpointed_iteration.txt")
 _KINDS = ("numbered", "distributed", "lightning", "timm", "last", "other")
 """Layouts by priority: the first one of which a folder has a complete checkpoint counts."""
 
-Counts = Callable[[Path], bool]
+IsOutput = Callable[[Path], bool]
+"""Whether the script has written a file, and it wasn't there before."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +51,19 @@ class _Candidate:
         return self.time_ns, not _BEST.search(self.path.name), bool(_LAST.search(self.path.name)), self.path.name
 
 
-def newest_checkpoint(folder: Path, pattern: str | None = None, *, counts: Counts | None = None) -> Path | None:
+def newest_checkpoint(folder: Path, pattern: str | None = None, *, is_output: IsOutput | None = None) -> Path | None:
     """Return the newest complete checkpoint below a folder, at any depth; None without one.
 
     Args:
         pattern: a glob relative to the folder that matches checkpoints; None: the layouts of ``_KINDS``, in that order.
-        counts: which files of a folder with other content may be checkpoints; then only files named as weights count.
+        is_output: for a working directory, which holds other files too: only outputs named as weights are checkpoints.
             None: all files except notes (.json, .txt, …) are checkpoints, whatever their name.
     """
     if pattern is not None:
-        matches = ((path, whole_since(path)) for path in folder.glob(pattern) if counts is None or _any(path, counts))
-        candidates = [_Candidate(path, "other", time_ns) for path, time_ns in matches if time_ns > 0]
+        matches = [path for path in folder.glob(pattern) if is_output is None or _has_output(path, is_output)]
+        candidates = [_Candidate(path, "other", time_ns) for path in matches if (time_ns := whole_since(path)) > 0]
     else:
-        candidates = [*_candidates(folder, counts)] if folder.is_dir() else []
+        candidates = [*_candidates(folder, is_output)] if folder.is_dir() else []
     for kind in _KINDS:
         alike = [item for item in candidates if item.kind == kind]
         chosen = [item for item in alike if not _BEST.search(item.path.name)] or alike
@@ -76,13 +77,13 @@ def is_best(path: Path) -> bool:
     return _BEST.search(path.name) is not None
 
 
-def _candidates(folder: Path, counts: Counts | None) -> Iterator[_Candidate]:
+def _candidates(folder: Path, is_output: IsOutput | None) -> Iterator[_Candidate]:
     """Yield files, and folders that are one checkpoint; other folders (of a run, of a version) are searched."""
     try:
         names = sorted(os.listdir(folder))  # noqa: PTH208  (names)
     except OSError:
         return
-    if (pointer := _pointer(folder, names)) is not None and (counts is None or counts(pointer)):
+    if (pointer := _pointer(folder, names)) is not None and (is_output is None or is_output(pointer)):
         yield _Candidate(folder, "last", max(pointer.stat().st_mtime_ns, 1))
         return
     for name in names:
@@ -91,18 +92,19 @@ def _candidates(folder: Path, counts: Counts | None) -> Iterator[_Candidate]:
             continue
         if path.is_dir():
             if (kind := _kind_of_folder(path)) is None:
-                yield from _candidates(path, counts) if not path.is_symlink() else ()
+                yield from _candidates(path, is_output) if not path.is_symlink() else ()
                 continue
-            known = counts is None or _any(path, counts)
+            is_wanted = is_output is None or _has_output(path, is_output)
         else:
             kind = _kind_of_file(name)
-            known = counts is None or (name.lower().endswith(_WEIGHTS) and counts(path))
-        if known and (time_ns := whole_since(path)) > 0:
+            is_wanted = is_output is None or (name.lower().endswith(_WEIGHTS) and is_output(path))
+        if is_wanted and (time_ns := whole_since(path)) > 0:
             yield _Candidate(path, kind, time_ns)
 
 
-def _any(path: Path, counts: Counts) -> bool:
-    return counts(path) if not path.is_dir() else any(counts(inside) for inside in path.rglob("*") if inside.is_file())
+def _has_output(path: Path, is_output: IsOutput) -> bool:
+    files = (inside for inside in path.rglob("*") if inside.is_file()) if path.is_dir() else [path]
+    return any(map(is_output, files))
 
 
 def _kind_of_file(name: str) -> str:
@@ -154,7 +156,7 @@ def _is_unfinished(name: str) -> bool:
 def whole_since(path: Path) -> int:
     """Return the time of the last write (ns; of a folder, of its newest file).
 
-    0 for a file that is no checkpoint or unfinished, _TORN for one that breaks off.
+    0 for a file that is no checkpoint or unfinished, _TORN for one that was cut short.
     """
     name = path.name.lower()
     if _is_unfinished(name):
@@ -188,11 +190,11 @@ def _folder_whole_since(path: Path) -> int:
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether it is a zip (of torch.save) or a safetensors file that breaks off."""
+    """Whether it is a zip (of torch.save) or a safetensors file that was cut short."""
     with path.open("rb") as file:
         head = file.read(8)
         if path.suffix == ".safetensors":
-            return _breaks_off(file, int.from_bytes(head, "little"), path.stat().st_size)
+            return _is_cut_short(file, int.from_bytes(head, "little"), path.stat().st_size)
     if not head.startswith(b"PK\x03\x04"):
         return False
     import zipfile  # most runs begin without a checkpoint
@@ -200,7 +202,7 @@ def _is_torn(path: Path) -> bool:
     return not zipfile.is_zipfile(path)
 
 
-def _breaks_off(file: IO[bytes], header_bytes: int, size_bytes: int) -> bool:
+def _is_cut_short(file: IO[bytes], header_bytes: int, size_bytes: int) -> bool:
     """Whether a safetensors file is shorter than its header says; ``file`` is positioned behind the header's length."""
     if header_bytes > _LONGEST_HEADER:  # another format of that name
         return False

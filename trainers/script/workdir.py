@@ -125,7 +125,7 @@ def checkpoints_to_resume(settings: ScriptConfig, run_dir: Path) -> dict[str, Pa
         chosen = newest_checkpoint(run_dir / run_folder.CHECKPOINTS, pattern)
         if chosen is None and not settings.names_checkpoints:
             top = work if pattern is None else work / settings.workdir
-            chosen = newest_checkpoint(top, pattern, counts=lambda path: not is_as_laid_out(path, run_dir, laid_out))
+            chosen = newest_checkpoint(top, pattern, is_output=lambda path: not is_as_laid_out(path, run_dir, laid_out))
         if chosen is not None:
             chosen_for[name] = chosen
     return chosen_for

@@ -59,7 +59,7 @@ def run(path: Path, seen: OfRank | None = None) -> None:
     except OSError as error:
         raise TrainerError(f"{path} cannot be read ({error.strerror})") from error
     # before the first thread starts: later threads inherit the binding to cores
-    idle = take_cores(read_ranks())
+    idle_cores = take_cores(read_ranks())
     try:
         pack = open_pack(run_dir / "data")
     except DamagedPackError as damage:
@@ -76,8 +76,8 @@ def run(path: Path, seen: OfRank | None = None) -> None:
         stack.callback(trainer.close)
         trainer.watch = watch
         trainer.say(_first_line(config, trainer))
-        if idle and context.device.type == "cpu":
-            trainer.say(_idle_cores(idle, context.ranks))
+        if idle_cores and context.device.type == "cpu":
+            trainer.say(_idle_cores(idle_cores, context.ranks))
         if pack.manifest.synthetic:
             trainer.say(_SYNTHETIC)
         if check is not None:  # before training reads the first image
@@ -90,7 +90,7 @@ def run(path: Path, seen: OfRank | None = None) -> None:
         _warn_of_slow_network(context)
         trainer.train()
         if trainer.replay is not None:
-            return  # its operators are on the disk, and nothing else is wanted
+            return  # a replay for `doit diff` only records the operators of some steps, which it has done
         if trainer.pruned:
             _note_pruned(trainer)
         else:
@@ -194,9 +194,9 @@ def _finish(trainer: Trainer, test: Evaluation, seen: OfRank | None) -> None:
     """Write the results on rank 0; summary.json comes last, as it holds the digests of the other files."""
     HEARTBEAT.enter(Phase.ENDING)
     final = trainer.stepper.strategy.layout.weights()
-    closes = seen is not None and trainer.context.ranks.local_rank == 0
-    # local rank 0 writes its node's record; every rank takes part, as gather_bytes is a collective
-    records = trainer.context.gather_bytes(json.dumps(seen.close()).encode() if seen is not None and closes else b"")
+    # local rank 0 gives its node's record; every rank takes part, as gather_bytes is a collective
+    gives = trainer.context.ranks.local_rank == 0
+    records = trainer.context.gather_bytes(json.dumps(seen.close()).encode() if seen is not None and gives else b"")
     if records is None:
         return
     trainer.attempt.check()

@@ -39,12 +39,12 @@ def sync(current: Session) -> None:
     options = current.invocation.options
     with Interruptible() as signals, closing(syncing.remote(current.config.cluster.with_spares)) as launcher:
         signals.left = "; hosts that have everything keep it, and the same command continues"
-        lock, wants_pack = launcher.environment, is_on({"data": "1", **options}, "data")
-        if not (wants_pack or lock):
+        environment, wants_pack = launcher.environment, is_on({"data": "1", **options}, "data")
+        if not (wants_pack or environment):
             raise UsageError("data=0 leaves nothing to bring", hint="cluster.environment_from=lock, or without data=0")
         pack = _pack(current) if wants_pack else None
         with Heartbeat(note) as heartbeat:
-            made = syncing.ensure(launcher, lock, heartbeat) if lock is not None else []
+            made = syncing.ensure(launcher, environment, heartbeat) if environment is not None else []
             facts = syncing.send_pack(launcher, pack, heartbeat) if pack is not None else []
     for one in made:
         say(f"{one.host}: environment {one.place}: ok, Python {one.python_version}")
@@ -121,7 +121,7 @@ def lab(current: Session) -> None:
 
 # ----------------------------------------------------------------------------------------------- queue
 def queue(current: Session) -> None:
-    """Ask every host. Raises HostError: one can't be asked. UsageError: a scheduler has the queue."""
+    """Show who computes on each host, and who waits. Raises HostError; UsageError: a scheduler has the queue."""
     config = current.config
     cluster = config.cluster.with_spares
     if launchers.capabilities(cluster).hosts_are_granted:
@@ -138,7 +138,7 @@ def queue(current: Session) -> None:
     say(queue_text(state))
 
 
-def queue_of(cluster: Cluster, facts: Sequence[NodeFacts], waiting: Sequence[Wait]) -> dict[str, Any]:
+def queue_of(cluster: Cluster, facts: Sequence[NodeFacts], waits: Sequence[Wait]) -> dict[str, Any]:
     """Return what the hosts have answered, and who waits.
 
     ``computing``: runs, with ``host``, ``user``, ``what``, ``resources`` (gpu:0, cpu) and ``since``, unix time by that
@@ -153,7 +153,7 @@ def queue_of(cluster: Cluster, facts: Sequence[NodeFacts], waiting: Sequence[Wai
             for host, row in rows
         ],
         "processes": [f"{one.host}: {said}" for one in others for said in one.processes],
-        "waiting": [asdict(wait) for wait in waiting],
+        "waiting": [asdict(wait) for wait in waits],
     }
 
 

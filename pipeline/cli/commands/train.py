@@ -247,8 +247,8 @@ def screen(picture: Callable[[], Picture], *, trials: bool = False) -> Screen:
     if trials and verbosity() != VERBOSE:
         usual, wanted = wanted, lambda text: usual(text) and (not _OF_A_TRIAL.match(text) or is_wanted(text))
     if verbosity() != QUIET and is_live(sys.stderr, os.environ):
-        return Screen(picture(), wanted=wanted, named=as_typed)
-    return Screen(width=plain_width(sys.stderr, os.environ), wanted=wanted, named=as_typed)
+        return Screen(picture(), wanted=wanted, as_typed=as_typed)
+    return Screen(width=plain_width(sys.stderr, os.environ), wanted=wanted, as_typed=as_typed)
 
 
 def screen_of_sweep(state: SweepState, runs_dir: Path) -> Screen:

@@ -13,7 +13,7 @@ _MOST_ASKED_ABOUT = 3  # lost hosts, because the others have little time to answ
 _ASK_AGAIN_S = 5.0  # between two requests to the other hosts
 _ANSWER_S = 3.5  # how long their answers are waited for
 
-_REACH_TEXTS = {
+_REACH_TEXTS = {  # the best answer first
     "answers": "its ssh server answers {who}: the host is alive, but can't be reached from here",
     "silent": "the host is alive, as {who} sees, but its ssh server says nothing: frozen, or overloaded",
     "refuses": "the host is alive, as {who} sees, but no ssh server listens there any more",
@@ -78,13 +78,13 @@ class SilentHosts:
         now = time.monotonic()
         if self._reasons and others and not is_over and now - self._asked_at > _ASK_AGAIN_S:
             self._asked_at = now
-            self._ask_about(ask, [*self._reasons])
+            self._ask_anew(ask, [*self._reasons])
         is_time_up = now - self._asked_at > _ANSWER_S
         answered = {other for answers in self.reached.values() for other in answers}
         witnesses = [other for other in others if other in answered or not is_time_up]
         lost = []
         for host, reason in self._reasons.items():
-            is_lost = self._is_not_awaited(host) or is_dead(self.reached.get(host, {}), witnesses)
+            is_lost = self._is_waiting_useless(host) or is_dead(self.reached.get(host, {}), witnesses)
             if is_lost and not is_over:  # at once, as stopping the others takes seconds
                 self._report(host, "the attempt is ended")
             if is_lost or is_over:
@@ -98,16 +98,16 @@ class SilentHosts:
     def ask_about(self, ask: Ask, lost: Sequence[str]) -> None:
         """Ask the other hosts whether they reach the lost ones, unless they have answered that already."""
         if not any(self.reached.values()) or not self.reached.keys() >= {*lost}:
-            self._ask_about(ask, lost)
+            self._ask_anew(ask, lost)
 
-    def _ask_about(self, ask: Ask, hosts: Sequence[str]) -> None:
+    def _ask_anew(self, ask: Ask, hosts: Sequence[str]) -> None:
         servers = {host: ssh_server(self._plan, host) for host in hosts}
         known = [(host, server) for host, server in servers.items() if server is not None][:_MOST_ASKED_ABOUT]
         self.reached = {host: {} for host, _ in known}
         if known:
             ask([server for _, server in known])
 
-    def _is_not_awaited(self, host: str) -> bool:
+    def _is_waiting_useless(self, host: str) -> bool:
         """True if waiting can't help: nobody can ask its ssh server, or it is the only node and another replaces it."""
         return ssh_server(self._plan, host) is None or (self._plan.nnodes == 1 and self._replaceable)
 

@@ -16,7 +16,7 @@ from pipeline.core.specs import Waiting
 
 EVERY_S = 5.0
 _LONGEST = 12  # times EVERY_S
-_SHOWN_S = 1.0
+_SHOWN_S = 1.0  # between two calls of on_wait
 
 
 class Heartbeat:
@@ -61,7 +61,7 @@ class Heartbeat:
             self._on_wait(Waiting(what=self._what(), for_s=time.monotonic() - self._since))
         while not self._over.wait(max(0.05, min(self._every_s, self._heard + self._pause_s - time.monotonic()))):
             if time.monotonic() - self._heard >= self._pause_s:
-                longer_s = min(2 * self._pause_s, _LONGEST * self._every_s)
+                longer_s = min(2 * self._pause_s, _LONGEST * self._every_s)  # before the line, which resets the pause
                 self(f"still {self._what()} ({time.monotonic() - self._since:.0f} s)")
                 self._pause_s = longer_s
 

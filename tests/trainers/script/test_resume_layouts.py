@@ -89,8 +89,9 @@ def test_a_pattern_names_it_and_a_torn_match_is_passed_over(tmp_path: Path) -> N
 
 def test_among_other_files_only_weights_that_count_are_taken(tmp_path: Path) -> None:
     laid(tmp_path, "pretrained.pt", "ckpt/step-1.pt", "results.dat")
-    assert newest_checkpoint(tmp_path, counts=lambda path: path.name != "pretrained.pt") == tmp_path / "ckpt/step-1.pt"
-    assert newest_checkpoint(tmp_path, counts=lambda path: path.name == "results.dat") is None
+    chosen = newest_checkpoint(tmp_path, is_output=lambda path: path.name != "pretrained.pt")
+    assert chosen == tmp_path / "ckpt/step-1.pt"
+    assert newest_checkpoint(tmp_path, is_output=lambda path: path.name == "results.dat") is None
 
 
 def test_a_placeholder_may_name_the_files_and_other_braces_stay_as_they_are() -> None:
@@ -106,4 +107,4 @@ def test_a_checkpoint_among_what_a_script_leaves_where_it_stands_is_known_by_its
     tmp_path: Path, name: str
 ) -> None:
     folder = laid(tmp_path, f"save_temp/{name}", "save_temp/predictions.dat")
-    assert newest_checkpoint(folder, counts=lambda _: True) == tmp_path / "save_temp" / name
+    assert newest_checkpoint(folder, is_output=lambda _: True) == tmp_path / "save_temp" / name

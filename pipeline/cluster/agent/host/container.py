@@ -31,7 +31,7 @@ _ENTER = (
     "import json,os,sys;e=json.load(sys.stdin);os.dup2(os.open(os.devnull,0),0);"
     "os.environ.update(e);os.execv(sys.argv[1],sys.argv[1:])"
 )
-"""The container's first program: becomes the rank's with the variables that stand on its input."""
+"""The container's first program: takes variables from its input, and becomes the program that follows."""
 
 
 # --------------------------------------------------------------------------------------------------- the command (pure)
@@ -44,7 +44,7 @@ def command(box: Json, program: list[str], *, name: str, cwd: str, mounts: dict[
         host: of ``this_host``.
     """
     bound = [
-        f"type=bind,{csv(f'source={path}')},{csv(f'destination={path}')}{'' if writes else ',ro'}"
+        f"type=bind,{csv_field(f'source={path}')},{csv_field(f'destination={path}')}{'' if writes else ',ro'}"
         for path, writes in sorted(mounts.items())
     ]
     engine, kind = box["engine"], os.path.basename(box["engine"])
@@ -65,7 +65,7 @@ def command(box: Json, program: list[str], *, name: str, cwd: str, mounts: dict[
     return [engine, "run", *options, f"--workdir={cwd}", f"--entrypoint={program[0]}", box["image"], *program[1:]]
 
 
-def csv(field: str) -> str:
+def csv_field(field: str) -> str:
     return '"' + field.replace('"', '""') + '"' if re.search('[",\n]', field) else field
 
 
@@ -85,7 +85,7 @@ def this_host() -> Json:
 
 
 # ------------------------------------------------------------------------------------------------------------ the image
-def look(wanted: Json, workdir: str) -> Json:
+def find_image(wanted: Json, workdir: str) -> Json:
     """Return the ``engine`` that has the image, the ``image`` as it takes it, its ``digest``, and ``gpus``.
 
     Raises SystemExit: no engine is here, or none has the image; names the command that mends it.

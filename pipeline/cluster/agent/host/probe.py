@@ -105,7 +105,7 @@ def pack_path(digest: str, places: list[str], workdir: str) -> str | None:
 
 def in_container(wanted: Json, workdir: str, names: list[str], python_path: list[str]) -> tuple[Json, Json]:
     """Return the ranks' container, and the software of its image. Raises SystemExit: there can't be one here."""
-    box = container.look(wanted, workdir)
+    box = container.find_image(wanted, workdir)
     return box, container.software_in(box, wanted, names, python_path)
 
 

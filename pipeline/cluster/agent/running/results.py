@@ -23,10 +23,10 @@ def collect(request: Json) -> None:
     """Send the named files of the run folder as a tar after one answer line.
 
     With ``until_s``, files written later are left out, because they may be incomplete; with ``settled_s``, files of the
-    last seconds. Files that ``given`` (a file of the run folder) lists are left out unless altered. ``work`` isn't sent
-    if it is larger than ``limit_bytes``; then it is marked to stay, and the answer says so. Links to files are sent as
-    files, because the controller accepts nothing else. A second answer line, after the tar, names the files that could
-    not be sent and why; at the end of an attempt they stay here.
+    last seconds. Files that ``given`` (a file of the run folder) lists are left out unless altered. The working
+    directories of scripts (``work``) aren't sent if larger than ``limit_bytes``: they stay here, and the answer says
+    so. Links to files are sent as files, because the controller accepts nothing else. A second answer line, after the
+    tar, names the files that could not be sent and why; at the end of an attempt they stay here.
     """
     run_dir, until_s = own_node(request)["run_dir"], request.get("until_s")
     if request.get("settled_s"):
@@ -47,8 +47,7 @@ def collect(request: Json) -> None:
     ]
     size = sum(size_of_new(path, run_dir, stamps) for path in work)
     if request.get("limit_bytes") is not None and size > request["limit_bytes"]:
-        for path in work:
-            open(f"{os.path.dirname(path)}-left", "a").close()
+        mark_to_stay(work)
         answer = {"left_bytes": size}
     else:
         patterns += request.get("work") or []
@@ -63,9 +62,14 @@ def collect(request: Json) -> None:
                     send(archive, run_dir, name, kind, is_wanted, unsent)
     sys.stdout.buffer.flush()
     if until_s is None and any(why not in NO_FILES for why in unsent.values()):
-        for path in work:
-            open(f"{os.path.dirname(path)}-left", "a").close()
+        mark_to_stay(work)
     say(unsent={name[:LONGEST_NAME]: unsent[name] for name in sorted(unsent)[:MOST_NAMES]}, unsent_count=len(unsent))
+
+
+def mark_to_stay(work: list[str]) -> None:
+    """Put a marker beside each working directory, so that it is kept on this host (``folders.holds_unfetched``)."""
+    for path in work:
+        open(f"{os.path.dirname(path)}-left", "a").close()
 
 
 def send(

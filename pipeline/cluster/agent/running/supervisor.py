@@ -65,9 +65,8 @@ REPORT_GRACE_S = 8.0  # the same if only torchrun knows how the rank ended: it r
 UNATTENDED_S = 20.0
 RESERVE_BYTES = 64 << 10  # room on a full disk for exit.json, and as much for the last output of ranks
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
-_SCRIPT_ENDED = re.compile(
-    r"paceline: error: .* ended with exit code (\d+)"
-)  # by trainers.script.start, without torchrun
+# printed by trainers.script.start, without torchrun
+_SCRIPT_ENDED = re.compile(r"paceline: error: .* ended with exit code (\d+)")
 _OUTLIVED = "paceline: WARNING: went on after the script's end, and was ended: "
 
 
@@ -95,7 +94,7 @@ def start(request: Json) -> None:
         os.close(read_fd)
         os.setsid()
         if os.fork() == 0:
-            supervise_forever(request, node, answer_fd, claim)
+            supervise(request, node, answer_fd, claim)
         os._exit(0)
     os.close(answer_fd)
     os.wait()
@@ -123,8 +122,8 @@ def lay_out(node: Json) -> None:
     touch(os.path.join(node["state_dir"], "lease"))
 
 
-def supervise_forever(request: Json, node: Json, answer_fd: int, claim: Claim | None) -> None:
-    """Run the daemon to its end; never returns into the caller's stack."""
+def supervise(request: Json, node: Json, answer_fd: int, claim: Claim | None) -> None:
+    """Be the supervisor's process to its end; never returns."""
     code = 1
     try:
         null = os.open(os.devnull, os.O_RDWR)
@@ -158,7 +157,7 @@ class Supervisor:
     def __init__(self, request: Json, node: Json) -> None:
         self.request, self.node = request, node
         self.state = node["state_dir"]
-        self.mark = f"{request['run_id']}:{node['node_rank']}"
+        self.mark = f"{request['run_id']}:{node['node_rank']}"  # in the environment of all its processes
         self.container = container.of_run(node, self.mark) if node.get("container") else None
         self.reason = ""
         self.signalled = False
@@ -171,11 +170,11 @@ class Supervisor:
         self.torchrun_log = Tail(self.path("torchrun.log"), self.rules)
         self.last_lines: list[str] = []
         self.lines_before_kill: list[str] | None = None  # if a signal ended torchrun: its output before that
-        self.failed: dict[int, Json] = {}
-        self.code = 0
+        self.failed: dict[int, Json] = {}  # local rank → how it failed, by torchrun's log
+        self.code = 0  # of the script, by that log
         self.early_exits = EarlyExits(self.state)
-        self.early_before: dict[int, int] = {}
-        self.tails: dict[str, tuple[int, Tail]] = {}
+        self.early_before: dict[int, int] = {}  # ranks that had ended early at the last look → exit code
+        self.tails: dict[str, tuple[int, Tail]] = {}  # output file → rank and its new lines
         self.lease = Silence(self.path("lease"))
         self.rendezvous = Rendezvous(request.get("rendezvous"), first=node["node_rank"] == 0)
         self.root: int | None = None  # torchrun, or the parent of a script
@@ -244,16 +243,15 @@ class Supervisor:
             child = self.spawn()
             answer: Json = {"pid": os.getpid(), "unix_time": time.time()}
         except BaseException as error:
-            if (
-                isinstance(error, OSError) and error.errno in FULL and error.filename is None
-            ):  # an error of writing has no name
+            # an error of writing has no name
+            if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
                 error.filename = self.path("agent.json")
             answer = {"error": f"cannot start {self.node['argv'][0]}: {reason(error)}"}
         tell(answer)
         return child
 
     def conclude(self, code: int, gone: bool) -> None:
-        """Write the last lines and the end, unless the folder was removed."""
+        """Write the last lines and exit.json, unless the folder was removed."""
         if not os.path.isdir(self.state):
             return
         try:
@@ -269,7 +267,7 @@ class Supervisor:
         if code != 0 and is_full and all(has_only_exit_code(error) for error in self.errors()):
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.node["run_dir"])
             self.reason = "; ".join(filter(None, (self.reason, f"the host {full_disk(full, room)}")))
-        self.finish(code, gone)
+        self.write_end(code, gone)
 
     def spawn(self) -> subprocess.Popen[bytes] | warm.Launch:
         env = {**from_environment(self.request["env_passed"]), **self.node["env"]}
@@ -435,7 +433,8 @@ class Supervisor:
                 tail = Tail(path, self.rules, shows_bars=local_rank == 0)  # the other ranks' bars say the same
                 self.tails[path] = (self.node["first_rank"] + local_rank, tail)
 
-    def finish(self, code: int, gone: bool) -> None:
+    def write_end(self, code: int, gone: bool) -> None:
+        """Write exit.json: how the run ended here, and why."""
         reason = self.reason or (container.not_started(self.container, code, self.root) if self.container else "")
         reason = reason or (
             "" if code == 0 else self.memory.explained(f"{self.ended_process(code)} ended with {describe(code)}")
