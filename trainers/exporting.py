@@ -21,7 +21,7 @@ from trainers.core.errors import TrainerError
 from trainers.core.files import sha256_file
 from trainers.core.options import load
 from trainers.data.augment import Normaliser, normaliser
-from trainers.data.pack import Manifest, open_pack, place
+from trainers.data.pack import Manifest, open_pack, prepare_for
 from trainers.training.evaluation import views
 
 _CHECKED_IMAGES = 100
@@ -66,7 +66,7 @@ def export(run_dir: Path, path: Path) -> None:
         ConfigError, TrainerError: the network can't be built or exported, or isn't the one that the run evaluated.
     """
     config = load(run_dir / run_folder.CONFIG)
-    pack = place(open_pack(run_dir / "data"), _CPU)
+    pack = prepare_for(open_pack(run_dir / "data"), _CPU)
     try:
         network = _trained(config, pack.manifest, run_dir)
         start, stop = pack.manifest.splits["test"]

@@ -44,10 +44,11 @@ def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
     """
     options = torchrun.parse_args(sys.argv[1:])  # type: ignore[no-untyped-call]
     if show_as is not None:
-        of_ranks = os.environ.get(_COUNT_BY_NVML)
+        for_ranks = os.environ.get(_COUNT_BY_NVML)
         os.environ[_COUNT_BY_NVML] = "1"  # torchrun counts GPUs, too
         if forks_lose_gpus():
-            _restore_variable(of_ranks)
+            _restore_variable(for_ranks)
+            # start again as a process that a warm parent didn't fork: its ranks are no forks either
             os.execv(sys.executable, [sys.executable, *sys.argv])
     store = listen(options.master_addr, options.master_port) if options.node_rank == 0 else None
     if store is not None:
@@ -61,7 +62,7 @@ def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
     own_pid = os.getpid()
 
     def rank(module: str, arguments: Sequence[str]) -> None:
-        _restore_variable(of_ranks)
+        _restore_variable(for_ranks)
         show_as([sys.executable, "-m", module, *arguments])
         run_rank(module, arguments)
         # torch makes the rank wait here until torchrun has read its result, for ever if torchrun was killed

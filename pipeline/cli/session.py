@@ -66,12 +66,12 @@ class Session:
         """Refuse wrong overrides, and initial weights that nothing provides. Raises UsageError."""
         _ = self.config
         if not self.sweeps:
-            _ = self.start
+            _ = self.initial_weights
 
     @property
-    def start(self) -> InitialWeights | None:
+    def initial_weights(self) -> InitialWeights | None:
         """The initial weights; None: fresh ones. Raises UsageError if nothing provides them."""
-        if not self.config.train.init.said:
+        if not self.config.train.init.setting:
             return None
         return initial_weights_of(self.config, ROOT)
 
@@ -215,7 +215,7 @@ class Session:
         """Return what must be done before the run has a key, in words."""
         if self.pack is None:
             return "the data set isn't fetched, so this run has no key yet; try doit fetch"
-        start = self.start
+        start = self.initial_weights
         return f"{start.setting if start else 'init'}: {start.pending if start else ''}, so this run has no key yet"
 
 

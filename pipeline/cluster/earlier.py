@@ -401,7 +401,7 @@ def clear_leftovers(launcher: Launcher, facts: Sequence[NodeFacts], runs_dir: Pa
     """Remove the folders that nobody needs, once for each probe; return a line for each host that had one."""
     unneeded = [left for left in leftovers(facts) if not why_kept(left, runs_dir)]
     names = [(fact, [left.name for left in unneeded if left.host == fact.host]) for fact in facts]
-    removed_by_host = launcher.clear([(fact, chosen) for fact, chosen in names if chosen])
+    removed_by_host = launcher.remove_folders([(fact, chosen) for fact, chosen in names if chosen])
     for fact in facts:
         cast(dict[str, Any], fact.extra).pop("left", None)
     lines = []

@@ -94,7 +94,7 @@ def _unfit(host: Host, fact: NodeFacts, backend: str, device: str) -> list[str]:
             f"uv pip install --python {fact.python} torch) "
             "or point cluster.python at an interpreter that has it"
         )
-    # the probe counts GPUs without the configured environment, which may hide some of them
+    # the probe counts all GPUs; the configured environment, and runs that share the host, leave fewer
     gpus = visible_gpus(fact.gpus // host.shared_by, {**host.placement, **host.env})
     problems += _device_differs(gpus, device)
     if device == "cpu":

@@ -19,7 +19,7 @@ from pipeline.comparing.reading import ComparedRun
 from pipeline.core.printable import printable
 from pipeline.core.tables import counted
 from pipeline.keys.content_key import ORDER, flat, is_reordered
-from pipeline.runs.contents import short_names, short_value
+from pipeline.runs.contents import short_field_names, short_value
 from pipeline.runs.index import ALTERED
 from pipeline.sweep.report import SEEDS, Statistic, statistic
 
@@ -90,7 +90,7 @@ class Group:
     def brief(self) -> str:
         """The distinguishing settings in few words: ``lr 0.1, global_batch_size 32``."""
         pairs = dict(word.partition("=")[::2] for word in self.words)
-        names = short_names([*pairs])
+        names = short_field_names([*pairs])
         return ", ".join(f"{names[name]} {short_value(value)}" for name, value in pairs.items()) or self.first.what
 
     @property

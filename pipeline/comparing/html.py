@@ -19,7 +19,7 @@ from pipeline.comparing.reading import ComparedRun
 from pipeline.comparing.report import COLOURS, MOST_AGAINST, Report, hosts, time_text, verdict_text
 from pipeline.core.tables import duration
 from pipeline.evaluation import overview
-from pipeline.runs.contents import short_names, short_value
+from pipeline.runs.contents import short_field_names, short_value
 from trainers.contract import run_folder
 
 _MOST_COLUMNS = 8  # metrics of one table, so that a printed page has room for it
@@ -59,7 +59,7 @@ def html(report: Report) -> str:
         hosts=hosts(report),
         packages=_packages(report),
         parts=[(part, rows) for part, rows in report.comparison.parts.items() if rows and rows != report.fields],
-        names=short_names([row.name for row in report.fields]),
+        names=short_field_names([row.name for row in report.fields]),
         short=short_value,
         breakable=_breakable,
         most_columns=_MOST_COLUMNS,

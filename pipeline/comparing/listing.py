@@ -17,7 +17,7 @@ from pipeline.core.errors import without_place
 from pipeline.core.printable import printable
 from pipeline.core.tables import aligned, counted, cut, duration, file_size, padded
 from pipeline.core.tables import columns as columns_of
-from pipeline.runs.contents import short_names
+from pipeline.runs.contents import short_field_names
 from pipeline.runs.index import Row
 from pipeline.runs.result import first_metrics
 
@@ -27,7 +27,7 @@ _NAME, _DIFFERS, _ACCURACY = "name", "differs", "accuracy"
 _ORDER = (
     "key", "state", "when", "age", _NAME, "what", _ACCURACY, "metrics", "time", "size", "ranks", "hosts", _DIFFERS,
 )  # fmt: skip
-_FIRST = ("key", "state", "age", _NAME)
+_FIRST = ("key", "state", "age", _NAME)  # in each line, also where a failure stands for the other columns
 _FIRST_TO_GO = ("ranks", "hosts", "size", "time", "age")
 _LEAST_NAME, _LEAST_DIFFERS = 14, 14  # columns that these keep, if they need them
 _MOST_METRICS = 2  # of a script: a line has little room
@@ -104,7 +104,7 @@ def _cells(listed: Sequence[Listed], **own: Sequence[str]) -> dict[str, Sequence
         title: [text.removeprefix(f"{_ACCURACY} ") for text in figures] if title == _ACCURACY else figures,
         "time": ["" if one.row.train_s is None else duration(one.row.train_s) for one in listed],
         "size": ["" if one.size_bytes is None else file_size(one.size_bytes) for one in listed],
-        "ranks": [one.row.nodes for one in listed],
+        "ranks": [one.row.nodes for one in listed],  # such as ``2 + 2 ranks``
         **own,
     }
     return {title: cells[title] for title in _ORDER if any(cells.get(title, ()))}
@@ -124,7 +124,7 @@ def day(unix_time: float) -> str:
 
 
 def _lines(cells: Mapping[str, Sequence[str]], failures: Sequence[str]) -> list[str]:
-    """The table's lines; where one of ``failures`` isn't '', that text stands where the figures would."""
+    """Return the table's lines; where one of ``failures`` isn't '', that text stands where the figures would."""
     first = {title: cells[title] for title in cells if title in _FIRST}
     rest = {title: cells[title] for title in cells if title not in _FIRST}
     starts = aligned(_rows(first)).split("\n")
@@ -135,7 +135,7 @@ def _lines(cells: Mapping[str, Sequence[str]], failures: Sequence[str]) -> list[
 
 
 def _rows(cells: Mapping[str, Sequence[str]]) -> list[Sequence[str]]:
-    """The titles, then the cells of each run."""
+    """Return the titles, then the cells of each run."""
     return [[*cells], *zip(*cells.values(), strict=True)]
 
 
@@ -169,7 +169,7 @@ def _fitted(
 
 
 def _figures(row: Row) -> str:
-    """The test accuracy; of a script its first metrics."""
+    """Return the test accuracy; of a script its first metrics."""
     accuracy = [] if row.accuracy is None or row.metrics else [f"{_ACCURACY} {row.accuracy:.4f}"]
     return ", ".join([*accuracy, *first_metrics(row.metrics, _MOST_METRICS)])
 
@@ -180,10 +180,10 @@ def _hosts(row: Row) -> str:
 
 
 def _differing(listed: Sequence[Listed]) -> list[str]:
-    """Of each run its marks, then what its name doesn't say of the fields in which the runs differ."""
-    short = short_names([*dict.fromkeys(name for one in listed for name in one.differing)])
-    kinds = [one.row.what.split() for one in listed]
-    known = [kind for kind in kinds if len(kind) > 1 and not kind[0].startswith("(")]  # has a configuration
+    """Return for each run its marks, then the fields in which the runs differ, without what its name says already."""
+    short = short_field_names([*dict.fromkeys(name for one in listed for name in one.differing)])
+    kinds = [one.row.what.split() for one in listed]  # dataset, model and optimizer; or the word script and its file
+    known = [kind for kind in kinds if len(kind) > 1 and not kind[0].startswith("(")]  # else it has no configuration
     scripts = any(kind[0] == "script" for kind in known)
     ours = [kind for kind in known if kind[0] != "script"]
     # Beside scripts, a run of the classifier is set apart by what differs from the classifier's other runs.
@@ -192,7 +192,7 @@ def _differing(listed: Sequence[Listed]) -> list[str]:
     lines = []
     for one, kind in zip(listed, kinds, strict=True):
         said = {*one.name.split()} if one.name else {*kind}
-        # of a script the name has the file's stem
+        # words of its own; the name of a script's run has the stem of its file
         apart = [word for word in kind if word not in shared | said and PurePosixPath(word).stem not in said]
         apart = apart if kind in known else []
         fields = [word for word in _fields(one.differing, short) if word not in said]

@@ -29,7 +29,7 @@ from pipeline.comparing.reading import SPEEDS, Attempt, ComparedRun, attempts
 from pipeline.core.redact import hide
 from pipeline.core.tables import counted, fenced, first_of
 from pipeline.keys.content_key import Difference as KeyDifference
-from pipeline.runs.contents import set_apart, short_names
+from pipeline.runs.contents import set_apart, short_field_names
 from pipeline.runs.metrics_file import MetricsRow
 from pipeline.sweep.report import BY, MINIMIZE, SHOWN, direction_of
 
@@ -120,7 +120,7 @@ class Report:
         groups, run = self.groups, self.groups[0].first
         common = [word for word in run.what.split() if all(word in group.first.what.split() for group in groups)]
         head = " ".join(common) or counted(len(groups), "configuration")
-        names = [*short_names(differing_fields([group.first for group in groups])).values()]
+        names = [*short_field_names(differing_fields([group.first for group in groups])).values()]
         if names:
             return f"{head}: {' × '.join(names) if len(names) <= _MOST_NAMED else first_of(names, _MOST_NAMED)}"
         if len(self.runs) == 1:
@@ -285,7 +285,7 @@ def _grid(groups: Sequence[Group], by: str, direction: str | None) -> Grid | Non
         said = "-" if one is None else tables.with_spread(one.mean, one.std, by)
         title = f"{group.label} {group.title}: {by} {said}"
         cells.append(Cell(row=row, column=column, lines=(group.label, said), level=good, title=title))
-    names = short_names(fields)
+    names = short_field_names(fields)
     texts = [tuple(f"{value:.10g}" if isinstance(value, float) else value or "-" for value in side) for side in choices]
     about = (names[fields[0]], names[fields[1]], by)
     return Grid(rows=texts[0], columns=texts[1], cells=tuple(cells), about=about)

@@ -31,6 +31,8 @@ def table(
 ) -> Table:
     """Read the columns and classes of ``splits``: name → its shards, which lie below ``folder``.
 
+    ``origin``: the data's name in messages.
+
     Raises DataError: a column is missing or ambiguous, shards don't belong together, or classes have gaps.
     """
     shards = sorted(path for split in splits.values() for path in split)
@@ -145,17 +147,17 @@ def _classes(
         raise DataError(f"{origin}: {columns.label} has {min(numbers)} to {max(numbers)}; wanted: 0 … K−1")
     if texts:
         names = tuple(sorted(map(str, train)))
-        return _several(names, origin), {name: number for number, name in enumerate(names)}
+        return _at_least_two(names, origin), {name: number for number, name in enumerate(names)}
     names = columns.names or tuple(map(str, range(max(numbers) + 1)))
     if gaps := sorted({*range(len(names))} ^ numbers):
         raise DataError(
             f"{origin}: {columns.label} has no row of, or no name for, {', '.join(map(str, gaps[:8]))}",
             hint="number the classes 0 … K−1 without gaps, or write their names, which are numbered by themselves",
         )
-    return _several(names, origin), {number: number for number in numbers}
+    return _at_least_two(names, origin), {number: number for number in numbers}
 
 
-def _several(names: tuple[str, ...], origin: str) -> tuple[str, ...]:
+def _at_least_two(names: tuple[str, ...], origin: str) -> tuple[str, ...]:
     if len(names) == 1:
         raise DataError(f"{origin} has one class, {names[0]!r}; wanted: two classes at least")
     return names

@@ -23,7 +23,7 @@ RESULT = "benchmark.json"
 
 
 def settings(options: Mapping[str, str]) -> dict[str, Any]:
-    """``pairs`` and ``block_s`` as they were typed. Raises UsageError."""
+    """Return ``pairs`` and ``block_s`` as far as they were typed, as numbers. Raises UsageError."""
     parsed: dict[str, Any] = {**node_module.whole_numbers(options, "pairs")}
     if "block_s" in options:
         try:
@@ -38,7 +38,7 @@ def settings(options: Mapping[str, str]) -> dict[str, Any]:
 def measure(
     config: RunConfig, pack: PackSource, *, options: Mapping[str, str], root: Path, say: node_module.Say
 ) -> tuple[Path, dict[str, Any]]:
-    """All points of the scaling table, one after the other; the folder of the results and benchmark.json.
+    """Measure all points of the scaling table; return the folder of the results and the content of benchmark.json.
 
     Raises:
         UsageError: an option that makes no sense, or no number of ranks that can share the global batch.
@@ -47,7 +47,7 @@ def measure(
     given = settings(options)
     clusters, left_out = points(config.cluster, config.train.trainer.global_batch_size)
     folder = node_module.new_folder(config.runs_dir, "benchmark")
-    settings_of_run = {**config.resolved, "init": {}, "measure": given}  # what only measures needs no weights
+    settings_of_run = {**config.resolved, "init": {}, "measure": given}  # a measurement needs no initial weights
 
     def point(number: int, cluster: Cluster) -> dict[str, Any]:
         nodes, ranks = cluster.nnodes, cluster.world_size
@@ -74,7 +74,7 @@ def measure(
 
 
 def _commit(config: RunConfig, root: Path) -> str:
-    """The commit that was measured, for the evidence."""
+    """Return the commit that is measured."""
     run = {"overrides": (), "hosts": (), "data_digest": "", "unix_time": time.time()}
     origin, _ = provenance.collect(root, (), run, outputs=[config.runs_dir, config.data_dir])
     if origin.git_commit is None:
@@ -88,7 +88,10 @@ _ALL_UP_TO = 4  # every count up to here, beyond it the powers of two and the la
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One point. Rates are images per second over all ranks; ``scaling`` is against the first point."""
+    """One point. Rates are images per second over all ranks; ``scaling`` is against the first point.
+
+    ``plain`` is the rate of the reference loop, ``ratio`` Paceline's rate divided by it; ``n`` is the number of pairs.
+    """
 
     nodes: int
     ranks: int
@@ -107,7 +110,7 @@ class Row:
 
 
 def points(cluster: Cluster, global_batch_size: int) -> tuple[list[Cluster], list[str]]:
-    """1…N ranks on the first host, then 1…M hosts with all of their ranks; and what was left out, why.
+    """Return 1…N ranks on the first host, then 1…M hosts with all their ranks; and what was left out, with the reason.
 
     Raises:
         UsageError: none of them can share the global batch.
@@ -137,7 +140,7 @@ def _counts(last: int) -> list[int]:
 
 
 def rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """The figures of benchmark.json's points, in their order."""
+    """Return the figures of benchmark.json's points, in their order."""
     table_rows: list[Row] = []
     for result in results:
         own = [pair["paceline_images_per_s"] for pair in result["pairs"]]
@@ -167,7 +170,7 @@ def rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def table(whole: Mapping[str, Any]) -> str:
-    """benchmark.json for a terminal."""
+    """Format benchmark.json for a terminal."""
     results = whole["points"]
     first = results[0]
     hardware = first["hardware"]

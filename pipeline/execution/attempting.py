@@ -44,7 +44,7 @@ from pipeline.core.specs import (
 from pipeline.execution.failure_hints import hinting, with_hint
 from pipeline.execution.restarts import Pauses, Restarts, clock, next_start
 from pipeline.execution.run import Run
-from pipeline.runs import arithmetic, checkpoints, journal, metrics_file, provenance, ranks, status
+from pipeline.runs import checkpoints, journal, metrics_file, provenance, ranks, recorded_hardware, status
 from pipeline.runs.checkpoint_mirror import CheckpointMirror
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import RunLock
@@ -432,6 +432,6 @@ def _note_hosts(work: Work, number: int, facts: Sequence[NodeFacts]) -> None:
     folder = work.run.folder
     known = folder.read_json(run_folder.PROVENANCE) or {}
     environments = {fact.host: provenance.environment(fact) for fact in facts}
-    arithmetic.note(folder.path, number, [fact.extra.get("hardware") or {} for fact in facts])
+    recorded_hardware.record(folder.path, number, [fact.extra.get("hardware") or {} for fact in facts])
     hosts = [fact.host for fact in facts]  # a scheduler grants hosts only now
     write_json(folder.path / run_folder.PROVENANCE, {**known, "hosts": hosts, "environments": environments})

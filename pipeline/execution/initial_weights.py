@@ -51,18 +51,18 @@ def find(config: RunConfig, root: Path, of_parent: Callable[[RunConfig, str], In
         init.sha256.
     """
     init = config.train.init
-    if config.script is not None or not init.said:
+    if config.script is not None or not init.setting:
         return None
     if init.sha256 is not None and (path := weights.kept(init.sha256, config.data_dir)) is not None:
-        return InitialWeights(setting=init.said, sha256=init.sha256, path=path)
+        return InitialWeights(setting=init.setting, sha256=init.sha256, path=path)
     try:
-        initial = of_parent(config.parent, init.said) if config.parent else _of_setting(config, root)
+        initial = of_parent(config.parent, init.setting) if config.parent else _of_setting(config, root)
     except (DataError, OSError) as error:
         why = os_reason(error) if isinstance(error, OSError) else error.what
-        raise UsageError(f"{init.said}: {why}") from error
+        raise UsageError(f"{init.setting}: {why}") from error
     if init.sha256 is not None:
         if initial.sha256 not in (None, init.sha256):
-            raise UsageError(f"{init.said} has the sha256 {initial.sha256}, and init.sha256 says {init.sha256}")
+            raise UsageError(f"{init.setting} has the sha256 {initial.sha256}, and init.sha256 says {init.sha256}")
         return initial._replace(sha256=init.sha256)
     return initial
 
@@ -72,7 +72,7 @@ def local_file(config: RunConfig, root: Path) -> Path | None:
     text = config.train.init.weights
     if config.script is not None or text is None:
         return None
-    path = local_path(text) if scheme(text) else root / expanded(text, config.train.init.said)
+    path = local_path(text) if scheme(text) else root / expanded(text, config.train.init.setting)
     return path if path is not None and path.is_file() else None
 
 
@@ -124,25 +124,29 @@ def _of_setting(config: RunConfig, root: Path) -> InitialWeights:
     init = config.train.init
     text = str(init.weights)
     if scheme(text) and local_path(text) is None:
-        return _of_address(init.said, text, config.data_dir)
-    path = local_path(text) if scheme(text) else root / expanded(text, init.said)
+        return _of_address(init.setting, text, config.data_dir)
+    path = local_path(text) if scheme(text) else root / expanded(text, init.setting)
     if path is not None and path.is_file():
         if path.suffix.lower() not in _SUFFIXES:
-            raise UsageError(f"{init.said}: a file of weights ends in {', '.join(_SUFFIXES)}", hint=_SAFETENSORS_HINT)
-        return InitialWeights(setting=init.said, sha256=weights.sha256_of_saved(path, config.data_dir), path=path)
+            raise UsageError(
+                f"{init.setting}: a file of weights ends in {', '.join(_SUFFIXES)}", hint=_SAFETENSORS_HINT
+            )
+        return InitialWeights(setting=init.setting, sha256=weights.sha256_of_saved(path, config.data_dir), path=path)
     # a file of that name would have come first
     if _PUBLISHED_NAME.fullmatch(text):
         arch = getattr(config.train.model, "arch", None)
         if config.train.model.name != "torchvision" or arch is None:
-            raise UsageError(f"{init.said} is a name of torchvision's weights", hint="model=torchvision model.arch=…")
-        return _of_address(init.said, weights.published(arch, text, root), config.data_dir)
+            raise UsageError(
+                f"{init.setting} is a name of torchvision's weights", hint="model=torchvision model.arch=…"
+            )
+        return _of_address(init.setting, weights.published(arch, text, root), config.data_dir)
     if _RUN_KEY.fullmatch(text):
         try:
-            return of_finished_run(index.find(config.runs_dir, text), init.said)
+            return of_finished_run(index.find(config.runs_dir, text), init.setting)
         except UsageError as error:
-            raise UsageError(error.what.replace(text, init.said, 1), hint=error.hint) from error
+            raise UsageError(error.what.replace(text, init.setting, 1), hint=error.hint) from error
     raise UsageError(
-        f"{init.said}: there is no file {path}{_similar_file(path)}", hint="a file, an address, or a run's key"
+        f"{init.setting}: there is no file {path}{_similar_file(path)}", hint="a file, an address, or a run's key"
     )
 
 

@@ -28,7 +28,7 @@ from pipeline.execution.initial_weights import InitialWeights
 from pipeline.keys import ABSENT, IMAGE, rank_environment
 from pipeline.keys.content_key import ContentKey, content_key, environment
 from pipeline.keys.import_closure import Closure, import_closure, lacking
-from pipeline.keys.script_files import with_inputs
+from pipeline.keys.script_files import with_model_inputs
 from pipeline.runs import acceptance, contents
 from pipeline.runs.acceptance import Acceptance
 from pipeline.runs.folder import Description, RunFolder
@@ -288,7 +288,7 @@ def code_of(
     if config.script is not None:
         return config.script.closure(python_path)
     code = (read or code_reader(root))((*config.chosen, *rank_modules), python_path)
-    return with_inputs(code, root, (config.resolved.get("model") or {}).get("inputs") or ())
+    return with_model_inputs(code, root, (config.resolved.get("model") or {}).get("inputs") or ())
 
 
 def versions(config: RunConfig, code: Closure) -> dict[str, str]:

@@ -77,14 +77,14 @@ class Readings:
 
         A compiled module counts by its bytes. ``shown`` is the path in the snapshot, if different. Raises UsageError.
         """
-        text = sha256_bytes(source)
+        content = sha256_bytes(source)
         if not path.endswith(".py"):
-            return Reading(digest=text, imports=())
-        name = sha256_text(f"{self._reader} {path} {text}")
-        known = self._known.get(name)
+            return Reading(digest=content, imports=())
+        entry = sha256_text(f"{self._parser} {path} {content}")
+        known = self._known.get(entry)
         self._count += 1
         if known is None:
-            known = self._new[name] = _read(source, path, shown or path)
+            known = self._new[entry] = _read(source, path, shown or path)
         return Reading(
             digest=known["digest"],
             imports=tuple(
@@ -100,7 +100,8 @@ class Readings:
             Cache(self._root, "imports", most=max(_MOST, 2 * self._count)).keep(self._new)
 
     @cached_property
-    def _reader(self) -> str:
+    def _parser(self) -> str:
+        """What a result depends on besides the source: this code and Python."""
         return f"{sha256_file(Path(__file__))} {sys.version}"
 
 
@@ -126,7 +127,8 @@ def _read(source: bytes, path: str, shown: str) -> dict[str, Any]:
 def _names(tree: ast.Module) -> list[str]:
     """Return string constants, and paths joined from constants, that look like names of files that are read.
 
-    A script that writes ``results/a.png`` expects the folder, of which git may keep nothing but ``results/.gitkeep``.
+    A name counts as read if it occurs more often than in calls that write. A script that writes ``results/a.png``
+    expects the folder, of which git may keep nothing but ``results/.gitkeep``.
     """
     texts = Counter(text for node in ast.walk(tree) for text in (_constant(node), _joined(node)) if text)
     written = Counter(_written(tree))
@@ -171,12 +173,12 @@ _FORGIVING = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"
 _FORGIVERS = (ast.Try, ast.TryStar, ast.With, ast.If)
 _EMPTY = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)  # a third of the nodes
 _PLATFORM = {"version_info", "platform", "implementation"}  # of sys, as in ``if sys.version_info >= (3, 12):``
-_GIVEN = sys.stdlib_module_names | {"__main__"}
+_STANDARD = sys.stdlib_module_names | {"__main__"}
 _RANKING: tuple[Kind, ...] = ("needed", "optional", "part", "named")
 
 
 _IMPORTING = (ast.Import, ast.ImportFrom, ast.Call, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Constant)
-"""Node types that ``_of`` handles, out of the tens of thousands of nodes in a project's sources."""
+"""Node types that ``_imports_of`` handles, out of the tens of thousands of nodes in a project's sources."""
 
 
 def imports(tree: ast.Module, module: str, *, is_package: bool) -> list[Import]:
@@ -184,12 +186,12 @@ def imports(tree: ast.Module, module: str, *, is_package: bool) -> list[Import]:
     package = module if is_package else module.rpartition(".")[0]
     by_name: dict[str, Import] = {}
     for node, guarded in _nodes(tree):
-        for item in _of(node, package, module) if isinstance(node, _IMPORTING) else ():
+        for item in _imports_of(node, package, module) if isinstance(node, _IMPORTING) else ():
             kind: Kind = "optional" if guarded and item.kind == "needed" else item.kind
             known = by_name.get(item.name)
             if known is None or _RANKING.index(kind) < _RANKING.index(known.kind):
                 by_name[item.name] = Import(item.name, item.line, kind)
-    return [item for name, item in sorted(by_name.items()) if name.partition(".")[0] not in _GIVEN]
+    return [item for name, item in sorted(by_name.items()) if name.partition(".")[0] not in _STANDARD]
 
 
 def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
@@ -212,7 +214,7 @@ def _may_import(node: ast.AST) -> bool:
     return not isinstance(node, _EMPTY)
 
 
-def _of(node: ast.AST, package: str, module: str) -> Iterator[Import]:
+def _imports_of(node: ast.AST, package: str, module: str) -> Iterator[Import]:
     """Yield the imports of one node of ``module``; ``package`` is its package (the module itself if it is one)."""
     if isinstance(node, ast.Import):
         yield from (Import(alias.name, node.lineno, "needed") for alias in node.names)
@@ -224,7 +226,7 @@ def _of(node: ast.AST, package: str, module: str) -> Iterator[Import]:
                 Import(f"{base}.{alias.name}", node.lineno, "part") for alias in node.names if alias.name != "*"
             )
     elif isinstance(node, ast.Call):
-        yield from _of_call(node, package, module)
+        yield from _imports_of_call(node, package, module)
         if module == package and getattr(getattr(node.func, "value", None), "id", "") == "__all__":  # .append, .extend
             yield from _named_in(node, module)
     elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and module == package:
@@ -233,7 +235,7 @@ def _of(node: ast.AST, package: str, module: str) -> Iterator[Import]:
         yield Import(text.group(), node.lineno, "named")
 
 
-def _of_call(node: ast.Call, package: str, module: str) -> Iterator[Import]:
+def _imports_of_call(node: ast.Call, package: str, module: str) -> Iterator[Import]:
     """Handle ``import_module("name")``, ``__import__("name")`` and ``find_spec("name")``, which counts as optional."""
     called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     name = _argument(node, 0, "name")
@@ -310,7 +312,7 @@ def _forgiving(expression: ast.expr) -> bool:
     return any(getattr(item, "id", getattr(item, "attr", "")) in _FORGIVING for item in ast.walk(expression))
 
 
-_TYPES = re.compile(rb"# type:(?! ?ignore).*")
+_TYPES = re.compile(rb"# type:(?! ?ignore).*")  # comments that torch.jit reads
 _LEFT_OUT = frozenset({"ctx", "kind", "type_ignores", "type_comment"})  # implied by the position, or without meaning
 
 

@@ -67,7 +67,7 @@ class ScriptFiles(NamedTuple):
     @property
     def path(self) -> str:
         """The script's path in the snapshot; '' if the run starts a command instead."""
-        return self._inside(self.file) if self.file is not None and self.is_python else ""
+        return self._in_snapshot(self.file) if self.file is not None and self.is_python else ""
 
     @property
     def shown_name(self) -> str:
@@ -96,9 +96,9 @@ class ScriptFiles(NamedTuple):
             versions |= imported.versions
         given = [self.file] if self.file is not None and not self.is_python else []
         for path in [*given, *self._input_files()]:  # by bytes, even if the file is imported too
-            digests[self._inside(path)], sources[self._inside(path)] = sha256_file(path), path
+            digests[self._in_snapshot(path)], sources[self._in_snapshot(path)] = sha256_file(path), path
         for path in self._read_by_name(names, sources):
-            digests[self._inside(path)], sources[self._inside(path)] = sha256_file(path), path
+            digests[self._in_snapshot(path)], sources[self._in_snapshot(path)] = sha256_file(path), path
         self._refuse_missing_workdir(sources)
         return Closure(
             digests=dict(sorted(digests.items())),
@@ -116,7 +116,7 @@ class ScriptFiles(NamedTuple):
             return f"{SCRIPT_OUTSIDE}/"
         return "" if self.folder == self.root else f"{self.folder.relative_to(self.root).as_posix()}/"
 
-    def _inside(self, path: Path) -> str:
+    def _in_snapshot(self, path: Path) -> str:
         if path.is_relative_to(self.root):
             return path.relative_to(self.root).as_posix()
         return f"{SCRIPT_OUTSIDE}/{path.relative_to(self.folder).as_posix()}"
@@ -203,7 +203,7 @@ def unsnapshotted_files(files: ScriptFiles, code: Closure, section: Mapping[str,
     return [*missing]
 
 
-def with_inputs(code: Closure, root: Path, patterns: Sequence[str]) -> Closure:
+def with_model_inputs(code: Closure, root: Path, patterns: Sequence[str]) -> Closure:
     """Add the files of ``model.inputs``. Raises UsageError: a pattern matches nothing or leaves the project."""
     if not patterns:
         return code
@@ -320,13 +320,15 @@ _FRAMEWORKS = (
     "accelerate|colossalai|composer|deepspeed|detectron2|fairscale|horovod|ignite|lightning|lightning_fabric|megatron|"
     "mmengine|pytorch_lightning|torch_xla|torchrec|torchtitan|torchtune|trl"
 )
-_CODE = re.compile(
+_CODE = re.compile(  # in a source
     rf"\b(torch\.distributed|torch import distributed|init_process_group|init_device_mesh|DistributedDataParallel|"
     rf"FullyShardedDataParallel|fully_shard|DistributedSampler|RANK|LOCAL_RANK|WORLD_SIZE)\b"
     rf"|^\s*(import|from)\s+({_FRAMEWORKS})\b",
     re.MULTILINE,
 )
+# transformers alone doesn't make several ranks useful, its Trainer does
 _TRAINER = re.compile(r"^\s*(import|from)\s+transformers\b.*?\b\w*Trainer\b", re.MULTILINE | re.DOTALL)
+# in the command, its arguments and variables
 _WORDS = re.compile(r"(?<![a-z])(accelerate|ddp|deepspeed|distributed|fsdp|horovodrun|torchrun|torch\.distributed)\b")
 _PACELINE = tuple(f"{name}/" for name in MODULES)
 

@@ -28,7 +28,7 @@ from pipeline.live.state import (
     after_trial_event,
 )
 from pipeline.runs import acceptance, checkpoints, journal, metrics_file, ranks, status
-from pipeline.runs.contents import what
+from pipeline.runs.contents import what_runs
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.metrics_file import MetricsRow
 from pipeline.runs.result import AlteredError
@@ -50,7 +50,7 @@ def first_state(key: str, config: Mapping[str, Any]) -> RunState:
     batch, epochs = settings.get("global_batch_size"), settings.get("epochs")
     return RunState(
         key=key,
-        title=what(config),
+        title=what_runs(config),
         first_doing="starting" if is_ours else "running",  # a script needs to report nothing
         batch=batch if isinstance(batch, int) else 0,
         epochs=epochs if isinstance(epochs, int) else 0,

@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.core.tables import counted, first_of
 from pipeline.keys.content_key import Difference, differences
 from pipeline.reproduction.recipe import Recipe
-from pipeline.runs import arithmetic, index
+from pipeline.runs import index, recorded_hardware
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.provenance import LOCK
 from pipeline.runs.result import AlteredError
@@ -143,7 +143,7 @@ def compare(
         nothing=bool(recipe.result.get("program")) and not decided and (not besides or bool(besides_differing)),
         outcome=tuple(differences({"config": old}, {"config": new})),
         key=tuple(differences(recipe.parts, parts)),
-        hardware=hardware or arithmetic.between(recipe.result, result),
+        hardware=hardware or recorded_hardware.difference(recipe.result, result),
         reach={name: value for name, value in (reach or {}).items() if name in old and name in new},
         surroundings=tuple(
             differences(

@@ -41,7 +41,7 @@ from trainers.script import workdir
 
 FOLDER_SUFFIX = "-killed"
 _SHOWN = 4  # files in a line
-_SOONER = (1.0, 0.7, 0.4)  # of the drawn moments, where a repetition proved nothing at those before
+_SOONER = (1.0, 0.7, 0.4)  # factors of the drawn moments; the next is tried if the repetition proved nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
     """Make a finished run again below ``work``, killing it ``kills`` times, and compare.
 
     Args:
-        kills: 0 repeats it undisturbed; with more the undisturbed repetition is known to come out equal.
+        kills: 0 repeats it undisturbed. Call it with more only once an undisturbed repetition has come out equal.
         seed: of the moments of the kills.
         how: what else ``reproduce`` takes.
 
@@ -103,12 +103,13 @@ def prove(folder: RunFolder, *, work: Path, kills: int, seed: int, say: Callable
     evidence = gather(folder, again, verdict, killing.kills)
     offer = checkpoints.resume_offer(again.path, settings) if settings is not None else ""
     proof = Proof(verdict=verdict, evidence=evidence, unproven=unproven, offer=offer)
-    if verdict.within_spread or (evidence.is_equal and (verdict.reproduced or verdict.nothing)):
+    if verdict.within_spread or (evidence.is_equal and (verdict.reproduced or verdict.nothing)):  # nothing to compare
         return proof
     resumed = resumed_at(folder.path)
     if not killing.kills and resumed and evidence.differs_at is not None and evidence.differs_at >= resumed[0]:
         evidence = dataclasses.replace(evidence, resumed_at=resumed)
         proof = dataclasses.replace(proof, evidence=evidence, was_resumed=True)
+        # the culprit is sought as if the interruption of the recorded run had been our kill
         evidence = dataclasses.replace(evidence, kills=(_interruption(folder.path),))
     return dataclasses.replace(proof, culprit=culprit(evidence))
 
@@ -256,8 +257,8 @@ class Killing:
     def run_dir(self) -> Path | None:
         return next((path.parent for path in self._runs_dir.glob(f"*/{run_folder.JOURNAL}")), None)
 
-    def kill_if_due(self, command: int) -> None:
-        """Kill the ranks, or stop the command (its process id) where they run on other computers, once it is time."""
+    def kill_if_due(self, command_pid: int) -> None:
+        """Kill the ranks, or stop the command where they run on other computers, once it is time."""
         if not self._left_s or (run_dir := self.run_dir) is None:
             return
         entries = journal.read(run_dir / run_folder.JOURNAL)
@@ -276,7 +277,7 @@ class Killing:
             with suppress(ProcessLookupError):  # it has ended meanwhile
                 os.kill(pid, signal.SIGKILL)
         if not pids:
-            os.kill(command, signal.SIGTERM)
+            os.kill(command_pid, signal.SIGTERM)
         self._left_s.pop(0)
         self._began_s += _saved_s(run_dir, trains_from)
         self.kills.append(_kill(run_dir, after_s))

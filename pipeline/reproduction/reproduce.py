@@ -36,7 +36,7 @@ from pipeline.keys.content_key import Difference, differences
 from pipeline.keys.installed import version
 from pipeline.reproduction.compare import Verdict, compare, reach_of_seeds
 from pipeline.reproduction.recipe import Recipe, checkout, read
-from pipeline.runs import arithmetic
+from pipeline.runs import recorded_hardware
 from pipeline.runs.folder import RunFolder
 from pipeline.steps import source as steps
 from trainers.contract import run_folder
@@ -119,7 +119,7 @@ def _other_hardware(recipe: Recipe, given: Sequence[str]) -> str | None:
     """
     if any(_name(word) == "cluster" for word in given):
         return None
-    return arithmetic.other_than_here(recipe.result, hardware())
+    return recorded_hardware.other_than_here(recipe.result, hardware())
 
 
 def _ignored(recipe: Recipe, given: Sequence[str]) -> list[str]:

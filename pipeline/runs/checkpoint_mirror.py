@@ -77,7 +77,10 @@ class CheckpointMirror:
         self._failed = True
 
     def _copy(self) -> None:
-        """Raises DataError, OSError; FileNotFoundError: a file was removed or changed meanwhile."""
+        """Do the work of ``push``.
+
+        Raises DataError, OSError; FileNotFoundError: a file was removed or changed meanwhile.
+        """
         stamps = {name: stamp(path) for name, path in _files(self._run_dir).items()}
         if not _holds_checkpoint(stamps) or stamps == {name: seen for name, (seen, _) in self._pushed.items()}:
             return
@@ -160,8 +163,9 @@ class CheckpointMirror:
             except (documents.DamagedError, *DAMAGE) as error:
                 self._say(f"WARNING: a copy in {self.shown} is not whole and is skipped: {error}")
                 return False
-            for path in place.glob("checkpoints/step-*.pt"):  # first: once a checkpoint is here, none is looked for
-                with suppress(*DAMAGE):  # of a script
+            # first, as nothing is restored once a checkpoint is here: record its attempt as one of this run folder's
+            for path in place.glob("checkpoints/step-*.pt"):
+                with suppress(*DAMAGE):  # a script's checkpoint has no such file beside it
                     journal.adopt(self._run_dir, str(read_side(path)["attempt"]))
             for path in sorted(place.rglob("*")):
                 target = self._run_dir / path.relative_to(place)

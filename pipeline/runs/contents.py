@@ -48,7 +48,7 @@ def _label(name: str, word: str, config: Mapping[str, Any], *, full: bool) -> st
     return f"{'.'.join(name.split('.')[-2:]) if full else name.rpartition('.')[2]}={value}"
 
 
-def short_names(fields: Sequence[str]) -> dict[str, str]:
+def short_field_names(fields: Sequence[str]) -> dict[str, str]:
     """Return field → its last word (``optimizer.lr`` → ``lr``), with the word before it where that isn't enough."""
     last = Counter(_last_words(name, 1) for name in fields)
     short = {name: _last_words(name, 1 if last[_last_words(name, 1)] == 1 else 2) for name in fields}
@@ -125,8 +125,8 @@ def is_newer(key: Mapping[str, Any]) -> bool:
     return isinstance(version, int) and version > KEY_VERSION
 
 
-def what(config: Mapping[str, Any]) -> str:
-    """Describe a run in three words: ``digits small_cnn sgd``.
+def what_runs(config: Mapping[str, Any]) -> str:
+    """Say in three words what a run trains: ``digits small_cnn sgd``.
 
     User-defined parts are named by their target (``my_package.nets:MyNet``).
     """

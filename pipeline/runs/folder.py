@@ -23,9 +23,9 @@ from pipeline.keys import content_key as keys
 from pipeline.keys.canonical import canonical_config
 from pipeline.keys.content_key import KEY_VERSION, ORDER, ContentKey, differences
 from pipeline.keys.import_closure import matches
-from pipeline.runs import arithmetic
+from pipeline.runs import recorded_hardware
 from pipeline.runs import result as results
-from pipeline.runs.contents import chosen_in, is_newer, overrides_in, ranks_of, short_name, unkeyed, what
+from pipeline.runs.contents import chosen_in, is_newer, overrides_in, ranks_of, short_name, unkeyed, what_runs
 from pipeline.runs.result import AlteredError, Result, Stamps, why_altered
 from trainers.contract import run_folder
 
@@ -272,11 +272,11 @@ class RunFolder(NamedTuple):
                 "state": State.FINISHED,
                 "key": key.short,
                 "digest": key.digest,
-                "what": what(self.read_json(run_folder.CONFIG) or {}),
+                "what": what_runs(self.read_json(run_folder.CONFIG) or {}),
                 "nproc_per_node": ranks_of(self.read_json(run_folder.KEY) or {}, self.read_json(run_folder.PLAN) or {}),
                 "hosts": hosts,
                 "attempts": attempts,
-                "hardware": arithmetic.of_attempts(self.path, str(key.parts.get("topology", {}).get("device"))),
+                "hardware": recorded_hardware.of_attempts(self.path, str(key.parts.get("topology", {}).get("device"))),
                 "unix_time": round(time.time(), 3),
                 "duration_s": round(duration_s, 3),
                 "mlflow_run_id": mlflow_run_id,

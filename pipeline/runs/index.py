@@ -19,7 +19,7 @@ from pipeline.keys import content_key
 from pipeline.keys.content_key import KEY_LENGTH, KEY_VERSION, Difference
 from pipeline.runs import acceptance, journal
 from pipeline.runs import result as results
-from pipeline.runs.contents import hosts_of, is_newer, ranks_of, what
+from pipeline.runs.contents import hosts_of, is_newer, ranks_of, what_runs
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError, Result, Stamps
 from trainers.contract import run_folder
@@ -269,7 +269,7 @@ def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
     config = config if isinstance(config, dict) else {}
     plan, entries = folder.read_json(run_folder.PLAN) or {}, journal.read(folder.journal)
     last = entries[-1] if entries else None
-    shown, note, error = what(config), "", ""
+    shown, note, error = what_runs(config), "", ""
     if newer:
         state, shown = NEWER, "written by a newer Paceline"
     elif altered:
@@ -289,7 +289,7 @@ def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
         hosts=hosts_of(plan),
         train_s=None,
         accuracy=None,
-        synthetic=what(config).startswith("synthetic "),
+        synthetic=what_runs(config).startswith("synthetic "),
         unix_time=last.time if last else folder.path.stat().st_mtime,
         note=note,
         error=error,

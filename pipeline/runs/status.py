@@ -14,7 +14,7 @@ from pipeline.core.printable import printable, without_colours
 from pipeline.core.specs import UNDER_WAY, State
 from pipeline.core.tables import first_of, quantity
 from pipeline.runs import acceptance, checkpoints, journal, metrics_file, ranks
-from pipeline.runs.contents import nodes_of, what
+from pipeline.runs.contents import nodes_of, what_runs
 from pipeline.runs.folder import RunFolder, leads_out, not_read
 from pipeline.runs.index import ALTERED, WITHOUT_RESULT, altered_target, intact_parts
 from pipeline.runs.result import AlteredError
@@ -70,7 +70,7 @@ def status(folder: RunFolder) -> str:
     doubted = bool(altered) and not locks.is_held(folder.lock)
     if doubted:
         config = intact_parts(folder).get("config", {})
-    lines = [f"{folder.key}  {'?' if doubted and not config else what(config)}"]
+    lines = [f"{folder.key}  {'?' if doubted and not config else what_runs(config)}"]
     if accepted is not None:
         lines.append("  state    ACCEPTED")
     elif doubted:

@@ -21,7 +21,7 @@ from pipeline.keys.content_key import flat
 from pipeline.runs import journal
 from pipeline.runs import result as results
 from pipeline.runs.acceptance import accepted_for
-from pipeline.runs.contents import chosen_in, decides, nodes_of, overrides_in, ranks_of, run_name, what
+from pipeline.runs.contents import chosen_in, decides, nodes_of, overrides_in, ranks_of, run_name, what_runs
 from pipeline.runs.folder import RunFolder
 from pipeline.tracking.address import redact
 from trainers.contract import run_folder
@@ -206,7 +206,7 @@ def _note(run: _Run) -> Iterator[str]:
         yield f"**{run.entries[-1].state}:**\n\n" + "\n".join(fenced([*lines[:_MAX_ERROR_LINES], *left_out]))
     for name, value in run.nonfinite.items():
         yield f"**Not finite:** {_code(name)} was {value}."
-    yield f"{what(run.config)}, {_ranks(run)}"
+    yield f"{what_runs(run.config)}, {_ranks(run)}"
     again = f"The command that repeats it; `doit reproduce {run.key}` takes the code as it was too:"
     anywhere = [word for word in run.words if not word.lstrip("+").startswith(("paths.", "tracking.uri="))]
     yield "\n".join([again, "", *fenced([_command(anywhere)])])

@@ -355,7 +355,7 @@ def test_the_data_of_a_package_and_what_a_module_names_beside_itself_come_along_
     (root / "nets/large.bin").write_bytes(bytes((1 << 20) + 1))
     assert closure(root).left_out == ("nets/large.bin (1,048,577 bytes)",)
     assert "nets/large.bin" not in closure(root).sources
-    taken = script_files.with_inputs(closure(root), root, ["nets/*.bin"])
+    taken = script_files.with_model_inputs(closure(root), root, ["nets/*.bin"])
     assert taken.sources["nets/large.bin"] == root / "nets/large.bin"
     with pytest.raises(UsageError, match=r"^model\.inputs: 'nope/\*' matches no file in"):
-        script_files.with_inputs(closure(root), root, ["nope/*"])
+        script_files.with_model_inputs(closure(root), root, ["nope/*"])

@@ -12,7 +12,7 @@ import pytest
 from pipeline.cluster.agent.host import container
 from pipeline.cluster.launchers import containers
 from pipeline.cluster.launchers.slurm import SlurmConfig, script
-from pipeline.cluster.preflight.versions import agreed, refuse_different
+from pipeline.cluster.preflight.versions import common_versions, refuse_different
 from pipeline.config.cluster import build_cluster
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import HostError, UsageError
@@ -115,10 +115,10 @@ class _Pods(LaunchSettings):
 
 def test_hosts_with_other_images_are_refused_with_the_command_that_brings_one() -> None:
     here, other = (facts(number, extra={"container": {"digest": f"sha256:{number}"}}) for number in range(2))
-    assert agreed([here, here], {IMAGE: ""}) == {IMAGE: "sha256:0"}
+    assert common_versions([here, here], {IMAGE: ""}) == {IMAGE: "sha256:0"}
     bring = r"copy one image to every host \(podman save IMAGE \| ssh HOST podman load"
     with pytest.raises(HostError, match=rf"node1: container image sha256:1 \(node0 has sha256:0\)[^$]*try: {bring}"):
-        agreed([here, other], {IMAGE: ""})
+        common_versions([here, other], {IMAGE: ""})
     refuse_different([here], {IMAGE: "sha256:0"}, {})
     with pytest.raises(
         HostError, match=r"node1: container image sha256:1 \(the key says sha256:0\)[^$]*the same command"

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.cluster import preflight
 from pipeline.cluster.agent.host import software
-from pipeline.cluster.preflight.versions import agreed, differing, refuse_different
+from pipeline.cluster.preflight.versions import common_versions, differing, refuse_different
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host, NodeFacts
@@ -58,9 +58,13 @@ def test_hosts_that_differ_among_themselves_get_no_word_that_could_not_help() ->
 def test_the_versions_of_hosts_that_agree_replace_those_of_the_key_and_what_they_cannot_tell_stays() -> None:
     key = {**KEY, "unseen": "1"}
     other = {"python_version": "3.11.9", "torch_version": "2.9.1"}
-    assert agreed([facts(0, **other), facts(1, **other)], key) == {"python": "3.11.9", "torch": "2.9.1", "unseen": "1"}
+    assert common_versions([facts(0, **other), facts(1, **other)], key) == {
+        "python": "3.11.9",
+        "torch": "2.9.1",
+        "unseen": "1",
+    }
     with pytest.raises(HostError, match=r"one key:\n  node1: torch 2\.9\.1 \(node0 has 2\.15\.0\+cpu\)"):
-        agreed([facts(0), facts(1, torch_version="2.9.1")], KEY)
+        common_versions([facts(0), facts(1, torch_version="2.9.1")], KEY)
 
 
 def test_the_word_keeps_what_was_told_already() -> None:

@@ -81,7 +81,9 @@ def test_a_host_tells_and_removes_what_nothing_there_uses_and_nothing_else(
         assert [rows[name]["holds_outputs"] for name in sorted(rows)] == [False, True, False]
         names = [f"{name}/node0" for name in expected] + ["../runs/k-f00000-2-well/node0", "k-f00000-1-dead/agent"]
         registry = tmp_path / "agents"
-        folders.clear({"local": True, "workdir": str(tmp_path), "registry": str(registry), "folders": {me: names}})
+        folders.remove_folders(
+            {"local": True, "workdir": str(tmp_path), "registry": str(registry), "folders": {me: names}}
+        )
     finally:
         rank.kill()
         rank.wait()
@@ -144,7 +146,7 @@ def test_of_runs_that_are_unknown_here_the_age_decides(tmp_path: Path) -> None:
 
 def test_lines_tell_what_a_host_has_removed(tmp_path: Path) -> None:
     class Clears:
-        def clear(self, unwanted: list[tuple[Any, list[str]]]) -> dict[str, list[str]]:
+        def remove_folders(self, unwanted: list[tuple[Any, list[str]]]) -> dict[str, list[str]]:
             return {fact.host: names for fact, names in unwanted}
 
     class Fact:

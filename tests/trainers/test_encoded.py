@@ -24,7 +24,7 @@ from trainers.core.config import DatasetConfig
 from trainers.core.errors import TrainerError
 from trainers.core.options import load
 from trainers.data.augment import plan_epoch
-from trainers.data.pack import MappedPack, Wanted, open_pack, place
+from trainers.data.pack import MappedPack, Wanted, open_pack, prepare_for
 from trainers.data.step_plan import plan_steps
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
@@ -53,7 +53,7 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pack]:
 
 
 def opened(pack: Pack, smallest_crop: float = 0.0) -> MappedPack:
-    return place(open_pack(pack.path), CPU, smallest_crop)
+    return prepare_for(open_pack(pack.path), CPU, smallest_crop)
 
 
 def run_folder(folder: Path, pack: Pack, **overrides: Any) -> Path:
@@ -82,7 +82,7 @@ def test_a_computer_that_names_no_cores_reads_files_too(
 
 def trained(run_dir: Path) -> list[torch.Tensor]:
     settings = load(run_dir / "config.json")
-    pack = place(open_pack(run_dir / "data"), CPU, settings.dataset.random_resized_crop)
+    pack = prepare_for(open_pack(run_dir / "data"), CPU, settings.dataset.random_resized_crop)
     context = RankContext(ranks=Ranks(), device=CPU, backend="gloo")
     trainer = Trainer(settings, pack, context, run_dir)
     trainer.prepare()
@@ -130,7 +130,7 @@ def test_files_read_ahead_are_those_of_the_plan_and_others_don_t_disturb_them(pa
     pack.gatherer.expect(batches)
     whole = opened(packs["pixels"]).images
     for wanted in [Wanted(torch.arange(3)), *batches, batches[0]]:
-        assert pack.gatherer.take(wanted)[0].equal(whole[wanted.places])
+        assert pack.gatherer.take(wanted)[0].equal(whole[wanted.samples])
     pack.gatherer.close()
 
 
@@ -145,7 +145,7 @@ def test_an_image_that_breaks_later_is_named_with_its_number(packs: dict[str, Pa
     with (folder / "images.bin").open("r+b") as file:
         file.seek(places[7][0])
         file.write(bytes(20))
-    pack = place(open_pack(folder), CPU)
+    pack = prepare_for(open_pack(folder), CPU)
     name = json.loads((folder / "names.json").read_text())[7]
     with pytest.raises(TrainerError, match=rf"image 7 \({name}\): its [\d,]+ bytes are no JPEG"):
         pack.rows(torch.arange(10), CPU)

@@ -11,7 +11,7 @@ import torch
 
 from tests.trainers.tiny_runs import config
 from trainers.core.options import load
-from trainers.data.pack import open_pack, place
+from trainers.data.pack import open_pack, prepare_for
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
 from trainers.training.loop import Trainer
@@ -46,7 +46,7 @@ def test_a_pack_larger_than_memory_and_swap_is_trained_on_in_little_memory(tmp_p
     (tmp_path / "config.json").write_text(json.dumps(config(words)))
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     cpu = torch.device("cpu")
-    pack = place(open_pack(tmp_path / "data"), cpu)
+    pack = prepare_for(open_pack(tmp_path / "data"), cpu)
     assert pack.images.nbytes > memory_bytes
     context = RankContext(ranks=Ranks(), device=cpu, backend="gloo")
     trainer = Trainer(load(tmp_path / "config.json"), pack, context, tmp_path)

@@ -149,7 +149,7 @@ class InitConfig:
             raise ConfigError(f"init.sha256={self.sha256!r} must be 64 hex digits, as sha256sum prints them")
 
     @property
-    def said(self) -> str:
+    def setting(self) -> str:
         """The setting as the user wrote it, such as ``init.run=...``; '' if the weights are fresh."""
         settings = [f"init.{name}={value}" for name, value in (("weights", self.weights), ("run", self.run)) if value]
         return settings[0] if settings else ""

@@ -70,11 +70,11 @@ class EncodedReader(RowReader):
 
     @torch.inference_mode(False)  # the threads couldn't write into tensors created in inference mode
     def _begin(self, wanted: Wanted) -> Callable[[], Rows]:
-        count = len(wanted.places)
+        count = len(wanted.samples)
         images = self._empty(count, self._image)
-        labels = torch.index_select(self._labels, 0, wanted.places, out=self._empty(count, self._labels))
+        labels = torch.index_select(self._labels, 0, wanted.samples, out=self._empty(count, self._labels))
         crops = [None] * count if wanted.crops is None else wanted.crops.tolist()
-        numbers = wanted.places.tolist()
+        numbers = wanted.samples.tolist()
         work: list[Future[None]] = []
         for begin in range(0, count, _GROUP):
             part = slice(begin, begin + _GROUP)

@@ -38,20 +38,20 @@ Rows = tuple[Tensor, Tensor]
 
 
 class Wanted(NamedTuple):
-    """A request for rows: the samples' places in the pack, int64 [n] on the CPU.
+    """A request for rows: the numbers of the samples in the pack, int64 [n] on the CPU.
 
     ``crops`` are the random numbers of crops that are made while decoding, int64 [n, 4] (see
     trainers.data.augment.EpochPlan).
     """
 
-    places: Tensor
+    samples: Tensor
     crops: Tensor | None = None
 
     def equals(self, other: Wanted) -> bool:
         """Return True if both request the same rows."""
         if self.crops is None or other.crops is None:
-            return self.crops is other.crops and torch.equal(self.places, other.places)
-        return torch.equal(self.places, other.places) and torch.equal(self.crops, other.crops)
+            return self.crops is other.crops and torch.equal(self.samples, other.samples)
+        return torch.equal(self.samples, other.samples) and torch.equal(self.crops, other.crops)
 
 
 class RowReader(ABC):
@@ -109,7 +109,7 @@ class Gatherer(RowReader):
         self._sources = images, labels
 
     def _begin(self, wanted: Wanted) -> Callable[[], Rows]:
-        return self._pool.submit(self._gather, wanted.places).result
+        return self._pool.submit(self._gather, wanted.samples).result
 
     def _gather(self, index: Tensor) -> Rows:
         images, labels = (
@@ -128,7 +128,10 @@ class DamagedPackError(TrainerError):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Content of manifest.json. ``mean`` and ``std`` are per channel, of images scaled to 0..1."""
+    """Content of manifest.json. ``mean`` and ``std`` are per channel, of images scaled to 0..1.
+
+    Only for a pack that keeps the image files: ``encoding``, how they are decoded, and ``files``, name → size in bytes.
+    """
 
     name: str
     synthetic: bool
@@ -296,13 +299,13 @@ def set_aside(damage: DamagedPackError) -> TrainerError:
     return TrainerError(f"{damage}; {folder} is set aside: the same command makes it or sends it again")
 
 
-def place(pack: MappedPack, device: torch.device, smallest_crop: float = 0.0) -> MappedPack:
+def prepare_for(pack: MappedPack, device: torch.device, smallest_crop: float = 0.0) -> MappedPack:
     """Move a pack to the device if it takes at most half of the free memory; else give it a gatherer.
 
     A pack of image files always gets a gatherer, which decodes them.
 
     Args:
-        smallest_crop: dataset.random_resized_crop.
+        smallest_crop: dataset.random_resized_crop, the smallest share of an image's area in a crop; 0: no crops.
 
     Raises:
         TrainerError: Pillow is missing, or crops need image files and the pack holds pixels.

@@ -22,7 +22,7 @@ from trainers.core.config import TrainConfig
 from trainers.core.files import write_json
 from trainers.core.options import load
 from trainers.data.augment import EpochPlan
-from trainers.data.pack import MappedPack, open_pack, place
+from trainers.data.pack import MappedPack, open_pack, prepare_for
 from trainers.distributed.connecting import connect
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import read_ranks
@@ -96,7 +96,9 @@ def prepared(path: Path) -> Iterator[Trainer]:
     take_cores(read_ranks())
     pack = open_pack(path.parent / "data")
     with connect(config.strategy.backend) as context:
-        trainer = Trainer(config, place(pack, context.device, config.dataset.random_resized_crop), context, path.parent)
+        trainer = Trainer(
+            config, prepare_for(pack, context.device, config.dataset.random_resized_crop), context, path.parent
+        )
         trainer.prepare()
         yield trainer
         trainer.close()

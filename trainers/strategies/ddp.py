@@ -60,7 +60,10 @@ class DDPConfig(StrategyConfig):
 
 
 class ReplicatedGradients(GradientSync):
-    """Gradients that DistributedDataParallel averages in the last backward pass of a step."""
+    """Gradients that DistributedDataParallel averages in the last backward pass of a step.
+
+    ``earlier``, with trainer.shards: the sum of this rank's parts before the last one, which ``ordered_sum_hook`` adds.
+    """
 
     warm_up_passes = _WARM_UP_PASSES
 
@@ -144,7 +147,10 @@ def _register_hook(
 
 
 def _add_in_order(network: DistributedDataParallel, model: nn.Module, context: RankContext) -> EarlierParts:
-    """Register the hook that sums trainer.shards' parts in order, in place of the mean over the ranks."""
+    """Register the hook that sums trainer.shards' parts in order, in place of the mean over the ranks.
+
+    Returns the sum of this rank's parts before the last one, to be filled.
+    """
     earlier, memory = EarlierParts(named_trainable(model)), _shared_memory(trainable(model), context)
     shared = None if memory is None else SharedSum(memory=memory, factor=1.0)
     state = OrderedSum(earlier=earlier, world_size=context.ranks.world_size, shared=shared)

@@ -67,7 +67,7 @@ def load(
     Raises:
         TrainerError: the file is missing, altered or no file of weights, or its tensors don't fit the network.
     """
-    said = config.init.said
+    said = config.init.setting
     if not said:
         return None
     initial = None

@@ -27,7 +27,7 @@ from trainers.data.pack import (
     PackWatch,
     check_digests,
     open_pack,
-    place,
+    prepare_for,
     set_aside,
 )
 from trainers.data.step_plan import Steps
@@ -72,7 +72,9 @@ def run(path: Path, seen: OfRank | None = None) -> None:
     keep_freed_memory()
     with ExitStack() as stack:
         context = stack.enter_context(connect(config.strategy.backend))
-        trainer = Trainer(config, place(pack, context.device, config.dataset.random_resized_crop), context, run_dir)
+        trainer = Trainer(
+            config, prepare_for(pack, context.device, config.dataset.random_resized_crop), context, run_dir
+        )
         stack.callback(trainer.close)
         trainer.watch = watch
         trainer.say(_first_line(config, trainer))

@@ -18,7 +18,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.printable import printable
 from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.tables import counted
-from pipeline.runs import acceptance, arithmetic
+from pipeline.runs import acceptance, recorded_hardware
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import Result, first_metrics, nonfinite_note
 
@@ -38,7 +38,7 @@ def title(current: Session, verb: str) -> str:
 
 def is_fetched(current: Session) -> bool:
     """Whether the data and the initial weights are here."""
-    start = current.start
+    start = current.initial_weights
     return current.pack is not None and (start is None or start.url is None)
 
 
@@ -122,7 +122,7 @@ def answer_with(result: Result, folder: RunFolder) -> None:
 
 def other_hardware(result: Mapping[str, Any]) -> str | None:
     """Return the processor or GPU in a result.json, in words, if this computer lacks it."""
-    other = arithmetic.other_than_here(result, here()) if result.get("hardware") else None
+    other = recorded_hardware.other_than_here(result, here()) if result.get("hardware") else None
     return None if other is None else printable(other)
 
 

@@ -39,12 +39,12 @@ def sync(current: Session) -> None:
     options = current.invocation.options
     with Interruptible() as signals, closing(syncing.remote(current.config.cluster.with_spares)) as launcher:
         signals.left = "; hosts that have everything keep it, and the same command continues"
-        environment, wants_pack = launcher.environment, is_on({"data": "1", **options}, "data")
-        if not (wants_pack or environment):
+        lock_file, wants_pack = launcher.lock_file, is_on({"data": "1", **options}, "data")
+        if not (wants_pack or lock_file):
             raise UsageError("data=0 leaves nothing to bring", hint="cluster.environment_from=lock, or without data=0")
         pack = _pack(current) if wants_pack else None
         with Heartbeat(note) as heartbeat:
-            made = syncing.ensure(launcher, environment, heartbeat) if environment is not None else []
+            made = syncing.ensure(launcher, lock_file, heartbeat) if lock_file is not None else []
             facts = syncing.send_pack(launcher, pack, heartbeat) if pack is not None else []
     for one in made:
         say(f"{one.host}: environment {one.place}: ok, Python {one.python_version}")

@@ -26,7 +26,7 @@ from pipeline.data import store
 from pipeline.execution.complete import provide_weights
 from pipeline.live.notices import Notifier
 from pipeline.live.state import SweepState
-from pipeline.runs.contents import what as what_runs
+from pipeline.runs.contents import what_runs
 from pipeline.sweep import folder as folders
 from pipeline.sweep import report as tables
 from pipeline.sweep.conduct import Sweep, conduct

@@ -36,7 +36,7 @@ from pipeline.live.screen import Picture, Screen, is_live, plain_width
 from pipeline.live.state import SweepState
 from pipeline.live.watching import RunPicture, SweepPicture, first_state
 from pipeline.runs import status
-from pipeline.runs.contents import what
+from pipeline.runs.contents import what_runs
 from trainers.contract import run_folder
 
 _DETACHED = ".detached"
@@ -51,7 +51,7 @@ def fetch(current: Session) -> None:
     """Make the data pack, and fetch the initial weights, if they are missing."""
     if current.pack is None:
         _fetch_data(current)
-    if (start := current.start) is not None and start.url is not None:
+    if (start := current.initial_weights) is not None and start.url is not None:
         complete.fetch_weights(current.config, start)
         current.forget_pack()
 
@@ -126,7 +126,7 @@ def attach(current: Session) -> None:
 
 
 def _train(current: Session, *, attach: bool = False) -> None:
-    if not attach and current.config.train.init.said:  # weights to start from: fetched, or made by init.run
+    if not attach and current.config.train.init.setting:  # weights to start from: fetched, or made by init.run
         complete.provide_weights(current.config, ROOT, argv=sys.argv, say=note)
         current.forget_pack()
     with waiting(note_usual, "looking up the run"):
@@ -144,7 +144,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
         start_detached(current, run.key.short, run.folder.lock)
         return
     shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
-    about = {"kind": "run", "key": run.key.short, "name": what(run.config.resolved)}
+    about = {"kind": "run", "key": run.key.short, "name": what_runs(run.config.resolved)}
     with (
         screen(lambda: RunPicture(first_state(run.key.short, run.config.resolved), run.folder.path)) as shown,
         Notifier(run.config.notify, shown.say, **about) as notices,

@@ -32,7 +32,7 @@ COMMANDS = {
     "standing": "running.registry",
     "collect": "running.results",
     "clean": "running.folders",
-    "clear": "running.folders",
+    "remove_folders": "running.folders",
     "put_pack": "running.folders",
     "put_wheels": "running.folders",
     "find_environment": "host.environments",

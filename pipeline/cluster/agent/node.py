@@ -74,7 +74,7 @@ def machine() -> str | None:
         parts += [str(os.stat(f"/proc/self/ns/{name}").st_ino) for name in ("net", "pid")]
     except OSError:
         return None
-    parts.append(text("/etc/machine-id"))
+    parts.append(read_text("/etc/machine-id"))
     return sha256(" ".join(filter(None, parts)).encode())[:16]
 
 
@@ -96,7 +96,7 @@ def sha256_of_rest(file: BinaryIO) -> str:
     return digest.hexdigest()
 
 
-def text(path: str) -> str:
+def read_text(path: str) -> str:
     """Return the stripped text of a file; empty if it can't be read."""
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         return file.read().strip()
@@ -105,7 +105,7 @@ def text(path: str) -> str:
 
 def control_groups(own: str = "/proc/self/cgroup") -> dict[str, str]:
     """Return controller ('' in version 2) → the path of this process's control group below that hierarchy."""
-    rows = [line.split(":", 2) for line in text(own).splitlines()]
+    rows = [line.split(":", 2) for line in read_text(own).splitlines()]
     return {name: path for _, names, path in rows for name in names.split(",")}
 
 

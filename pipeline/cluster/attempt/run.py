@@ -30,7 +30,7 @@ from pipeline.cluster.launchers.base import AttemptSpec, Outcome
 from pipeline.cluster.launchers.settings import REFUSE, SHARE, WAIT, busy_policy
 from pipeline.cluster.plan import render, warm_environment
 from pipeline.cluster.preflight import occupation
-from pipeline.cluster.preflight.versions import probed, refuse_different
+from pipeline.cluster.preflight.versions import names_to_probe, refuse_different
 from pipeline.cluster.validation import check_batch, validate_hosts
 from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.files import write_json
@@ -107,7 +107,7 @@ def _run_once(spec: AttemptSpec, hosts: Hosts, emit: Emit, signals: Interruptibl
     signals.check()
     if hosts.launcher.capabilities.hosts_are_granted:
         emit(Doing(what=hosts.launcher.starting))
-    hosts.grant(spec, probed(spec.versions), lambda text: emit(Notice(text=text)), signals.check)
+    hosts.grant(spec, names_to_probe(spec.versions), lambda text: emit(Notice(text=text)), signals.check)
     while True:
         until_free(hosts, spec, emit, signals.check)
         try:
@@ -169,7 +169,7 @@ def _failure(running: RunningAttempt, outcome: Outcome) -> TrainingError:
 def _checked_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
     """Return the facts of the hosts after all checks. Raises HostError, UsageError: they can't run this attempt."""
     warm = warm_environment(hosts.cluster) if hosts.cluster.settings.warm and _has_installed_torch(spec) else None
-    facts = hosts.facts(spec.pack, probed(spec.versions), warm)
+    facts = hosts.facts(spec.pack, names_to_probe(spec.versions), warm)
     config = json.loads((spec.run_dir / run_folder.CONFIG).read_text(encoding="utf-8"))
     trainer, strategy = config.get("trainer", {}), config.get("strategy", {})  # a script has neither section
     ranks = hosts.cluster.world_size
@@ -272,7 +272,7 @@ def until_free(hosts: Hosts, spec: AttemptSpec, emit: Emit, check: Callable[[], 
 
 def _other_users(hosts: Hosts, spec: AttemptSpec) -> list[occupation.Occupation]:
     """Return which hosts others use, by the last probe. Raises HostError."""
-    facts = hosts.facts(spec.pack, probed(spec.versions))
+    facts = hosts.facts(spec.pack, names_to_probe(spec.versions))
     return occupation.occupied(hosts.cluster, facts, journal.attempt_prefix(spec.run_key, spec.run_dir))
 
 

@@ -50,7 +50,7 @@ class AgentLauncher:
 
     def __init__(self, transport: Transport) -> None:
         self.cluster, self.transport = transport.cluster, transport
-        self.environment = transport.environment  # the lock file for the hosts' environments
+        self.lock_file = transport.lock_file  # of the hosts' environments
         self.transfer: Transfer | None = None  # the newest payload
         self._silent: set[str] = set()  # hosts that did not answer when the run had to stop
         self._tokens: dict[str, str] = {}  # host label → that of the newest request
@@ -72,11 +72,12 @@ class AgentLauncher:
     def registry(self, run_dir: Path) -> str:
         """Return the folder on a node where its agents register (``~`` is the node's).
 
-        It lies outside the run folder, which may be removed at any time.
+        It lies outside the run folder, which may be removed at any time. ``Path()``: for a request without a run, which
+        needs it only on hosts that don't share the run folder.
         """
         return str(run_dir.parent / ".agents") if self.capabilities.shares_run_dir else f"{self.workdir}/agents"
 
-    # ---------------------------------------------------------------------------- short verbs
+    # ------------------------------------------------------------------------- short requests
     def ask(
         self,
         request: dict[str, Any],
@@ -172,8 +173,8 @@ class AgentLauncher:
             HostError: lists every host that failed.
         """
         self.transport.shares_connections, self._silent = True, set()
-        if self.environment is not None and not self.transport.pythons:
-            self.transport.pythons = self._interpreters(self.environment)
+        if self.lock_file is not None and not self.transport.pythons:
+            self.transport.pythons = self._interpreters(self.lock_file)
         request = agent_requests.probe(self.cluster, pack, modules, self.registry(Path()), gpu_s) | {"warm": warm}
         requested_at, began = time.time(), time.monotonic()
         values = self.demand("probe", request, timeout_s=self.short_s)
@@ -386,7 +387,7 @@ class AgentLauncher:
         received = receive(first, request, run_dir, final=final, outputs=plan.outputs, say=self._notes.append)
         if received and not final and plan.outputs.others:
             fetch_others()
-        if received and final and not (run_dir / run_folder.PRUNED).exists():  # its files are among the outputs now
+        if received and final and not (run_dir / run_folder.PRUNED).exists():  # else work/ is needed to resume
             for folder in [run_dir / "work", *run_dir.glob("nodes/*/work")]:
                 shutil.rmtree(folder, ignore_errors=True)
         return received
@@ -397,7 +398,7 @@ class AgentLauncher:
         if hosts:
             self.ask({**self._request(plan, Path()), "do": "clean"}, hosts=hosts, timeout_s=self.short_s)
 
-    def clear(self, unwanted: Sequence[tuple[NodeFacts, Sequence[str]]]) -> dict[str, list[str]]:
+    def remove_folders(self, unwanted: Sequence[tuple[NodeFacts, Sequence[str]]]) -> dict[str, list[str]]:
         """Remove named folders of attempts that are over, unless they are in use again.
 
         Returns host label → the removed ones; a host that fails is left out.
@@ -405,7 +406,12 @@ class AgentLauncher:
         labels = {fact.host for fact, _ in unwanted}
         hosts = [host for host in self.cluster.hosts if host.label in labels]
         folders = {fact.identity: list(names) for fact, names in unwanted}
-        request = {"do": "clear", "workdir": self.workdir, "registry": self.registry(Path()), "folders": folders}
+        request = {
+            "do": "remove_folders",
+            "workdir": self.workdir,
+            "registry": self.registry(Path()),
+            "folders": folders,
+        }
         answers = self.ask(request, hosts=hosts, timeout_s=self.short_s) if hosts else {}
         done = {
             label: answer.value for label, answer in answers.items() if answer.value and answer.reported_error is None

@@ -172,8 +172,8 @@ class Transport(ABC):
         silent_s: how long a live agent may be silent before it counts as lost; 0: until ssh notices a lost host.
         starts_s: the least time that a further connection takes.
         in_requests: added to every request.
-        environment: the lock file from which hosts get their environment.
-        pythons: host label → the interpreter of that environment.
+        lock_file: from which hosts get their environment.
+        pythons: host label → the interpreter of its environment.
         outputs: host label → the file that receives what its command prints, where there is one.
         slow_s: how long further connections may take until they answer; None: no host has answered yet. Set by the user
             of the transport, as is the next one.
@@ -186,7 +186,7 @@ class Transport(ABC):
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.in_requests: dict[str, Any] = {"local": capabilities(cluster).is_this_computer}
-        self.environment: LockFile | None = None
+        self.lock_file: LockFile | None = None
         self.pythons: dict[str, str] = {}
         self.outputs: dict[str, Path] = {}
         self.slow_s: float | None = None

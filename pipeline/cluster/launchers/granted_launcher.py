@@ -347,7 +347,7 @@ class GrantedLauncher:
         """Return True: the outputs lie in the run folder already."""
         return True
 
-    def clear(self, unwanted: Sequence[tuple[NodeFacts, Sequence[str]]]) -> dict[str, list[str]]:
+    def remove_folders(self, unwanted: Sequence[tuple[NodeFacts, Sequence[str]]]) -> dict[str, list[str]]:
         """Return nothing, as nothing lies on the nodes."""
         return {}
 

@@ -114,7 +114,7 @@ class PsshTransport(Transport):
             )
         process.allow_open_files(_FILES + _FILES_OF_HOST * cluster.nnodes)
         settings = _settings(cluster)
-        self.environment = lock_file(settings.environment_from, settings.wheelhouse)
+        self.lock_file = lock_file(settings.environment_from, settings.wheelhouse)
         self._pssh = program
         prefix = temporary_prefix("paceline")
         self._sockets = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # a socket's path has to be short

@@ -1,4 +1,4 @@
-"""The settings of the section ``cluster`` that all launchers share, and the list of launchers."""
+"""The settings of ``cluster`` that all launchers share (times and limits: core.specs), and the list of launchers."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class ClusterConfig(LaunchSettings):
             _check_mirror(self.checkpoint_mirror)
 
 
-_LEAST = {
+_LEAST = {  # fields of LaunchSettings → their smallest values
     "connect_timeout_s": 0.1,
     "lease_s": 5.0,
     "collective_timeout_s": 1.0,

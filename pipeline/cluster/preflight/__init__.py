@@ -18,7 +18,7 @@ from pipeline.cluster.earlier import clear_leftovers
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.preflight import gpus, occupation, resources, versions
 from pipeline.cluster.preflight.judgement import ALL, Check, State, from_error, refuse, warnings
-from pipeline.cluster.preflight.versions import agreed, probed, refuse_different
+from pipeline.cluster.preflight.versions import common_versions, names_to_probe, refuse_different
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.files import canonical_json
 from pipeline.core.specs import Cluster, NodeFacts
@@ -95,9 +95,9 @@ def examine(
         if isinstance(launcher, GrantedLauncher):
             lines = launcher.scheduler.rehearse()
             return Report(facts=(), checks=[Check(ALL, "scheduler", State.OK, line) for line in lines])
-        facts = launcher.probe(None, probed(key_versions))
+        facts = launcher.probe(None, names_to_probe(key_versions))
         if deep:  # again: a round trip over an open connection is shorter, so clocks are compared more exactly
-            facts = launcher.probe(None, probed(key_versions), gpu_s=_DEEP_GPU_S)
+            facts = launcher.probe(None, names_to_probe(key_versions), gpu_s=_DEEP_GPU_S)
         for note in clear_leftovers(launcher, facts, runs_dir) if runs_dir else ():
             on_note(note)
         refusals = []
@@ -132,7 +132,7 @@ def versions_on_hosts(cluster: Cluster, key: Mapping[str, str]) -> dict[str, str
             if isinstance(launcher, GrantedLauncher):
                 what = f"cluster.environment=hosts: cluster={cluster.launcher} grants hosts when the run starts"
                 raise UsageError(what, hint="cluster.environment='{torch: 2.9.1}', with the versions of the hosts")
-            _versions_by_request[request] = agreed(launcher.probe(None, probed(key)), key)
+            _versions_by_request[request] = common_versions(launcher.probe(None, names_to_probe(key)), key)
     return _versions_by_request[request]
 
 

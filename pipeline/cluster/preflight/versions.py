@@ -1,6 +1,6 @@
 """Compare the hosts' Python and libraries with the run's key, and their NCCL, CUDA and driver with each other. Pure.
 
-``validation.validate`` compares the releases of torch.
+``validation.validate_hosts`` compares the releases of torch.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def refuse_different(facts: Sequence[NodeFacts], key: Versions, configured: Vers
     raise HostError("\n".join(["the hosts differ from the run's key:", *lines]), hint=_fix(by_host, configured))
 
 
-def agreed(facts: Sequence[NodeFacts], key: Versions) -> dict[str, str]:
+def common_versions(facts: Sequence[NodeFacts], key: Versions) -> dict[str, str]:
     """Return the key's names with the versions of the hosts; a version that no probe reports stays as in the key.
 
     Raises HostError: the hosts differ.
@@ -104,7 +104,7 @@ def agreed(facts: Sequence[NodeFacts], key: Versions) -> dict[str, str]:
     return wanted
 
 
-def probed(key: Versions) -> list[str]:
+def names_to_probe(key: Versions) -> list[str]:
     """Return the names whose versions a probe reports, including modules that are absent in the key."""
     return [name for name in key if name not in ("python", IMAGE)]
 

@@ -45,7 +45,7 @@ def count(override: Override) -> int:
 
 
 def range_length(word: str, value: RangeSweep) -> int:
-    """Return ``count`` of a range. Raises UsageError."""
+    """Return the number of values of a range. Raises UsageError as ``count`` does."""
     start, stop, step = value.start, value.stop, value.step
     if start is None or stop is None or not all(math.isfinite(number) for number in (start, stop, step)):
         raise UsageError(f"{word}: range(start, stop, step) needs three finite numbers")

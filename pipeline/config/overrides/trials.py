@@ -90,7 +90,7 @@ class TrialComposer:
 
     def __init__(self) -> None:
         self._override = functools.cache(lambda word: _parsed(for_hydra([word]))[-1])
-        # by the composed words and the fields that are set in the result, each of which every trial sets anew
+        # trials with the same words to compose and the same fields to set share a result, and set all these fields anew
         self._composition = functools.cache(lambda words, fields: compose.compose_now(words))
 
     def resolve(self, words: Overrides) -> Resolved:
@@ -98,7 +98,7 @@ class TrialComposer:
         plain = self._plain(words)
         composed_words = tuple(word for word in words if word not in plain)
         config = self._composition(composed_words, tuple(override.key_or_group for override in plain.values()))
-        if all(_is_set(config, override) for override in plain.values()):
+        if all(_try_to_set(config, override) for override in plain.values()):
             return compose.resolve(config)
         return compose.resolve(compose.compose_now(words))
 
@@ -131,8 +131,8 @@ def _is_plain(override: Override) -> bool:
     return override.type is OverrideType.CHANGE and override.package is None and simple and not interpolates
 
 
-def _is_set(config: DictConfig, override: Override) -> bool:
-    """Set the field to the value in its type; return False if the trial must be composed."""
+def _try_to_set(config: DictConfig, override: Override) -> bool:
+    """Set the field to the value in its type; return False if it can't be set, so that the trial must be composed."""
     key, value = override.key_or_group, override.value()
     try:
         before = OmegaConf.select(config, key, default=_ABSENT)

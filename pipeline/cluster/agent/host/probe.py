@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..node import address_and_port, control_groups, from_environment, identity, machine, text
+from ..node import address_and_port, control_groups, from_environment, identity, machine, read_text
 from ..running.claims import described_claims
 from ..running.folders import holds_pack, tidy_workdir
 from ..running.processes import LINUX
@@ -71,9 +71,9 @@ def numa(system: str = "/sys") -> bool:
         return False
     try:
         vendors = glob.glob(f"{system}/bus/pci/devices/*/vendor")
-        folders = [os.path.dirname(path) for path in vendors if text(path) == "0x10de"]
-        nodes = {text(os.path.join(folder, "numa_node")) for folder in folders}
-        cores = [cores_of(text(f"{system}/devices/system/node/node{node}/cpulist")) for node in nodes]
+        folders = [os.path.dirname(path) for path in vendors if read_text(path) == "0x10de"]
+        nodes = {read_text(os.path.join(folder, "numa_node")) for folder in folders}
+        cores = [cores_of(read_text(f"{system}/devices/system/node/node{node}/cpulist")) for node in nodes]
         return bool(cores) and all(node_cores & os.sched_getaffinity(0) for node_cores in cores)
     except (AttributeError, ValueError):  # a node of -1 has no folder; macOS tells no affinity
         return False
@@ -210,7 +210,7 @@ def shared_memory(folder: str = "/dev/shm") -> Json | None:
 
 def memory_available(table: str = "/proc/meminfo") -> int | None:
     """Return the bytes that new processes could use without swapping."""
-    match = re.search(r"^MemAvailable:\s*(\d+) kB", text(table), re.MULTILINE)
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", read_text(table), re.MULTILINE)
     return int(match.group(1)) << 10 if match else None
 
 
@@ -222,11 +222,11 @@ def cgroup(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> Json
     places = control_groups(own)
     cpus, memory = [], []
     for folder in ancestors(root, places.get("")):
-        quota, _, period = text(f"{folder}/cpu.max").partition(" ")
+        quota, _, period = read_text(f"{folder}/cpu.max").partition(" ")
         cpus += [int(quota) / int(period)] if quota.isdecimal() and period.isdecimal() else []
         memory += limit_and_use(folder, "memory.max", "memory.current")
     for folder in ancestors(f"{root}/cpu", places.get("cpu")):
-        quota, period = text(f"{folder}/cpu.cfs_quota_us"), text(f"{folder}/cpu.cfs_period_us")
+        quota, period = read_text(f"{folder}/cpu.cfs_quota_us"), read_text(f"{folder}/cpu.cfs_period_us")
         cpus += [int(quota) / int(period)] if quota.isdecimal() and period.isdecimal() else []
     for folder in ancestors(f"{root}/memory", places.get("memory")):
         memory += limit_and_use(folder, "memory.limit_in_bytes", "memory.usage_in_bytes")
@@ -247,10 +247,10 @@ def limit_and_use(folder: str, limit: str, use: str) -> list[tuple[int, int]]:
 
     The use excludes cached file contents, which the kernel drops when it needs the room.
     """
-    most, used = text(f"{folder}/{limit}"), text(f"{folder}/{use}")
+    most, used = read_text(f"{folder}/{limit}"), read_text(f"{folder}/{use}")
     if not (most.isdecimal() and used.isdecimal() and int(most) < 1 << 60):
         return []
-    counters: dict[str, str] = dict(re.findall(r"^(\w+) (\d+)$", text(f"{folder}/memory.stat"), re.MULTILINE))
+    counters: dict[str, str] = dict(re.findall(r"^(\w+) (\d+)$", read_text(f"{folder}/memory.stat"), re.MULTILINE))
     idle = int(counters.get("total_inactive_file", counters.get("inactive_file", "0")))
     return [(int(most), max(0, int(used) - idle))]
 
@@ -259,10 +259,10 @@ def links(root: str = "/sys/class/net") -> Json:
     """Return interface → state (``up``, ``down``, ``unknown``), MTU, and Mbit/s if the driver reports it."""
     interfaces = {}
     for folder in glob.glob(f"{root}/*/"):
-        speed = text(f"{folder}speed")  # an error, or -1, while the link is down
+        speed = read_text(f"{folder}speed")  # an error, or -1, while the link is down
         interfaces[os.path.basename(folder[:-1])] = {
-            "state": text(f"{folder}operstate") or "unknown",
-            "mtu": number(text(f"{folder}mtu")),
+            "state": read_text(f"{folder}operstate") or "unknown",
+            "mtu": number(read_text(f"{folder}mtu")),
             "speed_mbit": int(speed) if speed.isdecimal() else None,
         }
     return interfaces
@@ -278,11 +278,11 @@ def infiniband(root: str = "/sys/class/infiniband") -> list[Json]:
             {
                 "device": os.path.basename(device),
                 "port": number(port),
-                "state": text(f"{folder}/state").partition(": ")[2],
-                "phys_state": text(f"{folder}/phys_state").partition(": ")[2],
-                "rate": text(f"{folder}/rate"),
-                "link_layer": text(f"{folder}/link_layer"),
-                "gid": text(f"{folder}/gids/0"),
+                "state": read_text(f"{folder}/state").partition(": ")[2],
+                "phys_state": read_text(f"{folder}/phys_state").partition(": ")[2],
+                "rate": read_text(f"{folder}/rate"),
+                "link_layer": read_text(f"{folder}/link_layer"),
+                "gid": read_text(f"{folder}/gids/0"),
                 "netdev": netdev_of(device, folder, port),
             }
         )
@@ -291,11 +291,11 @@ def infiniband(root: str = "/sys/class/infiniband") -> list[Json]:
 
 def netdev_of(device: str, folder: str, port: str) -> str | None:
     """Return the network interface of an RDMA port, by its first GID, else by the port number."""
-    named = text(f"{folder}/gid_attrs/ndevs/0")
+    named = read_text(f"{folder}/gid_attrs/ndevs/0")
     if named:
         return named
     for place in sorted(glob.glob(f"{device}/device/net/*")):
-        index = text(f"{place}/dev_port") or "0"
+        index = read_text(f"{place}/dev_port") or "0"
         if index.isdecimal() and int(index) + 1 == number(port):
             return os.path.basename(place)
     return None

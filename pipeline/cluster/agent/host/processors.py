@@ -12,7 +12,7 @@ import time
 
 from trainers.contract import variables
 
-from ..node import text, user_name
+from ..node import read_text, user_name
 
 GPU_FIELDS = "index,uuid,name,memory.total,ecc.errors.uncorrected.volatile.total"
 _SMI_QUERIES = {
@@ -136,5 +136,5 @@ def _seen(pattern: str, paths: list[str]) -> list[tuple[str, str]]:
     """Return the two groups of each matching line in these files."""
     fields: list[tuple[str, str]] = []
     for path in sorted(paths):
-        fields += re.findall(pattern, text(path), re.MULTILINE)
+        fields += re.findall(pattern, read_text(path), re.MULTILINE)
     return fields

@@ -336,7 +336,7 @@ def wrote_there(place: str) -> bool:
     return size_of_new(os.path.join(place, run_folder.ABOVE), run_dir, given if isinstance(given, dict) else {}) > 0
 
 
-def clear(request: Json) -> None:
+def remove_folders(request: Json) -> None:
     """Remove the named folders of this node unless they are in use, and what no process owns any more."""
     workdir, me = os.path.expanduser(request["workdir"]), identity(request)
     removed = []

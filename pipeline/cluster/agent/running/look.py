@@ -31,7 +31,7 @@ from trainers.contract.beats import (
     Socket,
 )
 
-from ..node import RANK_OUTPUTS, text
+from ..node import RANK_OUTPUTS, read_text
 from ..wire import Json
 from .processes import LINUX, children_of, ip_address, open_files, stat_fields, tcp_table
 
@@ -50,12 +50,12 @@ def look(node: Json, peers: list[list[object]] | None) -> NodeLook:
     """Return what can be seen of each rank of this node.
 
     Args:
-        peers: (address, port) of ssh servers: return only whether these answer. None: without stacks, because training
-            ranks would get a signal for them.
+        peers: (address, port) of ssh servers: return only whether these answer. Empty: the ranks are also asked for
+            their stacks, by a signal, and for NCCL's collectives. None: they aren't, because they are training.
     """
     if peers:
         servers = [(str(address), int(str(port))) for address, port in peers]
-        return NodeLook("", peers=tuple((f"{host}:{port}", _try_ssh_server(host, port)) for host, port in servers))
+        return NodeLook(host="", peers=tuple((f"{host}:{port}", _try_ssh_server(host, port)) for host, port in servers))
     beats = read_beats(node)
     _stacks_written_at[0] = time.monotonic()
     before = [_state_and_cpu_s(beat.pid) for _, beat in beats]  # processor time is counted from here, over WINDOW_S
@@ -65,12 +65,12 @@ def look(node: Json, peers: list[list[object]] | None) -> NodeLook:
     time.sleep(WINDOW_S)
     _stacks_written_at[0] = time.monotonic()
     ranks = [_look_at_rank(*beats[n], before[n], sizes[n]) for n in range(len(beats))]
-    if not any(rank.state in _STOPPED for rank in ranks):  # it writes nothing, and is the reason
+    if not any(rank.state in _STOPPED for rank in ranks):  # a stopped rank is the reason itself, and writes no dump
         ranks = [
             rank._replace(nccl=read_dump(dump, until) if dump is not None else ())
             for rank, dump in zip(ranks, dumps)  # noqa: B905 - Python 3.9 has no strict
         ]
-    return NodeLook("", ranks=tuple(ranks))
+    return NodeLook(host="", ranks=tuple(ranks))
 
 
 def _look_at_rank(folder: str, beat: RankBeat, before: tuple[str, float], size: int | None) -> RankLook:
@@ -81,7 +81,7 @@ def _look_at_rank(folder: str, beat: RankBeat, before: tuple[str, float], size: 
         host="",
         state=state,
         cpu=round(max(0.0, cpu_s - before[1]) / WINDOW_S, 2),
-        sleeps_in=text(f"/proc/{beat.pid}/wchan"),
+        sleeps_in=read_text(f"/proc/{beat.pid}/wchan"),
         stack=tuple(stack),
         sockets=tuple(_stuck_sockets(beat.pid)),
     )
@@ -121,10 +121,10 @@ def _innermost_frames(path: str, size: int) -> list[str]:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             file.seek(size)
-            text = file.read(1 << 18)
+            written = file.read(1 << 18)
     except OSError:
         return []
-    last = re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)[-1]
+    last = re.split(r"^(?:Current thread|Thread) .*$", written, flags=re.MULTILINE)[-1]
     matches = (_FRAME.match(line) for line in last.splitlines())
     return [f"{frame[1]}:{frame[2]} in {frame[3]}" for frame in matches if frame][:MOST_FRAMES]
 
@@ -198,7 +198,7 @@ _LARGEST_TREE = 256
 
 
 class Beats:
-    """The heartbeats of a node's ranks. For a script, ``moves`` counts the calls before which it had worked.
+    """The heartbeats of a node's ranks. For a script, ``moves`` counts the calls of ``read`` that found new work of it.
 
     Work is processor time, bytes read or written and pages read from a disk, by the rank and its children; wake-ups of
     its main thread; a printed line or a metric, which count for all ranks.
@@ -284,7 +284,9 @@ def _work_of(pid: int, *, main: bool) -> _Work:
 
 
 def _numbers_in(path: str, *names: str) -> list[int]:
-    return [int(number) for name, number in re.findall(r"^(\w+):\s*(\d+)$", text(path), re.MULTILINE) if name in names]
+    return [
+        int(number) for name, number in re.findall(r"^(\w+):\s*(\d+)$", read_text(path), re.MULTILINE) if name in names
+    ]
 
 
 def _size(path: str) -> int:

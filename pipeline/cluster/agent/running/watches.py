@@ -13,7 +13,7 @@ import time
 
 from trainers.contract.beats import RUNNING
 
-from ..node import control_groups, text
+from ..node import control_groups, read_text
 from ..wire import Json
 from .processes import ip_address, start_time, tcp_table
 
@@ -153,7 +153,7 @@ def memory_events_file(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgro
 
 def oom_kills(path: str) -> int | None:
     """Return the number behind ``oom_kill`` in a table of the kernel; None without one."""
-    found = re.search(r"^oom_kill (\d+)$", text(path), re.MULTILINE)
+    found = re.search(r"^oom_kill (\d+)$", read_text(path), re.MULTILINE)
     return int(found[1]) if found else None
 
 

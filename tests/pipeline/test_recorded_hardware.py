@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.agent.host.processors import hardware
-from pipeline.runs import arithmetic
+from pipeline.runs import recorded_hardware
 
 MILAN = """processor\t: 0
 vendor_id\t: AuthenticAMD
@@ -50,43 +50,51 @@ def test_a_processor_is_known_by_family_model_stepping_and_instructions(tmp_path
 
 def test_two_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
     milan, genoa = of(tmp_path, MILAN), of(tmp_path, GENOA)
-    assert arithmetic.other_than_here(result(milan), milan) is None
+    assert recorded_hardware.other_than_here(result(milan), milan) is None
     seen = "AMD EPYC (AuthenticAMD 25/17/1, avx512f avx512_bf16), here AMD EPYC (AuthenticAMD 25/1/1, avx2)"
-    assert arithmetic.other_than_here(result(genoa), milan) == seen
+    assert recorded_hardware.other_than_here(result(genoa), milan) == seen
     masked = of(tmp_path, GENOA.replace(" f16c", " avx_vnni"))  # as a hypervisor does it
-    seen = arithmetic.other_than_here(result(genoa), masked) or ""
+    seen = recorded_hardware.other_than_here(result(genoa), masked) or ""
     assert seen.endswith(", here AMD EPYC (AuthenticAMD 25/17/1, avx512f avx512_bf16 +avx_vnni -f16c)")
-    assert arithmetic.between(result(genoa), result(milan)) == (
+    assert recorded_hardware.difference(result(genoa), result(milan)) == (
         "AMD EPYC (AuthenticAMD 25/17/1, avx512f avx512_bf16), now AMD EPYC (AuthenticAMD 25/1/1, avx2)"
     )
 
 
 def test_each_attempt_counts_and_one_that_says_nothing_says_no_difference(tmp_path: Path) -> None:
     milan, genoa = of(tmp_path, MILAN), of(tmp_path, GENOA)
-    assert (arithmetic.other_than_here(result(genoa, milan), milan) or "").startswith("AMD EPYC (AuthenticAMD 25/17/1")
+    assert (recorded_hardware.other_than_here(result(genoa, milan), milan) or "").startswith(
+        "AMD EPYC (AuthenticAMD 25/17/1"
+    )
     for unknown in ({}, result({}), {"hosts": ["localhost"], "hardware": "x"}):
-        assert arithmetic.other_than_here(unknown, milan) is None
+        assert recorded_hardware.other_than_here(unknown, milan) is None
     elsewhere = result(genoa, milan, hosts=("node0",))
-    assert (arithmetic.other_than_here(elsewhere, milan) or "").startswith("attempt 1 by AMD EPYC (AuthenticAMD 25/17")
-    assert arithmetic.other_than_here(result(genoa, genoa, hosts=("node0",)), milan) is None  # who knows what it is now
+    assert (recorded_hardware.other_than_here(elsewhere, milan) or "").startswith(
+        "attempt 1 by AMD EPYC (AuthenticAMD 25/17"
+    )
+    assert (
+        recorded_hardware.other_than_here(result(genoa, genoa, hosts=("node0",)), milan) is None
+    )  # who knows what it is now
 
 
 def test_of_a_run_on_gpus_their_models_count(tmp_path: Path) -> None:
     here = {**of(tmp_path, MILAN), "gpu_models": ["NVIDIA H100"]}
     two = {**of(tmp_path, GENOA), "gpu_models": ["NVIDIA A100", "NVIDIA A100"]}
-    assert arithmetic.other_than_here(result(two, device="cuda"), here) == "2× NVIDIA A100, here 1× NVIDIA H100"
-    assert arithmetic.other_than_here(result({**two, "gpu_models": ["NVIDIA H100"]}, device="cuda"), here) is None
+    assert recorded_hardware.other_than_here(result(two, device="cuda"), here) == "2× NVIDIA A100, here 1× NVIDIA H100"
+    assert (
+        recorded_hardware.other_than_here(result({**two, "gpu_models": ["NVIDIA H100"]}, device="cuda"), here) is None
+    )
     damaged = result({"gpu_models": 5}, device="cuda")
-    assert (arithmetic.other_than_here(damaged, here) or "").startswith("no NVIDIA GPU, here 1× NVIDIA H100")
+    assert (recorded_hardware.other_than_here(damaged, here) or "").startswith("no NVIDIA GPU, here 1× NVIDIA H100")
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"nodes": 3}'])
 def test_what_was_noted_of_each_attempt_is_read_in_their_order(tmp_path: Path, damage: str) -> None:
     for attempt in (10, 2):
-        arithmetic.note(tmp_path, attempt, [{"cpu_model": str(attempt)}])
+        recorded_hardware.record(tmp_path, attempt, [{"cpu_model": str(attempt)}])
     (tmp_path / "attempts" / "3").mkdir()
-    (tmp_path / "attempts" / "3" / arithmetic.FILE).write_text(damage)
-    assert arithmetic.of_attempts(tmp_path, "cpu") == {
+    (tmp_path / "attempts" / "3" / recorded_hardware.FILE).write_text(damage)
+    assert recorded_hardware.of_attempts(tmp_path, "cpu") == {
         "device": "cpu",
         "attempts": [{"attempt": 2, "nodes": [{"cpu_model": "2"}]}, {"attempt": 10, "nodes": [{"cpu_model": "10"}]}],
     }

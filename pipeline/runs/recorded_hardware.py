@@ -18,15 +18,15 @@ from trainers.contract import run_folder
 FILE = "hardware.json"
 """In the folder of each attempt: what its hosts' probes said, by node rank."""
 _FIELDS = {"cpu": ("cpu_model", "cpu_id", "cpu_flags"), "cuda": ("gpu_models",)}
-_SHOWN = ("avx", "avx2", "avx512f", "asimd", "sve")  # the widest one of these, and then
-_BESIDES = ("avx512_bf16", "amx_bf16", "bf16", "sve2")
+_WIDTHS = ("avx", "avx2", "avx512f", "asimd", "sve")  # of these instructions only the widest is shown
+_BESIDES = ("avx512_bf16", "amx_bf16", "bf16", "sve2")  # each is shown
 _HERE = ("localhost",)  # the hosts of a run of cluster=local
 
 Hardware = Mapping[str, Any]
 """Of one host, as ``pipeline.cluster.agent.host.processors.hardware`` tells."""
 
 
-def note(run_dir: Path, attempt: int, nodes: Sequence[Hardware]) -> None:
+def record(run_dir: Path, attempt: int, nodes: Sequence[Hardware]) -> None:
     """Record the hardware of an attempt's hosts. Raises OSError."""
     write_json(run_dir / run_folder.ATTEMPTS / str(attempt) / FILE, {"nodes": [dict(node) for node in nodes]})
 
@@ -68,7 +68,7 @@ def other_than_here(result: Mapping[str, Any], here: Hardware) -> str | None:
     return None
 
 
-def between(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """Describe how the hardware of two results differs, node by node; None: no known difference."""
     attempts, device = _attempts(old)
     now = [nodes for _, nodes in _attempts(new)[0]]
@@ -86,7 +86,7 @@ def described(hardware: Hardware, device: str, *, compared_with: Hardware | None
         models = [str(model) for model in known] if isinstance(known, list) else []
         return ", ".join(f"{models.count(model)}× {model}" for model in dict.fromkeys(models)) or "no NVIDIA GPU"
     flags = str(hardware.get("cpu_flags") or "").split()
-    widest = [name for name in _SHOWN if name in flags][-1:]
+    widest = [name for name in _WIDTHS if name in flags][-1:]
     shown = " ".join([*widest, *(name for name in _BESIDES if name in flags)])
     text = f"{hardware.get('cpu_model') or 'a processor'} ({hardware.get('cpu_id')}, {shown})"
     if compared_with is not None and text == described(compared_with, device):
