@@ -191,14 +191,14 @@ def _throughput(table_rows: Sequence[Row]) -> list[str]:
     lines = [
         "images/s over all ranks; the reference loop took turns with Paceline, block by block",
         f"{'hosts':>5}{'ranks':>6}{'threads':>8}{'median':>11}{'min':>11}{'max':>11}{'n':>4}{'scaling':>9}"
-        f"{'reference loop':>12}  {'ratio (min – max)':<20}{'TFLOP/s':>9}{'of peak':>9}",
+        f"{'reference loop':>16}  {'ratio (min – max)':<20}{'TFLOP/s':>9}{'of peak':>9}",
     ]
     for row in table_rows:
         ratio = f"{row.ratio:.3f} ({row.ratio_min:.3f} – {row.ratio_max:.3f})"
         share = "–" if row.peak_share is None else f"{row.peak_share:.1%}"
         lines.append(
             f"{row.nodes:>5}{row.ranks:>6}{row.threads:>8}{row.rate:>11,.1f}{row.rate_min:>11,.1f}{row.rate_max:>11,.1f}"
-            f"{row.n:>4}{row.scaling:>9.2f}{row.plain:>12,.1f}  {ratio:<20}{row.flop_per_s / 1e12:>9.3f}{share:>9}"
+            f"{row.n:>4}{row.scaling:>9.2f}{row.plain:>16,.1f}  {ratio:<20}{row.flop_per_s / 1e12:>9.3f}{share:>9}"
         )
     return lines
 
