@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = """
-import os, signal, sys, threading, time
+import os, signal, subprocess, sys, threading, time
 from pathlib import Path
 from trainers.contract.beats import Phase
 from trainers.distributed.heartbeat import HEARTBEAT
@@ -50,18 +50,23 @@ def spins():
 def stopped():
     up()
     os.kill(os.getpid(), signal.SIGSTOP)
+def worker_stopped():
+    worker = subprocess.Popen(["sleep", "600"])
+    worker.send_signal(signal.SIGSTOP)
+    up()
+    worker.wait()
 def waits():
     HEARTBEAT.wait()
     up()
     time.sleep(600)
 globals()[sys.argv[2]]()
 """
-KINDS = {"next_batch": "sleeps", "locked": "lock", "spins": "spins", "stopped": "stopped"}
+KINDS = {"next_batch": "sleeps", "locked": "lock", "spins": "spins", "stopped": "stopped", "worker_stopped": "stopped"}
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """Five ranks of one node; the last one waits for the others."""
+    """Six ranks of one node; the last one waits for the others."""
     state = tmp_path_factory.mktemp("state [of] a node")
     children = []
     for number, name in enumerate([*KINDS, "waits"]):
@@ -69,7 +74,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         folder.mkdir(parents=True)
         argv = [sys.executable, "-c", RANK, str(folder), name]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        children.append(subprocess.Popen(argv, stdout=subprocess.PIPE, env=env))
+        children.append(subprocess.Popen(argv, stdout=subprocess.PIPE, env=env, start_new_session=True))
     try:
         for child in children:
             assert child.stdout is not None
@@ -77,7 +82,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         yield {"state_dir": str(state), "first_rank": 8}
     finally:
         for child in children:
-            child.kill()
+            os.killpg(child.pid, signal.SIGKILL)
             child.communicate(timeout=HANG_S)
 
 
@@ -88,10 +93,15 @@ def seen(node: dict[str, Any]) -> NodeLook:
 
 def test_a_beat_tells_where_each_rank_stands(node: dict[str, Any]) -> None:
     beats = [beat for _, beat in read_beats(node)]
-    assert [beat.rank for beat in beats] == [8, 9, 10, 11, 12]
+    assert [beat.rank for beat in beats] == [8, 9, 10, 11, 12, 13]
     assert {beat.step for beat in beats} == {12}
-    assert [beat.phase for beat in beats] == [Phase.LOADING, *[Phase.COMPUTING] * 2, Phase.LOADING, Phase.WAITING]
-    assert [beat.collectives for beat in beats] == [0, 0, 0, 0, 1]
+    assert [beat.phase for beat in beats] == [
+        Phase.LOADING,
+        *[Phase.COMPUTING] * 2,
+        *[Phase.LOADING] * 2,
+        Phase.WAITING,
+    ]
+    assert [beat.collectives for beat in beats] == [0, 0, 0, 0, 0, 1]
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from trainers.contract.beats import (
 
 from ..node import RANK_OUTPUTS, read_text
 from ..wire import Json
-from .processes import LINUX, children_of, ip_address, open_files, stat_fields, tcp_table
+from .processes import LINUX, children_of, ip_address, open_files, process_state, stat_fields, tcp_table
 
 WINDOW_S = 1.5  # in which processor time is counted and stacks are written
 MOST_FRAMES = 12
@@ -74,16 +74,19 @@ def look(node: Json, peers: list[list[object]] | None) -> NodeLook:
 
 
 def _look_at_rank(folder: str, beat: RankBeat, before: tuple[str, float], size: int | None) -> RankLook:
-    state, cpu_s = _state_and_cpu_s(beat.pid)
+    pid = beat.pid
+    state, cpu_s = _state_and_cpu_s(pid)
+    if holder := _stopped_around(pid):  # the reason itself: it stands in the rank's place, to be named
+        state, beat = _STOPPED[0], beat._replace(pid=holder)
     stack = _innermost_frames(os.path.join(folder, STACKS), size) if size is not None else []
     return RankLook(
         beat=beat,
         host="",
         state=state,
         cpu=round(max(0.0, cpu_s - before[1]) / WINDOW_S, 2),
-        sleeps_in=read_text(f"/proc/{beat.pid}/wchan"),
+        sleeps_in=read_text(f"/proc/{pid}/wchan"),
         stack=tuple(stack),
-        sockets=tuple(_stuck_sockets(beat.pid)),
+        sockets=tuple(_stuck_sockets(pid)),
     )
 
 
@@ -93,6 +96,14 @@ def _state_and_cpu_s(pid: int) -> tuple[str, float]:
         fields = stat_fields(pid)
         return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return "", 0.0
+
+
+def _stopped_around(pid: int) -> int | None:
+    """Return a stopped process that holds the rank ``pid`` up: one of its children, or torchrun, its parent."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        around = [*_pids_of_tree(pid), int(stat_fields(pid)[1])]
+        return next((one for one in around if process_state(one) in _STOPPED), None)
+    return None
 
 
 def _request_stacks(folder: str, beat: RankBeat) -> int | None:
