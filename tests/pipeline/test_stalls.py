@@ -68,6 +68,12 @@ CASES = {
         [rank(0, state="T"), rank(1), rank(2, state="T")], 0, "stopped",
         "there; rank 2 on node2 (process 1002) is stopped, too; rank 1 on node1 waits for it"),
     "all stopped": ([rank(0, state="T"), rank(1, state="T")], 0, "stopped", "(process 1001) is stopped, too"),
+    "their torchrun stopped": (
+        [
+            look._replace(host="node0", beat=look.beat._replace(pid=9))
+            for look in (rank(0, state="T"), rank(1, state="T"))
+        ],
+        0, "stopped", "it would go on with 'kill -CONT 9' there; rank 1 on node0 waits for it"),
     "stopped beside a sleeper": ([rank(0, **SLEEPING), rank(1, state="T")], 1, "stopped", ""),
     "sleeps in the loader": ([rank(0), rank(1, **SLEEPING)], 1, "sleeps", "step 58 (loading data): it sleeps in the"),
     "rank 0 sleeps": ([rank(0, **SLEEPING), rank(1), rank(2)], 0, "sleeps", "rank 1 on node1 and rank 2 on node2 wait"),

@@ -340,7 +340,7 @@ def _describe_hang(culprit: RankLook, kind: str, looks: Sequence[RankLook], *, w
         "worker": "it waits for a worker process of its DataLoader, which sends nothing",
         "sleeps": f"it sleeps{' in the loading of data' if beat.phase == Phase.LOADING else ''} ({waits_for})",
     }[kind]
-    stopped = [look for look in looks if look is not culprit and _is_stopped(look)]
+    stopped = [look for look in looks if _is_stopped(look) and (look.host, look.beat.pid) != (host, beat.pid)]
     others = [look for look in looks if look is not culprit and look not in stopped]
     inside = f" in {waited_in}" if waited_in else ""
     also = "".join(
