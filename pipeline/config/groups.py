@@ -1,4 +1,4 @@
-"""Facts read from conf/ without Hydra, so that help and tab completion are quick.
+"""Facts read from conf/ without Hydra, so that help is quick.
 
 These are the groups, their options with a line about each, and the runs folder.
 """

@@ -68,12 +68,6 @@ def common_folder(checkout: Path) -> Path | None:
     return Path(output.removesuffix("\n")) if output else None
 
 
-def top_of(folder: Path) -> Path:
-    """Return the root of the checkout around ``folder``, or the folder itself outside of any repository."""
-    output = answer(folder, "rev-parse", "--show-toplevel")
-    return Path(output.removesuffix("\n")) if output else folder
-
-
 def refusal(folder: Path) -> str | None:
     """Explain why git refuses the repository around ``folder``, with the fix; None if it doesn't, or there is none.
 

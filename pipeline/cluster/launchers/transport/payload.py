@@ -61,16 +61,7 @@ def agent_argv(python: str | None) -> list[str]:
     return ["/bin/sh", "-c", _FIND_PYTHON, "sh", BOOTSTRAP, *candidates]
 
 
-@cache
-def packed_agent() -> bytes:
-    """Return the compressed agent: the loader's text, a zero byte, and the texts of its modules as JSON."""
-    texts = module_texts()
-    loader, modules = texts[f"{PACKAGE}.loader"].encode(), json.dumps(dict(texts)).encode()
-    return zlib.compress(b"%s\n\nrun(modules)\n\0%s" % (loader, modules), 9)
-
-
-@cache
-def module_texts() -> Mapping[str, str]:
+def module_texts() -> dict[str, str]:
     """Return full name on a host → text, for all modules that may travel there."""
     folders = {PACKAGE: Path(agent.__file__).parent, CONTRACT: Path(contract.__file__).parent}
     names = {
@@ -100,8 +91,13 @@ def message(request: dict[str, Any], token: str) -> bytes:
 
 @cache
 def opening() -> bytes:
-    """Return the part of a message before its request: the preamble, then the agent with its length in front."""
-    packed = packed_agent()
+    """Return the part of a message before its request: the preamble, then the compressed agent, its length in front.
+
+    The agent is the loader's text, a zero byte, and the texts of its modules as JSON.
+    """
+    texts = module_texts()
+    loader, modules = texts[f"{PACKAGE}.loader"].encode(), json.dumps(texts).encode()
+    packed = zlib.compress(b"%s\n\nrun(modules)\n\0%s" % (loader, modules), 9)
     return b"%s%d\n%s" % (_PREAMBLE, len(packed), packed)
 
 
