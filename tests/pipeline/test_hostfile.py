@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.cluster import _entries
+from pipeline.cluster.launchers.settings import HostConfig
+from pipeline.config.cluster import build_cluster
+from pipeline.config.compose import compose_config, resolve
 from pipeline.config.hostfile import parse_ssh
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Host, unfit_name
@@ -14,17 +16,12 @@ from pipeline.core.specs import Host, unfit_name
 
 def test_lines_comments_and_blank_lines() -> None:
     text = "# my lab\n\nnode0 slots=4\nme@node1:2222   slots=2  # the old one\n[fd00::7]:22\nfe@[fd00::8%eth0]\n"
-    assert parse_ssh(text, "hosts") == (
-        Host(name="node0", nproc_per_node=4),
-        Host(name="node1", user="me", port=2222, nproc_per_node=2),
-        Host(name="fd00::7", port=22),
-        Host(name="fd00::8%eth0", user="fe"),
-    )
-
-
-def test_lines_without_slots_take_the_default() -> None:
-    hosts = parse_ssh("a max_slots=4\r\nb\tslots=1\n", "hosts", default_slots=8)
-    assert [(host.name, host.nproc_per_node) for host in hosts] == [("a", 8), ("b", 1)]
+    assert parse_ssh(text, "hosts") == [
+        HostConfig(name="node0", nproc_per_node=4),
+        HostConfig(name="node1", user="me", port=2222, nproc_per_node=2),
+        HostConfig(name="fd00::7", port=22),
+        HostConfig(name="fd00::8%eth0", user="fe"),
+    ]
 
 
 def test_duplicate_names_both_lines() -> None:
@@ -38,7 +35,9 @@ def test_duplicate_names_both_lines() -> None:
         ("a:0", "hosts:1: port='0' must be a whole number from 1 to 65535"),
         ("a:65536", "hosts:1: port='65536' must be a whole number from 1 to 65535"),
         ("a:ssh", "hosts:1: port='ssh' must be"),
-        ("hosts: [node0, node1]", "hosts:1: port='' must be a whole number from 1 to 65535"),
+        ("a:", "hosts:1: 'a:' is YAML, and a hostfile has one host in each line"),
+        ("hosts: [node0, node1]", "hosts:1: 'hosts: [node0, node1]' is YAML, and a hostfile has one host in each line"),
+        ("  - node0", "hosts:1: '- node0' is YAML"),
         ("node0,node1", "hosts:1: 'node0,node1' is not a host name that ssh can be given: it holds ','; a line is"),
         ("a slots=0", "hosts:1: slots='0' must be a whole number from 1"),
         ("a slots=two", "hosts:1: slots='two' must be"),
@@ -68,10 +67,11 @@ def test_bad_lines_are_refused_with_file_line_and_value(line: str, message: str)
     assert caught.value.what.startswith(message)
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfnode0 slots=1\r\nnode1\r\n")
-    raw = {"launcher": "pssh", "hostfile": "hosts", "hosts": []}
-    assert [entry["name"] for entry in _entries(raw, tmp_path, 1)] == ["node0", "node1"]
+def test_marks_of_windows_are_no_part_of_names_and_lines_without_slots_take_the_clusters(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfnode0 max_slots=4\r\nnode1\tslots=1\r\n")
+    words = ("cluster=pssh", "cluster.hostfile=hosts", "cluster.nproc_per_node=8")
+    hosts = build_cluster(resolve(compose_config(words))["cluster"], root=tmp_path, local_gpus=0).hosts
+    assert [(host.name, host.nproc_per_node) for host in hosts] == [("node0", 8), ("node1", 1)]
 
 
 def test_a_name_in_the_configuration_holds_nothing_that_nobody_sees() -> None:
