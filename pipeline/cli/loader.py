@@ -31,7 +31,7 @@ from pipeline.cli.output import begin_answer, inked, note_usual, outlive_reader,
 from pipeline.cli.verbs import VERBS  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
-from pipeline.core.processes.heartbeat import waiting  # noqa: E402
+from pipeline.core.processes.wait_reports import waiting  # noqa: E402
 
 _YOUNG = 200_000
 """Objects made before Python looks for garbage. Its default of 700 is due twenty times in a no-op; with 20,000 a first

@@ -22,7 +22,7 @@ from pipeline.core.cache import remember_in
 from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT as ROOT
 from pipeline.core.processes import unexpected
-from pipeline.core.processes.heartbeat import waiting
+from pipeline.core.processes.wait_reports import waiting
 from pipeline.data import store, trees
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree

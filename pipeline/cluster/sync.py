@@ -14,7 +14,7 @@ from pipeline.cluster.launchers.transport.answers import Answer
 from pipeline.cluster.launchers.transport.host_errors import ssh_command
 from pipeline.cluster.launchers.transport.payload import SLOWEST_BYTES_PER_S, append
 from pipeline.core.errors import HostError, UsageError
-from pipeline.core.processes.heartbeat import Heartbeat
+from pipeline.core.processes.wait_reports import WaitReports
 from pipeline.core.specs import Cluster, Host, NodeFacts
 
 _INSTALL_TIMEOUT_S = 7200.0
@@ -33,32 +33,32 @@ def remote(cluster: Cluster) -> AgentLauncher:
     return launcher
 
 
-def send_pack(launcher: AgentLauncher, pack: PackSource, heartbeat: Heartbeat) -> list[NodeFacts]:
+def send_pack(launcher: AgentLauncher, pack: PackSource, reports: WaitReports) -> list[NodeFacts]:
     """Send the data pack to the hosts that lack it, and return the facts of all. Raises HostError."""
-    heartbeat.doing("asking the hosts")
+    reports.doing("asking the hosts")
     facts = launcher.probe(pack)
     if all(fact.pack_path for fact in facts):
         return facts
-    heartbeat.doing(launcher.starting)
+    reports.doing(launcher.starting)
     launcher.send_pack(pack, facts)
     return launcher.probe(pack)
 
 
-def ensure(launcher: AgentLauncher, lock: LockFile, heartbeat: Heartbeat) -> list[Environment]:
+def ensure(launcher: AgentLauncher, lock: LockFile, reports: WaitReports) -> list[Environment]:
     """Make the environments that are missing (completely or not at all), and return those of all hosts.
 
     Raises HostError: names the hosts that failed, the installer's last lines, and the command that repeats it.
     """
-    heartbeat.doing("looking for the environment")
+    reports.doing("looking for the environment")
     environments = launcher.environments(lock)
     lacking = [host for host, one in zip(launcher.cluster.hosts, environments, strict=True) if one.python is None]
     if not lacking:
         return environments
     wheelhouse = None
     if lock.wheelhouse is not None:
-        heartbeat.doing(launcher.starting)
+        reports.doing(launcher.starting)
         wheelhouse = _send_wheels(launcher, lock.wheelhouse, lacking)
-    _make(launcher, lock, wheelhouse, lacking, heartbeat)
+    _make(launcher, lock, wheelhouse, lacking, reports)
     return launcher.environments(lock)
 
 
@@ -78,7 +78,7 @@ def _send_wheels(launcher: AgentLauncher, folder: Path, hosts: Sequence[Host]) -
 
 
 def _make(
-    launcher: AgentLauncher, lock: LockFile, wheelhouse: str | None, hosts: Sequence[Host], heartbeat: Heartbeat
+    launcher: AgentLauncher, lock: LockFile, wheelhouse: str | None, hosts: Sequence[Host], reports: WaitReports
 ) -> None:
     """Let hosts make their environments. Raises HostError if one failed."""
     count = len(re.findall(r"^[A-Za-z0-9]", lock.text, re.MULTILINE))  # includes packages for other systems
@@ -95,7 +95,7 @@ def _make(
         repeat = str(answer.value["repeat"]).replace("'", "'\\''")
         return str(answer.reported_error), f"{ssh_command(host, launcher.cluster.ssh_config)} '{repeat}'"
 
-    heartbeat.doing(so_far)
+    reports.doing(so_far)
     request: dict[str, Any] = {"do": "make_environment", "workdir": launcher.workdir, "wheelhouse": wheelhouse}
     answers = launcher.ask({**request, "lock": lock.text, **lock.request}, hosts=hosts, timeout_s=_INSTALL_TIMEOUT_S)
     rows, hints = launcher.failures(answers, explained)

@@ -13,7 +13,7 @@ from typing import Literal
 from pipeline.core.errors import DataError
 from pipeline.core.files import FULL
 from pipeline.core.printable import takes_colours
-from pipeline.core.processes.heartbeat import Heartbeat
+from pipeline.core.processes.wait_reports import WaitReports
 
 OnProgress = Callable[[str, int, int | None], None]
 """Called with the current step ("downloading x.tar.gz"), bytes done, and total bytes (None: unknown)."""
@@ -50,8 +50,8 @@ def _lines() -> Iterator[OnProgress]:
         nonlocal state
         state = what + _amount(done, total)
 
-    with Heartbeat(lambda text: print(text, file=sys.stderr, flush=True)) as heartbeat:
-        heartbeat.doing(lambda: state)
+    with WaitReports(lambda text: print(text, file=sys.stderr, flush=True)) as reports:
+        reports.doing(lambda: state)
         yield report
 
 

@@ -16,7 +16,7 @@ from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec, PackSource
 from pipeline.core.errors import TrainingError, UsageError
 from pipeline.core.files import write_atomic, write_json
-from pipeline.core.processes.heartbeat import Heartbeat
+from pipeline.core.processes.wait_reports import WaitReports
 from pipeline.core.program import TORCHRUN
 from pipeline.core.specs import Cluster, LaunchPlan, Outputs
 from pipeline.core.tables import is_count
@@ -93,9 +93,9 @@ def run(
         pack=pack,
         outputs=Outputs(final=(*more, result), needed=(result,)),
     )
-    with Heartbeat(say) as heartbeat:
-        heartbeat.doing("asking the hosts")
-        run_attempt(spec, closing(Hosts(cluster)), _shown_by(heartbeat))
+    with WaitReports(say) as reports:
+        reports.doing("asking the hosts")
+        run_attempt(spec, closing(Hosts(cluster)), _shown_by(reports))
     try:
         value: dict[str, Any] = json.loads((folder / result).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -103,7 +103,7 @@ def run(
     return value
 
 
-def _shown_by(say: Heartbeat) -> Emit:
+def _shown_by(say: WaitReports) -> Emit:
     """Return the receiver of an attempt's events: rank 0's lines, remarks, and what is waited for."""
 
     def show(event: AttemptEvent) -> None:

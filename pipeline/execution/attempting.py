@@ -28,8 +28,8 @@ from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.core.errors import HostError, Killed, TrainingError, UsageError
 from pipeline.core.files import write_json
-from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.processes.signals import Stop
+from pipeline.core.processes.wait_reports import WaitReports
 from pipeline.core.specs import (
     SCRIPT_OUTPUTS,
     TRAINING_OUTPUTS,
@@ -90,7 +90,7 @@ class Work:
     lock: RunLock
     recorder: Recorder
     argv: Sequence[str]
-    say: Heartbeat
+    say: WaitReports
     services: RunServices
     started: float
     attached: tuple[LaunchPlan, Cluster] | None

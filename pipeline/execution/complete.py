@@ -16,8 +16,8 @@ from pipeline.config.build import RunConfig
 from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, TrainingError, UsageError, os_reason
 from pipeline.core.files import remove_leftovers, write_hint, write_json
 from pipeline.core.processes import process, threads
-from pipeline.core.processes.heartbeat import Heartbeat
 from pipeline.core.processes.signals import Interruptible
+from pipeline.core.processes.wait_reports import WaitReports
 from pipeline.core.specs import State
 from pipeline.core.tables import first_of
 from pipeline.data import store, weights
@@ -121,8 +121,8 @@ def train(
         PacelineError: the run folder can't be written, or the evaluation failed.
     """
     services = services or single_run_services()
-    with Heartbeat(say, on_wait=services.on_wait) as heartbeat, _folder_errors_explained(run):
-        return _train_locked(run, argv=argv, say=heartbeat, services=services, attach=attach)
+    with WaitReports(say, on_wait=services.on_wait) as reports, _folder_errors_explained(run):
+        return _train_locked(run, argv=argv, say=reports, services=services, attach=attach)
 
 
 @contextmanager
@@ -139,7 +139,7 @@ def _folder_errors_explained(run: Run) -> Iterator[None]:
         ) from error
 
 
-def _train_locked(run: Run, *, argv: Sequence[str], say: Heartbeat, services: RunServices, attach: bool) -> Result:
+def _train_locked(run: Run, *, argv: Sequence[str], say: WaitReports, services: RunServices, attach: bool) -> Result:
     """Hold the run's lock, and train unless another command finished the run meanwhile."""
     say.doing(f"waiting for the command that trains {run.key.short}")
     with locked(run.folder, say, services.stop) as lock:

@@ -28,8 +28,8 @@ from pipeline.core.locks import held
 from pipeline.core.places import ROOT
 from pipeline.core.printable import hydra_quoted
 from pipeline.core.processes import git, process
-from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.processes.signals import Interruptible
+from pipeline.core.processes.wait_reports import waiting
 from pipeline.data import store, weights
 from pipeline.keys import ABSENT, content_key
 from pipeline.keys.content_key import Difference, differences

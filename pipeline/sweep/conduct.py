@@ -28,8 +28,8 @@ from pipeline.core.errors import (
 from pipeline.core.files import write_hint
 from pipeline.core.printable import printable
 from pipeline.core.processes import threads
-from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.processes.signals import Interruptible, Stop
+from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.specs import UNDER_WAY, Cluster, State, Waiting
 from pipeline.execution import complete as training
 from pipeline.execution.attempting import RunServices

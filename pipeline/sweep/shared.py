@@ -25,8 +25,8 @@ from pipeline.cluster.hosts import Hosts
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_atomic
 from pipeline.core.processes import process, threads
-from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.processes.signals import Stop
+from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.specs import Cluster
 from pipeline.evaluation import stored_report
 from pipeline.execution.attempting import RunServices

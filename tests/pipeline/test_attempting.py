@@ -15,7 +15,7 @@ from pipeline.cluster.events import LogLine
 from pipeline.cluster.hosts import Hosts
 from pipeline.core.errors import DataError, HostError, TrainingError
 from pipeline.core.files import write_json
-from pipeline.core.processes.heartbeat import Heartbeat
+from pipeline.core.processes.wait_reports import WaitReports
 from pipeline.core.specs import Cluster, Host, LaunchSettings, State
 from pipeline.execution import attempting
 from pipeline.execution.attempting import formatted, note
@@ -89,7 +89,7 @@ def test_a_spare_also_takes_part_where_a_command_before_this_one_has_begun_the_r
     monkeypatch.setattr(attempting, "run_attempt", run_attempt)
     monkeypatch.setattr(attempting, "_subscriber", lambda *_, **__: None)
     monkeypatch.setattr(attempting, "_attempt_spec", lambda *_, **__: None)
-    work: Any = SimpleNamespace(services=SimpleNamespace(hosts=None, stop=None), say=Heartbeat(said.append))
+    work: Any = SimpleNamespace(services=SimpleNamespace(hosts=None, stop=None), say=WaitReports(said.append))
     restarts = Restarts(cluster, begun_before=has_begun)
     with nullcontext() if has_begun else pytest.raises(HostError, match="a is unreachable"):
         attempting._attempt(attempting.KeptHosts(), work, 2, restarts, notes=False, is_last=True)
@@ -126,7 +126,7 @@ def test_a_restart_waits_for_a_host_that_took_part_before(monkeypatch: pytest.Mo
     monkeypatch.setattr("time.sleep", pauses.append)
     monkeypatch.setattr(attempting, "_subscriber", lambda *_, **__: None)
     monkeypatch.setattr(attempting, "_attempt_spec", lambda *_, **__: None)
-    work: Any = SimpleNamespace(services=SimpleNamespace(hosts=None, stop=None), say=Heartbeat(said.append))
+    work: Any = SimpleNamespace(services=SimpleNamespace(hosts=None, stop=None), say=WaitReports(said.append))
     restarts = Restarts(cluster)
     restarts.after(TrainingError("a no longer answers", cause="host", gone=["a"]), step=1, now=0.0)
     with nullcontext() if limit_s else pytest.raises(HostError, match="a: Connection refused"):
@@ -164,7 +164,7 @@ def test_an_attached_attempt_that_fails_is_started_again_as_by_the_command_that_
     run: Any = SimpleNamespace(config=config, folder=folder)
     lock = SimpleNamespace(lost=lambda: False, check=lambda: None)
     services = SimpleNamespace(hosts=None, stop=None)
-    work: Any = SimpleNamespace(run=run, services=services, say=Heartbeat(said.append), lock=lock)
+    work: Any = SimpleNamespace(run=run, services=services, say=WaitReports(said.append), lock=lock)
     for number in (1, 2):  # the second one had only been planned
         note(run, State.PLANNED, number)
     with nullcontext() if most else pytest.raises(TrainingError) as caught:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import TrainingError
-from pipeline.core.processes.heartbeat import Heartbeat
+from pipeline.core.processes.wait_reports import WaitReports
 from pipeline.core.specs import State
 from pipeline.execution import complete
 from pipeline.execution.attempting import note
@@ -36,7 +36,7 @@ def test_a_failure_is_shown_while_a_slow_recorder_still_records_it(
     note(run, State.RUNNING, 1)
     recorder = SimpleNamespace(finish=lambda _: shown.wait(HANG_S) or pytest.fail("the recorder waits in vain"))
     work: Any = SimpleNamespace(
-        run=run, say=Heartbeat(say), recorder=recorder, lock=SimpleNamespace(lost=lambda: False)
+        run=run, say=WaitReports(say), recorder=recorder, lock=SimpleNamespace(lost=lambda: False)
     )
     complete._note_end(work, error)
     assert said == ["training failed on a\n  its traceback\n  try: less"]

@@ -24,7 +24,7 @@ from pipeline.comparing.listing import day
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError, os_reason
 from pipeline.core.files import remove_leftovers
-from pipeline.core.processes.heartbeat import Heartbeat, waiting
+from pipeline.core.processes.wait_reports import WaitReports, waiting
 from pipeline.core.specs import UNDER_WAY, State
 from pipeline.core.tables import aligned, counted, file_size, first_of
 from pipeline.runs import acceptance, index, lock
@@ -170,11 +170,11 @@ def clean(current: Session) -> None:
             remove(current)
             return
     rules = rules_of(options)
-    with Heartbeat(note) as heartbeat:
-        heartbeat.doing("removing what killed commands have left")
+    with WaitReports(note) as reports:
+        reports.doing("removing what killed commands have left")
         for path in remove_leftovers([runs_dir]):
             say(f"removed {path.name}, which a killed command has left")
-        heartbeat.doing("counting the files of the runs")
+        reports.doing("counting the files of the runs")
         items = _chosen(current, runs_dir, rules)
     going = [item for item in items if not item.stays]
     if going:
@@ -249,9 +249,9 @@ def _remove(items: Sequence[Item], runs_dir: Path, rules: Rules) -> None:
     """Remove the runs. Raises PacelineError: the system refuses it for a run."""
     needs = needed(runs_dir)  # one may have begun since they were shown
     gone: list[Item] = []
-    with Heartbeat(note) as heartbeat:
+    with WaitReports(note) as reports:
         for item in items:
-            heartbeat.doing(f"removing {item.row.key}; {len(gone)} of {len(items)} are gone")
+            reports.doing(f"removing {item.row.key}; {len(gone)} of {len(items)} are gone")
             try:
                 still_fits = partial(_objection, item, needs, rules)
                 why = lock.remove(item.folder, still_fits, checkpoints_alone=rules.checkpoints)

@@ -30,7 +30,7 @@ from pipeline.core import masking
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.files import expanded, replaceable_path, sha256_text, write_atomic, write_hint
 from pipeline.core.printable import takes_colours
-from pipeline.core.processes.heartbeat import waiting
+from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.redact import hide
 from pipeline.core.specs import State
 from pipeline.core.tables import counted, folded

@@ -15,7 +15,7 @@ from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.preflight import Report
 from pipeline.config.build import refuse_uneven
 from pipeline.core.errors import HostError, PacelineError, UsageError
-from pipeline.core.processes.heartbeat import waiting
+from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.specs import Cluster
 from pipeline.core.tables import counted
 from pipeline.diagnostics import benchmark as benchmarks

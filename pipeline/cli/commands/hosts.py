@@ -23,8 +23,8 @@ from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.preflight import occupation
 from pipeline.cluster.validation import usable_gpus
 from pipeline.core.errors import UsageError
-from pipeline.core.processes.heartbeat import Heartbeat, waiting
 from pipeline.core.processes.signals import Interruptible
+from pipeline.core.processes.wait_reports import WaitReports, waiting
 from pipeline.core.specs import LAST, UNDER_WAY, Cluster, NodeFacts
 from pipeline.core.tables import aligned, is_count
 from pipeline.data.trees import Tree
@@ -43,9 +43,9 @@ def sync(current: Session) -> None:
         if not (wants_pack or lock_file):
             raise UsageError("data=0 leaves nothing to bring", hint="cluster.environment_from=lock, or without data=0")
         pack = _pack(current) if wants_pack else None
-        with Heartbeat(note) as heartbeat:
-            made = syncing.ensure(launcher, lock_file, heartbeat) if lock_file is not None else []
-            facts = syncing.send_pack(launcher, pack, heartbeat) if pack is not None else []
+        with WaitReports(note) as reports:
+            made = syncing.ensure(launcher, lock_file, reports) if lock_file is not None else []
+            facts = syncing.send_pack(launcher, pack, reports) if pack is not None else []
     for one in made:
         say(f"{one.host}: environment {one.place}: ok, Python {one.python_version}")
     for fact in facts:

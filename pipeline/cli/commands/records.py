@@ -16,7 +16,7 @@ from pipeline.cli.session import ROOT, Session, relative
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.places import HOME
 from pipeline.core.processes import process
-from pipeline.core.processes.heartbeat import waiting
+from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.specs import LAST, UNDER_WAY
 from pipeline.core.tables import aligned, is_count
 from pipeline.data.manifest import MANIFEST

@@ -20,8 +20,8 @@ from pipeline.core.errors import PacelineError, UsageError, os_reason
 from pipeline.core.files import expanded, replaceable_path, system_temporary_prefix, write_hint, write_json
 from pipeline.core.printable import printable_lines
 from pipeline.core.processes import git
-from pipeline.core.processes.heartbeat import waiting
 from pipeline.core.processes.unexpected import is_of_output
+from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.tables import counted, file_size
 from pipeline.execution import complete
 from pipeline.execution.run import Run

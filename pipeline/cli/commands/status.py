@@ -25,7 +25,7 @@ from pipeline.comparing.reading import ComparedRun, command_line
 from pipeline.core import documents, locks
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.places import ROOT
-from pipeline.core.processes.heartbeat import waiting
+from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.redact import hide
 from pipeline.core.specs import LAST, UNDER_WAY, State
 from pipeline.core.tables import counted

@@ -19,7 +19,7 @@ from pipeline.config import compose
 from pipeline.core.errors import DECIDED, Killed, PacelineError, UsageError, os_reason
 from pipeline.core.files import remove_leftovers, write_hint
 from pipeline.core.locks import FileLock
-from pipeline.core.processes.heartbeat import Heartbeat
+from pipeline.core.processes.wait_reports import WaitReports
 from pipeline.core.specs import State
 from pipeline.core.tables import aligned, counted, is_count
 from pipeline.data import store
@@ -147,8 +147,8 @@ def alone(folder: SweepFolder) -> Iterator[None]:
     lock = FileLock(folder.lock)
     if not lock.take():
         note(f"another command is running sweep {folder.name}; waiting for it")
-        with Heartbeat(note) as heartbeat:
-            heartbeat.doing(f"waiting for the command that runs sweep {folder.name}")
+        with WaitReports(note) as reports:
+            reports.doing(f"waiting for the command that runs sweep {folder.name}")
             lock.wait()
     try:
         remove_leftovers([folder.path])

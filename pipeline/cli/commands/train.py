@@ -24,7 +24,7 @@ from pipeline.cluster.validation import usable_gpus
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError, os_reason
 from pipeline.core.processes import process
-from pipeline.core.processes.heartbeat import waiting
+from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.specs import Cluster
 from pipeline.core.tables import counted
 from pipeline.data import store

@@ -28,7 +28,7 @@ from urllib.parse import quote, urlencode
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import system_temporary_prefix
 from pipeline.core.processes import process
-from pipeline.core.processes.heartbeat import waiting
+from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.web_address import opener
 from pipeline.tracking.address import database_login, has_credentials, recorder_env, redact, shown, sqlite_path
 from pipeline.tracking.destinations import prepare_command

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from pipeline.core.processes import heartbeat as heartbeats
-from pipeline.core.processes.heartbeat import Heartbeat, waiting
+from pipeline.core.processes import wait_reports
+from pipeline.core.processes.wait_reports import WaitReports, waiting
 from tests.waiting import HANG_S
 
 
@@ -22,11 +22,11 @@ def test_a_long_silence_is_filled_ever_more_rarely_until_a_line_comes() -> None:
         if len(said) == 3:
             third.set()
 
-    with Heartbeat(hear, every_s=0.1) as heartbeat:
-        heartbeat.doing("running the script")
+    with WaitReports(hear, every_s=0.1) as reports:
+        reports.doing("running the script")
         assert third.wait(HANG_S)
-        heartbeat("step 50 loss 0.3")
-        assert heartbeat._pause_s == 0.1
+        reports("step 50 loss 0.3")
+        assert reports._pause_s == 0.1
     (first, _), (second, _), (last, _) = said[:3]
     assert second - first >= 0.19
     assert last - second >= 0.39
@@ -37,7 +37,7 @@ def test_quick_work_says_nothing_and_slow_work_what_it_is(monkeypatch: pytest.Mo
     with waiting(said.append, "packing the archive"):
         pass
     assert said == []
-    monkeypatch.setattr(heartbeats.Heartbeat.__init__, "__defaults__", (0.05,))
+    monkeypatch.setattr(wait_reports.WaitReports.__init__, "__defaults__", (0.05,))
     told = threading.Event()
 
     def hear(text: str) -> None:
