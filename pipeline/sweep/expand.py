@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import build, compose, program_section
-from pipeline.config.build import RunConfig, train_config
+from pipeline.config import build, compose
+from pipeline.config.build import RunConfig
 from pipeline.config.overrides.trials import Overrides, TrialComposer, jobs
-from pipeline.config.own_targets import check_targets
 from pipeline.config.schema import SweepConfig
-from pipeline.config.step_source import StepSource, refuse_idle_words, with_step, with_words
-from pipeline.config.values import refuse_non_finite, refuse_unprintable
-from pipeline.core import redact
+from pipeline.config.step_source import StepSource, refuse_idle_words
 from pipeline.core.errors import UsageError
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.core.specs import Cluster
@@ -28,7 +25,6 @@ from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.steps import source
 from pipeline.sweep.slots import host_overrides, raw_cluster, slots
 from pipeline.sweep.trial import Outcome, Trial
-from trainers.core import config as node
 
 
 class Grid:
@@ -56,7 +52,6 @@ class Grid:
 
 
 _NOT_OF_THE_RUN = ("sweep.", "search=", "search.", "notify.", "hydra.")
-_SHARED = ("cluster", "tracking", "paths", "sweep", "search", "notify")  # trials equal in these share one build
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,25 +146,20 @@ def _refuse_equal_trials(word: str) -> None:
 
 
 class TrialFactory:
-    """Creates the trials of one sweep from overrides; shared parts are read once.
-
-    Use within ``compose.hydra_ready()``.
-    """
+    """Creates the trials of one sweep from overrides. Use within ``compose.hydra_ready()``."""
 
     def __init__(self, *, root: Path, local_gpus: int) -> None:
         self._root, self._local_gpus = root, local_gpus
         self._composer = TrialComposer()
         self._sources = code_reader(root)
-        self._first: RunConfig | None = None
-        self._bases: dict[str, RunConfig] = {}  # by the sections ``_SHARED``
+        self._settings: SweepConfig | None = None  # those of the first trial
         self._slots: dict[str, tuple[Cluster, ...]] = {}  # by the cluster section
         self._packs: dict[str, Pack | None] = {}
-        self._parents: dict[str, RunConfig | None] = {}  # by init.run, cluster, paths and tracking
 
     @property
     def settings(self) -> SweepConfig:
-        assert self._first is not None, "a sweep has at least one trial"
-        return self._first.sweep
+        assert self._settings is not None, "a sweep has at least one trial"
+        return self._settings
 
     def slots(self) -> tuple[Cluster, ...]:
         """Return the parts of the cluster for concurrent trials; empty if the trials differ in their clusters."""
@@ -183,69 +173,57 @@ class TrialFactory:
         """Look up data packs again; call after one was fetched."""
         self._packs.clear()
 
-    def trial(self, number: int, chosen: Overrides, words: Overrides) -> Trial:
-        """Configure one trial from all its ``words``; ``chosen`` are those that set it apart. Raises UsageError."""
-        requested = program_section.with_ranks(self._composer.resolve(words), self._root)
-        resolved, step = with_step(requested, self._step_source)
-        refuse_idle_words(requested, step)
-        refuse_unprintable(resolved)
-        refuse_non_finite(resolved)
-        base = self._base_config(resolved, words)
-        part = self._slots_of(resolved, base)[0]
-        train = _parsed(resolved, chosen, self._root, part.python_path)
-        recorded, script = program_section.with_script(resolved, words, self._root, has_step=step is not None)
-        recorded = with_words(recorded, requested)
-        if script is None:
-            build.refuse_uneven(train.trainer, part)
-        secrets = redact.secret_values(recorded)
-        shown = build.stored_config(recorded, secrets)
-        section = raw_cluster(shown["cluster"], base.cluster, part)
-        stored = build.stored_overrides(words, resolved, secrets)
-        config = dataclasses.replace(
-            base,
-            train=train,
-            script=script,
-            cluster=part,
-            resolved={**shown, "cluster": section},
-            overrides=_without_sweep_words(stored, host_overrides(base.cluster, part)),
-            step=step,
-            secrets=secrets,
-            parent=self._parent(train, words),
+    def trial(self, number: int, chosen: Overrides, overrides: Overrides) -> Trial:
+        """Configure a trial for the hosts of the first slot.
+
+        Args:
+            number: counts from 0.
+            chosen: those of ``overrides`` that distinguish the trial.
+            overrides: all overrides of the trial.
+
+        Raises:
+            UsageError: an invalid override or value; from the second trial on, the text begins with ``chosen``.
+        """
+        try:
+            return self._trial(number, chosen, overrides)
+        except UsageError as error:
+            if number == 0:
+                raise
+            raise UsageError(f"trial {' '.join(chosen)}: {error.what}", hint=error.hint) from error
+
+    def _trial(self, number: int, chosen: Overrides, overrides: Overrides) -> Trial:
+        resolved = self._composer.resolve(overrides)
+        whole = build.build(
+            resolved, overrides, root=self._root, local_gpus=self._local_gpus, shares_batch=False, steps=self._step
         )
-        if self._first is None:
-            self._first = config
-        elif config.sweep != self._first.sweep:
+        refuse_idle_words(resolved, whole.step)
+        self._settings = self._settings or whole.sweep
+        if whole.sweep != self._settings:
             raise UsageError("sweep.… says how the whole sweep runs; it can't differ from trial to trial")
+        cluster = self._slots_of(resolved, whole)[0]
+        if whole.script is None:
+            build.refuse_uneven(whole.train.trainer, cluster)
+        section = raw_cluster(whole.resolved["cluster"], whole.cluster, cluster)
+        config = dataclasses.replace(
+            whole,
+            cluster=cluster,
+            resolved={**whole.resolved, "cluster": section},
+            overrides=_without_sweep_words(whole.overrides, host_overrides(whole.cluster, cluster)),
+        )
         pack = self._pack(config)
         run = prepare(config, self._root, pack, self._sources) if pack is not None else None
-        chosen = build.stored_overrides(chosen, resolved, secrets)
-        return Trial(number=number, chosen=chosen, overrides=config.overrides, config=config, run=run)
+        shown = build.stored_overrides(chosen, resolved, config.secrets)
+        return Trial(number=number, chosen=shown, overrides=config.overrides, config=config, run=run)
 
-    def _step_source(self, text: str, resolved: Mapping[str, Any]) -> StepSource:
+    def _step(self, text: str, resolved: Mapping[str, Any]) -> StepSource:
         return source.data_step(text, resolved, self._root)
 
-    def _base_config(self, resolved: Mapping[str, Any], words: Overrides) -> RunConfig:
-        """Return a configuration that is right in the sections ``_SHARED``; ``trial`` replaces the rest."""
-        shared = canonical_json([resolved.get(name) for name in _SHARED])
-        if shared not in self._bases:
-            self._bases[shared] = build.build(
-                dict(resolved), words, root=self._root, local_gpus=self._local_gpus, shares_batch=False
-            )
-        return self._bases[shared]
-
-    def _slots_of(self, resolved: Mapping[str, Any], base: RunConfig) -> tuple[Cluster, ...]:
+    def _slots_of(self, resolved: Mapping[str, Any], whole: RunConfig) -> tuple[Cluster, ...]:
         section = canonical_json(resolved["cluster"])
         if section not in self._slots:
-            gpus = _gpu_names(self._local_gpus) if base.cluster.device == "cuda" else []
-            self._slots[section] = slots(base.cluster, base.sweep, gpus)
+            gpus = _gpu_names(self._local_gpus) if whole.cluster.device == "cuda" else []
+            self._slots[section] = slots(whole.cluster, whole.sweep, gpus)
         return self._slots[section]
-
-    def _parent(self, train: node.TrainConfig, words: Overrides) -> RunConfig | None:
-        shared = [word for word in words if word.lstrip("+~").startswith(("cluster", "paths", "tracking"))]
-        wanted = canonical_json([train.init.run, shared])
-        if wanted not in self._parents:
-            self._parents[wanted] = build.parent_of(train, words, root=self._root, local_gpus=self._local_gpus)
-        return self._parents[wanted]
 
     def _pack(self, config: RunConfig) -> Pack | Tree | None:
         if config.step is not None and config.step.path is None:
@@ -258,21 +236,10 @@ class TrialFactory:
         return self._packs[wanted]
 
 
-def _parsed(resolved: Mapping[str, Any], chosen: Overrides, root: Path, python_path: Sequence[str]) -> node.TrainConfig:
-    try:
-        train = train_config(resolved)
-        check_targets(train, root, python_path)
-        return train
-    except UsageError as error:
-        where = f"trial {' '.join(chosen)}: " if chosen else ""
-        raise UsageError(f"{where}{error}") from error
-
-
-def _without_sweep_words(words: Overrides, hosts: Overrides) -> Overrides:
-    """Drop overrides that only control the sweep; ``hosts`` replaces overrides of the hosts."""
-    replaced = tuple(f"{word.partition('=')[0]}=" for word in hosts)
-    words = (*(word for word in words if not (replaced and word.startswith(replaced))), *hosts)
-    return tuple(word for word in words if not word.lstrip("+").startswith(_NOT_OF_THE_RUN))
+def _without_sweep_words(overrides: Overrides, host_words: Overrides) -> Overrides:
+    """Drop overrides that only control the sweep, and replace those of the fields that ``host_words`` set."""
+    dropped = (*_NOT_OF_THE_RUN, *(f"{word.partition('=')[0]}=" for word in host_words))
+    return (*(word for word in overrides if not word.lstrip("+").startswith(dropped)), *host_words)
 
 
 def _gpu_names(count: int) -> list[str]:
