@@ -54,7 +54,9 @@ def main() -> int:
         equal = [made(place / f"equal{number}") for number in range(1 + pairs)]
         train([job(folder, None) for folder in equal], place)
         reference = divergence.read(equal[0])
-        wrong = sum(divergence.first(reference, divergence.read(folder))[0] is not None for folder in equal[1:])
+        wrong = sum(
+            divergence.first_difference(reference, divergence.read(folder))[0] is not None for folder in equal[1:]
+        )
         planted: list[tuple[str, Any, Path, Any]] = []
         without = 0
         while len(planted) < plants:  # a change that rounding swallows in its own step leaves nothing to find
@@ -66,7 +68,7 @@ def main() -> int:
             folders = [made(place / f"run{len(planted) + without + number}") for number in range(len(drawn))]
             train([job(folder, plant) for folder, plant in zip(folders, drawn, strict=True)], place)
             for kind, plant, folder in zip(kinds, drawn, folders, strict=True):
-                parting, _ = divergence.first(reference, divergence.read(folder))
+                parting, _ = divergence.first_difference(reference, divergence.read(folder))
                 if parting is None:
                     without += 1
                 else:
@@ -100,7 +102,7 @@ def replays(place: Path, reference: Path, planted: list[tuple[str, Any, Path, An
         jobs.append(replayed(folder, work, plant, parting.equal + 1, parting.step))
     train(jobs, place)
     return [
-        divergence.origin(divergence.operators(place / f"replay-{parting.equal + 1}"), divergence.operators(work))
+        divergence.origin(divergence.recorded(place / f"replay-{parting.equal + 1}"), divergence.recorded(work))
         for (*_, parting), work in zip(planted, works, strict=True)
     ]
 

@@ -1,6 +1,6 @@
-"""Where two trainings part: the first step, rank and tensor that differ, and the first operator of a replay.
+"""Where two trainings part: the first step, rank and tensor that differ, and the first operator of two replays.
 
-The ranks of a replay run on this computer, with the run's own code, in a folder of their own: the run's isn't changed.
+A replay trains a few steps of a run again, on this computer and with the run's own code, in a folder of its own.
 """
 
 from __future__ import annotations
@@ -12,26 +12,33 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.core.errors import PacelineError
 from pipeline.core.processes import process
 from pipeline.runs.checkpoints import step_of
+from pipeline.runs.contents import nodes_of
 from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder, variables
 
 KINDS = ("inputs", "buffers", "gradients", "weights", "optimizer")
-"""In the order in which several differences of one step are reported: the earlier ones explain the later ones."""
+"""Kinds of tensors of a step, in the order in which their differences are reported: earlier ones explain later ones."""
 
-Digests = Mapping[int, Mapping[int, Mapping[tuple[str, str], int]]]
-"""Step → rank → (kind, name) → digest."""
+Tensor = tuple[str, str]
+"""A tensor of a step: its kind, and its name in the network."""
+Digests = Mapping[int, Mapping[int, Mapping[Tensor, int]]]
+"""Step → rank → tensor → digest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """The first digested step that differs: its ``ranks``, the ``kind`` that tells most, and the tensors' names.
+    """The first digested step that differs.
 
-    ``equal``: the last digested step before it, at which all is equal; 0 is the start.
+    Attributes:
+        equal: the last digested step before it, at which all tensors are equal; 0: there is none.
+        ranks: the fewest ranks on which a tensor differs, because a difference on few ranks spreads to all by averages.
+        kind: of the tensors that differ on these ranks, the first of KINDS.
+        names: of the tensors of this kind.
     """
 
     step: int
@@ -43,10 +50,12 @@ class Parting:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What differed first in a replay.
+    """The first difference of two replays.
 
-    ``operator``: torch's name, or what was changed between operators (weights, buffers, inputs, gradients). ``cause``:
-    data, randomness, arithmetic, communication, or state: changed by no operator of the step.
+    Attributes:
+        operator: torch's name of it; if tensors were changed between operators, their kind (one of KINDS).
+        module: that called the operator; the name of the changed tensor.
+        cause: data, randomness, arithmetic, communication, or state: changed by no operator of the step.
     """
 
     step: int
@@ -56,11 +65,25 @@ class Origin:
     cause: str
 
 
+class Recorded(NamedTuple):
+    """A line of a replay: an operator with its results, or the tensors of one ``kind`` (then ``operator`` is '').
+
+    ``digests`` are named for tensors of a ``kind``; the results of an operator have no names.
+    """
+
+    step: int
+    operator: str
+    module: str
+    cause: str
+    kind: str
+    digests: tuple[tuple[str, int], ...]
+
+
 def read(run_dir: Path) -> Digests:
-    """Return the digests of a run; of a step that was trained twice the later ones. Raises PacelineError: none."""
+    """Return the digests of a run; of a step that was trained twice, the later ones. Raises PacelineError: none."""
     path = run_dir / run_folder.DIGESTS
-    steps: dict[int, dict[int, dict[tuple[str, str], int]]] = {}
-    names: list[tuple[str, str]] = []
+    steps: dict[int, dict[int, dict[Tensor, int]]] = {}
+    tensors: list[Tensor] = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -72,9 +95,9 @@ def read(run_dir: Path) -> Digests:
         try:
             row = json.loads(line)
             if "names" in row:
-                names = [(str(kind), str(name)) for kind, name in row["names"]]
+                tensors = [(str(kind), str(name)) for kind, name in row["names"]]
             else:
-                steps.setdefault(row["step"], {})[row["rank"]] = dict(zip(names, row["digests"], strict=True))
+                steps.setdefault(row["step"], {})[row["rank"]] = dict(zip(tensors, row["digests"], strict=True))
         except (ValueError, KeyError, TypeError) as error:
             raise PacelineError(
                 f"{path} is damaged: {line[:60]!r} is no line of digests",
@@ -83,101 +106,120 @@ def read(run_dir: Path) -> Digests:
     return steps
 
 
-def first(one: Digests, other: Digests) -> tuple[Parting | None, tuple[int, ...]]:
-    """Return where the digests part, and the steps that were compared.
+def first_difference(first: Digests, second: Digests) -> tuple[Parting | None, tuple[int, ...]]:
+    """Return where the digests of two runs part (None: nowhere), and the steps that both have.
 
     Raises:
         PacelineError: no step is in both, or the ranks or the networks aren't the same.
     """
-    common = sorted(one.keys() & other.keys())
-    if not common:
+    common_steps = sorted(first.keys() & second.keys())
+    if not common_steps:
         raise PacelineError("no step of both has digests", hint="train both with the same trainer.digests=N")
-    before = 0
-    for step in common:
-        if one[step].keys() != other[step].keys():
-            counts = f"{len(one[step])} and {len(other[step])} ranks"
-            raise PacelineError(f"step {step} has digests of {counts}", hint="compare runs of as many ranks")
-        differing: dict[tuple[str, str], list[int]] = {}
-        for rank, digests in sorted(one[step].items()):
-            theirs = other[step][rank]
-            if digests.keys() != theirs.keys():
-                name = sorted(digests.keys() ^ theirs.keys())[0]
-                raise PacelineError(f"{' '.join(name)} is in one of the two networks only", hint="doit compare A B")
-            for key, value in digests.items():
-                if value != theirs[key]:
-                    differing.setdefault(key, []).append(rank)
-        if differing:
-            # what fewer ranks have came before it was averaged
-            fewest = min(map(len, differing.values()))
-            telling = {key: ranks for key, ranks in differing.items() if len(ranks) == fewest}
-            kind = next(kind for kind in KINDS if any(key[0] == kind for key in telling))
-            names = tuple(key[1] for key in telling if key[0] == kind)
-            ranks = {rank for key, of_key in telling.items() if key[0] == kind for rank in of_key}
-            parting = Parting(step=step, equal=before, ranks=tuple(sorted(ranks)), kind=kind, names=names)
-            return parting, tuple(common)
-        before = step
-    return None, tuple(common)
+    equal = 0
+    for step in common_steps:
+        if ranks_by_tensor := _differing_ranks(step, first[step], second[step]):
+            return _parting(step, equal, ranks_by_tensor), tuple(common_steps)
+        equal = step
+    return None, tuple(common_steps)
 
 
-def operators(folder: Path) -> list[list[dict[str, Any]]]:
+def _differing_ranks(
+    step: int, first: Mapping[int, Mapping[Tensor, int]], second: Mapping[int, Mapping[Tensor, int]]
+) -> dict[Tensor, list[int]]:
+    """Return tensor → the ranks on which it differs at a step; the arguments map ranks to digests."""
+    if first.keys() != second.keys():
+        counts = f"{len(first)} and {len(second)} ranks"
+        raise PacelineError(f"step {step} has digests of {counts}", hint="compare runs of as many ranks")
+    differing: dict[Tensor, list[int]] = {}
+    for rank, digests in sorted(first.items()):
+        if digests.keys() != second[rank].keys():
+            kind, name = min(digests.keys() ^ second[rank].keys())
+            raise PacelineError(f"{kind} {name} is in one of the two networks only", hint="doit compare A B")
+        for tensor, digest in digests.items():
+            if digest != second[rank][tensor]:
+                differing.setdefault(tensor, []).append(rank)
+    return differing
+
+
+def _parting(step: int, equal: int, ranks_by_tensor: Mapping[Tensor, Sequence[int]]) -> Parting:
+    fewest = min(map(len, ranks_by_tensor.values()))
+    earliest = {tensor: ranks for tensor, ranks in ranks_by_tensor.items() if len(ranks) == fewest}
+    kind = min((kind for kind, _ in earliest), key=KINDS.index)
+    ranks = {rank for tensor, of_tensor in earliest.items() if tensor[0] == kind for rank in of_tensor}
+    names = tuple(name for of_kind, name in earliest if of_kind == kind)
+    return Parting(step=step, equal=equal, ranks=tuple(sorted(ranks)), kind=kind, names=names)
+
+
+def recorded(folder: Path) -> list[list[Recorded]]:
     """Return for each rank the lines that a replay recorded. Raises PacelineError: it recorded none."""
-    found: list[list[dict[str, Any]]] = []
-    while (path := folder / run_folder.OPERATORS.format(rank=len(found))).exists():
-        found.append([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
-    if not found:
+    ranks: list[list[Recorded]] = []
+    while (path := folder / run_folder.OPERATORS.format(rank=len(ranks))).exists():
+        ranks.append([_line(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()])
+    if not ranks:
         raise PacelineError(f"the replay in {folder} recorded nothing")
-    return found
+    return ranks
 
 
-def origin(one: Sequence[list[dict[str, Any]]], other: Sequence[list[dict[str, Any]]]) -> Origin | None:
-    """Return what differed first, over all ranks; None: the replays are equal."""
-    at = [_first_line(mine, theirs) for mine, theirs in zip(one, other, strict=True)]
-    places = [place for place in at if place is not None]
-    if not places:
+def _line(raw: Mapping[str, Any]) -> Recorded:
+    """Parse what trainers/training/operators.py writes."""
+    digests = raw["digests"]
+    named = digests.items() if isinstance(digests, dict) else [("", digest) for digest in digests]
+    operator, module, cause, kind = (str(raw.get(name, "")) for name in ("operator", "module", "cause", "kind"))
+    return Recorded(raw["step"], operator, module, cause, kind, tuple(named))
+
+
+def origin(first: Sequence[Sequence[Recorded]], second: Sequence[Sequence[Recorded]]) -> Origin | None:
+    """Return the first difference of two replays over all ranks; None: they are equal.
+
+    Args:
+        first: the lines of each rank.
+        second: those of the other replay.
+    """
+    lines = [_first_differing_line(one, other) for one, other in zip(first, second, strict=True)]
+    differing = [line for line in lines if line is not None]
+    if not differing:
         return None
-    place = min(places)
-    ranks = tuple(rank for rank, found in enumerate(at) if found == place)
-    mine, theirs = one[ranks[0]], other[ranks[0]]
-    line = theirs[place] if place < len(theirs) else mine[place]
-    if "operator" in line:
-        cause = "data" if _is_loading(theirs, place) else str(line["cause"])
-        return Origin(
-            step=line["step"], ranks=ranks, operator=line["operator"], module=line["module"], cause=cause
-        )  # fmt: skip
-    before = mine[place].get("digests", {}) if place < len(mine) else {}
-    name = next((name for name, value in line["digests"].items() if before.get(name) != value), "")
-    causes = {"inputs": "data", "gradients": "communication" if len(one) > 1 else "state"}
+    at = min(differing)
+    ranks = tuple(rank for rank, line in enumerate(lines) if line == at)
+    one, other = first[ranks[0]], second[ranks[0]]
+    line = other[at] if at < len(other) else one[at]
+    if line.operator:
+        cause = "data" if _prepares_inputs(other, at) else line.cause
+        return Origin(step=line.step, ranks=ranks, operator=line.operator, module=line.module, cause=cause)
+    before = dict(one[at].digests) if at < len(one) else {}
+    name = next((name for name, digest in line.digests if before.get(name) != digest), "")
+    causes = {"inputs": "data", "gradients": "communication" if len(first) > 1 else "state"}
     return Origin(
-        step=line["step"], ranks=ranks, operator=line["kind"], module=name, cause=causes.get(line["kind"], "state")
+        step=line.step, ranks=ranks, operator=line.kind, module=name, cause=causes.get(line.kind, "state")
     )  # fmt: skip
 
 
-def _first_line(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> int | None:
-    for number, (mine, theirs) in enumerate(zip(one, other, strict=False)):
-        if mine != theirs:
+def _first_differing_line(first: Sequence[Recorded], second: Sequence[Recorded]) -> int | None:
+    for number, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
             return number
-    return None if len(one) == len(other) else min(len(one), len(other))
+    return None if len(first) == len(second) else min(len(first), len(second))
 
 
-def _is_loading(lines: Sequence[Mapping[str, Any]], place: int) -> bool:
-    """Whether the operator prepares the inputs: they are seen before any module computes."""
-    for line in lines[place:]:
-        if line.get("kind") == "inputs":
+def _prepares_inputs(lines: Sequence[Recorded], at: int) -> bool:
+    """Return True if the operator of line ``at`` prepares the inputs, which are seen before any module computes."""
+    for line in lines[at:]:
+        if line.kind == "inputs":
             return True
-        if line.get("module") or "kind" in line:
+        if line.module or line.kind:
             return False
     return False
 
 
 def parting_line(parting: Parting) -> str:
-    """Tell the first difference of the digests in a line."""
+    """Describe the first difference of the digests in a line."""
     more = f" and {len(parting.names) - 1} more" if len(parting.names) > 1 else ""
     since = f"equal at step {parting.equal}" if parting.equal else "no digested step before it"
     return f"step {parting.step} ({since}), {_ranks(parting.ranks)}: {parting.kind} ({parting.names[0]}{more})"
 
 
 def origin_line(origin: Origin | None) -> str:
-    """Tell the first difference of the replays in a line."""
+    """Describe the first difference of the replays in a line."""
     if origin is None:
         return (
             "equal: trained again, both come out alike, so the difference came from outside of the code, such as a "
@@ -205,7 +247,7 @@ _LIMIT_S = 3600.0
 
 
 def replay(folder: RunFolder, work: Path, *, first: int, last: int, ranks: int) -> Path:
-    """Train the steps up to ``last`` again in ``work``, and return it with the operators from step ``first`` on.
+    """Train steps up to ``last`` again in ``work``, recording operators from step ``first`` on; return ``work``.
 
     Raises:
         PacelineError: the replay failed; the text has the end of what the ranks printed.
@@ -232,11 +274,10 @@ def replay(folder: RunFolder, work: Path, *, first: int, last: int, ranks: int) 
 
 
 def _environment(folder: RunFolder) -> dict[str, str]:
-    """Return the variables of the run that decide arithmetic: its number of threads, and those that it was given."""
-    plan = folder.read_json(run_folder.PLAN) or {}
-    nodes = plan.get("nodes") or [{}]
-    given = {str(name): str(value) for name, value in (nodes[0].get("env") or {}).items()}
-    return {name: value for name, value in given.items() if not name.startswith("PACELINE_")}
+    """Return the environment of the run's first node without Paceline's own variables: threads, cluster.env."""
+    nodes = nodes_of(folder.read_json(run_folder.PLAN) or {})
+    planned = (nodes[0].get("env") or {}) if nodes else {}
+    return {str(name): str(value) for name, value in planned.items() if not str(name).startswith("PACELINE_")}
 
 
 def prepare(run_dir: Path, work: Path, *, first: int) -> None:
@@ -249,6 +290,6 @@ def prepare(run_dir: Path, work: Path, *, first: int) -> None:
             shutil.copy(run_dir / name, work)
     (work / run_folder.DATA).symlink_to((run_dir / run_folder.DATA).resolve())
     older = [path for path in (run_dir / run_folder.CHECKPOINTS).glob("step-*.pt") if step_of(path) < first]
-    if path := max(older, key=step_of, default=None):
-        for source in (path, path.with_suffix(".json")):
-            shutil.copy(source, work / run_folder.CHECKPOINTS)
+    if newest := max(older, key=step_of, default=None):
+        for path in (newest, newest.with_suffix(".json")):
+            shutil.copy(path, work / run_folder.CHECKPOINTS)

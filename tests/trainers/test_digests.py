@@ -33,7 +33,7 @@ def test_two_ranks_note_every_nth_step_and_equal_runs_are_equal(make_run: MakeRu
         call_on_ranks("tests.trainers.test_exactness:record_samples", run_dir)
     one, other = map(divergence.read, runs)
     assert {step: sorted(ranks) for step, ranks in one.items()} == {4: [0, 1], 8: [0, 1]}
-    assert divergence.first(one, other) == (None, (4, 8))
+    assert divergence.first_difference(one, other) == (None, (4, 8))
     kinds = {kind for kind, _ in one[4][0]}
     assert kinds == {"inputs", "gradients", "weights"}
     inputs = [one[4][rank]["inputs", "images"] for rank in (0, 1)]
@@ -41,7 +41,7 @@ def test_two_ranks_note_every_nth_step_and_equal_runs_are_equal(make_run: MakeRu
     assert inputs[0] != inputs[1]
     assert weights[0] == weights[1]
     changed = {**other, 8: {**other[8], 1: {**other[8][1], ("weights", "classifier.1.bias"): 7}}}
-    parting, _ = divergence.first(one, changed)
+    parting, _ = divergence.first_difference(one, changed)
     assert parting is not None
     assert divergence.parting_line(parting) == "step 8 (equal at step 4), rank 1: weights (classifier.1.bias)"
 
@@ -51,8 +51,8 @@ def test_runs_without_digests_or_of_other_ranks_are_refused(make_run: MakeRun) -
         divergence.read(make_run("none"))
     row = {("weights", "a"): 1}
     with pytest.raises(PacelineError, match="step 4 has digests of 1 and 2 ranks"):
-        divergence.first({4: {0: row}}, {4: {0: row, 1: row}})
+        divergence.first_difference({4: {0: row}}, {4: {0: row, 1: row}})
     with pytest.raises(PacelineError, match="no step of both has digests"):
-        divergence.first({4: {0: row}}, {5: {0: row}})
+        divergence.first_difference({4: {0: row}}, {5: {0: row}})
     with pytest.raises(PacelineError, match="weights a is in one of the two networks only"):
-        divergence.first({4: {0: row}}, {4: {0: {("weights", "b"): 1}}})
+        divergence.first_difference({4: {0: row}}, {4: {0: {("weights", "b"): 1}}})

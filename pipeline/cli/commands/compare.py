@@ -120,7 +120,7 @@ def diff(current: Session) -> None:
     """Find where two trainings part. Raises PacelineError: they differ, or can't be compared; UsageError: which?"""
     runs = _pair(current.config.runs_dir, current.invocation.paths)
     digests = [divergence.read(folder.path) for folder in runs]
-    parting, steps = divergence.first(digests[0], digests[1])
+    parting, steps = divergence.first_difference(digests[0], digests[1])
     origin, summary = None, f"{runs[0].key} and {relative(runs[1].path)}: {counted(len(steps), 'step')} compared"
     if parting is None:
         say(f"{summary}, up to step {steps[-1]}: all digests are equal")
@@ -166,7 +166,7 @@ def _replayed(current: Session, runs: Sequence[RunFolder], parting: Parting, ran
     for folder, name in zip(runs, ("first", "second"), strict=True):
         with waiting(note, f"training steps {parting.equal + 1} to {parting.step} of {folder.key} again"):
             work = divergence.replay(folder, place / name, first=parting.equal + 1, last=parting.step, ranks=ranks)
-        lines.append(divergence.operators(work))
+        lines.append(divergence.recorded(work))
     origin = divergence.origin(*lines)
     return divergence.origin_line(origin), origin
 
