@@ -1,27 +1,24 @@
-"""Why a killed run comes out otherwise, derived from what it left: names in its checkpoints, metrics by step, files."""
+"""Why a killed run comes out differently, derived from the names in its checkpoints, its metrics by step, its files."""
 
 from __future__ import annotations
 
-import json
-import pickletools
 import re
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import IO
 
 from pipeline.core.specs import State
+from pipeline.reproduction.checkpoint_contents import OPTIMIZER, RANDOM, SCHEDULE, numbers_in, tensors_in
 from pipeline.reproduction.compare import Verdict, is_time
+from pipeline.reproduction.kills import Kill
 from pipeline.runs import journal, metrics_file
 from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder
 
-_TIME = re.compile(
-    r"\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d(\.\d+)?)?|\b1[5-9]\d{8}(\.\d+)?\b"
-)  # a date, a time of day, unix time
+_TIME = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d(\.\d+)?)?|\b1[5-9]\d{8}(\.\d+)?\b")
+"""Matches a date, a time of day, and unix time."""
 _SETS_RANDOM = re.compile(r"set_rng_state|(?<![_\w])set_?state\(")
 _TRAINS = re.compile(r"^\s*(?:import|from)\s+(?:transformers|accelerate|lightning)\b", re.MULTILINE)
 _LOADS_OPTIMIZER = re.compile(r"(?i)\bopt\w*\.load_state_dict\(|load_state_dict\(.*opt")
@@ -30,7 +27,7 @@ _SCHEDULES = re.compile(r"lr_scheduler|LRScheduler|(?:Step|Lambda|Cycle|Annealin
 
 
 class Culprit(Enum):
-    """What makes a killed run come out otherwise: the finding, and the mend."""
+    """What makes a killed run come out differently. Each value is the finding, and how to mend it."""
 
     NO_CHECKPOINT = (
         "no checkpoint was found after a kill, and starting over gave other results",
@@ -87,12 +84,12 @@ class Culprit(Enum):
 STATES = frozenset(
     {Culprit.OPTIMIZER, Culprit.RANDOM, Culprit.OPTIMIZER_AND_RANDOM, Culprit.SCHEDULE, Culprit.NOT_SHOWN}
 )
-"""The culprits that are states: of several that a checkpoint lacks, only one can be named for sure."""
+"""Culprits that are a state which a checkpoint lacks. It may lack several, of which one is named for sure."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """What the code of a run does, by the names in it; a library that trains (transformers) does all by itself."""
+    """What the code of a run does, by the names in it. A library that trains (transformers) saves all states itself."""
 
     restores_random: bool = False
     loads_optimizer: bool = False
@@ -101,7 +98,7 @@ class Code:
 
     @classmethod
     def read(cls, folder: Path) -> Code:
-        """Read the sources below ``folder``."""
+        """Search all sources below ``folder``."""
         text = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in folder.rglob("*.py"))
         by_library = _TRAINS.search(text) is not None
         is_stateless = "SGD(" in text and not _KEEPS_STATE.search(text)
@@ -114,35 +111,22 @@ class Code:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kill:
-    """One kill, ``after_s`` seconds after its attempt began.
-
-    ``checkpoint`` (in the run folder) was the newest, and ``holds`` are the kinds of state that it names.
-    """
-
-    after_s: float
-    checkpoint: str | None
-    holds: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What a run and its repetition, which was killed, left.
+    """The differences between a run and its repetition, which was killed.
 
     Attributes:
-        kills: of the repetition.
-        resumed_at: the first step of each later attempt that logged one.
+        kills: those of the repetition.
+        resumed_at: the first step that each attempt after the first one logged, if it logged any.
         differs_at: the first step whose metrics differ.
         started_over: the last attempt began at the run's first step.
-        lacks_last: nothing differs but that metrics of the last step are missing.
-        only_totals: nothing differs but metrics that are logged once.
-        values_differ: a metric that both logged at a step has another value, later than in the first row after a
-            resume: there a mean over the steps since the last row (transformers' loss) is one of fewer steps.
-        tensors_differ: files that the script saved besides its results whose tensors differ.
+        lacks_last: the only difference is that metrics of the last step are missing.
+        only_totals: the only differences are in metrics that are logged once, at the end.
+        values_differ: a metric that both logged at a step has another value. The first row after a resume doesn't
+            count, because a mean since the last row (transformers' loss) is there over fewer steps.
+        tensors_differ: files that the script saved besides its results and whose tensors differ.
         files_alone: the metrics of all steps are equal, and files differ by times and paths alone.
         is_dense: the run logged metrics at every step.
-        ranks: of the run.
-        code: what the run's code does.
+        ranks: the number of ranks of the run.
     """
 
     kills: tuple[Kill, ...]
@@ -160,16 +144,15 @@ class Evidence:
 
     @property
     def reads_nothing(self) -> bool:
-        """True if it starts over and no value differs: with what a checkpoint holds, some would."""
+        """True if it starts over and no value differs: some would, had it read anything from a checkpoint."""
         return self.started_over and not self.values_differ
 
     @property
     def lacks(self) -> list[str]:
-        """The kinds of state that the code has, and a checkpoint at a kill lacked."""
-        wanted = {OPTIMIZER: self.code.has_optimizer_state, RANDOM: True, SCHEDULE: self.code.has_schedule}
+        """The kinds of state that the code has, and that the checkpoint at one of the kills lacked."""
+        exists = {OPTIMIZER: self.code.has_optimizer_state, RANDOM: True, SCHEDULE: self.code.has_schedule}
         saved = [kill.holds for kill in self.kills if kill.checkpoint is not None]
-        in_all = frozenset.intersection(*saved) if saved else frozenset[str]()
-        return [kind for kind, is_wanted in wanted.items() if is_wanted and kind not in in_all] if saved else []
+        return [kind for kind in exists if exists[kind] and not all(kind in holds for holds in saved)]
 
     @property
     def is_equal(self) -> bool:
@@ -178,14 +161,14 @@ class Evidence:
 
 
 def gather(folder: RunFolder, again: RunFolder, verdict: Verdict, kills: Sequence[Kill]) -> Evidence:
-    """Return the evidence in a run's folder and in that of its repetition ``again``."""
-    before, after = (_metrics_by_step(one.path, verdict.times) for one in (folder, again))
+    """Compare a run's folder with that of its repetition ``again``; ``verdict`` is the comparison of their results."""
+    before, after = (_metrics_by_step(run.path, verdict.times) for run in (folder, again))
     steps = sorted({*before, *after})
     differs_at = next((step for step in steps if repr(before.get(step)) != repr(after.get(step))), None)
     are_files = all(item.field.startswith(f"{run_folder.OUTPUTS}/") for item in verdict.outcome)
-    attempts = [{row.step for row in rows} for rows in rows_by_attempt(again.path)]
-    last = attempts[-1] if len(attempts) > 1 else set[int]()
-    resumed = tuple(min(steps) for steps in attempts[1:] if steps)
+    steps_by_attempt = [{row.step for row in rows} for rows in rows_by_attempt(again.path)]
+    last = steps_by_attempt[-1] if len(steps_by_attempt) > 1 else set[int]()
+    resumed = tuple(min(steps) for steps in steps_by_attempt[1:] if steps)
     result = again.read_result()
     return Evidence(
         kills=tuple(kills),
@@ -206,8 +189,8 @@ def gather(folder: RunFolder, again: RunFolder, verdict: Verdict, kills: Sequenc
 def culprit(evidence: Evidence) -> Culprit:
     """Return what made the results differ.
 
-    The loss of the first step after a resume depends on weights, order and random state; the optimizer's state shows
-    one step later. That is seen where every step is logged; elsewhere the names in the checkpoint decide.
+    The loss of the first step after a resume depends on weights, order of data and random state; the optimizer's state
+    shows one step later. Only a run that logs every step shows that; for others the names in the checkpoint decide.
     """
     code = evidence.code
     if evidence.files_alone and not evidence.tensors_differ:
@@ -225,9 +208,9 @@ def culprit(evidence: Evidence) -> Culprit:
     lacks, differs_at, is_dense = evidence.lacks, evidence.differs_at, evidence.is_dense
     steps_behind = {differs_at - step for step in evidence.resumed_at} if differs_at is not None else set[int]()
     if is_dense and 1 in steps_behind and 0 not in steps_behind:
-        # the first loss of rank 0 is right too where another rank has drawn other data
-        by_other_rank = evidence.ranks > 1 and OPTIMIZER not in lacks and code.loads_optimizer
-        return Culprit.RANDOM if by_other_rank else Culprit.OPTIMIZER
+        # a random state that another rank lacks shows only one step later in the loss of rank 0
+        may_be_other_rank = evidence.ranks > 1 and OPTIMIZER not in lacks and code.loads_optimizer
+        return Culprit.RANDOM if may_be_other_rank else Culprit.OPTIMIZER
     if OPTIMIZER in lacks and not (is_dense and 0 in steps_behind):
         return Culprit.OPTIMIZER_AND_RANDOM if RANDOM in lacks else Culprit.OPTIMIZER
     if differs_at is None and evidence.tensors_differ:
@@ -249,20 +232,20 @@ def _metrics_by_step(run_dir: Path, ignored: Sequence[str]) -> dict[int, dict[st
     return dict(sorted(steps.items()))
 
 
-def _differ(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    return any(repr(one[name]) != repr(other[name]) for name in one.keys() & other.keys())
+def _differ(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
+    return any(repr(first[name]) != repr(second[name]) for name in first.keys() & second.keys())
 
 
-def _lacks_last(one: Mapping[int, Mapping[str, float]], other: Mapping[int, Mapping[str, float]]) -> bool:
-    """Whether ``other`` has all of ``one`` but for metrics of the last step."""
-    if not one or not other or [*one] != [*other]:
+def _lacks_last(first: Mapping[int, Mapping[str, float]], second: Mapping[int, Mapping[str, float]]) -> bool:
+    """Return True if ``second`` equals ``first`` except that it lacks metrics of the last step."""
+    if not first or [*first] != [*second]:
         return False
-    *before, last = one
-    return all(one[step] == other[step] for step in before) and other[last].items() < one[last].items()
+    *steps, last = first
+    return all(first[step] == second[step] for step in steps) and second[last].items() < first[last].items()
 
 
 def _only_totals(steps: Mapping[int, Mapping[str, float]], verdict: Verdict) -> bool:
-    """Whether all that differs are metrics that were logged once, at the last step."""
+    """Return True if only metrics differ that were logged once, at the last step."""
     if not steps or not verdict.outcome:
         return False
     *before, last = steps.values()
@@ -270,7 +253,7 @@ def _only_totals(steps: Mapping[int, Mapping[str, float]], verdict: Verdict) -> 
 
 
 def rows_by_attempt(run_dir: Path) -> list[list[metrics_file.MetricsRow]]:
-    """Return the rows that each attempt logged; none for one that was begun anew."""
+    """Return the rows of each attempt; an attempt has none if a later one repeated all of its steps."""
     entries = journal.read(run_dir / run_folder.JOURNAL)
     begun = {entry.attempt: entry.time for entry in entries if entry.state is State.RUNNING}
     by_attempt: dict[int, list[metrics_file.MetricsRow]] = {number: [] for number in sorted(begun)}
@@ -283,18 +266,21 @@ def rows_by_attempt(run_dir: Path) -> list[list[metrics_file.MetricsRow]]:
 def _attempt_of(row: metrics_file.MetricsRow, begun: Mapping[int, float]) -> int | None:
     """Return the number of the attempt that logged a row.
 
-    A row may be recorded only when a later one has begun: with the id of the attempt that logged it (a CSV file), or
-    with the time at which it was printed. So the earlier of both counts.
+    A row has the id of its attempt (metrics of a CSV file) or the time at which it was printed. It may be recorded only
+    when a later attempt has begun, so the earlier of both counts.
+
+    Args:
+        begun: attempt → unix time of its begin.
     """
-    known = [number for number, time_s in begun.items() if time_s <= row.time_s]
+    candidates = [number for number, time_s in begun.items() if time_s <= row.time_s]
     with suppress(ValueError, IndexError):  # a row without an id
         by_id = journal.attempt_number(row.attempt)
-        known = [number for number in known if number <= by_id]
-    return max(known, default=None)
+        candidates = [number for number in candidates if number <= by_id]
+    return max(candidates, default=None)
 
 
 def first_steps(run_dir: Path) -> list[int | None]:
-    """Return the first step that each attempt logged; None where no row of it is left, as it was begun anew."""
+    """Return the first step that each attempt logged; None for an attempt without rows, see ``rows_by_attempt``."""
     return [min((row.step for row in rows), default=None) for rows in rows_by_attempt(run_dir)]
 
 
@@ -310,16 +296,16 @@ def resumed_at(run_dir: Path) -> tuple[int, ...]:
 
 # --------------------------------------------------------------------------------------------------- files
 def _differ_by_times(folder: RunFolder, again: RunFolder, verdict: Verdict) -> bool:
-    """Whether each differing file holds equal tensors, or equal text but for times and the run folder's path."""
+    """Return True if each differing file has equal tensors, or text that differs in times and the folder's path."""
     for item in verdict.outcome:
-        before, after = (_without_times(one.path, item.field) for one in (folder, again))
+        before, after = (_without_times(run.path, item.field) for run in (folder, again))
         if before is None or before != after:
             return False
     return True
 
 
 def _without_times(run_dir: Path, name: str) -> object:
-    """Return what a file holds besides times and paths; None where nothing can be said."""
+    """Return a file's tensors, or its text without times and paths; None for another kind of file."""
     if (tensors := tensors_in(run_dir / name)) is not None:
         return tensors
     try:
@@ -330,111 +316,6 @@ def _without_times(run_dir: Path, name: str) -> object:
 
 
 def _other_numbers(folder: RunFolder, again: RunFolder, name: str) -> bool:
-    """Whether both files are of ``torch.save`` and hold other tensors, random states aside."""
-    before, after = (numbers_in(one.path / name) for one in (folder, again))
+    """Return True if both files are of ``torch.save`` and their tensors differ, random states aside."""
+    before, after = (numbers_in(run.path / name) for run in (folder, again))
     return before is not None and after is not None and before != after
-
-
-# ------------------------------------------------------------------- what a checkpoint holds, by the names in it
-_LARGEST_PICKLE = 64 << 20  # bytes; that of a checkpoint with a million tensors
-_LARGEST_HEADER = 64 << 20
-_ZIP = b"PK\x03\x04"
-OPTIMIZER, RANDOM, SCHEDULE = "optimizer", "random", "schedule"
-_KINDS = {
-    SCHEDULE: re.compile(r"(?i)sched|^_?last_(?:epoch|lr)$|^_step_count$"),
-    OPTIMIZER: re.compile(r"(?i)optim|exp_avg|momentum|max_exp_avg_sq"),
-    # not random, train_size_random_mix and random_erase, arguments that a checkpoint holds as well
-    RANDOM: re.compile(
-        r"(?i)(?<![a-z])rng|rand(?:om)?_?states?(?![a-z])|(?:python|numpy|np|torch|cuda)[_.]?random$|generator|\bseed_state"
-    ),
-}
-
-
-def state_kinds(path: Path) -> frozenset[str]:
-    """Return which of ``optimizer``, ``random`` and ``schedule`` a checkpoint (a file, or a folder of files) names."""
-    names = [*_names(path)]
-    return frozenset(kind for kind, pattern in _KINDS.items() if any(map(pattern.search, names)))
-
-
-def tensors_in(path: Path) -> list[tuple[int, int]] | None:
-    """Return size and CRC-32 of each tensor's bytes in a file of ``torch.save``, in order; None for another file."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return [(one.file_size, one.CRC) for one in _tensor_files(archive)]
-    except (OSError, zipfile.BadZipFile):
-        return None
-
-
-def numbers_in(path: Path) -> list[tuple[int, int]] | None:
-    """Return the same as ``tensors_in`` without tensors of bytes, which hold random states; None for another file."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            (pickled,) = [one for one in archive.infolist() if one.filename.endswith("/data.pkl")]
-            if pickled.file_size > _LARGEST_PICKLE:
-                return None
-            with archive.open(pickled) as file:
-                bytes_alone = {key for key, kind in _storages(file).items() if kind == "torch ByteStorage"}
-            counted = (one for one in _tensor_files(archive) if one.filename.rpartition("/")[2] not in bytes_alone)
-            return [(one.file_size, one.CRC) for one in counted]
-    except (OSError, ValueError, zipfile.BadZipFile):
-        return None
-
-
-def _tensor_files(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    return [one for one in archive.infolist() if "/data/" in one.filename]
-
-
-def _storages(file: IO[bytes]) -> dict[str, str]:
-    """Return key → type (``torch FloatStorage``) of the storages in a pickle of ``torch.save``. Raises ValueError.
-
-    Each is a persistent id of the type, the key, and more (torch/serialization.py). Either may come from the memo.
-    """
-    memo, last, kind = dict[int, str](), "", ""
-    found = dict[str, str]()
-    for opcode, value, _ in pickletools.genops(file):
-        if opcode.name in ("BINPUT", "LONG_BINPUT"):
-            memo[int(value or 0)] = last
-            continue
-        if opcode.name in ("BINGET", "LONG_BINGET"):
-            last = memo.get(int(value or 0), "")
-        else:
-            last = value if isinstance(value, str) else ""
-        if kind and last:
-            found[last], kind = kind, ""
-        elif last.startswith("torch ") and last.endswith("Storage"):
-            kind = last
-    return found
-
-
-def _names(path: Path) -> Iterator[str]:
-    """Yield the texts in a checkpoint that may name a part of it."""
-    if path.is_dir():
-        for inside in sorted(path.rglob("*")):
-            yield inside.name
-            if inside.is_file():
-                yield from _names(inside)
-        return
-    try:
-        with path.open("rb") as file:
-            head = file.read(8)
-            file.seek(0)
-            if head.startswith(_ZIP):
-                with zipfile.ZipFile(path) as archive:
-                    for one in archive.infolist():
-                        if one.filename.endswith("data.pkl") and one.file_size <= _LARGEST_PICKLE:
-                            with archive.open(one) as inner:
-                                yield from _of_pickle(inner)
-            elif path.suffix == ".safetensors":
-                if (length := int.from_bytes(file.read(8), "little")) <= _LARGEST_HEADER:
-                    yield from json.loads(file.read(length))
-            elif head.startswith(b"\x80"):
-                yield from _of_pickle(file)
-    except (OSError, ValueError, zipfile.BadZipFile):  # torn, or in no form that is known
-        return
-
-
-def _of_pickle(file: IO[bytes]) -> Iterator[str]:
-    """Yield the texts of a pickle: read by its opcodes. Raises ValueError."""
-    for _, value, _ in pickletools.genops(file):
-        if isinstance(value, str):
-            yield value

@@ -17,19 +17,10 @@ import torch
 from pipeline.core.specs import State
 from pipeline.keys.content_key import Difference
 from pipeline.reproduction import culprits, proving
+from pipeline.reproduction.checkpoint_contents import OPTIMIZER, RANDOM, SCHEDULE, numbers_in, state_kinds, tensors_in
 from pipeline.reproduction.compare import Verdict, is_time
-from pipeline.reproduction.culprits import (
-    OPTIMIZER,
-    RANDOM,
-    SCHEDULE,
-    Code,
-    Culprit,
-    Evidence,
-    Kill,
-    numbers_in,
-    state_kinds,
-    tensors_in,
-)
+from pipeline.reproduction.culprits import Code, Culprit, Evidence
+from pipeline.reproduction.kills import Kill, draw_moments, saved_s
 from pipeline.reproduction.proving import Proof
 from pipeline.runs import journal
 from pipeline.runs.checkpoints import resume_offer
@@ -241,11 +232,11 @@ def test_kills_are_spread_over_the_time_that_the_run_trained_and_follow_from_the
         journal.append(folder.journal, journal.Entry(state=state, attempt=1, time=time))
     rows = [{"t": time, "step": 1, "epoch": None, "metrics": {"loss": 1.0}} for time in (110.0, 150.0)]
     (folder.path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    first_s, into_s = proving.moments(folder, 4, 7)
-    assert (first_s, into_s) == proving.moments(folder, 4, 7) != proving.moments(folder, 4, 8)
-    assert first_s == 10.0
-    assert into_s == sorted(into_s)
-    assert 4.0 <= into_s[0] < into_s[-1] <= 38.0
+    drawn = draw_moments(folder, 4, 7)
+    assert drawn == draw_moments(folder, 4, 7) != draw_moments(folder, 4, 8)
+    assert drawn.first_row_s == 10.0
+    assert [*drawn.into_s] == sorted(drawn.into_s)
+    assert 4.0 <= drawn.into_s[0] < drawn.into_s[-1] <= 38.0
 
 
 def test_rows_that_are_recorded_late_count_for_the_attempt_that_logged_them(tmp_path: Path) -> None:
@@ -264,11 +255,11 @@ def test_rows_that_are_recorded_late_count_for_the_attempt_that_logged_them(tmp_
 
 def test_an_attempt_goes_on_from_its_checkpoint_and_begins_anew_without_one(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
-    assert proving._saved_s(tmp_path, 100.0) == 0.0
+    assert saved_s(tmp_path, 100.0) == 0.0
     (tmp_path / "checkpoints/step-00000004.pt").write_bytes(b"x")
     os.utime(tmp_path / "checkpoints/step-00000004.pt", (112.0, 112.0))
-    assert proving._saved_s(tmp_path, 100.0) == 12.0
-    assert proving._saved_s(tmp_path, 130.0) == 0.0, "an earlier attempt saved it"
+    assert saved_s(tmp_path, 100.0) == 12.0
+    assert saved_s(tmp_path, 130.0) == 0.0, "an earlier attempt saved it"
 
 
 def test_a_script_whose_checkpoint_no_argument_names_is_offered_its_own_option(tmp_path: Path) -> None:

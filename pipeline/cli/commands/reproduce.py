@@ -299,10 +299,7 @@ def prove(current: Session, *, once: bool = False) -> None:
         raise UsageError(f"run {folder.key} isn't finished", hint=f"doit status {folder.key}")
 
     def proven(kills: int) -> Proof:
-        return proving.prove(
-            folder, root=ROOT, work=work, data_dir=config.data_dir, overrides=(), keep=False, say=note,
-            kills=kills, seed=seed,
-        )  # fmt: skip
+        return proving.prove(folder, root=ROOT, work=work, data_dir=config.data_dir, kills=kills, seed=seed, say=note)
 
     if result.fields.get("proven") is False:
         note(f"run {folder.key} was never repeated: first undisturbed")
