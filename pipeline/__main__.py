@@ -30,8 +30,8 @@ from omegaconf import DictConfig  # noqa: E402
 
 from pipeline.cli import clone  # noqa: E402
 from pipeline.cli.commands import sweep, train  # noqa: E402
-from pipeline.cli.invocation import Invocation, typed_runs_dir  # noqa: E402
-from pipeline.cli.loader import for_verb, leave  # noqa: E402
+from pipeline.cli.invocation import Invocation  # noqa: E402
+from pipeline.cli.loader import for_verb, leave, runs_dir_before_composing  # noqa: E402
 from pipeline.cli.output import outlive_reader  # noqa: E402
 from pipeline.cli.session import Session  # noqa: E402
 from pipeline.config.compose import CONF_DIRS, CONFIG_NAME, HYDRA_VERSION_BASE, compose_config  # noqa: E402
@@ -104,7 +104,7 @@ def checked_words() -> tuple[str, ...]:
 if __name__ == "__main__":
     masking.begin()
     logging.raiseExceptions = False  # a page of Hydra's --info for each line that `| head` doesn't take
-    unexpected.keep_in(places.ROOT / typed_runs_dir(sys.argv))
+    unexpected.keep_in(runs_dir_before_composing())
     sys.argv[1:], by_variable = by_environment(sys.argv[1:])  # Hydra writes words and values to multirun.yaml
     os.environ.update(by_variable)
     refuse_another_clone()

@@ -14,8 +14,8 @@ from doit.exceptions import InvalidCommand, TaskError, TaskFailed
 from doit.plugin import PluginEntry
 
 from pipeline.cli import invocation
-from pipeline.cli.invocation import QUIET, as_typed, command, verbosity
-from pipeline.cli.output import inked
+from pipeline.cli.invocation import QUIET, verbosity
+from pipeline.cli.output import as_typed, command, inked
 from pipeline.cli.verbs import VERBS
 from pipeline.core.errors import suggestion
 from pipeline.core.printable import printable_lines

@@ -49,7 +49,7 @@ def requested(argv: Sequence[str]) -> str | None:
         return _page(words[1:])
     if any(word in _FLAGS for word in argv):
         return _page([word for word in words if word in VERBS or word in COMMANDS])
-    if words[1:] == ["help"] and words[0] in VERBS and not VERBS[words[0]].bare:  # there it may be a name
+    if words[1:] == ["help"] and words[0] in VERBS and not VERBS[words[0]].arguments:  # there it may be a name
         return verb_page(words[0])
     if words[:1] == ["info"] and words[1:2] and words[1] in VERBS:
         return verb_page(words[1])

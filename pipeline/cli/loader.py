@@ -12,6 +12,7 @@ import re  # noqa: E402
 import sys  # noqa: E402
 import traceback  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
+from contextlib import suppress  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any, NoReturn  # noqa: E402
 
@@ -25,10 +26,12 @@ from doit.cmd_run import Run  # noqa: E402
 from doit.exceptions import InvalidCommand  # noqa: E402
 from doit.task import Task  # noqa: E402
 
-from pipeline.cli import clone, flags, invocation  # noqa: E402
-from pipeline.cli.invocation import as_typed, without_verbosity  # noqa: E402
-from pipeline.cli.output import begin_answer, inked, note_usual, outlive_reader, refuse  # noqa: E402
+from pipeline.cli import clone, invocation  # noqa: E402
+from pipeline.cli.invocation import without_verbosity  # noqa: E402
+from pipeline.cli.output import as_typed, begin_answer, inked, note, outlive_reader, refuse  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
+from pipeline.cli.words import flags  # noqa: E402
+from pipeline.config import groups  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
 from pipeline.core.processes.wait_reports import waiting  # noqa: E402
@@ -53,7 +56,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         begin_answer()
         gc.set_threshold(_YOUNG)
         atexit.register(gc.freeze)  # or the interpreter's end goes through all objects of the process, several times
-        unexpected.keep_in(places.ROOT / invocation.typed_runs_dir(sys.argv))
+        unexpected.keep_in(runs_dir_before_composing())
         doit_cmd.traceback = _OneLine
         try:
             clone.refuse_outside()
@@ -88,9 +91,9 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
 
         ``pos_args`` is doit's own list of task names: bare ``~key`` words and paths are removed from it.
         """
-        verb, paths = self._invocation.verb, self._invocation.paths
+        verb, arguments = self._invocation.verb, self._invocation.arguments
         _, words = without_verbosity(pos_args)
-        pos_args[:] = [verb] if verb and paths else [word for word in words if not invocation.is_override(word)]
+        pos_args[:] = [verb] if verb and arguments else [word for word in words if not invocation.is_override(word)]
         tasks = super().load_tasks(cmd, pos_args)
         if cmd.name in ("info", "strace"):  # the two of doit's commands that don't look
             check_tasks_exist({task.name: task for task in tasks}, pos_args)
@@ -109,8 +112,8 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
 
     def _begin(self) -> None:
         """Refuse a bad override now, with exit code 3, and not in the middle of a task; take signals and --budget."""
-        verb, options = self._invocation.verb, self._invocation.options
-        if verb is not None and VERBS[verb].goes_on:
+        verb = self._invocation.verb
+        if verb is not None and VERBS[verb].outlives_reader:
             masking.outlive(outlive_reader)
         try:
             if verb is not None and VERBS[verb].overrides:
@@ -118,11 +121,19 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
 
                 session().refuse_wrong_words()
             signals.begin()
-            seconds = invocation.budget_s(options)
-            if seconds is not None and not invocation.is_on(options, "detach"):  # else the detached command's
-                signals.limit(seconds, options["budget"])
+            budget_s = self._invocation.budget_s
+            if budget_s is not None and not self._invocation.is_on("detach"):  # else the detached command's
+                signals.limit(budget_s, self._invocation.options["budget"])
         except PacelineError as error:
             leave(for_verb(error, verb or ""))
+
+
+def runs_dir_before_composing() -> Path:
+    """Return the folder of runs as far as the words and conf/ show it without Hydra."""
+    with suppress(OSError, RuntimeError):  # defaults that can't be read are refused later
+        if (runs_dir := groups.runs_dir(places.ROOT, sys.argv[1:])) is not None:
+            return runs_dir
+    return places.ROOT / "runs"
 
 
 def _start_with_overrides() -> None:
@@ -131,11 +142,11 @@ def _start_with_overrides() -> None:
     if "torchrun" in words or "run" in words:
         from pipeline.config.overrides import torchrun_line  # the settings of scripts: for such a line alone
 
-        with waiting(note_usual, "reading torchrun's options, for which torch is imported"):
+        with waiting(note, "reading torchrun's options, for which torch is imported"):
             words, notes = torchrun_line.translated(words, clone.typed_in(), places.ROOT, VERBS)
     if words != sys.argv[1:]:
-        for note in notes:
-            note_usual(note)
+        for line in notes:
+            note(line)
         sys.argv[1:] = words
         raise Left(doit_cmd.DoitMain().run(words))
 
@@ -150,7 +161,7 @@ def refuse_unknown(tasks: list[Task], words: list[str], verb: str | None, argv: 
         of_late_task = ":" in word and (verb is None or word.partition(":")[0] in names - VERBS.keys())
         if word in names or "*" in word or of_late_task or _is_target(tasks, word):
             continue
-        from pipeline.cli import wrong_words  # the groups of conf/: for this error alone
+        from pipeline.cli.words import wrong_words  # the groups of conf/: for this error alone
 
         if meant := wrong_words.meant(word, argv or words, verb):
             raise invalid(f"{word!r}: {meant}" if meant == wrong_words.NO_RUN else f"{word!r} is no command; {meant}")

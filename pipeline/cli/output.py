@@ -2,7 +2,7 @@
 
 The answer is one object, ``{"schema": "paceline.VERB/1", "ok": true, "data": …, "error": null}``; after an error ``ok``
 is false and ``error`` holds ``code``, ``message`` and ``hint``. Verbs that train also print a line for each event while
-they work, ``{"schema": "paceline.event/1", "event": "metrics", …}``. docs/json.md describes the data.
+they work, ``{"schema": _EVENT_SCHEMA, "event": "metrics", …}``. docs/json.md describes the data.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
-from pipeline.cli.invocation import QUIET, as_typed, is_wanted, verbosity
+from pipeline.cli.invocation import QUIET, verbosity
 from pipeline.cli.verbs import VERBS
 from pipeline.cluster.events import MetricsLine
 from pipeline.core import masking
@@ -27,10 +27,10 @@ from pipeline.core.printable import printable_lines, program_lines, takes_colour
 from pipeline.core.processes import unexpected
 from pipeline.core.tables import ENDLESS, folded
 
-_UNREAD = "nobody reads this command's output any more"
-_GOES_ON = "doit status shows how it stands"
-
-
+TYPED = "PACELINE_TYPED"
+"""The variable in which `paceline` leaves its name."""
+_OF_A_PROGRAM = re.compile(r"(?:trial +\d+ \| )?(?:[^\s|]+ |  )\| ")  # a line of a rank, a step or a log
+_WARNING_OR_ERROR = re.compile(r"\b(?:warning|error): ", re.IGNORECASE)
 STATE_INKS = {  # state → its colour in terminals (SGR parameter of ECMA-48)
     **dict.fromkeys(("FINISHED", "ACCEPTED", "REPRODUCED"), "32"),
     **dict.fromkeys(("FAILED", "ALTERED"), "31"),
@@ -45,6 +45,33 @@ _INKS = {
 }
 
 
+# ---------------------------------------------------------------------------------------------- text
+def command() -> str:
+    """Return the command that was typed before the verb: ``paceline``, or ``doit``, which does the same.
+
+    Commands started by this one (Hydra's application, the training of `doit reproduce`) use the same name.
+    """
+    return os.environ.get(TYPED, "doit")
+
+
+def as_typed(text: str) -> str:
+    """Rename commands in Paceline's own text as the user types them: in subfolders a plain doit finds no project.
+
+    Names of doit itself stay (``doit's own options``), and so do lines of ranks and steps.
+    """
+    if command() == "doit":
+        return text
+    verbs = "|".join([*VERBS, "VERB", "help", "list", "run", "tabcompletion", r"-\w"])
+    ours = re.compile(rf"\bdoit (?=(?:{verbs})\b)")
+    lines = text.split("\n")
+    return "\n".join(line if _OF_A_PROGRAM.match(line) else ours.sub(f"{command()} ", line) for line in lines)
+
+
+def is_warning(text: str) -> bool:
+    """Whether a line holds a warning or an error, which is shown with -v 0 too."""
+    return _WARNING_OR_ERROR.search(text) is not None
+
+
 def inked(text: str, stream: TextIO) -> str:
     """Colour the first word if it is a state and the terminal shows colours."""
     if not takes_colours(stream, os.environ):
@@ -55,16 +82,24 @@ def inked(text: str, stream: TextIO) -> str:
     return f"\x1b[{_INKS[word]}m{word.rstrip()}\x1b[0m{text[len(word.rstrip()) :]}"
 
 
-def say(text: str, *, painted: bool = False) -> None:
-    """Print lines on stdout at once; foreign text can't move the cursor.
+def say(text: str, *, folds: bool = False, is_detail: bool = False, painted: bool = False) -> None:
+    """Print lines of the result on stdout at once; foreign text can't move the cursor.
 
-    If the answer is JSON they go to stderr, and into the answer if it has no other data. ``painted``: the text has
-    Paceline's own colours.
+    If the answer is JSON they go to stderr, and into the answer if it has no other data.
+
+    Args:
+        folds: fold the lines between words at the terminal's width.
+        is_detail: leave it out with -v 0.
+        painted: the text has Paceline's own colours.
     """
+    if is_detail and verbosity() == QUIET:
+        return
     text = as_typed(text)
+    if folds:
+        text = folded(text, width())
     if wants_json():
         _lines.extend(text.splitlines())
-        note(text)
+        _print_on_stderr(text)
         return
     print(text if painted or not sys.stdout.isatty() else inked(printable_lines(text), sys.stdout), flush=True)
 
@@ -79,26 +114,13 @@ def say_log(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print progress and warnings on stderr, so that stdout holds the result alone."""
-    text = as_typed(text)
+    """Print progress and warnings on stderr, so that stdout holds the result alone; with -v 0 only warnings."""
+    if verbosity() != QUIET or is_warning(text):
+        _print_on_stderr(as_typed(text))
+
+
+def _print_on_stderr(text: str) -> None:
     print(inked(printable_lines(text), sys.stderr) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
-
-
-def say_usual(text: str) -> None:
-    """Print a line of the result, except with -v 0."""
-    if verbosity() != QUIET or is_wanted(text):
-        say(text)
-
-
-def note_usual(text: str) -> None:
-    """Print progress, except with -v 0."""
-    if verbosity() != QUIET or is_wanted(text):
-        note(text)
-
-
-def say_folded(text: str) -> None:
-    """Print lines for users, folded between words at the terminal's width."""
-    say(folded(as_typed(text), width()))  # a longer name may need a fold
 
 
 def width() -> int:
@@ -111,14 +133,15 @@ def outlive_reader(error: BaseException) -> bool:
     if not unexpected.is_of_output(error):
         return False
     masking.silence(1)
-    why = unexpected.error_message(error) if isinstance(error, masking.OutputError) else _UNREAD
+    nobody_reads = "nobody reads this command's output any more"
+    why = unexpected.error_message(error) if isinstance(error, masking.OutputError) else nobody_reads
     with suppress(OSError):
-        print(as_typed(f"{why}; {_GOES_ON}"), file=sys.stderr, flush=True)
+        print(as_typed(f"{why}; doit status shows how it stands"), file=sys.stderr, flush=True)
     return True
 
 
 # ---------------------------------------------------------------------------------------------- JSON
-_ON = re.compile(r"(?:[a-z]+\.)?json=(?:1|true|yes)|--json(?:=(?:1|true|yes))?", re.IGNORECASE)
+_ASKS_FOR_JSON = re.compile(r"(?:[a-z]+\.)?json=(?:1|true|yes)|--json(?:=(?:1|true|yes))?", re.IGNORECASE)
 _CODES: Sequence[tuple[type[Exception], str]] = (
     (UsageError, "usage"),
     (DataError, "data"),
@@ -128,8 +151,24 @@ _CODES: Sequence[tuple[type[Exception], str]] = (
     (Pruned, "pruned"),
     (PacelineError, "failed"),
 )
-_answered: list[str] = []
-_lines: list[str] = []  # what the command has said so far: the data of a verb that has no other
+_EVENT_SCHEMA = "paceline.event/1"
+_answered: list[str] = []  # the verb that was answered
+_lines: list[str] = []  # the printed lines: the answer's data of a verb that has no other
+
+
+class Failure(NamedTuple):
+    """The error of an answer: a word for programs, the text for users, and the next command, if any."""
+
+    code: str
+    message: str
+    hint: str | None
+
+    @classmethod
+    def of(cls, error: PacelineError) -> Failure:
+        code = next(code for kind, code in _CODES if isinstance(error, kind))
+        if isinstance(error, TrainingError):
+            code = f"training.{error.cause}"
+        return cls(code, as_typed(error.what), error.hint and as_typed(error.hint))
 
 
 def begin_answer() -> None:
@@ -140,36 +179,47 @@ def begin_answer() -> None:
 
 def wants_json() -> bool:
     """Whether the command line asks for JSON."""
-    return any(_ON.fullmatch(word) for word in sys.argv[1:])
+    return any(_ASKS_FOR_JSON.fullmatch(word) for word in sys.argv[1:])
 
 
 def answer(data: Any, *, error: PacelineError | None = None) -> None:
     """Print the answer of this command, with the ``error`` that ends it; later calls print nothing."""
-    _print(data, None if error is None else _described(error))
+    _print_answer(data, None if error is None else Failure.of(error))
 
 
 def refuse(error: BaseException, message: str) -> None:
     """Print the answer of a command that an error ends, if JSON is wanted; ``message`` is the text for users."""
     if wants_json():
-        of_defect = {"code": "unexpected", "message": message, "hint": None}
-        _print(None, _described(error) if isinstance(error, PacelineError) else of_defect)
+        defect = Failure("unexpected", message, None)
+        _print_answer(None, Failure.of(error) if isinstance(error, PacelineError) else defect)
 
 
-def _print(data: Any, error: Mapping[str, str | None] | None) -> None:
-    if _answered:
-        return
-    verb = next((word for word in sys.argv[1:] if word in VERBS or word == "init"), "doit")
-    _answered.append(verb)
-    print(json.dumps(_finite(_envelope(verb, data, error)), indent=2, ensure_ascii=False), flush=True)
+def _print_answer(data: Any, failure: Failure | None) -> None:
+    if not _answered:
+        verb = next((word for word in sys.argv[1:] if word in VERBS or word == "init"), "doit")
+        _answered.append(verb)
+        print(json.dumps(_finite(envelope(verb, data, failure)), indent=2, ensure_ascii=False), flush=True)
 
 
-def answer_of_error(verb: str, error: PacelineError) -> dict[str, Any]:
-    """Return the answer of a verb that ``error`` ends."""
-    return _envelope(verb, None, _described(error))
-
-
-def _envelope(verb: str, data: Any, error: Mapping[str, str | None] | None) -> dict[str, Any]:
+def envelope(verb: str, data: Any, failure: Failure | None) -> dict[str, Any]:
+    """Return the object that every answer is."""
+    error = None if failure is None else failure._asdict()
     return {"schema": f"paceline.{verb}/1", "ok": error is None, "data": data, "error": error}
+
+
+def is_event(line: bytes) -> bool:
+    """Whether a line of a command's output with --json is an event (``answer_event``)."""
+    return line.startswith(f'{{"schema": "{_EVENT_SCHEMA}"'.encode())
+
+
+def read_envelope(stdout: bytes, exit_code: int | None) -> dict[str, Any]:
+    """Return the answer that another command has printed after its events. Raises PacelineError: there is none."""
+    lines = stdout.splitlines(keepends=True)
+    try:
+        answered: dict[str, Any] = json.loads(b"".join(line for line in lines if not is_event(line)))
+    except ValueError as error:
+        raise PacelineError(f"the command ended with {exit_code} and without an answer") from error
+    return answered
 
 
 def finish_answer() -> None:
@@ -178,21 +228,14 @@ def finish_answer() -> None:
         answer({"lines": _lines})
 
 
-def answer_event(item: Any) -> None:
+def answer_event(event: Any) -> None:
     """Print an event of a run or a trial on one line."""
-    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(item).__name__).lower()
-    fields: Any = asdict(item) if is_dataclass(item) and not isinstance(item, type) else {"text": str(item)}
-    if isinstance(item, MetricsLine):
-        name, fields = "metrics", json.loads(item.text)
-    line = {"schema": "paceline.event/1", "event": name, **fields}
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(event).__name__).lower()
+    fields: Any = asdict(event) if is_dataclass(event) and not isinstance(event, type) else {"text": str(event)}
+    if isinstance(event, MetricsLine):
+        name, fields = "metrics", json.loads(event.text)
+    line = {"schema": _EVENT_SCHEMA, "event": name, **fields}
     print(json.dumps(_finite(line), ensure_ascii=False, default=str), flush=True)
-
-
-def _described(error: PacelineError) -> dict[str, str | None]:
-    code = next((code for kind, code in _CODES if isinstance(error, kind)), "failed")
-    if isinstance(error, TrainingError):
-        code = f"training.{error.cause}"
-    return {"code": code, "message": as_typed(error.what), "hint": error.hint and as_typed(error.hint)}
 
 
 def _finite(value: Any) -> Any:

@@ -43,14 +43,14 @@ def _of_verb(name: str, verb: Verb) -> Task:
     """Return the task of a verb: its action, its dependencies, and its check for being up to date."""
     _need_loader()
     task = {
-        **_base(name, lambda: _finish_answer(name, _call(verb.module, name))),
-        "title": lambda task: _call("finished", "title", task.name),
+        **_base(name, lambda: _finish_answer(name, _call(f"commands.{verb.module}.{name}"))),
+        "title": lambda task: _call("finished.title", task.name),
         "task_dep": [] if "run" in invocation.parse(sys.argv[1:]).options else list(verb.after),
         "meta": {"answers": verb.answers},
         "doc": verb.summary,
     }
     if verb.is_done:
-        task["uptodate"] = [lambda: bool(_finish_answer(name, _call("finished", verb.is_done)))]
+        task["uptodate"] = [lambda: bool(_finish_answer(name, _call(f"finished.{verb.is_done}")))]
     return task
 
 
@@ -79,7 +79,7 @@ def of_step(name: str) -> Task:
     _need_loader()
 
     def make() -> dict[str, str]:
-        return {"out": str(_call("steps", "make", name))}
+        return {"out": str(_call("commands.steps.make", name))}
 
     return {**_base(f"step-{name}", make), "doc": f"make step {name} and what it needs"}
 
@@ -95,11 +95,12 @@ def _overview() -> Task:
     return _base("_overview", show)
 
 
-def _call(module: str, name: str, *args: object) -> Any:
-    """Call a function of a module of ``pipeline.cli.commands`` with the session; both are imported only now."""
+def _call(function: str, *args: object) -> Any:
+    """Call a function of ``pipeline.cli`` (``commands.train.train``) with the session; both are imported only now."""
     from pipeline.cli.session import session  # imported late: composing isn't for `doit list` and help
 
-    return getattr(import_module(f"pipeline.cli.commands.{module}"), name)(session(), *args)
+    module, _, name = function.rpartition(".")
+    return getattr(import_module(f"pipeline.cli.{module}"), name)(session(), *args)
 
 
 def _base(name: str, do: Callable[[], Any]) -> Task:

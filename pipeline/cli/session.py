@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import tracking
 from pipeline.cli import clone
-from pipeline.cli.invocation import Invocation, for_project, parse
-from pipeline.cli.output import note_usual
+from pipeline.cli.invocation import Invocation, parse
+from pipeline.cli.output import note
 from pipeline.cli.verbs import VERBS
 from pipeline.cluster.validation import usable_gpus
 from pipeline.config import build, step_source
 from pipeline.config.build import RunConfig
 from pipeline.config.memo import ComposeMemo
+from pipeline.config.overrides.script_words import for_project
 from pipeline.core import masking
 from pipeline.core.cache import remember_in
 from pipeline.core.errors import UsageError
@@ -56,7 +57,7 @@ class Session:
             masking.remember(text for trial in chosen for text in trial.config.secrets)
             config = chosen[0].config
         else:
-            with waiting(note_usual, "composing the configuration"):
+            with waiting(note, "composing the configuration"):
                 config = self._built()
         remember_in(ROOT, config.runs_dir)
         unexpected.keep_in(config.runs_dir)

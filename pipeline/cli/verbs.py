@@ -1,6 +1,6 @@
 """The verbs: purpose, options and examples of each.
 
-This table drives parsing (pipeline.cli.flags) and help.
+This table drives parsing (pipeline.cli.words.flags) and help.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.tables import is_count
+
 
 class Option(NamedTuple):
     """An option of a verb, typed as a flag (``--watch``, ``--metric NAME``) or as ``watch=1``, ``metric=NAME``.
 
     Attributes:
-        value: the form of its value.
+        value: the form of its value: 1 or 0 (a switch, and what its flag sets), N (a whole number from 1), lower-case
+            words with | between them (one of these), or anything.
         meaning: its description.
         flag: the name of its flag in help, if it differs from the option's; both are understood.
         short: a flag of one letter.
@@ -35,10 +39,10 @@ class Option(NamedTuple):
 
     def flags(self, name: str) -> tuple[str, ...]:
         """Return the names of the flag of the option ``name`` without dashes, the one in help first."""
-        own = name.replace(".", "-").replace("_", "-")
+        dashed_name = name.replace(".", "-").replace("_", "-")
         if self.value == "0":
-            return (f"no-{own}",)
-        return (self.flag, own) if self.flag else (own,)
+            return (f"no-{dashed_name}",)
+        return (self.flag, dashed_name) if self.flag else (dashed_name,)
 
     def typed(self, name: str) -> str:
         """Return the flag as it is typed: ``--watch``, ``--metric``, ``-n``."""
@@ -48,6 +52,15 @@ class Option(NamedTuple):
     def spelt(self, name: str) -> str:
         """Return the flag as help shows it: ``--watch``, ``--metric NAME,…``, ``-n N``."""
         return self.typed(name) if self.is_switch else f"{self.typed(name)} {self.value}"
+
+    def check(self, name: str, value: str) -> None:
+        """Raise UsageError if the value of the option ``name`` can't be printed or hasn't the option's form."""
+        if not value.isprintable():
+            raise UsageError(f"{name}={value!r} holds what can't be printed; is a shell variable wrong?")
+        if self.value == "N" and not is_count(value):
+            raise UsageError(f"{name}={value} must be a whole number from 1")
+        if "|" in self.value and self.value.islower() and value not in self.value.split("|"):
+            raise UsageError(f"{name}={value} is not known; {suggestion(value, self.value.split('|'))}")
 
 
 RUN = Option(
@@ -70,12 +83,12 @@ class Verb(NamedTuple):
         overrides: what Hydra's overrides are for: the run to "train", "set" any fields, "name" a run, say in which
             "place" runs and records lie, or "filter" existing runs; '': it takes none.
         sweeps: whether overrides may have several values.
-        module: the module of ``pipeline.cli.commands`` with the function of the verb's name, imported when it runs.
-        is_done: a function of ``commands.finished``: whether there is nothing to do; '': there always is.
+        module: the module of ``pipeline.cli.commands`` with a function of the verb's name, imported when it runs.
+        is_done: a function of ``pipeline.cli.finished``: whether there is nothing to do; '': there always is.
         after: verbs whose tasks come first, unless ``run=KEY`` names an existing run.
         answers: only its output is shown, without doit's line about the task.
-        bare: its bare arguments in the usage line, if it takes any number of files, folders, keys or names.
-        goes_on: whether it continues when nobody reads its output any more (`| head`).
+        arguments: its bare arguments in the usage line, if it takes any number of files, folders, keys or names.
+        outlives_reader: whether it continues when nobody reads its output any more (`| head`).
     """
 
     summary: str
@@ -88,8 +101,8 @@ class Verb(NamedTuple):
     is_done: str = ""
     after: tuple[str, ...] = ()
     answers: bool = False
-    bare: str = ""
-    goes_on: bool = False
+    arguments: str = ""
+    outlives_reader: bool = False
 
     @property
     def shows_groups(self) -> bool:
@@ -103,8 +116,9 @@ class Verb(NamedTuple):
 
     def usage(self, name: str) -> str:
         """Return the usage line of the verb ``name``."""
-        bare = f" [{self.bare} …]" if self.bare else " [KEY]" if "run" in self.options else ""
-        return f"doit {name}{bare}{' [OVERRIDE …]' * bool(self.overrides)}{' [--OPTION …]' * bool(self.options)}"
+        arguments = self.arguments or ("[KEY]" if "run" in self.options else "")
+        parts = (arguments, "[OVERRIDE …]" * bool(self.overrides), "[--OPTION …]" * bool(self.options))
+        return " ".join(["doit", name, *filter(None, parts)])
 
 
 _SWEEP = Option("NAME", "the trials of a sweep; its name as a bare argument means the same")
@@ -148,7 +162,7 @@ _VERBS: Mapping[str, Verb] = {
         details="Shows the fields that differ from the nearest finished run.",
         options={"run": RUN, "step": Option("NAME", "explain this step of yours instead of a run")},
         examples=("why experiment=quickstart optimizer.lr=0.2", "why cf0848", "why --step clean")),
-    "accept": Verb(module="reproduce",
+    "accept": Verb(module="accept",
         summary="declare the difference from a finished run harmless",
         details="The run is then accepted, not proven. doit train then starts nothing, and every view of the run "
         "shows the mark. doit reproduce proves the run.",
@@ -158,13 +172,13 @@ _VERBS: Mapping[str, Verb] = {
         },
         examples=("accept experiment=quickstart", "accept cf0848 experiment=quickstart",
             "accept experiment=quickstart --undo")),
-    "step": Verb(module="steps", overrides="set", answers=True, bare="[NAME …]",
+    "step": Verb(module="steps", overrides="set", answers=True, arguments="[NAME …]",
         summary="run your own steps and what they need; without a name: their state",
         details="NAME is that of a step (conf/step/NAME.yaml). A step runs again only if its command or function, "
         "inputs, parameters or code change. Its outputs are in runs/steps. See docs/steps.md.",
         options={"n": Option("N", "so many independent steps at once", stands_for="-n")},
         examples=("step", "step clean", "step clean split -n 2", "step clean step.clean.args.rate=0.3")),
-    "train": Verb(is_done="is_trained", after=("fetch",), goes_on=True,
+    "train": Verb(is_done="is_trained", after=("fetch",), outlives_reader=True,
         summary="train: fetch data, launch torchrun on every host, evaluate, record",
         details="A finished run is not repeated; --force repeats it and compares. The same command takes up what "
         "still trains of an interrupted run, or resumes it from its last checkpoint. With doit's option -v 0 only "
@@ -179,7 +193,7 @@ _VERBS: Mapping[str, Verb] = {
         },
         examples=("train experiment=quickstart",
             "train model=resnet50 optimizer=adam optimizer.lr=1e-3 trainer.epochs=20 cluster=two_node")),
-    "torchrun": Verb(overrides="name", goes_on=True,
+    "torchrun": Verb(overrides="name", outlives_reader=True,
         summary="train with a torchrun command line as it is: torchrun … train.py …",
         details="torchrun's options mean what they mean there, and what follows the script is the script's. "
         "Overrides, --cluster NAME and --sweep NAME=VALUES stand before the script. Without --nproc-per-node there is "
@@ -189,14 +203,14 @@ _VERBS: Mapping[str, Verb] = {
         examples=("torchrun --nproc-per-node 2 train.py --lr 0.1",
             "torchrun --cluster two_node -m my_package.train --lr 0.1",
             "torchrun --nproc-per-node 2 --sweep lr=0.1,0.01 train.py --epochs 3")),
-    "attach": Verb(goes_on=True,
+    "attach": Verb(outlives_reader=True,
         summary="take over a running training whose command was closed or killed",
         details="Its hosts continue for cluster.lease_s (600 s). attach shows their further output, fetches the "
         "results and records them. `doit train` with the same words does so too, and starts the run where nothing is "
         "left.",
         options={"run": RUN},
         examples=("attach experiment=quickstart cluster=two_node", "attach cf0848")),
-    "sweep": Verb(module="sweep", sweeps=True, goes_on=True,
+    "sweep": Verb(module="sweep", sweeps=True, outlives_reader=True,
         summary="train every combination of values, or values that a search chooses",
         details="Values with commas, range(…) and choice(…), or a named grid (sweep=NAME); with search=NAME Optuna "
         "chooses. Each trial is an ordinary run; a finished one is not repeated.",
@@ -211,7 +225,7 @@ _VERBS: Mapping[str, Verb] = {
         },
         examples=("sweep experiment=quickstart optimizer.lr=0.1,0.01 seed='range(3)'",
             "sweep experiment=quickstart search=tpe 'optimizer.lr=tag(log,interval(1e-3,1))'")),
-    "report": Verb(module="compare", overrides="filter", answers=True, bare="[KEY|SWEEP …]",
+    "report": Verb(module="compare", overrides="filter", answers=True, arguments="[KEY|SWEEP …]",
         summary="results of a sweep or of runs, as a table and a self-contained page",
         details="Default: the newest sweep, grouped over seeds. KEY and overrides choose runs as in doit compare. The "
         "page is written to runs/reports.",
@@ -221,7 +235,7 @@ _VERBS: Mapping[str, Verb] = {
             "file": FILE,
         },
         examples=("report", "report 5bb24236b1de --json", "report 495e1d", "report model=resnet18 --output nets.html")),
-    "compare": Verb(module="compare", overrides="filter", answers=True, bare="[KEY|SWEEP …]",
+    "compare": Verb(module="compare", overrides="filter", answers=True, arguments="[KEY|SWEEP …]",
         summary="what differs between runs, compared with the spread over seeds",
         details="KEY is a run's key or its first digits; overrides filter as in doit runs, experiment=NAME too. Runs "
         "that differ only in their seed form one configuration; the first one is compared with the others. No claim "
@@ -232,7 +246,7 @@ _VERBS: Mapping[str, Verb] = {
             "markdown": Option("1", "as tables in Markdown"),
         },
         examples=("compare 495e1d cf0848", "compare experiment=quickstart --markdown", "compare 5bb242")),
-    "plot": Verb(module="compare", overrides="filter", answers=True, bare="[KEY|SWEEP …]",
+    "plot": Verb(module="compare", overrides="filter", answers=True, arguments="[KEY|SWEEP …]",
         summary="plot a metric with its spread over seeds",
         details="KEY and overrides choose runs as in doit compare. NaN and infinite values leave a gap.",
         options={
@@ -251,7 +265,7 @@ _VERBS: Mapping[str, Verb] = {
         summary="replay a run into MLflow (exactly once)",
         options={"run": RUN},
         examples=("record cf0848", "record cf0848 tracking.uri=http://mlflow:5000")),
-    "predict": Verb(module="records", overrides="place", answers=True, bare="[KEY] IMAGE …",
+    "predict": Verb(module="records", overrides="place", answers=True, arguments="[KEY] IMAGE …",
         summary="classify image files with the network of a finished run",
         details="The network is exported from the run's own code, with its normalisation. Images are turned, cut and "
         "resized as doit fetch does it for dataset=folder. The first word is the run's key, or last.",
@@ -260,7 +274,7 @@ _VERBS: Mapping[str, Verb] = {
             "top": Option("N", "how many classes of each image are shown (3)"),
         },
         examples=("predict cf0848 cat.jpg dog.jpg", "predict last photos/*.jpg --top 1 --json")),
-    "ui": Verb(module="records", overrides="name", bare="[KEY …]",
+    "ui": Verb(module="records", overrides="name", arguments="[KEY …]",
         summary="open MLflow to compare the runs",
         details="KEY … are keys of runs or their first digits: the page then opens with only these runs.",
         options={
@@ -310,7 +324,7 @@ _VERBS: Mapping[str, Verb] = {
             "watch": Option("1", "follow it, or the running sweep, to its end; Ctrl-C does not stop it"),
         },
         examples=("status", "status cf0848", "status --watch")),
-    "triage": Verb(module="status", overrides="name", answers=True,
+    "triage": Verb(module="triage", overrides="name", answers=True,
         summary="what failed of a run, where, the evidence and the next command",
         details="At most a thousand tokens, for people and for agents (--json). Without KEY: the newest run that did "
         "not finish, else the newest.",
@@ -353,7 +367,7 @@ _VERBS: Mapping[str, Verb] = {
             "moments": Option("SEED", "the seed of the moments (0)"),
         },
         examples=("prove 495e1d", "prove last --kills 10 --moments 1")),
-    "diff": Verb(module="compare", overrides="place", answers=True, bare="KEY [KEY]",
+    "diff": Verb(module="reproduce", overrides="place", answers=True, arguments="KEY [KEY]",
         summary="where two trainings part: step, rank, module and operator",
         details="Compares the digests of two runs (trainer.digests=N), or of a run and its reproduction, then trains "
         "the steps around the first difference of both again, on this computer, and compares what each operator gave. "

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.config.build import RunConfig
@@ -20,57 +20,126 @@ from pipeline.runs import provenance
 from trainers.contract import run_folder
 
 RESULT = "benchmark.json"
+_ALL_UP_TO = 4  # ranks or hosts: every number up to here is measured, beyond it the powers of two and the last
 
 
-def settings(options: Mapping[str, str]) -> dict[str, Any]:
-    """Return ``pairs`` and ``block_s`` as far as they were typed, as numbers. Raises UsageError."""
-    parsed: dict[str, Any] = {**node_module.whole_numbers(options, "pairs")}
-    if "block_s" in options:
-        try:
-            parsed["block_s"] = float(options["block_s"])
-        except ValueError:
-            parsed["block_s"] = 0.0
-        if not 0 < parsed["block_s"] < 3600:
-            raise UsageError(f"block_s={options['block_s']} must be a number of seconds above 0")
-    return parsed
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """The measurement of one number of hosts and ranks.
+
+    Attributes:
+        own_per_s: images a second of Paceline's loop over all ranks, one figure a block.
+        reference_per_s: the same of the plain PyTorch loop; its blocks alternate with those of Paceline's.
+        threads: of each rank.
+        peak_flop_per_s: of one rank's hardware; None: unknown.
+    """
+
+    model: str
+    parameters: int
+    dataset: str
+    synthetic: bool
+    precision: str
+    global_batch_size: int
+    backend: str
+    nnodes: int
+    world_size: int
+    device: str
+    hardware: str
+    torch: str
+    threads: int
+    peak_flop_per_s: float | None
+    flop_per_image: float
+    own_per_s: Sequence[float]
+    reference_per_s: Sequence[float]
+
+    @classmethod
+    def from_json(cls, throughput: Mapping[str, Any]) -> Point:
+        """Return the point of a throughput.json (trainers.measuring.throughput)."""
+        hardware, pairs = throughput["hardware"], throughput["pairs"]
+        same_names = (
+            *("model", "parameters", "dataset", "synthetic", "precision", "global_batch_size", "backend"),
+            *("nnodes", "world_size", "flop_per_image"),
+        )
+        return cls(
+            **{name: throughput[name] for name in same_names},
+            **{name: hardware[name] for name in ("device", "torch", "threads", "peak_flop_per_s")},
+            hardware=hardware["name"],
+            own_per_s=[pair["paceline_images_per_s"] for pair in pairs],
+            reference_per_s=[pair["plain_images_per_s"] for pair in pairs],
+        )
+
+    @property
+    def images_per_s(self) -> float:
+        """The median of Paceline's blocks."""
+        return statistics.median(self.own_per_s)
+
+    @property
+    def ratios(self) -> list[float]:
+        """Paceline's speed divided by that of the reference loop, pair of blocks by pair."""
+        return [own / reference for own, reference in zip(self.own_per_s, self.reference_per_s, strict=True)]
+
+    @property
+    def flop_per_s(self) -> float:
+        return self.images_per_s * self.flop_per_image
+
+    @property
+    def peak_share(self) -> float | None:
+        """The reached part of all ranks' peak; None: no peak is known."""
+        peak = self.peak_flop_per_s
+        return self.flop_per_s / (peak * self.world_size) if peak else None
+
+
+class Benchmark(NamedTuple):
+    """All points, the first one with one rank; ``left_out``: what could not be measured, with the reason."""
+
+    folder: Path
+    commit: str
+    points: Sequence[Point]
+    left_out: Sequence[str]
 
 
 def measure(
-    config: RunConfig, pack: PackSource, *, options: Mapping[str, str], root: Path, say: node_module.Say
-) -> tuple[Path, dict[str, Any]]:
-    """Measure all points of the scaling table; return the folder of the results and the content of benchmark.json.
+    config: RunConfig, pack: PackSource, *, settings: Mapping[str, float], root: Path, say: node_module.Say
+) -> Benchmark:
+    """Measure all points of the scaling table, and write benchmark.json.
+
+    Args:
+        settings: ``pairs`` and ``block_s`` (seconds), as far as they were typed.
 
     Raises:
-        UsageError: an option that makes no sense, or no number of ranks that can share the global batch.
+        UsageError: no number of ranks can share the global batch.
         HostError, TrainingError, Killed: as a launch does; the points measured before stay in their folders.
     """
-    given = settings(options)
-    clusters, left_out = points(config.cluster, config.train.trainer.global_batch_size)
+    clusters, left_out = clusters_to_measure(config.cluster, config.train.trainer.global_batch_size)
     folder = node_module.new_folder(config.runs_dir, "benchmark")
-    settings_of_run = {**config.resolved, "init": {}, "measure": given}  # a measurement needs no initial weights
-
-    def point(number: int, cluster: Cluster) -> dict[str, Any]:
+    request = {**config.resolved, "init": {}, "measure": settings}  # a measurement needs no initial weights
+    results: list[dict[str, Any]] = []
+    for number, cluster in enumerate(clusters, start=1):
         nodes, ranks = cluster.nnodes, cluster.world_size
         say(f"\n{number} of {len(clusters)}: {counted(nodes, 'host')}, {counted(ranks, 'rank')}")
-        part = folder / f"{folder.name}-{nodes}x{ranks}"
         result = node_module.run(
-            settings_of_run, run_folder.THROUGHPUT, cluster=cluster, folder=part, root=root, say=say,
-            pack=pack, chosen=config.chosen,
-        )  # fmt: skip
-        return {**result, "hosts": [host.label for host in cluster.hosts]}
-
-    measured = [point(number, cluster) for number, cluster in enumerate(clusters, start=1)]
-    whole = {
+            request,
+            run_folder.THROUGHPUT,
+            cluster=cluster,
+            folder=folder / f"{folder.name}-{nodes}x{ranks}",
+            root=root,
+            say=say,
+            pack=pack,
+            chosen=config.chosen,
+        )
+        results.append({**result, "hosts": [host.label for host in cluster.hosts]})
+    commit = _commit(config, root)
+    content = {
         "version": 1,
         "unix_time": time.time(),
-        "commit": _commit(config, root),
+        "commit": commit,
         "overrides": list(config.overrides),
         "launcher": config.cluster.launcher,
         "left_out": left_out,
-        "points": measured,
+        "points": results,
     }
-    write_json(folder / RESULT, whole)
-    return folder, whole
+    write_json(folder / RESULT, content)
+    return Benchmark(folder, commit, [Point.from_json(result) for result in results], left_out)
 
 
 def _commit(config: RunConfig, root: Path) -> str:
@@ -82,34 +151,8 @@ def _commit(config: RunConfig, root: Path) -> str:
     return f"{origin.git_commit[:10]}{'-dirty' if origin.git_dirty else ''}"
 
 
-# ------------------------------------------------------------------------------- points and tables (pure)
-_ALL_UP_TO = 4  # every count up to here, beyond it the powers of two and the last
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One point. Rates are images per second over all ranks; ``scaling`` is against the first point.
-
-    ``plain`` is the rate of the reference loop, ``ratio`` Paceline's rate divided by it; ``n`` is the number of pairs.
-    """
-
-    nodes: int
-    ranks: int
-    threads: int
-    n: int
-    rate: float
-    rate_min: float
-    rate_max: float
-    plain: float
-    ratio: float
-    ratio_min: float
-    ratio_max: float
-    scaling: float
-    flop_per_s: float
-    peak_share: float | None
-
-
-def points(cluster: Cluster, global_batch_size: int) -> tuple[list[Cluster], list[str]]:
+# ------------------------------------------------------------------------------- clusters and tables (pure)
+def clusters_to_measure(cluster: Cluster, global_batch_size: int) -> tuple[list[Cluster], list[str]]:
     """Return 1…N ranks on the first host, then 1…M hosts with all their ranks; and what was left out, with the reason.
 
     Raises:
@@ -120,16 +163,16 @@ def points(cluster: Cluster, global_batch_size: int) -> tuple[list[Cluster], lis
         replace(cluster, hosts=(replace(first, nproc_per_node=ranks),)) for ranks in _counts(first.nproc_per_node)
     ]
     clusters += [replace(cluster, hosts=cluster.hosts[:hosts]) for hosts in _counts(cluster.nnodes) if hosts > 1]
-    good = [one for one in clusters if global_batch_size % one.world_size == 0]
+    even = [part for part in clusters if global_batch_size % part.world_size == 0]
     left_out = [
-        f"{counted(one.nnodes, 'host')} with {counted(one.world_size, 'rank')}: "
+        f"{counted(part.nnodes, 'host')} with {counted(part.world_size, 'rank')}: "
         f"they can't share a global batch of {global_batch_size}"
-        for one in clusters
-        if one not in good
+        for part in clusters
+        if part not in even
     ]
-    if not good:
+    if not even:
         raise UsageError("\n".join(["nothing can be measured:", *left_out]), hint="another trainer.global_batch_size")
-    return good, left_out
+    return even, left_out
 
 
 def _counts(last: int) -> list[int]:
@@ -139,76 +182,38 @@ def _counts(last: int) -> list[int]:
     return [*powers, last]
 
 
-def rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Return the figures of benchmark.json's points, in their order."""
-    table_rows: list[Row] = []
-    for result in results:
-        own = [pair["paceline_images_per_s"] for pair in result["pairs"]]
-        plain = [pair["plain_images_per_s"] for pair in result["pairs"]]
-        ratios = [a / b for a, b in zip(own, plain, strict=True)]
-        rate, peak = statistics.median(own), result["hardware"]["peak_flop_per_s"]
-        flop_per_s = rate * result["flop_per_image"]
-        table_rows.append(
-            Row(
-                nodes=result["nnodes"],
-                ranks=result["world_size"],
-                threads=result["hardware"]["threads"],
-                n=len(own),
-                rate=rate,
-                rate_min=min(own),
-                rate_max=max(own),
-                plain=statistics.median(plain),
-                ratio=statistics.median(ratios),
-                ratio_min=min(ratios),
-                ratio_max=max(ratios),
-                scaling=rate / table_rows[0].rate if table_rows else 1.0,
-                flop_per_s=flop_per_s,
-                peak_share=flop_per_s / (peak * result["world_size"]) if peak else None,
-            )
-        )
-    return table_rows
-
-
-def table(whole: Mapping[str, Any]) -> str:
-    """Format benchmark.json for a terminal."""
-    results = whole["points"]
-    first = results[0]
-    hardware = first["hardware"]
+def table(benchmark: Benchmark) -> str:
+    """Format the points for a terminal."""
+    first = benchmark.points[0]
     lines = [
-        f"{first['model']} ({first['parameters']:,} parameters) on {first['dataset']}, {first['precision']}, "
-        f"global batch {first['global_batch_size']}",
-        f"{hardware['name']}; torch {hardware['torch']}, {first['backend']}; commit {whole['commit']}",
+        f"{first.model} ({first.parameters:,} parameters) on {first.dataset}, {first.precision}, "
+        f"global batch {first.global_batch_size}",
+        f"{first.hardware}; torch {first.torch}, {first.backend}; commit {benchmark.commit}",
         "",
-        *_throughput(rows(results)),
-        "",
-        *(f"left out: {text}" for text in whole["left_out"]),
-        *_notes(first),
-    ]
-    return "\n".join(lines)
-
-
-def _throughput(table_rows: Sequence[Row]) -> list[str]:
-    lines = [
         "images/s over all ranks; the reference loop took turns with Paceline, block by block",
         f"{'hosts':>5}{'ranks':>6}{'threads':>8}{'median':>11}{'min':>11}{'max':>11}{'n':>4}{'scaling':>9}"
         f"{'reference loop':>16}  {'ratio (min – max)':<20}{'TFLOP/s':>9}{'of peak':>9}",
+        *(_row(point, first) for point in benchmark.points),
+        "",
+        *(f"left out: {text}" for text in benchmark.left_out),
     ]
-    for row in table_rows:
-        ratio = f"{row.ratio:.3f} ({row.ratio_min:.3f} – {row.ratio_max:.3f})"
-        share = "–" if row.peak_share is None else f"{row.peak_share:.1%}"
-        lines.append(
-            f"{row.nodes:>5}{row.ranks:>6}{row.threads:>8}{row.rate:>11,.1f}{row.rate_min:>11,.1f}{row.rate_max:>11,.1f}"
-            f"{row.n:>4}{row.scaling:>9.2f}{row.plain:>16,.1f}  {ratio:<20}{row.flop_per_s / 1e12:>9.3f}{share:>9}"
-        )
-    return lines
-
-
-def _notes(first: Mapping[str, Any]) -> list[str]:
-    lines = []
-    if first["hardware"]["peak_flop_per_s"] is None:
-        lines.append(f"share of the peak is left out: no peak is known for {first['hardware']['name']}")
-    if first["hardware"]["device"] == "cpu":
+    if first.peak_flop_per_s is None:
+        lines.append(f"share of the peak is left out: no peak is known for {first.hardware}")
+    if first.device == "cpu":
         lines.append("ranks on one computer share its cores (threads: what each rank was given)")
-    if first["synthetic"]:
+    if first.synthetic:
         lines.append("SYNTHETIC DATA: the speed counts, an accuracy would not")
-    return lines
+    return "\n".join(lines)
+
+
+def _row(point: Point, first: Point) -> str:
+    """Return a line of the table; the scaling is against the ``first`` point."""
+    own, ratios = point.own_per_s, point.ratios
+    scaling, reference = point.images_per_s / first.images_per_s, statistics.median(point.reference_per_s)
+    ratio = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} – {max(ratios):.3f})"
+    peak_share = "–" if point.peak_share is None else f"{point.peak_share:.1%}"
+    return (
+        f"{point.nnodes:>5}{point.world_size:>6}{point.threads:>8}{point.images_per_s:>11,.1f}{min(own):>11,.1f}"
+        f"{max(own):>11,.1f}{len(own):>4}{scaling:>9.2f}{reference:>16,.1f}  {ratio:<20}"
+        f"{point.flop_per_s / 1e12:>9.3f}{peak_share:>9}"
+    )

@@ -14,12 +14,11 @@ from pipeline.cluster.attempt.run import run_attempt
 from pipeline.cluster.events import AllSucceeded, AttemptEvent, Doing, Emit, HostNote, LogLine, Notice, ShownLine
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec, PackSource
-from pipeline.core.errors import TrainingError, UsageError
+from pipeline.core.errors import TrainingError
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.processes.wait_reports import WaitReports
 from pipeline.core.program import TORCHRUN
 from pipeline.core.specs import Cluster, LaunchPlan, Outputs
-from pipeline.core.tables import is_count
 from pipeline.data import manifest
 from pipeline.keys.import_closure import import_closure
 from trainers.contract import run_folder
@@ -28,15 +27,6 @@ FOLDER = "diagnostics"  # beside the runs, whose folders have a key for a name
 _ENTRY = "trainers.measuring.measure"
 
 Say = Callable[[str], None]
-
-
-def whole_numbers(options: Mapping[str, str], *names: str) -> dict[str, int]:
-    """Those of ``names`` that were given. Raises UsageError: one is no whole number from 1."""
-    texts = {name: options[name] for name in names if name in options}
-    for name, text in texts.items():
-        if not is_count(text):
-            raise UsageError(f"{name}={text} must be a whole number from 1")
-    return {name: int(text) for name, text in texts.items()}
 
 
 def new_folder(runs_dir: Path, what: str) -> Path:

@@ -1,6 +1,6 @@
 """The thread that writes progress to stderr: lines, and below them a view that is redrawn each second.
 
-Other threads only leave their lines here. So a terminal that accepts nothing (Ctrl-S, a pager) blocks this thread
+Other threads only queue lines and events. So a terminal that accepts nothing (Ctrl-S, a pager) blocks this thread
 alone.
 """
 
@@ -21,21 +21,25 @@ from pipeline.core.printable import program_lines, takes_colours, without_host
 from pipeline.core.processes import threads
 from pipeline.core.specs import Waiting
 from pipeline.core.tables import columns, folded
-from pipeline.live.state import Said
+from pipeline.live.state import RunState, Said, SweepState
 from trainers.contract.beats import NodeBeat
 
-FRAME_S = 0.5  # between two looks for something new; a view without news is drawn once a second
-_STILL_S = 1.0
+FRAME_S = 0.5  # between two looks into the queue
+_REDRAW_S = 1.0  # after which a view is drawn again although no line was added
 _EPOCH = re.compile(r"(?:trial +\d+ \| )?(?:\S+:\d+ \| )?epoch +\d")
-_NEEDLESS = (re.compile(r"step +[\d,]+/[\d,]+"), re.compile(r"[\d,]+ images/s"))
+_DISPENSABLE = (re.compile(r"step +[\d,]+/[\d,]+"), re.compile(r"[\d,]+ images/s"))
 _LEAST_WIDTH = 20  # columns; in fewer nothing could be read
 _USUAL_WIDTH = 80
 
 
 class Picture(Protocol):
-    """The content of a view: takes events, looks for news itself before each frame; ``views.view`` draws its state."""
+    """The content of a view, which ``views.view`` draws from its state.
 
-    state: Any
+    ``take`` changes the state by an event; ``look`` reads news from files, before each frame.
+    """
+
+    @property
+    def state(self) -> RunState | SweepState: ...
 
     def take(self, event: Any, now: float) -> None: ...
     def look(self, now: float) -> None: ...
@@ -64,13 +68,14 @@ def plain_width(stream: TextIO, environment: Mapping[str, str]) -> int | None:
 
 
 @dataclass
-class _News:
-    """Lines and events to be written.
+class _Queue:
+    """What the other threads have left.
 
-    Of events that come each second only the ``newest`` is kept, as a terminal may be stopped for hours.
+    ``newest`` holds, by kind and sender, the last one of events that come each second: a terminal may be stopped for
+    hours.
     """
 
-    texts: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
     events: list[Any] = field(default_factory=list)
     newest: dict[Any, Any] = field(default_factory=dict)
 
@@ -78,8 +83,11 @@ class _News:
 class Screen:
     """A context manager around the work; its end waits until all lines are written.
 
-    Lines are folded at the terminal's width above ``picture``, without one at ``width``. ``wanted`` decides which are
-    shown; ``as_typed`` returns a line with its commands as the user types them.
+    Args:
+        picture: the view below the lines; None: no view.
+        width: columns at which lines are folded without a view; None: not at all. A view folds at the terminal's width.
+        is_shown: decides which lines are written.
+        as_typed: returns a line with its commands as the user types them.
     """
 
     def __init__(
@@ -87,13 +95,13 @@ class Screen:
         picture: Picture | None = None,
         *,
         width: int | None = None,
-        wanted: Callable[[str], bool] = lambda _: True,
+        is_shown: Callable[[str], bool] = lambda _: True,
         as_typed: Callable[[str], str] = str,
     ) -> None:
-        self._picture, self._width, self._wanted, self._as_typed = picture, width, wanted, as_typed
-        self._news, self._lock = _News(), threading.Lock()
+        self._picture, self._width, self._is_shown, self._as_typed = picture, width, is_shown, as_typed
+        self._queue, self._lock = _Queue(), threading.Lock()
         self._woken = threading.Event()
-        self._over = self._broken = False
+        self._is_over = self._is_broken = False
         self._thread: threading.Thread | None = None
 
     @property
@@ -103,83 +111,84 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Write a line, or several. Never waits for the terminal."""
-        if self._wanted(text) and not self._broken:
+        if self._is_shown(text) and not self._is_broken:
             with self._lock:
-                self._news.texts.append(self._as_typed(text))
+                self._queue.lines.append(self._as_typed(text))
             self._woken.set()
 
     def tell(self, event: Any) -> None:
         """Pass an event to the view; of a trial, in a pair with its number. Never waits."""
-        if self._picture is None or self._broken:
+        if self._picture is None or self._is_broken:
             return
-        of, bare = event if type(event) is tuple else (None, event)  # records are tuples too
+        trial, of_attempt = event if type(event) is tuple else (None, event)  # a NamedTuple is an event alone
         with self._lock:
-            if isinstance(bare, NodeBeat):
-                self._news.newest[of, bare.host] = event
-            elif isinstance(bare, Waiting):
-                self._news.newest[of, Waiting] = event
+            if isinstance(of_attempt, NodeBeat):
+                self._queue.newest[trial, of_attempt.host] = event
+            elif isinstance(of_attempt, Waiting):
+                self._queue.newest[trial, Waiting] = event
             else:
-                self._news.events.append(event)
+                self._queue.events.append(event)
 
     def __enter__(self) -> Screen:
         write = self._draw if self._picture is not None else self._write
-        self._thread = threads.start(write, name="terminal", on_error=self._failed)
+        self._thread = threads.start(write, name="terminal", on_error=self._stop_writing)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over = True
+        self._is_over = True
         self._woken.set()
         if self._thread is not None:
             self._thread.join()
 
     # ------------------------------------------------------------------- in the thread
-    def _taken(self) -> _News:
+    def _take_queue(self) -> _Queue:
         self._woken.clear()
         with self._lock:
-            news, self._news = self._news, _News()
-        return news
+            queue, self._queue = self._queue, _Queue()
+        return queue
 
     def _write(self) -> None:
         while True:
             self._woken.wait()
-            news, over = self._taken(), self._over  # in this order, or the wake-up of __exit__ might be cleared unseen
-            for text in news.texts:
-                print(_shown(text, self._width), file=sys.stderr, flush=True)
-            if over and not self._news.texts:
+            queue = self._take_queue()
+            is_over = self._is_over  # read after the queue, or the wake-up of __exit__ could be cleared unseen
+            for line in queue.lines:
+                print(_formatted(line, self._width), file=sys.stderr, flush=True)
+            if is_over and not self._queue.lines:
                 return
 
     def _draw(self) -> None:
         from pipeline.live import views  # not before: rich, which nobody without a terminal pays for
 
-        picture, drawn = self._picture, 0.0
+        picture, drawn_at = self._picture, 0.0
         assert picture is not None
         with views.shown(lambda: picture.state, colours=takes_colours(sys.stderr, os.environ)) as live:
             while True:
-                over, news, now = self._over, self._taken(), time.monotonic()
-                for event in (*news.events, *news.newest.values(), *(Said(text=text) for text in news.texts)):
+                is_over, queue, now = self._is_over, self._take_queue(), time.monotonic()
+                for event in (*queue.events, *queue.newest.values(), *(Said(text=line) for line in queue.lines)):
                     picture.take(event, now)
-                if news.texts or now - drawn >= _STILL_S:
+                if queue.lines or now - drawn_at >= _REDRAW_S:
                     picture.look(now)
-                    drawn = now
-                    if news.texts:
-                        views.print_above(live, [_shown(text, live.console.width) for text in news.texts])
+                    drawn_at = now
+                    if queue.lines:
+                        views.print_above(live, [_formatted(line, live.console.width) for line in queue.lines])
                     else:
                         live.refresh()
-                if over and not self._news.texts:
+                if is_over and not self._queue.lines:
                     return
-                while not (over or self._over) and time.monotonic() < now + FRAME_S:
+                while not (is_over or self._is_over) and time.monotonic() < now + FRAME_S:
                     time.sleep(0.05)
 
-    def _failed(self, why: str) -> None:
+    def _stop_writing(self, why: str) -> None:
         """Stop writing: stderr is gone. The work continues, and the logs have its lines."""
-        self._broken = True
+        self._is_broken = True
         with suppress(OSError, ValueError):
             print(f"WARNING: nothing more is shown here, and the work goes on: {why}", file=sys.stderr, flush=True)
 
 
-def _shown(text: str, width: int | None) -> str:
+def _formatted(text: str, width: int | None) -> str:
     """Format lines for stderr. ``width``: None if it is no terminal."""
     colours = takes_colours(sys.stderr, os.environ)
     text = program_lines(without_host(text), terminal=width is not None, colours=colours)
@@ -194,8 +203,8 @@ def epoch_fitted(line: str, width: int) -> str:
     if not _EPOCH.match(line):
         return line
     parts = line.split("  ")
-    for needless in _NEEDLESS:
+    for pattern in _DISPENSABLE:
         if columns("  ".join(parts)) <= width:
             break
-        parts = [part for part in parts if not needless.fullmatch(part)]
+        parts = [part for part in parts if not pattern.fullmatch(part)]
     return "  ".join(parts)

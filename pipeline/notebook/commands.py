@@ -5,18 +5,18 @@ So key, lock, progress and Ctrl-C are those of the command line, and the kernel 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
-from pipeline.core.errors import UsageError
+from pipeline.cli.output import Failure, is_event, read_envelope
+from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.printable import hydra_text, hydra_value
 from pipeline.core.processes import process, threads
 from pipeline.notebook.run import Run, table
@@ -25,15 +25,14 @@ from pipeline.sweep.report import BY, MAXIMIZE, MINIMIZE
 _GROUPS = ("cluster", "dataset", "experiment", "init", "model", "optimizer", "program", "schedule", "search", "seed")
 _SCRIPT_VERBS = ("run", "torchrun")
 """The first words of a line that starts a script."""
-_EVENT = '{"schema": "paceline.event/'
 
 
 class CommandError(Exception):
     """A command that failed. ``code`` and ``hint`` are those of its JSON answer (docs/json.md)."""
 
-    def __init__(self, message: str, *, code: str, hint: str | None) -> None:
-        super().__init__(message if hint is None else f"{message}\n  try: {hint}")
-        self.code, self.hint = code, hint
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message if failure.hint is None else f"{failure.message}\n  try: {failure.hint}")
+        self.code, self.hint = failure.code, failure.hint
 
 
 def train(*overrides: str, quiet: bool = False, **fields: Any) -> Run:
@@ -51,8 +50,8 @@ def train(*overrides: str, quiet: bool = False, **fields: Any) -> Run:
         KeyboardInterrupt: it was interrupted. The run is KILLED, and the same call goes on with it.
     """
     words = _script_line(overrides, fields) or [*overrides, *_overrides(fields, overrides)]
-    data = answer("train", *words, quiet=quiet)
-    return Run(key=str(data["key"]), path=Path(data["folder"]))
+    result = run_verb("train", words, quiet=quiet)
+    return Run(key=str(result["key"]), path=Path(result["folder"]))
 
 
 def sweep(*overrides: str, quiet: bool = False, **fields: Any) -> Any:
@@ -71,32 +70,39 @@ def sweep(*overrides: str, quiet: bool = False, **fields: Any) -> Any:
         KeyboardInterrupt: it was interrupted; the same call goes on.
     """
     words = _script_line(overrides, fields) or [*overrides, *_overrides(fields, overrides, sweeps=True)]
-    data = answer("sweep", *words, quiet=quiet)
-    rows = _best_first(data)
-    return table(
-        [{**_chosen(trial), **trial["values"], "state": trial["state"], "key": trial["key"]} for trial in rows]
-    )
+    swept = run_verb("sweep", words, quiet=quiet)
+    best = swept["best"] or {"by": BY, "direction": MAXIMIZE}
+    trials = [Trial(**{name: trial[name] for name in Trial._fields}) for trial in swept["trials"]]
+    return table([trial.as_row() for trial in _best_first(trials, best["by"], best["direction"])])
 
 
-def _best_first(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Sort a sweep's trials by the metric that decides; those without a number of it come last."""
-    best = data["best"] or {"by": BY, "direction": MAXIMIZE}
+class Trial(NamedTuple):
+    """A trial of `doit sweep --json`; ``chosen`` are the overrides that distinguish it, ``values`` its figures."""
 
-    def order(trial: dict[str, Any]) -> tuple[bool, float]:
-        value = float(trial["values"].get(best["by"], math.nan))  # of "inf" too, as JSON has no such number
-        return math.isnan(value), value if best["direction"] == MINIMIZE else -value
+    key: str
+    state: str
+    chosen: Sequence[str]
+    values: Mapping[str, Any]
 
-    return sorted(data["trials"], key=order)
+    def as_row(self) -> dict[str, Any]:
+        """Return a column for each field that distinguishes the trial, and for each figure."""
+        fields = (word.lstrip("+").partition("=") for word in self.chosen)
+        return {**{name: value for name, _, value in fields}, **self.values, "state": self.state, "key": self.key}
 
 
-def _chosen(trial: dict[str, Any]) -> dict[str, str]:
-    pairs = (word.lstrip("+").partition("=") for word in trial["chosen"])
-    return {name: value for name, _, value in pairs}
+def _best_first(trials: Sequence[Trial], metric: str, direction: str) -> list[Trial]:
+    """Sort trials by the metric that decides; those without a number of it come last."""
+
+    def order(trial: Trial) -> tuple[bool, float]:
+        value = float(trial.values.get(metric, math.nan))  # of "inf" too, as JSON has no such number
+        return math.isnan(value), value if direction == MINIMIZE else -value
+
+    return sorted(trials, key=order)
 
 
 # ------------------------------------------------------------------------------------------ one command
-def answer(verb: str, *words: str, quiet: bool = False) -> Any:
-    """Run `doit VERB …` to its end and return the data of its JSON answer. What it tells people is printed as it comes.
+def run_verb(verb: str, words: Sequence[str], *, quiet: bool = False) -> Any:
+    """Run `doit VERB WORDS` to its end, print its progress as it comes, and return the data of its JSON answer.
 
     Raises:
         CommandError: it failed.
@@ -110,26 +116,27 @@ def answer(verb: str, *words: str, quiet: bool = False) -> Any:
         child = process.stream(argv, stdin=nothing, env=process.of_this_clone())
     assert child.stdout is not None
     assert child.stderr is not None
-    shown = threads.start(_show, child.stderr, quiet, name="progress", on_error=lambda _: None)
+    progress = threads.start(_print_progress, child.stderr, quiet, name="progress", on_error=lambda _: None)
     try:
-        text = _without_events(child.stdout)
+        stdout = b"".join(line for line in child.stdout if not is_event(line))
         child.wait()
     except BaseException:
         _interrupt(child)
         raise
     finally:
-        shown.join()
+        progress.join()
         child.stdout.close()
-    return _data(text, child.returncode)
+    try:
+        answered = read_envelope(stdout, child.returncode)
+    except PacelineError as error:
+        raise CommandError(Failure.of(error)) from error
+    if answered["error"]:
+        raise CommandError(Failure(**answered["error"]))
+    return answered["data"]
 
 
-def _without_events(stdout: IO[bytes]) -> str:
-    lines = (line.decode(errors="replace") for line in stdout)
-    return "".join(line for line in lines if not line.startswith(_EVENT))
-
-
-def _show(stderr: IO[bytes], quiet: bool) -> None:
-    """Print the lines up to the error, which the exception tells."""
+def _print_progress(stderr: IO[bytes], quiet: bool) -> None:
+    """Print the lines up to the error, which the exception repeats."""
     with stderr:
         for line in stderr:
             quiet = quiet or line.startswith(b"ERROR: ")
@@ -146,16 +153,6 @@ def _interrupt(child: subprocess.Popen[bytes]) -> None:
         child.kill()
         child.wait()
         raise
-
-
-def _data(text: str, code: int) -> Any:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise CommandError(f"the command ended with {code} and without an answer", code="failed", hint=None) from error
-    if known := value["error"]:
-        raise CommandError(known["message"], code=known["code"], hint=known["hint"])
-    return value["data"]
 
 
 # ------------------------------------------------------------------------------------------ overrides
@@ -178,7 +175,7 @@ def _script_line(typed: tuple[str, ...], fields: dict[str, Any]) -> list[str]:
     return [words[0], *sweeps, *words[1:], *options]
 
 
-def _overrides(fields: dict[str, Any], typed: tuple[str, ...], *, sweeps: bool = False) -> Iterator[str]:
+def _overrides(fields: Mapping[str, Any], typed: tuple[str, ...], *, sweeps: bool = False) -> Iterator[str]:
     """Yield an override for each of ``fields``. With ``sweeps`` a list stands for the values of its trials.
 
     ``typed`` are the words beside them, which decide what fields there are. Raises UsageError: a name that is no
@@ -188,20 +185,21 @@ def _overrides(fields: dict[str, Any], typed: tuple[str, ...], *, sweeps: bool =
     for name, value in fields.items():
         field = name.replace("__", ".")
         if "." not in field and field not in _GROUPS:
-            known = known or _fields_of(typed)
-            field = _meant(field, known)
+            known = known or _field_names(typed)
+            field = _whole_name(field, known)
         if sweeps and isinstance(value, (list, tuple, range)):
             yield f"{field}={','.join(_text(item) for item in value)}"
         else:
             yield f"{field}={_text(value)}"
 
 
-def _fields_of(typed: tuple[str, ...]) -> list[str]:
+def _field_names(typed: tuple[str, ...]) -> list[str]:
     words = [word for word in typed if "," not in word and "(" not in word]
-    return [str(item["field"]) for item in answer("config", *words, quiet=True)]
+    return [str(item["field"]) for item in run_verb("config", words, quiet=True)]
 
 
-def _meant(name: str, known: list[str]) -> str:
+def _whole_name(name: str, known: list[str]) -> str:
+    """Return the field whose name, or the last part of it, is ``name``. Raises UsageError: none is, or several."""
     found = [field for field in known if field == name or field.rpartition(".")[2] == name]
     if len(found) == 1:
         return found[0]

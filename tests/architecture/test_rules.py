@@ -130,7 +130,7 @@ def test_looking_around_imports_neither_torch_nor_mlflow_nor_hydra(words: list[s
 
 
 def test_a_run_without_steps_of_ones_own_loads_nothing_of_them() -> None:
-    code = "import sys, pipeline.cli.commands.finished, pipeline.config.memo, pipeline.execution.run"
+    code = "import sys, pipeline.cli.finished, pipeline.config.memo, pipeline.execution.run"
     shown = "print([name for name in sys.modules if name.startswith('pipeline.steps')])"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; {shown}"], cwd=ROOT, capture_output=True, text=True, check=True

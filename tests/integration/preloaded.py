@@ -29,7 +29,7 @@ from tests.waiting import HANG_S, unhurried
 ROOT = Path(__file__).resolve().parents[2]
 _IMPORTED = (
     "doit.__main__", "doit.doit_cmd", "hydra_plugins.paceline_plugins", "omegaconf._impl", "pipeline.cli.doit_plugins",
-    "pipeline.cli.loader", "pipeline.cli.project", "pipeline.cli.commands.explain", "pipeline.cli.commands.finished",
+    "pipeline.cli.loader", "pipeline.cli.project", "pipeline.cli.commands.explain", "pipeline.cli.finished",
     "pipeline.cli.commands.reproduce", "pipeline.cli.commands.status", "pipeline.cli.commands.sweep",
     "pipeline.cli.commands.train", "pipeline.cluster.attempt.run",
     "pipeline.cluster.launchers.local", "pipeline.config.build", "pipeline.config.compose",

@@ -62,7 +62,7 @@ def test_a_budget_or_number_that_is_none_is_refused(project: Project) -> None:
     for words, said in (
         (("train", "budget=30"), "--budget 30 is no duration\n  try: --budget 90s, 30m, 1h30m or 2d"),
         (("train", "budget=0s"), "--budget 0s is no duration"),
-        (("sweep", "seed=1,2", "max_trials=0"), "--max-trials 0 must be a whole number from 1"),
+        (("sweep", "seed=1,2", "max_trials=0"), "max_trials=0 must be a whole number from 1"),
     ):
         done = project.doit(*words[:1], *WORDS, *words[1:])
         assert (done.returncode, said in done.stdout) == (3, True), done.stdout

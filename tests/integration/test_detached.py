@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.commands.train import ended_at_once
+from pipeline.cli.terminal import report_early_end
 from pipeline.core.errors import PacelineError
 from tests.integration.commands import ALONE, Project, processes_of, wait_for_step
 from tests.waiting import HANG_S, wait_until
@@ -68,7 +68,7 @@ def test_a_detached_command_that_fails_at_once_says_why(tmp_path: Path) -> None:
     with pytest.raises(
         PacelineError, match=r"it ended at once, with 3:\nstill composing\nERROR: no hosts\n  try: less /"
     ):
-        ended_at_once(3, log)
+        report_early_end(3, log)
 
 
 def _text(path: Path) -> str:

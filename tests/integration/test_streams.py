@@ -20,7 +20,7 @@ INTERRUPTED = """
 import importlib, json, os, signal, sys
 import doit.__main__
 from doit.doit_cmd import DoitMain
-from pipeline.cli.commands import finished
+from pipeline.cli import finished
 from pipeline.cli.verbs import VERBS
 from pipeline.config import compose
 from pipeline.core.processes.signals import Interruptible

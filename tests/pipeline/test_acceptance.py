@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.commands.reproduce import accept
+from pipeline.cli.commands.accept import accept
 from pipeline.cli.session import session
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError

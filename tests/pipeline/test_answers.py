@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.invocation import TYPED
-from pipeline.cli.output import answer, answer_event, begin_answer, finish_answer, inked, refuse, say
+from pipeline.cli.output import TYPED, answer, answer_event, begin_answer, finish_answer, inked, refuse, say
 from pipeline.cli.verbs import VERBS
 from pipeline.cluster.events import LogLine, MetricsLine
 from pipeline.core.errors import HostError, TrainingError, UsageError

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-import pytest
-
 from pipeline.cluster.launchers.pssh import PsshConfig
-from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, Host
-from pipeline.diagnostics.benchmark import points, rows, settings, table
+from pipeline.diagnostics.benchmark import Benchmark, Point, clusters_to_measure, table
 
 
 def cluster(*ranks: int) -> Cluster:
@@ -38,48 +36,73 @@ def result(ranks: int, own: list[float], plain: list[float], *, peak: float | No
     }
 
 
-def whole(*results: dict[str, Any]) -> dict[str, Any]:
-    return {"commit": "abc", "left_out": ["1 host with 3 ranks: too many"], "points": list(results)}
+def measured(*results: dict[str, Any]) -> Benchmark:
+    return Benchmark(Path(), "abc", [*map(Point.from_json, results)], ["1 host with 3 ranks: too many"])
 
 
 def test_ranks_of_one_host_then_hosts() -> None:
-    good, left_out = points(cluster(2, 2, 2, 2), 128)
+    good, left_out = clusters_to_measure(cluster(2, 2, 2, 2), 128)
     assert [shape(one) for one in good] == [(1, 1), (1, 2), (2, 4), (4, 8)]
     assert left_out == ["3 hosts with 6 ranks: they can't share a global batch of 128"]
 
 
 def test_of_many_ranks_the_powers_of_two_and_all_of_them() -> None:
-    good, _ = points(cluster(12), 48)
+    good, _ = clusters_to_measure(cluster(12), 48)
     assert [one.world_size for one in good] == [1, 2, 4, 8, 12]
-    good, _ = points(cluster(8), 128)
+    good, _ = clusters_to_measure(cluster(8), 128)
     assert [one.world_size for one in good] == [1, 2, 4, 8]
 
 
 def test_medians_ratios_pair_by_pair_scaling_and_share_of_the_peak() -> None:
-    first, second = rows(
-        [
-            result(1, [100.0, 110.0, 90.0], [100.0, 100.0, 100.0], peak=1e12),
-            result(2, [150.0, 160.0, 170.0], [200.0, 160.0, 100.0], peak=1e12),
-        ]
+    both = measured(
+        result(1, [100.0, 110.0, 90.0], [100.0, 100.0, 100.0], peak=1e12),
+        result(2, [150.0, 160.0, 170.0], [200.0, 160.0, 100.0], peak=1e12),
     )
-    assert (first.n, first.rate, first.rate_min, first.rate_max, first.plain) == (3, 100.0, 90.0, 110.0, 100.0)
-    assert (second.ratio, second.ratio_min, second.ratio_max) == (1.0, 0.75, 1.7)
-    assert second.scaling == 1.6
-    assert first.flop_per_s == 2e11
+    first, second = both.points
+    assert (first.flop_per_s, second.ratios) == (2e11, [0.75, 1.0, 1.7])
     assert (first.peak_share, second.peak_share) == (0.2, 0.16)
+    lines = [line.split() for line in table(both).splitlines()]
+    assert [
+        "1",
+        "1",
+        "1",
+        "100.0",
+        "90.0",
+        "110.0",
+        "3",
+        "1.00",
+        "100.0",
+        "1.000",
+        "(0.900",
+        "–",
+        "1.100)",
+        "0.200",
+        "20.0%",
+    ] in lines
+    assert [
+        "1",
+        "2",
+        "1",
+        "160.0",
+        "150.0",
+        "170.0",
+        "3",
+        "1.60",
+        "160.0",
+        "1.000",
+        "(0.750",
+        "–",
+        "1.700)",
+        "0.320",
+        "16.0%",
+    ] in lines
 
 
 def test_the_table_says_what_is_missing() -> None:
-    text = table(whole(result(1, [100.0], [100.0]), result(2, [150.0], [100.0])))
+    text = table(measured(result(1, [100.0], [100.0]), result(2, [150.0], [100.0])))
     assert "no peak is known for a processor" in text
     assert "left out: 1 host with 3 ranks: too many" in text
     assert "1.500 (1.500 – 1.500)" in text
-    known = table(whole(result(1, [100.0], [100.0], peak=1e12)))
+    known = table(measured(result(1, [100.0], [100.0], peak=1e12)))
     assert "20.0%" in known
     assert "no peak" not in known
-
-
-@pytest.mark.parametrize(("options", "said"), [({"pairs": "0"}, "pairs=0 must"), ({"block_s": "x"}, "block_s=x must")])
-def test_options_that_make_no_sense(options: dict[str, str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        settings(options)

@@ -9,7 +9,7 @@ from doit.doit_cmd import DoitMain
 
 from pipeline.cli import clone, main
 from pipeline.cli import help as pages
-from pipeline.cli.invocation import TYPED
+from pipeline.cli.output import TYPED
 from pipeline.cli.verbs import VERBS
 from pipeline.config.groups import groups
 from pipeline.core.errors import UsageError

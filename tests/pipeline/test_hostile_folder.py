@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.commands import clean, compare, explain, hosts, reproduce, runs, status, train
+from pipeline.cli.commands import accept, clean, compare, explain, hosts, reproduce, runs, status, train
 from pipeline.cluster import starts
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError
@@ -23,7 +23,7 @@ from tests.pipeline.test_launch_first_error import PLAN
 
 KEYED = (
     status.status, status.logs, train.attach, hosts.stop, explain.why, reproduce.export, compare.compare,
-    reproduce.accept,
+    accept.accept,
 )  # fmt: skip
 OF_ALL = (runs.runs, clean.clean)
 FILES = (

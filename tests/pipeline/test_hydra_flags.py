@@ -12,8 +12,9 @@ import yaml  # type: ignore[import-untyped]
 from doit.exceptions import InvalidCommand
 from doit.task import Task
 
-from pipeline.cli import flags, invocation
+from pipeline.cli import invocation
 from pipeline.cli.loader import refuse_unknown
+from pipeline.cli.words import flags
 from pipeline.config.overrides import hydra_flags
 from pipeline.core.errors import UsageError
 from pipeline.core.processes import process

@@ -8,10 +8,10 @@ from typing import NoReturn
 
 import pytest
 
-from pipeline.cli import invocation, loader
-from pipeline.cli.commands import finished, train
-from pipeline.cli.invocation import QUIET, TYPED, VERBOSE, Invocation, is_on, is_wanted, parse, without_verbosity
-from pipeline.cli.output import note_usual, say, say_log
+from pipeline.cli import finished, loader, output
+from pipeline.cli.commands import train
+from pipeline.cli.invocation import QUIET, VERBOSE, Invocation, is_on, parse, without_verbosity
+from pipeline.cli.output import TYPED, is_warning, note, say, say_log
 from pipeline.cli.session import Session
 from pipeline.config import compose
 from pipeline.core.errors import UsageError
@@ -43,8 +43,8 @@ def test_doits_own_options_are_not_overrides() -> None:
 
 @pytest.mark.parametrize("words", [["-a"], ["-ka"], ["-ak"], ["--always-execute"]])
 def test_what_is_finished_is_asked_for_again_also_beside_another_option(words: list[str]) -> None:
-    assert parse([*words, "train", "seed=1"]).again
-    assert not parse(["-k", "-n", "1", "train", "seed=a"]).again
+    assert parse([*words, "train", "seed=1"]).repeats
+    assert not parse(["-k", "-n", "1", "train", "seed=a"]).repeats
 
 
 def test_a_verb_takes_its_own_options_apart() -> None:
@@ -64,6 +64,8 @@ def test_a_verbs_own_option_may_have_the_verb_in_front() -> None:
         (["train", ""], "argument 2 is empty"),
         (["train", "  "], "argument 2 is empty"),
         (["lab", "host=2"], "doit lab takes no 'host'; did you mean hosts=2?"),
+        (["benchmark", "pairs=0"], "pairs=0 must be a whole number from 1"),
+        (["plot", "x=epochs"], "x=epochs is not known; did you mean epoch?"),
     ],
 )
 def test_words_that_make_no_sense_are_refused(words: list[str], said: str) -> None:
@@ -98,7 +100,7 @@ def test_a_configuration_or_a_key_that_takes_long_says_so(
     told = threading.Event()
 
     def hear(text: str) -> None:
-        note_usual(text)
+        note(text)
         told.set()
 
     def slowly(*_: object) -> NoReturn:
@@ -108,7 +110,7 @@ def test_a_configuration_or_a_key_that_takes_long_says_so(
 
     monkeypatch.setattr(wait_reports.WaitReports.__init__, "__defaults__", (0.05,))
     monkeypatch.setattr(finished, "note", hear)
-    monkeypatch.setattr("pipeline.cli.session.note_usual", hear)
+    monkeypatch.setattr("pipeline.cli.session.note", hear)
     monkeypatch.setattr(compose, "compose_config", slowly)
     current = Session(Invocation(verb="train", overrides=("trainer.log_every_steps=987",)))  # nobody's: not remembered
     with pytest.raises(UsageError, match="it took long"):
@@ -128,7 +130,7 @@ def test_the_next_command_is_told_in_the_words_that_were_typed(
     monkeypatch.delenv(TYPED, raising=False)
     if said == "paceline":
         monkeypatch.setenv(TYPED, said)
-    assert invocation.command() == said
+    assert output.command() == said
     assert str(loader.invalid("doit train trainer.epochs=3")) == f"{said} train trainer.epochs=3"
     say_log("node0:0 | doit train")
     say("doit's own options; try: doit lab down=1\n  prove  doit reproduce 0c, as `doit help run` says")
@@ -159,4 +161,4 @@ def test_how_much_is_shown_may_be_said_anywhere_and_the_last_word_counts(
 
 def test_without_words_but_the_end_warnings_and_errors_are_shown() -> None:
     shown = ("WARNING: no checkpoint", "node1:0 | warning: loss is nan", "trial 1 | ERROR: x")
-    assert [line for line in (*shown, "epoch 1/20  loss 2.3", "0 warnings so far") if is_wanted(line)] == [*shown]
+    assert [line for line in (*shown, "epoch 1/20  loss 2.3", "0 warnings so far") if is_warning(line)] == [*shown]

@@ -104,7 +104,7 @@ def test_a_run_that_goes_while_runs_are_listed_is_left_out(
     ("word", "said"),
     [
         ("state=FALED", "state=FALED is no state of a run; did you mean FAILED? valid: ACCEPTED, "),
-        ("sort=best", "sort=best is no order; valid: accuracy, key, size, state, time, train_s"),
+        ("sort=best", "sort=best is not known; valid: accuracy, key, size, state, time, train_s"),
         ("sed=1", "unknown key 'sed'; did you mean seed=1?"),
     ],
 )

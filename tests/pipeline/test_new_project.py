@@ -14,7 +14,7 @@ import pytest
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 
 from hydra_plugins.paceline_plugins import PacelineSearchPath
-from pipeline.cli import clone, main
+from pipeline.cli import clone, new_project
 from pipeline.config import compose
 from pipeline.config.groups import groups
 from pipeline.config.overrides import origins
@@ -26,7 +26,7 @@ from pipeline.keys.import_closure import import_closure
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    main.init(["acme"])
+    new_project.init(["acme"])
     return tmp_path / "acme"
 
 
@@ -38,7 +38,7 @@ def test_a_new_project_has_a_dodo_of_two_lines_and_no_other_name_in_it(project: 
         *("conf/experiment/example.yaml", "conf/model/my_net.yaml", "dodo.py", "pyproject.toml", "tests/test_nets.py"),
     ]
     assert len((project / "dodo.py").read_text().splitlines()) == 2
-    assert not any(main.NAME_THERE in (project / name).read_text() for name in names)
+    assert not any(new_project.NAME_THERE in (project / name).read_text() for name in names)
     assert {"/runs/", "/data/", "/mlflow.db*"} < {*(project / ".gitignore").read_text().split()}
     assert (project / "dodo.py").stat().st_mode & 0o777 == 0o644 & ~_umask()
 
@@ -52,10 +52,10 @@ def test_a_new_project_is_a_repository_unless_that_is_unwanted_or_it_lies_in_one
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    main.init(["with_it"])
-    main.init(["without", "--no-git"])
+    new_project.init(["with_it"])
+    new_project.init(["without", "--no-git"])
     assert [(tmp_path / name / ".git").is_dir() for name in ("with_it", "without")] == [True, False]
-    main.init(["with_it/inside"])
+    new_project.init(["with_it/inside"])
     assert not (tmp_path / "with_it" / "inside" / ".git").exists()
 
 
@@ -71,7 +71,7 @@ def test_a_new_project_answers_in_json(tmp_path: Path) -> None:
 def test_the_next_commands_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my runs").mkdir()
-    said = main.init(["my runs/acme"]).splitlines()
+    said = new_project.init(["my runs/acme"]).splitlines()
     assert said[0] == f"made {tmp_path}/my runs/acme; what to try next:"
     assert said[1:] == ["  cd 'my runs/acme'", "  paceline train experiment=example", "  paceline ui"]
 
@@ -100,7 +100,7 @@ def test_a_name_that_can_not_be_a_projects_is_refused_and_nothing_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError) as caught:
-        main.init(words)
+        new_project.init(words)
     assert said in str(caught.value)
     assert not any(tmp_path.iterdir())
 
@@ -108,13 +108,13 @@ def test_a_name_that_can_not_be_a_projects_is_refused_and_nothing_is_written(
 def test_what_is_there_is_left_alone_but_an_empty_folder_becomes_the_project(project: Path) -> None:
     (project / "dodo.py").write_text("mine")
     with pytest.raises(UsageError, match="is there already, and holds something"):
-        main.init(["acme"])
+        new_project.init(["acme"])
     (project.parent / "file").touch()
     with pytest.raises(UsageError, match="is there already, and is no folder"):
-        main.init(["file"])
+        new_project.init(["file"])
     assert (project / "dodo.py").read_text() == "mine"
     (project.parent / "empty").mkdir()
-    main.init(["empty"])
+    new_project.init(["empty"])
     assert (project.parent / "empty/empty/nets.py").is_file()
 
 
@@ -124,7 +124,7 @@ def test_the_folder_that_a_shell_stands_in_is_filled_and_not_replaced(
     (here := tmp_path / "acme").mkdir()
     monkeypatch.chdir(here)
     before = here.stat().st_ino
-    assert main.init(["."]).splitlines()[1:] == ["  paceline train experiment=example", "  paceline ui"]
+    assert new_project.init(["."]).splitlines()[1:] == ["  paceline train experiment=example", "  paceline ui"]
     assert (here.stat().st_ino, (here / "acme/nets.py").is_file()) == (before, True)
     assert [path.name for path in tmp_path.iterdir()] == ["acme"]
 
@@ -139,7 +139,7 @@ def test_a_project_that_can_not_be_written_whole_is_not_written(
 
     monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(PacelineError, match=f"the project {tmp_path}/acme can't be made: No space left on device"):
-        main.init(["acme"])
+        new_project.init(["acme"])
     assert not any(tmp_path.iterdir())
 
 
@@ -230,7 +230,7 @@ def test_a_folder_with_a_script_becomes_a_project_and_keeps_its_files(
     (tmp_path / "train.py").write_text("print('loss: 0.5')\n")
     (tmp_path / ".gitignore").write_text("mine\n")
     (tmp_path / "pyproject.toml").write_text("[tool.ruff]\nline-length = 90\n")
-    assert main.init(["."]).splitlines()[1:] == ["  paceline run train.py", "  paceline ui"]
+    assert new_project.init(["."]).splitlines()[1:] == ["  paceline run train.py", "  paceline ui"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *(".gitignore", "dodo.py", "pyproject.toml", "train.py")
     ]
@@ -238,7 +238,7 @@ def test_a_folder_with_a_script_becomes_a_project_and_keeps_its_files(
     tables = tomllib.loads((tmp_path / "pyproject.toml").read_text())["tool"]
     assert (tables["ruff"], tables["doit"]["loader"]) == ({"line-length": 90}, "paceline")
     with pytest.raises(UsageError, match=r"has a dodo\.py already"):
-        main.init(["."])
+        new_project.init(["."])
 
 
 def test_a_script_of_ones_own_that_uses_hydra_loads_nothing_of_paceline() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from pipeline.notebook.commands import _best_first, _overrides, _script_line
+from pipeline.notebook.commands import Trial, _best_first, _overrides, _script_line
 
 
 @pytest.mark.parametrize(
@@ -31,19 +31,17 @@ def test_a_mapping_of_python_is_one_for_hydra_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("best", "order"),
-    [
-        ({"by": "val/loss", "direction": "minimize"}, "badc"),
-        ({"by": "val/loss", "direction": "maximize"}, "dabc"),
-        (None, "cabd"),
-    ],
+    ("metric", "direction", "order"),
+    [("val/loss", "minimize", "badc"), ("val/loss", "maximize", "dabc"), ("val/accuracy", "maximize", "cabd")],
 )
-def test_the_trials_of_a_sweep_come_best_first_in_the_direction_of_its_metric(best: Any, order: str) -> None:
+def test_the_trials_of_a_sweep_come_best_first_in_the_direction_of_its_metric(
+    metric: str, direction: str, order: str
+) -> None:
     values: dict[str, dict[str, Any]] = {
         "a": {"val/loss": 0.2, "val/accuracy": 0.1},
         "b": {"val/loss": 0.1},
         "c": {"val/accuracy": 0.5},
         "d": {"val/loss": "inf"},
     }
-    data = {"best": best, "trials": [{"key": key, "values": of} for key, of in values.items()]}
-    assert "".join(trial["key"] for trial in _best_first(data)) == order
+    trials = [Trial(key=key, state="FINISHED", chosen=(), values=of) for key, of in values.items()]
+    assert "".join(trial.key for trial in _best_first(trials, metric, direction)) == order

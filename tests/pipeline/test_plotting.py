@@ -132,7 +132,7 @@ def test_a_run_that_failed_is_not_drawn_as_if_it_had_finished(tmp_path: Path, pl
             ("metric=val/acuracy",),
             r"metric=val/acuracy: none of these runs has such a curve; did you mean val/accuracy\?",
         ),
-        (("x=hours",), "x=hours is no axis; .*valid: epoch, minutes, step"),
+        (("x=hours",), "x=hours is not known; .*valid: epoch, minutes, step"),
         (("file=a.gif",), "file=a.gif must end in .pdf, .png, .svg"),
         (("file=no/such/a.svg",), "file=no/such/a.svg: there is no folder .*/no/such"),
     ],

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from pipeline.cli.output import say, say_folded
+from pipeline.cli.output import say
 from pipeline.comparing import groups, listing
 from pipeline.comparing.reading import command_line
 from pipeline.core.printable import (
@@ -126,7 +126,7 @@ def test_a_line_for_people_is_folded_at_a_terminals_spaces(monkeypatch: pytest.M
     ):
         monkeypatch.setattr(sys, "stdout", stdout)
         monkeypatch.setenv("COLUMNS", "20")
-        say_folded("FINISHED 1: loss 0.5, 1 rank")
+        say("FINISHED 1: loss 0.5, 1 rank", folds=True)
         assert stdout.getvalue() == expected
 
 

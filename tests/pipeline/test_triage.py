@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.commands import status
+from pipeline.cli.commands import triage
 from tests.pipeline.comparing_folders import failed
 from tests.pipeline.conftest import Printed
 from tests.pipeline.finished_folder import CONFIG, finished, key_of
@@ -19,7 +19,7 @@ TRACEBACK = "Traceback (most recent call last):\n  File x\nValueError: no such c
 
 @pytest.fixture
 def triaged(printed: Printed) -> Printed:
-    return partial(printed, status.triage)
+    return partial(printed, triage.triage)
 
 
 def data(triaged: Printed, runs_dir: Path, *words: str) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.commands import train
-from pipeline.cli.invocation import for_project
+from pipeline.cli import terminal
+from pipeline.config.overrides.script_words import for_project
 from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT
 
@@ -75,7 +75,7 @@ def test_who_types_paceline_is_told_its_commands_through_the_screen_too(
     monkeypatch.setenv("PACELINE_TYPED", "paceline")
     words = ["trial 3 | try: doit record run=a", "  try: doit clean", "WARNING: no store\n  try: doit record run=b"]
     theirs = ["trial  3 | node0:0 | doit train", "node0:- | doit train", "clean | doit train", "  | doit train"]
-    with train.screen(lambda: None) as shown:  # type: ignore[arg-type,return-value]
+    with terminal.screen(lambda: None) as shown:  # type: ignore[arg-type,return-value]
         for text in (*words, *theirs):
             shown.say(text)
     said = capsys.readouterr().err.splitlines()

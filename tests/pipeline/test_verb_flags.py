@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import flags
 from pipeline.cli.verbs import VERBS
+from pipeline.cli.words import flags
 from pipeline.core.errors import UsageError
 from pipeline.runs import index
 from tests.integration import preloaded

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import wrong_words
 from pipeline.cli.verbs import VERBS
+from pipeline.cli.words import wrong_words
 from tests.integration import preloaded
 
 

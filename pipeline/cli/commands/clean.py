@@ -192,7 +192,7 @@ def clean(current: Session) -> None:
 
 def agreed(current: Session, amount: str) -> bool:
     """Ask the user for the removal, unless ``--yes`` was typed; without a terminal, say how to agree in the command."""
-    if is_on(current.invocation.options, "yes"):
+    if current.invocation.is_on("yes"):
         return True
     if not (os.isatty(0) and os.isatty(1)):
         say(f"nothing was removed; to remove {amount}: {shlex.join(['doit', *sys.argv[1:], '--yes'])}")

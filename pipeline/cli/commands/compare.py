@@ -9,14 +9,11 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence, Set
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli import clone
-from pipeline.cli.commands import trials
+from pipeline.cli import clone, trials
 from pipeline.cli.commands.runs import RUNS_DIR, filter_of
-from pipeline.cli.invocation import is_on
 from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import Session, relative
 from pipeline.comparing import curves, reading, tables
@@ -30,19 +27,14 @@ from pipeline.core import masking
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.files import expanded, replaceable_path, sha256_text, write_atomic, write_hint
 from pipeline.core.printable import takes_colours
-from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.redact import hide
 from pipeline.core.specs import State
-from pipeline.core.tables import counted, folded
-from pipeline.reproduction import divergence
-from pipeline.reproduction import reproduce as again
-from pipeline.reproduction.divergence import Origin, Parting
+from pipeline.core.tables import folded
 from pipeline.runs import index
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import ALTERED
 from pipeline.sweep import folder as folders
 from pipeline.sweep.folder import SweepFolder
-from trainers.contract import run_folder
 
 
 def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
@@ -91,7 +83,7 @@ def compare(current: Session) -> None:
     """Compare runs. Raises UsageError: no run matches, or none has a requested metric."""
     current = trials.with_sweep(current)
     options = current.invocation.options
-    groups = in_order(chosen(current, current.invocation.paths), current.invocation.paths)
+    groups = in_order(chosen(current, current.invocation.arguments), current.invocation.arguments)
     wanted = [name for name in options.get("metric", "").split(",") if name]
     known = metrics_of(groups)
     for name in wanted:
@@ -100,7 +92,7 @@ def compare(current: Session) -> None:
     differences = compared(groups, wanted)
     if wants_json():
         answer(tables.as_json(differences))
-    elif is_on(options, "markdown"):
+    elif current.invocation.is_on("markdown"):
         say(tables.markdown(differences))
     else:
         say(tables.text(differences, shutil.get_terminal_size().columns))
@@ -116,69 +108,12 @@ _HEIGHT = 22  # lines
 _MOST = 8  # curves whose colours differ visibly
 
 
-def diff(current: Session) -> None:
-    """Find where two trainings part. Raises PacelineError: they differ, or can't be compared; UsageError: which?"""
-    runs = _pair(current.config.runs_dir, current.invocation.paths)
-    digests = [divergence.read(folder.path) for folder in runs]
-    parting, steps = divergence.first_difference(digests[0], digests[1])
-    origin, summary = None, f"{runs[0].key} and {relative(runs[1].path)}: {counted(len(steps), 'step')} compared"
-    if parting is None:
-        say(f"{summary}, up to step {steps[-1]}: all digests are equal")
-    else:
-        summary += f"\n  first difference  {divergence.parting_line(parting)}"
-        if current.invocation.options.get("replay") != "0":
-            replayed, origin = _replayed(current, runs, parting, len(digests[0][parting.step]))
-            summary += f"\n  replay            {replayed}"
-    error = None if parting is None else PacelineError(summary)
-    if wants_json():
-        data = {
-            "runs": [folder.key for folder in runs],
-            "steps": len(steps),
-            "first": asdict(parting) if parting else None,
-            "origin": asdict(origin) if origin else None,
-        }
-        answer(data, error=error)
-    if error is not None:
-        raise error
-
-
-def _pair(runs_dir: Path, named: Sequence[str]) -> list[RunFolder]:
-    """Return the two runs; of one name the run and its reproduction. Raises UsageError."""
-    match [index.find(runs_dir, key) for key in named]:
-        case [first, second]:
-            return [first, second]
-        case [run]:
-            made = [*(runs_dir / again.FOLDER / run.key / "runs").glob(f"*/{run_folder.RESULT}")]
-            if made:
-                return [run, RunFolder(made[0].parent)]
-            raise UsageError(
-                f"run {run.key} has no reproduction here to compare it with", hint=f"doit reproduce {run.key}"
-            )
-    raise UsageError("doit diff takes two runs, or one that was reproduced", hint="doit diff 495e1d cf0848")
-
-
-def _replayed(current: Session, runs: Sequence[RunFolder], parting: Parting, ranks: int) -> tuple[str, Origin | None]:
-    """Replay both runs up to where they part; return a line and the origin. Raises PacelineError."""
-    if not runs[0].program.is_ours:
-        return "none, as a script's steps can't be trained one by one", None
-    place = current.config.runs_dir.absolute() / again.FOLDER / f"{runs[0].key}-diff"
-    lines = []
-    for folder, name in zip(runs, ("first", "second"), strict=True):
-        with waiting(note, f"training steps {parting.equal + 1} to {parting.step} of {folder.key} again"):
-            work = divergence.replay(folder, place / name, first=parting.equal + 1, last=parting.step, ranks=ranks)
-        lines.append(divergence.recorded(work))
-    origin = divergence.origin(*lines)
-    return divergence.origin_line(origin), origin
-
-
 def plot(current: Session) -> None:
     """Plot curves. Raises UsageError: no run matches, none has such a curve, or an unknown kind of file."""
     current = trials.with_sweep(current)
-    options, named = current.invocation.options, current.invocation.paths
+    options, named = current.invocation.options, current.invocation.arguments
     axis = options.get("x", "step")
-    if axis not in curves.AXES:
-        raise UsageError(f"x={axis} is no axis; {suggestion(axis, curves.AXES)}")
-    log, target = is_on(options, "log"), _output_file(current)
+    log, target = current.invocation.is_on("log"), _output_file(current)
     form = target.suffix.lower().removeprefix(".") if target is not None else ""
     if target is not None and form not in FORMATS:
         raise UsageError(f"file={options['file']} must end in {', '.join(f'.{one}' for one in FORMATS)}")
@@ -231,10 +166,8 @@ def report(current: Session) -> None:
     current = trials.with_sweep(current)
     options = current.invocation.options
     form, as_json = options.get("format", "html"), wants_json()
-    if form not in _SUFFIXES:
-        raise UsageError(f"format={form} is not known; {suggestion(form, _SUFFIXES)}")
     words = [word for word in current.invocation.overrides if not word.lstrip("+").startswith(("paths.", "tracking"))]
-    if is_of_sweep := not words and not current.invocation.paths:
+    if is_of_sweep := not words and not current.invocation.arguments:
         if as_json or "format" not in options:
             trials.show_chosen(current)
         if as_json:
@@ -276,9 +209,9 @@ def _of_sweep(current: Session) -> tuple[str, Report]:
 
 def _of_runs(current: Session) -> tuple[str, Report]:
     """Return a file's name (equal for equal runs) and the report of the named runs. Raises UsageError."""
-    runs, runs_dir = chosen(current, current.invocation.paths), current.config.runs_dir
+    runs, runs_dir = chosen(current, current.invocation.arguments), current.config.runs_dir
     if len(runs) > 1:
-        command = reading.command_line("report", [*current.invocation.paths, *current.invocation.overrides])
+        command = reading.command_line("report", [*current.invocation.arguments, *current.invocation.overrides])
         name = f"selection-{sha256_text(' '.join(sorted(run.key for run in runs)))[:12]}"
         return name, _page(runs, subject=f"{len(runs)} runs", command=command, why=[])
     (run,) = runs

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pipeline.cli.invocation import is_on
+from pipeline.cli.invocation import Invocation
 from pipeline.cli.output import answer, note, say, wants_json, width
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster import preflight as checks
@@ -27,14 +27,13 @@ from trainers.contract import run_folder
 
 def preflight(current: Session) -> None:
     """Check that the hosts can train. Raises PacelineError: a check failed."""
-    options = current.invocation.options
-    as_json, measures = wants_json(), is_on(options, "measure")
+    as_json, measures, is_deep = wants_json(), current.invocation.is_on("measure"), current.invocation.is_on("deep")
     cluster = current.config.cluster.with_spares
     this_computer.refuse_without_lab(cluster, ROOT)
     hear: Callable[[str], None] = (lambda _: None) if as_json else note
     unreached: HostError | None = None
     try:
-        report = _examined(current, cluster, deep=is_on(options, "deep"), say=hear)
+        report = _examined(current, cluster, deep=is_deep, say=hear)
     except HostError as error:
         if not as_json:
             raise
@@ -58,7 +57,7 @@ def preflight(current: Session) -> None:
         say("the nodes are known when a job runs; doit train asks each of them before it starts anything there")
         return
     say(checks.table(report.facts, width()))
-    if measures or is_on(options, "deep"):
+    if measures or is_deep:
         say(f"\n{checks.summary(report.all_checks)}\n")
     for line in checks.warnings(report.checks):
         say(line)
@@ -111,22 +110,23 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 def allreduce(current: Session) -> None:
     """Measure the bandwidth of all-reduce between the ranks."""
     config = current.config
-    given = _allreduce_settings(current.invocation.options)
+    settings = _allreduce_settings(current.invocation)
     if config.cluster.world_size < 2:
         raise UsageError(
             "an all-reduce needs at least 2 ranks; this cluster has 1", hint="cluster.nproc_per_node=2, or more hosts"
         )
     folder = node_module.new_folder(config.runs_dir, "allreduce")
-    settings = {"strategy": {"backend": config.train.strategy.backend}, "allreduce": given}
-    result = node_module.run(settings, run_folder.ALLREDUCE, cluster=config.cluster, folder=folder, root=ROOT, say=note)
+    request = {"strategy": {"backend": config.train.strategy.backend}, "allreduce": settings}
+    result = node_module.run(request, run_folder.ALLREDUCE, cluster=config.cluster, folder=folder, root=ROOT, say=note)
     say(f"\n{_bandwidth(result)}")
     say(f"  figures  {relative(folder / run_folder.ALLREDUCE)}")
 
 
-def _allreduce_settings(options: Mapping[str, str]) -> dict[str, int]:
-    """Return ``min_bytes``, ``max_bytes`` and ``iterations``. Raises UsageError."""
+def _allreduce_settings(invocation: Invocation) -> dict[str, int]:
+    """Return the typed ones of ``min_bytes``, ``max_bytes`` and ``iterations``. Raises UsageError."""
+    options = invocation.options
     parsed = {name: _size(name, options[name]) for name in ("min_bytes", "max_bytes") if name in options}
-    parsed |= node_module.whole_numbers(options, "iterations")
+    parsed |= invocation.numbers("iterations")
     if parsed.get("min_bytes", 8) < 4 or parsed.get("max_bytes", 1 << 30) < parsed.get("min_bytes", 8):
         shown = ", ".join(f"{name}={options[name]}" for name in options)
         raise UsageError(f"{shown}: the smallest message has at least 4 bytes, and none is larger than max_bytes")
@@ -156,10 +156,23 @@ def _size(name: str, text: str) -> int:
 
 def benchmark(current: Session) -> None:
     """Measure the training speed."""
-    config, options = current.config, current.invocation.options
-    folder, whole = benchmarks.measure(config, _pack(current), options=options, root=ROOT, say=note)
-    say(f"\n{benchmarks.table(whole)}")
-    say(f"  figures  {relative(folder / benchmarks.RESULT)}")
+    config, invocation = current.config, current.invocation
+    settings: dict[str, float] = {**invocation.numbers("pairs")}
+    if "block_s" in invocation.options:
+        settings["block_s"] = _seconds("block_s", invocation.options["block_s"])
+    measured = benchmarks.measure(config, _pack(current), settings=settings, root=ROOT, say=note)
+    say(f"\n{benchmarks.table(measured)}")
+    say(f"  figures  {relative(measured.folder / benchmarks.RESULT)}")
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 3600:
+        raise UsageError(f"{name}={text} must be a number of seconds above 0")
+    return seconds
 
 
 _TRACE = "trace.json.gz"
@@ -169,11 +182,14 @@ _QUIET = {"KINETO_LOG_LEVEL": "99"}  # torch's tracer reports a missing GPU as a
 def profile(current: Session) -> None:
     """Record a trace of some training steps."""
     config, pack = current.config, _pack(current)
-    given = node_module.whole_numbers(current.invocation.options, "steps")
     folder = node_module.new_folder(config.runs_dir, "profile")
     hosts = tuple(replace(host, env={**_QUIET, **host.env}) for host in config.cluster.hosts)
     node_module.run(
-        {**config.resolved, "init": {}, "profile": given},  # what only measures needs no weights
+        {
+            **config.resolved,
+            "init": {},
+            "profile": current.invocation.numbers("steps"),
+        },  # what only measures needs no weights
         run_folder.PROFILE,
         cluster=replace(config.cluster, hosts=hosts),
         folder=folder,

@@ -7,12 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from pipeline.cli.commands import steps as own_steps
-from pipeline.cli.commands.finished import other_hardware
-from pipeline.cli.output import answer, note, say, say_folded, say_log, wants_json
+from pipeline.cli.finished import other_hardware
+from pipeline.cli.output import answer, note, say, say_log, wants_json
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster.spares import unused_warning
 from pipeline.config.overrides import origins
-from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.tables import first_of
 from pipeline.data.trees import Tree, changed_files
 from pipeline.execution import dry_run
@@ -28,11 +27,8 @@ _MOST_FILES = 5  # of changed data
 
 def plan(current: Session) -> None:
     """Print what would run: the trials, their steps and the commands of each host."""
-    options = current.invocation.options
-    shapes = {"text": dry_run.text, "mermaid": dry_run.mermaid, "dot": dry_run.dot}
-    shape = options.get("format", "text")
-    if shape not in shapes:
-        raise UsageError(f"format={shape} is not known; {suggestion(shape, shapes)}")
+    formats = {"text": dry_run.text, "mermaid": dry_run.mermaid, "dot": dry_run.dot}
+    chosen_format = current.invocation.options.get("format", "text")
     current.refuse_data()
     if current.sweeps:
         trials = [
@@ -44,8 +40,8 @@ def plan(current: Session) -> None:
     if wants_json():
         answer([asdict(item) for item in trials])
         return
-    say(shapes[shape](trials))
-    if shape == "text" and not current.sweeps and (idle := unused_warning(current.config.cluster)):
+    say(formats[chosen_format](trials))
+    if chosen_format == "text" and not current.sweeps and (idle := unused_warning(current.config.cluster)):
         say(idle)
 
 
@@ -84,9 +80,9 @@ def why(current: Session) -> None:
         )
         return
     state = accepted or ("finished" if damage else "finished and intact")
-    say_folded(f"{run.key.short if run else 'this run'}: {reason or f'{state}; doit train launches nothing'}")
+    say(f"{run.key.short if run else 'this run'}: {reason or f'{state}; doit train launches nothing'}", folds=True)
     if hardware:
-        say_folded(f"  finished on other hardware: {hardware}; bits unverified here")
+        say(f"  finished on other hardware: {hardware}; bits unverified here", folds=True)
     if damage:
         note(f"WARNING: {damage.what}\n  it can't be exported or reproduced from here; try: {damage.hint}")
     if run is not None and not reason:
@@ -95,7 +91,7 @@ def why(current: Session) -> None:
     if run is not None and reason:
         _say_nearest(nearest, differences, data_files)
     for task in tasks:
-        say_folded(f"{task.name:<9} {'done' if task.done else 'to do':<6} {task.why}")
+        say(f"{task.name:<9} {'done' if task.done else 'to do':<6} {task.why}", folds=True)
     if reason and not current.invocation.overrides and index.rows(current.config.runs_dir):
         say("without overrides this is the default configuration; doit why last explains the newest run")
 
@@ -105,11 +101,11 @@ def _say_nearest(nearest: str | None, differences: Sequence[Difference], data_fi
         say("no finished run to compare with")
         return
     differs = "it differs in:" if differences else "it has the same key"
-    say_folded(f"the nearest finished run is {nearest}; {differs}")
+    say(f"the nearest finished run is {nearest}; {differs}", folds=True)
     for item in differences:
-        say_folded(f"  {item}")
+        say(f"  {item}", folds=True)
         if item.part == "data" and data_files:
-            say_folded(f"    {first_of(data_files, _MOST_FILES)}")
+            say(f"    {first_of(data_files, _MOST_FILES)}", folds=True)
 
 
 def _keys_of_finished_runs(current: Session) -> dict[str, dict[str, Any]]:

@@ -26,7 +26,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.processes.signals import Interruptible
 from pipeline.core.processes.wait_reports import WaitReports, waiting
 from pipeline.core.specs import LAST, UNDER_WAY, Cluster, NodeFacts
-from pipeline.core.tables import aligned, is_count
+from pipeline.core.tables import aligned
 from pipeline.data.trees import Tree
 from pipeline.execution import restarts, this_computer
 from pipeline.runs import checkpoints, index, journal
@@ -99,14 +99,12 @@ def lab(current: Session) -> None:
     options = current.invocation.options
     if {"down", "hosts"} <= options.keys():
         raise UsageError("doit lab takes down=1, which removes the lab, or hosts=N, which raises it; not both")
-    if is_on(options, "down"):
+    if current.invocation.is_on("down"):
         with waiting(note, "removing the lab"):
             removed = labs.down(ROOT)
         say(f"removed {', '.join(removed)}" if removed else "no lab is up here; nothing was removed")
         return
     if "hosts" in options:
-        if not is_count(options["hosts"]):
-            raise UsageError(f"hosts={options['hosts']} must be a whole number from 1; try doit lab --hosts 2")
         with waiting(note, "raising the lab"):
             labs.up(ROOT, int(options["hosts"]))
     raised = labs.status(ROOT)

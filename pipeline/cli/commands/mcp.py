@@ -6,7 +6,6 @@ those of the command line.
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import subprocess
@@ -15,14 +14,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.cli.invocation import is_override
-from pipeline.cli.output import answer_of_error
+from pipeline.cli.output import Failure, envelope, read_envelope
 from pipeline.cli.session import Session
 from pipeline.cli.verbs import VERBS
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.processes import process
 from pipeline.core.specs import LAST
 
-_EVENT = '{"schema": "paceline.event/'
 _NAME = re.compile(r"[\w.][\w./-]*")  # a key, a sweep's name, a file; nothing that could be an option
 _ABOUT = (
     "Paceline trains PyTorch models; each run has a key, and a finished one is never repeated. Overrides are Hydra's "
@@ -95,22 +93,23 @@ async def triage(key: str = LAST) -> dict[str, Any]:
 async def _answer(
     verb: str, overrides: Sequence[str] = (), *, keys: Sequence[str] = (), **options: str | None
 ) -> dict[str, Any]:
-    """The JSON of `doit VERB …`."""
+    """Return the answer of `doit VERB KEY … OVERRIDE … OPTION=VALUE …`; of words that it can't take, the error."""
     try:
-        for word in overrides:  # no word that doit would take for an option or for another command
+        for word in overrides:  # a word that doit would take for an option or for another command is refused
             if not is_override(word):
                 raise UsageError(f"{word!r} is no override; overrides look like optimizer.lr=0.1")
         for word in keys:
             if word in VERBS or not _NAME.fullmatch(word):
                 raise UsageError(f"{word!r} is no run's key; runs lists them")
-        chosen = [f"{name}={value}" for name, value in options.items() if value is not None]
-        return await _run([sys.executable, "-m", "pipeline.cli.main", verb, *keys, *overrides, *chosen, "json=1"])
+        typed_options = [f"{name}={value}" for name, value in options.items() if value is not None]
+        words = [verb, *keys, *overrides, *typed_options, "json=1"]
+        return await _run([sys.executable, "-m", "pipeline.cli.main", *words])
     except PacelineError as error:
-        return answer_of_error(verb, error)
+        return envelope(verb, None, Failure.of(error))
 
 
 async def _run(argv: Sequence[str]) -> dict[str, Any]:
-    """What a command answers. Where the client gives the call up, it is ended as by Ctrl-C.
+    """Run a command and return its answer. If the client cancels the call, end the command as by Ctrl-C.
 
     Raises PacelineError: it ended without an answer.
     """
@@ -120,24 +119,19 @@ async def _run(argv: Sequence[str]) -> dict[str, Any]:
         argv,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=None,  # what it tells people: a client keeps a server's stderr as its log
+        stderr=None,  # lines for users: a client keeps a server's stderr as its log
         env=process.of_this_clone(),
         start_new_session=True,
     )
     assert child.stdout is not None
-    said = b""
+    stdout = b""
     try:
-        async for part in child.stdout:
-            said += part
+        async for chunk in child.stdout:
+            stdout += chunk
         await child.wait()
     except BaseException:
         with anyio.CancelScope(shield=True):
             child.send_signal(signal.SIGINT)
             await child.wait()
         raise
-    lines = said.decode(errors="replace").splitlines(keepends=True)
-    try:
-        answer: dict[str, Any] = json.loads("".join(line for line in lines if not line.startswith(_EVENT)))
-    except ValueError as error:
-        raise PacelineError(f"the command ended with {child.returncode} and without an answer") from error
-    return answer
+    return read_envelope(stdout, child.returncode)

@@ -11,14 +11,14 @@ from typing import Any
 from pipeline import tracking
 from pipeline.cli import clone
 from pipeline.cli.loader import leave_if_interrupted
-from pipeline.cli.output import answer, note, say, say_folded, wants_json
+from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.places import HOME
 from pipeline.core.processes import process
 from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.specs import LAST, UNDER_WAY
-from pipeline.core.tables import aligned, is_count
+from pipeline.core.tables import aligned
 from pipeline.data.manifest import MANIFEST
 from pipeline.evaluation.stored_report import format_report, most_confused
 from pipeline.execution import complete
@@ -32,6 +32,7 @@ from trainers.contract import run_folder
 
 _PREDICTOR = HOME / "trainers" / "predicting.py"
 _TOP = 3
+_LAST_PORT = 65535
 _TIMEOUT_S = 3600.0
 
 
@@ -86,14 +87,14 @@ def holder(folder: RunFolder) -> RunFolder:
 def ui(current: Session) -> None:
     """Serve MLflow's pages until Ctrl-C."""
     invocation = current.invocation
-    port = invocation.options.get("port")
-    if port is not None and not (is_count(port) and int(port) < 65536):
-        raise UsageError(f"port={port} must be a whole number from 1 to 65535")
+    port = invocation.numbers("port").get("port")
+    if port is not None and port > _LAST_PORT:
+        raise UsageError(f"port={port} must be a whole number from 1 to {_LAST_PORT}")
     config = current.config
     uri = tracking.absolute_uri(config.tracking.uri, ROOT)
     charts = tuple(name for name in invocation.options.get("charts", "").split(",") if name)
-    wanted = web_ui.Wanted(keys=invocation.paths, charts=charts)
-    web_ui.serve(uri, config.tracking.experiment, port=int(port) if port else None, wanted=wanted, say=say, note=note)
+    wanted = web_ui.Wanted(keys=invocation.arguments, charts=charts)
+    web_ui.serve(uri, config.tracking.experiment, port=port, wanted=wanted, say=say, note=note)
     leave_if_interrupted()
 
 
@@ -120,15 +121,13 @@ def finished_classifier(folder: RunFolder) -> Result:
 def predict(current: Session) -> None:
     """Classify images. Raises UsageError: no finished classifier, or no image; PacelineError: an unreadable image."""
     folder, images = _named_images(current)
-    top = current.invocation.options.get("top", str(_TOP))
-    if not is_count(top) or int(top) < 1:
-        raise UsageError(f"top={top} must be a whole number from 1 on")
+    top = current.invocation.numbers("top").get("top", _TOP)
     result = finished_classifier(folder)
     with waiting(note, "exporting the network, once for its weights"):
         network = exported_file(folder)
     manifest = folder.read_json(f"{run_folder.DATA}/{MANIFEST}") or {}
     names = dict(enumerate(map(str, manifest.get("classes") or ())))
-    rows = _classified(folder, network, images, int(top))
+    rows = _classified(folder, network, images, top)
     for row in rows:
         row["top"] = [
             {"class": names.get(int(number), str(int(number))), "probability": value}
@@ -147,7 +146,7 @@ def predict(current: Session) -> None:
         shown.append((str(name), f"can't be read: {row['error']}" if "error" in row else classes))
     say(aligned(shown))
     if result.synthetic:
-        say_folded("SYNTHETIC DATA: the network was trained on noise, so this means nothing")
+        say("SYNTHETIC DATA: the network was trained on noise, so this means nothing", folds=True)
     if error is not None:
         raise error
 
@@ -155,7 +154,7 @@ def predict(current: Session) -> None:
 def _named_images(current: Session) -> tuple[RunFolder, list[Path]]:
     """Return the run (``run=``, the first bare word, or the newest) and the image files."""
     invocation = current.invocation
-    words, runs_dir = [*invocation.paths], current.config.runs_dir
+    words, runs_dir = [*invocation.arguments], current.config.runs_dir
     named = invocation.options.get("run")
     if named is None and words and not _image(words[0]).is_file():
         named = words.pop(0)

@@ -1,183 +1,35 @@
-"""`doit accept`, `export`, `reproduce` and `prove`: accept, pack and repeat finished runs."""
+"""`doit export`, `reproduce`, `prove` and `diff`: pack a finished run, repeat it, and find where two runs part."""
 
 from __future__ import annotations
 
 import shlex
-import sys
 import tempfile
-import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pipeline import tracking
 from pipeline.cli import clone
-from pipeline.cli.invocation import is_on
+from pipeline.cli.commands.accept import settle
 from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.core import documents
-from pipeline.core.errors import PacelineError, UsageError, os_reason
-from pipeline.core.files import expanded, replaceable_path, system_temporary_prefix, write_hint, write_json
+from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.files import expanded, replaceable_path, system_temporary_prefix, write_json
 from pipeline.core.printable import printable_lines
 from pipeline.core.processes import git
-from pipeline.core.processes.unexpected import is_of_output
 from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.tables import counted, file_size
-from pipeline.execution import complete
-from pipeline.execution.run import Run
-from pipeline.keys import content_key
-from pipeline.keys.content_key import ContentKey, Difference
 from pipeline.reproduction import archive as exports
 from pipeline.reproduction import compare as verdicts
-from pipeline.reproduction import proving, recipe
+from pipeline.reproduction import divergence, proving, recipe
 from pipeline.reproduction import reproduce as again
+from pipeline.reproduction.divergence import Origin, Parting
 from pipeline.reproduction.proving import Proof
 from pipeline.runs import acceptance, index
-from pipeline.runs.acceptance import Acceptance
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.lock import locked
-from pipeline.runs.result import AlteredError
-from pipeline.tracking.client import Recorder
 from trainers.contract import run_folder
-
-_NEEDS_WORD = ("config", "data", "topology")  # what decides the weights as a rule: the run has to be named
-
-
-def accept(current: Session) -> None:
-    """Accept a finished run. Raises UsageError, PacelineError: nothing to accept, or the run must be named."""
-    current.refuse_data()
-    run = current.run
-    if run is None:
-        raise PacelineError("the data set isn't fetched, so this run has no key yet", hint="doit fetch, then the same")
-    try:
-        with locked(run.folder, note):
-            base = _undo(run) if is_on(current.invocation.options, "undo") else _accept(current, run)
-        _record(current, base)
-    except OSError as error:
-        if is_of_output(error):
-            raise
-        raise PacelineError(
-            f"what is accepted for run {run.key.short} can't be written: {os_reason(error)}",
-            hint=write_hint(error, run.folder.path.parent),
-        ) from error
-
-
-def _accept(current: Session, run: Run) -> RunFolder:
-    """Accept a finished run, and return it."""
-    if (reason := run.reason) is None:
-        accepted_before = acceptance.read(run.folder) if not run.folder.result.exists() else None
-        raise PacelineError(f"{run.key.short} is {accepted_before or 'finished: there is nothing to accept'}")
-    base, key, differing = _base(current, run, reason)
-    origin, patch = complete.collect_provenance(run, sys.argv, time.time(), note)
-    accepted = acceptance.by_this_user(run.key, key, differing)
-    run.folder.prepare(run.description())
-    origin.write(run.folder.path, patch)
-    acceptance.write(run.folder, accepted)
-    say(f"{run.key.short} is {accepted}; it differs in:")
-    for item in differing:
-        say(f"  {item}")
-    say(f"  prove it      doit reproduce {run.key.short}")
-    say("  take it back  doit accept --undo with the same words")
-    return base
-
-
-def _undo(run: Run) -> RunFolder:
-    """Withdraw an acceptance, and return the run that was accepted."""
-    accepted = acceptance.read(run.folder)
-    if accepted is None:
-        raise PacelineError(f"{run.key.short}: nothing was accepted for it")
-    acceptance.withdraw(run.folder, accepted)
-    say(f"{run.key.short} was {accepted}; it is no longer")
-    return acceptance.base_of(run.folder, accepted)
-
-
-def _base(current: Session, run: Run, reason: str) -> tuple[RunFolder, ContentKey, list[Difference]]:
-    """Return the finished run to accept, its key, and the differences. Raises PacelineError, UsageError."""
-    runs_dir, named = current.config.runs_dir, current.invocation.options.get("run")
-    if named is not None:
-        base = index.find(runs_dir, named)
-        chain = acceptance.read(base)
-        if chain is not None and not base.result.exists():
-            raise UsageError(f"run={named} is itself {chain}", hint=f"doit accept {chain.run} with the same words")
-    else:
-        parts = {key: known for key, known in index.finished_parts(runs_dir).items() if key != run.key.short}
-        same_version = {key: known for key, known in parts.items() if known.get("version") == run.key.parts["version"]}
-        nearest = content_key.nearest(same_version, run.key.parts)
-        if nearest is None:
-            raise PacelineError(f"{run.key.short}: {reason}, and no finished run is there to accept")
-        base = RunFolder(runs_dir / nearest[0])
-        _refuse_choice(same_version, run, nearest)
-    key, result = base.read_key(), base.read_result()
-    if key is None or result is None:
-        raise PacelineError(f"run {base.key} isn't finished, so it can hold for no other", hint="doit runs")
-    if base.key == run.key.short or key.parts.get("version") != run.key.parts["version"]:
-        raise UsageError(f"run={base.key} is this very run, or its key was taken by an older Paceline")
-    if (broken := base.stale_because(key.digest)) is not None:
-        raise PacelineError(f"run {base.key} can hold for no other: {broken}", hint="doit train with its words")
-    return base, key, content_key.differences(key.parts, run.key.parts)
-
-
-def _refuse_choice(parts: dict[str, dict[str, object]], run: Run, nearest: tuple[str, list[Difference]]) -> None:
-    """Refuse to guess. Raises UsageError: several runs are equally near, or more than code differs."""
-    key, differing = nearest
-    near = [name for name in parts if len(content_key.differences(parts[name], run.key.parts)) == len(differing)]
-    lines = "\n".join(f"  {item}" for item in differing)
-    if len(near) > 1:
-        names = ", ".join(sorted(near))
-        raise UsageError(
-            f"{len(near)} finished runs are as near, each with {counted(len(differing), 'difference')}: {names}",
-            hint=f"the same command with a key, for example doit accept {key} …, which differs in:\n{lines}",
-        )
-    if any(item.part in _NEEDS_WORD for item in differing):
-        raise UsageError(
-            f"more than code and environment differs from the nearest finished run, {key}:\n{lines}",
-            hint=f"the same command with that key, doit accept {key} …, if that is meant",
-        )
-
-
-def settle(current: Session, folder: RunFolder, *, equal: bool, again: str) -> str:
-    """Mark an accepted run as proven, or withdraw the acceptance. Return a line. Raises PacelineError."""
-    accepted = acceptance.read(folder)
-    if accepted is None:
-        return ""
-    if again != folder.key:
-        raise PacelineError(f"{folder.key} can't be proven here: made again, its key is {again}; it stays {accepted}")
-    here = _of_this_clone(current, folder, accepted)
-    if equal:
-        accepted = replace(accepted, proven=True)
-    if here is not None:
-        (acceptance.write if equal else acceptance.withdraw)(here, accepted)
-        _record(current, acceptance.base_of(here, accepted))
-    elsewhere = "" if here is not None else "; no run folder here was accepted so, and the archive stays as it is"
-    if equal:
-        return f"{folder.key} is {accepted}{elsewhere}"
-    if here is None:
-        return f"{folder.key} was {accepted}; it came out otherwise{elsewhere}"
-    return (
-        f"{folder.key} was {accepted}; it came out otherwise, so the acceptance is withdrawn: doit train makes the run"
-    )
-
-
-def _of_this_clone(current: Session, folder: RunFolder, accepted: Acceptance) -> RunFolder | None:
-    """Return the run folder here that a proof of an unpacked run applies to, if its weights are equal."""
-    if not (folder.path / acceptance.BASE_RESULT_FILE).exists():
-        return folder
-    here = RunFolder(current.config.runs_dir / folder.key)
-    try:
-        (mine, known), (theirs, _) = acceptance.result_or_accepted(here), acceptance.result_or_accepted(folder)
-    except AlteredError:
-        return None
-    if mine is None or theirs is None or known is None or known.run_digest != accepted.run_digest:
-        return None
-    return here if mine.fields.get("weights_sha256") == theirs.fields.get("weights_sha256") else None
-
-
-def _record(current: Session, base: RunFolder) -> None:
-    """Record the acceptance in the trackers; without a server, doit record does it later."""
-    if base.path.is_dir():
-        recorder = Recorder(base.path, current.config, ROOT)
-        if not recorder.replay():
-            note(f"WARNING: {recorder.titles()} doesn't know of it yet: {recorder.why()}\n  try: {recorder.hint()}")
 
 
 def export(current: Session) -> None:
@@ -188,7 +40,7 @@ def export(current: Session) -> None:
     else:
         to = current.config.runs_dir / "exports" / f"{folder.key}.tar.gz"
     with waiting(note, "packing the archive"):
-        size = exports.export(folder, root=ROOT, to=to, weights=is_on(current.invocation.options, "weights"), say=note)
+        size = exports.export(folder, root=ROOT, to=to, weights=current.invocation.is_on("weights"), say=note)
     say(f"{folder.key}: {relative(to)}, {file_size(size)}")
     _, accepted = acceptance.result_or_accepted(folder)
     if accepted is not None:
@@ -235,7 +87,7 @@ def reproduce_run(current: Session, folder: RunFolder) -> None:
         work=work,
         data_dir=config.data_dir,
         overrides=[word for word in invocation.overrides if word.lstrip("+~").startswith(again.WHERE)],
-        keep=is_on(invocation.options, "keep"),
+        keep=invocation.is_on("keep"),
         say=note,
     )
     shown, written = verdicts.text(verdict), f"  {relative(work / 'verdict.json')}"
@@ -349,3 +201,59 @@ def _data(proof: Proof) -> dict[str, Any]:
         "mend": culprit.value[1] if culprit is not None else None,
         "differences": [*map(str, proof.verdict.outcome), *tensors],
     }
+
+
+# ---------------------------------------------------------------------------------------------- diff
+def diff(current: Session) -> None:
+    """Find where two trainings part. Raises PacelineError: they differ, or can't be compared; UsageError: which?"""
+    runs = _pair(current.config.runs_dir, current.invocation.arguments)
+    digests = [divergence.read(folder.path) for folder in runs]
+    parting, steps = divergence.first_difference(digests[0], digests[1])
+    origin, summary = None, f"{runs[0].key} and {relative(runs[1].path)}: {counted(len(steps), 'step')} compared"
+    if parting is None:
+        say(f"{summary}, up to step {steps[-1]}: all digests are equal")
+    else:
+        summary += f"\n  first difference  {divergence.parting_line(parting)}"
+        if current.invocation.options.get("replay") != "0":
+            replayed, origin = _replayed(current, runs, parting, len(digests[0][parting.step]))
+            summary += f"\n  replay            {replayed}"
+    error = None if parting is None else PacelineError(summary)
+    if wants_json():
+        data = {
+            "runs": [folder.key for folder in runs],
+            "steps": len(steps),
+            "first": asdict(parting) if parting else None,
+            "origin": asdict(origin) if origin else None,
+        }
+        answer(data, error=error)
+    if error is not None:
+        raise error
+
+
+def _pair(runs_dir: Path, named: Sequence[str]) -> list[RunFolder]:
+    """Return the two runs; of one name the run and its reproduction. Raises UsageError."""
+    match [index.find(runs_dir, key) for key in named]:
+        case [first, second]:
+            return [first, second]
+        case [run]:
+            made = [*(runs_dir / again.FOLDER / run.key / "runs").glob(f"*/{run_folder.RESULT}")]
+            if made:
+                return [run, RunFolder(made[0].parent)]
+            raise UsageError(
+                f"run {run.key} has no reproduction here to compare it with", hint=f"doit reproduce {run.key}"
+            )
+    raise UsageError("doit diff takes two runs, or one that was reproduced", hint="doit diff 495e1d cf0848")
+
+
+def _replayed(current: Session, runs: Sequence[RunFolder], parting: Parting, ranks: int) -> tuple[str, Origin | None]:
+    """Replay both runs up to where they part; return a line and the origin. Raises PacelineError."""
+    if not runs[0].program.is_ours:
+        return "none, as a script's steps can't be trained one by one", None
+    place = current.config.runs_dir.absolute() / again.FOLDER / f"{runs[0].key}-diff"
+    lines = []
+    for folder, name in zip(runs, ("first", "second"), strict=True):
+        with waiting(note, f"training steps {parting.equal + 1} to {parting.step} of {folder.key} again"):
+            work = divergence.replay(folder, place / name, first=parting.equal + 1, last=parting.step, ranks=ranks)
+        lines.append(divergence.recorded(work))
+    origin = divergence.origin(*lines)
+    return divergence.origin_line(origin), origin

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from pipeline.cli.commands.finished import other_hardware
-from pipeline.cli.invocation import is_on
+from pipeline.cli.finished import other_hardware
 from pipeline.cli.output import STATE_INKS, answer, note, say, wants_json, width
 from pipeline.cli.session import Session, relative
 from pipeline.comparing.listing import STATE_AT, Listed, table, wide_table
@@ -97,7 +96,6 @@ def matches(config: Mapping[str, Any], wanted: Mapping[str, Any], *, in_part: bo
     return all(known[name] == value if name in known else in_part for name, value in wanted.items())
 
 
-_SORTED_BY = ("accuracy", "key", "size", "state", "time", "train_s")
 _IN_OTHER_COLUMNS = (
     "dataset.name",
     "model.name",
@@ -140,10 +138,10 @@ def selected(current: Session, state: str | None = None) -> Selection:
 
 
 def runs(current: Session) -> None:
-    """List runs. Raises UsageError: an unknown state or order, or an override that run folders don't store."""
+    """List runs. Raises UsageError: an unknown state, or an override that run folders don't store."""
     options, runs_dir = current.invocation.options, current.config.runs_dir
     by, as_json = options.get("sort", "time"), wants_json()
-    wide = is_on(options, "wide")
+    wide = current.invocation.is_on("wide")
     rows, comparable, is_empty = selected(current, options.get("state"))
     measures = as_json or by == "size" or (wide and len(rows) <= _MOST_MEASURED)
     sizes = {row.key: measured(runs_dir / row.key).bytes for row in rows} if measures else {}
@@ -196,8 +194,6 @@ def of_state(rows: Sequence[Row], state: str | None) -> list[Row]:
 
 def _in_order(rows: Sequence[Row], by: str, sizes: Mapping[str, int]) -> list[Row]:
     """Sort the runs; the best, newest or largest comes last, above the next prompt. ``sizes`` in bytes, by key."""
-    if by not in _SORTED_BY:
-        raise UsageError(f"sort={by} is no order; {suggestion(by, _SORTED_BY)}")
     if by == "size":
         return sorted(rows, key=lambda row: sizes[row.key])
     if by in ("accuracy", "train_s"):

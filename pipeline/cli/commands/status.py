@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
-from pipeline.cli.commands import steps, trials
-from pipeline.cli.commands.finished import other_hardware
-from pipeline.cli.commands.train import screen, screen_of_sweep
-from pipeline.cli.invocation import as_typed, is_on
+from pipeline.cli import trials
+from pipeline.cli.commands import steps
+from pipeline.cli.finished import other_hardware
 from pipeline.cli.loader import leave_if_interrupted
-from pipeline.cli.output import answer, note, say, say_folded, say_log, wants_json
+from pipeline.cli.output import answer, note, say, say_log, wants_json
 from pipeline.cli.session import Session, relative
-from pipeline.cluster.attempt.failures import is_consequence, shortened, without_message
-from pipeline.cluster.events import LogLine, RankError
-from pipeline.comparing import reading
-from pipeline.comparing.reading import ComparedRun, command_line
-from pipeline.core import documents, locks
+from pipeline.cli.terminal import screen, screen_of_sweep
+from pipeline.cluster.events import LogLine
+from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError
-from pipeline.core.places import ROOT
 from pipeline.core.processes.wait_reports import waiting
-from pipeline.core.redact import hide
-from pipeline.core.specs import LAST, UNDER_WAY, State
+from pipeline.core.specs import State
 from pipeline.core.tables import counted
 from pipeline.execution.attempting import formatted as as_line
-from pipeline.execution.failure_hints import OF_SCRIPTS, OUT_OF_MEMORY
-from pipeline.execution.restarts import next_start_in
-from pipeline.execution.run import lacking_files
 from pipeline.live.watching import (
     AttemptFiles,
     RunPicture,
@@ -42,7 +32,7 @@ from pipeline.live.watching import (
     is_under_way,
     may_go_on_until,
 )
-from pipeline.runs import checkpoints, index, journal
+from pipeline.runs import index
 from pipeline.runs import status as run_status
 from pipeline.runs.folder import RunFolder
 from pipeline.sweep import folder as sweeps
@@ -55,7 +45,7 @@ _POLL_S = 0.5
 def status(current: Session) -> None:
     """Print the state of the named or newest run. Without a name, also print running steps and a running sweep."""
     options, runs_dir = current.invocation.options, current.config.runs_dir
-    named, watches = options.get("run"), is_on(options, "watch")
+    named, watches = options.get("run"), current.invocation.is_on("watch")
     if named is not None and trials.names_sweep(runs_dir, named):
         sweep = sweeps.find(runs_dir, named)
         if watches and is_under_way(sweep):
@@ -85,9 +75,9 @@ def status(current: Session) -> None:
     if wants_json():
         answer({**asdict(row), "folder": str(folder.path)})
         return
-    say_folded(run_status.status(folder))
+    say(run_status.status(folder), folds=True)
     if other := other_hardware({"hosts": row.hosts, "hardware": row.hardware}):
-        say_folded(f"  bits     unverified here, finished on other hardware: {other}")
+        say(f"  bits     unverified here, finished on other hardware: {other}", folds=True)
 
 
 def _await_next(runs_dir: Path) -> RunFolder | None:
@@ -192,7 +182,7 @@ def logs(current: Session) -> None:
         say_log(f"{relative(log)}:\n{log.read_text(encoding='utf-8', errors='replace').rstrip()}")
         return
     folder, host = _named_or_newest(current), options.get("host")
-    if is_on(options, "follow"):
+    if current.invocation.is_on("follow"):
         _follow_logs(folder, host)
         return
     for line in run_status.logs(folder, host):
@@ -225,149 +215,3 @@ def _named_or_newest(current: Session) -> RunFolder:
     folder = RunFolder(runs_dir / rows[-1].key)
     folder.refuse_newer()
     return folder
-
-
-# ------------------------------------------------------------------------------------ why a run failed
-_MOST_FAILED, _MOST_TRACEBACK, _MOST_LOG = 700, 1_000, 800  # characters; the whole answer has at most a thousand tokens
-_LOG_BYTES = 1 << 16
-_LINE = re.compile(r"(?P<rank>\d+|-) \| (?P<text>.*)")  # a line of a host's log; torchrun's lines have - as rank
-_PROJECT_FRAME = re.compile(r'^  File "(?P<path>[^/"<][^"]*)", line (?P<line>\d+)', re.MULTILINE)
-_FIXES = (  # (pattern in the failure, fix); the first match counts
-    (
-        r"No module named '(?P<what>[^']+)'",
-        "install what brings {what} on the hosts, or put it into the project",
-    ),
-    (f"{OUT_OF_MEMORY}|SIGKILL", "give it more memory, or a smaller batch"),
-    *OF_SCRIPTS,
-    (r"No space left on device|Disk quota exceeded", "free space on {host}; doit clean says which runs may go"),
-    (
-        r"No such file or directory: '(?P<what>[^']+)'",
-        "see that {what} is there; a file that git doesn't track reaches the ranks by program.inputs=[FILE], and "
-        "a folder to write into by os.makedirs in the script, or by .gitkeep in git",
-    ),
-    (r"CUDA|NVIDIA|cuda", "take a host with a GPU, or the processor"),
-    (r"another collective|mismatch|op\.preamble", "let every rank join every collective, in one order"),
-    (r"no rank has moved", "see what it waits for: doit logs {key}"),
-    (
-        r"^training failed: |the run's supervisor on this host|no longer answers|isolated: |not been heard of",
-        "{preflight}",
-    ),
-)
-
-
-def triage(current: Session) -> None:
-    """Print why a run failed, the evidence, and the next command. Raises UsageError: no such run."""
-    invocation, runs_dir = current.invocation, current.config.runs_dir
-    known = examined(index.find(runs_dir, invocation.options.get("run") or _newest_unfinished(runs_dir)))
-    if wants_json():
-        answer(known)
-        return
-    for name in ("run", "what", "failed", "where"):
-        if known[name]:
-            say(f"{name:<9}{known[name]}")
-    for name, text in known["evidence"].items():
-        say(f"{name}:")
-        say_log("\n".join(f"  {line}" for line in text.splitlines()))
-    say(f"next     {known['next']}")
-
-
-def _newest_unfinished(runs_dir: Path) -> str:
-    """Return the key of the newest run that did not finish, else the word for the newest of all."""
-    unfinished = (State.FAILED, State.KILLED, *UNDER_WAY)
-    return next((row.key for row in reversed(index.rows(runs_dir)) if row.state in unfinished), LAST)
-
-
-def examined(folder: RunFolder) -> dict[str, Any]:
-    """Return what is known of a run's end, without secrets.
-
-    ``run`` and ``state``, ``what`` was run, what ``failed``, ``where`` (hosts and ranks, the first error first),
-    ``evidence`` (texts by name) and the ``next`` command.
-    """
-    run, entries = reading.read(folder), journal.read(folder.journal)
-    attempt = entries[-1].attempt if entries else 0
-    errors = _errors(folder, attempt)
-    failed = run.failure or (run.reservation if run.state != State.FINISHED else "")
-    failed = failed if len(failed) <= _MOST_FAILED else f"{failed[:_MOST_FAILED]}…"
-    named = next((name for name in run.hosts if name in failed), next(iter(run.hosts), ""))
-    host, first = errors[0] if errors else (named, None)
-    frames = without_message(first.traceback, first.message) if first else ""  # those of the user's code, and the last
-    traceback = shortened(frames, folder.key) if frames.strip() else ""
-    evidence = {"traceback": _last_lines(traceback, _MOST_TRACEBACK)} if traceback else {}
-    if run.failure and (log := _log(folder, attempt, host, first.rank if first else None)):
-        evidence[f"log of {host}"] = log
-    return {
-        "run": f"{run.key} {run.state}{f', attempt {attempt}' if entries else ''}",
-        "key": run.key,
-        "state": run.state,
-        "what": run.what,
-        "failed": failed,
-        "where": ", ".join(dict.fromkeys(f"{name} rank {error.rank}" for name, error in errors)),
-        "evidence": evidence,
-        "next": as_typed(_next(folder, run, host, traceback)),
-    }
-
-
-def _errors(folder: RunFolder, attempt: int) -> list[tuple[str, RankError]]:
-    """Return host and error of an attempt's ranks, the earliest first, without errors that another error caused."""
-    errors = []
-    for path in sorted((folder.path / run_folder.ATTEMPTS / str(attempt)).glob("*.exit.json")):
-        ended = documents.read_or_empty(path)
-        for error in ended.get("errors") or ():
-            known = RankError(
-                rank=int(error.get("rank") or 0),
-                unix_time=float(error.get("unix_time") or 0.0),
-                message=str(error.get("message") or ""),
-                traceback=str(error.get("traceback") or ""),
-            )
-            errors.append((str(ended.get("host", path.name)), known))
-    errors.sort(key=lambda item: item[1].unix_time)
-    return [item for item in errors if not is_consequence(item[1])] or errors
-
-
-def _log(folder: RunFolder, attempt: int, host: str, rank: int | None) -> str:
-    """Return the last log lines of a rank before its traceback; of all ranks if ``rank`` is None."""
-    path = folder.path / run_folder.ATTEMPTS / str(attempt) / f"{host}.log"
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LOG_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    parsed = [match for line in lines if (match := _LINE.fullmatch(line)) and match["rank"] != "-"]
-    own = [match["text"] if rank is not None else match[0] for match in parsed if rank in (None, int(match["rank"]))]
-    first = next((at for at, text in enumerate(own) if "Traceback (most recent call last):" in text), len(own))
-    return _last_lines("\n".join(own[:first]), _MOST_LOG)
-
-
-def _next(folder: RunFolder, run: ComparedRun, host: str, traceback: str) -> str:
-    """Return what to do now: the fix, and the command that continues."""
-    again = command_line("train", run.overrides)
-    if locks.is_held(folder.lock):
-        return f"doit status {run.key} --watch; it is under way"
-    if run.state == State.FINISHED and (lacks := lacking_files(folder)) is not None:
-        return f"{lacks}; until then {again} runs it again"
-    if run.state in (State.FINISHED, index.ACCEPTED):
-        return f"nothing: it is {run.state}"
-    if folder.summary.exists() and not folder.result.exists():
-        return f"{again}; it is trained, and this completes it"
-    if run.state in UNDER_WAY or run.state == State.KILLED:
-        return f"{again}; it starts {next_start_in(folder.path, checkpoints.settings_of(folder.path))}"
-    return f"{_fix(run, host, traceback)}, then {again}"
-
-
-def _fix(run: ComparedRun, host: str, traceback: str) -> str:
-    preflight = command_line("preflight", [word for word in run.overrides if word.lstrip("+").startswith("cluster")])
-    for pattern, mend in _FIXES:
-        if match := re.search(pattern, run.failure):
-            what = match.groupdict().get("what", "")
-            if "No module" in pattern and (ROOT / f"{what}.py").is_file():
-                return f"add program.inputs=[{what}.py], as the code doesn't show the import"
-            return mend.format(what=what, host=host, key=run.key, preflight=preflight)
-    frames = _PROJECT_FRAME.findall(traceback)
-    return f"mend {frames[-1][0]}, line {frames[-1][1]}" if frames else "mend what it names"
-
-
-def _last_lines(text: str, most: int) -> str:
-    """Return the last complete lines of a text, at most ``most`` characters, without secrets."""
-    text = hide(text.strip("\n"))
-    return text if len(text) <= most else f"…\n{text[-most:].partition(chr(10))[2]}"

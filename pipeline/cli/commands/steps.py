@@ -18,7 +18,7 @@ from pipeline.steps.making import make_all
 
 def step(current: Session) -> None:
     """Run the named steps, with what they need; without a name, list the states of all."""
-    graph, names = current.steps, current.invocation.paths
+    graph, names = current.steps, current.invocation.arguments
     if not names:
         rows = [(name, *_state(graph, name)) for name in graph.names()]
         if wants_json():

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipeline.cli.commands.train import refuse_unfit, screen_of_sweep, start_detached, subscriber
-from pipeline.cli.commands.trials import result_of
-from pipeline.cli.invocation import is_on, process_count
+from pipeline.cli.commands.train import refuse_unfit
+from pipeline.cli.invocation import process_count
 from pipeline.cli.output import answer, note, say, wants_json, width
 from pipeline.cli.session import ROOT, Session, relative
+from pipeline.cli.terminal import screen_of_sweep, start_detached, subscriber
+from pipeline.cli.trials import result_of
 from pipeline.cluster.validation import usable_gpus
 from pipeline.config import compose
 from pipeline.core.errors import DECIDED, Killed, PacelineError, UsageError, os_reason
@@ -21,7 +22,7 @@ from pipeline.core.files import remove_leftovers, write_hint
 from pipeline.core.locks import FileLock
 from pipeline.core.processes.wait_reports import WaitReports
 from pipeline.core.specs import State
-from pipeline.core.tables import aligned, counted, is_count
+from pipeline.core.tables import aligned, counted
 from pipeline.data import store
 from pipeline.execution.complete import provide_weights
 from pipeline.live.notices import Notifier
@@ -41,28 +42,30 @@ if TYPE_CHECKING:  # imports optuna
 
 
 class Flags(NamedTuple):
-    """Options of the command. ``most``: start at most so many trials; None: all."""
+    """Options of the command. ``max_trials``: start at most so many trials; None: all."""
 
     fork: bool = False
     retry_failed: bool = False
-    most: int | None = None
+    max_trials: int | None = None
 
 
 def sweep(current: Session) -> None:
     """Run every trial of the command line to its end; finished ones are not run again."""
-    options = current.invocation.options
-    fork, retry_failed, dry_run = (is_on(options, name) for name in ("fork", "retry_failed", "dry_run"))
-    if dry_run:
+    invocation = current.invocation
+    is_dry_run = invocation.is_on("dry_run")
+    if is_dry_run:
         current.refuse_data()
-    elif is_on(options, "detach"):
-        start_detached(current, f"sweep-{time.strftime('%Y%m%d-%H%M%S')}")
+    elif invocation.is_on("detach"):
+        start_detached(current.config.runs_dir, f"sweep-{time.strftime('%Y%m%d-%H%M%S')}")
         return
-    if not is_count(most := options.get("max_trials", "1")):
-        raise UsageError(f"--max-trials {most} must be a whole number from 1")
-    flags = Flags(fork, retry_failed, int(most) if "max_trials" in options else None)
+    flags = Flags(
+        fork=invocation.is_on("fork"),
+        retry_failed=invocation.is_on("retry_failed"),
+        max_trials=invocation.numbers("max_trials").get("max_trials"),
+    )
     if current.searches:
-        show_search(current.search_plan, flags) if dry_run else search(current, flags)
-    elif dry_run:
+        show_search(current.search_plan, flags) if is_dry_run else search(current, flags)
+    elif is_dry_run:
         show_trials(current.space, flags)
     else:
         for make in (make_steps, fetch_all):  # of what they have made, the trials' keys are known only then
@@ -204,7 +207,7 @@ def run_trials(
                 say=screen.say,
                 on_event=subscriber(screen, notices.hear, TrialLines(source.total, metric).of),
                 watched=screen.is_live,
-                most=flags.most,
+                most=flags.max_trials,
             )
         )
         failed = [item for item in ended if item.outcome.state is State.FAILED]

@@ -127,11 +127,11 @@ def test_a_line_of_an_epoch_fits_the_terminal(width: int, shown: str) -> None:
 
 def test_a_screen_that_ends_while_its_thread_looks_for_news_ends(capsys: pytest.CaptureFixture[str]) -> None:
     class Ended(Screen):
-        def _taken(self) -> Any:
-            if not self._over:  # what __exit__ does in another thread
-                self._over = True
+        def _take_queue(self) -> Any:
+            if not self._is_over:  # what __exit__ does in another thread
+                self._is_over = True
                 self._woken.set()
-            return super()._taken()
+            return super()._take_queue()
 
     screen = Ended()
     screen.say("one")

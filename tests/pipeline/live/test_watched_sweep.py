@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.commands import trials
+from pipeline.cli import trials
 from pipeline.cluster.events import LogLine
 from pipeline.core.errors import UsageError
 from pipeline.core.locks import FileLock

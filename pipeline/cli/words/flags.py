@@ -96,7 +96,7 @@ def _value(typed: str, option: Option, rest: list[str], verb: str) -> str:
 def _names_run(word: str, verb: str) -> bool:
     """Whether a bare word after a verb is a run's key; any word is, if it may also be a sweep or a file."""
     known = VERBS[verb]
-    if "run" not in known.options or known.bare or is_override(word) or word.startswith("-"):
+    if "run" not in known.options or known.arguments or is_override(word) or word.startswith("-"):
         return False
     return word not in VERBS and (_KEY.fullmatch(word) is not None or "|" in known.options["run"].value)
 
@@ -159,7 +159,7 @@ def _refuse_dashed(argv: Sequence[str], invocation: Invocation, loader_options: 
         refused[name] = value
     if not refused:
         return
-    from pipeline.cli import wrong_words  # Hydra and the settings classes, for this error alone
+    from pipeline.cli.words import wrong_words  # Hydra and the settings classes, for this error alone
 
     raise wrong_words.refused_flags(argv, refused, invocation)
 

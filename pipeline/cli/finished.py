@@ -10,8 +10,7 @@ from functools import cache
 from typing import Any
 
 from pipeline import tracking
-from pipeline.cli.invocation import is_on
-from pipeline.cli.output import answer, note, say_folded, wants_json
+from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster.agent.host import processors
 from pipeline.core.errors import UsageError
@@ -53,7 +52,7 @@ def is_trained(current: Session) -> bool:
         return False
     if finished and current.run is not None and current.run.accepted is None:
         _record_what_is_missing(current, current.run.folder)
-    return finished and not is_on(current.invocation.options, "prove")
+    return finished and not current.invocation.is_on("prove")
 
 
 def is_finished(current: Session) -> bool:
@@ -66,11 +65,11 @@ def is_finished(current: Session) -> bool:
     if result is None:  # removed a moment ago
         return False
     word = "finished" if accepted is None else str(accepted)
-    say_folded(f"{run.key.short} is {word}: {figures(result)}; {relative(run.folder.path)}")
+    say(f"{run.key.short} is {word}: {figures(result)}; {relative(run.folder.path)}", folds=True)
     if current.invocation.verb in ("train", "attach"):
         answer_with(result, run.folder)
     if other := other_hardware(result.fields):
-        say_folded(f"  finished on other hardware: {other}; bits unverified here")
+        say(f"  finished on other hardware: {other}; bits unverified here", folds=True)
     return True
 
 

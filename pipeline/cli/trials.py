@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.cli.output import answer, say, say_folded, wants_json, width
+from pipeline.cli.output import answer, say, wants_json, width
 from pipeline.cli.session import Session
 from pipeline.core import locks
 from pipeline.core.errors import UsageError
@@ -23,7 +23,7 @@ from pipeline.sweep.trial import Settled
 
 def with_sweep(current: Session) -> Session:
     """Return the session with a bare argument that names a sweep as ``sweep=``. Raises UsageError: several do."""
-    paths, options = current.invocation.paths, current.invocation.options
+    paths, options = current.invocation.arguments, current.invocation.options
     named = [word for word in paths if names_sweep(current.config.runs_dir, word)]
     if not named:
         return current
@@ -31,7 +31,7 @@ def with_sweep(current: Session) -> Session:
     if len(known) > 1:
         raise UsageError(f"one sweep, not {' and '.join(known)}", hint=f"doit {current.invocation.verb} KEY …")
     keys = tuple(word for word in paths if word not in named)
-    current.invocation = current.invocation._replace(paths=keys, options={**options, "sweep": named[0]})
+    current.invocation = current.invocation._replace(arguments=keys, options={**options, "sweep": named[0]})
     return current
 
 
@@ -52,7 +52,7 @@ def show(folder: SweepFolder) -> None:
         table = tables.as_json(results, record.total, record.by, record.goals)
         answer({"sweep": folder.name, **table})
         return
-    say_folded(f"sweep {folder.name}: {' '.join(record.words)}")
+    say(f"sweep {folder.name}: {' '.join(record.words)}", folds=True)
     say(tables.text(results, record.total, record.by, record.goals, width=width()))
 
 

@@ -1,0 +1,163 @@
+"""`doit accept`: a finished run holds for another key until a repetition proves or refutes that."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+
+from pipeline.cli.output import note, say
+from pipeline.cli.session import ROOT, Session
+from pipeline.core.errors import PacelineError, UsageError, os_reason
+from pipeline.core.files import write_hint
+from pipeline.core.processes.unexpected import is_of_output
+from pipeline.core.tables import counted
+from pipeline.execution import complete
+from pipeline.execution.run import Run
+from pipeline.keys import content_key
+from pipeline.keys.content_key import ContentKey, Difference
+from pipeline.runs import acceptance, index
+from pipeline.runs.acceptance import Acceptance
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.lock import locked
+from pipeline.runs.result import AlteredError
+from pipeline.tracking.client import Recorder
+
+_NEEDS_WORD = ("config", "data", "topology")  # parts of a key that decide the weights as a rule: the run must be named
+
+
+def accept(current: Session) -> None:
+    """Accept a finished run. Raises UsageError, PacelineError: nothing to accept, or the run must be named."""
+    current.refuse_data()
+    run = current.run
+    if run is None:
+        raise PacelineError("the data set isn't fetched, so this run has no key yet", hint="doit fetch, then the same")
+    try:
+        with locked(run.folder, note):
+            base = _undo(run) if current.invocation.is_on("undo") else _accept(current, run)
+        _record(current, base)
+    except OSError as error:
+        if is_of_output(error):
+            raise
+        raise PacelineError(
+            f"what is accepted for run {run.key.short} can't be written: {os_reason(error)}",
+            hint=write_hint(error, run.folder.path.parent),
+        ) from error
+
+
+def _accept(current: Session, run: Run) -> RunFolder:
+    """Accept a finished run, and return it."""
+    if (reason := run.reason) is None:
+        accepted_before = acceptance.read(run.folder) if not run.folder.result.exists() else None
+        raise PacelineError(f"{run.key.short} is {accepted_before or 'finished: there is nothing to accept'}")
+    base, key, differing = _base(current, run, reason)
+    origin, patch = complete.collect_provenance(run, sys.argv, time.time(), note)
+    accepted = acceptance.by_this_user(run.key, key, differing)
+    run.folder.prepare(run.description())
+    origin.write(run.folder.path, patch)
+    acceptance.write(run.folder, accepted)
+    say(f"{run.key.short} is {accepted}; it differs in:")
+    for item in differing:
+        say(f"  {item}")
+    say(f"  prove it      doit reproduce {run.key.short}")
+    say("  take it back  doit accept --undo with the same words")
+    return base
+
+
+def _undo(run: Run) -> RunFolder:
+    """Withdraw an acceptance, and return the run that was accepted."""
+    accepted = acceptance.read(run.folder)
+    if accepted is None:
+        raise PacelineError(f"{run.key.short}: nothing was accepted for it")
+    acceptance.withdraw(run.folder, accepted)
+    say(f"{run.key.short} was {accepted}; it is no longer")
+    return acceptance.base_of(run.folder, accepted)
+
+
+def _base(current: Session, run: Run, reason: str) -> tuple[RunFolder, ContentKey, list[Difference]]:
+    """Return the finished run to accept, its key, and the differences. Raises PacelineError, UsageError."""
+    runs_dir, named = current.config.runs_dir, current.invocation.options.get("run")
+    if named is not None:
+        base = index.find(runs_dir, named)
+        chain = acceptance.read(base)
+        if chain is not None and not base.result.exists():
+            raise UsageError(f"run={named} is itself {chain}", hint=f"doit accept {chain.run} with the same words")
+    else:
+        parts = {key: known for key, known in index.finished_parts(runs_dir).items() if key != run.key.short}
+        same_version = {key: known for key, known in parts.items() if known.get("version") == run.key.parts["version"]}
+        nearest = content_key.nearest(same_version, run.key.parts)
+        if nearest is None:
+            raise PacelineError(f"{run.key.short}: {reason}, and no finished run is there to accept")
+        base = RunFolder(runs_dir / nearest[0])
+        _refuse_choice(same_version, run, nearest)
+    key, result = base.read_key(), base.read_result()
+    if key is None or result is None:
+        raise PacelineError(f"run {base.key} isn't finished, so it can hold for no other", hint="doit runs")
+    if base.key == run.key.short or key.parts.get("version") != run.key.parts["version"]:
+        raise UsageError(f"run={base.key} is this very run, or its key was taken by an older Paceline")
+    if (broken := base.stale_because(key.digest)) is not None:
+        raise PacelineError(f"run {base.key} can hold for no other: {broken}", hint="doit train with its words")
+    return base, key, content_key.differences(key.parts, run.key.parts)
+
+
+def _refuse_choice(parts: dict[str, dict[str, object]], run: Run, nearest: tuple[str, list[Difference]]) -> None:
+    """Refuse to guess. Raises UsageError: several runs are equally near, or more than code differs."""
+    key, differing = nearest
+    near = [name for name in parts if len(content_key.differences(parts[name], run.key.parts)) == len(differing)]
+    lines = "\n".join(f"  {item}" for item in differing)
+    if len(near) > 1:
+        names = ", ".join(sorted(near))
+        raise UsageError(
+            f"{len(near)} finished runs are as near, each with {counted(len(differing), 'difference')}: {names}",
+            hint=f"the same command with a key, for example doit accept {key} …, which differs in:\n{lines}",
+        )
+    if any(item.part in _NEEDS_WORD for item in differing):
+        raise UsageError(
+            f"more than code and environment differs from the nearest finished run, {key}:\n{lines}",
+            hint=f"the same command with that key, doit accept {key} …, if that is meant",
+        )
+
+
+def settle(current: Session, folder: RunFolder, *, equal: bool, again: str) -> str:
+    """Mark an accepted run as proven, or withdraw the acceptance. Return a line. Raises PacelineError."""
+    accepted = acceptance.read(folder)
+    if accepted is None:
+        return ""
+    if again != folder.key:
+        raise PacelineError(f"{folder.key} can't be proven here: made again, its key is {again}; it stays {accepted}")
+    here = _of_this_clone(current, folder, accepted)
+    if equal:
+        accepted = replace(accepted, proven=True)
+    if here is not None:
+        (acceptance.write if equal else acceptance.withdraw)(here, accepted)
+        _record(current, acceptance.base_of(here, accepted))
+    elsewhere = "" if here is not None else "; no run folder here was accepted so, and the archive stays as it is"
+    if equal:
+        return f"{folder.key} is {accepted}{elsewhere}"
+    if here is None:
+        return f"{folder.key} was {accepted}; it came out otherwise{elsewhere}"
+    return (
+        f"{folder.key} was {accepted}; it came out otherwise, so the acceptance is withdrawn: doit train makes the run"
+    )
+
+
+def _of_this_clone(current: Session, folder: RunFolder, accepted: Acceptance) -> RunFolder | None:
+    """Return the run folder here that a proof of an unpacked run applies to, if its weights are equal."""
+    if not (folder.path / acceptance.BASE_RESULT_FILE).exists():
+        return folder
+    here = RunFolder(current.config.runs_dir / folder.key)
+    try:
+        (mine, known), (theirs, _) = acceptance.result_or_accepted(here), acceptance.result_or_accepted(folder)
+    except AlteredError:
+        return None
+    if mine is None or theirs is None or known is None or known.run_digest != accepted.run_digest:
+        return None
+    return here if mine.fields.get("weights_sha256") == theirs.fields.get("weights_sha256") else None
+
+
+def _record(current: Session, base: RunFolder) -> None:
+    """Record the acceptance in the trackers; without a server, doit record does it later."""
+    if base.path.is_dir():
+        recorder = Recorder(base.path, current.config, ROOT)
+        if not recorder.replay():
+            note(f"WARNING: {recorder.titles()} doesn't know of it yet: {recorder.why()}\n  try: {recorder.hint()}")

@@ -1,0 +1,187 @@
+"""`doit triage`: what failed of a run, where, the evidence and the next command."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pipeline.cli.output import answer, as_typed, say, say_log, wants_json
+from pipeline.cli.session import Session
+from pipeline.cluster.attempt.failures import is_consequence, shortened, without_message
+from pipeline.cluster.events import RankError
+from pipeline.comparing import reading
+from pipeline.comparing.reading import ComparedRun, command_line
+from pipeline.core import documents, locks
+from pipeline.core.places import ROOT
+from pipeline.core.redact import hide
+from pipeline.core.specs import LAST, UNDER_WAY, State
+from pipeline.execution.failure_hints import OF_SCRIPTS, OUT_OF_MEMORY
+from pipeline.execution.restarts import next_start_in
+from pipeline.execution.run import lacking_files
+from pipeline.runs import checkpoints, index, journal
+from pipeline.runs.folder import RunFolder
+from trainers.contract import run_folder
+
+_MOST_FAILED, _MOST_TRACEBACK, _MOST_LOG = 700, 1_000, 800  # characters; the whole answer has at most a thousand tokens
+_LOG_BYTES = 1 << 16
+_LINE = re.compile(r"(?P<rank>\d+|-) \| (?P<text>.*)")  # a line of a host's log; torchrun's lines have - as rank
+_PROJECT_FRAME = re.compile(r'^  File "(?P<path>[^/"<][^"]*)", line (?P<line>\d+)', re.MULTILINE)
+_FIXES = (  # (pattern in the failure, fix); the first match counts
+    (
+        r"No module named '(?P<missing>[^']+)'",
+        "install what brings {missing} on the hosts, or put it into the project",
+    ),
+    (f"{OUT_OF_MEMORY}|SIGKILL", "give it more memory, or a smaller batch"),
+    *OF_SCRIPTS,
+    (r"No space left on device|Disk quota exceeded", "free space on {host}; doit clean says which runs may go"),
+    (
+        r"No such file or directory: '(?P<missing>[^']+)'",
+        "see that {missing} is there; a file that git doesn't track reaches the ranks by program.inputs=[FILE], and "
+        "a folder to write into by os.makedirs in the script, or by .gitkeep in git",
+    ),
+    (r"CUDA|NVIDIA|cuda", "take a host with a GPU, or the processor"),
+    (r"another collective|mismatch|op\.preamble", "let every rank join every collective, in one order"),
+    (r"no rank has moved", "see what it waits for: doit logs {key}"),
+    (
+        r"^training failed: |the run's supervisor on this host|no longer answers|isolated: |not been heard of",
+        "{preflight}",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Triage:
+    """What is known of a run's end, without secrets. Its fields are those of the JSON answer.
+
+    Attributes:
+        run: key, state and attempt.
+        what: what was run.
+        failed: the error; '' for a finished run.
+        where: hosts and ranks, the first error first.
+        evidence: name → text: the traceback, the log of a host.
+        next: the next command, and what to do before it.
+    """
+
+    run: str
+    key: str
+    state: str
+    what: str
+    failed: str
+    where: str
+    evidence: dict[str, str]
+    next: str
+
+
+def triage(current: Session) -> None:
+    """Print why a run failed, the evidence, and the next command. Raises UsageError: no such run."""
+    invocation, runs_dir = current.invocation, current.config.runs_dir
+    known = examine(index.find(runs_dir, invocation.options.get("run") or _newest_unfinished(runs_dir)))
+    if wants_json():
+        answer(asdict(known))
+        return
+    for name, text in (("run", known.run), ("what", known.what), ("failed", known.failed), ("where", known.where)):
+        if text:
+            say(f"{name:<9}{text}")
+    for name, text in known.evidence.items():
+        say(f"{name}:")
+        say_log("\n".join(f"  {line}" for line in text.splitlines()))
+    say(f"next     {known.next}")
+
+
+def _newest_unfinished(runs_dir: Path) -> str:
+    """Return the key of the newest run that did not finish, else the word for the newest of all."""
+    unfinished = (State.FAILED, State.KILLED, *UNDER_WAY)
+    return next((row.key for row in reversed(index.rows(runs_dir)) if row.state in unfinished), LAST)
+
+
+def examine(folder: RunFolder) -> Triage:
+    """Read from a run's folder why it failed."""
+    run, entries = reading.read(folder), journal.read(folder.journal)
+    attempt = entries[-1].attempt if entries else 0
+    errors = _errors(folder, attempt)
+    failed = run.failure or (run.reservation if run.state != State.FINISHED else "")
+    failed = failed if len(failed) <= _MOST_FAILED else f"{failed[:_MOST_FAILED]}…"
+    host_in_message = next((name for name in run.hosts if name in failed), next(iter(run.hosts), ""))
+    host, error = errors[0] if errors else (host_in_message, None)
+    frames = without_message(error.traceback, error.message) if error else ""
+    traceback = shortened(frames, folder.key) if frames.strip() else ""  # the frames of the user's code, and the last
+    evidence = {"traceback": _last_lines(traceback, _MOST_TRACEBACK)} if traceback else {}
+    if run.failure and (log := _log(folder, attempt, host, error.rank if error else None)):
+        evidence[f"log of {host}"] = log
+    return Triage(
+        run=f"{run.key} {run.state}{f', attempt {attempt}' if entries else ''}",
+        key=run.key,
+        state=run.state,
+        what=run.what,
+        failed=failed,
+        where=", ".join(dict.fromkeys(f"{name} rank {error.rank}" for name, error in errors)),
+        evidence=evidence,
+        next=as_typed(_next_step(folder, run, host, traceback)),
+    )
+
+
+def _errors(folder: RunFolder, attempt: int) -> list[tuple[str, RankError]]:
+    """Return host and error of an attempt's ranks, the earliest first, without errors that another error caused."""
+    errors: list[tuple[str, RankError]] = []
+    for path in sorted((folder.path / run_folder.ATTEMPTS / str(attempt)).glob("*.exit.json")):
+        node_exit = documents.read_or_empty(path)
+        for fields in node_exit.get("errors") or ():
+            error = RankError(
+                rank=int(fields.get("rank") or 0),
+                unix_time=float(fields.get("unix_time") or 0.0),
+                message=str(fields.get("message") or ""),
+                traceback=str(fields.get("traceback") or ""),
+            )
+            errors.append((str(node_exit.get("host", path.name)), error))
+    errors.sort(key=lambda item: item[1].unix_time)
+    return [(host, error) for host, error in errors if not is_consequence(error)] or errors
+
+
+def _log(folder: RunFolder, attempt: int, host: str, rank: int | None) -> str:
+    """Return the last log lines of a rank before its traceback; of all ranks if ``rank`` is None."""
+    path = folder.path / run_folder.ATTEMPTS / str(attempt) / f"{host}.log"
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    parsed = [match for line in lines if (match := _LINE.fullmatch(line)) and match["rank"] != "-"]
+    texts = [match["text"] if rank is not None else match[0] for match in parsed if rank in (None, int(match["rank"]))]
+    end = next((at for at, text in enumerate(texts) if "Traceback (most recent call last):" in text), len(texts))
+    return _last_lines("\n".join(texts[:end]), _MOST_LOG)
+
+
+def _next_step(folder: RunFolder, run: ComparedRun, host: str, traceback: str) -> str:
+    """Return what to do now: the fix, and the command that continues."""
+    train = command_line("train", run.overrides)
+    if locks.is_held(folder.lock):
+        return f"doit status {run.key} --watch; it is under way"
+    if run.state == State.FINISHED and (lacks := lacking_files(folder)) is not None:
+        return f"{lacks}; until then {train} runs it again"
+    if run.state in (State.FINISHED, index.ACCEPTED):
+        return f"nothing: it is {run.state}"
+    if folder.summary.exists() and not folder.result.exists():
+        return f"{train}; it is trained, and this completes it"
+    if run.state in UNDER_WAY or run.state == State.KILLED:
+        return f"{train}; it starts {next_start_in(folder.path, checkpoints.settings_of(folder.path))}"
+    return f"{_fix(run, host, traceback)}, then {train}"
+
+
+def _fix(run: ComparedRun, host: str, traceback: str) -> str:
+    preflight = command_line("preflight", [word for word in run.overrides if word.lstrip("+").startswith("cluster")])
+    for pattern, fix in _FIXES:
+        if match := re.search(pattern, run.failure):
+            missing = match.groupdict().get("missing", "")
+            if "No module" in pattern and (ROOT / f"{missing}.py").is_file():
+                return f"add program.inputs=[{missing}.py], as the code doesn't show the import"
+            return fix.format(missing=missing, host=host, key=run.key, preflight=preflight)
+    frames = _PROJECT_FRAME.findall(traceback)
+    return f"mend {frames[-1][0]}, line {frames[-1][1]}" if frames else "mend what it names"
+
+
+def _last_lines(text: str, most: int) -> str:
+    """Return the last complete lines of a text, at most ``most`` characters, without secrets."""
+    text = hide(text.strip("\n"))
+    return text if len(text) <= most else f"…\n{text[-most:].partition(chr(10))[2]}"

@@ -1,0 +1,125 @@
+"""The terminal of a command that trains: progress on it (stderr), and ``--detach``, which needs none."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline.cli import clone
+from pipeline.cli.invocation import QUIET, VERBOSE, verbosity
+from pipeline.cli.output import answer, answer_event, as_typed, is_warning, note, say, wants_json
+from pipeline.cli.session import relative
+from pipeline.cluster.attempt.failures import is_worth_showing
+from pipeline.cluster.events import LogLine
+from pipeline.core import locks
+from pipeline.core.errors import PacelineError, os_reason
+from pipeline.core.processes import process
+from pipeline.core.processes.wait_reports import waiting
+from pipeline.execution.attempting import formatted as as_line
+from pipeline.live.screen import Picture, Screen, is_live, plain_width
+from pipeline.live.state import SweepState
+from pipeline.live.watching import SweepPicture
+
+_OF_A_TRIAL = re.compile(r"trial +\d+ \| ")
+
+
+def screen(picture: Callable[[], Picture], *, of_trials: bool = False) -> Screen:
+    """Return the screen for one command's progress on stderr.
+
+    With -v 0 it shows warnings and errors alone.
+
+    Args:
+        picture: makes the view; called only if one can be drawn.
+        of_trials: of single trials show warnings and errors alone, except with -v 2; doit logs has their lines.
+    """
+    level = verbosity()
+
+    def is_shown(text: str) -> bool:
+        hidden = level == QUIET or (of_trials and level != VERBOSE and _OF_A_TRIAL.match(text))
+        return not hidden or is_warning(text)
+
+    if level != QUIET and is_live(sys.stderr, os.environ):
+        return Screen(picture(), is_shown=is_shown, as_typed=as_typed)
+    return Screen(width=plain_width(sys.stderr, os.environ), is_shown=is_shown, as_typed=as_typed)
+
+
+def screen_of_sweep(state: SweepState, runs_dir: Path) -> Screen:
+    """Return the screen of a sweep in this state."""
+    return screen(lambda: SweepPicture(state, runs_dir), of_trials=True)
+
+
+def subscriber(
+    screen: Screen, hear: Callable[[Any], None], trial_line: Callable[[Any, float], str | None] = lambda *_: None
+) -> Callable[[Any], None]:
+    """Return a receiver of an attempt's (or a sweep's) events, which passes them to the screen and to ``hear``.
+
+    With --json each event is printed, with -v 2 also torchrun's own lines. ``trial_line`` returns the line about the
+    start or end of a trial, which is printed if no table shows it.
+    """
+    is_verbose = verbosity() == VERBOSE
+
+    def on_event(event: Any) -> None:
+        hear(event)
+        screen.tell(event)
+        if wants_json():
+            answer_event(event)
+        if is_verbose and isinstance(event, LogLine) and not is_worth_showing(event):
+            screen.say(as_line(event))
+        if not screen.is_live and (text := trial_line(event, time.monotonic())) is not None:
+            screen.say(text)
+
+    return on_event
+
+
+# ------------------------------------------------------------------------------------------------ --detach
+_LOGS = ".detached"  # folder below runs/
+_MOST_START_S = 120.0  # until a detached command works: imports, the check of hosts
+_LIFE_SIGN_S = 2.0  # a command without a lock that has lived so long works
+_POLL_S = 0.1
+_DETACH = re.compile(r"(?:(?:train|sweep)\.)?detach(?:=.*)?")
+_MOST_SHOWN = 2_000  # characters of the output of a detached command that ended at once
+
+
+def start_detached(runs_dir: Path, name: str, lock: Path | None = None) -> None:
+    """Start the typed command, without ``--detach``, in its own session, and return once it works.
+
+    Args:
+        name: of the run or sweep; the command's log is ``runs/.detached/NAME.log``.
+        lock: the lock that the command holds while it works. None: it counts as working once it has lived two seconds.
+
+    Raises PacelineError: it can't be started, or failed at once.
+    """
+    log = runs_dir / _LOGS / f"{name}.log"
+    env = process.of_this_clone({clone.STARTED_IN: str(clone.typed_in())})
+    words = [word for word in sys.argv[1:] if not _DETACH.fullmatch(word)]
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        child = process.background([sys.executable, "-m", "doit", *words], env=env, log=log)
+    except OSError as error:
+        message = f"{log} can't be written: {os_reason(error)}"
+        raise PacelineError(message, hint="the command without --detach") from error
+    with waiting(note, "starting it without this terminal"):
+        deadline = time.monotonic() + (_LIFE_SIGN_S if lock is None else _MOST_START_S)
+        while child.poll() is None and time.monotonic() < deadline and not (lock is not None and locks.is_held(lock)):
+            time.sleep(_POLL_S)
+    if child.poll() is not None:
+        report_early_end(child.returncode, log)
+        return
+    if wants_json():
+        answer({"name": name, "pid": child.pid, "log": str(log)})
+    say(f"{name} goes on without this terminal (process {child.pid}); what it says: {relative(log)}")
+
+
+def report_early_end(exit_code: int, log: Path) -> None:
+    """Print the output of a detached command that has ended. Raises PacelineError: it failed."""
+    output = log.read_text(encoding="utf-8", errors="replace").strip()[-_MOST_SHOWN:]
+    if exit_code != 0:
+        hint = f"less {shlex.quote(os.fspath(log))}"
+        raise PacelineError(f"it ended at once, with {exit_code}:\n{output}", hint=hint)
+    say(output)

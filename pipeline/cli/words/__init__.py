@@ -1,0 +1,1 @@
+"""Words that begin with a dash, and answers to wrong words."""
