@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from trainers.core.observation import OfRank
 from trainers.distributed.ranks import read_ranks
 from trainers.entry import leave, start
+from trainers.observation.processes import ObservedRank
 
 
 def main() -> None:
@@ -24,8 +24,8 @@ def _run(path: Path) -> None:
     from trainers.training.session import run  # imports torch: only after start has set sys.path
 
     ranks = read_ranks()
-    seen = OfRank.of(path.parent, ranks.node_rank, ranks.local_rank)  # before a user's model is imported
-    run(path, seen)
+    observed = ObservedRank.of(path.parent, ranks.node_rank, ranks.local_rank)  # before a user's model is imported
+    run(path, observed)
 
 
 if __name__ == "__main__":

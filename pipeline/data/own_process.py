@@ -1,8 +1,8 @@
 """Run a user-defined data set function in a separate process, with the environment of a rank.
 
-``trainers.core.observer`` records what the function reads. Modules are compiled from source, never loaded from byte
-code of an earlier edit. ``python -m pipeline.data.own_process JSON`` is that process; it leaves the pack, or an error,
-in its folder.
+``trainers.observation.observer`` notes what the function reads. Modules are compiled from source, never loaded from
+byte code of an earlier edit. ``python -m pipeline.data.own_process JSON`` is that process; it leaves the pack, or an
+error, in its folder.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from pipeline.data.manifest import Manifest
 from pipeline.data.progress import reporting
 from pipeline.data.request import READ, Request
 from pipeline.keys import rank_environment
-from trainers.core import observer
 from trainers.core.config import DatasetConfig
-from trainers.core.dependencies import Seen, joined
-from trainers.core.observation import Observed, of_host
-from trainers.core.observer import PROJECT, SKIP
+from trainers.observation.input_record import files_changed_meanwhile
+from trainers.observation.notes import Notes
+from trainers.observation.observer import PROJECT, SKIP, startup
+from trainers.observation.processes import ObservedProgram, zones_of_host
+from trainers.observation.unkeyed import joined
 
 PACK = "pack"
 _ERROR = "error.json"
@@ -44,20 +45,20 @@ def pack(dataset: DatasetConfig, wanted: Request, work: Workspace, target: Path)
         print(f"{name}: {why}; the data is made anew", file=sys.stderr, flush=True)
     # Hash the sources before the call, so that an edit during the call is detected.
     code = {os.path.realpath(ROOT / path): sha256_file(ROOT / path) for path in wanted.code if (ROOT / path).is_file()}
-    seen = make(dataset, work, ROOT)
+    notes = make(dataset, work, ROOT)
     wanted.refuse_changed()
     keyed = {**{os.path.realpath(path): "" for path in wanted.stamps}, **code}
-    if edited := seen.changed_meanwhile(ROOT, keyed):
+    if edited := files_changed_meanwhile(notes, ROOT, keyed):
         raise DataError(f"{joined(edited)} was edited while {name} read it", hint="the same command again")
-    keep(folder, seen, [*wanted.stamps, *(ROOT / path for path in wanted.code)], ROOT, name)
+    keep(folder, notes, [*wanted.stamps, *(ROOT / path for path in wanted.code)], ROOT, name)
     made = manifest.read(folder)
     if made is None:
         raise DataError(f"dataset.target={name}: its process left no whole pack", hint="the same command again")
     return made.manifest
 
 
-def make(dataset: DatasetConfig, work: Workspace, root: Path) -> Seen:
-    """Build the pack in ``work.folder/pack``, and return what the function read.
+def make(dataset: DatasetConfig, work: Workspace, root: Path) -> Notes:
+    """Build the pack in ``work.folder/pack``, and return the notes of what the function read.
 
     Raises:
         DataError: the function raised, returned something else, or ended its process.
@@ -65,15 +66,15 @@ def make(dataset: DatasetConfig, work: Workspace, root: Path) -> Seen:
     """
     (work.folder / PACK).mkdir()
     skipped = [work.folder, *(place / name for place in (HOME, root) for name in PACKAGES)]
-    zones = [(PROJECT, os.path.realpath(root)), *((SKIP, os.path.realpath(path)) for path in skipped), *of_host()]
-    observed = Observed(work.folder / "observed", zones)
+    zones = [(PROJECT, os.path.realpath(root)), *((SKIP, os.path.realpath(path)) for path in skipped), *zones_of_host()]
+    observed = ObservedProgram(work.folder / "observed", zones)
     task = {
         "config": asdict(dataset),
         "root": str(root),
         "folder": str(work.folder),
         "downloads": str(work.downloads),
         "zones": zones,
-        "notes": str(observed.notes),
+        "notes": str(observed.notes_folder),
         "site": str(observed.site),
     }
     path = (None if IS_INSTALLED else str(HOME), str(root))
@@ -86,8 +87,8 @@ def make(dataset: DatasetConfig, work: Workspace, root: Path) -> Seen:
         assert child.stdin is not None
         child.stdin.close()
         child.wait()
-    seen, target = observed.seen(), getattr(dataset, "target", "")
-    if left := [name for name in seen.variables if name in os.environ and name not in env]:
+    notes, target = observed.notes(), getattr(dataset, "target", "")
+    if left := [name for name in notes.variables if name in os.environ and name not in env]:
         _say(
             f"WARNING: {target} read {joined(left)}, which this shell sets and it doesn't get; an argument passes its "
             f"value, as a part of the data's name: dataset.args.NAME='${{oc.env:{left[0]}}}'"
@@ -100,13 +101,15 @@ def make(dataset: DatasetConfig, work: Workspace, root: Path) -> Seen:
     if code != 0:
         ended = f"exit code {code}" if code < 128 else f"signal {code - 128}"
         raise DataError(f"dataset.target={target}: its process ended with {ended} before the data was packed")
-    return seen
+    return notes
 
 
-def keep(folder: Path, seen: Seen, known: Collection[Path], root: Path, target: str) -> None:
+def keep(folder: Path, notes: Notes, known: Collection[Path], root: Path, target: str) -> None:
     """Record in a pack what the function read in addition to ``known``, and warn about these files. Raises OSError."""
     keyed = {os.path.realpath(path) for path in known}
-    record = request.record_reads(seen, root, keyed, [os.path.realpath(path) for path in known if path.suffix != ".py"])
+    record = request.record_reads(
+        notes, root, keyed, [os.path.realpath(path) for path in known if path.suffix != ".py"]
+    )
     write_json(folder / READ, record)
     if read := [*record["files"]]:
         change = "it changes" if len(read) == 1 else "they change"
@@ -121,8 +124,8 @@ def _main(task: dict[str, Any]) -> int:
     """Run in the separate process: build the pack, or write the error file."""
     folder, config = Path(task["folder"]), OwnDatasetConfig(**task["config"])
     os.environ["PYTHONPATH"] = os.pathsep.join([task["site"], os.environ["PYTHONPATH"]])  # for child processes
-    observer.compile_anew()
-    observer.start([(kind, path) for kind, path in task["zones"]], task["notes"])
+    startup.compile_anew()
+    startup.start([(kind, path) for kind, path in task["zones"]], task["notes"])
     process_id = os.getpid()
     error: dict[str, Any] = {"errno": None, "hint": None, "filename": None}
     try:

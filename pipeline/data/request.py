@@ -29,9 +29,9 @@ from pipeline.data.sources.source import local_path
 from pipeline.keys import rank_environment
 from pipeline.keys.canonical import order_in
 from pipeline.keys.import_closure import Closure, import_closure
-from trainers.core import dependencies
 from trainers.core.config import OWN, DatasetConfig
-from trainers.core.dependencies import Seen
+from trainers.observation.input_record import first_change, record_inputs
+from trainers.observation.notes import Notes
 
 _PACKING = "pipeline.data.packing"
 _IMAGES = "pipeline.data.images"
@@ -50,7 +50,7 @@ _GIVEN = (
     "trainers", "trainers.core", "trainers.core.config",
 )  # fmt: skip
 READ = "read.json"
-"""File in a pack that records what a user-defined function read in addition, in the format of ``Seen.record``."""
+"""File in a pack that records what a user-defined function read in addition, in the format of ``record_inputs``."""
 FINGERPRINTS = ".fingerprints.json"
 
 
@@ -134,13 +134,13 @@ def stale_because(folder: Path, root: Path) -> str | None:
 
 
 def record_reads(
-    seen: Seen, root: Path, keyed: Collection[str], whole: Collection[str], own: Collection[str] = ()
+    notes: Notes, root: Path, keyed: Collection[str], bytewise: Collection[str], own: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return what a program read besides its key, for ``reads_changed``; ``own`` are variables that it was given.
 
-    The other arguments are those of ``Seen.record``.
+    The other arguments are those of ``record_inputs``.
     """
-    record = masking.without_secret_names(seen.record(root, keyed, whole))
+    record = masking.without_secret_names({**record_inputs(notes, root, keyed, bytewise)})
     digests = rank_environment.variable_digests(os.environ, own)
     return {**record, "values": {name: digests.get(name, "") for name in record["own_variables"]}}
 
@@ -150,7 +150,7 @@ def reads_changed(record: Mapping[str, Any], root: Path, versions: Collection[st
 
     ``versions``: the distributions whose versions the key holds.
     """
-    changed = dependencies.changed(record, root, versions)
+    changed = first_change(record, root, versions)
     return changed or rank_environment.changed_variables(record, record.get("values"), os.environ)
 
 

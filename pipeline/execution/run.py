@@ -34,8 +34,9 @@ from pipeline.runs.acceptance import Acceptance
 from pipeline.runs.folder import Description, RunFolder
 from pipeline.runs.result import AlteredError
 from trainers.contract import run_folder
-from trainers.core import dependencies
 from trainers.core.config import TrainConfig
+from trainers.observation.input_record import first_change
+from trainers.observation.unkeyed import advice_to_add
 
 VARIABLES = "variables.json"
 """File of a run folder: digests of the environment variables that ranks of cluster=local inherit from the shell."""
@@ -220,7 +221,7 @@ def key_lacks(folder: RunFolder, key: ContentKey) -> str | None:
         return "it was made with program.seal=off, so nobody looked for files that its key lacks"
     others = folder.dependencies_of_other_nodes()
     record = {**(folder.read_json(run_folder.DEPENDENCIES) or {}), **({"nodes": others} if others else {})}
-    changed = lacking_files(folder) or dependencies.changed(record, keyed=key.parts["environment"])
+    changed = lacking_files(folder) or first_change(record, keyed=key.parts["environment"])
     if changed or not record.get("own_variables"):
         return changed
     return rank_environment.changed_variables(record, folder.read_json(VARIABLES), os.environ)
@@ -255,7 +256,7 @@ def unkeyed(nodes: Sequence[Mapping[str, Any]], field: str = "program.inputs") -
     if absent:
         are = "isn't" if len(absent) == 1 else "aren't"
         parts.append(f"{_names_were(absent)} looked for and {are} in the snapshot")
-    return f"its key is not complete: {'; '.join(parts)}; {dependencies.added_to(field, [*read, *absent])}"
+    return f"its key is not complete: {'; '.join(parts)}; {advice_to_add(field, [*read, *absent])}"
 
 
 def _names_were(names: list[str]) -> str:

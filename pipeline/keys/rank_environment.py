@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.core.files import sha256_text
 from pipeline.core.printable import hydra_value, shell_word
 from pipeline.core.redact import in_forms, is_secret_name
-from trainers.core import dependencies
+from trainers.observation.input_record import host_identity
 
 _OF_PROGRAMS = ("PATH", "SHELL", "*LIBRARY_PATH", "NIX_LD")  # values differ between shells
 
@@ -43,11 +43,11 @@ def changed_variables(
     """Describe the first variable that the program's own code read and whose value has changed since; None if none has.
 
     Args:
-        record: the program's recorded dependencies (``trainers.core.dependencies``).
+        record: the program's inputs (``trainers.observation.input_record``).
         known: ``variable_digests`` of the program's environment; None if unknown or from another host.
     """
     names = record.get("own_variables")
-    if not names or known is None or record.get("host") != dependencies.host():
+    if not names or known is None or record.get("host") != host_identity():
         return None
     now = variable_digests(environ)
     for name in names:

@@ -34,10 +34,12 @@ from pipeline.steps import store
 from pipeline.steps.graph import Graph, Standing
 from pipeline.steps.key import changed, described, is_python, sources_of
 from pipeline.steps.step import PREFIX, Making, Say, Step, StepError, filled
-from trainers.core import observer
-from trainers.core.dependencies import Seen, joined
-from trainers.core.observation import Observed, of_host
-from trainers.core.observer import PROJECT, SKIP
+from trainers.observation.input_record import files_changed_meanwhile, record_inputs
+from trainers.observation.notes import Notes
+from trainers.observation.observer import PROJECT, SKIP
+from trainers.observation.observer.watch import Watch
+from trainers.observation.processes import ObservedProgram, zones_of_host
+from trainers.observation.unkeyed import joined
 
 _END_LINES, _END_CHARACTERS = 12, 4000
 _LOOK_S = 0.1
@@ -159,10 +161,10 @@ class _Work:
             self._run(making)
             self._refuse_changed(step, key)
             record = _record(standing, key, store.digests(building / store.OUT), time.time() - begun)
-            if making.seen is not None:
-                self._refuse_read(making.seen, step, keyed)
+            if making.notes is not None:
+                self._refuse_read(making.notes, step, keyed)
                 own = {*step.env, *(step.args if isinstance(step.command, str) else ()), "out", "PYTHONPATH"}
-                reads = record_reads(making.seen, root, keyed, inputs, own)
+                reads = record_reads(making.notes, root, keyed, inputs, own)
                 record["dependencies"] = {**reads, "nodes": [making.program]}  # counts without being listed as an input
                 self._warn_of_files(making, [*reads["files"]])
             write_json(building / store.RECORD, record)
@@ -225,9 +227,9 @@ class _Work:
             what = "; ".join(changed({"parts": key.parts, **described(step)}, step, now))
             raise PacelineError(f"while step {step.name} was made: {what}", hint="the same command again")
 
-    def _refuse_read(self, seen: Seen, step: Step, keyed: Mapping[str, str]) -> None:
+    def _refuse_read(self, notes: Notes, step: Step, keyed: Mapping[str, str]) -> None:
         """Raise PacelineError if a file of the key had other content when the step opened it."""
-        if edited := seen.changed_meanwhile(self.graph.root, keyed):
+        if edited := files_changed_meanwhile(notes, self.graph.root, keyed):
             raise PacelineError(
                 f"step {step.name} read {joined(edited)} with another content than its key holds: somebody edits it",
                 hint="the same command again",
@@ -326,8 +328,8 @@ def run_here(making: Making) -> int:
     argv, seal = command(making), making.out.parent / "seal"
     skipped = [making.out.parent, *(HOME / name for name in PACKAGES if making.root != HOME)]
     own = [(PROJECT, os.path.realpath(making.root)), *((SKIP, os.path.realpath(path)) for path in skipped)]
-    zones = [*own, *of_host()]
-    observed = Observed(seal, zones)
+    zones = [*own, *zones_of_host()]
+    observed = ObservedProgram(seal, zones)
     env = environment(making, os.environ, observed.site)
     making.program = _program(making, argv[0], env, zones, seal / "program")
     child = process.guarded(argv, cwd=making.root, env=env)
@@ -344,8 +346,8 @@ def run_here(making: Making) -> int:
     code = child.wait()
     child.stdin.close()
     guard.join(timeout=1.0)
-    making.seen = observed.seen()
-    _warn_of_variables(making, [name for name in making.seen.variables if name in os.environ and name not in env])
+    making.notes = observed.notes()
+    _warn_of_variables(making, [name for name in making.notes.variables if name in os.environ and name not in env])
     shutil.rmtree(seal, ignore_errors=True)
     return code
 
@@ -360,8 +362,8 @@ def _program(
     notes.mkdir()
     path = shutil.which(str(making.root / name) if "/" in name else name, path=env.get("PATH"))
     if path is not None and isinstance(making.step.command, tuple):
-        observer.Watch(zones, str(notes)).look(path, "")
-    return Seen(notes).record()
+        Watch(zones, str(notes)).file_read(path)
+    return {**record_inputs(Notes(notes))}
 
 
 def _warn_of_variables(making: Making, variables: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.files import refuse_odd_pattern
 from pipeline.core.processes.signals import Stop
 from trainers.core.config import ConfigError
-from trainers.core.dependencies import Seen
+from trainers.observation.notes import Notes
 from trainers.script.settings import words
 
 Say = Callable[[str], None]
@@ -259,7 +259,7 @@ def _refuse_leading_out(what: str, path: str) -> None:
 class Making:
     """A step in progress. ``out`` is a temporary folder; ``inputs`` are the files of each entry.
 
-    ``seen`` receives what its Python processes read, ``program`` the record of the executable.
+    ``notes`` receives what its Python processes read, ``program`` the record of the executable.
     """
 
     step: Step
@@ -269,7 +269,7 @@ class Making:
     log: Path
     stop: Stop
     say: Say
-    seen: Seen | None = None
+    notes: Notes | None = None
     program: dict[str, Any] | None = None
 
     def warn(self, text: str) -> None:

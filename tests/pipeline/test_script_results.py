@@ -15,7 +15,7 @@ from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.runs import index, status
 from pipeline.runs.folder import RunFolder
 from tests.pipeline import finished_folder
-from trainers.core import dependencies
+from trainers.observation.input_record import host_identity
 from trainers.script.outputs import left
 
 
@@ -62,7 +62,7 @@ def test_what_another_node_read_counts_as_what_the_first_one_did(tmp_path: Path)
         write_atomic(folder.path / name, "x")
     part = tmp_path / "part1.txt"
     part.write_text("1")
-    record = {"host": dependencies.host(), "files": {str(part): [sha256_file(part), None]}, "unkeyed": {}}
+    record = {"host": host_identity(), "files": {str(part): [sha256_file(part), None]}, "unkeyed": {}}
     write_sealed(folder.path / "nodes/1/dependencies.json", record)
     for name, value in (("config.json", config), ("key.json", {"key": key.short}), ("summary.json", {"metrics": {}})):
         write_json(folder.path / name, value)

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from trainers.contract import run_folder
-from trainers.core import dependencies
-from trainers.core.dependencies import Unkeyed
 from trainers.core.files import sha256_file
+from trainers.observation import unkeyed as unkeyed_inputs
+from trainers.observation.input_record import InputRecord
+from trainers.observation.unkeyed import Unkeyed, outside_warning
 from trainers.script.files import (
     NOTE,
     WARNING,
@@ -41,12 +42,12 @@ class Results:
     def __init__(self, node: Node, settings: ScriptConfig, name: str, begun: float) -> None:
         self.node, self.settings, self.name, self.begun = node, settings, name, begun
 
-    def keep(self, recorder: Recorder | None, record: Mapping[str, Any], unkeyed: Sequence[Unkeyed]) -> int:
+    def keep(self, recorder: Recorder | None, record: InputRecord, unkeyed: Sequence[Unkeyed]) -> int:
         """Gather this node's outputs and write the first node's results, summary.json last; return the exit code.
 
         Args:
             recorder: of the first node.
-            record: what the script's processes have read (``Seen.record``), taken before files are moved away.
+            record: what the script's processes have read , taken before files are moved away.
 
         Raises:
             OSError: a file can't be moved or written.
@@ -75,7 +76,7 @@ class Results:
             self._write(recorder, gathered, record, unkeyed, unkept)
         elif self.settings.seal != "off":
             outputs.parent.mkdir(parents=True, exist_ok=True)
-            full_record = {**record, "unkeyed": dependencies.as_json(unkeyed)}
+            full_record = {**record, "unkeyed": unkeyed_inputs.as_json(unkeyed)}
             write_sealed(outputs.parent / run_folder.DEPENDENCIES, full_record)
         if gathered.over or node.is_sent:  # what is above the limit stays; the agent fetches by the folder's given.json
             return 0
@@ -117,21 +118,21 @@ class Results:
         self,
         recorder: Recorder,
         gathered: Gathered,
-        record: Mapping[str, Any],
+        record: InputRecord,
         unkeyed: Sequence[Unkeyed],
         unkept: Mapping[str, str],
     ) -> None:
         """Write the first node's results. Raises OSError."""
         run_dir, metrics = self.node.run_dir, recorder.metrics
         if self.settings.seal != "off" and (outside := [*record["files"]]):
-            say(f"{WARNING}{dependencies.outside(outside)}")
+            say(f"{WARNING}{outside_warning(outside)}")
         write_sealed(run_dir / run_folder.DEPENDENCIES, record)
         write_json(run_dir / run_folder.OUTPUT_DIGESTS, gathered.digests)
         summary = {
             "steps": metrics.step,
             "metrics": metrics.last,
             **({"nonfinite": nonfinite} if (nonfinite := recorder.left_out()) else {}),
-            "unkeyed": dependencies.as_json(unkeyed),
+            "unkeyed": unkeyed_inputs.as_json(unkeyed),
             "duration_s": round(time.time() - self.begun, 3),
             "outputs_sha256": left(run_dir, unkept),
             **({"not_kept": {printable(name): why for name, why in unkept.items()}} if unkept else {}),

@@ -24,10 +24,11 @@ from typing import Any
 import paceline
 from trainers.contract import run_folder, variables
 from trainers.contract.beats import ENDED, hook_arguments
-from trainers.core import dependencies
-from trainers.core.dependencies import Places, Unkeyed
 from trainers.core.fields import ConfigError
-from trainers.core.observation import Observed, origin_of, project_of, zones_of
+from trainers.observation import notes
+from trainers.observation.input_record import record_inputs
+from trainers.observation.processes import ObservedProgram, origin_of, project_of, zones_of
+from trainers.observation.unkeyed import Places, Unkeyed, unkeyed_files, unkeyed_warnings
 from trainers.script import command, rank_hook
 from trainers.script import workdir as workdirs
 from trainers.script.command import Paths, argv, make_executable, program, require_program
@@ -111,8 +112,8 @@ class Attempt:
         paths = self.prepare()
         places = self.places()
         hook = f"{Path(str(rank_hook.__file__)).read_text(encoding='utf-8')}\npublish({hook_arguments()})"
-        watches = self.settings.seal != "off"
-        observed = Observed(self.folder, zones_of(places), watches=watches, in_copy=True, first=hook)
+        is_noting = self.settings.seal != "off"
+        observed = ObservedProgram(self.folder, zones_of(places), is_noting=is_noting, in_copy=True, first=hook)
         env = self.environment(paths, observed.site)
         command = [*self.starter(), *argv(self.settings, paths)]
         if self.settings.command:
@@ -120,12 +121,12 @@ class Attempt:
             require_program(program(self.settings, paths), env, self.work / self.settings.workdir)
         recorder = self.recorder(paths) if self.is_first else None
         code = self.follow(command, env, recorder)
-        seen = observed.seen()
-        unkeyed = seen.unkeyed(places, ended_well=code == 0)
+        read = observed.notes()
+        unkeyed = unkeyed_files(read, places, ended_well=code == 0)
         if code:
             self.report_failure(code, unkeyed, paths, recorder)
             return code
-        for line in dependencies.message(unkeyed):  # of which the controller warns
+        for line in unkeyed_warnings(unkeyed):  # of which the controller warns
             say(line)
         if self.is_first and (ranks := self.group_warning()):
             say(f"{WARNING}{ranks}")
@@ -137,13 +138,13 @@ class Attempt:
                 shutil.rmtree(self.folder, ignore_errors=True)
             return 0
         results = Results(self.node, self.settings, self.name, self.begun)
-        return results.keep(recorder, seen.record(places=places), unkeyed)
+        return results.keep(recorder, record_inputs(read, places=places), unkeyed)
 
     def report_failure(self, code: int, unkeyed: Sequence[Unkeyed], paths: Paths, recorder: Recorder | None) -> None:
         """Print what is known of a failure: how it ended, the files that the key lacks, and what the attempt left."""
         if code < 0 or not self.settings.torchrun:  # the ranks explain an exit code of torchrun's
             say(f"error: {'torchrun' if self.settings.torchrun else self.name} {how_it_ended(code)}")
-        for line in dependencies.message(unkeyed):
+        for line in unkeyed_warnings(unkeyed):
             say(f"{WARNING}{line}")
         self.report_written_files()
         if paths.resume and recorder is not None and not recorder.recorded and not self.saved_anything(paths):
@@ -160,7 +161,7 @@ class Attempt:
             folder.mkdir(exist_ok=True, parents=True)
         if self.is_first:
             workdirs.keep_looked_for(self.run_dir)
-        for name in ("lib", "mlflow", dependencies.NOTES, "site"):
+        for name in ("lib", "mlflow", notes.FOLDER, "site"):
             path = self.folder / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         besides = workdirs.take_carried(self.run_dir, self.started.node_rank) if self.node.is_sent else {}
@@ -232,8 +233,8 @@ class Attempt:
             data=self.started.data,
             project=project_of(self.config, self.run_dir),
             origin=origin_of(self.config, self.started.script),
-            whole=self.settings.inputs,
-            folder=os.path.dirname(self.started.script),  # noqa: PTH120
+            bytewise=self.settings.inputs,
+            script_folder=os.path.dirname(self.started.script),  # noqa: PTH120
         )
 
     def environment(self, paths: Paths, site: Path) -> dict[str, str]:

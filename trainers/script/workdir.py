@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainers.contract import run_folder
-from trainers.core import dependencies
-from trainers.core.observer import ABSENT, OWN_STAT, WORK
+from trainers.observation import notes
+from trainers.observation.observer import OPEN_FAILED, OWN_STAT_FAILED, WORK
 from trainers.script.files import write_json
 from trainers.script.recorder import keep_unrecorded
 from trainers.script.resume import is_best, newest_checkpoint, whole_since
@@ -172,8 +172,8 @@ def looked_for(run_dir: Path) -> list[str]:
     except (OSError, ValueError):
         before = []
     with suppress(OSError):  # an attempt that was not observed
-        notes = dependencies.Seen(folder / dependencies.NOTES).of(ABSENT, OWN_STAT, kinds=(WORK,))
-        return list(dict.fromkeys([*before, *(note.path for note in notes)]))
+        failed = notes.Notes(folder / notes.FOLDER).of(OPEN_FAILED, OWN_STAT_FAILED, zones=(WORK,))
+        return list(dict.fromkeys([*before, *(note.path for note in failed)]))
     return before
 
 

@@ -14,12 +14,9 @@ import torch
 from trainers.checkpoint import write_weights
 from trainers.contract import run_folder
 from trainers.contract.beats import Phase
-from trainers.core import dependencies
 from trainers.core.config import TrainConfig
-from trainers.core.dependencies import Unkeyed
 from trainers.core.errors import TrainerError
 from trainers.core.files import write_json, write_sealed
-from trainers.core.observation import OfRank
 from trainers.core.options import load
 from trainers.data.pack import (
     DamagedPackError,
@@ -36,6 +33,9 @@ from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks, read_ranks
 from trainers.distributed.resources import keep_freed_memory, take_cores
+from trainers.observation import unkeyed as unkeyed_inputs
+from trainers.observation.processes import ObservedRank
+from trainers.observation.unkeyed import outside_warning, unkeyed_warnings
 from trainers.training.evaluation import Evaluation
 from trainers.training.loop import Trainer
 
@@ -44,11 +44,11 @@ _OUTSIDE = "in the project, model.inputs makes {them} a part of the key"
 _SYNTHETIC = "synthetic data: accuracy means nothing"
 
 
-def run(path: Path, seen: OfRank | None = None) -> None:
+def run(path: Path, observed: ObservedRank | None = None) -> None:
     """Train with the configuration ``config.json`` at ``path``; its folder is the run folder.
 
     Args:
-        seen: records the files, modules and variables that this process reads, if they are recorded.
+        observed: records the files, modules and variables that this process reads, if they are recorded.
 
     Raises:
         ConfigError, TrainerError: an error that the user can fix; the message says how.
@@ -98,7 +98,7 @@ def run(path: Path, seen: OfRank | None = None) -> None:
         else:
             test = trainer.test()
             trainer.check_data()
-            _finish(trainer, test, seen)
+            _finish(trainer, test, observed)
 
 
 def _warn_of_slow_network(context: RankContext) -> None:
@@ -192,13 +192,15 @@ def _note_pruned(trainer: Trainer) -> None:
     trainer.say(f"pruned after epoch {epoch}, at step {trainer.step} of {trainer.steps.total}")
 
 
-def _finish(trainer: Trainer, test: Evaluation, seen: OfRank | None) -> None:
+def _finish(trainer: Trainer, test: Evaluation, observed: ObservedRank | None) -> None:
     """Write the results on rank 0; summary.json comes last, as it holds the digests of the other files."""
     HEARTBEAT.enter(Phase.ENDING)
     final = trainer.stepper.strategy.layout.weights()
     # local rank 0 gives its node's record; every rank takes part, as gather_bytes is a collective
     gives = trainer.context.ranks.local_rank == 0
-    records = trainer.context.gather_bytes(json.dumps(seen.close()).encode() if seen is not None and gives else b"")
+    records = trainer.context.gather_bytes(
+        json.dumps(observed.close()).encode() if observed is not None and gives else b""
+    )
     if records is None:
         return
     trainer.attempt.check()
@@ -224,12 +226,10 @@ def _finish(trainer: Trainer, test: Evaluation, seen: OfRank | None) -> None:
         if unkeyed:
             summary["unkeyed"] = unkeyed
         write_sealed(run_dir / run_folder.DEPENDENCIES, {**nodes[0], **({"nodes": nodes[1:]} if nodes[1:] else {})})
-        for line in dependencies.message(
-            [Unkeyed(path, how == "read") for path, how in unkeyed.items()], "model.inputs"
-        ):
+        for line in unkeyed_warnings(unkeyed_inputs.from_json(unkeyed), "model.inputs"):
             trainer.say(f"WARNING: {line}")
         if nodes[0]["files"]:
-            trainer.say(f"WARNING: {dependencies.outside([*nodes[0]['files']], _OUTSIDE)}")
+            trainer.say(f"WARNING: {outside_warning([*nodes[0]['files']], _OUTSIDE)}")
     write_sealed(run_dir / run_folder.SUMMARY, summary)
     value = f" ({_SYNTHETIC})" if pack.manifest.synthetic else ""
     trainer.say(

@@ -13,7 +13,7 @@ import pytest
 from pipeline.core.errors import PacelineError
 from pipeline.steps.step import StepError
 from tests.pipeline.steps.conftest import StepProject
-from trainers.core.dependencies import changed
+from trainers.observation.input_record import first_change
 
 
 @pytest.mark.slow
@@ -257,7 +257,7 @@ def test_another_version_of_what_a_step_imported_by_a_computed_name_makes_it_ane
     install("1.1", before="1.0")
     said = "acme-plugin, which it imported and its key lacks, was 1.0 and is 1.1"
     assert project.why("make") == (said,)
-    assert changed(record, project.root, ["acme-plugin"]) is None
+    assert first_change(record, project.root, ["acme-plugin"]) is None
     assert (project.make("make"), project.make("make")) == (1, 0)
     assert (project.out("make") / "x").read_text() == "1.1"
     shutil.rmtree(site / "Acme_Plugin-1.1.dist-info")

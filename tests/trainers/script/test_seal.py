@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.trainers.script.runs import ROOT, ScriptRun
-from trainers.core.dependencies import Unkeyed, changed, message
-from trainers.core.observation import of_host
-from trainers.core.observer import HASHED_BYTES, SKIP
+from trainers.observation.input_record import first_change
+from trainers.observation.observer import SKIP
+from trainers.observation.observer.watch import HASHED_BYTES
+from trainers.observation.processes import zones_of_host
+from trainers.observation.unkeyed import Unkeyed, unkeyed_warnings
 
 pytestmark = pytest.mark.slow
 
@@ -210,7 +212,7 @@ def test_a_sitecustomize_of_the_installation_still_runs(run: ScriptRun, tmp_path
 
 
 def test_a_long_list_is_cut() -> None:
-    (line,) = message([Unkeyed(f"{number}.txt", was_read=True) for number in range(12)])
+    (line,) = unkeyed_warnings([Unkeyed(f"{number}.txt", was_read=True) for number in range(12)])
     assert line.endswith("6.txt, 7.txt and 4 more were read; add them to program.inputs")
 
 
@@ -250,7 +252,7 @@ def test_files_outside_of_the_project_are_said_in_a_line_and_noted(run: ScriptRu
     }
     assert ("torch" in record["imported"], "os" in record["imported"]) == (True, False)
     assert {"OUTSIDE", "NOT_SET"} <= {*record["variables"]}
-    assert (run.read("summary.json")["unkeyed"], changed(record)) == ({}, None)
+    assert (run.read("summary.json")["unkeyed"], first_change(record)) == ({}, None)
     for change, why in (
         (lambda: a.write_text("2"), f"{a}, which it read and its key lacks, changed"),
         (lambda: (outside / "new").touch(), f"the names in the folder {outside}, which it listed, changed"),
@@ -259,7 +261,7 @@ def test_files_outside_of_the_project_are_said_in_a_line_and_noted(run: ScriptRu
         before = run.write(textwrap.dedent(script)).start(env={"OUTSIDE": str(outside)})
         assert before is not None
         change()
-        assert changed(run.read("dependencies.json")) == why
+        assert first_change(run.read("dependencies.json")) == why
 
 
 LOOKS = """
@@ -289,10 +291,10 @@ def test_a_file_that_a_script_looked_for_in_vain_is_noticed_when_it_appears(run:
         run.project / "untracked.txt",
     ]
     assert record["absent"] == sorted(map(str, absent))
-    assert changed(record) is None
+    assert first_change(record) is None
     for path in absent:
         path.touch()
-        assert changed(record) == f"{path}, which it looked for in vain, has appeared since"
+        assert first_change(record) == f"{path}, which it looked for in vain, has appeared since"
         path.unlink()
 
 
@@ -325,6 +327,6 @@ def test_the_plugins_of_hydra_that_come_with_paceline_are_no_input_of_a_script(
     monkeypatch.syspath_prepend(tmp_path)
     plugins = (SKIP, str((tmp_path / "hydra_plugins").resolve()))
     (tmp_path / "hydra_plugins").mkdir()
-    assert plugins not in of_host(), "plug-ins of the user's own count"
+    assert plugins not in zones_of_host(), "plug-ins of the user's own count"
     (tmp_path / "hydra_plugins" / "paceline_plugins.py").touch()
-    assert plugins in of_host()
+    assert plugins in zones_of_host()

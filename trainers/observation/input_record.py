@@ -1,0 +1,357 @@
+"""The record of a program's inputs besides its key, by which a finished result is found out of date.
+
+A run keeps it as dependencies.json, a step and a data pack in a file of their own. Files are hashed again only if their
+size, times or inode differ.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import platform
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+from trainers.observation.notes import Note, Notes
+from trainers.observation.observer import (
+    ARGUMENT_MISSING,
+    EXISTS,
+    FOLDER_LISTED,
+    IMPORTED,
+    MADE_FOLDER,
+    MODULE_MISSING,
+    OPEN_FAILED,
+    ORIGIN,
+    OUTSIDE,
+    PATTERN_SEARCHED,
+    PROJECT,
+    READ,
+    STAT_FAILED,
+    TEXT,
+    WORK,
+    WRITTEN,
+    watch,
+)
+from trainers.observation.unkeyed import OUTSIDE_PREFIX, Places, is_bookkeeping
+
+_SECRET_NAME = re.compile("TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH")
+_SHORTEST_SECRET = 8
+_PACELINE = {"trainers", "pipeline", "paceline"}  # the key includes their sources
+_SETTLED_NS = 2_500_000_000  # a younger file may be edited without a change of its times and size
+
+FileEntry = tuple[str, list[int] | None]
+"""Digest of a file, and its stamp: size in bytes, times of the last write and change in ns, inode.
+
+The stamp is None if a later edit might not change it.
+"""
+
+
+class InputRecord(TypedDict, total=False):
+    """A record as JSON. Paths below the project are relative to it, others absolute.
+
+    Attributes:
+        host: the host whose files these are.
+        prefix: ``sys.prefix`` of its Python.
+        files: file that was read → its digest and stamp.
+        absent: paths that were looked for in vain.
+        folders: folder that was listed → digest of its names, and the names that the program itself created there.
+        imported: top-level names of imported modules.
+        installed: distribution that contains some of these → its version and folder.
+        variables: variables of the environment that were read by name.
+        own_variables: those that the program's own code read.
+        looked_for: pattern below the project → the names that match it; without a project there is no such field.
+        unkeyed: files of the project that the key lacks, as ``unkeyed.as_json`` writes them.
+        nodes: the records of further nodes or programs.
+    """
+
+    host: str
+    prefix: str
+    files: dict[str, FileEntry]
+    absent: list[str]
+    folders: dict[str, tuple[str, list[str]]]
+    imported: list[str]
+    installed: dict[str, tuple[str, str]]
+    variables: list[str]
+    own_variables: list[str]
+    looked_for: dict[str, list[str]]
+    unkeyed: dict[str, str]
+    nodes: list[Any]
+
+
+def record_inputs(
+    notes: Notes,
+    root: Path | None = None,
+    keyed: Collection[str] = (),
+    bytewise: Collection[str] = (),
+    places: Places | None = None,
+) -> InputRecord:
+    """Return the inputs that decide whether a result is up to date.
+
+    Args:
+        root: the project, in which the program ran: its files count. Without it, files outside of it count.
+        keyed: absolute real paths of files that the key includes.
+        bytewise: those of them that count byte for byte; of others, code may have read the comments.
+        places: of a program that ran in a copy of the project: a file that is missing there may appear in the project.
+    """
+    top = "" if root is None else os.path.realpath(root)
+    zones = (OUTSIDE,) if root is None else (OUTSIDE, PROJECT)
+    imported = sorted({note.path for note in notes.of(IMPORTED)})
+    record = InputRecord(
+        host=host_identity(),
+        prefix=sys.prefix,
+        files=_files(notes, top, zones, keyed, bytewise),
+        absent=_absent(notes, places),
+        folders=_folders(notes, top, zones),
+        imported=imported,
+        installed=installed(imported, sys.path),
+        variables=notes.variables,
+        own_variables=notes.own_variables,
+    )
+    if top:
+        record["looked_for"] = _looked_for(notes, Path(top), keyed)
+    return record
+
+
+def host_identity() -> str:
+    """Return what tells this host from others: a record's files are those of one host."""
+    with suppress(OSError):
+        return f"{platform.node()} {Path('/etc/machine-id').read_text(encoding='ascii').strip()}"
+    return platform.node()
+
+
+def files_changed_meanwhile(notes: Notes, root: Path, keyed: Mapping[str, str]) -> list[str]:
+    """Return the files of the key that had another content when they were opened than the key includes.
+
+    Args:
+        keyed: absolute real path → sha256 at the start; at the end, the files have this content again.
+    """
+    top, changed = os.path.realpath(root), set[str]()
+    for note in notes.of(READ, zones=(PROJECT, OUTSIDE)):
+        path = os.path.realpath(_absolute(note, top))
+        if path in keyed and note.digest != keyed[path] and note.digest != _digest(path, note.digest):
+            changed.add(_relative(path, top))
+    return sorted(changed)
+
+
+def _files(
+    notes: Notes, top: str, zones: Collection[str], keyed: Collection[str], bytewise: Collection[str]
+) -> dict[str, FileEntry]:
+    files: dict[str, FileEntry] = {}
+    for note in notes.of(READ, TEXT, zones=zones):
+        path = _absolute(note, top)
+        included = bytewise if note.access == TEXT else keyed
+        if os.path.realpath(path) not in included and not is_bookkeeping(note.path):
+            digest = _digest(path, "") if note.access == TEXT else note.digest
+            files.setdefault(_relative(path, top), (digest, _stamp(path, digest)))
+    return dict(sorted(files.items()))
+
+
+def _folders(notes: Notes, top: str, zones: Collection[str]) -> dict[str, tuple[str, list[str]]]:
+    created: dict[str, set[str]] = {}
+    for note in notes.of(WRITTEN, MADE_FOLDER, zones=zones):
+        folder, _, name = _absolute(note, top).rpartition("/")
+        created.setdefault(folder, set()).add(name)
+    folders: dict[str, tuple[str, list[str]]] = {}
+    for note in notes.of(FOLDER_LISTED, zones=zones):
+        path = _absolute(note, top)
+        if not is_bookkeeping(f"{note.path}/"):
+            own_names = sorted(created.get(path, ()))
+            without = own_names if _digest_of_names(path, own_names) == note.digest else []
+            folders.setdefault(_relative(path, top), (note.digest, without))
+    return dict(sorted(folders.items()))
+
+
+def _absent(notes: Notes, places: Places | None) -> list[str]:
+    """Return the absolute paths that were looked for in vain and that another program may create.
+
+    Left out are temporary folders, hidden folders of the home (caches and settings, which libraries look for), the
+    folders of PATH, runs, secrets that were taken for a path, and files that the program itself created later, which
+    each later run would find.
+    """
+    home = os.path.expanduser("~")  # noqa: PTH111
+    temporary = [f"{os.path.realpath(folder)}/" for folder in (tempfile.gettempdir(), *os.get_exec_path())]
+    left_out_outside = (*temporary, f"{os.path.realpath(home)}/.")
+    left_out_in_project = f"{os.path.realpath(places.run_dir.parent)}/" if places else "/"
+    variables = os.environ.items()
+    secrets = [
+        value for name, value in variables if _SECRET_NAME.search(name.upper()) and len(value) >= _SHORTEST_SECRET
+    ]
+    written = {_in_checkout(note, places) for note in notes.of(WRITTEN, MADE_FOLDER)}
+    absent = set[str]()
+    for note in notes.of(OPEN_FAILED, STAT_FAILED):
+        path = _in_checkout(note, places)
+        is_left_out = path.startswith(left_out_outside if note.zone == OUTSIDE else left_out_in_project)
+        is_in_copy = places is not None and note.zone == WORK and (places.work / note.path).exists()
+        if not path or is_left_out or is_in_copy or path in written or os.path.lexists(path):
+            continue
+        if not is_bookkeeping(path) and not any(secret in path for secret in secrets):
+            absent.add(path)
+    return sorted(absent)
+
+
+def _looked_for(notes: Notes, root: Path, keyed: Collection[str]) -> dict[str, list[str]]:
+    """Return patterns of names below the project, each with the names that match now."""
+    matches: dict[str, list[str]] = {}
+    accesses = (PATTERN_SEARCHED, OPEN_FAILED, STAT_FAILED, MODULE_MISSING, ARGUMENT_MISSING, EXISTS)
+    for note in notes.of(*accesses, zones=(PROJECT,)):
+        if note.access == PATTERN_SEARCHED:
+            matches[note.path] = _matching_names(root, note.path)
+        elif (note.access != MODULE_MISSING or note.path.endswith(".py")) and not is_bookkeeping(note.path):
+            pattern = glob.escape(note.path)
+            now = _matching_names(root, pattern)
+            if note.access == EXISTS and now and str(root / note.path) not in keyed:
+                matches[pattern] = now
+            elif note.access != EXISTS and not now:  # else it was created meanwhile
+                matches[pattern] = []
+    return dict(sorted(matches.items()))
+
+
+def first_change(record: Mapping[str, Any], root: Path | None = None, keyed: Collection[str] = ()) -> str | None:
+    """Describe the first difference between a record and the present state; None if there is none.
+
+    Args:
+        record: an ``InputRecord``, which may lack fields.
+        root: the project, if its files count.
+        keyed: distributions whose versions the key includes.
+    """
+    for node in record.get("nodes") or ():
+        if (change := first_change(node, root, keyed)) is not None:
+            return change
+    if record.get("host") != host_identity():
+        return None  # a record of another host's files
+    for name, (digest, stamp) in (record.get("files") or {}).items():
+        path = os.path.join(root or "/", name)  # noqa: PTH118
+        with suppress(OSError):
+            if stamp is not None and _times(path) == stamp:
+                continue
+        if (now := _digest(path, digest)) != digest:
+            return f"{name}, which it read and its key lacks, {'changed' if now else 'is gone'}"
+    for name, (digest, without) in (record.get("folders") or {}).items():
+        if _digest_of_names(os.path.join(root or "/", name), without) != digest:  # noqa: PTH118
+            return f"the names in the folder {name or '.'}, which it listed, changed"
+    for path in record.get("absent") or ():
+        if os.path.lexists(path):
+            return f"{path}, which it looked for in vain, has appeared since"
+    for pattern, known in (record.get("looked_for") or {}).items():
+        if different := {*_matching_names(root or Path("/"), pattern)} ^ {*known}:
+            name = min(different)
+            return f"{name}, which it looked for, {'is gone' if name in known else 'is new'}"
+    return _version_change(record.get("installed") or {}, keyed)
+
+
+# Installed distributions.
+
+
+class _Distribution(NamedTuple):
+    version: str
+    info_folder: str  # name of its .dist-info folder
+
+
+def installed(modules: Collection[str], path: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return the distributions that contain these modules: name → version and folder.
+
+    Args:
+        modules: top-level names; for namespace packages, with the next part of the name.
+        path: folders in which distributions may lie, as in ``sys.path``.
+    """
+    # search the RECORD files, as an optional part or a plug-in need not be a requirement of its importer
+    namespaces = {name.partition(".")[0] for name in modules if "." in name}  # shared by several distributions
+    names = {name.replace(".", "/") for name in modules if name not in namespaces} - _PACELINE
+    line = re.compile(rf"^(?:{'|'.join(map(re.escape, sorted(names)))})[/.]", re.MULTILINE)
+    distributions: dict[str, tuple[str, str]] = {}
+    for folder in filter(None, path):
+        for name, distribution in _distributions(folder).items():
+            with suppress(OSError):
+                text = Path(folder, distribution.info_folder, "RECORD").read_text(encoding="utf-8")
+                if names and name not in distributions and line.search(text):
+                    distributions[name] = (distribution.version, folder)
+    return dict(sorted(distributions.items()))
+
+
+def _version_change(recorded: Mapping[str, Sequence[str]], keyed: Collection[str]) -> str | None:
+    """Describe the first distribution of a record that has changed."""
+    listed: dict[str, dict[str, _Distribution]] = {}
+    for name, (version, folder) in recorded.items():
+        if name in keyed:
+            continue
+        is_folder_there = os.path.isdir(folder)  # noqa: PTH112
+        folders = [folder] if is_folder_there else sys.path  # a venv may have been moved
+        for place in folders:
+            if place not in listed:
+                listed[place] = _distributions(place)
+        now = next((listed[place][name].version for place in folders if name in listed[place]), None)
+        if now is None and is_folder_there:
+            return f"{name}, which it imported and its key lacks, was {version} and isn't installed any more"
+        if now not in (None, version):
+            return f"{name}, which it imported and its key lacks, was {version} and is {now}"
+    return None
+
+
+def _distributions(folder: str) -> dict[str, _Distribution]:
+    """Return the distributions in a folder by their normalised names, as the names of their .dist-info folders say."""
+    distributions = {}
+    with suppress(OSError):  # an archive, or a missing folder
+        for entry in sorted(os.listdir(folder)):  # noqa: PTH208
+            if entry.endswith(".dist-info"):
+                name, _, version = entry.removesuffix(".dist-info").partition("-")
+                distributions[re.sub(r"[-_.]+", "-", name).lower()] = _Distribution(version, entry)
+    return distributions
+
+
+# Paths and digests.
+
+
+def _absolute(note: Note, top: str) -> str:
+    return note.path if note.zone == OUTSIDE else f"{top}/{note.path}".rstrip("/")
+
+
+def _relative(path: str, top: str) -> str:
+    return path[len(top) + 1 :] if top and f"{path}/".startswith(f"{top}/") else path
+
+
+def _in_checkout(note: Note, places: Places | None) -> str:
+    """Return the absolute path of a note, moved from the run's copy to the checkout; '' if that isn't on this host."""
+    if note.zone == OUTSIDE:
+        return note.path
+    is_of_origin = note.zone == ORIGIN or (note.zone == WORK and note.path.startswith(OUTSIDE_PREFIX))
+    top = places and (places.origin if is_of_origin else places.project)
+    return os.path.join(os.path.realpath(top), note.path.removeprefix(OUTSIDE_PREFIX)) if top else ""  # noqa: PTH118
+
+
+def _matching_names(root: Path, pattern: str) -> list[str]:
+    return sorted(glob.glob(pattern, root_dir=root, recursive=True))  # noqa: PTH207  (which takes hidden ones, too)
+
+
+def _times(path: str) -> list[int]:
+    state = os.stat(path)  # noqa: PTH116
+    return [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+
+
+def _stamp(path: str, digest: str) -> list[int] | None:
+    """Return the stamp by which a file needs no hashing; None if it changed, or may change without a trace."""
+    with suppress(OSError):
+        times = _times(path)
+        is_settled = time.time_ns() - times[2] > _SETTLED_NS
+        if is_settled and _digest(path, digest) == digest and _times(path) == times:
+            return times
+    return None
+
+
+def _digest(path: str, like: str) -> str:
+    """Return the file's present digest, of the same kind as ``like``; '' if it can't be read."""
+    with suppress(OSError):
+        return watch.digest_of(path, as_stamp=":" in like)
+    return ""
+
+
+def _digest_of_names(path: str, without: Collection[str]) -> str:
+    """Return the digest of the present names in a folder; '' if it can't be read."""
+    with suppress(OSError):
+        return watch.digest_of_names(path, without)
+    return ""

@@ -1,0 +1,45 @@
+"""The code that notes what a Python process reads besides its arguments: files, folders, variables and modules.
+
+``trainers.observation.processes`` copies this package into a folder that is first on PYTHONPATH, with a
+``sitecustomize.py`` that starts it. So it runs before all other code in each Python process of a script or a step;
+ranks of the built-in trainer and processes of user-defined data sets import it. Standard library only and
+Python >= 3.8, as a script may start another interpreter. Nothing here may raise: an exception in an audit hook would
+abort the observed operation.
+
+``watch`` writes the notes, ``audit_hook`` and ``replacements`` report accesses to it, and ``startup`` installs both.
+A note has the zone in which a path lies and the access that was made; these are their names.
+"""
+
+WORK = "work"
+"""Zone: the copy of the project in which the program runs."""
+PROJECT = "project"
+"""Zone: the checkout."""
+ORIGIN = "origin"
+"""Zone: the folder of a script that lies outside of the checkout."""
+OUTSIDE = "outside"
+"""Zone: everything else."""
+SKIP = "skip"
+"""Zone: not observed, such as the run folder, the data, Python and the system."""
+
+# A file or folder was used:
+READ = "read"  # a file was opened, outside of the copy
+TEXT = "text"  # a source was opened other than by an import
+WRITTEN = "written"  # a file was opened for writing
+MADE_FOLDER = "made-folder"  # a folder was created outside of the copy
+EXISTS = "exists"  # os.stat of an existing file of the checkout
+
+# A file or folder was looked for in vain:
+OPEN_FAILED = "open-failed"
+STAT_FAILED = "stat-failed"  # os.stat, which opens nothing, as os.path.exists calls it
+OWN_STAT_FAILED = "own-stat-failed"  # the same by the program's own code; libraries also look for files they will write
+MODULE_MISSING = "module-missing"  # one of the files in which an import looked for a module
+ARGUMENT_MISSING = "argument-missing"  # a file on the command line of a started program, which the copy lacks
+FOLDER_MISSING = "folder-missing"  # a folder was listed, which the copy lacks
+
+# Names in a folder were listed:
+PACKAGE_LISTED = "package-listed"  # a package of the copy, which may lack some of its modules
+PATTERN_SEARCHED = "pattern-searched"  # only the names that match a pattern
+FOLDER_LISTED = "folder-listed"  # all names in a folder outside of the copy
+
+VARIABLE = "variable"  # a variable of the environment was read by its name
+IMPORTED = "imported"  # a module was imported; the note has its top-level name

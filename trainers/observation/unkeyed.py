@@ -1,0 +1,209 @@
+"""The files of the project that a program read or looked for, and that its key lacks; the warnings about them."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import itertools
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainers.contract import run_folder
+from trainers.observation.notes import Note, Notes
+from trainers.observation.observer import (
+    EXISTS,
+    FOLDER_MISSING,
+    OPEN_FAILED,
+    ORIGIN,
+    OWN_STAT_FAILED,
+    PACKAGE_LISTED,
+    PATTERN_SEARCHED,
+    PROJECT,
+    READ,
+    STAT_FAILED,
+    TEXT,
+    WORK,
+    WRITTEN,
+)
+
+OUTSIDE_PREFIX = f"{run_folder.SCRIPT_OUTSIDE}/"
+"""Folder of the copy for the files of a script that lies outside of the project."""
+_VERSION_CONTROL = (".git", ".hg")  # a folder or, in a worktree, a file that names the folder
+_MOST_SHOWN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Folders of one attempt on this host.
+
+    Attributes:
+        run_dir: the run folder, of which only ``work`` is observed.
+        snapshot: the files that the key holds.
+        work: the copy of the project in which the program runs; the snapshot itself for the built-in trainer.
+        data: the values of {data}, {data2}, ….
+        project: the checkout, if it lies on this host.
+        origin: the folder of a script that lies outside of the project, if it lies on this host.
+        bytewise: patterns of files that count byte for byte, relative to the project or to ``script_folder``.
+        script_folder: the folder of the script, relative to ``work``.
+    """
+
+    run_dir: Path
+    snapshot: Path
+    work: Path
+    data: tuple[str, ...] = ()
+    project: Path | None = None
+    origin: Path | None = None
+    bytewise: Sequence[str] = ()
+    script_folder: str = ""
+
+
+@dataclass(frozen=True)
+class Unkeyed:
+    """A file by its path in the project that the key lacks. It was read, or else looked for in vain."""
+
+    path: str
+    was_read: bool
+
+
+def as_json(unkeyed: Iterable[Unkeyed]) -> dict[str, str]:
+    """Return path → "read" or "looked for", for summary.json."""
+    return {file.path: "read" if file.was_read else "looked for" for file in unkeyed}
+
+
+def from_json(unkeyed: dict[str, str]) -> list[Unkeyed]:
+    """Return the files of ``as_json``."""
+    return [Unkeyed(path, use == "read") for path, use in unkeyed.items()]
+
+
+def unkeyed_files(notes: Notes, places: Places, *, ended_well: bool) -> list[Unkeyed]:
+    """Return the files of the project that the run's copy lacks, by path.
+
+    If the project doesn't lie on this host, a missing file can't be attributed to the project. It is then reported
+    only if the run failed.
+    """
+    keyed = {path.relative_to(places.snapshot).as_posix() for path in places.snapshot.rglob("*")}
+    was_read: dict[str, bool] = {}
+    written = {note.path for note in notes.of(WRITTEN, zones=(WORK,))}
+    for note in notes.all:
+        is_failed_look = note.zone == WORK and note.access in (OPEN_FAILED, STAT_FAILED, FOLDER_MISSING)
+        if note.access in (OWN_STAT_FAILED, WRITTEN) or (is_failed_look and _is_made(note.path, places, written)):
+            continue  # results of a run by hand that lie in the project are no inputs
+        for path in _project_files(note, places, ended_well):
+            reads_comments = note.access == TEXT and not _is_bytewise(path, places)
+            if (reads_comments or path.rstrip("/") not in keyed) and not is_bookkeeping(path):
+                was_read[path] = was_read.get(path, False) or note.access in (READ, TEXT)
+    parents = {f"{parent}/" for path in was_read if not path.endswith("/") for parent in Path(path).parents}
+    return [Unkeyed(path, was_read[path]) for path in sorted(was_read) if path not in parents]
+
+
+def _project_files(note: Note, places: Places, ended_well: bool) -> Iterator[str]:
+    """Yield the files of the project, and folders with a slash at their end, that a note refers to."""
+    if note.zone in (PROJECT, ORIGIN):
+        path = Path(os.path.realpath(places.project or "/"), note.path)
+        if note.access == EXISTS and Path(os.path.realpath(places.run_dir)).is_relative_to(path):
+            return  # a parent of the run folder, which any search upwards (such as git's) visits
+        if note.access in (READ, EXISTS):  # missing files of the project count for steps only
+            yield note.path if note.zone == PROJECT else OUTSIDE_PREFIX + note.path
+    elif note.zone == WORK and note.access == TEXT:
+        yield note.path
+    elif note.zone == WORK:
+        yield from _files_lacking_in_copy(note, places, ended_well)
+
+
+def _files_lacking_in_copy(note: Note, places: Places, ended_well: bool) -> Iterator[str]:
+    """Yield the files of the project that the program looked for in its copy, where they are missing."""
+    prefix = OUTSIDE_PREFIX if note.path.startswith(OUTSIDE_PREFIX) else ""
+    top, path = places.origin if prefix else places.project, note.path.removeprefix(prefix)
+    if top is None:
+        if note.access == OPEN_FAILED and not ended_well:
+            yield note.path
+    elif note.access in (PACKAGE_LISTED, PATTERN_SEARCHED):
+        pattern = f"{glob.escape(path)}*.py" if note.access == PACKAGE_LISTED else path
+        matches = sorted(glob.glob(pattern, root_dir=top, recursive=True))  # noqa: PTH207  (without hidden files)
+        missing = (match for match in matches if not (places.work / prefix / match).exists())
+        yield from (prefix + match for match in missing if (top / match).is_file())
+    elif note.path.endswith("/"):
+        if _has_file(top / path, modules_only=note.access != FOLDER_MISSING):
+            yield note.path
+    elif (top / path).is_file():
+        yield note.path
+    elif note.access == STAT_FAILED and not ended_well and _has_file(top / path):
+        yield f"{note.path}/"  # Hydra calls os.path.exists before it lists its configurations
+
+
+def _is_made(path: str, places: Places, written: Collection[str]) -> bool:
+    """Return True for a path of the run's copy that the program looked for in vain and then made itself."""
+    below = path if path.endswith("/") else f"{path}/"
+    was_given = (places.snapshot / path).exists()
+    return not was_given and (
+        path in written or any(name.startswith(below) for name in written) or (places.work / path).exists()
+    )
+
+
+def _is_bytewise(name: str, places: Places) -> bool:
+    files = {Path(name), Path(name.removeprefix(f"{places.script_folder}/"))}
+    paths = {str(path) for file in files for path in (file, *file.parents)}
+    patterns = [pattern.removeprefix(OUTSIDE_PREFIX) for pattern in places.bytewise]
+    return any(fnmatch.fnmatch(path, pattern) for pattern in patterns for path in paths)
+
+
+def _has_file(folder: Path, *, modules_only: bool = False) -> bool:
+    """Return True if a file lies below the folder; ``modules_only``: a Python module, in it or one level below."""
+    files = itertools.chain(folder.glob("*.py"), folder.glob("*/*.py")) if modules_only else folder.rglob("*")
+    return any(path.is_file() for path in files)
+
+
+def is_bookkeeping(path: str) -> bool:
+    """Return True for files of version control and of installed distributions, which influence no result."""
+    return any(part in _VERSION_CONTROL or part.endswith((".egg-info", ".dist-info")) for part in path.split("/"))
+
+
+# The warnings for the user.
+
+
+def unkeyed_warnings(unkeyed: Collection[Unkeyed], field: str = "program.inputs") -> list[str]:
+    """Return a line for files that were read, and another for files that were looked for; ``field`` may list them."""
+    read = [file.path for file in unkeyed if file.was_read]
+    looked_for = [file.path for file in unkeyed if not file.was_read]
+    lines = []
+    if read:
+        was = "was" if len(read) == 1 else "were"
+        lines.append(f"the key is not complete: {joined(read)} {was} read; {advice_to_add(field, read)}")
+    if looked_for:
+        was, is_not = ("was", "isn't") if len(looked_for) == 1 else ("were", "aren't")
+        # a program ends at the first file that it lacks, and may read the others of that folder
+        folders = {path.rpartition("/")[0] for path in looked_for}
+        more = f", or all of its folder: '{field}=[{folders.pop()}/*]'" if len(folders) == 1 and all(folders) else ""
+        lines.append(
+            f"the key is not complete: {joined(looked_for)} {was} looked for and {is_not} in the snapshot; "
+            f"{advice_to_add(field, looked_for)}{more}"
+        )
+    return lines
+
+
+def advice_to_add(field: str, paths: Sequence[str]) -> str:
+    """Return ``add it to program.inputs: 'program.inputs=[a.txt]'``; without the word if that would be long."""
+    word = f"{field}=[{','.join(paths)}]"
+    can_be_typed = len(word) <= 60 and re.fullmatch(r"[\w.,=/\[\]-]+", word) is not None
+    return f"add {'it' if len(paths) == 1 else 'them'} to {field}" + (f": '{word}'" if can_be_typed else "")
+
+
+def outside_warning(
+    paths: Sequence[str], hint: str = "program.data sends {them} to the hosts, as a part of the key"
+) -> str:
+    """Return the warning about files that were read outside of the project."""
+    was, them, they_change = ("was", "it", "it changes") if len(paths) == 1 else ("were", "them", "they change")
+    return (
+        f"{joined(paths)} {was} read outside of the project: no part of the key, but the run is repeated when "
+        f"{they_change}; {hint.format(them=them)}"
+    )
+
+
+def joined(paths: Sequence[str]) -> str:
+    """Return the first eight paths as a phrase."""
+    if len(paths) > _MOST_SHOWN:
+        return f"{', '.join(paths[:_MOST_SHOWN])} and {len(paths) - _MOST_SHOWN} more"
+    return paths[0] if len(paths) == 1 else f"{', '.join(paths[:-1])} and {paths[-1]}"
