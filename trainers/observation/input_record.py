@@ -18,26 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
+from trainers.observation import observer
 from trainers.observation.notes import Note, Notes
-from trainers.observation.observer import (
-    ARGUMENT_MISSING,
-    EXISTS,
-    FOLDER_LISTED,
-    IMPORTED,
-    MADE_FOLDER,
-    MODULE_MISSING,
-    OPEN_FAILED,
-    ORIGIN,
-    OUTSIDE,
-    PATTERN_SEARCHED,
-    PROJECT,
-    READ,
-    STAT_FAILED,
-    TEXT,
-    WORK,
-    WRITTEN,
-    watch,
-)
+from trainers.observation.observer import watch
 from trainers.observation.unkeyed import OUTSIDE_PREFIX, Places, is_bookkeeping
 
 _SECRET_NAME = re.compile("TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH")
@@ -100,8 +83,8 @@ def record_inputs(
         places: of a program that ran in a copy of the project: a file that is missing there may appear in the project.
     """
     top = "" if root is None else os.path.realpath(root)
-    zones = (OUTSIDE,) if root is None else (OUTSIDE, PROJECT)
-    imported = sorted({note.path for note in notes.of(IMPORTED)})
+    zones = (observer.OUTSIDE,) if root is None else (observer.OUTSIDE, observer.PROJECT)
+    imported = sorted({note.path for note in notes.of(observer.IMPORTED)})
     record = InputRecord(
         host=host_identity(),
         prefix=sys.prefix,
@@ -132,7 +115,7 @@ def files_changed_meanwhile(notes: Notes, root: Path, keyed: Mapping[str, str]) 
         keyed: absolute real path → sha256 at the start; at the end, the files have this content again.
     """
     top, changed = os.path.realpath(root), set[str]()
-    for note in notes.of(READ, zones=(PROJECT, OUTSIDE)):
+    for note in notes.of(observer.READ, zones=(observer.PROJECT, observer.OUTSIDE)):
         path = os.path.realpath(_absolute(note, top))
         if path in keyed and note.digest != keyed[path] and note.digest != _digest(path, note.digest):
             changed.add(_relative(path, top))
@@ -143,22 +126,22 @@ def _files(
     notes: Notes, top: str, zones: Collection[str], keyed: Collection[str], bytewise: Collection[str]
 ) -> dict[str, FileEntry]:
     files: dict[str, FileEntry] = {}
-    for note in notes.of(READ, TEXT, zones=zones):
+    for note in notes.of(observer.READ, observer.TEXT, zones=zones):
         path = _absolute(note, top)
-        included = bytewise if note.access == TEXT else keyed
+        included = bytewise if note.access == observer.TEXT else keyed
         if os.path.realpath(path) not in included and not is_bookkeeping(note.path):
-            digest = _digest(path, "") if note.access == TEXT else note.digest
+            digest = _digest(path, "") if note.access == observer.TEXT else note.digest
             files.setdefault(_relative(path, top), (digest, _stamp(path, digest)))
     return dict(sorted(files.items()))
 
 
 def _folders(notes: Notes, top: str, zones: Collection[str]) -> dict[str, tuple[str, list[str]]]:
     created: dict[str, set[str]] = {}
-    for note in notes.of(WRITTEN, MADE_FOLDER, zones=zones):
+    for note in notes.of(observer.WRITTEN, observer.MADE_FOLDER, zones=zones):
         folder, _, name = _absolute(note, top).rpartition("/")
         created.setdefault(folder, set()).add(name)
     folders: dict[str, tuple[str, list[str]]] = {}
-    for note in notes.of(FOLDER_LISTED, zones=zones):
+    for note in notes.of(observer.FOLDER_LISTED, zones=zones):
         path = _absolute(note, top)
         if not is_bookkeeping(f"{note.path}/"):
             own_names = sorted(created.get(path, ()))
@@ -182,12 +165,12 @@ def _absent(notes: Notes, places: Places | None) -> list[str]:
     secrets = [
         value for name, value in variables if _SECRET_NAME.search(name.upper()) and len(value) >= _SHORTEST_SECRET
     ]
-    written = {_in_checkout(note, places) for note in notes.of(WRITTEN, MADE_FOLDER)}
+    written = {_in_checkout(note, places) for note in notes.of(observer.WRITTEN, observer.MADE_FOLDER)}
     absent = set[str]()
-    for note in notes.of(OPEN_FAILED, STAT_FAILED):
+    for note in notes.of(observer.OPEN_FAILED, observer.STAT_FAILED):
         path = _in_checkout(note, places)
-        is_left_out = path.startswith(left_out_outside if note.zone == OUTSIDE else left_out_in_project)
-        is_in_copy = places is not None and note.zone == WORK and (places.work / note.path).exists()
+        is_left_out = path.startswith(left_out_outside if note.zone == observer.OUTSIDE else left_out_in_project)
+        is_in_copy = places is not None and note.zone == observer.WORK and (places.work / note.path).exists()
         if not path or is_left_out or is_in_copy or path in written or os.path.lexists(path):
             continue
         if not is_bookkeeping(path) and not any(secret in path for secret in secrets):
@@ -198,16 +181,23 @@ def _absent(notes: Notes, places: Places | None) -> list[str]:
 def _looked_for(notes: Notes, root: Path, keyed: Collection[str]) -> dict[str, list[str]]:
     """Return patterns of names below the project, each with the names that match now."""
     matches: dict[str, list[str]] = {}
-    accesses = (PATTERN_SEARCHED, OPEN_FAILED, STAT_FAILED, MODULE_MISSING, ARGUMENT_MISSING, EXISTS)
-    for note in notes.of(*accesses, zones=(PROJECT,)):
-        if note.access == PATTERN_SEARCHED:
+    accesses = (
+        observer.PATTERN_SEARCHED,
+        observer.OPEN_FAILED,
+        observer.STAT_FAILED,
+        observer.MODULE_MISSING,
+        observer.ARGUMENT_MISSING,
+        observer.EXISTS,
+    )
+    for note in notes.of(*accesses, zones=(observer.PROJECT,)):
+        if note.access == observer.PATTERN_SEARCHED:
             matches[note.path] = _matching_names(root, note.path)
-        elif (note.access != MODULE_MISSING or note.path.endswith(".py")) and not is_bookkeeping(note.path):
+        elif (note.access != observer.MODULE_MISSING or note.path.endswith(".py")) and not is_bookkeeping(note.path):
             pattern = glob.escape(note.path)
             now = _matching_names(root, pattern)
-            if note.access == EXISTS and now and str(root / note.path) not in keyed:
+            if note.access == observer.EXISTS and now and str(root / note.path) not in keyed:
                 matches[pattern] = now
-            elif note.access != EXISTS and not now:  # else it was created meanwhile
+            elif note.access != observer.EXISTS and not now:  # else it was created meanwhile
                 matches[pattern] = []
     return dict(sorted(matches.items()))
 
@@ -308,7 +298,7 @@ def _distributions(folder: str) -> dict[str, _Distribution]:
 
 
 def _absolute(note: Note, top: str) -> str:
-    return note.path if note.zone == OUTSIDE else f"{top}/{note.path}".rstrip("/")
+    return note.path if note.zone == observer.OUTSIDE else f"{top}/{note.path}".rstrip("/")
 
 
 def _relative(path: str, top: str) -> str:
@@ -317,9 +307,9 @@ def _relative(path: str, top: str) -> str:
 
 def _in_checkout(note: Note, places: Places | None) -> str:
     """Return the absolute path of a note, moved from the run's copy to the checkout; '' if that isn't on this host."""
-    if note.zone == OUTSIDE:
+    if note.zone == observer.OUTSIDE:
         return note.path
-    is_of_origin = note.zone == ORIGIN or (note.zone == WORK and note.path.startswith(OUTSIDE_PREFIX))
+    is_of_origin = note.zone == observer.ORIGIN or (note.zone == observer.WORK and note.path.startswith(OUTSIDE_PREFIX))
     top = places and (places.origin if is_of_origin else places.project)
     return os.path.join(os.path.realpath(top), note.path.removeprefix(OUTSIDE_PREFIX)) if top else ""  # noqa: PTH118
 

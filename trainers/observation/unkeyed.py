@@ -12,22 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainers.contract import run_folder
+from trainers.observation import observer
 from trainers.observation.notes import Note, Notes
-from trainers.observation.observer import (
-    EXISTS,
-    FOLDER_MISSING,
-    OPEN_FAILED,
-    ORIGIN,
-    OWN_STAT_FAILED,
-    PACKAGE_LISTED,
-    PATTERN_SEARCHED,
-    PROJECT,
-    READ,
-    STAT_FAILED,
-    TEXT,
-    WORK,
-    WRITTEN,
-)
 
 OUTSIDE_PREFIX = f"{run_folder.SCRIPT_OUTSIDE}/"
 """Folder of the copy for the files of a script that lies outside of the project."""
@@ -86,30 +72,36 @@ def unkeyed_files(notes: Notes, places: Places, *, ended_well: bool) -> list[Unk
     """
     keyed = {path.relative_to(places.snapshot).as_posix() for path in places.snapshot.rglob("*")}
     was_read: dict[str, bool] = {}
-    written = {note.path for note in notes.of(WRITTEN, zones=(WORK,))}
+    written = {note.path for note in notes.of(observer.WRITTEN, zones=(observer.WORK,))}
     for note in notes.all:
-        is_failed_look = note.zone == WORK and note.access in (OPEN_FAILED, STAT_FAILED, FOLDER_MISSING)
-        if note.access in (OWN_STAT_FAILED, WRITTEN) or (is_failed_look and _is_made(note.path, places, written)):
+        is_failed_look = note.zone == observer.WORK and note.access in (
+            observer.OPEN_FAILED,
+            observer.STAT_FAILED,
+            observer.FOLDER_MISSING,
+        )
+        if note.access in (observer.OWN_STAT_FAILED, observer.WRITTEN) or (
+            is_failed_look and _is_made(note.path, places, written)
+        ):
             continue  # results of a run by hand that lie in the project are no inputs
         for path in _project_files(note, places, ended_well):
-            reads_comments = note.access == TEXT and not _is_bytewise(path, places)
+            reads_comments = note.access == observer.TEXT and not _is_bytewise(path, places)
             if (reads_comments or path.rstrip("/") not in keyed) and not is_bookkeeping(path):
-                was_read[path] = was_read.get(path, False) or note.access in (READ, TEXT)
+                was_read[path] = was_read.get(path, False) or note.access in (observer.READ, observer.TEXT)
     parents = {f"{parent}/" for path in was_read if not path.endswith("/") for parent in Path(path).parents}
     return [Unkeyed(path, was_read[path]) for path in sorted(was_read) if path not in parents]
 
 
 def _project_files(note: Note, places: Places, ended_well: bool) -> Iterator[str]:
     """Yield the files of the project, and folders with a slash at their end, that a note refers to."""
-    if note.zone in (PROJECT, ORIGIN):
+    if note.zone in (observer.PROJECT, observer.ORIGIN):
         path = Path(os.path.realpath(places.project or "/"), note.path)
-        if note.access == EXISTS and Path(os.path.realpath(places.run_dir)).is_relative_to(path):
+        if note.access == observer.EXISTS and Path(os.path.realpath(places.run_dir)).is_relative_to(path):
             return  # a parent of the run folder, which any search upwards (such as git's) visits
-        if note.access in (READ, EXISTS):  # missing files of the project count for steps only
-            yield note.path if note.zone == PROJECT else OUTSIDE_PREFIX + note.path
-    elif note.zone == WORK and note.access == TEXT:
+        if note.access in (observer.READ, observer.EXISTS):  # missing files of the project count for steps only
+            yield note.path if note.zone == observer.PROJECT else OUTSIDE_PREFIX + note.path
+    elif note.zone == observer.WORK and note.access == observer.TEXT:
         yield note.path
-    elif note.zone == WORK:
+    elif note.zone == observer.WORK:
         yield from _files_lacking_in_copy(note, places, ended_well)
 
 
@@ -118,19 +110,19 @@ def _files_lacking_in_copy(note: Note, places: Places, ended_well: bool) -> Iter
     prefix = OUTSIDE_PREFIX if note.path.startswith(OUTSIDE_PREFIX) else ""
     top, path = places.origin if prefix else places.project, note.path.removeprefix(prefix)
     if top is None:
-        if note.access == OPEN_FAILED and not ended_well:
+        if note.access == observer.OPEN_FAILED and not ended_well:
             yield note.path
-    elif note.access in (PACKAGE_LISTED, PATTERN_SEARCHED):
-        pattern = f"{glob.escape(path)}*.py" if note.access == PACKAGE_LISTED else path
+    elif note.access in (observer.PACKAGE_LISTED, observer.PATTERN_SEARCHED):
+        pattern = f"{glob.escape(path)}*.py" if note.access == observer.PACKAGE_LISTED else path
         matches = sorted(glob.glob(pattern, root_dir=top, recursive=True))  # noqa: PTH207  (without hidden files)
         missing = (match for match in matches if not (places.work / prefix / match).exists())
         yield from (prefix + match for match in missing if (top / match).is_file())
     elif note.path.endswith("/"):
-        if _has_file(top / path, modules_only=note.access != FOLDER_MISSING):
+        if _has_file(top / path, modules_only=note.access != observer.FOLDER_MISSING):
             yield note.path
     elif (top / path).is_file():
         yield note.path
-    elif note.access == STAT_FAILED and not ended_well and _has_file(top / path):
+    elif note.access == observer.STAT_FAILED and not ended_well and _has_file(top / path):
         yield f"{note.path}/"  # Hydra calls os.path.exists before it lists its configurations
 
 
