@@ -93,16 +93,17 @@ class PlayedHosts:
             self.facts = json.loads(done.stdout.partition(b"@paceline f00d ")[2])
         address = f"10.{number // 65536}.{number // 256 % 256}.{number % 256 + 1}"
         text = json.dumps(self.facts).replace(self.facts["hostname"], f"host{number}")
-        extra = {
-            **json.loads(text)["extra"],
+        return {
+            **json.loads(text),
+            "hostname": f"host{number}",
+            "identity": f"host{number} {address}:22 uid 0",
+            "address": address,
+            "interface": "eth0",
             "machine": f"machine {number}",
             "ssh_address": address,
             "interfaces": {address: "eth0", "127.0.0.1": "lo"},
-            "began": time.time(),
+            "times": {"host_began": time.time(), "host_ended": time.time()},
         }
-        identity = f"host{number} {address}:22 uid 0"
-        now = {"hostname": f"host{number}", "identity": identity, "address": address, "interface": "eth0"}
-        return {**json.loads(text), **now, "unix_time": time.time(), "extra": extra}
 
     async def follow(self, number: int, reader: asyncio.StreamReader, say: Any) -> None:
         told = asyncio.ensure_future(reader.readline())

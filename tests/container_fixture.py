@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.host.container import this_host
+from pipeline.cluster.agent.host.container import this_login
 
 _HYBRID = Path("/sys/fs/cgroup/unified")
 _WITHOUT_HYBRID = f'#!/bin/sh\nexec unshare --mount sh -c \'umount {_HYBRID}; exec "$0" "$@"\' %s "$@"\n'
@@ -84,7 +84,7 @@ def image() -> Iterator[Image]:
         pytest.skip("needs podman: apt-get install podman crun")
     with made(f"localhost/paceline-test-{os.getpid()}") as image:
         mounts = [f"--volume={path}:{path}:ro" for path in image.mounts]
-        limits = [f"--ulimit={name}={value}" for name, value in this_host()["limits"].items()]
+        limits = [f"--ulimit={name}={value}" for name, value in this_login().ulimits.items()]
         done = podman("run", "--rm", "--network=host", "--pid=host", *limits, *mounts, image.name, "/usr/bin/true")
         if done.returncode != 0:
             pytest.skip(f"podman can start nothing here: {done.stderr.strip()}")

@@ -20,6 +20,7 @@ from pipeline.core.tables import counted
 from pipeline.runs import acceptance, recorded_hardware
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import Result, first_metrics, nonfinite_note
+from trainers.contract.host_facts import Hardware
 
 
 def title(current: Session, verb: str) -> str:
@@ -126,6 +127,6 @@ def other_hardware(result: Mapping[str, Any]) -> str | None:
 
 
 @cache
-def here() -> dict[str, object]:
+def here() -> Hardware:
     """Return the hardware of this computer."""
     return processors.hardware()

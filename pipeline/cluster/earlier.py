@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cluster import launchers, starts
 from pipeline.cluster.attempt.failures import explained_by_script
@@ -19,11 +19,12 @@ from pipeline.cluster.starts import Start
 from pipeline.core import documents
 from pipeline.core.errors import HostError, PacelineError
 from pipeline.core.files import temporary_prefix
-from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts, NodePlan
+from pipeline.core.specs import Cluster, LaunchPlan, NodePlan
 from pipeline.core.tables import counted, file_size
 from pipeline.runs import journal
 from pipeline.runs.checkpoints import newest_step
 from trainers.contract import run_folder
+from trainers.contract.host_facts import HostFacts, LeftFolder
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers import Launcher
@@ -129,7 +130,7 @@ def _end_in_words(end: Mapping[str, Any]) -> str:
 
 
 def end_and_collect(
-    launcher: Launcher, facts: Sequence[NodeFacts], run_dir: Path, say: Callable[[str], None], *, is_restart: bool
+    launcher: Launcher, facts: Sequence[HostFacts], run_dir: Path, say: Callable[[str], None], *, is_restart: bool
 ) -> None:
     """End the earlier starts on their hosts, fetch their checkpoints into ``run_dir``, and clear the hosts.
 
@@ -212,14 +213,14 @@ def _open_starts(run_dir: Path) -> list[Start]:
 
 
 def _routes(
-    launcher: Launcher, facts: Sequence[NodeFacts], start: Start, run_dir: Path, stack: ExitStack, *, is_restart: bool
+    launcher: Launcher, facts: Sequence[HostFacts], start: Start, run_dir: Path, stack: ExitStack, *, is_restart: bool
 ) -> list[_Route]:
     """Return the routes to the hosts of a start, the one to its node 0 first; none if node 0 can't be reached.
 
     Hosts of the new attempt are reached by ``launcher``, even if the start knew them by other names; all others by the
     names in the start's plan. Raises PacelineError: they can't be reached.
     """
-    plan, here = start.plan, dict[int, NodeFacts]()
+    plan, here = start.plan, dict[int, HostFacts]()
     if not (launcher.capabilities.shares_run_dir or _capabilities(plan).shares_run_dir):  # else nothing is fetched
         here = {node.node_rank: fact for node in plan.nodes if (fact := _current_host(node, facts)) is not None}
     nodes = tuple(
@@ -246,14 +247,14 @@ def _routes(
     return routes
 
 
-def _current_host(node: NodePlan, facts: Sequence[NodeFacts]) -> NodeFacts | None:
+def _current_host(node: NodePlan, facts: Sequence[HostFacts]) -> HostFacts | None:
     """Return the host of the new attempt that is the node's host: by identity, else by machine and user.
 
     Machine and user are the same at another address and under another launcher.
     """
     by_identity = next((fact for fact in facts if fact.identity == node.identity), None)
     wanted = (node.machine, _user(node.identity))
-    by_machine = (fact for fact in facts if (fact.extra.get("machine"), _user(fact.identity)) == wanted)
+    by_machine = (fact for fact in facts if (fact.machine, _user(fact.identity)) == wanted)
     return by_identity or (next(by_machine, None) if node.machine else None)
 
 
@@ -356,27 +357,7 @@ OUTPUTS_KEPT_S = 7 * 86_400.0  # for a run that this project doesn't know, whose
 EMPTY_KEPT_S = 3600.0  # for folders without outputs; then their controller counts as gone
 
 
-@dataclass(frozen=True, kw_only=True)
-class Leftover:
-    """The folder that an attempt left on a host and that no process there uses. ``name`` is ``RUN ID/node0``."""
-
-    host: str
-    name: str
-    idle_s: float
-    holds_outputs: bool
-    bytes: int
-
-    @property
-    def run_id(self) -> str:
-        return self.name.partition("/")[0]
-
-
-def leftovers(facts: Sequence[NodeFacts]) -> list[Leftover]:
-    """Return the leftover folders in the hosts' answers to the probe."""
-    return [Leftover(host=fact.host, **row) for fact in facts for row in fact.extra.get("left", [])]
-
-
-def why_kept(left: Leftover, runs_dir: Path) -> str:
+def why_kept(left: LeftFolder, runs_dir: Path) -> str:
     """Return the reason to keep a folder; '' if it may be removed.
 
     ``runs_dir``: this project's folder of runs.
@@ -397,18 +378,17 @@ def why_kept(left: Leftover, runs_dir: Path) -> str:
     return f"it was in use {idle_words(left.idle_s)} ago{outputs}"
 
 
-def clear_leftovers(launcher: Launcher, facts: Sequence[NodeFacts], runs_dir: Path) -> list[str]:
-    """Remove the folders that nobody needs, once for each probe; return a line for each host that had one."""
-    unneeded = [left for left in leftovers(facts) if not why_kept(left, runs_dir)]
-    names = [(fact, [left.name for left in unneeded if left.host == fact.host]) for fact in facts]
-    removed_by_host = launcher.remove_folders([(fact, chosen) for fact, chosen in names if chosen])
-    for fact in facts:
-        cast(dict[str, Any], fact.extra).pop("left", None)
+def clear_leftovers(launcher: Launcher, facts: Sequence[HostFacts], runs_dir: Path) -> list[str]:
+    """Remove the folders of old attempts that nobody needs; return a line for each host that had one."""
+    unneeded = {fact.host: [left for left in fact.left_folders if not why_kept(left, runs_dir)] for fact in facts}
+    names = [(fact, [left.name for left in unneeded[fact.host]]) for fact in facts if unneeded[fact.host]]
     lines = []
-    for host, removed in removed_by_host.items():
-        size = sum(left.bytes for left in unneeded if left.host == host and left.name in removed)
-        what = f"what was left of {counted(len(removed), 'attempt')}, {file_size(size)}"
-        lines += [f"{host}: removed {what}"] if removed else []
+    for host, removed in launcher.remove_folders(names).items():
+        size_bytes = sum(left.bytes for left in unneeded[host] if left.name in removed)
+        if removed:
+            lines.append(
+                f"{host}: removed what was left of {counted(len(removed), 'attempt')}, {file_size(size_bytes)}"
+            )
     return lines
 
 

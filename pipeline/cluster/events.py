@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pipeline.core.specs import LaunchPlan, NodeFacts
+from pipeline.core.specs import LaunchPlan
 from trainers.contract.beats import NodeBeat, NodeLook
+from trainers.contract.host_facts import HostFacts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +133,7 @@ class Doing:
 class HostsProbed:
     """The hosts have answered and can take part; nothing has started."""
 
-    facts: Sequence[NodeFacts]
+    facts: Sequence[HostFacts]
 
 
 @dataclass(frozen=True)

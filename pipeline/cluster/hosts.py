@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cluster import launchers, preflight
+from pipeline.cluster import earlier, launchers, preflight
 from pipeline.cluster.launchers.base import AttemptSpec, PackSource
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.core import places
-from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
+from pipeline.core.specs import Cluster, LaunchPlan
 from pipeline.keys import rank_environment
+from trainers.contract.host_facts import HostFacts
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers import Launcher
@@ -25,7 +27,7 @@ class Hosts:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._launcher: Launcher | None = None
-        self._facts: list[NodeFacts] = []
+        self._facts: list[HostFacts] = []
         self._pack: PackSource | None = None
         self._modules: frozenset[str] = frozenset()
         self._ports: list[int] = []
@@ -56,7 +58,7 @@ class Hosts:
 
     def facts(
         self, pack: PackSource | None, modules: Collection[str] = (), warm: Mapping[str, Any] | None = None
-    ) -> list[NodeFacts]:
+    ) -> list[HostFacts]:
         """Return the facts of each host.
 
         Probe again for another pack or more modules, and as long as a host lacks the pack (a start sends it).
@@ -74,11 +76,20 @@ class Hosts:
             self._modules |= frozenset(modules)
             self._facts, self._pack = self.launcher.probe(pack, sorted(self._modules), warm), pack
             self._checks = None
-            self._ports = list(self._facts[0].extra.get("free_ports", [self._facts[0].free_port]))
+            self._ports = [*self._facts[0].free_ports]
             self._connected = False
         return self._facts
 
-    def connected(self) -> list[NodeFacts]:
+    def clear_leftovers(self, runs_dir: Path) -> list[str]:
+        """Remove folders of old attempts that no run needs, once after each probe; return lines about what was removed.
+
+        ``runs_dir``: the project's runs.
+        """
+        lines = earlier.clear_leftovers(self.launcher, self._facts, runs_dir)
+        self._facts = [fact._replace(left_folders=()) for fact in self._facts]
+        return lines
+
+    def connected(self) -> list[HostFacts]:
         """Return the facts with the network over which all hosts reach each other, tried once after each probe.
 
         Raises HostError that names which host can't reach which.
@@ -100,10 +111,10 @@ class Hosts:
         self._ports = [*self._ports[1:], *self._ports[:1]]
         return self._ports
 
-    def notes(self, plan: LaunchPlan, facts: Sequence[NodeFacts]) -> list[str]:
+    def notes(self, plan: LaunchPlan, facts: Sequence[HostFacts]) -> list[str]:
         """Return remarks about the hosts' shells, checks and network that were not returned before."""
         shell = "this shell" if self.launcher.capabilities.shares_run_dir else "the login shell there"
-        seen = {fact.host: _without_own_paths(fact.extra.get("left_behind", {})) for fact in facts}
+        seen = {fact.host: _without_own_paths(fact.dropped_variables) for fact in facts}
         lines = [
             *filter(None, [self._network_note]),
             *rank_environment.left_behind(seen, whose=shell),

@@ -6,12 +6,12 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pipeline.cluster.agent.wire import LARGE_LOST, UNRESOLVED
 from pipeline.core.errors import HostError
-from pipeline.core.specs import Host, NodeFacts
+from pipeline.core.specs import Host
+from trainers.contract.host_facts import HostFacts, InfinibandPort
 
 
 def address_and_interface(host: Host, ssh_address: str, interfaces: Mapping[str, str]) -> tuple[str, str | None]:
@@ -37,94 +37,90 @@ def by_interface(interfaces: Mapping[str, str]) -> dict[str, list[str]]:
     return dict(addresses)
 
 
-def is_foreign_address(fact: NodeFacts) -> bool:
+def is_foreign_address(fact: HostFacts) -> bool:
     """True if the configured IP address is on no interface of the host (a NAT's address can be valid all the same)."""
-    interfaces: Mapping[str, str] = fact.extra.get("interfaces", {})
-    if not interfaces or fact.address in interfaces or fact.address == fact.extra.get("ssh_address"):
+    if not fact.interfaces or fact.address in fact.interfaces or fact.address == fact.ssh_address:
         return False
     # a name isn't checked here: each host resolves it
     return fact.address.replace(".", "").isdecimal() or ":" in fact.address
 
 
-def interface_problems(host: Host, fact: NodeFacts, *, is_alone: bool) -> list[str]:
+def interface_problems(host: Host, fact: HostFacts, *, is_alone: bool) -> list[str]:
     """Report a configured interface that doesn't exist or, unless the host is the only one, has loopback addresses."""
-    interfaces: Mapping[str, str] = fact.extra.get("interfaces", {})
-    if host.interface is None or not interfaces:
+    if host.interface is None or not fact.interfaces:
         return []
-    held = [address for address, name in interfaces.items() if name == host.interface]
+    held = [address for address, name in fact.interfaces.items() if name == host.interface]
     if held and (is_alone or not all(map(_is_loopback, held))):
         return []
-    what = f"it has no interface {host.interface!r} with an address"
+    problem = f"it has no interface {host.interface!r} with an address"
     if held:
-        what = f"its interface {host.interface!r} has only {' and '.join(held)}, where no other host reaches it"
-    has = "; ".join(f"{name} ({', '.join(there)})" for name, there in by_interface(interfaces).items())
-    where = "set cluster.interface, or interface: of its entry in cluster.hosts"
-    return [f"{what}; it has {has or 'none but the loopback'}: {where}"]
+        problem = f"its interface {host.interface!r} has only {' and '.join(held)}, where no other host reaches it"
+    has = "; ".join(f"{name} ({', '.join(addresses)})" for name, addresses in by_interface(fact.interfaces).items())
+    hint = "set cluster.interface, or interface: of its entry in cluster.hosts"
+    return [f"{problem}; it has {has or 'none but the loopback'}: {hint}"]
 
 
 def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def common_interfaces(facts: Sequence[NodeFacts]) -> dict[str, list[str]]:
+def common_interfaces(facts: Sequence[HostFacts]) -> dict[str, list[str]]:
     """Return unused interfaces that all hosts have → their addresses.
 
     Leave out interfaces with an address that several hosts share, such as a container bridge's.
     """
     common: dict[str, list[str]] = {}
-    held = [by_interface(fact.extra.get("interfaces", {})) for fact in facts]
-    for name in sorted(set(held[0]).intersection(*held[1:])):
-        addresses = [there[name][0] for there in held]
+    addresses_by_host = [by_interface(fact.interfaces) for fact in facts]
+    for name in sorted(set(addresses_by_host[0]).intersection(*addresses_by_host[1:])):
+        addresses = [by_name[name][0] for by_name in addresses_by_host]
         if len(set(addresses)) == len(facts) and not any(fact.interface == name for fact in facts):
             common[name] = addresses
     return common
 
 
-def active_infiniband(fact: NodeFacts) -> list[Mapping[str, Any]]:
+def active_infiniband(fact: HostFacts) -> list[InfinibandPort]:
     """Return the host's InfiniBand ports that are up."""
-    ports = fact.extra.get("system", {}).get("infiniband", [])
-    return [port for port in ports if port.get("state") == "ACTIVE" and port.get("link_layer") == "InfiniBand"]
+    return [port for port in fact.infiniband if port.state == "ACTIVE" and port.link_layer == "InfiniBand"]
 
 
-def nccl_devices(facts: Sequence[NodeFacts]) -> list[str | None]:
+def nccl_devices(facts: Sequence[HostFacts]) -> list[str | None]:
     """Return NCCL_IB_HCA of each host, its active InfiniBand ports by full name; None unless all hosts have one."""
     ports = [active_infiniband(fact) for fact in facts]
     if not all(ports):
         return [None for _ in facts]
-    return ["=" + ",".join(f"{port['device']}:{port['port']}" for port in there) for there in ports]
+    return ["=" + ",".join(f"{port.device}:{port.port}" for port in of_host) for of_host in ports]
 
 
-def over_infiniband(hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[NodeFacts] | None:
+def over_infiniband(hosts: Sequence[Host], facts: Sequence[HostFacts]) -> list[HostFacts] | None:
     """Return the facts with InfiniBand addresses; None if a host has none, or the configuration names a network."""
     if len(hosts) < 2 or any(host.address or host.interface for host in hosts):
         return None
     moved = []
     for fact in facts:
-        held = by_interface(fact.extra.get("interfaces", {}))
-        names = [port["netdev"] for port in active_infiniband(fact) if port.get("netdev") in held]
+        addresses = by_interface(fact.interfaces)
+        names = [port.netdev for port in active_infiniband(fact) if port.netdev in addresses]
         if not names:
             return None
-        moved.append(replace(fact, interface=names[0], address=held[names[0]][0]))
+        moved.append(fact._replace(interface=names[0], address=addresses[names[0]][0]))
     return moved if [fact.address for fact in moved] != [fact.address for fact in facts] else None
 
 
-def loopback(fact: NodeFacts) -> dict[str, str]:
+def loopback(fact: HostFacts) -> dict[str, str]:
     """Return the variables that keep the ranks of a single host on its loopback; empty if unknown (macOS).
 
     They override the host's own variables, because no other host has to reach these ranks.
     """
-    interfaces: Mapping[str, str] = fact.extra.get("interfaces", {})
-    name = next((name for address, name in interfaces.items() if _is_loopback(address)), None)
+    name = next((name for address, name in fact.interfaces.items() if _is_loopback(address)), None)
     return {} if name is None else {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
 
 
-def variables(host: Host, fact: NodeFacts, nccl_devices: str | None, state_dir: str) -> dict[str, str]:
+def variables(host: Host, fact: HostFacts, nccl_devices: str | None, state_dir: str) -> dict[str, str]:
     """Return the variables for gloo's and NCCL's interface and for NCCL's InfiniBand ports.
 
     Only a configured interface overrides variables that the host has already. With InfiniBand ports, let NCCL log which
     network it uses (``trainers/distributed/nccl.py`` reads that), unless its log is configured already.
     """
-    already = fact.extra.get("env", {})
+    already = fact.network_variables
     env = {}
     if fact.interface is not None:
         chosen = {"GLOO_SOCKET_IFNAME": fact.interface, "NCCL_SOCKET_IFNAME": f"={fact.interface}"}  # '=': whole name
@@ -149,12 +145,15 @@ class Unreached(NamedTuple):
     why: str
 
 
-def listeners(facts: Sequence[NodeFacts]) -> list[dict[str, Any]]:
+def listeners(facts: Sequence[HostFacts]) -> list[dict[str, Any]]:
     """Return where each host is to listen: node 0 at each possible rendezvous port, every other host at one."""
-    ports = [list(fact.extra.get("free_ports", [fact.free_port])) for fact in facts]
     return [
-        {"identity": fact.identity, "address": fact.address, "ports": free if number == 0 else free[:1]}
-        for number, (fact, free) in enumerate(zip(facts, ports, strict=True))
+        {
+            "identity": fact.identity,
+            "address": fact.address,
+            "ports": fact.free_ports if number == 0 else fact.free_ports[:1],
+        }
+        for number, fact in enumerate(facts)
     ]
 
 
@@ -172,7 +171,7 @@ def unreached(answers: Sequence[Mapping[str, Any]]) -> list[Unreached]:
     ]
 
 
-def unreached_error(failures: Sequence[Unreached], facts: Sequence[NodeFacts]) -> HostError:
+def unreached_error(failures: Sequence[Unreached], facts: Sequence[HostFacts]) -> HostError:
     """Return the error: which hosts can't reach which, at which address, how that failed, and the fix."""
     ports_of: dict[tuple[int, int, str], list[int]] = defaultdict(list)
     for item in failures:
@@ -195,7 +194,7 @@ def unreached_error(failures: Sequence[Unreached], facts: Sequence[NodeFacts]) -
 
 
 def _failure_row(
-    target: int, why: str, ports: Sequence[int], sources: Sequence[int], facts: Sequence[NodeFacts]
+    target: int, why: str, ports: Sequence[int], sources: Sequence[int], facts: Sequence[HostFacts]
 ) -> str:
     names, to = [facts[source].host for source in sources], facts[target]
     who = " and ".join(names) if len(names) <= _NAMES_SHOWN else f"{', '.join(names[:2])} and {len(names) - 2} more"
@@ -209,23 +208,22 @@ def _failure_row(
     return f"  {who} can't reach {to.host} ({where}): {_with_host_name(why, facts)}"
 
 
-def _with_host_name(why: str, facts: Sequence[NodeFacts]) -> str:
+def _with_host_name(why: str, facts: Sequence[HostFacts]) -> str:
     """Replace the number of ``node 1 answers there`` by the host's name."""
     number = re.match(r"node (\d+)(?= )", why)
     return f"{facts[int(number[1])].host}{why[number.end() :]}" if number else why
 
 
-def _fix_name(target: NodeFacts) -> str:
-    ssh_address = target.extra.get("ssh_address")
-    instead = f" for {ssh_address}, where ssh reached it" if ssh_address else ""
+def _fix_name(target: HostFacts) -> str:
+    instead = f" for {target.ssh_address}, where ssh reached it" if target.ssh_address else ""
     return (
         f"address: of {target.host}'s entry in cluster.hosts is an IP address or a name that every host can look up; "
         f"leave it out{instead}, or put the name into /etc/hosts of every host"
     )
 
 
-def _fix_address(fact: NodeFacts) -> str:
-    held = by_interface(fact.extra["interfaces"]).items()
+def _fix_address(fact: HostFacts) -> str:
+    held = by_interface(fact.interfaces).items()
     has = ", ".join(f"{', '.join(addresses)} ({name})" for name, addresses in held)
     return (
         f"cluster.hosts says that {fact.host} has the address {fact.address}; it has {has}: write one of them as "
@@ -233,7 +231,7 @@ def _fix_address(fact: NodeFacts) -> str:
     )
 
 
-def _fix_network(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
+def _fix_network(failure: Unreached, facts: Sequence[HostFacts]) -> str:
     """Return the fix: another network that every host has, else another address; and the firewall's rule."""
     source, target = facts[failure.source], facts[failure.target]
     if failure.why == LARGE_LOST:
@@ -250,8 +248,9 @@ def _fix_network(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
         names = [f"cluster.interface={shlex.quote(name)} ({', '.join(hosts)})" for name, hosts in further.items()]
         return f"{' or '.join(names)}; or {firewall}"
     for fact in (target, source):  # the configuration names another address than ssh's
-        if (seen := fact.extra.get("ssh_address")) not in (None, fact.address):
-            return f"without address: and interface: of {fact.host} it is {seen}, where ssh reached it; or {firewall}"
+        if fact.ssh_address not in (None, fact.address):
+            without = f"without address: and interface: of {fact.host} it is {fact.ssh_address}"
+            return f"{without}, where ssh reached it; or {firewall}"
     entries = ", ".join(f"{{name: {fact.host}, address: ADDRESS}}" for fact in facts[:2])
     rest = ", …" if len(facts) > 2 else ""
     return f"{firewall}; or name addresses of another network: cluster.hosts='[{entries}{rest}]'"

@@ -13,9 +13,10 @@ from pipeline.cluster.launchers.base import AttemptSpec, Place, place
 from pipeline.cluster.validation import visible_gpus
 from pipeline.core.errors import UsageError
 from pipeline.core.program import TORCHRUN_FILE
-from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts, NodePlan
+from pipeline.core.specs import Cluster, Host, LaunchPlan, NodePlan
 from pipeline.keys import rank_environment
 from trainers.contract import variables
+from trainers.contract.host_facts import HostFacts
 
 LOOPBACK = "127.0.0.1"
 _NUMA_TORCH = (2, 9)  # the first release whose torchrun has --numa-binding
@@ -23,7 +24,7 @@ WORKERS_TERM_S = 3  # torchrun's limit for workers that ignore TERM; its default
 
 
 def render(
-    cluster: Cluster, facts: Sequence[NodeFacts], spec: AttemptSpec, *, run_id: str, master_port: int
+    cluster: Cluster, facts: Sequence[HostFacts], spec: AttemptSpec, *, run_id: str, master_port: int
 ) -> LaunchPlan:
     """Return every command, environment and folder of one attempt. Node ranks follow the order of the hosts.
 
@@ -70,7 +71,7 @@ def render(
                 node_rank=number,
                 host=host.label,
                 identity=fact.identity,
-                machine=fact.extra.get("machine") or "",
+                machine=fact.machine or "",
                 address=fact.address,
                 argv=_argv(spec, fact.python, where, options),
                 env={
@@ -105,11 +106,11 @@ def render(
     )
 
 
-def _binds_to_numa_nodes(cluster: Cluster, host: Host, fact: NodeFacts) -> bool:
+def _binds_to_numa_nodes(cluster: Cluster, host: Host, fact: HostFacts) -> bool:
     """Return whether host and torchrun can bind each rank to the cores near its GPU."""
     gpus = visible_gpus(fact.gpus, {**host.placement, **host.env})
     release = tuple(int(part) for part in re.findall(r"\d+", fact.torch_version or "")[:2])
-    is_able = fact.extra.get("numa", False) and release >= _NUMA_TORCH
+    is_able = fact.can_bind_numa and release >= _NUMA_TORCH
     return cluster.device == "cuda" and is_able and host.nproc_per_node <= gpus
 
 
@@ -133,7 +134,7 @@ def _argv(spec: AttemptSpec, python: str, where: Place, options: Mapping[str, st
 
 def environment(
     host: Host,
-    fact: NodeFacts,
+    fact: HostFacts,
     *,
     run_dir: str,
     device: str = "auto",

@@ -15,7 +15,8 @@ from pipeline.cluster.launchers.transport.host_errors import ssh_command
 from pipeline.cluster.launchers.transport.payload import SLOWEST_BYTES_PER_S, append
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.processes.wait_reports import WaitReports
-from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.core.specs import Cluster, Host
+from trainers.contract.host_facts import HostFacts
 
 _INSTALL_TIMEOUT_S = 7200.0
 
@@ -33,7 +34,7 @@ def remote(cluster: Cluster) -> AgentLauncher:
     return launcher
 
 
-def send_pack(launcher: AgentLauncher, pack: PackSource, reports: WaitReports) -> list[NodeFacts]:
+def send_pack(launcher: AgentLauncher, pack: PackSource, reports: WaitReports) -> list[HostFacts]:
     """Send the data pack to the hosts that lack it, and return the facts of all. Raises HostError."""
     reports.doing("asking the hosts")
     facts = launcher.probe(pack)

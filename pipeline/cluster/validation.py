@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from pipeline.cluster import networks
 from pipeline.cluster.agent.host.processors import count_gpus
 from pipeline.core.errors import HostError, UsageError
-from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.core.specs import Cluster, Host
 from pipeline.core.tables import counted
 from pipeline.keys.installed import version
+from trainers.contract.host_facts import HostFacts
 
 OLDEST_PYTHON = (3, 11)  # for trainers/
 
 
-def validate_hosts(cluster: Cluster, facts: Sequence[NodeFacts], *, backend: str = "auto") -> None:
+def validate_hosts(cluster: Cluster, facts: Sequence[HostFacts], *, backend: str = "auto") -> None:
     """Refuse hosts that can't take part.
 
     Raises HostError: one text that lists every such host, the value seen and the fix.
@@ -52,11 +53,11 @@ def check_batch(global_batch_size: int, world_size: int, accumulate_steps: int =
     )
 
 
-def _same_node(facts: Sequence[NodeFacts]) -> list[str]:
+def _same_node(facts: Sequence[HostFacts]) -> list[str]:
     """Report entries that name the same host, even by another address, port or user."""
     by_node = defaultdict(list)
     for fact in facts:
-        by_node[fact.extra.get("machine") or fact.identity].append(fact)
+        by_node[fact.machine or fact.identity].append(fact)
     return [
         f"  {' and '.join(f'{fact.host} ({fact.address})' for fact in same)} are the same host ({same[0].hostname}); "
         "name each node once, more ranks on it are cluster.hosts[].nproc_per_node"
@@ -65,7 +66,7 @@ def _same_node(facts: Sequence[NodeFacts]) -> list[str]:
     ]
 
 
-def _loopback(facts: Sequence[NodeFacts]) -> list[str]:
+def _loopback(facts: Sequence[HostFacts]) -> list[str]:
     """Report hosts with a loopback address if other hosts have other addresses and so can't reach them."""
     is_loopback = [fact.address.startswith("127.") or fact.address == "::1" for fact in facts]
     if all(is_loopback) or not any(is_loopback):
@@ -78,7 +79,7 @@ def _loopback(facts: Sequence[NodeFacts]) -> list[str]:
     ]
 
 
-def _unfit(host: Host, fact: NodeFacts, backend: str, device: str) -> list[str]:
+def _unfit(host: Host, fact: HostFacts, backend: str, device: str) -> list[str]:
     problems = []
     python = tuple(int(part) for part in fact.python_version.split(".")[:2])
     if python < OLDEST_PYTHON:
@@ -89,7 +90,7 @@ def _unfit(host: Host, fact: NodeFacts, backend: str, device: str) -> list[str]:
     if fact.torch_version is None:
         problems.append(
             f"the image has no torch for its {fact.python}; cluster.container=<an image that has it>"
-            if fact.extra.get("container")
+            if fact.container
             else f"{fact.python} has no torch; install it there ({fact.python} -m pip install torch, or "
             f"uv pip install --python {fact.python} torch) "
             "or point cluster.python at an interpreter that has it"
@@ -133,7 +134,7 @@ def usable_gpus() -> int:
     return 0 if count and (version("torch") or "").endswith("+cpu") else count
 
 
-def _torch_versions(facts: Sequence[NodeFacts]) -> list[str]:
+def _torch_versions(facts: Sequence[HostFacts]) -> list[str]:
     """Report different torch releases, which may use different protocols. Ignore local suffixes (+cpu, +cu128)."""
     versions = {fact.host: fact.torch_version.partition("+")[0] for fact in facts if fact.torch_version}
     if len(set(versions.values())) <= 1:

@@ -167,29 +167,6 @@ UNDER_WAY = (State.PLANNED, State.RUNNING)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeFacts:
-    """What the agent's probe found on one node. ``identity`` is equal for two names of the same node."""
-
-    host: str
-    identity: str
-    hostname: str
-    address: str
-    interface: str | None
-    python: str
-    python_version: str
-    torch_version: str | None
-    gpus: int
-    cpus: int
-    memory_bytes: int
-    disk_free_bytes: int
-    free_port: int
-    home: str
-    unix_time: float
-    pack_path: str | None = None  # the requested data pack on that node, if present
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
 class NodePlan:
     """The exact command of one node: ``argv`` with ``env`` added, run in ``run_dir`` on that node."""
 

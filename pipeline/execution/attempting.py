@@ -36,7 +36,6 @@ from pipeline.core.specs import (
     UNDER_WAY,
     Cluster,
     LaunchPlan,
-    NodeFacts,
     Outputs,
     State,
     Waiting,
@@ -52,6 +51,7 @@ from pipeline.runs.metrics_file import SystemMetrics
 from pipeline.tracking.client import Recorder
 from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat
+from trainers.contract.host_facts import HostFacts
 from trainers.script import printed
 from trainers.script.settings import ScriptConfig
 
@@ -424,7 +424,7 @@ def _give_hosts_back(work: Work) -> None:
         work.services.on_trained()
 
 
-def _note_hosts(work: Work, number: int, facts: Sequence[NodeFacts]) -> None:
+def _note_hosts(work: Work, number: int, facts: Sequence[HostFacts]) -> None:
     """Write the hosts and their environments into provenance.json, and their hardware with the attempt's number,
     because another attempt may have other hosts.
     """
@@ -432,6 +432,6 @@ def _note_hosts(work: Work, number: int, facts: Sequence[NodeFacts]) -> None:
     folder = work.run.folder
     known = folder.read_json(run_folder.PROVENANCE) or {}
     environments = {fact.host: provenance.environment(fact) for fact in facts}
-    recorded_hardware.record(folder.path, number, [fact.extra.get("hardware") or {} for fact in facts])
+    recorded_hardware.record(folder.path, number, [fact.hardware for fact in facts])
     hosts = [fact.host for fact in facts]  # a scheduler grants hosts only now
     write_json(folder.path / run_folder.PROVENANCE, {**known, "hosts": hosts, "environments": environments})

@@ -22,7 +22,7 @@ from pipeline.cluster.plan import render
 from pipeline.config.build import RunConfig
 from pipeline.config.step_source import StepState
 from pipeline.core import program as programs
-from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
+from pipeline.core.specs import Cluster, Host, LaunchPlan
 from pipeline.core.tables import counted
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
@@ -33,6 +33,7 @@ from pipeline.execution.run import Run, initial_weights_of
 from pipeline.runs import journal
 from pipeline.runs.folder import EVALUATED
 from trainers.contract import run_folder
+from trainers.contract.host_facts import HostFacts
 from trainers.script.settings import ScriptConfig, words
 
 _USER_STEP = "step "  # prefix of the names of user-defined steps
@@ -214,11 +215,11 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
     return dataclasses.replace(plan, nodes=tuple(nodes))
 
 
-def _placeholder_facts(host: Host, cluster: Cluster) -> NodeFacts:
+def _placeholder_facts(host: Host, cluster: Cluster) -> HostFacts:
     """Return facts of a host from its configuration, and placeholders for those that only its probe would tell."""
     local = launchers.capabilities(cluster).is_this_computer  # this process knows its own facts
     python = host.python or (sys.executable if local else f"<python of {host.label}>")
-    return NodeFacts(
+    return HostFacts(
         host=host.label,
         identity="",
         hostname=host.name,
@@ -226,14 +227,8 @@ def _placeholder_facts(host: Host, cluster: Cluster) -> NodeFacts:
         interface=host.interface or f"<interface of {host.label}>",
         python=python if cluster.container is None else "<python3 of the image>",
         python_version="",
-        torch_version=None,
-        gpus=0,
         cpus=count_cpus() if local else 1,
-        memory_bytes=0,
-        disk_free_bytes=0,
-        free_port=0,
         home="~",
-        unix_time=0.0,
     )
 
 

@@ -23,8 +23,9 @@ from pipeline.core.files import (
 )
 from pipeline.core.processes import git
 from pipeline.core.redact import hide, in_word
-from pipeline.core.specs import NodeFacts
 from trainers.contract import run_folder
+from trainers.contract.host_facts import HostFacts
+from trainers.contract.records import as_json
 
 _LARGEST_UNTRACKED_BYTES = 8 << 20
 _LARGEST_READ_BYTES = 64 << 20  # of a changed file that is searched for secrets
@@ -286,20 +287,22 @@ def _why_no_commit(root: Path) -> tuple[str, ...]:
     return (f"everything: {why}",) if why else ()
 
 
-def environment(fact: NodeFacts) -> dict[str, Any]:
+def environment(fact: HostFacts) -> dict[str, Any]:
     """Return the facts of a host's probe that provenance.json keeps: software and hardware."""
-    hardware = fact.extra.get("hardware") or {}
-    container = fact.extra.get("container")
+    container = {}
+    if (image := fact.container) is not None:
+        parts = {"engine": image.engine, "image": image.image, "digest": image.digest, "gpus": image.gpus}
+        container = {"container": parts}
     return {
-        **({"container": container} if container else {}),
+        **container,
         "hostname": fact.hostname,
         "python": fact.python_version,
         "torch": fact.torch_version,
         "cpus": fact.cpus,
         "memory_bytes": fact.memory_bytes,
         "gpus": fact.gpus,
-        **hardware,
-        "packages": fact.extra.get("packages") or {},
+        **as_json(fact.hardware),
+        "packages": fact.packages,
     }
 
 

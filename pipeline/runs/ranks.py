@@ -10,7 +10,8 @@ from statistics import median_low
 
 from pipeline.core import documents
 from pipeline.core.tables import counted
-from trainers.contract.beats import Phase, RankBeat, Usage, as_json, from_json, phase_words
+from trainers.contract.beats import Phase, RankBeat, Usage, phase_words
+from trainers.contract.records import as_json, from_json
 
 FILE = "ranks.json"
 SLOWER = 1.2  # times the median; equal hosts differ by less

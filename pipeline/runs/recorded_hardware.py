@@ -14,21 +14,20 @@ from typing import Any
 
 from pipeline.core.files import write_json
 from trainers.contract import run_folder
+from trainers.contract.host_facts import Hardware
+from trainers.contract.records import FieldError, as_json, from_json
 
 FILE = "hardware.json"
-"""In the folder of each attempt: what its hosts' probes said, by node rank."""
+"""In the folder of each attempt: the hardware of its hosts, by node rank."""
 _FIELDS = {"cpu": ("cpu_model", "cpu_id", "cpu_flags"), "cuda": ("gpu_models",)}
 _WIDTHS = ("avx", "avx2", "avx512f", "asimd", "sve")  # of these instructions only the widest is shown
 _BESIDES = ("avx512_bf16", "amx_bf16", "bf16", "sve2")  # each is shown
 _HERE = ("localhost",)  # the hosts of a run of cluster=local
 
-Hardware = Mapping[str, Any]
-"""Of one host, as ``pipeline.cluster.agent.host.processors.hardware`` tells."""
-
 
 def record(run_dir: Path, attempt: int, nodes: Sequence[Hardware]) -> None:
-    """Record the hardware of an attempt's hosts. Raises OSError."""
-    write_json(run_dir / run_folder.ATTEMPTS / str(attempt) / FILE, {"nodes": [dict(node) for node in nodes]})
+    """Record the hardware of an attempt's hosts, in the order of node ranks. Raises OSError."""
+    write_json(run_dir / run_folder.ATTEMPTS / str(attempt) / FILE, {"nodes": as_json([*nodes])})
 
 
 def of_attempts(run_dir: Path, device: str) -> dict[str, Any]:
@@ -82,34 +81,38 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
 def described(hardware: Hardware, device: str, *, compared_with: Hardware | None = None) -> str:
     """Return ``AMD EPYC (AuthenticAMD 25/1/1, avx2)``; with more details if ``compared_with`` would read the same."""
     if device == "cuda":
-        known = hardware.get("gpu_models")
-        models = [str(model) for model in known] if isinstance(known, list) else []
+        models = hardware.gpu_models
         return ", ".join(f"{models.count(model)}× {model}" for model in dict.fromkeys(models)) or "no NVIDIA GPU"
-    flags = str(hardware.get("cpu_flags") or "").split()
+    flags = (hardware.cpu_flags or "").split()
     widest = [name for name in _WIDTHS if name in flags][-1:]
     shown = " ".join([*widest, *(name for name in _BESIDES if name in flags)])
-    text = f"{hardware.get('cpu_model') or 'a processor'} ({hardware.get('cpu_id')}, {shown})"
+    text = f"{hardware.cpu_model or 'a processor'} ({hardware.cpu_id}, {shown})"
     if compared_with is not None and text == described(compared_with, device):
-        others = str(compared_with.get("cpu_flags") or "").split()
+        others = (compared_with.cpu_flags or "").split()
         more, less = sorted({*flags} - {*others}), sorted({*others} - {*flags})
         text = f"{text[:-1]}{''.join(f' +{name}' for name in more)}{''.join(f' -{name}' for name in less)})"
     return text
 
 
 def _differ(one: Hardware, other: Hardware, device: str) -> bool:
-    """Whether both are known and differ."""
-    fields = _FIELDS.get(device, ())
-    return any(one.get(name) and other.get(name) and one[name] != other[name] for name in fields)
+    """Return whether a field that matters for the device is known of both and differs."""
+    pairs = [(getattr(one, name), getattr(other, name)) for name in _FIELDS.get(device, ())]
+    return any(value and other_value and value != other_value for value, other_value in pairs)
 
 
 def _attempts(result: Mapping[str, Any]) -> tuple[list[tuple[int, list[Hardware]]], str]:
     """Return number and nodes of each attempt, and the device; nothing for a result without them."""
-    known = result.get("hardware")
-    if not isinstance(known, Mapping):
+    try:
+        recorded = result["hardware"]
+        attempts = [(int(item.get("attempt", 0)), [*map(_node, item["nodes"])]) for item in recorded["attempts"]]
+        return attempts, str(recorded["device"])
+    except (AttributeError, KeyError, TypeError, ValueError):
         return [], ""
-    listed, attempts = known.get("attempts"), list[tuple[int, list[Hardware]]]()
-    for item in listed if isinstance(listed, list) else ():
-        nodes = item.get("nodes") if isinstance(item, Mapping) else None
-        if isinstance(nodes, list):
-            attempts.append((item.get("attempt", 0), [node for node in nodes if isinstance(node, Mapping)]))
-    return attempts, str(known.get("device"))
+
+
+def _node(recorded: Any) -> Hardware:
+    """Return a node's hardware; unknown if the record is damaged."""
+    try:
+        return from_json(Hardware, recorded)
+    except FieldError:
+        return Hardware()

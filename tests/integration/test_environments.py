@@ -72,7 +72,7 @@ def test_runs_use_the_environment_that_sync_made_and_refuse_a_host_without_one(
         assert made.place.startswith(f"/root/{WORKDIR}/environments/")
         (fact,) = launcher.probe(None)
         assert fact.python == made.python
-        assert {name: fact.extra["packages"].get(name) for name in ("tiny-one", "tiny-two", "torch")} == {
+        assert {name: fact.packages.get(name) for name in ("tiny-one", "tiny-two", "torch")} == {
             "tiny-one": "1.0",
             "tiny-two": "1.0",
             "torch": None,

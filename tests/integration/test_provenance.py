@@ -245,7 +245,7 @@ def test_a_run_that_another_processor_finished_is_finished_and_shown_as_such(tra
     before, launches = path.read_bytes(), trained.launches()
     known = documents.read_sealed(path)
     (attempt,) = known["hardware"]["attempts"]
-    assert attempt["nodes"][0]["cpu_flags"] == hardware()["cpu_flags"]
+    assert attempt["nodes"][0]["cpu_flags"] == hardware().cpu_flags
     other = {**attempt["nodes"][0], "cpu_model": "Another", "cpu_id": "Vendor 6/143/8", "cpu_flags": "avx512f amx_bf16"}
     told = {"device": "cpu", "attempts": [{"attempt": 1, "nodes": [other]}]}
     assert "arithmetic" not in "".join(trained.doit(*words) for words in (("runs",), ("why", *A), ("train", *A)))

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.agent import log_lines, wire
-from pipeline.cluster.agent.host import probe, processors
+from pipeline.cluster.agent.host import processors
 from pipeline.cluster.agent.running import folders, follow, processes
 from pipeline.cluster.launchers.transport.answers import parse_answer
 from pipeline.cluster.launchers.transport.host_errors import agent_error
@@ -65,13 +65,14 @@ def test_probe_sees_address_interpreter_and_what_is_set(tmp_path: Path) -> None:
     }
     own = {"NCCL_SOCKET_IFNAME": "ib0", "NCCL_ALGO": "Tree"}
     answer = ask(request, tmp_path, SSH_CONNECTION="10.0.0.9 5 127.0.0.1 2222", **own)
-    extra = answer["extra"]
-    assert isinstance(extra, dict)
-    assert (answer["address"], extra["ssh_port"], answer["interface"]) == ("127.0.0.1", 2222, "lo")
+    assert (answer["address"], answer["interface"]) == ("127.0.0.1", "lo")
     assert answer["identity"] == f"{answer['hostname']} 127.0.0.1:2222 uid {os.getuid()}"
     assert answer["python"] == sys.executable
-    assert (extra["env"], extra["left_behind"]) == ({"NCCL_SOCKET_IFNAME": "ib0"}, {"NCCL_ALGO": "Tree"})
-    assert len(set(extra["free_ports"])) == 4
+    assert answer["network_variables"] == {"NCCL_SOCKET_IFNAME": "ib0"}
+    assert answer["dropped_variables"] == {"NCCL_ALGO": "Tree"}
+    ports = answer["free_ports"]
+    assert isinstance(ports, list)
+    assert len(set(ports)) == 4
 
 
 def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path) -> None:
@@ -355,7 +356,7 @@ def test_a_host_tells_whether_ranks_can_be_bound_beside_their_gpus(
     (place / "cpulist").write_text(f"{cores}\n")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert not probe.numa(str(tmp_path))  # no numactl
+    assert not processors.can_bind_numa(str(tmp_path))  # no numactl
     (tmp_path / "bin/numactl").write_text("")
     (tmp_path / "bin/numactl").chmod(0o755)
-    assert probe.numa(str(tmp_path)) == able
+    assert processors.can_bind_numa(str(tmp_path)) == able

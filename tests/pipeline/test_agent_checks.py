@@ -12,16 +12,15 @@ import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent.host import probe, processors
-from pipeline.cluster.launchers.transport.answers import parse_answer
+from pipeline.cluster.agent.host import limits, network, processors
+from pipeline.cluster.launchers.transport.answers import host_facts, parse_answer
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, message
-from tests.pipeline.test_agent import ask
 from tests.pipeline.test_preflight_checks import PORT
 from tests.small_disk import mounted
+from trainers.contract.host_facts import ControlGroup, HostFacts, Limit, Limits, NetworkLink, NvidiaSmi, OwnName
 
 
 def tree(root: Path, files: dict[str, str]) -> str:
@@ -32,7 +31,7 @@ def tree(root: Path, files: dict[str, str]) -> str:
     return str(root)
 
 
-def facts_under(shell: str) -> dict[str, Any]:
+def facts_under(shell: str) -> HostFacts:
     """The probe's facts of a process that a shell starts after ``shell``."""
     done = subprocess.run(
         ["sh", "-c", f'{shell}; exec "$0" -E -c "$1"', sys.executable, BOOTSTRAP],
@@ -42,39 +41,39 @@ def facts_under(shell: str) -> dict[str, Any]:
     )
     answer = parse_answer(done.stdout, "f00d")
     assert answer is not None, done.stderr.decode()
-    found: dict[str, Any] = answer["extra"]["system"]
-    return found
+    return host_facts("here", answer)
 
 
 def test_limits_are_those_that_the_login_has_set() -> None:
-    found = facts_under("ulimit -S -n 300; ulimit -l 48")["limits"]
+    found = facts_under("ulimit -S -n 300; ulimit -l 48").limits
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    assert found["open_files"] == [300, None if hard == resource.RLIM_INFINITY else hard]
-    assert found["locked_memory_bytes"] == [48 << 10, 48 << 10]
+    assert found == Limits(
+        open_files=Limit(300, None if hard == resource.RLIM_INFINITY else hard),
+        locked_memory_bytes=Limit(48 << 10, 48 << 10),
+    )
 
 
 def test_probe_tells_the_cuda_of_torch_and_when_it_began() -> None:
-    answer = ask({"do": "probe", "workdir": "/"}, Path("/"))
-    extra = answer["extra"]
-    assert isinstance(extra, dict)
+    found = facts_under(":")
     torch = find_spec("torch")
     assert torch is not None
     assert torch.origin is not None
-    assert extra["torch_cuda"] == runpy.run_path(str(Path(torch.origin).with_name("version.py")))["cuda"]
-    assert 0 <= float(str(answer["unix_time"])) - extra["began"] < 60
+    assert found.torch_cuda == runpy.run_path(str(Path(torch.origin).with_name("version.py")))["cuda"]
+    assert found.times is not None
+    assert 0 <= found.times.host_ended - found.times.host_began < 60
 
 
 def test_a_system_that_tells_nothing_has_no_facts(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "none")
-    assert (probe.links(nowhere), probe.infiniband(nowhere)) == ({}, [])
-    assert (probe.shared_memory(nowhere), probe.memory_available(nowhere)) == (None, None)
-    assert probe.cgroup(nowhere, nowhere) == {"cpus": None, "memory_bytes": None, "memory_used_bytes": None}
+    assert (network.links(nowhere), network.infiniband(nowhere)) == ({}, ())
+    assert (limits.shared_memory_free_bytes(nowhere), limits.memory_available_bytes(nowhere)) == (None, None)
+    assert limits.control_group(nowhere, nowhere) == ControlGroup()
 
 
 def test_shared_memory_is_that_of_the_mount(tmp_path: Path) -> None:
     with mounted(tmp_path / "shm") as folder:
         (folder / "half").write_bytes(bytes(1 << 20))
-        assert probe.shared_memory(str(folder)) == {"size_bytes": 2 << 20, "free_bytes": 1 << 20}
+        assert limits.shared_memory_free_bytes(str(folder)) == 1 << 20
 
 
 # -- names
@@ -82,15 +81,15 @@ def test_shared_memory_is_that_of_the_mount(tmp_path: Path) -> None:
 
 def test_the_own_name_has_the_addresses_that_programs_here_find(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
-    assert "127.0.0.1" in probe.facts(0)["own_name"]["addresses"]
+    assert "127.0.0.1" in network.OwnNameLookup().result().addresses
 
 
 def test_a_name_server_without_an_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait() and [])
-    monkeypatch.setattr(probe, "NAME_S", 0.01)
+    monkeypatch.setattr(network, "NAME_S", 0.01)
     try:
-        assert probe.facts(0)["own_name"] == {"slow_s": 0.01}
+        assert network.OwnNameLookup().result() == OwnName(slow_s=0.01)
     finally:
         answered.set()
 
@@ -112,10 +111,10 @@ def test_links_have_state_mtu_and_speed(tmp_path: Path) -> None:
             "lo/mtu": "65536",
         },
     )
-    assert probe.links(root) == {
-        "eth0": {"state": "up", "mtu": 9000, "speed_mbit": 25000},
-        "docker0": {"state": "down", "mtu": 1500, "speed_mbit": None},
-        "lo": {"state": "unknown", "mtu": 65536, "speed_mbit": None},
+    assert network.links(root) == {
+        "eth0": NetworkLink(state="up", mtu=9000, speed_mbit=25000),
+        "docker0": NetworkLink(state="down", mtu=1500),
+        "lo": NetworkLink(state="unknown", mtu=65536),
     }
 
 
@@ -126,17 +125,16 @@ def test_infiniband_ports_have_what_ibstatus_and_ibdev2netdev_show(tmp_path: Pat
         "phys_state": "5: LinkUp",
         "rate": "200 Gb/sec (4X HDR)",
         "link_layer": "InfiniBand",
-        "gids/0": "fe80:0000:0000:0000:b859:9f03:00d4:fe72",
     }
     down = {**port, "state": "1: DOWN", "phys_state": "3: Disabled", "link_layer": "Ethernet"}
     files = {f"mlx5_0/ports/1/{name}": text for name, text in {**port, "gid_attrs/ndevs/0": "ib0"}.items()}
     for number in (1, 2):
         files |= {f"mlx5_1/ports/{number}/{name}": text for name, text in down.items()}
     files |= {"mlx5_1/device/net/ens1f0/dev_port": "0", "mlx5_1/device/net/ens1f1/dev_port": "1"}
-    first, second, third = probe.infiniband(tree(tmp_path, files))
+    first, second, third = network.infiniband(tree(tmp_path, files))
     assert first == PORT
-    assert (second["device"], second["port"], second["netdev"]) == ("mlx5_1", 1, "ens1f0")
-    assert (third["port"], third["netdev"], third["state"], third["phys_state"]) == (2, "ens1f1", "DOWN", "Disabled")
+    assert (second.device, second.port, second.netdev) == ("mlx5_1", 1, "ens1f0")
+    assert (third.port, third.netdev, third.state, third.phys_state) == (2, "ens1f1", "DOWN", "Disabled")
 
 
 # -- control groups
@@ -157,7 +155,7 @@ def test_the_tightest_group_on_the_way_to_the_root_counts(tmp_path: Path) -> Non
             "slice/job/memory.stat": "anon 4096\ninactive_file 2097152",
         },
     )
-    assert probe.cgroup(own, root) == {"cpus": 2.0, "memory_bytes": 4 << 30, "memory_used_bytes": 1 << 20}
+    assert limits.control_group(own, root) == ControlGroup(cpus=2.0, memory_bytes=4 << 30, memory_used_bytes=1 << 20)
 
 
 def test_groups_of_version_1_are_read_too(tmp_path: Path) -> None:
@@ -177,11 +175,7 @@ def test_groups_of_version_1_are_read_too(tmp_path: Path) -> None:
             "memory/docker/ab/memory.stat": "inactive_file 1\ntotal_inactive_file 536870912",
         },
     )
-    assert probe.cgroup(f"{own}/cgroup", root) == {
-        "cpus": 1.5,
-        "memory_bytes": 1 << 30,
-        "memory_used_bytes": 512 << 20,
-    }
+    assert limits.control_group(f"{own}/cgroup", root) == ControlGroup(1.5, 1 << 30, 512 << 20)
 
 
 @pytest.fixture
@@ -204,7 +198,7 @@ def half_a_core() -> Iterator[Path]:
 
 
 def test_a_process_in_a_group_with_half_a_core_is_told_so(half_a_core: Path) -> None:
-    assert facts_under(f"echo $$ >'{half_a_core}/cgroup.procs'")["cgroup"]["cpus"] == 0.5
+    assert facts_under(f"echo $$ >'{half_a_core}/cgroup.procs'").control_group.cpus == 0.5
 
 
 # -- nvidia-smi
@@ -228,21 +222,18 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_answers_of_nvidia_smi_are_told_as_they_are(smi: Path) -> None:
     smi.write_text(SMI.format(throttle="echo '0, 0x0000000000000000'"))
     smi.chmod(0o755)
-    assert processors.gpu_state(30.0) == {
-        "list": "0, GPU-1, NVIDIA H100 80GB HBM3, 81559, 4, 0\n",
-        "throttling": "0, 0x0000000000000000\n",
-        "throttling, new name": "",
-        "processes": "",
-    }
+    assert processors.nvidia_smi(30.0) == NvidiaSmi(
+        devices="0, GPU-1, NVIDIA H100 80GB HBM3, 81559, 4, 0\n", throttling="0, 0x0000000000000000\n\n"
+    )
 
 
 @pytest.mark.slow
 def test_an_nvidia_smi_that_hangs_is_not_waited_for(smi: Path) -> None:
     smi.write_text(SMI.format(throttle="exec sleep 60"))
     smi.chmod(0o755)
-    assert "throttling" not in (processors.gpu_state(1.0) or {})
+    assert (processors.nvidia_smi(1.0) or NvidiaSmi(throttling="x")).throttling.strip() == ""
 
 
 def test_a_host_without_nvidia_smi_tells_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert processors.gpu_state(1.0) is None
+    assert processors.nvidia_smi(1.0) is None

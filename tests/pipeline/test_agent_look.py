@@ -18,7 +18,8 @@ from pipeline.cluster.agent.running.follow import newest_checkpoint
 from pipeline.cluster.agent.running.look import look, read_beats
 from pipeline.cluster.attempt.stalls import judge
 from tests.waiting import HANG_S
-from trainers.contract.beats import STACKS_SIGNAL, NodeLook, Phase, as_json, from_json
+from trainers.contract.beats import STACKS_SIGNAL, NodeLook, Phase
+from trainers.contract.records import as_json, from_json
 from trainers.distributed.heartbeat import Heartbeat
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

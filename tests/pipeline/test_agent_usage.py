@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 from pipeline.cluster.agent.host import usage
-from trainers.contract.beats import Gpu, NodeBeat, as_json, from_json
+from trainers.contract.beats import Gpu, NodeBeat
+from trainers.contract.records import as_json, from_json
 
 
 def test_processor_time_leaves_idle_and_waiting_out() -> None:

@@ -27,11 +27,12 @@ from pipeline.cluster.launchers import settings
 from pipeline.cluster.launchers.transport.agent_requests import resources
 from pipeline.cluster.preflight import State, occupation
 from pipeline.core.errors import HostError, UsageError
-from pipeline.core.specs import Cluster, Host, LaunchSettings, NodeFacts
+from pipeline.core.specs import Cluster, Host, LaunchSettings
 from tests.contract.listening import listener
 from tests.pipeline.test_planning import planned
 from tests.pipeline.test_preflight_checks import told
 from tests.pipeline.test_preflight_gpus import A100
+from trainers.contract.host_facts import HeldClaim, HostFacts
 
 NOW = time.time()
 
@@ -53,7 +54,7 @@ def test_a_device_that_another_run_has_is_refused_with_who_and_since_when(tmp_pa
     with pytest.raises(SystemExit, match=said):
         stake("c", folder, "gpu:0")
     first.release()
-    assert [row["what"] for row in claims.described_claims(str(folder))] == ["run b"]
+    assert [row.title for row in claims.claims_here(str(folder))] == ["run b"]
     stake("c", folder, "gpu:0").release()
     other.release()
     assert list(folder.iterdir()) == []
@@ -75,7 +76,7 @@ def test_a_run_gives_way_to_itself_and_one_controller_arranges_its_own(tmp_path:
     folder = tmp_path / "claims"
     held = [stake("a", folder), stake("a", folder)]
     held += [stake(run, folder, "gpu:7", group="sweep") for run in ("c", "d")]
-    assert [row["what"] for row in claims.described_claims(str(folder))] == ["run a", "run a", "run c", "run d"]
+    assert [row.title for row in claims.claims_here(str(folder))] == ["run a", "run a", "run c", "run d"]
     del held
 
 
@@ -103,13 +104,13 @@ def test_what_is_no_claim_is_passed_over_and_what_is_shown_cannot_be_forged(tmp_
     (folder / "folder").mkdir()
     (folder / "000000000-3-3").mkdir()
     mine = stake("b", folder, alone=False)
-    row, _ = claims.described_claims(str(folder))
-    assert (row["user"], row["what"]) == (user_name(os.getuid()), "run [31mred")
+    row, _ = claims.claims_here(str(folder))
+    assert (row.user, row.title) == (user_name(os.getuid()), "run [31mred")
     assert Path("/etc/passwd").exists()
     Path(held.path).write_text('{"resources": 7}')
-    assert [row["what"] for row in claims.described_claims(str(folder))] == ["run b"]
+    assert [row.title for row in claims.claims_here(str(folder))] == ["run b"]
     Path(held.path).write_text(json.dumps({**wish("a"), "since": 1e300}))  # no date
-    assert [row["what"] for row in claims.described_claims(str(folder))] == ["run b"]
+    assert [row.title for row in claims.claims_here(str(folder))] == ["run b"]
     mine.release()
 
 
@@ -123,7 +124,7 @@ def test_a_run_that_shares_goes_beside_others_and_shows_where_it_is(
     said = rf"is busy: {user_name(os.getuid())}'s run a has its processors since \d\d:\d\d; .*'s run b has"
     with pytest.raises(SystemExit, match=said):
         claims.claim_for_run(wish("c", "cpu"))
-    assert [row["what"] for row in claims.described_claims(claims.FOLDER)] == ["run a", "run b"]
+    assert [row.title for row in claims.claims_here(claims.FOLDER)] == ["run a", "run b"]
     assert claims.claim_for_run(None) is None
 
 
@@ -142,13 +143,13 @@ def test_a_folder_that_is_swapped_for_a_link_loses_no_file_of_anybody(tmp_path: 
         folder.rename(tmp_path / "aside")
         folder.symlink_to(precious)
         rows = claims.living(place)
-    assert [row["what"] for row in rows] == ["run a"]
+    assert [row.title for row in rows] == ["run a"]
     assert sorted(path.name for path in (tmp_path / "aside").iterdir()) == sorted([*names[:3], Path(held.path).name])
     held.release()
     said = rf"{user_name(os.getuid())} has put a link or a file where .*cluster\.when_busy=share"
     with pytest.raises(OSError, match=said):
         claims.claim_devices(wish("b"), str(folder))
-    assert claims.described_claims(str(folder)) == []
+    assert claims.claims_here(str(folder)) == []
     assert sorted(path.name for path in precious.iterdir()) == sorted([*names, Path(held.path).name])
     assert {path.read_text() for path in precious.iterdir()} == {"dear"}
 
@@ -175,7 +176,7 @@ def test_a_folder_that_only_its_owner_may_write_names_owner_and_mode(
     owned = r"belongs to \S+ and has mode 0755, and needs 1777; ask its owner or an administ"
     with pytest.raises(OSError, match=owned):
         claims.claim_devices(wish("a"), str(tmp_path))
-    assert claims.described_claims(str(tmp_path / "nowhere")) == []
+    assert claims.claims_here(str(tmp_path / "nowhere")) == []
 
 
 def _refused(original: Any, path: str, flags: int, *mode: int, **where: Any) -> int:
@@ -210,19 +211,19 @@ def test_gpus_are_refused_by_default_and_processors_shared(tmp_path: Path) -> No
         planned(tmp_path, "cluster.when_busy=later")
 
 
-def busy(facts: NodeFacts, **change: object) -> list[occupation.Occupation]:
+def busy(facts: HostFacts, **change: object) -> list[occupation.Occupation]:
     hosts = (Host(name=facts.host, nproc_per_node=2),)
     cluster = Cluster(launcher="pssh", hosts=hosts, device="cuda", **change)  # type: ignore[arg-type]
     return occupation.occupied(cluster, [facts], "mine-")
 
 
-def row(run: str, *resources: str) -> dict[str, object]:
-    return {**wish(run, *resources), "words": f"bob's run {run}"}
+def row(run: str, *resources: str) -> HeldClaim:
+    return HeldClaim(resources, f"{run}-", run, f"run {run}", NOW, "bob", f"bob's run {run}")
 
 
 def test_runs_and_processes_of_others_on_the_gpus_of_the_ranks_are_named_with_since_when() -> None:
     owners = f"4242, alice, {NOW:.0f}, "
-    facts = told(0, {"gpus": {**A100, "owners": owners}, "claims": [row("a", "gpu:1"), row("b", "gpu:2")]})
+    facts = told(0, nvidia_smi=A100._replace(owners=owners), claims=(row("a", "gpu:1"), row("b", "gpu:2")))
     (found,) = busy(facts)
     assert found.runs == ("bob's run a",)
     assert len(found.processes) == 1
@@ -235,15 +236,15 @@ def test_runs_and_processes_of_others_on_the_gpus_of_the_ranks_are_named_with_si
 
 
 def test_what_is_left_of_the_same_run_gives_way_and_a_run_with_a_claim_is_named_once() -> None:
-    claimed = [row("mine", "gpu:0"), row("a", "gpu:0")]
+    claimed = (row("mine", "gpu:0"), row("a", "gpu:0"))
     owners = "4242, bob, 1, a-1-ffffff:0"
-    (found,) = busy(told(0, {"gpus": {**A100, "owners": owners}, "claims": claimed}))
+    (found,) = busy(told(0, nvidia_smi=A100._replace(owners=owners), claims=claimed))
     assert (found.runs, found.processes) == (("bob's run a",), ())
-    assert busy(told(0, {"gpus": {**A100, "owners": "4242, me, 1, mine-1-ffffff:0"}})) == []
+    assert busy(told(0, nvidia_smi=A100._replace(owners="4242, me, 1, mine-1-ffffff:0"))) == []
 
 
 def test_preflight_fails_where_a_training_would_be_refused_and_warns_where_it_would_wait() -> None:
-    facts = told(0, {"gpus": None, "claims": [row("a", "gpu:0")]})
+    facts = told(0, claims=(row("a", "gpu:0"),))
     for when_busy, state in [("auto", State.FAILED), ("wait", State.WARNING), ("share", State.WARNING)]:
         cluster = Cluster(
             launcher="pssh", hosts=(Host(name="node0"),), device="cuda", settings=LaunchSettings(when_busy=when_busy)
@@ -259,9 +260,9 @@ def test_whose_a_process_on_a_gpu_is_and_since_when_is_told_with_nvidia_smis_ans
     fake.write_text(f"#!/bin/sh\ncase $1 in *compute-apps*) echo 'GPU-ab, {os.getpid()}, 10, python'; esac\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    said = processors.gpu_state(5.0)
-    assert said is not None
-    pid, user, since, mark = said["owners"].split(", ")
+    output = processors.nvidia_smi(5.0)
+    assert output is not None
+    pid, user, since, mark = output.owners.split(", ")
     assert (int(pid), user, mark) == (os.getpid(), user_name(os.getuid()), "")
     assert 0 <= time.time() - float(since) < 86400
     assert processors.owner("0") == ""
@@ -270,11 +271,11 @@ def test_whose_a_process_on_a_gpu_is_and_since_when_is_told_with_nvidia_smis_ans
 def waiting(tmp_path: Path, when_busy: str, answers: list[Any]) -> tuple[list[str], Any, Any]:
     """What is said, the hosts, which give one of ``answers`` each time they are asked, and the run."""
 
-    def facts(*_: object) -> list[NodeFacts]:
+    def facts(*_: object) -> list[HostFacts]:
         answer = answers.pop(0)
         if isinstance(answer, HostError):
             raise answer
-        return [told(0, {"gpus": None, "claims": answer})]
+        return [told(0, claims=tuple(answer))]
 
     cluster = Cluster(
         launcher="pssh", hosts=(Host(name="node0"),), device="cuda", settings=LaunchSettings(when_busy=when_busy)

@@ -19,17 +19,17 @@ from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host, LaunchSettings
 from pipeline.keys import IMAGE
 from tests.pipeline.test_plan import facts
+from trainers.contract.host_facts import Container
 
-HOST = {"uid": 1000, "gid": 100, "limits": {"nofile": "1024:4096", "memlock": "-1:-1"}, "infiniband": True}
+LOGIN = container.Login(1000, 100, {"nofile": "1024:4096", "memlock": "-1:-1"}, has_infiniband=True)
 MOUNTS = {"/data/pack": False, '/runs/a, "b"': True}
 DIGEST = f"sha256:{'ab' * 32}"
 
 
 def command(engine: str, **change: Any) -> list[str]:
-    box = {"engine": f"/usr/bin/{engine}", "image": DIGEST, "gpus": True}
-    return container.command(
-        box, ["python3", "-m", "x y"], name="paceline-1", cwd="/runs", mounts=MOUNTS, host={**HOST, **change}
-    )
+    planned = Container(f"/usr/bin/{engine}", DIGEST, DIGEST, gpus=True, name="paceline-1")
+    login = LOGIN._replace(**change)
+    return container.command(planned, ["python3", "-m", "x y"], cwd="/runs", mounts=MOUNTS, login=login)
 
 
 def test_podman_and_docker_share_the_hosts_network_memory_and_process_ids_and_are_told_nothing_secret() -> None:
@@ -47,7 +47,7 @@ def test_podman_and_docker_share_the_hosts_network_memory_and_process_ids_and_ar
     podman = ["--userns=keep-id", "--device=nvidia.com/gpu=all"]
     assert command("podman") == ["/usr/bin/podman", "run", *shared, *podman, *rest]
     assert command("docker") == ["/usr/bin/docker", "run", *shared, "--gpus=all", *rest]
-    as_root = command("podman", uid=0, infiniband=False)
+    as_root = command("podman", uid=0, has_infiniband=False)
     assert "--userns=keep-id" not in as_root
     assert "--device=/dev/infiniband" not in as_root
 
@@ -114,7 +114,8 @@ class _Pods(LaunchSettings):
 
 
 def test_hosts_with_other_images_are_refused_with_the_command_that_brings_one() -> None:
-    here, other = (facts(number, extra={"container": {"digest": f"sha256:{number}"}}) for number in range(2))
+    images = [Container("podman", "torch", f"sha256:{number}", gpus=False) for number in range(2)]
+    here, other = (facts(number, container=image) for number, image in enumerate(images))
     assert common_versions([here, here], {IMAGE: ""}) == {IMAGE: "sha256:0"}
     bring = r"copy one image to every host \(podman save IMAGE \| ssh HOST podman load"
     with pytest.raises(HostError, match=rf"node1: container image sha256:1 \(node0 has sha256:0\)[^$]*try: {bring}"):
@@ -160,24 +161,23 @@ def test_without_engine_image_or_folder_a_host_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    wanted = {"image": "torch:1", "mounts": ["/no/folder"], "gpus": False}
     with pytest.raises(
         SystemExit, match=r"has no podman and no docker for cluster\.container=torch:1; there: sudo apt-get"
     ):
-        container.find_image(wanted, str(tmp_path))
+        container.find_image("torch:1", str(tmp_path), gpus=False, mounts=())
     with pytest.raises(SystemExit, match=r"has no apptainer and no singularity for cluster\.container=/x\.sif"):
-        container.find_image({**wanted, "image": "/x.sif"}, str(tmp_path))
+        container.find_image("/x.sif", str(tmp_path), gpus=False, mounts=())
     (tmp_path / "podman").write_text("#!/bin/sh\necho 'Error: torch:1: image not known' >&2\nexit 125\n")
     (tmp_path / "podman").chmod(0o755)
     said = r"has no image torch:1 .*; podman says: Error: torch:1: image not known; there: podman pull torch:1"
     with pytest.raises(SystemExit, match=said):
-        container.find_image(wanted, str(tmp_path))
-    box = {"engine": f"{tmp_path}/podman", "image": "torch:1", "gpus": False}
+        container.find_image("torch:1", str(tmp_path), gpus=False, mounts=())
+    found = Container(f"{tmp_path}/podman", "torch:1", DIGEST, gpus=False)
     with pytest.raises(
         SystemExit, match=r"has no /no/folder, which the ranks' container is to see; cluster\.container_mounts"
     ):
-        container.software_in(box, wanted, [], [])
+        container.software_in(found._replace(mounts=("/no/folder",)), "torch:1", [], [])
     with pytest.raises(
         SystemExit, match="can't run the python3 of torch:1 by podman: exit code 125: Error: torch:1: image"
     ):
-        container.software_in(box, {**wanted, "mounts": []}, [], [])
+        container.software_in(found, "torch:1", [], [])

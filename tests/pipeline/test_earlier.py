@@ -24,7 +24,7 @@ NODE = NodePlan(
 
 class Fact:
     def __init__(self, host: str, identity: str = "", machine: str | None = None) -> None:
-        self.host, self.identity, self.extra = host, identity or f"id of {host}", {"machine": machine}
+        self.host, self.identity, self.machine = host, identity or f"id of {host}", machine
 
 
 class Hosts:

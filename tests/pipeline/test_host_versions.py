@@ -13,14 +13,15 @@ from pipeline.cluster.agent.host import software
 from pipeline.cluster.preflight.versions import common_versions, differing, refuse_different
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import HostError
-from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.core.specs import Cluster, Host
 from pipeline.keys.installed import version as of_key
 from tests.pipeline.test_plan import facts
+from trainers.contract.host_facts import HostFacts
 
 KEY = {"python": "3.12.1", "torch": "2.15.0+cpu"}
 
 
-def refused(*found: NodeFacts, told: dict[str, str] | None = None, key: dict[str, str] = KEY) -> str:
+def refused(*found: HostFacts, told: dict[str, str] | None = None, key: dict[str, str] = KEY) -> str:
     with pytest.raises(HostError) as caught:
         refuse_different(found, key, told or {})
     return str(caught.value)
@@ -73,12 +74,12 @@ def test_the_word_keeps_what_was_told_already() -> None:
 
 
 def test_what_the_probe_cannot_tell_is_no_difference_and_names_are_compared_as_pip_does() -> None:
-    fact = facts(0, extra={"packages": {"scikit-learn": "1.8"}})
+    fact = facts(0, packages={"scikit-learn": "1.8"})
     assert differing(fact, {"unseen": "1", "Scikit_Learn": "1.9"}) == {"Scikit_Learn": "1.8"}
 
 
 def test_the_metadata_of_torch_counts_as_it_does_in_the_key() -> None:
-    fact = facts(0, torch_version="2.15.0+cu128", extra={"packages": {"torch": "2.15.0"}})
+    fact = facts(0, torch_version="2.15.0+cu128", packages={"torch": "2.15.0"})
     assert differing(fact, {"torch": "2.15.0"}) == {}
 
 
@@ -100,22 +101,22 @@ def test_an_import_that_the_key_calls_absent_is_found_on_a_host_with_the_version
     found = software.modules(names, [str(tmp_path)])
     assert found == {"cv2": "4.10", "google.cloud.storage": "2.18.0", "bare": "unknown"}
     key = {**KEY, **dict.fromkeys(names, "absent")}
-    assert "hosts of one run need the same versions" in refused(facts(0), facts(1, extra={"modules": found}), key=key)
-    text = refused(*(facts(number, extra={"modules": found}) for number in range(2)), key=key)
+    assert "hosts of one run need the same versions" in refused(facts(0), facts(1, modules=found), key=key)
+    text = refused(*(facts(number, modules=found) for number in range(2)), key=key)
     assert "  node0, node1: cv2 4.10 (the key says absent), google.cloud.storage 2.18.0 (the key says absent)" in text
     told = word_of(text)
     assert told == {"cv2": "4.10", "google.cloud.storage": "2.18.0", "bare": "unknown"}
-    refuse_different([facts(0, extra={"modules": found})], {**key, **told}, told)
+    refuse_different([facts(0, modules=found)], {**key, **told}, told)
 
 
 def test_what_the_key_has_and_a_host_lacks_is_refused(tmp_path: Path) -> None:
     key = {**KEY, "flash-attn": "2.8.3"}
-    lacking = facts(0, extra={"packages": {}, "modules": {}})
+    lacking = facts(0, packages={}, modules={})
     text = refused(lacking, key=key)
     assert "  node0: flash-attn absent (the key says 2.8.3)" in text
     assert "which is the key of a run on such hosts (whose code can do without flash-attn)" in text
     refuse_different([lacking], {**key, **word_of(text)}, {})
-    refuse_different([facts(0, extra={"packages": {}, "modules": {"flash-attn": "unknown"}})], key, {})
+    refuse_different([facts(0, packages={}, modules={"flash-attn": "unknown"})], key, {})
 
 
 @pytest.mark.slow
@@ -134,9 +135,9 @@ def test_what_no_index_gave_is_compared_by_its_content(tmp_path: Path, monkeypat
     monkeypatch.syspath_prepend(str(tmp_path))
     key = {"mine": str(of_key("mine", [str(tmp_path)]))}
     assert key["mine"].startswith("1.0 (content ")
-    refuse_different([facts(0, extra={"packages": software.packages(["mine"])})], key, {})
+    refuse_different([facts(0, packages=software.packages(["mine"]))], key, {})
     (tmp_path / "mine-1.0.dist-info" / "RECORD").write_text("mine/__init__.py,sha256=other,1\n")
-    other = facts(0, extra={"packages": software.packages(["mine"])})
+    other = facts(0, packages=software.packages(["mine"]))
     assert f"(the key says {key['mine']})" in refused(other, key=key)
     refuse_different([other], {**key, **word_of(refused(other, key=key))}, {})
 

@@ -14,9 +14,12 @@ import pytest
 
 from pipeline.cluster.agent import node
 from pipeline.cluster.agent.running import folders, processes
-from pipeline.cluster.earlier import Leftover, clear_leftovers, why_kept
+from pipeline.cluster.earlier import why_kept
+from pipeline.cluster.hosts import Hosts
 from pipeline.runs import journal
+from tests.pipeline.test_plan import cluster, facts
 from trainers.contract import variables
+from trainers.contract.host_facts import LeftFolder
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 KEY = "abcdef012345"
@@ -76,9 +79,9 @@ def test_a_host_tells_and_removes_what_nothing_there_uses_and_nothing_else(
     folder(tmp_path, "k-f00000-8-marked", idle_s=HOUR_S, code=1, **{**gone, "mark": "of this test:0"})
     rank = subprocess.Popen(["sleep", "60"], env={variables.NODE: "of this test:0"}, start_new_session=True)
     try:
-        rows = {row["name"].partition("/")[0]: row for row in folders.attempts_left(str(tmp_path), me)}
+        rows = {row.run_id: row for row in folders.attempts_left(str(tmp_path), me)}
         assert set(rows) == {name for name, unused in expected.items() if unused}
-        assert [rows[name]["holds_outputs"] for name in sorted(rows)] == [False, True, False]
+        assert [rows[name].holds_outputs for name in sorted(rows)] == [False, True, False]
         names = [f"{name}/node0" for name in expected] + ["../runs/k-f00000-2-well/node0", "k-f00000-1-dead/agent"]
         registry = tmp_path / "agents"
         folders.remove_folders(
@@ -110,9 +113,9 @@ def test_checkpoints_are_wanted_whatever_a_script_calls_them(tmp_path: Path, fil
     assert folders.holds_outputs(str(made)) == wanted
 
 
-def one(run_dir: Path, attempt: int, *, idle_s: float, holds_outputs: bool = True, nonce: str = "aa") -> Leftover:
+def one(run_dir: Path, attempt: int, *, idle_s: float, holds_outputs: bool = True, nonce: str = "aa") -> LeftFolder:
     name = f"{journal.new_attempt_id(KEY, run_dir, attempt, nonce)}/node0"
-    return Leftover(host="node0", name=name, idle_s=idle_s, holds_outputs=holds_outputs, bytes=1)
+    return LeftFolder(name=name, idle_s=idle_s, holds_outputs=holds_outputs, bytes=1)
 
 
 def test_what_a_run_can_still_be_gone_on_with_stays_and_what_is_here_already_goes(tmp_path: Path) -> None:
@@ -149,15 +152,10 @@ def test_lines_tell_what_a_host_has_removed(tmp_path: Path) -> None:
         def remove_folders(self, unwanted: list[tuple[Any, list[str]]]) -> dict[str, list[str]]:
             return {fact.host: names for fact, names in unwanted}
 
-    class Fact:
-        host = "node1"
-        extra: dict[str, Any] = {}  # noqa: RUF012
-
-    run_id = f"{KEY}-000000-1-aa"
-    Fact.extra = {
-        "left": [{"name": f"{run_id}/node1", "idle_s": HOUR_S * 2, "holds_outputs": False, "bytes": 3_000_000}]
-    }
-    facts: Any = [Fact]
+    left = LeftFolder(f"{KEY}-000000-1-aa/node1", idle_s=HOUR_S * 2, holds_outputs=False, bytes=3_000_000)
+    found = [facts(1, left_folders=(left,))]
     launcher: Any = Clears()
-    assert clear_leftovers(launcher, facts, tmp_path) == ["node1: removed what was left of 1 attempt, 3.0 MB"]
-    assert clear_leftovers(launcher, facts, tmp_path) == []
+    hosts = Hosts(cluster(1, 1))
+    hosts._launcher, hosts._facts = launcher, found
+    assert hosts.clear_leftovers(tmp_path) == ["node1: removed what was left of 1 attempt, 3.0 MB"]
+    assert hosts.clear_leftovers(tmp_path) == [], "once for each probe"

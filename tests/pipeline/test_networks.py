@@ -12,8 +12,9 @@ from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.local import LocalTransport
 from pipeline.cluster.validation import validate_hosts
 from pipeline.core.errors import HostError
-from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.core.specs import Cluster, Host
 from tests.pipeline.test_plan import cluster, facts, refused, rendered
+from trainers.contract.host_facts import HostFacts, InfinibandPort
 
 HELD = {"127.0.0.1": "lo", "10.0.0.1": "eth0", "10.9.0.1": "ib0", "fd00::1": "ib0", "fe80::1": "e2", "fd01::1": "e3"}
 
@@ -37,8 +38,8 @@ def test_the_address_follows_from_the_chosen_interface(host: dict[str, Any], cho
 def test_an_interface_that_is_not_there_is_one_error_with_what_the_host_has() -> None:
     hosts = (Host(name="node0", interface="ib0"), Host(name="node1", interface="ib0"))
     found = (
-        facts(0, extra={"interfaces": HELD}),
-        facts(1, extra={"interfaces": {"127.0.0.1": "lo", "10.0.0.2": "eth0"}}),
+        facts(0, interfaces=HELD),
+        facts(1, interfaces={"127.0.0.1": "lo", "10.0.0.2": "eth0"}),
     )
     assert refused(Cluster(launcher="pssh", hosts=hosts), *found).splitlines()[1:] == [
         "  node1: it has no interface 'ib0' with an address; it has eth0 (10.0.0.2): set cluster.interface, or "
@@ -49,23 +50,25 @@ def test_an_interface_that_is_not_there_is_one_error_with_what_the_host_has() ->
 def test_the_loopback_is_no_interface_between_hosts_and_does_for_one() -> None:
     hosts = (Host(name="node0", interface="lo", address="10.0.0.1"), Host(name="node1"))
     held = {"127.0.0.1": "lo", "::1": "lo", "10.0.0.1": "eth0"}
-    alone = facts(0, extra={"interfaces": held})
+    alone = facts(0, interfaces=held)
     assert refused(Cluster(launcher="pssh", hosts=hosts), alone, facts(1)).splitlines()[1:] == [
         "  node0: its interface 'lo' has only 127.0.0.1 and ::1, where no other host reaches it; it has eth0 "
         "(10.0.0.1): set cluster.interface, or interface: of its entry in cluster.hosts"
     ]
     validate_hosts(Cluster(launcher="pssh", hosts=hosts[:1]), [alone])
-    routed = facts(0, extra={"interfaces": {**held, "fd00::1": "lo"}})
+    routed = facts(0, interfaces={**held, "fd00::1": "lo"})
     validate_hosts(Cluster(launcher="pssh", hosts=hosts), [routed, facts(1)])
 
 
-def port(device: str, netdev: str | None = None, **change: str) -> dict[str, Any]:
-    return {"device": device, "port": 1, "state": "ACTIVE", "link_layer": "InfiniBand", "netdev": netdev, **change}
+def port(
+    device: str, netdev: str | None = None, state: str = "ACTIVE", link_layer: str = "InfiniBand"
+) -> InfinibandPort:
+    return InfinibandPort(device=device, port=1, state=state, link_layer=link_layer, netdev=netdev)
 
 
-def with_ports(number: int, *ports: dict[str, Any]) -> NodeFacts:
+def with_ports(number: int, *ports: InfinibandPort) -> HostFacts:
     held = {f"10.0.0.{number + 1}": "eth0", f"10.9.0.{number + 1}": "ib0"}
-    return facts(number, interface="eth0", extra={"system": {"infiniband": list(ports)}, "interfaces": held})
+    return facts(number, interface="eth0", infiniband=ports, interfaces=held)
 
 
 def test_nccl_gets_the_active_infiniband_ports_of_each_host_by_their_whole_names() -> None:
@@ -93,7 +96,7 @@ def test_infiniband_that_one_host_lacks_is_left_to_nccl() -> None:
 def test_what_a_person_or_the_host_has_set_goes_before_what_was_found() -> None:
     hosts = (Host(name="node0", env={"NCCL_IB_HCA": "mlx5_9", "NCCL_SOCKET_IFNAME": "eth"}), Host(name="node1"))
     first, second = with_ports(0, port("mlx5_0")), with_ports(1, port("mlx5_0"))
-    own = facts(1, extra={**second.extra, "env": {"NCCL_IB_HCA": "^mlx5_0"}})
+    own = second._replace(network_variables={"NCCL_IB_HCA": "^mlx5_0"})
     nodes = rendered(Cluster(launcher="pssh", hosts=hosts, device="cuda"), first, own).nodes
     assert (nodes[0].env["NCCL_IB_HCA"], nodes[0].env["NCCL_SOCKET_IFNAME"]) == ("mlx5_9", "eth")
     assert "NCCL_IB_HCA" not in nodes[1].env, "its own reaches the ranks as it is there"
@@ -117,7 +120,7 @@ class Reaching(AgentLauncher):
         self.over = over
         self.asked: list[list[str]] = []
 
-    def reach(self, found: list[NodeFacts]) -> None:
+    def reach(self, found: list[HostFacts]) -> None:
         self.asked.append([fact.address for fact in found])
         if not all(fact.address.startswith(self.over) for fact in found):
             raise HostError("the hosts can't reach each other:\n  node1 can't reach node0")

@@ -11,11 +11,12 @@ from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.plan import environment, render
 from pipeline.cluster.validation import check_batch, validate_hosts
 from pipeline.core.errors import HostError, UsageError
-from pipeline.core.specs import Cluster, Host, LaunchPlan, LaunchSettings, NodeFacts
+from pipeline.core.specs import Cluster, Host, LaunchPlan, LaunchSettings
+from trainers.contract.host_facts import HostFacts
 
 
-def facts(number: int, **change: object) -> NodeFacts:
-    value = NodeFacts(
+def facts(number: int, **change: object) -> HostFacts:
+    value = HostFacts(
         host=f"node{number}",
         identity=f"node{number} 10.0.0.{number + 1}:22 uid 0",
         hostname=f"node{number}",
@@ -28,11 +29,10 @@ def facts(number: int, **change: object) -> NodeFacts:
         cpus=8,
         memory_bytes=1 << 34,
         disk_free_bytes=1 << 34,
-        free_port=40000 + number,
+        free_ports=(40000 + number,),
         home="/root",
-        unix_time=0.0,
     )
-    return replace(value, **change)  # type: ignore[arg-type]
+    return value._replace(**change)  # type: ignore[arg-type]
 
 
 def cluster(*nproc: int, **change: object) -> Cluster:
@@ -40,7 +40,7 @@ def cluster(*nproc: int, **change: object) -> Cluster:
     return replace(Cluster(launcher="pssh", hosts=hosts, settings=LaunchSettings(workdir="/w")), **change)  # type: ignore[arg-type]
 
 
-def rendered(what: Cluster, *found: NodeFacts, script: str | None = None, uses_torchrun: bool = True) -> LaunchPlan:
+def rendered(what: Cluster, *found: HostFacts, script: str | None = None, uses_torchrun: bool = True) -> LaunchPlan:
     return render(
         what,
         found,
@@ -53,7 +53,7 @@ def rendered(what: Cluster, *found: NodeFacts, script: str | None = None, uses_t
             uses_torchrun=uses_torchrun,
         ),
         run_id="abc-2-ff",
-        master_port=found[0].free_port,
+        master_port=found[0].free_ports[0],
     )
 
 
@@ -103,7 +103,7 @@ def test_environment_names_the_interface_in_both_dialects() -> None:
 
 
 def test_host_env_wins_then_the_interface_that_the_node_has_set() -> None:
-    found = facts(0, extra={"env": {"GLOO_SOCKET_IFNAME": "ib0"}})
+    found = facts(0, network_variables={"GLOO_SOCKET_IFNAME": "ib0"})
     env = rendered(cluster(1, 1), found, facts(1)).nodes[0].env
     assert ("GLOO_SOCKET_IFNAME" in env, env["NCCL_SOCKET_IFNAME"]) == (False, "=eth0")
     host = Host(name="node0", env={"OMP_NUM_THREADS": "7", "NCCL_SOCKET_IFNAME": "=ib9"})
@@ -128,7 +128,7 @@ def test_a_run_folder_that_the_python_path_would_cut_in_two_is_refused() -> None
 
 
 def test_an_interface_that_is_configured_wins_over_the_one_that_the_node_has_set() -> None:
-    found = facts(0, interface="eth7", extra={"env": {"GLOO_SOCKET_IFNAME": "ib0"}})
+    found = facts(0, interface="eth7", network_variables={"GLOO_SOCKET_IFNAME": "ib0"})
     host = Host(name="node0", interface="eth7")
     env = rendered(cluster(1, hosts=(host, Host(name="node1"))), found, facts(1)).nodes[0].env
     assert env["GLOO_SOCKET_IFNAME"] == "eth7"
@@ -136,7 +136,9 @@ def test_an_interface_that_is_configured_wins_over_the_one_that_the_node_has_set
 
 def test_the_ranks_of_one_node_meet_and_speak_on_the_loopback_alone() -> None:
     found = facts(
-        0, extra={"interfaces": {"10.0.0.1": "eth0", "127.0.0.1": "lo"}, "env": {"GLOO_SOCKET_IFNAME": "eth0"}}
+        0,
+        interfaces={"10.0.0.1": "eth0", "127.0.0.1": "lo"},
+        network_variables={"GLOO_SOCKET_IFNAME": "eth0"},
     )
     (node,) = rendered(cluster(2), found).nodes
     assert {"--master-addr=127.0.0.1", "--master-port=40000"} <= set(node.argv)
@@ -144,7 +146,7 @@ def test_the_ranks_of_one_node_meet_and_speak_on_the_loopback_alone() -> None:
     assert "GLOO_SOCKET_IFNAME" not in rendered(cluster(2), facts(0)).nodes[0].env, "interfaces that aren't known"
 
 
-def refused(what: Cluster, *found: NodeFacts, backend: str = "auto") -> str:
+def refused(what: Cluster, *found: HostFacts, backend: str = "auto") -> str:
     with pytest.raises(HostError) as caught:
         validate_hosts(what, found, backend=backend)
     return str(caught.value)
@@ -163,8 +165,8 @@ def test_one_node_under_two_names() -> None:
 
 
 def test_one_machine_by_two_addresses_ports_and_users() -> None:
-    first, second = (facts(number, hostname="big", extra={"machine": "5f"}) for number in range(2))
-    text = refused(cluster(1, 1, 1), first, second, facts(2, extra={"machine": "6a"}))
+    first, second = (facts(number, hostname="big", machine="5f") for number in range(2))
+    text = refused(cluster(1, 1, 1), first, second, facts(2, machine="6a"))
     assert text.splitlines()[1:] == [
         "  node0 (10.0.0.1) and node1 (10.0.0.2) are the same host (big); name each node once, more ranks on it are "
         "cluster.hosts[].nproc_per_node"
@@ -242,7 +244,7 @@ def test_ranks_are_told_the_device_that_the_key_names(device: str, told: str) ->
     ("device", "seen", "bound"),
     [
         ("cuda", {}, True),
-        ("cuda", {"extra": {"numa": False}}, False),
+        ("cuda", {"can_bind_numa": False}, False),
         ("cuda", {"torch_version": "2.8.0"}, False),
         ("cuda", {"gpus": 1}, False),  # two ranks share it: torchrun would look for a second one
         ("cpu", {}, False),
@@ -251,8 +253,8 @@ def test_ranks_are_told_the_device_that_the_key_names(device: str, told: str) ->
 def test_ranks_are_bound_to_the_cores_beside_their_gpus_where_torchrun_can(
     device: str, seen: dict[str, object], bound: bool
 ) -> None:
-    able = facts(0, gpus=2, extra={"numa": True})
-    plan = rendered(cluster(2, device=device), replace(able, **seen))  # type: ignore[arg-type]
+    able = facts(0, gpus=2, can_bind_numa=True)
+    plan = rendered(cluster(2, device=device), able._replace(**seen))  # type: ignore[arg-type]
     assert ("--numa-binding=node" in plan.nodes[0].argv) == bound
 
 

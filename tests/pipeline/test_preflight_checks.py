@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,43 +10,50 @@ import pytest
 from pipeline.cluster import preflight
 from pipeline.cluster.preflight import State, judgement
 from pipeline.cluster.preflight.resources import offset
-from pipeline.core.specs import Cluster, NodeFacts
+from pipeline.core.specs import Cluster
 from tests.pipeline.test_plan import cluster, facts
+from trainers.contract.host_facts import (
+    ControlGroup,
+    Hardware,
+    HostFacts,
+    InfinibandPort,
+    Limit,
+    Limits,
+    NetworkLink,
+    OwnName,
+    ProbeTimes,
+)
 
 GIB = 1 << 30
-PORT = {
-    "device": "mlx5_0",
-    "port": 1,
-    "state": "ACTIVE",
-    "phys_state": "LinkUp",
-    "rate": "200 Gb/sec (4X HDR)",
-    "link_layer": "InfiniBand",
-    "gid": "fe80:0000:0000:0000:b859:9f03:00d4:fe72",
-    "netdev": "ib0",
-}
-SYSTEM: dict[str, Any] = {
-    "limits": {"open_files": [1024, 1 << 20], "locked_memory_bytes": [None, None]},
-    "shared_memory": {"size_bytes": 8 * GIB, "free_bytes": 8 * GIB},
-    "memory_available_bytes": 12 * GIB,
-    "cgroup": {"cpus": None, "memory_bytes": None, "memory_used_bytes": None},
-    "infiniband": [],
-    "gpus": None,
-}
+PORT = InfinibandPort(
+    device="mlx5_0",
+    port=1,
+    state="ACTIVE",
+    phys_state="LinkUp",
+    rate="200 Gb/sec (4X HDR)",
+    link_layer="InfiniBand",
+    netdev="ib0",
+)
 
 
-def told(number: int, change: Mapping[str, Any] | None = None, **extra: Any) -> NodeFacts:
-    """The facts of a host that has all that is wanted, but for ``change`` of its system."""
-    own = {
-        "links": {f"eth{number}": {"state": "up", "mtu": 1500, "speed_mbit": 10000}},
-        "host_name": None,
-        "own_name": {"addresses": [f"10.0.0.{number + 1}"]},
+def told(number: int, *, began: float = 100.4, ended: float = 100.6, **change: Any) -> HostFacts:
+    """The facts of a host that has all that is wanted, but for ``change``."""
+    good: dict[str, Any] = {
+        "limits": limits(1024, 1 << 20),
+        "shared_memory_free_bytes": 8 * GIB,
+        "memory_available_bytes": 12 * GIB,
+        "links": {f"eth{number}": NetworkLink("up", 1500, 10000)},
+        "own_name": OwnName((f"10.0.0.{number + 1}",)),
+        "times": ProbeTimes(began, ended, controller_asked=100.0, controller_answered=101.0),
     }
-    times = {"asked": 100.0, "began": 100.4, "answered": 101.0}
-    system = {**SYSTEM, **own, **(change or {})}
-    return facts(number, extra={**times, "system": system, **extra}, unix_time=extra.get("said", 100.6))
+    return facts(number, **{**good, **change})
 
 
-def found(what: Cluster, *hosts: NodeFacts) -> list[str]:
+def limits(soft: int | None, hard: int | None = None, locked_bytes: int | None = None) -> Limits:
+    return Limits(open_files=Limit(soft, hard), locked_memory_bytes=Limit(locked_bytes, locked_bytes))
+
+
+def found(what: Cluster, *hosts: HostFacts) -> list[str]:
     """What isn't ok, as it is shown, with its state."""
     checks = [check for check in preflight.judge(what, hosts) if check.state != State.OK]
     return [f"{check.state} {judgement.lines([check])[0]}" for check in checks]
@@ -68,44 +74,44 @@ def test_a_host_whose_probe_tells_nothing_of_its_system_is_not_judged_by_it() ->
 ONE = cluster(1, 1)
 CUDA = cluster(2, 2, device="cuda")
 WRONG: list[tuple[str, Cluster, dict[str, Any], str]] = [
-    ("few open files", ONE, {"limits": {"open_files": [256, 1 << 20], "locked_memory_bytes": [None, None]}},
+    ("few open files", ONE, {"limits": limits(256, 1 << 20)},
      "warning node1: open files: a process of the login may have 256 (wanted: at least 512 for 2 ranks); "
      "ulimit -n 65536 in the login's start file there"),
     ("too few open files, and a hard limit", ONE,
-     {"limits": {"open_files": [32, 64], "locked_memory_bytes": [None, None]}},
+     {"limits": limits(32, 64)},
      "failed node1: open files: a process of the login may have 32 (wanted: at least 512 for 2 ranks); "
      "echo '* - nofile 65536' | sudo tee -a /etc/security/limits.d/paceline.conf there"),
     ("locked memory", CUDA,
-     {"infiniband": [PORT], "limits": {"open_files": [None, None], "locked_memory_bytes": [65536, 65536]}},
+     {"infiniband": (PORT,), "limits": limits(None, locked_bytes=65536)},
      "failed node1: locked memory: a process of the login may lock 64 KiB (wanted: no limit, as NCCL registers its "
      "buffers with InfiniBand); echo '* - memlock unlimited' | sudo tee -a /etc/security/limits.d/paceline.conf "
      "there (docker run --ulimit memlock=-1), or ++cluster.env={NCCL_IB_DISABLE: '1'}"),
-    ("shared memory", ONE, {"shared_memory": {"size_bytes": 64 << 20, "free_bytes": 10 << 20}},
+    ("shared memory", ONE, {"shared_memory_free_bytes": 10 << 20},
      "warning node1: shared memory: 10.0 MiB free in /dev/shm (wanted: at least 64.0 MiB); "
      "sudo mount -o remount,size=8G /dev/shm there; of a container: docker run --shm-size=8g"),
     ("memory of a control group", ONE,
-     {"cgroup": {"cpus": None, "memory_bytes": 2 * GIB, "memory_used_bytes": 2 * GIB - (512 << 20)}},
+     {"control_group": ControlGroup(memory_bytes=2 * GIB, memory_used_bytes=2 * GIB - (512 << 20))},
      "warning node1: memory: 0.5 GiB of the 2.0 GiB that its control group allows (wanted: at least 1.0 GiB); "
      "end what takes it there, or fewer ranks: nproc_per_node"),
     ("memory", ONE, {"memory_available_bytes": 900 << 20},
      "warning node1: memory: 0.9 GiB of 16.0 GiB (wanted: at least 1.0 GiB); "
      "end what takes it there, or fewer ranks: nproc_per_node"),
-    ("cores of a control group", ONE, {"cgroup": {"cpus": 1.5, "memory_bytes": None, "memory_used_bytes": None}},
+    ("cores of a control group", ONE, {"control_group": ControlGroup(cpus=1.5)},
      "warning node1: cores: its control group allows 1.5 of 8 cores to 1 rank (wanted: 8, which programs there "
      "see); a larger limit (docker run --cpus=…, systemctl set-property … CPUQuota=…), or fewer ranks"),
-    ("a host name on loopback", ONE, {"own_name": {"addresses": ["127.0.1.1"]}},
+    ("a host name on loopback", ONE, {"own_name": OwnName(("127.0.1.1",))},
      "warning node1: host name: node1 is 127.0.1.1 there (wanted: 10.0.0.2, where the other hosts reach it); "
      "a line '10.0.0.2 node1' in its /etc/hosts, in place of 127.0.1.1"),
-    ("a host name that takes long", ONE, {"own_name": {"slow_s": 1.0}},
+    ("a host name that takes long", ONE, {"own_name": OwnName(slow_s=1.0)},
      "warning node1: host name: node1 isn't resolved within 1 s, for which torchrun waits several times (wanted: "
      "10.0.0.2 at once); a line '10.0.0.2 node1' in its /etc/hosts, in place of 127.0.1.1"),
-    ("a smaller MTU", ONE, {"links": {"eth1": {"state": "up", "mtu": 1400, "speed_mbit": 10000}}},
+    ("a smaller MTU", ONE, {"links": {"eth1": NetworkLink("up", 1400, 10000)}},
      "warning node1: MTU: 1400 on eth1 (wanted: 1500, as node0 has it); "
      "sudo ip link set dev INTERFACE mtu N: packets larger than the smallest on the way get lost"),
-    ("a link that is down", ONE, {"links": {"eth1": {"state": "lowerlayerdown", "mtu": 1500, "speed_mbit": None}}},
+    ("a link that is down", ONE, {"links": {"eth1": NetworkLink("lowerlayerdown", 1500)}},
      "warning node1: link: lowerlayerdown on eth1 (wanted: up); "
      "sudo ip link set dev INTERFACE up there, or another interface by cluster.hosts[].interface"),
-    ("a slow link", ONE, {"links": {"eth1": {"state": "up", "mtu": 1500, "speed_mbit": 100}}},
+    ("a slow link", ONE, {"links": {"eth1": NetworkLink("up", 1500, 100)}},
      "warning node1: link speed: 100 Mbit/s on eth1 (wanted: 10000 Mbit/s, as node0 has it); "
      "check its cable and the switch's port (ethtool INTERFACE): the slowest link sets the pace of all"),
 ]  # fmt: skip
@@ -115,12 +121,12 @@ WRONG: list[tuple[str, Cluster, dict[str, Any], str]] = [
 def test_what_a_host_lacks_is_shown_with_what_is_wanted_and_what_mends_it(
     what: Cluster, change: dict[str, Any], said: str
 ) -> None:
-    good = {"infiniband": [PORT]} if change.get("infiniband") else {}
-    assert found(what, told(0, good), told(1, change)) == [said]
+    good: dict[str, Any] = {"infiniband": (PORT,)} if change.get("infiniband") else {}
+    assert found(what, told(0, **good), told(1, **change)) == [said]
 
 
 def test_a_full_disk_is_shown_with_the_folder() -> None:
-    hosts = [told(0), replace(told(1), disk_free_bytes=1 << 20)]
+    hosts = [told(0), told(1, disk_free_bytes=1 << 20)]
     assert found(ONE.with_settings(workdir="/scratch"), *hosts) == [
         "warning node1: disk: 1.0 MiB free for /scratch (wanted: at least 2.0 GiB); "
         "make room there, or cluster.workdir= a folder on another disk"
@@ -133,27 +139,24 @@ def test_more_ranks_than_cores_are_shown() -> None:
 
 
 def test_a_host_name_that_no_interface_stands_for_is_refused() -> None:
-    lost = {"own_name": {"addresses": ["127.0.1.1", "::1"]}}
-    hosts = [told(0), replace(told(1, lost), interface=None)]
+    hosts = [told(0), told(1, own_name=OwnName(("127.0.1.1", "::1")), interface=None)]
     (said,) = found(ONE, *hosts)
     assert said.startswith("failed node1: host name: node1 is 127.0.1.1, ::1 there (wanted: 10.0.0.2,")
     assert said.endswith("in place of 127.0.1.1, or cluster.interface=")
 
 
 def test_a_network_of_one_node_is_not_judged() -> None:
-    lost = {"own_name": {"addresses": []}, "links": {"eth0": {"state": "down", "mtu": 9000, "speed_mbit": None}}}
-    assert found(cluster(1), told(0, lost)) == []
+    assert found(cluster(1), told(0, own_name=OwnName(), links={"eth0": NetworkLink("down", 9000)})) == []
 
 
 # -- InfiniBand
 
 
 def test_an_infiniband_port_that_is_down_is_named_with_what_mends_its_state() -> None:
-    down = {**PORT, "state": "DOWN", "phys_state": "Polling", "netdev": None}
-    waits = {**PORT, "device": "mlx5_1", "state": "INIT"}
-    said = found(
-        ONE, told(0, {"infiniband": [PORT, {**PORT, "device": "mlx5_1"}]}), told(1, {"infiniband": [down, waits]})
-    )
+    down = PORT._replace(state="DOWN", phys_state="Polling", netdev=None)
+    second = PORT._replace(device="mlx5_1")
+    waits = second._replace(state="INIT")
+    said = found(ONE, told(0, infiniband=(PORT, second)), told(1, infiniband=(down, waits)))
     assert said == [
         "warning node1: InfiniBand: mlx5_0 port 1 is DOWN (Polling), 200 Gb/sec (4X HDR), InfiniBand (wanted: ACTIVE); "
         "check its cable and the switch's port",
@@ -165,18 +168,18 @@ def test_an_infiniband_port_that_is_down_is_named_with_what_mends_its_state() ->
 
 
 def test_a_port_that_runs_slower_than_the_others_is_named() -> None:
-    slow = {**PORT, "rate": "100 Gb/sec (2X HDR)"}
-    (said,) = found(ONE, told(0, {"infiniband": [PORT]}), told(1, {"infiniband": [slow]}))
+    slow = PORT._replace(rate="100 Gb/sec (2X HDR)")
+    (said,) = found(ONE, told(0, infiniband=(PORT,)), told(1, infiniband=(slow,)))
     assert said.startswith("warning node1: InfiniBand rate: 100 Gb/sec (2X HDR) (wanted: 200 Gb/sec (4X HDR), as node0")
 
 
 def test_locked_memory_does_not_matter_where_nccl_takes_no_infiniband() -> None:
-    few = {"limits": {"open_files": [None, None], "locked_memory_bytes": [65536, 65536]}}
-    with_port = {**few, "infiniband": [PORT]}
-    assert found(ONE, told(0, with_port), told(1, with_port)) == []  # gloo
-    assert found(CUDA, told(0, few), told(1, few)) == []  # no port
+    few = limits(None, locked_bytes=65536)
+    with_ports = [told(number, limits=few, infiniband=(PORT,)) for number in range(2)]
+    assert found(ONE, *with_ports) == []  # gloo
+    assert found(CUDA, told(0, limits=few), told(1, limits=few)) == []  # no port
     off = replace(CUDA, hosts=tuple(replace(host, env={"NCCL_IB_DISABLE": "1"}) for host in CUDA.hosts))
-    assert found(off, told(0, with_port), told(1, with_port)) == []
+    assert found(off, *with_ports) == []
 
 
 # -- clocks
@@ -185,19 +188,21 @@ def test_locked_memory_does_not_matter_where_nccl_takes_no_infiniband() -> None:
 @pytest.mark.parametrize("ahead_s", [0.0, 37.5, -4000.0])
 def test_a_clock_is_compared_as_ntp_does(ahead_s: float) -> None:
     """0.4 s on the way there, 0.2 s of work, 0.4 s back."""
-    times = {"asked": 100.0, "began": 100.4 + ahead_s, "said": 100.6 + ahead_s, "answered": 101.0}
-    assert offset(times).offset_s == pytest.approx(ahead_s)
-    assert offset(times).error_s == pytest.approx(0.4)
+    measured = offset(ProbeTimes(100.4 + ahead_s, 100.6 + ahead_s, 100.0, 101.0))
+    assert measured is not None
+    assert measured.offset_s == pytest.approx(ahead_s)
+    assert measured.error_s == pytest.approx(0.4)
 
 
 def test_a_long_way_back_makes_the_figure_worse_and_never_blames_a_right_clock() -> None:
-    measured = offset({"asked": 100.0, "began": 100.1, "said": 100.2, "answered": 109.0})
+    measured = offset(ProbeTimes(100.1, 100.2, 100.0, 109.0))
+    assert measured is not None
     assert measured.offset_s == pytest.approx(-4.35)
     assert measured.at_least_s == 0.0
 
 
 def test_a_clock_that_is_ahead_is_a_warning() -> None:
-    hosts = [told(0), told(1, began=137.9, said=138.1)]
+    hosts = [told(0), told(1, began=137.9, ended=138.1)]
     (said,) = found(ONE, *hosts)
     assert said == (
         "warning node1: clock: 37.50 s ahead of this computer's (±0.40 s) (wanted: within 2 s); "
@@ -206,7 +211,7 @@ def test_a_clock_that_is_ahead_is_a_warning() -> None:
 
 
 def test_where_all_hosts_agree_this_computers_clock_is_the_wrong_one() -> None:
-    (said,) = found(ONE, told(0, began=90.4, said=90.6), told(1, began=90.5, said=90.7))
+    (said,) = found(ONE, told(0, began=90.4, ended=90.6), told(1, began=90.5, ended=90.7))
     assert said.startswith("warning clock: this computer's is 9.90 s ahead of those of all hosts, which agree (wanted")
     assert "makestep here" in said
 
@@ -215,9 +220,9 @@ def test_where_all_hosts_agree_this_computers_clock_is_the_wrong_one() -> None:
 
 
 def test_another_nccl_is_refused_and_another_cuda_or_driver_shown() -> None:
-    def gpu_host(number: int, nccl: str, cuda: str, driver: str) -> NodeFacts:
+    def gpu_host(number: int, nccl: str, cuda: str, driver: str) -> HostFacts:
         packages = {f"nvidia-nccl-cu{cuda[:2]}": nccl, "nvidia-nccl-cuda": "1"}
-        return told(number, packages=packages, torch_cuda=cuda, hardware={"gpu_driver": driver})
+        return told(number, packages=packages, torch_cuda=cuda, hardware=Hardware(gpu_driver=driver))
 
     what = cluster(1, 1, 1, device="cuda")
     hosts = [gpu_host(0, "2.27.5", "12.8", "570.86.15"), gpu_host(1, "2.27.5", "12.8", "570.86.15")]
@@ -237,7 +242,7 @@ def test_another_nccl_is_refused_and_another_cuda_or_driver_shown() -> None:
 
 
 def test_another_python_is_shown() -> None:
-    (said,) = found(ONE, told(0), replace(told(1), python_version="3.11.4"))
+    (said,) = found(ONE, told(0), told(1, python_version="3.11.4"))
     assert said.startswith("warning node1: Python: 3.11 (wanted: 3.12, as node0 has it)")
 
 

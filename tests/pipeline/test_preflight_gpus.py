@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -10,20 +9,19 @@ import pytest
 from pipeline.cluster.preflight import State, gpus
 from pipeline.core.specs import Host
 from tests.pipeline.test_preflight_checks import CUDA, ONE, found, told
+from trainers.contract.host_facts import NvidiaSmi
 
-A100 = {
-    "list": "0, GPU-5d9b3a54-30f1-3a6b-9f43-9c9a0a5d9b3a, NVIDIA A100-SXM4-80GB, 81920, 0\n"
+A100 = NvidiaSmi(
+    devices="0, GPU-5d9b3a54-30f1-3a6b-9f43-9c9a0a5d9b3a, NVIDIA A100-SXM4-80GB, 81920, 0\n"
     "1, GPU-8f6b1c22-8a0e-7c2d-1b1d-2f0c0b7e4f11, NVIDIA A100-SXM4-80GB, 81920, 2\n",
-    "throttling": "0, 0x0000000000000001\n1, 0x0000000000000060\n",
-    "throttling, new name": 'Field "clocks_event_reasons.active" is not a valid field to query.\n\n',
-    "processes": "GPU-8f6b1c22-8a0e-7c2d-1b1d-2f0c0b7e4f11, 4242, 61230, /opt/venv/bin/python, -u\n",
-}
-GEFORCE = {
-    "list": "0, GPU-00000000-1111-2222-3333-444444444444, NVIDIA GeForce RTX 4090, 24564, [N/A]\n",
-    "throttling, new name": "0, 0x0000000000000004\n",
-    "throttling": 'Field "clocks_throttle_reasons.active" is not a valid field to query.\n\n',
-    "processes": "",
-}
+    throttling="0, 0x0000000000000001\n1, 0x0000000000000060\n"
+    'Field "clocks_event_reasons.active" is not a valid field to query.\n\n',
+    processes="GPU-8f6b1c22-8a0e-7c2d-1b1d-2f0c0b7e4f11, 4242, 61230, /opt/venv/bin/python, -u\n",
+)
+GEFORCE = NvidiaSmi(
+    devices="0, GPU-00000000-1111-2222-3333-444444444444, NVIDIA GeForce RTX 4090, 24564, [N/A]\n",
+    throttling='Field "clocks_throttle_reasons.active" is not a valid field to query.\n\n0, 0x0000000000000004\n',
+)
 
 
 def test_the_answers_of_nvidia_smi_are_read_whole() -> None:
@@ -40,12 +38,12 @@ def test_the_answers_of_nvidia_smi_are_read_whole() -> None:
     "text", ["", "No devices were found\n", "NVIDIA-SMI has failed because it couldn't communicate"]
 )
 def test_a_driver_without_an_answer_has_no_gpus(text: str) -> None:
-    assert gpus.parse({"list": text, "throttling": text, "processes": text}) == []
+    assert gpus.parse(NvidiaSmi(text, text, text)) == []
 
 
 def test_errors_heat_and_foreign_processes_of_a_gpu_are_named() -> None:
     what = replace(CUDA, hosts=(Host(name="node0"), Host(name="node1")))
-    assert found(what, told(0, {"gpus": A100}), told(1)) == [
+    assert found(what, told(0, nvidia_smi=A100), told(1)) == [
         "failed node0: GPU errors: GPU 1: 2 uncorrectable memory errors since its driver was loaded (wanted: 0); sudo "
         "nvidia-smi --gpu-reset -i 1 there, or other GPUs by CUDA_VISIBLE_DEVICES in cluster.hosts[].env",
         "warning node0: GPU clocks: GPU 1 is slowed down by heat (software) and heat (hardware); "
@@ -58,12 +56,12 @@ def test_errors_heat_and_foreign_processes_of_a_gpu_are_named() -> None:
 @pytest.mark.parametrize("chosen", ["0", "GPU-5d9b3a54"])
 def test_gpus_that_the_configuration_hides_are_not_judged(chosen: str) -> None:
     hosts = (Host(name="node0", env={"CUDA_VISIBLE_DEVICES": chosen}), Host(name="node1"))
-    assert found(replace(CUDA, hosts=hosts), told(0, {"gpus": A100}), told(1)) == []
+    assert found(replace(CUDA, hosts=hosts), told(0, nvidia_smi=A100), told(1)) == []
 
 
 def test_hosts_with_other_gpus_are_shown() -> None:
-    healthy = {**A100, "list": A100["list"].replace(", 2\n", ", 0\n"), "throttling": "", "processes": ""}
-    said = found(CUDA, told(0, {"gpus": healthy}), told(1, {"gpus": GEFORCE}))
+    healthy = NvidiaSmi(devices=(A100.devices or "").replace(", 2\n", ", 0\n"))
+    said = found(CUDA, told(0, nvidia_smi=healthy), told(1, nvidia_smi=GEFORCE))
     assert said == [
         "warning node1: GPU model: 1 × NVIDIA GeForce RTX 4090 (wanted: 2 × NVIDIA A100-SXM4-80GB, as node0 has it); "
         "the slowest GPU sets the pace of all",
@@ -73,16 +71,12 @@ def test_hosts_with_other_gpus_are_shown() -> None:
 
 
 def test_nvidia_smi_that_is_missing_silent_or_fails_is_a_warning_of_the_deep_form() -> None:
-    said: dict[str, Mapping[str, str] | None] = {
-        "a": None,
-        "b": {},
-        "c": {"list": "No devices were found\n"},
-        "d": A100,
-    }
-    checks = list(gpus.unanswered(CUDA, said, 5.0))
+    outputs = [None, NvidiaSmi(), NvidiaSmi(devices="No devices were found\n"), A100]
+    hosts = [told(number, host=host, nvidia_smi=outputs[number]) for number, host in enumerate("abcd")]
+    checks = list(gpus.unanswered(CUDA, hosts, 5.0))
     assert [(check.host, check.state, check.seen) for check in checks] == [
         ("a", State.WARNING, "nvidia-smi isn't on the login's PATH"),
         ("b", State.WARNING, "nvidia-smi gave no answer within 5 s"),
         ("c", State.WARNING, "nvidia-smi says 'No devices were found\\n'"),
     ]
-    assert list(gpus.unanswered(ONE, said, 5.0)) == []
+    assert list(gpus.unanswered(ONE, hosts, 5.0)) == []

@@ -16,7 +16,7 @@ from pipeline.cluster.preflight import Check, Report, State, judgement
 from pipeline.core.errors import HostError
 from pipeline.diagnostics import host_speed
 from tests.pipeline.test_plan import facts, rendered
-from tests.pipeline.test_preflight_checks import ONE, told
+from tests.pipeline.test_preflight_checks import ONE, limits, told
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers import Launcher
@@ -70,9 +70,8 @@ def test_the_summary_has_a_line_a_check_and_names_hosts_that_are_not_ok() -> Non
 
 
 def test_a_training_shows_a_warning_once() -> None:
-    few = {"limits": {"open_files": [256, 256], "locked_memory_bytes": [None, None]}}
     hosts = Hosts(ONE)
-    answers = [told(0), told(1, few)]
+    answers = [told(0), told(1, limits=limits(256, 256))]
     hosts._launcher = cast("Launcher", SimpleNamespace(probe=lambda *_: answers, capabilities=Capabilities()))
     plan = rendered(ONE, *hosts.facts(None))
     (note,) = hosts.notes(plan, answers)

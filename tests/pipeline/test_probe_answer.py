@@ -3,62 +3,63 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent.host import probe as agent
-from pipeline.cluster.earlier import leftovers
-from pipeline.cluster.launchers.transport.answers import node_facts
+from pipeline.cluster.agent.host.probe import facts
+from pipeline.cluster.launchers.transport.answers import host_facts
 from pipeline.core.errors import HostError
-
-LEFT = {"name": "k-1-a/node0", "idle_s": 1.5, "holds_outputs": True, "bytes": 10}
-CLAIM = {
-    "attempts": "a-",
-    "resources": ["gpu:0"],
-    "words": "alice's run",
-    "group": "",
-    "user": "alice",
-    "what": "run",
-    "since": 1.5,
-}
-PORT = {
-    **dict.fromkeys(("device", "state", "phys_state", "rate", "link_layer", "gid", "netdev"), "x"),
-    "port": 1,
-}  # fmt: skip
+from tests.pipeline.test_preflight_checks import PORT
+from trainers.contract.host_facts import Container, HeldClaim, HostFacts, LeftFolder, NvidiaSmi
+from trainers.contract.records import as_json
 
 
 @pytest.fixture(scope="module")
-def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """That of the agent on this computer, with a row of everything that it may tell."""
-    told: dict[str, Any] = {}
+def found(tmp_path_factory: pytest.TempPathFactory) -> HostFacts:
+    """Those of the agent on this computer, with a row of everything that it may find."""
     request = {"workdir": str(tmp_path_factory.mktemp("workdir")), "local": True, "modules": ["torch"]}
-    agent.probe(request, lambda **fields: told.update(fields))
-    whole: dict[str, Any] = json.loads(json.dumps(told))
-    whole["extra"]["left"] = [LEFT]
-    whole["extra"]["system"].update(claims=[CLAIM], infiniband=[PORT], gpus={"list": "0, x"})
-    return whole
+    return facts(request)._replace(
+        host="node0",
+        left_folders=(LeftFolder("k-1-a/node0", idle_s=1.5, holds_outputs=True, bytes=10),),
+        claims=(HeldClaim(("gpu:0",), "a-", "", "run", 1.5, "alice", "alice's run"),),
+        infiniband=(PORT,),
+        nvidia_smi=NvidiaSmi(devices="0, x"),
+        container=Container("podman", "torch", "sha256:0", gpus=False),
+    )
 
 
-def test_the_answer_of_an_agent_is_taken_as_it_is(answer: dict[str, Any]) -> None:
-    facts = node_facts("node0", answer)
-    assert (facts.host, facts.hostname, facts.extra) == ("node0", os.uname().nodename, answer["extra"])
-    assert [left.bytes for left in leftovers([facts])] == [10]
+@pytest.fixture(scope="module")
+def answer(found: HostFacts) -> dict[str, Any]:
+    sent: dict[str, Any] = json.loads(json.dumps(as_json(found)))
+    return sent
+
+
+def test_the_answer_of_an_agent_is_taken_as_it_is(found: HostFacts, answer: dict[str, Any]) -> None:
+    assert host_facts("node0", answer) == found
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong", "said"),
+    ("change", "said"),
     [
-        ("cpus", "eight", "cpus = 'eight' in place of int"),
-        ("home", None, "home = None in place of str"),
-        ("extra", "x" * 999, f"extra = '{'x' * 59} in place of Mapping[str, Any]"),
+        ({"cpus": "eight"}, "cpus = 'eight' in place of int"),
+        ({"home": None}, "home = None in place of str"),
+        ({"gpus": True}, "gpus = True in place of int"),
+        ({"packages": "x" * 999}, f"packages = '{'x' * 59} in place of object"),
+        ({"limits": {"open_files": {"soft": "x", "hard": None}}}, "limits.open_files.soft = 'x' in place of int"),
+        ({"infiniband": [{"device": 5}]}, "infiniband.0.device = 5 in place of str"),
     ],
 )
 def test_the_error_shows_the_field_what_it_was_and_what_is_wanted(
-    answer: dict[str, Any], name: str, wrong: Any, said: str
+    answer: dict[str, Any], change: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(HostError) as caught:
-        node_facts("node0", {**answer, name: wrong})
+        host_facts("node0", {**answer, **change})
     assert caught.value.what == f"probe: node0 can't take part: its answer has {said}"
     assert caught.value.hosts == ("node0",)
+
+
+def test_a_field_without_a_default_may_not_be_missing(answer: dict[str, Any]) -> None:
+    lacking = {name: value for name, value in answer.items() if name != "home"}
+    with pytest.raises(HostError, match="its answer has home = None in place of str"):
+        host_facts("node0", lacking)

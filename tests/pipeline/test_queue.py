@@ -25,11 +25,11 @@ from tests.pipeline.test_preflight_gpus import A100
 
 
 def test_runs_and_other_processes_are_listed_by_host_and_who_waits_below() -> None:
-    alice = {**row("a", "gpu:0"), "user": "alice", "what": "run 5a0c12ab34cd (resnet18)", "since": NOW}
-    gpus = {"gpus": {**A100, "owners": f"4242, bob, {int(NOW)}, "}, "claims": [alice]}
+    alice = row("a", "gpu:0")._replace(user="alice", title="run 5a0c12ab34cd (resnet18)", since=NOW)
+    busy = told(0, nvidia_smi=A100._replace(owners=f"4242, bob, {int(NOW)}, "), claims=(alice,))
     cluster = Cluster(launcher="pssh", hosts=(Host(name="node0", nproc_per_node=2), Host(name="node1")), device="cuda")
     wait = Wait(key="cf0848aa0011", host="node0", who="alice's run has GPU 0", since=NOW)
-    found = hosts.queue_of(cluster, [told(0, gpus), told(1, {"gpus": None, "claims": []})], [wait])
+    found = hosts.queue_of(cluster, [busy, told(1)], [wait])
     at = claims.clock(NOW)
     head, first, second, process, last = hosts.queue_text(found).splitlines()
     assert head.split() == ["host", "user", "run", "on", "since"]

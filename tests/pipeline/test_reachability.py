@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from pipeline.cluster import networks
-from pipeline.core.specs import NodeFacts
 from tests.pipeline.test_plan import facts
+from trainers.contract.host_facts import HostFacts
 
 
-def host(number: int, **interfaces: str) -> NodeFacts:
+def host(number: int, **interfaces: str) -> HostFacts:
     held = {"127.0.0.1": "lo", f"10.0.0.{number + 1}": "eth0"}
     held.update({address: name for name, address in interfaces.items()})
-    ports = [40000 + 10 * number + offset for offset in range(4)]
-    return facts(number, interface="eth0", extra={"free_ports": ports, "interfaces": held})
+    ports = tuple(40000 + 10 * number + offset for offset in range(4))
+    return facts(number, interface="eth0", free_ports=ports, interfaces=held)
 
 
 def failing(*items: tuple[int, int, str]) -> dict[str, Any]:
     return {"taken": {}, "failed": [{"node": node, "port": port, "why": why} for node, port, why in items]}
 
 
-def told(answers: list[dict[str, Any]], *hosts: NodeFacts) -> list[str]:
+def told(answers: list[dict[str, Any]], *hosts: HostFacts) -> list[str]:
     """The lines of the error."""
     return str(networks.unreached_error(networks.unreached(answers), hosts)).splitlines()
 
 
 def test_the_first_host_listens_where_ranks_may_meet_and_the_others_at_one_port() -> None:
     first, second = networks.listeners([host(0), host(1)])
-    assert first == {"identity": host(0).identity, "address": "10.0.0.1", "ports": [40000, 40001, 40002, 40003]}
-    assert second["ports"] == [40010]
+    assert first == {"identity": host(0).identity, "address": "10.0.0.1", "ports": (40000, 40001, 40002, 40003)}
+    assert second["ports"] == (40010,)
 
 
 def test_the_error_names_both_hosts_the_address_the_interface_and_the_rule_of_the_firewall() -> None:
@@ -58,8 +57,7 @@ def test_large_packets_that_are_lost_are_the_matter_of_the_mtu_and_not_of_a_rule
 
 
 def test_an_interface_of_one_host_that_leads_nowhere_is_told_with_the_address_of_ssh() -> None:
-    chosen = host(1)
-    chosen = replace(chosen, extra={**chosen.extra, "ssh_address": "10.0.7.2"})
+    chosen = host(1)._replace(ssh_address="10.0.7.2")
     hint = told([failing((1, 40010, "Network is unreachable")), failing()], host(0), chosen)[-1]
     assert hint.startswith(
         "  try: without address: and interface: of node1 it is 10.0.7.2, where ssh reached it; or let"
@@ -67,13 +65,13 @@ def test_an_interface_of_one_host_that_leads_nowhere_is_told_with_the_address_of
 
 
 def test_an_address_that_the_host_has_not_is_told_instead_of_the_firewall() -> None:
-    wrong = replace(host(0), address="10.0.0.2")
+    wrong = host(0)._replace(address="10.0.0.2")
     failure = failing(), failing((0, 40000, "refused"))
     assert told([*failure], wrong, host(1))[-1] == (
         "  try: cluster.hosts says that node0 has the address 10.0.0.2; it has 10.0.0.1 (eth0): write one of them as "
         "address: of its entry, or leave address: out"
     )
-    assert "iptables" in told([*failure], replace(wrong, extra={**wrong.extra, "ssh_address": "10.0.0.2"}), host(1))[-1]
+    assert "iptables" in told([*failure], wrong._replace(ssh_address="10.0.0.2"), host(1))[-1]
 
 
 def test_hosts_that_fail_alike_stand_in_one_line_with_all_ports() -> None:
@@ -97,7 +95,7 @@ def test_who_answers_in_place_of_the_host_is_named() -> None:
 
 
 def test_an_address_that_cannot_be_resolved_is_named_with_who_tried_and_the_one_of_ssh() -> None:
-    hosts = facts(0, address="nosuchhost", extra={"ssh_address": "10.0.0.1"}), facts(1)
+    hosts = facts(0, address="nosuchhost", ssh_address="10.0.0.1"), facts(1)
     why = "can't resolve it: Name or service not known"
     both = failing((0, 40000, why))
     assert told([both, failing((0, 40000, why), (0, 40001, "refused"))], *hosts)[1:] == [

@@ -9,6 +9,8 @@ import pytest
 
 from pipeline.cluster.agent.host.processors import hardware
 from pipeline.runs import recorded_hardware
+from trainers.contract.host_facts import Hardware
+from trainers.contract.records import as_json
 
 MILAN = """processor\t: 0
 vendor_id\t: AuthenticAMD
@@ -24,28 +26,24 @@ model name\t: AMD EPYC
 GENOA = MILAN.replace("model\t\t: 1", "model\t\t: 17").replace("vaes", "vaes avx512f avx512_bf16")
 
 
-def of(tmp_path: Path, text: str) -> dict[str, Any]:
+def of(tmp_path: Path, text: str) -> Hardware:
     (tmp_path / "cpuinfo").write_text(text)
-    return {**hardware(str(tmp_path / "cpuinfo")), "gpu_models": [], "gpu_driver": None}
+    return hardware(str(tmp_path / "cpuinfo"))._replace(gpu_models=(), gpu_driver=None)
 
 
-def result(*attempts: dict[str, Any], hosts: tuple[str, ...] = ("localhost",), device: str = "cpu") -> dict[str, Any]:
-    told = [{"attempt": number, "nodes": [node]} for number, node in enumerate(attempts, 1)]
+def result(
+    *attempts: Hardware | dict[str, Any], hosts: tuple[str, ...] = ("localhost",), device: str = "cpu"
+) -> dict[str, Any]:
+    told = [{"attempt": number, "nodes": [as_json(node)]} for number, node in enumerate(attempts, 1)]
     return {"hosts": [*hosts], "hardware": {"device": device, "attempts": told}}
 
 
 def test_a_processor_is_known_by_family_model_stepping_and_instructions(tmp_path: Path) -> None:
-    assert of(tmp_path, MILAN) == {
-        "cpu_model": "AMD EPYC",
-        "cpu_id": "AuthenticAMD 25/1/1",
-        "cpu_flags": "avx avx2 f16c fma sse4_2",
-        "gpu_models": [],
-        "gpu_driver": None,
-    }
+    assert of(tmp_path, MILAN) == Hardware("AMD EPYC", "AuthenticAMD 25/1/1", "avx avx2 f16c fma sse4_2")
     arm = "processor : 0\nFeatures : fp asimd bf16\nCPU implementer : 0x41\nCPU variant : 0x0\nCPU part : 0xd49\n"
-    assert of(tmp_path, arm)["cpu_id"] == "0x41 0xd49/0x0"
-    assert of(tmp_path, arm)["cpu_flags"] == "asimd bf16"
-    assert of(tmp_path, "") == dict.fromkeys(("cpu_model", "cpu_id", "cpu_flags", "gpu_driver")) | {"gpu_models": []}
+    assert of(tmp_path, arm).cpu_id == "0x41 0xd49/0x0"
+    assert of(tmp_path, arm).cpu_flags == "asimd bf16"
+    assert of(tmp_path, "") == Hardware()
 
 
 def test_two_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -78,23 +76,21 @@ def test_each_attempt_counts_and_one_that_says_nothing_says_no_difference(tmp_pa
 
 
 def test_of_a_run_on_gpus_their_models_count(tmp_path: Path) -> None:
-    here = {**of(tmp_path, MILAN), "gpu_models": ["NVIDIA H100"]}
-    two = {**of(tmp_path, GENOA), "gpu_models": ["NVIDIA A100", "NVIDIA A100"]}
+    here = of(tmp_path, MILAN)._replace(gpu_models=("NVIDIA H100",))
+    two = of(tmp_path, GENOA)._replace(gpu_models=("NVIDIA A100", "NVIDIA A100"))
     assert recorded_hardware.other_than_here(result(two, device="cuda"), here) == "2× NVIDIA A100, here 1× NVIDIA H100"
-    assert (
-        recorded_hardware.other_than_here(result({**two, "gpu_models": ["NVIDIA H100"]}, device="cuda"), here) is None
-    )
-    damaged = result({"gpu_models": 5}, device="cuda")
-    assert (recorded_hardware.other_than_here(damaged, here) or "").startswith("no NVIDIA GPU, here 1× NVIDIA H100")
+    same = two._replace(gpu_models=("NVIDIA H100",))
+    assert recorded_hardware.other_than_here(result(same, device="cuda"), here) is None
+    assert recorded_hardware.other_than_here(result({"gpu_models": 5}, device="cuda"), here) is None, "damaged"
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"nodes": 3}'])
 def test_what_was_noted_of_each_attempt_is_read_in_their_order(tmp_path: Path, damage: str) -> None:
     for attempt in (10, 2):
-        recorded_hardware.record(tmp_path, attempt, [{"cpu_model": str(attempt)}])
+        recorded_hardware.record(tmp_path, attempt, [Hardware(cpu_model=str(attempt))])
     (tmp_path / "attempts" / "3").mkdir()
     (tmp_path / "attempts" / "3" / recorded_hardware.FILE).write_text(damage)
     assert recorded_hardware.of_attempts(tmp_path, "cpu") == {
         "device": "cpu",
-        "attempts": [{"attempt": 2, "nodes": [{"cpu_model": "2"}]}, {"attempt": 10, "nodes": [{"cpu_model": "10"}]}],
+        "attempts": [{"attempt": number, "nodes": [as_json(Hardware(cpu_model=str(number)))]} for number in (2, 10)],
     }

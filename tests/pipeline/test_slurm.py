@@ -8,12 +8,11 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipeline.cluster import launchers
-from pipeline.cluster.agent.host.probe import probe
+from pipeline.cluster.agent.host.probe import facts
 from pipeline.cluster.agent.schedulers import Slurm
 from pipeline.cluster.events import Event, LogLine, NodeLost
 from pipeline.cluster.launchers import LAUNCHERS, job_folder
@@ -36,6 +35,7 @@ from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host
 from tests.pipeline.test_launch_first_error import PLAN
 from tests.waiting import HANG_S, wait_until
+from trainers.contract.records import as_json
 
 SETTINGS = LAUNCHERS.settings("slurm")
 
@@ -267,12 +267,10 @@ def test_a_data_pack_that_a_node_does_not_see_is_told_with_the_field(
 
     def report(pack_path: str | None) -> None:
         """What the agent's probe says, as of a node with an address on ib0."""
-        told: dict[str, Any] = {}
-        probe({"workdir": "/tmp"}, lambda **fields: told.update(fields))
-        extra = {**told["extra"], "interfaces": {"10.0.0.2": "ib0"}}
-        facts = {**told, "address": "10.0.0.2", "extra": extra, "pack_path": pack_path}
+        found = facts({"workdir": "/tmp"})
+        found = found._replace(address="10.0.0.2", interfaces={"10.0.0.2": "ib0"}, pack_path=pack_path)
         with (folder.path / "node-0").open("a") as file:
-            file.write(json.dumps({"restart": 0, "facts": facts}) + "\n")
+            file.write(json.dumps({"restart": 0, "facts": as_json(found)}) + "\n")
 
     report("/data/digits")
     (fact,) = launcher.probe(pack)

@@ -10,7 +10,7 @@ needed: no code between them names fields.
 import enum
 import signal
 import struct
-from typing import Any, NamedTuple, Optional, TypeVar
+from typing import NamedTuple, Optional
 
 FILE, STACKS = "beat", "stacks"
 """Next to a rank's error file: the link to its numbers, and the file for the stacks of its threads."""
@@ -71,38 +71,6 @@ def hook_arguments() -> str:
 def phase_words(number: int) -> str:
     """Return a phase in words for users; "busy" for a number that this version doesn't know."""
     return _PHASE_WORDS[number] if 0 <= number < len(_PHASE_WORDS) else "busy"
-
-
-Record = TypeVar("Record")
-
-
-def from_json(kind: "type[Record]", value: Any) -> Record:
-    """Read a record, with the records in it, from JSON; fields that are absent have their defaults.
-
-    Raises:
-        TypeError, ValueError: it is damaged.
-    """
-    types: dict[str, Any] = kind.__annotations__
-    fields = {name: _field(types[name], item) for name, item in dict(value).items() if name in types}
-    return kind(**fields)
-
-
-def _field(kind: Any, value: Any) -> Any:
-    if kind in (int, float, str):
-        return kind(value)
-    items: tuple[Any, ...] = getattr(kind, "__args__", ())
-    if type(None) in items:
-        return None if value is None else _field(items[0], value)
-    if not items:
-        return from_json(kind, value)
-    return tuple(_field(items[0], item) for item in value)
-
-
-def as_json(value: Any) -> Any:
-    """Turn records, and tuples of them, into objects and lists for ``json.dumps``."""
-    if hasattr(value, "_asdict"):
-        return {name: as_json(item) for name, item in value._asdict().items()}
-    return [as_json(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
 class RankBeat(NamedTuple):

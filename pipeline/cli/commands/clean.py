@@ -19,7 +19,7 @@ from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import Session, relative
 from pipeline.cluster import launchers
-from pipeline.cluster.earlier import clear_leftovers, idle_words, leftovers, why_kept
+from pipeline.cluster.earlier import clear_leftovers, idle_words, why_kept
 from pipeline.comparing.listing import day
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError, os_reason
@@ -318,18 +318,19 @@ def clean_hosts(current: Session) -> None:
     with closing(launchers.create(config.cluster)) as launcher:
         with waiting(note, "asking the hosts"):
             facts = launcher.probe(None)
-        reasons = [(left, why_kept(left, config.runs_dir)) for left in leftovers(facts)]
-        going = [left for left, why in reasons if not why]
-        for left, why in reasons:
+        reasons = [(fact.host, left, why_kept(left, config.runs_dir)) for fact in facts for left in fact.left_folders]
+        going = [(host, left) for host, left, why in reasons if not why]
+        for host, left, why in reasons:
             if why:
-                say(f"{left.host}: {left.name} stays: {why}")
+                say(f"{host}: {left.name} stays: {why}")
         if not going:
             say(f"nothing to remove on {', '.join(fact.host for fact in facts)}")
             return
         rows = [("host", "attempt", "unused for", "frees")]
-        rows += [(left.host, left.name, idle_words(left.idle_s), file_size(left.bytes)) for left in going]
+        rows += [(host, left.name, idle_words(left.idle_s), file_size(left.bytes)) for host, left in going]
         say(aligned(rows))
-        amount = f"what was left of {counted(len(going), 'attempt')}, {file_size(sum(left.bytes for left in going))}"
+        size_bytes = sum(left.bytes for _, left in going)
+        amount = f"what was left of {counted(len(going), 'attempt')}, {file_size(size_bytes)}"
         if agreed(current, amount):
             with waiting(note, "removing it"):
                 lines = clear_leftovers(launcher, facts, config.runs_dir)

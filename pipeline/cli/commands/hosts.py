@@ -25,13 +25,14 @@ from pipeline.cluster.validation import usable_gpus
 from pipeline.core.errors import UsageError
 from pipeline.core.processes.signals import Interruptible
 from pipeline.core.processes.wait_reports import WaitReports, waiting
-from pipeline.core.specs import LAST, UNDER_WAY, Cluster, NodeFacts
+from pipeline.core.specs import LAST, UNDER_WAY, Cluster
 from pipeline.core.tables import aligned
 from pipeline.data.trees import Tree
 from pipeline.execution import restarts, this_computer
 from pipeline.runs import checkpoints, index, journal
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import Wait, ask_to_stop, note_stopped, waits_under_way
+from trainers.contract.host_facts import HostFacts
 
 
 def sync(current: Session) -> None:
@@ -136,19 +137,25 @@ def queue(current: Session) -> None:
     say(queue_text(state))
 
 
-def queue_of(cluster: Cluster, facts: Sequence[NodeFacts], waits: Sequence[Wait]) -> dict[str, Any]:
+def queue_of(cluster: Cluster, facts: Sequence[HostFacts], waits: Sequence[Wait]) -> dict[str, Any]:
     """Return what the hosts have answered, and who waits.
 
     ``computing``: runs, with ``host``, ``user``, ``what``, ``resources`` (gpu:0, cpu) and ``since``, unix time by that
     host's clock. ``processes``: a line about each process of no run, on GPUs that a run of these words would take.
     """
-    rows = [(fact.host, row) for fact in facts for row in (fact.extra.get("system") or {}).get("claims", [])]
     others = occupation.occupied(cluster, facts, "")  # no attempt is this command's own: all runs are others'
     return {
         "hosts": [fact.host for fact in facts],
         "computing": [
-            {"host": host, **{name: row[name] for name in ("user", "what", "resources")}, "since": float(row["since"])}
-            for host, row in rows
+            {
+                "host": fact.host,
+                "user": claim.user,
+                "what": claim.title,
+                "resources": [*claim.resources],
+                "since": claim.since,
+            }
+            for fact in facts
+            for claim in fact.claims
         ],
         "processes": [f"{one.host}: {said}" for one in others for said in one.processes],
         "waiting": [asdict(wait) for wait in waits],

@@ -35,10 +35,11 @@ from pipeline.cluster.validation import check_batch, validate_hosts
 from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.files import write_json
 from pipeline.core.processes.signals import Interruptible, Stop
-from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
+from pipeline.core.specs import Cluster, LaunchPlan
 from pipeline.runs import journal
 from pipeline.runs.lock import Waiting
 from trainers.contract import run_folder
+from trainers.contract.host_facts import HostFacts
 
 
 def run_attempt(
@@ -132,7 +133,7 @@ def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, emit: Emit, signals: Interrup
     if spec.outputs.resume:
         earlier.end_and_collect(hosts.launcher, facts, spec.run_dir, note_host, is_restart=spec.is_restart)
     if spec.outputs.resume and not hosts.launcher.capabilities.shares_run_dir:
-        for note in earlier.clear_leftovers(hosts.launcher, facts, spec.run_dir.parent):
+        for note in hosts.clear_leftovers(spec.run_dir.parent):
             note_host(note)
     for port in hosts.ports():
         signals.check()
@@ -166,7 +167,7 @@ def _failure(running: RunningAttempt, outcome: Outcome) -> TrainingError:
     return TrainingError(text + running.unstopped, hint=outcome.hint, cause=outcome.cause or why, gone=running.gone)
 
 
-def _checked_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
+def _checked_hosts(spec: AttemptSpec, hosts: Hosts) -> list[HostFacts]:
     """Return the facts of the hosts after all checks. Raises HostError, UsageError: they can't run this attempt."""
     warm = warm_environment(hosts.cluster) if hosts.cluster.settings.warm and _has_installed_torch(spec) else None
     facts = hosts.facts(spec.pack, names_to_probe(spec.versions), warm)
@@ -187,7 +188,7 @@ def _has_installed_torch(spec: AttemptSpec) -> bool:
     return spec.script is None and not (spec.run_dir / run_folder.CODE / "torch").exists()
 
 
-def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[NodeFacts], port: int) -> LaunchPlan:
+def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[HostFacts], port: int) -> LaunchPlan:
     """Render the plan and write plan.json. Its new run id tells this start from what earlier ones left on hosts."""
     run_id = journal.new_attempt_id(spec.run_key, spec.run_dir, spec.attempt, secrets.token_hex(3))
     plan = render(hosts.cluster, facts, spec, run_id=run_id, master_port=port)

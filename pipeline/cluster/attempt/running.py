@@ -37,12 +37,13 @@ from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import write_json
 from pipeline.core.processes.signals import Interruptible
-from pipeline.core.specs import LaunchPlan, NodeFacts
+from pipeline.core.specs import LaunchPlan
 from pipeline.runs import journal, ranks
 from pipeline.runs.checkpoints import go_on_from_checkpoint, newest_step, set_aside_of_script
 from pipeline.runs.metrics_file import cut_torn_line
 from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat, NodeLook
+from trainers.contract.host_facts import HostFacts
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers import Following, Launcher
@@ -63,7 +64,7 @@ class RunningAttempt:
         launcher: Launcher,
         plan: LaunchPlan,
         spec: AttemptSpec,
-        facts: list[NodeFacts],
+        facts: list[HostFacts],
         emit: Emit,
         signals: Interruptible,
     ) -> None:

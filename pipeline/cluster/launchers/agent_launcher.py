@@ -9,7 +9,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +19,7 @@ from pipeline.cluster.events import Event
 from pipeline.cluster.launchers.base import NOT_ENDED, Environment, LockFile, Outcome, PackSource, Transport, workdir_of
 from pipeline.cluster.launchers.settings import WHEN_BUSY_HINT, Capabilities, capabilities
 from pipeline.cluster.launchers.transport import agent_requests
-from pipeline.cluster.launchers.transport.answers import Answer, node_facts, parse_answer, received_bytes
+from pipeline.cluster.launchers.transport.answers import Answer, host_facts, parse_answer, received_bytes
 from pipeline.cluster.launchers.transport.downloads import receive, receive_others
 from pipeline.cluster.launchers.transport.payload import (
     SLOWEST_BYTES_PER_S,
@@ -34,9 +33,10 @@ from pipeline.cluster.launchers.transport.payload import (
 )
 from pipeline.cluster.launchers.transport.streams import Connection, Streams
 from pipeline.core.errors import HostError
-from pipeline.core.specs import Host, LaunchPlan, NodeFacts
+from pipeline.core.specs import Host, LaunchPlan
 from pipeline.runs import journal
 from trainers.contract import run_folder
+from trainers.contract.host_facts import HostFacts
 
 ANSWER_S = 8.0  # what a short command takes once it is connected
 USUAL_S = 3.5  # a slower answer to the probe means a slow login
@@ -160,7 +160,7 @@ class AgentLauncher:
         warm: Mapping[str, Any] | None = None,
         *,
         gpu_s: float = agent_requests.GPU_S,
-    ) -> list[NodeFacts]:
+    ) -> list[HostFacts]:
         """Return the facts of every host, in the cluster's order.
 
         Args:
@@ -176,20 +176,24 @@ class AgentLauncher:
         if self.lock_file is not None and not self.transport.pythons:
             self.transport.pythons = self._interpreters(self.lock_file)
         request = agent_requests.probe(self.cluster, pack, modules, self.registry(Path()), gpu_s) | {"warm": warm}
-        requested_at, began = time.time(), time.monotonic()
+        asked, began = time.time(), time.monotonic()
         values = self.demand("probe", request, timeout_s=self.short_s)
         answered_s = min(time.monotonic() - began, self.short_s)  # longer if this process was stopped itself
         self.transport.slow_s = max(self.slow_s, 1.5 * answered_s if answered_s > USUAL_S else 0.0)
-        when = {"asked": requested_at, "answered": time.time()}  # unix times here, to compare the host's clock
-        return [self._facts(host, values[host.label], when) for host in self.cluster.hosts]
+        answered = time.time()
+        return [self._facts(host, values[host.label], asked, answered) for host in self.cluster.hosts]
 
-    def _facts(self, host: Host, value: dict[str, Any], when: dict[str, float]) -> NodeFacts:
-        """Return the facts of a host, with the address and interface that the configuration chooses."""
-        facts = node_facts(host.label, value)
-        address, interface = networks.address_and_interface(host, facts.address, facts.extra["interfaces"])
-        return replace(facts, address=address, interface=interface, extra={**facts.extra, **when})
+    def _facts(self, host: Host, value: dict[str, Any], asked: float, answered: float) -> HostFacts:
+        """Return the facts of a host, with the address and interface that the configuration chooses.
 
-    def connect(self, facts: list[NodeFacts]) -> tuple[list[NodeFacts], str]:
+        ``asked``, ``answered``: unix times here, to compare the host's clock.
+        """
+        facts = host_facts(host.label, value)
+        address, interface = networks.address_and_interface(host, facts.address, facts.interfaces)
+        times = facts.times and facts.times._replace(controller_asked=asked, controller_answered=answered)
+        return facts._replace(address=address, interface=interface, times=times)
+
+    def connect(self, facts: list[HostFacts]) -> tuple[list[HostFacts], str]:
         """Let all hosts connect to each other. Returns the facts with the addresses that worked, and a warning or ''.
 
         If the configuration chose no address and all hosts have InfiniBand, its addresses are tried before those of
@@ -210,7 +214,7 @@ class AgentLauncher:
             )
         return fast, ""
 
-    def reach(self, facts: list[NodeFacts]) -> None:
+    def reach(self, facts: list[HostFacts]) -> None:
         """Let all hosts listen and connect to each other over TCP at the same time, at the addresses of the ranks.
 
         Raises HostError: names each host that another can't reach, the address, how that failed, and the fix.
@@ -251,7 +255,7 @@ class AgentLauncher:
             )
         return {label: python for label, python in pythons.items() if python is not None}
 
-    def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[NodeFacts], run_dir: Path) -> None:
+    def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[HostFacts], run_dir: Path) -> None:
         """Send what is missing and start torchrun on all nodes at once. Raises HostError: some may have started."""
         if pack is not None:
             self.send_pack(pack, facts)
@@ -286,7 +290,7 @@ class AgentLauncher:
         notes, self._notes = self._notes, []
         return notes
 
-    def send_pack(self, pack: PackSource, facts: Sequence[NodeFacts]) -> None:
+    def send_pack(self, pack: PackSource, facts: Sequence[HostFacts]) -> None:
         """Send the data pack to all hosts that lack it, at once. A host has it whole, with its digests, or not at all.
 
         Raises HostError: a host has no room for it, or could not receive it.
@@ -398,7 +402,7 @@ class AgentLauncher:
         if hosts:
             self.ask({**self._request(plan, Path()), "do": "clean"}, hosts=hosts, timeout_s=self.short_s)
 
-    def remove_folders(self, unwanted: Sequence[tuple[NodeFacts, Sequence[str]]]) -> dict[str, list[str]]:
+    def remove_folders(self, unwanted: Sequence[tuple[HostFacts, Sequence[str]]]) -> dict[str, list[str]]:
         """Remove named folders of attempts that are over, unless they are in use again.
 
         Returns host label → the removed ones; a host that fails is left out.

@@ -16,8 +16,9 @@ from pipeline.cluster.launchers.transport.answers import LATE, Answer, Output
 from pipeline.core.errors import HostError, PacelineError, TrainingError, UsageError
 from pipeline.core.files import sha256_text
 from pipeline.core.processes import process
-from pipeline.core.specs import TRAINING_OUTPUTS, Cluster, Host, NodeFacts, Outputs
+from pipeline.core.specs import TRAINING_OUTPUTS, Cluster, Host, Outputs
 from trainers.contract import run_folder
+from trainers.contract.host_facts import HostFacts
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers.job_folder import JobFolder
@@ -80,7 +81,7 @@ class Place:
     state_dir: str
 
 
-def place(cluster: Cluster, number: int, facts: NodeFacts, spec: AttemptSpec, run_id: str) -> Place:
+def place(cluster: Cluster, number: int, facts: HostFacts, spec: AttemptSpec, run_id: str) -> Place:
     """Return the folders of a run on node ``number``. Without a pack ``data_dir`` is empty.
 
     Hosts that don't share the run folder have one for each run id and node, because homes are often shared over NFS.

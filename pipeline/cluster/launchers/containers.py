@@ -15,7 +15,8 @@ from pipeline.core import places
 from pipeline.core.cache import Cache
 from pipeline.core.errors import UsageError, os_reason
 from pipeline.core.files import sha256_file
-from pipeline.core.specs import Cluster, NodeFacts
+from pipeline.core.specs import Cluster
+from trainers.contract.host_facts import HostFacts
 
 _FILES = (".sif", ".sqsh")
 _SEPARATORS = ",:"  # of srun's and apptainer's lists of folders
@@ -51,11 +52,13 @@ def wanted(cluster: Cluster) -> dict[str, Any] | None:
     return {"image": cluster.container, "mounts": seen(cluster), "gpus": cluster.device == "cuda"}
 
 
-def of_node(cluster: Cluster, fact: NodeFacts) -> dict[str, Any] | None:
+def of_node(cluster: Cluster, fact: HostFacts) -> dict[str, Any] | None:
     """Return a node's container in a plan; None: its agent starts none."""
     if (asked := wanted(cluster)) is None:
         return None
-    return {"engine": f"<engine of {fact.host}>", **asked, **(fact.extra.get("container") or {})}
+    if (found := fact.container) is None:  # the host wasn't asked
+        return {"engine": f"<engine of {fact.host}>", **asked}
+    return {**asked, "engine": found.engine, "image": found.image, "digest": found.digest}
 
 
 def seen(cluster: Cluster) -> list[str]:

@@ -16,10 +16,11 @@ from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, GrantedJob, 
 from pipeline.cluster.launchers.job_folder import JobFolder, JobFollower
 from pipeline.cluster.launchers.settings import Capabilities, capabilities
 from pipeline.cluster.launchers.transport import agent_requests
-from pipeline.cluster.launchers.transport.answers import Answer, node_facts
+from pipeline.cluster.launchers.transport.answers import Answer, host_facts
 from pipeline.core.errors import HostError, PacelineError
-from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
+from pipeline.core.specs import Cluster, Host, LaunchPlan
 from pipeline.keys import rank_environment
+from trainers.contract.host_facts import HostFacts
 
 LOOK_S = 0.2
 """Between two reads of what the nodes have written."""
@@ -218,7 +219,7 @@ class GrantedLauncher:
     # ---------------------------------------------------------------------------- an attempt in it
     def probe(
         self, pack: PackSource | None, modules: Sequence[str] = (), warm: Mapping[str, Any] | None = None
-    ) -> list[NodeFacts]:
+    ) -> list[HostFacts]:
         """Return the facts of every host, in the cluster's order, as the nodes of the job have reported them.
 
         Raises HostError: there is no job, or a node doesn't see the data pack.
@@ -228,7 +229,7 @@ class GrantedLauncher:
                 f"{self.cluster.launcher} names the nodes only when a job runs, so none can be asked now",
                 hint="doit preflight tells what can be told without a job",
             )
-        facts = [_node_facts(host, value) for host, value in zip(self.cluster.hosts, self._reported(), strict=True)]
+        facts = [_host_facts(host, value) for host, value in zip(self.cluster.hosts, self._reported(), strict=True)]
         blind = [fact.host for fact in facts if pack is not None and fact.pack_path is None]
         if pack is not None and blind:
             raise HostError(
@@ -237,7 +238,7 @@ class GrantedLauncher:
             )
         return facts
 
-    def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[NodeFacts], run_dir: Path) -> None:
+    def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[HostFacts], run_dir: Path) -> None:
         """Let all nodes start torchrun. Raises OSError.
 
         The folders are made here, where one process makes them for all nodes. The ranks' output of an earlier start,
@@ -335,7 +336,7 @@ class GrantedLauncher:
         """Return no answers: agents in a job take no requests."""
         return {}
 
-    def connect(self, facts: list[NodeFacts]) -> tuple[list[NodeFacts], str]:
+    def connect(self, facts: list[HostFacts]) -> tuple[list[HostFacts], str]:
         """Return the facts unchanged: connections between granted hosts aren't tried."""
         return facts, ""
 
@@ -347,7 +348,7 @@ class GrantedLauncher:
         """Return True: the outputs lie in the run folder already."""
         return True
 
-    def remove_folders(self, unwanted: Sequence[tuple[NodeFacts, Sequence[str]]]) -> dict[str, list[str]]:
+    def remove_folders(self, unwanted: Sequence[tuple[HostFacts, Sequence[str]]]) -> dict[str, list[str]]:
         """Return nothing, as nothing lies on the nodes."""
         return {}
 
@@ -360,7 +361,7 @@ def _is_left(job: GrantedJob) -> bool:
     return not job.folder.path.is_dir() or job.folder.was_left()
 
 
-def _node_facts(host: Host, value: dict[str, Any]) -> NodeFacts:
+def _host_facts(host: Host, value: dict[str, Any]) -> HostFacts:
     """Return a node's facts, with the interface that the configuration chooses."""
-    facts = node_facts(host.label, value)
-    return dataclasses.replace(facts, interface=host.interface or facts.extra["interfaces"].get(facts.address))
+    facts = host_facts(host.label, value)
+    return facts._replace(interface=host.interface or facts.interfaces.get(facts.address))

@@ -21,8 +21,10 @@ from pipeline.cluster.preflight.judgement import ALL, Check, State, from_error, 
 from pipeline.cluster.preflight.versions import common_versions, names_to_probe, refuse_different
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.files import canonical_json
-from pipeline.core.specs import Cluster, NodeFacts
+from pipeline.core.specs import Cluster
 from pipeline.core.tables import aligned, in_width
+from trainers.contract.host_facts import HostFacts
+from trainers.contract.records import as_json as as_object
 
 __all__ = [
     "Check", "Report", "State", "as_json", "examine", "from_error", "judge", "refuse",
@@ -37,7 +39,7 @@ _DEEP_GPU_S = 5.0  # how long nvidia-smi may take: without persistence mode it w
 class Report:
     """The facts of the hosts and their checks. ``refusals``: hosts that don't fit the configuration or the key."""
 
-    facts: Sequence[NodeFacts]
+    facts: Sequence[HostFacts]
     checks: Sequence[Check]
     refusals: Sequence[HostError] = ()
 
@@ -65,7 +67,7 @@ class Report:
             raise HostError("\n".join(error.what for error in errors), hint="; then ".join(hints) or None)
 
 
-def judge(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[Check]:
+def judge(cluster: Cluster, facts: Sequence[HostFacts]) -> list[Check]:
     """Return all checks of the facts. Pure."""
     return [*versions.checks(cluster, facts), *resources.checks(cluster, facts), *gpus.checks(cluster, facts)]
 
@@ -109,8 +111,7 @@ def examine(
             refusals.append(error)
         checks = judge(cluster, facts)
         if deep:
-            gpu_answers = {fact.host: fact.extra.get("system", {}).get("gpus") for fact in facts}
-            checks += gpus.unanswered(cluster, gpu_answers, _DEEP_GPU_S)
+            checks += gpus.unanswered(cluster, facts, _DEEP_GPU_S)
     return Report(facts=facts, checks=[*checks, *occupation.checks(cluster, facts)], refusals=refusals)
 
 
@@ -137,7 +138,7 @@ def versions_on_hosts(cluster: Cluster, key: Mapping[str, str]) -> dict[str, str
 
 
 # ------------------------------------------------------------------------------------------------------ shown as text
-def table(facts: Sequence[NodeFacts], width: int) -> str:
+def table(facts: Sequence[HostFacts], width: int) -> str:
     """Return a table of the facts with a row a host, at most ``width`` columns wide."""
     rows = [("host", "address", "interface", "python", "torch", "gpus", "cpus", "memory", "disk free")]
     rows += [
@@ -179,7 +180,7 @@ def as_json(report: Report) -> dict[str, Any]:
     checks = report.all_checks
     return {
         "ok": report.is_ok,
-        "hosts": [dataclasses.asdict(fact) for fact in report.facts],
+        "hosts": [as_object(fact) for fact in report.facts],
         "checks": [
             {**dataclasses.asdict(check), "host": None if check.host == ALL else check.host} for check in checks
         ],

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipeline.cluster.preflight.judgement import Check, State, compared, judged
-from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.core.specs import Cluster, Host
 from pipeline.core.tables import counted
+from trainers.contract.host_facts import HostFacts, NvidiaSmi
 
 # bits of clocks_throttle_reasons.active, without those that are configured (nvml.h, nvmlClocksEventReason…)
 _SLOWED_BY = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
@@ -35,11 +36,13 @@ class Gpu:
     processes: tuple[Process, ...] = ()
 
 
-def parse(answers: Mapping[str, str]) -> list[Gpu]:
-    """Return the GPUs in nvidia-smi's answers (``gpu_state`` in host/processors.py); incomplete lines are skipped."""
-    slowed = {**_slowed(answers.get("throttling", "")), **_slowed(answers.get("throttling, new name", ""))}
+def parse(output: NvidiaSmi | None) -> list[Gpu]:
+    """Return the GPUs in nvidia-smi's output; incomplete lines are skipped."""
+    if output is None:
+        return []
+    slowed = _slowed(output.throttling)
     processes: dict[str, list[Process]] = {}
-    for uuid, pid, memory, program in rows(answers.get("processes", ""), 4):
+    for uuid, pid, memory, program in rows(output.processes, 4):
         if pid.isdecimal():
             processes.setdefault(uuid, []).append(Process(int(pid), _number(memory), program))
     return [
@@ -52,7 +55,7 @@ def parse(answers: Mapping[str, str]) -> list[Gpu]:
             slowed_by=slowed.get(int(index), ()),
             processes=tuple(processes.get(uuid, ())),
         )
-        for index, uuid, name, memory, errors in rows(answers.get("list", ""), 5)
+        for index, uuid, name, memory, errors in rows(output.devices or "", 5)
         if index.isdecimal()
     ]
 
@@ -76,29 +79,27 @@ def _number(cell: str) -> int | None:
     return int(cell) if cell.isdecimal() else None
 
 
-def unanswered(
-    cluster: Cluster, answers_by_host: Mapping[str, Mapping[str, str] | None], waited_s: float
-) -> Iterator[Check]:
+def unanswered(cluster: Cluster, facts: Sequence[HostFacts], waited_s: float) -> Iterator[Check]:
     """Yield a failed check for each host whose nvidia-smi reports no GPUs although ranks need them."""
-    for host, answers in answers_by_host.items() if cluster.device == "cuda" else ():
-        if parse(answers or {}):
+    for fact in facts if cluster.device == "cuda" else ():
+        if parse(fact.nvidia_smi):
             continue
         hint = "sudo dmesg | grep -i xid there; sudo nvidia-smi -pm 1 keeps the driver loaded"
-        if answers is None:
+        if fact.nvidia_smi is None:
             seen, hint = "nvidia-smi isn't on the login's PATH", "install NVIDIA's utils for the driver"
-        elif "list" in answers:
-            seen = f"nvidia-smi says {answers['list']!r}"
+        elif fact.nvidia_smi.devices is not None:
+            seen = f"nvidia-smi says {fact.nvidia_smi.devices!r}"
         else:
             seen = f"nvidia-smi gave no answer within {waited_s:g} s"
-        yield judged(host, "nvidia-smi", seen, False, wanted="an answer", hint=hint)
+        yield judged(fact.host, "nvidia-smi", seen, False, wanted="an answer", hint=hint)
 
 
-def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
+def checks(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[Check]:
     """Compare models and memory over the hosts; check errors, clocks and processes of each GPU that ranks may use."""
     if cluster.device != "cuda":
         return
     pairs = zip(cluster.hosts, facts, strict=True)
-    gpus = {fact.host: _visible(host, parse(fact.extra.get("system", {}).get("gpus") or {})) for host, fact in pairs}
+    gpus = {fact.host: _visible(host, parse(fact.nvidia_smi)) for host, fact in pairs}
     models = {host: _models(visible) for host, visible in gpus.items() if visible}
     yield from compared("GPU model", models, state=State.WARNING, hint="the slowest GPU sets the pace of all")
     sizes = {host: [gpu.memory_mib for gpu in visible if gpu.memory_mib] for host, visible in gpus.items()}

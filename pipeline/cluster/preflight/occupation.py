@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.cluster.agent.running.claims import clock, collide, printable
@@ -11,8 +11,9 @@ from pipeline.cluster.launchers.transport.agent_requests import claim, resources
 from pipeline.cluster.preflight import gpus
 from pipeline.cluster.preflight.judgement import Check, State, judged
 from pipeline.core.errors import HostError
-from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.core.specs import Cluster, Host
 from pipeline.core.tables import counted
+from trainers.contract.host_facts import HostFacts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,46 +29,41 @@ class Occupation:
         return "; ".join([*self.runs, *self.processes])
 
 
-def occupied(cluster: Cluster, facts: Sequence[NodeFacts], attempts: str) -> list[Occupation]:
+def occupied(cluster: Cluster, facts: Sequence[HostFacts], attempts: str) -> list[Occupation]:
     """Return the hosts that others use.
 
     ``attempts``: prefix of the ids of this run's own attempts, which don't count as others; '' if it has none.
     """
     occupations = []
     for host, fact in zip(cluster.hosts, facts, strict=True):
-        system = fact.extra.get("system", {})
         own_claim = claim(cluster, host, attempts, "")
-        rows = [row for row in system.get("claims", []) if collide(row, own_claim)]
-        # processes of these runs are known by their claims
-        known = {attempts, *(row["attempts"] for row in system.get("claims", []))} - {""}
-        answers = system.get("gpus") or {} if cluster.device == "cuda" else {}
-        processes = tuple(_processes(host, answers, known))
-        if rows or processes:
-            occupations.append(
-                Occupation(host=fact.host, runs=tuple(str(row["words"]) for row in rows), processes=processes)
-            )
+        runs = tuple(held.description for held in fact.claims if collide(held, own_claim))
+        processes = tuple(_processes(host, fact, attempts)) if cluster.device == "cuda" else ()
+        if runs or processes:
+            occupations.append(Occupation(host=fact.host, runs=runs, processes=processes))
     return occupations
 
 
-def _processes(host: Host, answers: Mapping[str, str], known: set[str]) -> Iterator[str]:
-    """Yield the processes on the ranks' GPUs that belong to no known run."""
-    wanted = set(resources(host, "cuda"))
+def _processes(host: Host, fact: HostFacts, own_attempts: str) -> Iterator[str]:
+    """Yield a line for each process on the ranks' GPUs that belongs neither to this run nor to one with a claim."""
+    known_runs = {own_attempts, *(held.attempt_prefix for held in fact.claims)} - {""}
+    devices_of_ranks = set(resources(host, "cuda"))
     owners = {
         int(pid): (printable(user), f" since {clock(float(since))}", mark)  # its PACELINE_NODE
-        for pid, user, since, mark in gpus.rows(answers.get("owners", ""), 4)
+        for pid, user, since, mark in gpus.rows(fact.nvidia_smi.owners if fact.nvidia_smi else "", 4)
         if pid.isdecimal() and since.isdecimal()
     }
-    for gpu in gpus.parse(answers):
-        if wanted.isdisjoint({f"gpu:{gpu.index}", f"gpu:{gpu.uuid}"}):
+    for gpu in gpus.parse(fact.nvidia_smi):
+        if devices_of_ranks.isdisjoint({f"gpu:{gpu.index}", f"gpu:{gpu.uuid}"}):
             continue
         for process in gpu.processes:
             user, since, mark = owners.get(process.pid, ("somebody", "", ""))
-            if not any(mark.startswith(prefix) for prefix in known):
+            if not any(mark.startswith(prefix) for prefix in known_runs):
                 program = printable(process.program)
                 yield f"{user}'s {program} (pid {process.pid}) is on GPU {gpu.index}{since}"
 
 
-def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> list[Check]:
+def checks(cluster: Cluster, facts: Sequence[HostFacts]) -> list[Check]:
     """Return the checks of preflight: all runs count, also the user's own."""
     state = State.FAILED if busy_policy(cluster) == REFUSE else State.WARNING
     return [

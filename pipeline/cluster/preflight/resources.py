@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from pipeline.cluster.preflight.judgement import ALL, Check, State, compared, judged
-from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.core.specs import Cluster, Host
 from pipeline.core.tables import counted
+from trainers.contract.host_facts import HostFacts, Limit, ProbeTimes
 
 _GIB = 1 << 30
 RANK_MEMORY = _GIB  # bytes; torch with a small network needs half of it
@@ -22,27 +23,26 @@ _FILES = 65536
 _LIMITS = "/etc/security/limits.d/paceline.conf"
 
 
-def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
+def checks(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[Check]:
     """Check each host; what its probe doesn't contain is skipped."""
     world_size = cluster.world_size  # a sum over all hosts
     for host, fact in zip(cluster.hosts, facts, strict=True):
-        system = fact.extra.get("system", {})
-        yield _cores(host, fact, system)
-        yield _memory(host, fact, system)
+        yield _cores(host, fact)
+        yield _memory(host, fact)
         free = f"free for {cluster.settings.workdir or '~/.cache/paceline'}"
         hint = "make room there, or cluster.workdir= a folder on another disk"
         yield _at_least(fact.host, "disk", fact.disk_free_bytes, DISK, free, hint)
-        if system.get("shared_memory"):
-            yield _shared_memory(cluster, host, system["shared_memory"])
-        if system.get("limits"):
-            yield _open_files(world_size, fact.host, *system["limits"]["open_files"])
-            yield from _locked_memory(cluster, host, system)
+        if fact.shared_memory_free_bytes is not None:
+            yield _shared_memory(cluster, host, fact.shared_memory_free_bytes)
+        if fact.limits is not None:
+            yield _open_files(world_size, fact.host, fact.limits.open_files)
+            yield from _locked_memory(cluster, host, fact, fact.limits.locked_memory_bytes)
     yield from _clocks(facts)
     yield from _network(cluster, facts)
 
 
-def _cores(host: Host, fact: NodeFacts, system: dict[str, Any]) -> Check:
-    allowed = system.get("cgroup", {}).get("cpus")
+def _cores(host: Host, fact: HostFacts) -> Check:
+    allowed = fact.control_group.cpus
     ranks = counted(host.nproc_per_node, "rank")
     if allowed is not None and allowed < fact.cpus:
         seen = f"its control group allows {allowed:g} of {counted(fact.cpus, 'core')} to {ranks}"
@@ -53,34 +53,34 @@ def _cores(host: Host, fact: NodeFacts, system: dict[str, Any]) -> Check:
     return judged(fact.host, "cores", seen, is_ok, wanted="one for each rank", hint="a smaller nproc_per_node")
 
 
-def _memory(host: Host, fact: NodeFacts, system: dict[str, Any]) -> Check:
-    left, limit = system.get("memory_available_bytes"), system.get("cgroup", {}).get("memory_bytes")
-    whose = f"of {_gib(fact.memory_bytes)}"
+def _memory(host: Host, fact: HostFacts) -> Check:
+    available, total = fact.memory_available_bytes, f"of {_gib(fact.memory_bytes)}"
+    limit = fact.control_group.memory_bytes
     if limit is not None:
-        within = limit - (system["cgroup"].get("memory_used_bytes") or 0)
-        if left is None or within < left:
-            left, whose = within, f"of the {_gib(limit)} that its control group allows"
-    if left is None:
+        below_limit = limit - (fact.control_group.memory_used_bytes or 0)
+        if available is None or below_limit < available:
+            available, total = below_limit, f"of the {_gib(limit)} that its control group allows"
+    if available is None:
         return Check(host=fact.host, name="memory", state=State.OK, seen=_gib(fact.memory_bytes))
     wanted = RANK_MEMORY * host.nproc_per_node
-    return _at_least(
-        fact.host, "memory", left, wanted, whose, "end what takes it there, or fewer ranks: nproc_per_node"
-    )
+    hint = "end what takes it there, or fewer ranks: nproc_per_node"
+    return _at_least(fact.host, "memory", available, wanted, total, hint)
 
 
-def _shared_memory(cluster: Cluster, host: Host, shm: dict[str, int]) -> Check:
+def _shared_memory(cluster: Cluster, host: Host, free_bytes: int) -> Check:
     wanted = _SHARED_CUDA if cluster.device == "cuda" and host.nproc_per_node > 1 else _SHARED_CPU
     hint = "sudo mount -o remount,size=8G /dev/shm there; of a container: docker run --shm-size=8g"
-    return _at_least(host.label, "shared memory", shm["free_bytes"], wanted, "free in /dev/shm", hint)
+    return _at_least(host.label, "shared memory", free_bytes, wanted, "free in /dev/shm", hint)
 
 
-def _at_least(host: str, name: str, measured: int, wanted: int, what: str, hint: str) -> Check:
-    seen = f"{_gib(measured)} {what}"
-    return judged(host, name, seen, measured >= wanted, wanted=f"at least {_gib(wanted)}", hint=hint)
+def _at_least(host: str, name: str, measured_bytes: int, wanted_bytes: int, of_what: str, hint: str) -> Check:
+    seen, wanted = f"{_gib(measured_bytes)} {of_what}", f"at least {_gib(wanted_bytes)}"
+    return judged(host, name, seen, measured_bytes >= wanted_bytes, wanted=wanted, hint=hint)
 
 
-def _open_files(world_size: int, host: str, soft: int | None, hard: int | None) -> Check:
+def _open_files(world_size: int, host: str, limit: Limit) -> Check:
     """Check the limit: each rank has a connection to each other one (gloo), and rank 0 with its store two from each."""
+    soft, hard = limit
     least, enough = 32 + 2 * world_size, max(512, 128 + 4 * world_size)
     if soft is None or soft >= enough:
         return judged(host, "open files", "no limit" if soft is None else f"{soft:,}", True)
@@ -98,10 +98,10 @@ def _open_files(world_size: int, host: str, soft: int | None, hard: int | None) 
     )
 
 
-def _locked_memory(cluster: Cluster, host: Host, system: dict[str, Any]) -> Iterator[Check]:
+def _locked_memory(cluster: Cluster, host: Host, fact: HostFacts, limit: Limit) -> Iterator[Check]:
     """Check the limit where NCCL would use InfiniBand or RoCE."""
-    soft = system["limits"]["locked_memory_bytes"][0]
-    active = [port for port in system.get("infiniband", []) if port["state"] == "ACTIVE"]
+    soft = limit.soft
+    active = [port for port in fact.infiniband if port.state == "ACTIVE"]
     if cluster.device != "cuda" or cluster.nnodes < 2 or not active or host.env.get("NCCL_IB_DISABLE") == "1":
         return
     yield judged(
@@ -137,23 +137,17 @@ class Offset(NamedTuple):
         return max(0.0, abs(self.offset_s) - self.error_s)
 
 
-def offset(times: Mapping[str, float]) -> Offset:
-    """Compute an offset like NTP (RFC 5905, section 8).
-
-    ``times``: unix seconds by this computer's clock when it ``asked`` and was ``answered``, and by the host's clock
-    when the host ``began`` and finished (``said``) its answer.
-    """
-    there, back = times["began"] - times["asked"], times["said"] - times["answered"]
+def offset(times: ProbeTimes | None) -> Offset | None:
+    """Compute an offset like NTP (RFC 5905, section 8); None if the launcher didn't record the controller's times."""
+    if times is None or times.controller_asked is None or times.controller_answered is None:
+        return None
+    there, back = times.host_began - times.controller_asked, times.host_ended - times.controller_answered
     return Offset((there + back) / 2, abs(there - back) / 2)
 
 
-def _clocks(facts: Sequence[NodeFacts]) -> Iterator[Check]:
+def _clocks(facts: Sequence[HostFacts]) -> Iterator[Check]:
     """Check the clock of each host, or this computer's if all hosts differ from it by the same offset."""
-    offsets = {}
-    for fact in facts:
-        times = {**fact.extra, "said": fact.unix_time}
-        if {"asked", "answered", "began"} <= times.keys():  # not where a launcher didn't record them
-            offsets[fact.host] = offset(times)
+    offsets = {fact.host: measured for fact in facts if (measured := offset(fact.times)) is not None}
     ordered = sorted(measured.offset_s for measured in offsets.values())
     all_differ = len(ordered) > 1 and all(measured.at_least_s > TOLERATED_S for measured in offsets.values())
     if all_differ and ordered[-1] - ordered[0] <= TOLERATED_S:  # alike, so this computer's clock is wrong
@@ -182,40 +176,39 @@ _PORT_HINTS = {
 }
 
 
-def _network(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
+def _network(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[Check]:
     """Check the hosts of clusters with more than one node; a single node needs no network."""
     if cluster.nnodes < 2:
         return
     for fact in facts:
         yield from _own_name(fact)
     # of the interface that the collectives use
-    all_links = {fact.host: fact.extra.get("system", {}).get("links", {}).get(fact.interface) for fact in facts}
-    links = {host: link for host, link in all_links.items() if link}
+    links = {fact.host: link for fact in facts if (link := fact.links.get(fact.interface or "")) is not None}
     where = {fact.host: f" on {fact.interface}" for fact in facts}
     for host, link in links.items():
-        is_up = link["state"] in ("up", "unknown")  # a loopback or a tunnel has no state
+        is_up = link.state in ("up", "unknown")  # a loopback or a tunnel has no state
         hint = "sudo ip link set dev INTERFACE up there, or another interface by cluster.hosts[].interface"
-        yield judged(host, "link", f"{link['state']}{where[host]}", is_up, wanted="up", hint=hint)
-    mtus = {host: str(link["mtu"]) for host, link in links.items() if link["mtu"]}
+        yield judged(host, "link", f"{link.state}{where[host]}", is_up, wanted="up", hint=hint)
+    mtus = {host: str(link.mtu) for host, link in links.items() if link.mtu}
     hint = "sudo ip link set dev INTERFACE mtu N: packets larger than the smallest on the way get lost"
     yield from compared("MTU", mtus, state=State.WARNING, hint=hint, where=where)
-    speeds = {host: f"{link['speed_mbit']} Mbit/s" for host, link in links.items() if link["speed_mbit"]}
+    speeds = {host: f"{link.speed_mbit} Mbit/s" for host, link in links.items() if link.speed_mbit}
     hint = "check its cable and the switch's port (ethtool INTERFACE): the slowest link sets the pace of all"
     yield from compared("link speed", speeds, state=State.WARNING, hint=hint, where=where)
     yield from _infiniband(facts)
 
 
-def _own_name(fact: NodeFacts) -> Iterator[Check]:
+def _own_name(fact: HostFacts) -> Iterator[Check]:
     """Check the host's own name: without a configured interface, gloo and NCCL use its address."""
-    name = fact.extra.get("system", {}).get("own_name")
-    if name is None:
+    if fact.own_name is None:
         return
+    addresses, slow_s = fact.own_name
     hint = f"a line '{fact.address} {fact.hostname}' in its /etc/hosts, in place of 127.0.1.1"
-    if "slow_s" in name:
-        seen = f"{fact.hostname} isn't resolved within {name['slow_s']:g} s, for which torchrun waits several times"
+    if slow_s is not None:
+        seen = f"{fact.hostname} isn't resolved within {slow_s:g} s, for which torchrun waits several times"
         yield judged(fact.host, "host name", seen, False, wanted=f"{fact.address} at once", hint=hint)
         return
-    addresses, has_interface = name["addresses"], bool(fact.interface or fact.extra.get("env"))
+    has_interface = bool(fact.interface or fact.network_variables)
     # Debian's installer maps the host's name to 127.0.1.1, which gloo would announce to the other hosts
     looped = bool(addresses) and all(
         ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses
@@ -233,21 +226,20 @@ def _own_name(fact: NodeFacts) -> Iterator[Check]:
     )
 
 
-def _infiniband(facts: Sequence[NodeFacts]) -> Iterator[Check]:
+def _infiniband(facts: Sequence[HostFacts]) -> Iterator[Check]:
     active, rates = {}, {}
     for fact in facts:
-        ports = fact.extra.get("system", {}).get("infiniband", [])
-        for port in ports:
-            netdev = f", {port['netdev']}" if port["netdev"] else ""
-            state = f"{port['state']} ({port['phys_state']}), {port['rate']}, {port['link_layer']}{netdev}"
-            seen, is_active = f"{port['device']} port {port['port']} is {state}", port["state"] == "ACTIVE"
-            hint = _PORT_HINTS.get(port["state"]) or _PORT_HINTS.get(port["phys_state"], "ibstatus there")
+        for port in fact.infiniband:
+            netdev = f", {port.netdev}" if port.netdev else ""
+            state = f"{port.state} ({port.phys_state}), {port.rate}, {port.link_layer}{netdev}"
+            seen, is_active = f"{port.device} port {port.port} is {state}", port.state == "ACTIVE"
+            hint = _PORT_HINTS.get(port.state) or _PORT_HINTS.get(port.phys_state, "ibstatus there")
             yield judged(fact.host, "InfiniBand", seen, is_active, wanted="ACTIVE", hint=hint)
-        running = [port for port in ports if port["state"] == "ACTIVE"]
-        if ports:
+        running = [port for port in fact.infiniband if port.state == "ACTIVE"]
+        if fact.infiniband:
             active[fact.host] = counted(len(running), "active port")
         if running:
-            rates[fact.host] = min(port["rate"] for port in running)
+            rates[fact.host] = min(port.rate for port in running)
     hint = "ibstatus on both hosts shows the difference"
     yield from compared("InfiniBand", active, state=State.WARNING, hint=hint)
     yield from compared("InfiniBand rate", rates, state=State.WARNING, hint=hint)

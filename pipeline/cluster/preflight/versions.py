@@ -13,14 +13,15 @@ from pipeline.cluster.agent.host.software import normal
 from pipeline.cluster.preflight.judgement import Check, State, compared, judged
 from pipeline.core.errors import HostError
 from pipeline.core.printable import hydra_value
-from pipeline.core.specs import Cluster, NodeFacts
+from pipeline.core.specs import Cluster
 from pipeline.keys import ABSENT, IMAGE
+from trainers.contract.host_facts import HostFacts
 
 # CUDA's major release → its oldest driver (docs.nvidia.com/deploy/cuda-compatibility, minor versions)
 _OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 
 
-def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
+def checks(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[Check]:
     """Compare Python and, if the ranks use GPUs, the GPU software."""
     install = "install the same version everywhere, or set cluster.python"
     pythons = {fact.host: ".".join(fact.python_version.split(".")[:2]) for fact in facts}
@@ -29,19 +30,19 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
         return
     nccl = {fact.host: version for fact in facts if (version := _nccl(fact))}
     yield from compared("NCCL", nccl, state=State.FAILED, hint=f"NCCL refuses ranks of another version: {install}")
-    cuda = {fact.host: fact.extra["torch_cuda"] for fact in facts if fact.extra.get("torch_cuda")}
+    cuda = {fact.host: fact.torch_cuda for fact in facts if fact.torch_cuda}
     yield from compared("CUDA", cuda, state=State.WARNING, hint=f"torch was built with it: {install}")
-    drivers = {fact.host: driver for fact in facts if (driver := fact.extra.get("hardware", {}).get("gpu_driver"))}
+    drivers = {fact.host: fact.hardware.gpu_driver for fact in facts if fact.hardware.gpu_driver}
     yield from compared("GPU driver", drivers, state=State.WARNING, hint="install the same driver everywhere")
     for host in drivers:
         if host in cuda:
             yield from _driver_too_old(host, drivers[host], cuda[host])
 
 
-def _nccl(fact: NodeFacts) -> str | None:
+def _nccl(fact: HostFacts) -> str | None:
     """Return the version of NVIDIA's NCCL package, which torch from PyPI requires; None if torch contains NCCL."""
-    packages = fact.extra.get("packages", {})
-    return next((version for name, version in packages.items() if re.fullmatch(r"nvidia-nccl-cu\d+", name)), None)
+    nccl = (version for name, version in fact.packages.items() if re.fullmatch(r"nvidia-nccl-cu\d+", name))
+    return next(nccl, None)
 
 
 def _driver_too_old(host: str, driver: str, cuda: str) -> Iterator[Check]:
@@ -61,7 +62,7 @@ _UNKNOWN = "unknown"  # version of a module that no installed distribution lists
 _UNQUOTED = re.compile(r"\d[\w+-]*(\.[\w+-]+){2,}")  # Hydra doesn't take a text with two dots for a number
 
 
-def refuse_different(facts: Sequence[NodeFacts], key: Versions, configured: Versions) -> None:
+def refuse_different(facts: Sequence[HostFacts], key: Versions, configured: Versions) -> None:
     """Refuse hosts whose Python or libraries differ from the key, because their weights would differ, too.
 
     Args:
@@ -83,7 +84,7 @@ def refuse_different(facts: Sequence[NodeFacts], key: Versions, configured: Vers
     raise HostError("\n".join(["the hosts differ from the run's key:", *lines]), hint=_fix(by_host, configured))
 
 
-def common_versions(facts: Sequence[NodeFacts], key: Versions) -> dict[str, str]:
+def common_versions(facts: Sequence[HostFacts], key: Versions) -> dict[str, str]:
     """Return the key's names with the versions of the hosts; a version that no probe reports stays as in the key.
 
     Raises HostError: the hosts differ.
@@ -109,7 +110,7 @@ def names_to_probe(key: Versions) -> list[str]:
     return [name for name in key if name not in ("python", IMAGE)]
 
 
-def differing(fact: NodeFacts, key: Versions) -> dict[str, str]:
+def differing(fact: HostFacts, key: Versions) -> dict[str, str]:
     """Return name → version (or ``absent``) on a host that differs from the key; leave out unknown versions."""
     installed = {name: _version_on(fact, name) for name in key}
     return {
@@ -119,15 +120,14 @@ def differing(fact: NodeFacts, key: Versions) -> dict[str, str]:
     }
 
 
-def _version_on(fact: NodeFacts, name: str) -> str | None:
+def _version_on(fact: HostFacts, name: str) -> str | None:
     """Return the version of a distribution, or of the distribution with a module of that name; None: not known."""
     if name == "python":
         return fact.python_version
     if name == IMAGE:
-        return (fact.extra.get("container") or {}).get("digest")
-    installed = {"torch": fact.torch_version, **fact.extra.get("packages", {})}
-    modules = fact.extra.get("modules")
-    return installed.get(normal(name)) or (modules.get(name, ABSENT) if modules is not None else None)
+        return fact.container and fact.container.digest
+    installed = {"torch": fact.torch_version, **fact.packages}
+    return installed.get(normal(name)) or (fact.modules.get(name, ABSENT) if fact.modules is not None else None)
 
 
 def _fix(by_host: Mapping[str, dict[str, str]], configured: Versions) -> str:

@@ -14,14 +14,15 @@ from pipeline.cluster.plan import environment
 from pipeline.config.compose import compose_config, resolve
 from pipeline.config.schema import NotifyConfig, SweepConfig
 from pipeline.core.errors import UsageError
-from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.core.specs import Cluster, Host
 from pipeline.keys.content_key import topology
 from pipeline.sweep.folder import SweepFolder
 from pipeline.sweep.slots import host_overrides, slots
+from trainers.contract.host_facts import HostFacts
 
-FACTS = NodeFacts(
+FACTS = HostFacts(
     host="a", identity="a", hostname="a", address="a", interface=None, python="p", python_version="3.12.0",
-    torch_version="2", gpus=4, cpus=8, memory_bytes=1, disk_free_bytes=1, free_port=1, home="/h", unix_time=0.0,
+    torch_version="2", gpus=4, cpus=8, memory_bytes=1, disk_free_bytes=1, home="/h",
 )  # fmt: skip
 
 

@@ -14,8 +14,11 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from trainers.contract import variables
+from trainers.contract.host_facts import Container
 
 from ..node import sha256, sha256_of_rest
 from ..running.processes import LINUX, find_processes, remove_container, stat_fields
@@ -34,43 +37,50 @@ _ENTER = (
 """The container's first program: takes variables from its input, and becomes the program that follows."""
 
 
+class Login(NamedTuple):
+    """What a container takes from the login that starts it."""
+
+    uid: int
+    gid: int
+    ulimits: dict[str, str]  # limit → soft:hard, as podman and docker take it
+    has_infiniband: bool
+
+
 # --------------------------------------------------------------------------------------------------- the command (pure)
-def command(box: Json, program: list[str], *, name: str, cwd: str, mounts: dict[str, bool], host: Json) -> list[str]:
+def command(container: Container, program: list[str], *, cwd: str, mounts: dict[str, bool], login: Login) -> list[str]:
     """Return the engine's command that runs ``program`` with this process's stdin and stdout. Pure.
 
     Args:
-        box: ``engine``, ``image`` (as the engine takes it), ``gpus`` (whether the ranks use them).
         mounts: folder or file of the host, which has the same path in the container → whether it can be written.
-        host: of ``this_host``.
     """
     bound = [
         f"type=bind,{csv_field(f'source={path}')},{csv_field(f'destination={path}')}{'' if writes else ',ro'}"
         for path, writes in sorted(mounts.items())
     ]
-    engine, kind = box["engine"], os.path.basename(box["engine"])
+    engine, image, gpus = container.engine, container.image, container.gpus
+    kind = os.path.basename(engine)
     if kind in OF_FILES:
-        gpus = ["--nv"] if box["gpus"] else []
-        options = [*gpus, "--no-home", "--cleanenv", *(word for mount in bound for word in ("--mount", mount))]
-        return [engine, "exec", *options, "--pwd", cwd, box["image"], *program]
-    options = ["--rm", "--interactive", "--name", name, "--network=host", "--ipc=host", "--pid=host"]
-    options += ["--log-driver=none", "--security-opt=label=disable", f"--user={host['uid']}:{host['gid']}"]
-    options += [f"--ulimit={limit}={value}" for limit, value in host["limits"].items()]
+        options = [*(["--nv"] if gpus else []), "--no-home", "--cleanenv"]
+        options += [word for mount in bound for word in ("--mount", mount)]
+        return [engine, "exec", *options, "--pwd", cwd, image, *program]
+    options = ["--rm", "--interactive", "--name", container.name, "--network=host", "--ipc=host", "--pid=host"]
+    options += ["--log-driver=none", "--security-opt=label=disable", f"--user={login.uid}:{login.gid}"]
+    options += [f"--ulimit={limit}={value}" for limit, value in login.ulimits.items()]
     if kind == "podman":
-        options += ["--userns=keep-id"] if host["uid"] else []
-        options += ["--device=nvidia.com/gpu=all"] if box["gpus"] else []
+        options += ["--userns=keep-id"] if login.uid else []
+        options += ["--device=nvidia.com/gpu=all"] if gpus else []
     else:
-        options += ["--gpus=all"] if box["gpus"] else []
-    options += ["--device=/dev/infiniband"] if host["infiniband"] else []
+        options += ["--gpus=all"] if gpus else []
+    options += ["--device=/dev/infiniband"] if login.has_infiniband else []
     options += [f"--mount={mount}" for mount in bound]
-    return [engine, "run", *options, f"--workdir={cwd}", f"--entrypoint={program[0]}", box["image"], *program[1:]]
+    return [engine, "run", *options, f"--workdir={cwd}", f"--entrypoint={program[0]}", image, *program[1:]]
 
 
 def csv_field(field: str) -> str:
     return '"' + field.replace('"', '""') + '"' if re.search('[",\n]', field) else field
 
 
-def this_host() -> Json:
-    """Return what the command takes from this host: its user, its limits (those that preflight sees), InfiniBand."""
+def this_login() -> Login:
     with open("/proc/sys/kernel/pid_max", encoding="ascii") as file:
         most = int(file.read())  # podman lowers its own limit of processes to this
 
@@ -80,31 +90,35 @@ def this_host() -> Json:
             pair = (most, most) if resource.RLIM_INFINITY in pair else (min(pair[0], most), min(pair[1], most))
         return ":".join("-1" if value == resource.RLIM_INFINITY else str(value) for value in pair)
 
-    limits = {name: limit(which) for name, which in _LIMITS.items()}
-    return {"uid": os.getuid(), "gid": os.getgid(), "limits": limits, "infiniband": os.path.isdir("/dev/infiniband")}
+    ulimits = {name: limit(which) for name, which in _LIMITS.items()}
+    return Login(os.getuid(), os.getgid(), ulimits, os.path.isdir("/dev/infiniband"))
 
 
 # ------------------------------------------------------------------------------------------------------------ the image
-def find_image(wanted: Json, workdir: str) -> Json:
-    """Return the ``engine`` that has the image, the ``image`` as it takes it, its ``digest``, and ``gpus``.
+def find_image(name: str, workdir: str, *, gpus: bool, mounts: Iterable[str]) -> Container:
+    """Return the container for the image of this name, by the first engine that has the image.
 
-    Raises SystemExit: no engine is here, or none has the image; names the command that mends it.
+    Args:
+        name: of podman and docker, or the path of a file for apptainer and singularity.
+        gpus: whether the ranks use the GPUs.
+        mounts: configured folders and files that the ranks see.
+
+    Raises:
+        SystemExit: no engine is here, or none has the image; names the command that mends it.
     """
-    image = wanted["image"]
     if not LINUX:
-        raise SystemExit(f"is no Linux, and the ranks' container shares its process ids (cluster.container={image})")
-    if image.endswith(".sif"):
-        engines, digest = engines_here(OF_FILES, image), file_digest(image, workdir)
-        return {"engine": engines[0], "image": image, "digest": digest, "gpus": wanted["gpus"]}
-    seen = []
-    for engine in engines_here(ENGINES, image):
-        done = output_of([engine, "image", "inspect", "--format", "{{.Id}}", image])
+        raise SystemExit(f"is no Linux, and the ranks' container shares its process ids (cluster.container={name})")
+    if name.endswith(".sif"):
+        return Container(engines_here(OF_FILES, name)[0], name, file_digest(name, workdir), gpus, tuple(mounts))
+    engines, errors = engines_here(ENGINES, name), []
+    for engine in engines:
+        done = output_of([engine, "image", "inspect", "--format", "{{.Id}}", name])
         if done.returncode == 0:
             digest = f"sha256:{done.stdout.strip().rpartition(':')[2]}"
-            return {"engine": engine, "image": digest, "digest": digest, "gpus": wanted["gpus"]}
-        seen.append(f"{os.path.basename(engine)} says: {last_line(done.stderr)}")
-    pull = f"{os.path.basename(engines_here(ENGINES, image)[0])} pull {image}"
-    raise SystemExit(f"has no image {image} (cluster.container); {'; '.join(seen)}{THERE}{pull}")
+            return Container(engine, digest, digest, gpus, tuple(mounts))
+        errors.append(f"{os.path.basename(engine)} says: {last_line(done.stderr)}")
+    pull = f"{os.path.basename(engines[0])} pull {name}"
+    raise SystemExit(f"has no image {name} (cluster.container); {'; '.join(errors)}{THERE}{pull}")
 
 
 def engines_here(names: tuple[str, ...], image: str) -> list[str]:
@@ -134,21 +148,21 @@ def file_digest(image: str, workdir: str) -> str:
     return digest
 
 
-def software_in(box: Json, wanted: Json, names: list[str], python_path: list[str]) -> Json:
+def software_in(container: Container, image_name: str, names: list[str], python_path: list[str]) -> Json:
     """Return ``software.software`` of the image's python3. Raises SystemExit: the image or the engine can't run it."""
     text = sys.modules[software.__name__].__spec__.loader.get_source(software.__name__)  # type: ignore[union-attr]
     ask = "import json,sys\nprint(json.dumps(software(*json.load(sys.stdin))))"
     program = ["python3", "-I", "-c", f"{text}\n{ask}"]
-    name = f"paceline-probe-{os.getpid()}"
-    argv = command(box, program, name=name, cwd="/", mounts=mounts_of(wanted["mounts"]), host=this_host())
+    container = container._replace(name=f"paceline-probe-{os.getpid()}")
+    argv = command(container, program, cwd="/", mounts=mounts_of(container.mounts), login=this_login())
     try:
         done = output_of(argv, json.dumps([names, python_path]))
     except subprocess.TimeoutExpired as error:
-        remove_container({"engine": box["engine"], "name": name})
-        raise SystemExit(f"starts no container of {wanted['image']} within {_END_S:g} s") from error
+        remove_container(container.engine, container.name)
+        raise SystemExit(f"starts no container of {image_name} within {_END_S:g} s") from error
     if done.returncode != 0:
         why = f"exit code {done.returncode}: {last_line(done.stderr)}"
-        raise SystemExit(f"can't run the python3 of {wanted['image']} by {os.path.basename(box['engine'])}: {why}")
+        raise SystemExit(f"can't run the python3 of {image_name} by {os.path.basename(container.engine)}: {why}")
     answer: Json = json.loads(done.stdout.splitlines()[-1])
     return answer
 
@@ -164,7 +178,7 @@ def last_line(text: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- a run's container
-def mounts_of(paths: list[str]) -> dict[str, bool]:
+def mounts_of(paths: Iterable[str]) -> dict[str, bool]:
     """Return the configured folders and files, as writable as on the host. Raises SystemExit: one is absent."""
     mounts = {os.path.expanduser(path): True for path in paths}
     for path in mounts:
@@ -175,26 +189,23 @@ def mounts_of(paths: list[str]) -> dict[str, bool]:
     return mounts
 
 
-def of_run(node: Json, mark: str) -> Json:
-    """Return the container of a node's part of a run: ``engine``, ``image``, ``gpus``, and its own ``name``.
-
-    The name is empty for an engine whose containers are plain processes.
-    """
-    box = node["container"]
-    return {**box, "name": "" if os.path.basename(box["engine"]) in OF_FILES else f"paceline-{mark.replace(':', '-')}"}
+def of_run(planned: Container, mark: str) -> Container:
+    """Return the container of a node's part of a run: with a name of its own, if the engine has names."""
+    is_process = os.path.basename(planned.engine) in OF_FILES
+    return planned._replace(name="" if is_process else f"paceline-{mark.replace(':', '-')}")
 
 
-def begin(box: Json, node: Json, env: dict[str, str], output: int) -> subprocess.Popen[bytes]:
+def begin(container: Container, node: Json, env: dict[str, str], output: int) -> subprocess.Popen[bytes]:
     """Start a run's container, whose first process becomes torchrun. Raises OSError, SystemExit.
 
-    It sees the run's folder, what that folder's links lead to (read-only), and what ``box["mounts"]`` names.
+    It sees the run's folder, what that folder's links lead to (read-only), and the configured folders and files.
     """
     run_dir, data_dir = node["run_dir"], node["data_dir"]
     links = [os.path.realpath(entry.path) for entry in os.scandir(run_dir) if entry.is_symlink()]
     read_only = [path for path in [*links, data_dir] if path and os.path.exists(path)]
-    mounts = {**dict.fromkeys(read_only, False), **mounts_of(box["mounts"]), run_dir: True}
+    mounts = {**dict.fromkeys(read_only, False), **mounts_of(container.mounts), run_dir: True}
     program = [node["argv"][0], "-I", "-c", _ENTER, *node["argv"]]
-    argv = command(box, program, name=box["name"], cwd=run_dir, mounts=mounts, host=this_host())
+    argv = command(container, program, cwd=run_dir, mounts=mounts, login=this_login())
     environment = os.memfd_create("paceline-environment")
     try:
         os.write(environment, json.dumps({"HOME": "/tmp", **env}).encode())
@@ -223,7 +234,10 @@ def exit_code(code: int) -> int:
     return 128 - code if code > 128 else code
 
 
-def not_started(box: Json, code: int, first: int | None) -> str:
-    """Return the message that the engine started no container; '' if the exit code is that of the program in it."""
-    engine = os.path.basename(box["engine"])
+def not_started(container: Container, code: int, first: int | None) -> str:
+    """Return the message that the engine started no container; '' if the exit code is that of the program in it.
+
+    ``first``: the first process in the container that was seen.
+    """
+    engine = os.path.basename(container.engine)
     return f"{engine} started no container (exit code {code})" if first is None and code in _NOT_STARTED else ""

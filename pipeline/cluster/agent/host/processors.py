@@ -11,14 +11,15 @@ import subprocess
 import time
 
 from trainers.contract import variables
+from trainers.contract.host_facts import Hardware, NvidiaSmi
 
 from ..node import read_text, user_name
 
-GPU_FIELDS = "index,uuid,name,memory.total,ecc.errors.uncorrected.volatile.total"
 _SMI_QUERIES = {
-    "list": f"--query-gpu={GPU_FIELDS}",
-    "throttling": "--query-gpu=index,clocks_throttle_reasons.active",
-    "throttling, new name": "--query-gpu=index,clocks_event_reasons.active",  # an unknown field fails the whole query
+    "devices": "--query-gpu=index,uuid,name,memory.total,ecc.errors.uncorrected.volatile.total",
+    # two names of one field, as an unknown field fails the whole query
+    "throttling, old name": "--query-gpu=index,clocks_throttle_reasons.active",
+    "throttling, new name": "--query-gpu=index,clocks_event_reasons.active",
     "processes": "--query-compute-apps=gpu_uuid,pid,used_memory,process_name",
 }
 _ARITHMETIC = r"(avx|amx|sse4|asimd|sve)\w*|fma|f16c|bf16|i8mm|fphp|sme2?"
@@ -49,7 +50,7 @@ def _gpus_present() -> int:
     return 0
 
 
-def gpu_state(limit_s: float) -> dict[str, str] | None:
+def nvidia_smi(limit_s: float) -> NvidiaSmi | None:
     """Return nvidia-smi's output for each of _SMI_QUERIES, errors included; None without nvidia-smi.
 
     A query that exceeds ``limit_s`` is left out without waiting for its end, because a hanging driver may block it.
@@ -57,7 +58,7 @@ def gpu_state(limit_s: float) -> dict[str, str] | None:
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
-    until, outputs = time.monotonic() + limit_s, {}
+    until, outputs = time.monotonic() + limit_s, dict[str, str]()
     children = {
         name: subprocess.Popen(
             [program, query, "--format=csv,noheader,nounits"],
@@ -74,8 +75,13 @@ def gpu_state(limit_s: float) -> dict[str, str] | None:
             outputs[name], _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
-    pids = re.findall(r"^[^,]*, *(\d+),", outputs.get("processes", ""), re.MULTILINE)
-    return {**outputs, "owners": "\n".join(map(owner, pids))} if pids else outputs
+    processes = outputs.get("processes", "")
+    return NvidiaSmi(
+        devices=outputs.get("devices"),
+        throttling="\n".join(outputs.get(f"throttling, {which} name", "") for which in ("old", "new")),
+        processes=processes,
+        owners="\n".join(map(owner, re.findall(r"^[^,]*, *(\d+),", processes, re.MULTILINE))),
+    )
 
 
 def owner(pid: str) -> str:
@@ -109,11 +115,10 @@ def count_cpus() -> int:
     return count
 
 
-def hardware(cpuinfo: str = "/proc/cpuinfo") -> dict[str, object]:
-    """Return models of CPU and GPUs and the GPU driver's version from system files; null if unknown.
+def hardware(cpuinfo: str = "/proc/cpuinfo") -> Hardware:
+    """Return models of CPU and GPUs and the GPU driver's version from system files.
 
-    ``cpu_id`` is ``AuthenticAMD 25/1/1``: vendor, family, model and stepping, because a hypervisor may give many
-    processors one name. ``cpu_flags`` are the instructions that decide how arithmetic rounds.
+    A hypervisor may give many processors one name, so the numbers of family, model and stepping are returned too.
     """
     lines = _seen(r"^(.+?)[ \t]*:[ \t]*(.*)$", [cpuinfo])
     cpu = dict(reversed(lines))  # of the first processor
@@ -123,13 +128,37 @@ def hardware(cpuinfo: str = "/proc/cpuinfo") -> dict[str, object]:
     flags = (cpu.get("flags") or cpu.get("Features") or "").split()
     driver = _seen(r"(Kernel Module)\s+(?:for \S+\s+)?([\d.]+)", ["/proc/driver/nvidia/version"])
     gpus = _seen(r"^(Model):\s*(.+)$", glob.glob("/proc/driver/nvidia/gpus/*/information"))
-    return {
-        "cpu_model": cpu.get("model name"),
-        "cpu_id": f"{vendor} {'/'.join(others)}" if vendor else None,
-        "cpu_flags": " ".join(sorted(flag for flag in flags if re.fullmatch(_ARITHMETIC, flag))) or None,
-        "gpu_models": [model for _, model in gpus],
-        "gpu_driver": driver[0][1] if driver else None,
-    }
+    return Hardware(
+        cpu_model=cpu.get("model name"),
+        cpu_id=f"{vendor} {'/'.join(others)}" if vendor else None,
+        cpu_flags=" ".join(sorted(flag for flag in flags if re.fullmatch(_ARITHMETIC, flag))) or None,
+        gpu_models=tuple(model for _, model in gpus),
+        gpu_driver=driver[0][1] if driver else None,
+    )
+
+
+def can_bind_numa(system: str = "/sys") -> bool:
+    """Return whether torchrun can bind each rank to the cores near its GPU.
+
+    It can if numactl exists, the system knows the NUMA node of each NVIDIA device, and this process may use cores of
+    all these nodes.
+    """
+    if shutil.which("numactl") is None:
+        return False
+    try:
+        vendors = glob.glob(f"{system}/bus/pci/devices/*/vendor")
+        devices = [os.path.dirname(path) for path in vendors if read_text(path) == "0x10de"]
+        nodes = {read_text(os.path.join(folder, "numa_node")) for folder in devices}
+        cores = [_cores_of(read_text(f"{system}/devices/system/node/node{node}/cpulist")) for node in nodes]
+        return bool(cores) and all(node_cores & os.sched_getaffinity(0) for node_cores in cores)
+    except (AttributeError, ValueError):  # a node of -1 has no folder; macOS has no affinity
+        return False
+
+
+def _cores_of(ranges: str) -> set[int]:
+    """Parse ``0-2,8`` into {0, 1, 2, 8}."""
+    ends = [part.partition("-") for part in ranges.split(",")]
+    return {core for low, _, high in ends for core in range(int(low), int(high or low) + 1)}
 
 
 def _seen(pattern: str, paths: list[str]) -> list[tuple[str, str]]:

@@ -20,6 +20,8 @@ import stat
 import time
 from collections.abc import Iterator
 
+from trainers.contract.host_facts import HeldClaim
+
 from ..node import user_name
 from ..wire import BUSY, Json
 
@@ -62,9 +64,9 @@ def claim_devices(request: Json, folder: str = FOLDER) -> Claim:
         with opened(folder) as place:
             os.fchmod(place, _MODE)
     with locked(folder) as place:
-        rows = [row for row in living(place) if collide(row, request)] if request["alone"] else []
-        if rows:
-            raise SystemExit(BUSY + "; ".join(map(described, rows)))
+        others = [claim for claim in living(place) if collide(claim, request)] if request["alone"] else []
+        if others:
+            raise SystemExit(BUSY + "; ".join(claim.description for claim in others))
         name = f"{_FIRST}-{os.getpid()}-{time.monotonic_ns()}"
         try:
             descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=place)
@@ -117,21 +119,20 @@ def unusable(place: int) -> str:
     return f"it belongs to {user_name(status.st_uid)} and has mode {mode}; {_REMEDY}"
 
 
-def living(place: int) -> list[Json]:
+def living(place: int) -> list[HeldClaim]:
     """Return all claims of living processes, oldest first; removes claims of this user's ended processes."""
-    rows = []
-    for name in sorted(os.listdir(place)):
-        known = _NAME.fullmatch(name)
+    claims = []
+    for name in filter(_NAME.fullmatch, sorted(os.listdir(place))):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            row = read_claim(name, place) if known else None
-            if row is not None:
-                rows.append(row)
-            elif known and os.stat(name, dir_fd=place, follow_symlinks=False).st_uid == os.geteuid():
+            claim = read_claim(name, place)
+            if claim is not None:
+                claims.append(claim)
+            elif os.stat(name, dir_fd=place, follow_symlinks=False).st_uid == os.geteuid():
                 os.unlink(name, dir_fd=place)
-    return sorted(rows, key=lambda row: float(row["since"]))
+    return sorted(claims, key=lambda claim: claim.since)
 
 
-def read_claim(name: str, place: int) -> Json | None:
+def read_claim(name: str, place: int) -> HeldClaim | None:
     """Read a claim; None if its process has ended. Raises OSError, ValueError, TypeError, KeyError: it is no claim."""
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
     try:
@@ -145,33 +146,34 @@ def read_claim(name: str, place: int) -> Json | None:
         since = float(value["since"])
         if not 0 <= since < _LATEST:
             raise ValueError(name)
-        return {
-            "resources": [str(resource) for resource in value["resources"]],
-            "attempts": str(value["attempts"]),
-            "group": str(value["group"]),
-            "what": printable(str(value["what"])),
-            "since": since,
-            "user": user_name(status.st_uid),
-        }
+        claim = HeldClaim(
+            resources=tuple(str(resource) for resource in value["resources"]),
+            attempt_prefix=str(value["attempts"]),
+            group=str(value["group"]),
+            title=printable(str(value["what"])),
+            since=since,
+            user=user_name(status.st_uid),
+        )
+        return claim._replace(description=described(claim))
     finally:
         os.close(descriptor)
 
 
-def collide(row: Json, request: Json) -> bool:
+def collide(held: HeldClaim, request: Json) -> bool:
     """Whether two claims share devices and come from users or programs that don't coordinate."""
-    apart = row["attempts"] != request["attempts"] and row["group"] != request["group"]
-    return apart and not set(row["resources"]).isdisjoint(request["resources"])
+    is_other = held.attempt_prefix != request["attempts"] and held.group != request["group"]
+    return is_other and not set(held.resources).isdisjoint(request["resources"])
 
 
 def printable(text: str) -> str:
     return "".join(mark for mark in text if mark.isprintable())[:_MOST_SHOWN]
 
 
-def described(row: Json) -> str:
+def described(claim: HeldClaim) -> str:
     """Return ``alice's run 5a0c… (resnet18) has GPU 0 and 1 since 09:12``, by this host's clock."""
-    gpus = [name.partition(":")[2] for name in row["resources"] if name.startswith("gpu:")]
+    gpus = [name.partition(":")[2] for name in claim.resources if name.startswith("gpu:")]
     devices = f"GPU {' and '.join(gpus)}" if gpus else "its processors"
-    return f"{row['user']}'s {row['what']} has {devices} since {clock(row['since'])}"
+    return f"{claim.user}'s {claim.title} has {devices} since {clock(claim.since)}"
 
 
 def clock(unix_time: float) -> str:
@@ -179,12 +181,10 @@ def clock(unix_time: float) -> str:
     return time.strftime("%H:%M" if time.time() - unix_time < 64800 else "%Y-%m-%d %H:%M", at)
 
 
-def described_claims(folder: str = FOLDER) -> list[Json]:
-    """Return all claims with their descriptions; none if the folder can't be read."""
-    with contextlib.suppress(OSError):
-        with locked(folder) as place:
-            rows = living(place)
-        return [{**row, "words": described(row)} for row in rows]
+def claims_here(folder: str = FOLDER) -> list[HeldClaim]:
+    """Return all claims on this host, oldest first; none if the folder can't be read."""
+    with contextlib.suppress(OSError), locked(folder) as place:
+        return living(place)
     return []
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from trainers.contract import run_folder
+from trainers.contract.host_facts import LeftFolder
 
 from ..node import identity, own_node, sha256_of_rest
 from ..wire import TYPE_CHECKING, Json, read_json, say
@@ -267,32 +268,28 @@ def size_of_new(top: str, run_dir: str, file_states: Json) -> int:
 # Leftovers of ended attempts: reported by the probe, removed when the controller says so.
 
 
-def tidy_workdir(request: Json, workdir: str) -> list[Json]:
-    """For launchers that send files: test whether files can be written, and report ``left``."""
+def tidy_workdir(request: Json, workdir: str) -> tuple[LeftFolder, ...]:
+    """For launchers that send files: test whether files can be written, and return the folders of old attempts."""
     if not request.get("writes"):
-        return []
+        return ()
     try_writing(workdir)
     forget_dead(request)
     return attempts_left(workdir, identity(request))
 
 
-def attempts_left(workdir: str, me: str) -> list[Json]:
-    """Return a row for each unused folder of an attempt.
-
-    ``idle_s``: since the last write or the controller's last heartbeat. ``holds_outputs``: a controller may want to
-    fetch something, because there is a checkpoint, or this node's part has ended well.
-    """
+def attempts_left(workdir: str, me: str) -> tuple[LeftFolder, ...]:
+    """Return the folders of attempts that no process uses."""
     folders = sorted(glob.glob(os.path.join(glob.escape(workdir), "runs", "*", "node*")))
     unused = [f for f in folders if is_run_name(run_name_of(f)) and not is_in_use(f, me) and not holds_unfetched(f)]
-    return [
-        {
-            "name": run_name_of(folder),
-            "idle_s": idle_s(folder),
-            "holds_outputs": holds_outputs(folder),
-            "bytes": size_of_new(folder, folder, {}),
-        }
+    return tuple(
+        LeftFolder(
+            name=run_name_of(folder),
+            idle_s=idle_s(folder),
+            holds_outputs=holds_outputs(folder),
+            bytes=size_of_new(folder, folder, {}),
+        )
         for folder in unused[:MOST_ROWS]
-    ]
+    )
 
 
 def run_name_of(folder: str) -> str:

@@ -13,7 +13,8 @@ import threading
 import time
 
 from trainers.contract import run_folder
-from trainers.contract.beats import NodeLook, as_json
+from trainers.contract.beats import NodeLook
+from trainers.contract.records import as_json
 
 from ..host.usage import UsageSampler
 from ..node import own_node

@@ -18,9 +18,11 @@ import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from trainers.contract.beats import as_json
+from trainers.contract.host_facts import HostFacts
+from trainers.contract.records import as_json
 
-from ..host.probe import interfaces, probe
+from ..host.network import interfaces
+from ..host.probe import facts
 from ..host.usage import UsageSampler
 from ..node import own_node
 from ..schedulers import SCHEDULERS
@@ -46,7 +48,7 @@ def job(request: Json) -> None:
     secrets = node.scheduler.secrets(request)
     if not node.scheduler.REQUEUES:
         signal.signal(signal.SIGTERM, leave)  # by default it doesn't end the first process of a container
-    node.report(facts=node.facts())
+    node.report(facts=as_json(node.facts()))
     code, patience_s = None, float(request["lease_s"])
     for start in node.starts(patience_s):
         code = node.run(start, secrets)
@@ -92,15 +94,14 @@ class JobNode:
             with self.report_lock, open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"restart": self.restart, "now": time.time(), **fields}) + "\n")
 
-    def facts(self) -> Json:
+    def facts(self) -> HostFacts:
         """Return the probe's facts, with the scheduler's name for this node and the address that others use."""
-        facts: Json = {}
-        probe({**self.request["probe"], "local": True}, facts.update)
+        found = facts({**self.request["probe"], "local": True})
         held = {name: address for address, name in reversed(list(interfaces().items()))}
         chosen = held.get(self.request["interface"] or "")
         address = chosen or self.scheduler.own_address()
         self.identity = f"{self.name} {address}:0 uid {os.getuid()}"
-        return {**facts, "host": self.name, "identity": self.identity, "address": address}
+        return found._replace(host=self.name, identity=self.identity, address=address)
 
     def next_order(self) -> tuple[int, Json] | None:
         """Return the first new order for this restart of the job, and how many were taken then; None: no more."""

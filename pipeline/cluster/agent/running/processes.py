@@ -223,13 +223,11 @@ def send_all(pids: set[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def remove_container(box: dict[str, str]) -> None:
-    """Remove what is left of a container (``name``) of podman or docker (``engine``) whose processes have ended, or end
-    them; one that is gone, or has no name, is no error.
-    """
-    if box["name"]:
+def remove_container(engine: str, name: str) -> None:
+    """Remove a container of podman or docker, and end its processes; one that is gone, or has no name, is no error."""
+    if name:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            argv = [box["engine"], "rm", "--force", box["name"]]
+            argv = [engine, "rm", "--force", name]
             subprocess.run(argv, capture_output=True, timeout=_REMOVE_S, check=False, cwd="/")
 
 

@@ -58,7 +58,7 @@ def end_entry(path: str, entry: Json) -> bool:
             send_all({entry["pid"]}, signal.SIGKILL)
     gone = end_tree(entry["mark"], 0.5, entry["state_dir"])
     if entry.get("container"):
-        remove_container(entry["container"])
+        remove_container(entry["container"]["engine"], entry["container"]["name"])
     if gone and not doubtful(entry):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)

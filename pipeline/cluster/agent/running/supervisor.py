@@ -18,6 +18,8 @@ from types import FrameType
 
 from trainers.contract import variables
 from trainers.contract.beats import ENDED
+from trainers.contract.host_facts import Container
+from trainers.contract.records import as_json, from_json
 
 from ..host import container
 from ..host.reach import encoded_name
@@ -158,7 +160,9 @@ class Supervisor:
         self.request, self.node = request, node
         self.state = node["state_dir"]
         self.mark = f"{request['run_id']}:{node['node_rank']}"  # in the environment of all its processes
-        self.container = container.of_run(node, self.mark) if node.get("container") else None
+        self.container: Container | None = None
+        if node.get("container"):
+            self.container = container.of_run(from_json(Container, node["container"]), self.mark)
         self.reason = ""
         self.signalled = False
         self.end_at: float | None = None
@@ -227,7 +231,7 @@ class Supervisor:
             grace_s = 0.5 if self.kill_at is None else max(0.5, self.kill_at - time.monotonic())
             gone = end_tree(self.mark, grace_s, signalled=self.signalled_pids)
             if self.container and code != 0:  # else the engine has removed it
-                remove_container(self.container)
+                remove_container(self.container.engine, self.container.name)
             if gone:
                 with contextlib.suppress(OSError):
                     os.unlink(entry)
@@ -296,7 +300,7 @@ class Supervisor:
             "state_dir": self.state,
             "run_dir": self.node["run_dir"],
             "remove": self.node["remove"],
-            "container": self.container,
+            "container": as_json(self.container),
         }
         write_json(self.entry_path(), entry)
         write_json(self.path("agent.json"), entry)

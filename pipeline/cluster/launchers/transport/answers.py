@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from types import UnionType
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.cluster.events import LogLine, NodeExit, NodeLost, RankError
 from pipeline.core.errors import HostError
 from pipeline.core.printable import printable
-from pipeline.core.specs import NodeFacts
-from trainers.contract.beats import NodeBeat, NodeLook, from_json
+from trainers.contract.beats import NodeBeat, NodeLook
+from trainers.contract.host_facts import HostFacts
+from trainers.contract.records import FieldError, from_json
 
 ENDLESS = "its login prints without end"
 """The beginning of the note of an output that was cut off."""
@@ -189,28 +189,17 @@ def _escaped(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-_TYPES: dict[str, type | UnionType] = {
-    "str": str,
-    "str | None": str | None,
-    "int": int,
-    "float": float | int,
-    "Mapping[str, Any]": dict,
-}
-
-
-def node_facts(host: str, value: Mapping[str, Any]) -> NodeFacts:
-    """Return the facts in the answer of ``host``; unknown fields are left out.
+def host_facts(host: str, value: Mapping[str, Any]) -> HostFacts:
+    """Return the facts in the answer of ``host`` to a probe.
 
     Raises HostError: a field is missing or of another type; names the host, the field and the value.
     """
-    taken = {one.name: value.get(one.name) for one in fields(NodeFacts) if one.name != "host"}
-    for one in fields(NodeFacts):
-        if one.name != "host" and not isinstance(taken[one.name], _TYPES[str(one.type)]):
-            seen = printable(repr(taken[one.name]))[:_LONGEST]
-            raise HostError(
-                f"probe: {host} can't take part: its answer has {one.name} = {seen} in place of {one.type}",
-                hint=f"run the command again; if it stays so, another interpreter for {host} (cluster.python=) or host",
-                hosts=[host],
-            )
-    facts: dict[str, Any] = taken
-    return NodeFacts(host=host, **facts)
+    try:
+        return from_json(HostFacts, {**value, "host": host})
+    except FieldError as error:
+        seen = printable(repr(error.value))[:_LONGEST]
+        raise HostError(
+            f"probe: {host} can't take part: its answer has {error.field} = {seen} in place of {error.wanted}",
+            hint=f"run the command again; if it stays so, another interpreter for {host} (cluster.python=) or host",
+            hosts=[host],
+        ) from error

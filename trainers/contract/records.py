@@ -1,0 +1,73 @@
+"""Records (named tuples) as JSON: the annotation of each field says how its value is read and checked."""
+
+from typing import Any, TypeVar
+
+Record = TypeVar("Record")
+
+
+class FieldError(ValueError):
+    """A field whose value has another type than its annotation says; ``field`` is its path (``limits.open_files``)."""
+
+    def __init__(self, field: str, value: Any, wanted: str) -> None:
+        super().__init__(f"{field} = {value!r} in place of {wanted}")
+        self.field, self.value, self.wanted = field, value, wanted
+
+
+def as_json(value: Any) -> Any:
+    """Turn records, and lists and dicts of them, into objects and lists for ``json.dumps``."""
+    if hasattr(value, "_asdict"):
+        return as_json(value._asdict())
+    if isinstance(value, dict):
+        return {name: as_json(item) for name, item in value.items()}
+    return [as_json(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+def from_json(kind: "type[Record]", value: Any, path: str = "") -> Record:
+    """Read a record, with the records in it, from JSON.
+
+    Absent fields have their defaults; fields that ``kind`` lacks are ignored. The types in annotations may be str, int,
+    float, bool, Any, records, Optional, tuples, and dicts with str as keys.
+
+    Args:
+        path: of the record within a larger one, for the error.
+
+    Raises:
+        FieldError: a value is missing or of another type.
+    """
+    if not isinstance(value, dict):
+        raise FieldError(path or kind.__name__, value, "object")
+    defaults: dict[str, Any] = kind._field_defaults  # type: ignore[attr-defined]
+    fields = {
+        name: _read(annotation, value.get(name), f"{path}.{name}" if path else name)
+        for name, annotation in kind.__annotations__.items()
+        if name in value or name not in defaults
+    }
+    return kind(**fields)
+
+
+def _read(annotation: Any, value: Any, path: str) -> Any:
+    items: tuple[Any, ...] = getattr(annotation, "__args__", ())
+    if type(None) in items:
+        return None if value is None else _read(items[0], value, path)
+    if hasattr(annotation, "_fields"):
+        return from_json(annotation, value, path)
+    if items and issubclass(annotation.__origin__, tuple):
+        _check(value, list, path)
+        kinds = [items[0]] * len(value) if items[-1] is Ellipsis else items
+        if len(kinds) != len(value):
+            raise FieldError(path, value, f"list of {len(kinds)}")
+        return tuple(_read(kinds[number], item, f"{path}.{number}") for number, item in enumerate(value))
+    if items:
+        _check(value, dict, path)
+        return {name: _read(items[1], item, f"{path}.{name}") for name, item in value.items()}
+    if annotation is Any:
+        return value
+    _check(value, annotation, path)
+    return float(value) if annotation is float else value
+
+
+def _check(value: Any, kind: type, path: str) -> None:
+    """Raise FieldError if the value isn't of this kind; JSON has whole numbers in place of floats."""
+    kinds = {float: (float, int), list: (list, tuple)}.get(kind, (kind,))
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kind is not bool):
+        raise FieldError(path, value, "object" if kind is dict else kind.__name__)
