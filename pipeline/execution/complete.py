@@ -38,9 +38,9 @@ from pipeline.execution.restarts import next_start
 from pipeline.execution.run import VARIABLES, Run, initial_weights_of, pattern_before, prepare, unkeyed
 from pipeline.keys import ABSENT, import_closure, rank_environment, script_files
 from pipeline.keys.import_closure import matches
-from pipeline.runs import acceptance, journal, provenance
+from pipeline.runs import acceptance, journal, preparation, provenance
 from pipeline.runs.checkpoint_mirror import CheckpointMirror
-from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed, write_config
+from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
 from pipeline.runs.lock import locked
 from pipeline.runs.result import Result, why_altered
 from pipeline.tracking.client import Recorder
@@ -210,7 +210,7 @@ def _launch_unless_done(work: Work) -> None:
     if run.key_lacks is None and not _summary_unkeyed(run) and run.folder.training_done(run.key):
         if run.unread_log:
             _search_log(work)
-        run.folder.restore(run.description())
+        preparation.restore(run.folder, run.inputs())
         if services.on_trained is not None:
             services.on_trained()
         return
@@ -242,7 +242,7 @@ def _search_log(work: Work) -> None:
     done = process.run(argv, env=rank_environment.of_report(os.environ, run.root), timeout_s=300.0)
     if done.code != 0:
         raise PacelineError(f"the log of {run.key.short} can't be searched: {done.why}")
-    write_config(run.folder.path, run.description())
+    preparation.write_config(run.folder, run.inputs())
 
 
 def _remarks(run: Run) -> list[str]:
@@ -380,7 +380,7 @@ def _prepare_folder(work: Work) -> None:
     if (accepted := run.accepted) is not None:  # this training replaces it
         acceptance.withdraw(run.folder, accepted)
     reason = run.reason if run.folder.result.exists() else "it had ended, and has no result that counts"
-    if (place := run.folder.set_aside_of_script(journal.attempts(run.folder.journal) + 1)) is not None:
+    if (place := preparation.set_aside_outputs(run.folder, journal.attempts(run.folder.journal) + 1)) is not None:
         work.say(f"earlier files of the script are kept in {place}, as the run is made anew: {reason}")
     if run.key_lacks is not None:  # its checkpoints depend on the unkeyed files, too
         shutil.rmtree(run.folder.path / run_folder.CHECKPOINTS, ignore_errors=True)
@@ -395,7 +395,7 @@ def _prepare_folder(work: Work) -> None:
         run.pack.lay_down()
     if run.start is not None:
         initial_weights.place(run.start, run.folder.path, run.config.data_dir)
-    run.folder.prepare(run.description(work.services.code))
+    preparation.prepare(run.folder, run.inputs(work.services.code))
     if not matches(run.root, run.folder.code, run.key.parts["code"]):
         raise PacelineError("its code was edited while the run was being prepared", hint="the same command again")
     origin, patch = work.services.provenance(run, work.argv, work.started, work.say)

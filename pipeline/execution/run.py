@@ -31,7 +31,8 @@ from pipeline.keys.import_closure import Closure, import_closure, lacking
 from pipeline.keys.script_files import with_model_inputs
 from pipeline.runs import acceptance, contents
 from pipeline.runs.acceptance import Acceptance
-from pipeline.runs.folder import Description, RunFolder
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.preparation import RunInputs
 from pipeline.runs.result import AlteredError
 from trainers.contract import run_folder
 from trainers.core.config import TrainConfig
@@ -95,12 +96,12 @@ class Run:
     def _program(self) -> Mapping[str, Any]:
         return self.config.resolved.get(programs.SECTION) or {}
 
-    def description(self, sources: Mapping[str, Path] | None = None) -> Description:
-        """Describe the run folder to write. ``sources``: files to copy the code from (None: the project's own)."""
+    def inputs(self, sources: Mapping[str, Path] | None = None) -> RunInputs:
+        """Return what the run is made from. ``sources``: files to copy the code from (None: the project's own)."""
         from pipeline.config import compose  # it imports Hydra
 
         resolved = self.config.resolved
-        return Description(
+        return RunInputs(
             key=self.key,
             config=resolved,
             config_yaml=compose.as_yaml(resolved),

@@ -1,8 +1,7 @@
 """Copies of a run's checkpoints at an address, in case the run folder is lost: ``cluster.checkpoint_mirror``.
 
-Each content is stored once, under its sha256. A sealed list, written after its contents, names the files of one moment,
-with their times, which decide a script's newest checkpoint. The newest two lists are kept, and the newest one whose
-contents all match is restored.
+Each content is stored once, under its sha256. A list names all files of one moment; it is sealed, and written after the
+contents. The newest two lists are kept. The newest list whose contents all match is restored.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import NamedTuple
 
 from pipeline.core import documents
 from pipeline.core import program as programs
@@ -29,11 +28,19 @@ _KEPT = 2  # lists
 _LIST = re.compile(r"files-(\d{8,})\.json")
 _CONTENTS = "contents"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_SIDE = re.compile(r"checkpoints/step-\d+\.json")  # beside a checkpoint, and none by itself
+_SIDE = re.compile(r"checkpoints/step-\d+\.json")  # it lies beside a checkpoint, and is none by itself
 _LEFT_OUT = re.compile(r"\..*\.tmp|.*\.bad")  # files that are being written, and damaged ones
 
-Files = Mapping[str, Mapping[str, Any]]
-"""Path in the run folder → ``sha256`` and ``mtime_ns``."""
+
+class Copied(NamedTuple):
+    """A file as a list names it. Its times decide which one of a script's checkpoints is the newest."""
+
+    sha256: str
+    mtime_ns: int
+
+
+Files = Mapping[str, Copied]
+"""Path in the run folder → its copy."""
 
 
 class CheckpointMirror:
@@ -77,7 +84,7 @@ class CheckpointMirror:
         self._failed = True
 
     def _copy(self) -> None:
-        """Do the work of ``push``.
+        """Copy new contents, then a new list, and remove what only older lists name.
 
         Raises DataError, OSError; FileNotFoundError: a file was removed or changed meanwhile.
         """
@@ -89,20 +96,13 @@ class CheckpointMirror:
         for name in names:
             with suppress(documents.DamagedError, *DAMAGE):
                 lists[name] = self._read(name)
-        there = _contents(lists.values())
-        pushed, files = dict[str, tuple[Stamp, str]](), dict[str, dict[str, Any]]()
-        for name in stamps:
-            seen, before = stamp(self._run_dir / name), self._pushed.get(name)
-            sha256 = before[1] if before is not None and before[0] == seen else sha256_file(self._run_dir / name)
-            if sha256 not in there:
-                self._put(self._run_dir / name, f"{_CONTENTS}/{sha256}")
-            if stamp(self._run_dir / name) != seen:
-                raise FileNotFoundError(f"{name} was written to just now")
-            pushed[name], files[name] = (seen, sha256), {"sha256": sha256, "mtime_ns": seen.mtime_ns}
+        pushed = self._copy_contents(stamps, _contents(lists.values()))
+        files = {name: Copied(sha256, seen.mtime_ns) for name, (seen, sha256) in pushed.items()}
         number = 1 + max((int(name[6:-5]) for name in names), default=0)
         newest = f"files-{number:08d}.json"
         with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("mirror")) as folder:
-            documents.write_sealed(Path(folder) / newest, {"files": files})
+            listed = {name: copied._asdict() for name, copied in files.items()}
+            documents.write_sealed(Path(folder) / newest, {"files": listed})
             self._put(Path(folder) / newest, newest)
         self._pushed = pushed
         kept = {name: lists[name] for name in sorted(lists)[1 - _KEPT :]} | {newest: files}
@@ -111,10 +111,24 @@ class CheckpointMirror:
         for sha256 in {*self._store.names(f"{self._key}/{_CONTENTS}")} - _contents(kept.values()):
             self._store.remove(f"{self._key}/{_CONTENTS}/{sha256}")
 
+    def _copy_contents(self, names: Iterable[str], stored: Container[str]) -> dict[str, tuple[Stamp, str]]:
+        """Copy the files whose sha256 isn't ``stored``; return the stamp and sha256 of each file."""
+        pushed: dict[str, tuple[Stamp, str]] = {}
+        for name in names:
+            path, before = self._run_dir / name, self._pushed.get(name)
+            seen = stamp(path)
+            sha256 = before[1] if before is not None and before[0] == seen else sha256_file(path)
+            if sha256 not in stored:
+                self._put(path, f"{_CONTENTS}/{sha256}")
+            if stamp(path) != seen:
+                raise FileNotFoundError(f"{name} was written to just now")
+            pushed[name] = seen, sha256
+        return pushed
+
     def _put(self, source: Path, name: str) -> None:
         try:
             self._store.put(source, f"{self._key}/{name}")
-        except DataError:  # what there is of it would take the next one's room on a full disk
+        except DataError:  # on a full disk, a partial copy would take the room of the next one
             with suppress(DataError):
                 self._store.remove(f"{self._key}/{name}")
             raise
@@ -126,13 +140,14 @@ class CheckpointMirror:
         """Read a list. Raises DataError, DamagedError, and the errors in ``DAMAGE``."""
         with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("mirror")) as folder:
             self._store.get(f"{self._key}/{name}", Path(folder) / name)
-            files = documents.read_sealed(Path(folder) / name)["files"]
-        for file, about in files.items():
-            if not _is_copied(PurePosixPath(file).parts):
-                raise ValueError(f"{file!r} is no file of a checkpoint")
-            if not _SHA256.fullmatch(about["sha256"]):
-                raise ValueError(f"{file!r} has no sha256")
-        return dict(files)
+            listed = documents.read_sealed(Path(folder) / name)["files"]
+        files = {path: Copied(str(raw["sha256"]), int(raw["mtime_ns"])) for path, raw in listed.items()}
+        for path, copied in files.items():
+            if not _is_copied(PurePosixPath(path).parts):
+                raise ValueError(f"{path!r} is no file of a checkpoint")
+            if not _SHA256.fullmatch(copied.sha256):
+                raise ValueError(f"{path!r} has no sha256")
+        return files
 
     def restore(self) -> None:
         """Restore the newest whole copy if the run folder has no checkpoint.
@@ -145,43 +160,43 @@ class CheckpointMirror:
             return
         try:
             for name in reversed(self._lists()):
-                if self._take(name):
+                if self._restored(name):
                     return
         except DataError as error:
             hint = "the same command when it can be reached, or cluster.checkpoint_mirror=null, which begins anew"
             raise DataError(error.what, hint=f"{error.hint}; {hint}" if error.hint else hint) from error
 
-    def _take(self, name: str) -> bool:
-        """Put the files of a list into the run folder; False if they aren't whole."""
+    def _restored(self, name: str) -> bool:
+        """Put the files of a list into the run folder; False if a content is missing or doesn't match."""
         prefix = temporary_prefix(".mirror")
         with tempfile.TemporaryDirectory(prefix=prefix, dir=self._run_dir, ignore_cleanup_errors=True) as folder:
             place = Path(folder)
             try:
                 files = self._read(name)
-                for file, about in files.items():
-                    self._fetch(str(about["sha256"]), place / file, int(about["mtime_ns"]))
+                for path, copied in files.items():
+                    self._fetch(copied, place / path)
             except (documents.DamagedError, *DAMAGE) as error:
                 self._say(f"WARNING: a copy in {self.shown} is not whole and is skipped: {error}")
                 return False
-            # first, as nothing is restored once a checkpoint is here: record its attempt as one of this run folder's
-            for path in place.glob("checkpoints/step-*.pt"):
+            # The attempts come first: once a checkpoint is here, a later call restores nothing.
+            for checkpoint in place.glob("checkpoints/step-*.pt"):
                 with suppress(*DAMAGE):  # a script's checkpoint has no such file beside it
-                    journal.adopt(self._run_dir, str(read_side(path)["attempt"]))
-            for path in sorted(place.rglob("*")):
-                target = self._run_dir / path.relative_to(place)
-                target.mkdir(exist_ok=True) if path.is_dir() else path.replace(target)
+                    journal.adopt(self._run_dir, str(read_side(checkpoint)["attempt"]))
+            for source in sorted(place.rglob("*")):
+                target = self._run_dir / source.relative_to(place)
+                target.mkdir(exist_ok=True) if source.is_dir() else source.replace(target)
         step = newest_step(self._run_dir)
         taken = f"that of step {step}" if step else f"{len(files)} files that its script had left"
         self._say(f"the run folder has no checkpoint; took {taken} from {self.shown}")
         return True
 
-    def _fetch(self, sha256: str, target: Path, mtime_ns: int) -> None:
+    def _fetch(self, copied: Copied, target: Path) -> None:
         """Fetch one file. Raises DataError, and the errors in ``DAMAGE``."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        self._store.get(f"{self._key}/{_CONTENTS}/{sha256}", target)
-        if (seen := sha256_file(target)) != sha256:
-            raise ValueError(f"the sha256 of {target.name} is {seen[:12]}, its list says {sha256[:12]}")
-        os.utime(target, ns=(mtime_ns, mtime_ns))
+        self._store.get(f"{self._key}/{_CONTENTS}/{copied.sha256}", target)
+        if (seen := sha256_file(target)) != copied.sha256:
+            raise ValueError(f"the sha256 of {target.name} is {seen[:12]}, its list says {copied.sha256[:12]}")
+        os.utime(target, ns=(copied.mtime_ns, copied.mtime_ns))
 
 
 def _files(run_dir: Path) -> dict[str, Path]:
@@ -201,12 +216,12 @@ def _holds_checkpoint(names: Mapping[str, object]) -> bool:
 
 
 def _contents(lists: Iterable[Files]) -> set[str]:
-    return {about["sha256"] for files in lists for about in files.values()}
+    return {copied.sha256 for files in lists for copied in files.values()}
 
 
 def _is_copied(parts: tuple[str, ...]) -> bool:
-    """Whether ``_files`` returns files at this path, which a list may name."""
+    """Return True if ``_files`` may return this path; a list that names another one is not trusted."""
     if parts == (run_folder.METRICS,):
         return True
-    own = len(parts) > 3 and parts[0] == run_folder.NODES and parts[1].isdecimal()
-    return len(parts) > 1 and parts[2 if own else 0] == run_folder.CHECKPOINTS and ".." not in parts
+    is_of_node = len(parts) > 3 and parts[0] == run_folder.NODES and parts[1].isdecimal()
+    return len(parts) > 1 and parts[2 if is_of_node else 0] == run_folder.CHECKPOINTS and ".." not in parts

@@ -1,12 +1,11 @@
-"""The run folder: the paths of one run's files, and whether the run is finished and intact."""
+"""The run folder: the paths of one run's files, what they hold, and whether the run is finished and intact."""
 
 from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from pipeline.core import documents
 from pipeline.core import program as programs
 from pipeline.core.documents import DamagedError
 from pipeline.core.errors import PacelineError, TrainingError, UsageError
-from pipeline.core.files import sha256_file, write_atomic, write_json
+from pipeline.core.files import sha256_file
 from pipeline.core.program import CLASSIFIER, Program
 from pipeline.core.redact import hide
 from pipeline.core.specs import State
@@ -30,33 +29,18 @@ from pipeline.runs.result import AlteredError, Result, Stamps, why_altered
 from trainers.contract import run_folder
 
 TRAINED = CLASSIFIER.trained
-"""What the classifier leaves behind."""
+"""The files that the classifier leaves."""
 EVALUATED = CLASSIFIER.evaluated
-"""What its evaluation leaves behind."""
+"""The files that its evaluation leaves."""
 DESCRIBED = (run_folder.KEY, run_folder.CONFIG, run_folder.CONFIG_YAML, run_folder.SUMMARY)
-"""What the run was made of and has come to: made again, without a training, where it was altered."""
+"""The files that describe the run and its results: rewritten without a training if they were altered."""
 SWEEPS = "sweeps.json"
 """The sweeps that the run is a trial of, with the overrides that each has chosen; written by `doit sweep`."""
 ORIGIN = (run_folder.PROVENANCE, run_folder.CHANGES, run_folder.PLAN)
-"""Where the run comes from and how it was launched: history, which nothing can make again. It decides nothing but
-whether the run can be exported and reproduced."""
+"""The files about the origin and the launch of the run, which can't be rewritten. They only decide whether the run can
+be exported and reproduced."""
 _WRITTEN_IN = (".", "attempts", "attempts/*", "evaluation", "work", "work/*", "work/*/above", "work/*/above/above")
 _SHOWN, _LONGEST_SHOWN = 3, 100  # fields of an altered configuration that a message names, characters of each
-
-
-class Description(NamedTuple):
-    """What a run is made of.
-
-    ``config`` is resolved (config.json), ``config_yaml`` the same as YAML. ``sources`` are exactly the files of its
-    code by their paths in the snapshot, so nothing outside of the key can be imported. ``pack_path`` is the place of
-    its data.
-    """
-
-    key: ContentKey
-    config: Mapping[str, Any]
-    config_yaml: str
-    sources: Mapping[str, Path]
-    pack_path: Path | None
 
 
 class RunFolder(NamedTuple):
@@ -103,64 +87,20 @@ class RunFolder(NamedTuple):
                 hint="update this checkout, or paths.runs=<another folder>",
             )
 
-    def prepare(self, run: Description) -> None:
-        """Write what a launch needs: key.json, configuration, code snapshot, data link. Raises OSError."""
-        write_key(self.path, run.key)
-        write_config(self.path, run)
-        shutil.rmtree(self.code, ignore_errors=True)  # exactly the key's files
-        for name, source in run.sources.items():
-            write_atomic(self.code / name, source.read_bytes())
-        link_data(self.path, run.pack_path)
-
-    def set_aside_of_script(self, attempt: int) -> Path | None:
-        """Move what an ended script left out of the way of ``attempt``, which starts it over.
-
-        Return where it is (None: nothing). Otherwise the script would resume from its last checkpoint and keep files
-        that may be damaged, or made from something that the key lacks. Raises OSError.
-        """
-        names = (run_folder.METRICS, *self.program.folders)
-        left = (path for name in names for path in _files_of(self.path / name))
-        if not (self.summary.exists() or self.result.exists()) or next(left, None) is None:
-            return None
-        place = self.path / run_folder.ATTEMPTS / str(attempt) / "before"
-        while place.exists():
-            place = place.with_name(f"{place.name}-")
-        place.mkdir(parents=True)
-        for name in names:
-            if (self.path / name).exists():
-                (self.path / name).replace(place / name)
-        return place
-
-    def restore(self, run: Description) -> None:
-        """Rewrite altered descriptions of a finished training. Raises OSError."""
-        link_data(self.path, run.pack_path)
-        recorded = self.recorded_files()
-        altered = {name for name in DESCRIBED if name not in recorded or why_altered(self.path / name, recorded[name])}
-        if run_folder.KEY in altered:
-            write_key(self.path, run.key)
-        if altered & {run_folder.CONFIG, run_folder.CONFIG_YAML} and (recorded or self.config_altered(run.key)):
-            write_config(self.path, run)
-        result = self._intact(run.key)
-        if run_folder.SUMMARY in altered and result is not None:
-            documents.write_sealed(self.summary, result.summary)
-
     def config_altered(self, key: ContentKey) -> str:
-        """Return how config.json differs from the configuration of the key, as words that follow "it".
-
-        '' if it is.
-        """
+        """Return how config.json differs from the configuration of the key, as words that follow "it"; '' if equal."""
         config, known = self.read_json(run_folder.CONFIG), key.parts.get("config")
         if config is None:
             return "can't be read"
         try:
             now = canonical_config(config)
-        except (TypeError, AttributeError, ValueError):  # of types that no configuration has
+        except (TypeError, AttributeError, ValueError):  # it has types that no configuration has
             return "holds what no configuration does"
         if not isinstance(known, Mapping) or ORDER not in known:  # an older Paceline's
             now.pop(ORDER, None)
         if now == known:
             return ""
-        fields = [str(one)[:_LONGEST_SHOWN] for one in differences({"config": known}, {"config": now})]
+        fields = [str(item)[:_LONGEST_SHOWN] for item in differences({"config": known}, {"config": now})]
         return f"isn't the configuration that the key was taken of: {first_of(fields, _SHOWN)}"
 
     def refuse_altered_config(self) -> None:
@@ -323,12 +263,12 @@ class RunFolder(NamedTuple):
             return {}
 
     def training_done(self, key: ContentKey) -> bool:
-        """Whether the node half ended well under this key and its outputs are unchanged.
+        """Return True if the node half ended well under this key and its outputs are unchanged.
 
-        True also without a result, if the controller died after the training or the result was altered: the rest is
-        quickly done. The node half seals the summary, which lists all outputs, for a script all files in its folders.
+        It needs no result, which may be altered, or missing if the controller died after the training. The summary,
+        which the node half seals, lists all outputs; for a script, all files in its folders.
         """
-        result = self._intact(key)
+        result = self.intact_result(key)
         try:
             known = self.read_key() if result is None else key
             summary = self.read_summary() if result is None else result.summary
@@ -337,10 +277,8 @@ class RunFolder(NamedTuple):
         if known is None or summary is None or known.digest != key.digest:
             return False
         recorded, trained = self.recorded_files(), self.program.trained
-        of_other_hosts = [
-            name for name in recorded if name.startswith(f"{run_folder.NODES}/")
-        ]  # no summary names these
-        names = (*(name for name in trained if name in recorded), *of_other_hosts)
+        # the summary lists no files of other hosts
+        names = [name for name in recorded if name in trained or name.startswith(f"{run_folder.NODES}/")]
         if any(why_altered(self.path / name, recorded[name]) for name in names):
             return False
         outputs = summary.get("outputs_sha256")
@@ -350,8 +288,8 @@ class RunFolder(NamedTuple):
             and all(sha256_file(self.path / name) == digest for name, digest in outputs.items())
         )
 
-    def _intact(self, key: ContentKey) -> Result | None:
-        """Return the result if it belongs to this key and is unaltered."""
+    def intact_result(self, key: ContentKey) -> Result | None:
+        """Return the result; None if it is missing, altered or of another key."""
         try:
             result = self._result()
         except DamagedError:
@@ -376,32 +314,6 @@ class RunFolder(NamedTuple):
         return None if altered is None else " ".join(altered)
 
 
-# ----------------------------------------------------------------------------------- before a launch
-def write_key(folder: Path, key: ContentKey) -> None:
-    """Write key.json, with everything that the key was computed from. Raises OSError."""
-    write_json(folder / run_folder.KEY, {"key": key.short, "digest": key.digest, **key.parts})
-
-
-def write_config(folder: Path, run: Description) -> None:
-    """Write the resolved configuration for ranks (config.json) and for users (config.yaml). Raises OSError."""
-    write_json(folder / run_folder.CONFIG, run.config)
-    write_atomic(folder / run_folder.CONFIG_YAML, run.config_yaml)
-
-
-def link_data(folder: Path, pack_path: Path | None) -> None:
-    """Link to the data pack, if the run has one. Raises OSError."""
-    if pack_path is None:
-        return
-    link, target = folder / "data", pack_path.resolve()
-    if link.is_symlink():
-        if link.readlink() == target:
-            return
-        link.unlink()
-    elif link.exists():  # a copy of the folder that followed the link
-        link.rename(link.with_name(f"{link.name}.bad"))
-    link.symlink_to(target, target_is_directory=True)
-
-
 # ------------------------------------------------------------------------------------------ links
 def refuse_links(run_dir: Path) -> None:
     """Refuse links in the folder, except to the data, because writes would follow them. Raises PacelineError."""
@@ -424,12 +336,6 @@ def not_read(paths: Iterable[Path], run_dir: Path) -> str:
     """Return the message about files that ``leads_out`` is true for."""
     names = first_of([path.relative_to(run_dir).as_posix() for path in paths], 3)
     return f"{names}: a link leads out of the run folder, so it is not read"
-
-
-# ------------------------------------------------------------------------------------------ checks
-def _files_of(path: Path) -> Iterator[Path]:
-    """Return a file itself, or the files below a folder."""
-    yield from (one for one in (path, *path.rglob("*")) if one.is_file())
 
 
 def removed(path: Path | str | None) -> TrainingError:

@@ -18,7 +18,8 @@ from pipeline.keys.content_key import differences
 from pipeline.reproduction import archive
 from pipeline.runs import acceptance
 from pipeline.runs import index as runs
-from pipeline.runs.folder import Description, RunFolder
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.preparation import RunInputs, prepare
 from pipeline.runs.result import AlteredError
 from pipeline.tracking.description import describe
 from tests.pipeline.finished_folder import CONFIG, finished, key_of
@@ -36,8 +37,8 @@ def base(tmp_path: Path) -> RunFolder:
 def folder(base: RunFolder) -> RunFolder:
     """Of the new key, for which the finished run was accepted."""
     key, folder = key_of(), RunFolder(base.path.with_name(NEW.short))
-    run = Description(key=NEW, config=CONFIG, config_yaml="", sources={}, pack_path=None)
-    folder.prepare(run)
+    run = RunInputs(key=NEW, config=CONFIG, config_yaml="", sources={}, pack_path=None)
+    prepare(folder, run)
     write_json(folder.path / "provenance.json", {})
     (folder.path / "changes.patch").touch()
     found = acceptance.by_this_user(NEW, key, differences(key.parts, NEW.parts))

@@ -18,8 +18,9 @@ from pipeline.core.specs import State
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.runs import index as runs
 from pipeline.runs import journal
-from pipeline.runs.folder import DESCRIBED, ORIGIN, Description, RunFolder
+from pipeline.runs.folder import DESCRIBED, ORIGIN, RunFolder
 from pipeline.runs.lock import RunLock, ask_to_stop, locked
+from pipeline.runs.preparation import RunInputs, restore
 from pipeline.runs.result import AlteredError
 from pipeline.runs.status import status
 from tests.pipeline import finished_folder
@@ -145,7 +146,7 @@ def test_a_result_of_another_run_is_not_taken_for_this_ones(finished: RunFolder)
 
 def test_damaged_descriptions_cost_no_training_and_are_written_again(finished: RunFolder) -> None:
     config, pack = finished_folder.CONFIG, finished.path / "pack"
-    run = Description(key=KEY, config=config, config_yaml="some bytes", sources={}, pack_path=pack)
+    run = RunInputs(key=KEY, config=config, config_yaml="some bytes", sources={}, pack_path=pack)
     before = {name: (finished.path / name).read_bytes() for name in DESCRIBED if name != "config.yaml"}
     for name in before:
         for data in damaged(before[name].decode()):
@@ -153,7 +154,7 @@ def test_damaged_descriptions_cost_no_training_and_are_written_again(finished: R
             if data != before[name]:
                 assert str(finished.stale_because(KEY.digest)).startswith(name)
             assert finished.training_done(KEY)
-            finished.restore(run)
+            restore(finished, run)
             assert finished.stale_because(KEY.digest) is None
             assert (finished.path / name).read_bytes() == before[name]
 

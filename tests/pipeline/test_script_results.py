@@ -14,6 +14,7 @@ from pipeline.execution.run import key_lacks, stale_because, unkeyed
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.runs import index, status
 from pipeline.runs.folder import RunFolder
+from pipeline.runs.preparation import set_aside_outputs
 from tests.pipeline import finished_folder
 from trainers.observation.input_record import host_identity
 from trainers.script.outputs import left
@@ -183,7 +184,7 @@ def test_a_script_that_had_ended_starts_anew_with_empty_folders(ended: tuple[Run
     folder.result.unlink()
     metrics = (folder.path / "metrics.jsonl").read_bytes()
     before = {path.relative_to(folder.path): path.read_bytes() for path in (folder.path / "outputs").rglob("*")}
-    place = folder.set_aside_of_script(2)
+    place = set_aside_outputs(folder, 2)
     assert place == folder.path / "attempts/2/before"
     assert not (folder.path / "outputs").exists()
     assert not (folder.path / "checkpoints").exists()
@@ -191,8 +192,8 @@ def test_a_script_that_had_ended_starts_anew_with_empty_folders(ended: tuple[Run
     assert (place / "metrics.jsonl").read_bytes() == metrics
     assert before
     assert {path: (place / path).read_bytes() for path in before} == before
-    assert folder.set_aside_of_script(2) is None
+    assert set_aside_outputs(folder, 2) is None
     folder.summary.unlink()
     write_atomic(folder.path / "checkpoints/1.pt", "of an attempt that was killed")
-    assert folder.set_aside_of_script(2) is None
+    assert set_aside_outputs(folder, 2) is None
     assert (folder.path / "checkpoints/1.pt").exists()

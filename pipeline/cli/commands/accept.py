@@ -16,7 +16,7 @@ from pipeline.execution import complete
 from pipeline.execution.run import Run
 from pipeline.keys import content_key
 from pipeline.keys.content_key import ContentKey, Difference
-from pipeline.runs import acceptance, index
+from pipeline.runs import acceptance, index, preparation
 from pipeline.runs.acceptance import Acceptance
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import locked
@@ -53,7 +53,7 @@ def _accept(current: Session, run: Run) -> RunFolder:
     base, key, differing = _base(current, run, reason)
     origin, patch = complete.collect_provenance(run, sys.argv, time.time(), note)
     accepted = acceptance.by_this_user(run.key, key, differing)
-    run.folder.prepare(run.description())
+    preparation.prepare(run.folder, run.inputs())
     origin.write(run.folder.path, patch)
     acceptance.write(run.folder, accepted)
     say(f"{run.key.short} is {accepted}; it differs in:")
