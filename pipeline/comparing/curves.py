@@ -11,12 +11,12 @@ from pathlib import Path
 
 from pipeline.comparing.groups import Group
 from pipeline.comparing.reading import ComparedRun
-from pipeline.comparing.tables import with_spread
 from pipeline.core.printable import printable
 from pipeline.core.tables import wrapped
 from pipeline.runs import metrics_file
 from pipeline.runs.index import ALTERED
 from pipeline.runs.metrics_file import MetricsRow
+from pipeline.sweep.report import with_spread
 from trainers.contract import run_folder
 
 AXES = ("step", "epoch", "minutes")

@@ -31,7 +31,7 @@ from pipeline.core.tables import counted, fenced, first_of
 from pipeline.keys.content_key import Difference as KeyDifference
 from pipeline.runs.contents import set_apart, short_field_names
 from pipeline.runs.metrics_file import MetricsRow
-from pipeline.sweep.report import BY, MINIMIZE, SHOWN, direction_of
+from pipeline.sweep.report import BY, MINIMIZE, SHOWN, direction_of, with_spread
 
 COLOURS = 8
 """Further curves are grey, because more colours are hard to distinguish."""
@@ -282,7 +282,7 @@ def _grid(groups: Sequence[Group], by: str, direction: str | None) -> Grid | Non
         good = None
         if one is not None:
             good = min(LEVELS - 1, int(LEVELS * (1 - share if direction == MINIMIZE else share)))
-        said = "-" if one is None else tables.with_spread(one.mean, one.std, by)
+        said = "-" if one is None else with_spread(one.mean, one.std, by)
         title = f"{group.label} {group.title}: {by} {said}"
         cells.append(Cell(row=row, column=column, lines=(group.label, said), level=good, title=title))
     names = short_field_names(fields)

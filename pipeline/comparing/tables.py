@@ -9,6 +9,7 @@ from typing import Any
 from pipeline.comparing.differing import PARTS, Against, Comparison
 from pipeline.comparing.groups import CONFIDENCE, Difference, Figure, Group
 from pipeline.core.tables import counted, fenced, first_of, in_width, unit_of, wrapped
+from pipeline.sweep.report import number, with_spread
 
 _MOST_LINES = 60  # diff lines shown in a terminal
 RULE = (
@@ -20,34 +21,6 @@ _INDENT = "  "
 
 
 # --------------------------------------------------------------------------------------------- figures
-def number(value: float) -> str:
-    """Format with four decimals for shares and losses, none from 100 on; scientific notation for tiny values."""
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    size = abs(value)
-    if size >= 1e9 or 0 < size < 1e-3:
-        return f"{value:.3g}"
-    return f"{value:,.0f}" if size >= 100 else f"{value:.2f}" if size >= 10 else f"{value:.4f}"
-
-
-def with_spread(mean: float, std: float | None, name: str = "") -> str:
-    """Return ``0.9883 ± 0.0042``: the deviation with two significant digits, the mean with as many decimals.
-
-    A figure whose ``name`` is that of a size or a duration has a unit: ``8.13 ± 0.12 MB``.
-    """
-    least, unit = unit_of(name, mean)
-    if unit:
-        return f"{with_spread(mean / least, None if std is None else std / least)} {unit}"
-    if std is None:
-        return number(mean)
-    # After rounding, so that 0.00999… counts as 0.010.
-    power = int(f"{std:.1e}".partition("e")[2]) if std and math.isfinite(std) else 0
-    if std == 0 or not math.isfinite(std) or max(abs(mean), std) >= 1e9 or 0 < abs(mean) < 1e-3 or power < -5:
-        return f"{number(mean)} ± {number(std) if std else '0'}"
-    digits = max(0, 1 - power)
-    return f"{mean:,.{digits}f} ± {std:,.{digits}f}"
-
-
 def cell(figure: Figure | None, n: int, name: str = "") -> str:
     """Format the metric ``name`` of a group of ``n`` finished runs, and say which values its mean leaves out."""
     if figure is None:

@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -22,9 +22,6 @@ BY = "val/accuracy"
 """The metric that decides which configuration is best. Selecting by test figures would bias them."""
 _QUALITY = ("val/accuracy", "test/accuracy", "val/loss")
 SHOWN = (*_QUALITY, "images_per_s", "train_s")
-_TINY = 1e-3
-_TINY_SPREAD = 1e-4
-_LARGE = 1e9
 _MOST_ODD = 5  # trials with non-finite values that get their own line
 _MOST_ALIKE = 8  # trials that failed alike get a line
 _OTHERS = 4  # columns for a script's own metrics, limited by the terminal's width
@@ -184,29 +181,36 @@ def _columns(configurations: Sequence[Group]) -> list[str]:
     return [*others[:_OTHERS], *SHOWN]
 
 
-def _cell(name: str, value: Statistic | None, is_best: bool) -> str:
-    if value is None:
-        return "-"
-    least, unit = unit_of(name, value.mean)
+def _cell(name: str, figure: Statistic | None, is_best: bool) -> str:
+    return "-" if figure is None else f"{with_spread(figure.mean, figure.std, name)}{' *' if is_best else ''}"
+
+
+def number(value: float) -> str:
+    """Format with four decimals for shares and losses, none from 100 on; scientific notation for tiny values."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    size = abs(value)
+    if size >= 1e9 or 0 < size < 1e-3:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if size >= 100 else f"{value:.2f}" if size >= 10 else f"{value:.4f}"
+
+
+def with_spread(mean: float, std: float | None, name: str = "") -> str:
+    """Return ``0.9883 ± 0.0042``: the deviation with two significant digits, the mean with as many decimals.
+
+    A figure whose ``name`` is that of a size or a duration has a unit: ``8.13 ± 0.12 MB``.
+    """
+    least, unit = unit_of(name, mean)
     if unit:
-        value = replace(value, mean=value.mean / least, std=None if value.std is None else value.std / least)
-    # Few digits for large values, scientific notation for values that would show as 0.0000.
-    of_mean = tiny if 0 < abs(value.mean) < _TINY else figure
-    of_spread = tiny if value.std is not None and 0 < value.std < _TINY_SPREAD else of_mean
-    spread = "" if value.std is None else f" ± {of_spread(value.std)}"
-    return f"{of_mean(value.mean)}{spread}{unit and f' {unit}'}{' *' if is_best else ''}"
-
-
-def figure(value: float) -> str:
-    """Format with four decimals for shares and losses, none from 100 on."""
-    if abs(value) >= _LARGE:
-        return tiny(value)
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.4f}"
-
-
-def tiny(value: float) -> str:
-    """Format with three significant digits, for very small and very large values."""
-    return f"{value:.3g}"
+        return f"{with_spread(mean / least, None if std is None else std / least)} {unit}"
+    if std is None:
+        return number(mean)
+    # After rounding, so that 0.00999… counts as 0.010.
+    power = int(f"{std:.1e}".partition("e")[2]) if std and math.isfinite(std) else 0
+    if std == 0 or not math.isfinite(std) or max(abs(mean), std) >= 1e9 or 0 < abs(mean) < 1e-3 or power < -5:
+        return f"{number(mean)} ± {number(std) if std else '0'}"
+    digits = max(0, 1 - power)
+    return f"{mean:,.{digits}f} ± {std:,.{digits}f}"
 
 
 def text(

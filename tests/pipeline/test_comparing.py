@@ -19,6 +19,7 @@ from pipeline.comparing.reading import read
 from pipeline.core.errors import UsageError
 from pipeline.runs import acceptance, index
 from pipeline.runs.folder import RunFolder
+from pipeline.sweep.report import with_spread
 from tests.pipeline.comparing_folders import config_of, failed, swept, trained
 from tests.pipeline.conftest import Printed
 from tests.pipeline.finished_folder import key_of
@@ -281,7 +282,7 @@ def test_a_table_for_a_paper_has_a_line_a_configuration_and_a_column_a_metric(
     ],
 )
 def test_a_deviation_has_two_digits_and_its_mean_as_many(mean: float, std: float | None, said: str) -> None:
-    assert tables.with_spread(mean, std) == said
+    assert with_spread(mean, std) == said
 
 
 @pytest.mark.parametrize("name", ["config.json", "key.json"])

@@ -33,7 +33,7 @@ from pipeline.sweep import report as tables
 from pipeline.sweep.conduct import Sweep, conduct
 from pipeline.sweep.expand import Grid, Space, of_jobs
 from pipeline.sweep.folder import SweepFolder, SweepRecord, TrialEntry, in_order, recorded
-from pipeline.sweep.report import TrialResult, command, figure
+from pipeline.sweep.report import TrialResult, command, number
 from pipeline.sweep.search_plan import STUDY, SearchPlan, fetch, make_step, objectives
 from pipeline.sweep.trial import Settled, Trial, TrialLines, TrialSource
 
@@ -373,7 +373,7 @@ def _conclude_search(plan: SearchPlan, study: Search, folder: SweepFolder, ended
         best = [item for item in results if item.number in study.best()]
         rows = [("trial", *(goal.metric for goal in goals), "")]
         for item in best:
-            cells = (figure(item.values[goal.metric]) if goal.metric in item.values else "-" for goal in goals)
+            cells = (number(item.values[goal.metric]) if goal.metric in item.values else "-" for goal in goals)
             rows.append((str(item.number), *cells, command(item.overrides)))
         say(aligned(rows))
     conclude(folder, results, ended)

@@ -58,7 +58,7 @@ def test_a_star_stands_where_it_is_known_what_is_better_and_the_means_differ() -
 def test_the_text_has_spread_and_n_the_command_and_what_failed() -> None:
     said = text(TRIALS, 5)
     assert "4 of 5 trials finished, 2 configurations" in said
-    assert "optimizer.lr=0.1  3/3  0.9300 ± 0.0361" in said
+    assert "optimizer.lr=0.1  3/3  0.930 ± 0.036" in said
     assert "doit train experiment=x optimizer.lr=0.3 seed=0" in said
     assert said.endswith("\n\nFAILED: loss is nan\n  trial 4  key4  optimizer.lr=0.3 seed=1")
 
@@ -117,7 +117,7 @@ def test_a_searchs_long_numbers_are_rounded_in_the_table_and_whole_in_the_comman
 def test_the_seeds_of_a_script_are_taken_together_too() -> None:
     rows = [trial(n, f"program.args.seed={n}", "program.args.lr=1", loss=1.0 + n) for n in range(3)]
     said = text(rows, 3, by="loss")
-    assert "program.args.lr=1  3/3  2.0000 ± 1.0000" in said
+    assert "program.args.lr=1  3/3  2.0 ± 1.0" in said
     assert "best by loss: program.args.lr=1; trial 0" in said
 
 
