@@ -15,9 +15,9 @@ from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import ALTERED
 from pipeline.runs.result import AlteredError, nonfinite_note
 from pipeline.sweep import folder as folders
-from pipeline.sweep import report as tables
+from pipeline.sweep import results as tables
 from pipeline.sweep.folder import SweepFolder
-from pipeline.sweep.report import TrialResult
+from pipeline.sweep.results import TrialResult
 from pipeline.sweep.trial import Settled
 
 

@@ -16,7 +16,7 @@ from pipeline.core.tables import wrapped
 from pipeline.runs import metrics_file
 from pipeline.runs.index import ALTERED
 from pipeline.runs.metrics_file import MetricsRow
-from pipeline.sweep.report import with_spread
+from pipeline.sweep.results import with_spread
 from trainers.contract import run_folder
 
 AXES = ("step", "epoch", "minutes")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.comparing.groups import (
-    Difference,
     Group,
+    MeanDifference,
     difference,
     differing_fields,
     field_value,
@@ -31,7 +31,7 @@ _DIGEST = 12  # characters shown
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class FieldRow:
     """A field and its value in each group."""
 
     name: str
@@ -57,10 +57,10 @@ class Against:
 
     label: str
     code: tuple[FileChange, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[MeanDifference, ...]
     reservation: str = ""
 
-    def difference(self, metric: str) -> Difference | None:
+    def difference(self, metric: str) -> MeanDifference | None:
         return next((one for one in self.differences if one.metric == metric), None)
 
 
@@ -71,7 +71,7 @@ class Comparison:
     groups: tuple[Group, ...]
     metrics: tuple[str, ...]
     against: tuple[Against, ...]
-    parts: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
+    parts: Mapping[str, tuple[FieldRow, ...]] = field(default_factory=dict)
 
 
 def compare(groups: Sequence[Group], wanted: Sequence[str] = ()) -> Comparison:
@@ -126,17 +126,17 @@ def _hosts(group: Group) -> dict[str, Any]:
     return {name: "; ".join(values) for name, values in facts_by_name.items()}
 
 
-def _differing(known: Sequence[Mapping[str, Any]]) -> tuple[Row, ...]:
+def _differing(known: Sequence[Mapping[str, Any]]) -> tuple[FieldRow, ...]:
     """Return the fields that differ between groups with known values."""
     recorded = [values for values in known if values]
     names = sorted({name for values in recorded for name in values})
     return _rows([name for name in names if len({repr(values.get(name)) for values in recorded}) > 1], known)
 
 
-def _rows(names: Sequence[str], known: Sequence[Mapping[str, Any]]) -> tuple[Row, ...]:
+def _rows(names: Sequence[str], known: Sequence[Mapping[str, Any]]) -> tuple[FieldRow, ...]:
     """Return a row per field; a group without known values (altered) shows question marks."""
     return tuple(
-        Row(name=name, values=tuple(shown(field_value(values, name)) if values else "?" for values in known))
+        FieldRow(name=name, values=tuple(shown(field_value(values, name)) if values else "?" for values in known))
         for name in names
     )
 

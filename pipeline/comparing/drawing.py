@@ -17,7 +17,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from pipeline.comparing.curves import Band, of_several, span_of, thinned, within
-from pipeline.comparing.groups import Difference
+from pipeline.comparing.groups import MeanDifference
 from pipeline.comparing.report import COLOURS, LEVELS, Cell
 from pipeline.core.printable import printable
 from pipeline.core.tables import counted, quantity
@@ -127,7 +127,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 # ---------------------------------------------------------------------------------- intervals and cells
-Titled = tuple[str, Difference]
+Titled = tuple[str, MeanDifference]
 """A difference with its title."""
 
 

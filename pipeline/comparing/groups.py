@@ -21,7 +21,7 @@ from pipeline.core.tables import counted
 from pipeline.keys.content_key import ORDER, flat, is_reordered
 from pipeline.runs.contents import short_field_names, short_value
 from pipeline.runs.index import ALTERED
-from pipeline.sweep.report import SEEDS, Statistic, statistic
+from pipeline.sweep.results import SEEDS, Statistic, statistic
 
 CONFIDENCE = 0.95
 
@@ -40,7 +40,7 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class MeanDifference:
     """The difference of two means, second minus first.
 
     ``low`` and ``high`` bound Welch's interval; they are None if ``unknown`` gives a reason. ``is_larger``: the
@@ -199,11 +199,11 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
-def difference(metric: str, first: Statistic, second: Statistic) -> Difference:
+def difference(metric: str, first: Statistic, second: Statistic) -> MeanDifference:
     """Return the difference of two groups' means, with Welch's interval if both have a spread."""
     apart, unknown = second.mean - first.mean, ""
     if first.std is None or second.std is None:
-        return Difference(metric=metric, difference=apart, unknown="no spread known (n = 1)")
+        return MeanDifference(metric=metric, difference=apart, unknown="no spread known (n = 1)")
     shares = first.std * first.std / first.n, second.std * second.std / second.n
     variance = sum(shares)
     if variance == 0:
@@ -211,10 +211,10 @@ def difference(metric: str, first: Statistic, second: Statistic) -> Difference:
     elif not math.isfinite(variance):
         unknown = "a spread too large to be counted with"
     if unknown:
-        return Difference(metric=metric, difference=apart, unknown=unknown)
+        return MeanDifference(metric=metric, difference=apart, unknown=unknown)
     from scipy.special import stdtrit  # late import: only intervals need scipy
 
     part = shares[0] / variance
     freedom = 1 / (part * part / (first.n - 1) + (1 - part) * (1 - part) / (second.n - 1))
     reach = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(variance)  # of Student's t, on both sides
-    return Difference(metric=metric, difference=apart, low=apart - reach, high=apart + reach)
+    return MeanDifference(metric=metric, difference=apart, low=apart - reach, high=apart + reach)

@@ -18,7 +18,7 @@ from pipeline.core.printable import printable
 from pipeline.core.tables import aligned, counted, cut, duration, file_size, padded
 from pipeline.core.tables import columns as columns_of
 from pipeline.runs.contents import short_field_names
-from pipeline.runs.index import Row
+from pipeline.runs.index import RunRow
 from pipeline.runs.result import first_metrics
 
 STATE_AT = 14
@@ -42,7 +42,7 @@ class Listed:
     it, never cut; ``differing`` the fields in which the listed runs differ, with this run's values.
     """
 
-    row: Row
+    row: RunRow
     name: str = ""
     marks: str = ""
     size_bytes: int | None = None
@@ -168,13 +168,13 @@ def _fitted(
     }, left_out
 
 
-def _figures(row: Row) -> str:
+def _figures(row: RunRow) -> str:
     """Return the test accuracy; of a script its first metrics."""
     accuracy = [] if row.accuracy is None or row.metrics else [f"{_ACCURACY} {row.accuracy:.4f}"]
     return ", ".join([*accuracy, *first_metrics(row.metrics, _MOST_METRICS)])
 
 
-def _hosts(row: Row) -> str:
+def _hosts(row: RunRow) -> str:
     names = ", ".join(row.hosts)
     return names if len(names) <= _NAMES_WIDTH else counted(len(row.hosts), "host")
 

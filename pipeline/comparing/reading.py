@@ -170,7 +170,7 @@ def _result(folder: RunFolder) -> Result | None:
         return None
 
 
-def _reservation(row: index.Row) -> str:
+def _reservation(row: index.RunRow) -> str:
     """Return the reservation in words, for the end of a line."""
     if row.state == index.ALTERED:
         return f"{row.state}: {row.note}"

@@ -13,10 +13,10 @@ from typing import Any
 from pipeline.comparing import curves as curving
 from pipeline.comparing import tables
 from pipeline.comparing.curves import Band
-from pipeline.comparing.differing import Comparison, Row, compare
+from pipeline.comparing.differing import Comparison, FieldRow, compare
 from pipeline.comparing.groups import (
-    Difference,
     Group,
+    MeanDifference,
     differing_fields,
     field_value,
     flat_config,
@@ -28,10 +28,10 @@ from pipeline.comparing.groups import (
 from pipeline.comparing.reading import SPEEDS, Attempt, ComparedRun, attempts
 from pipeline.core.redact import hide
 from pipeline.core.tables import counted, fenced, first_of
-from pipeline.keys.content_key import Difference as KeyDifference
+from pipeline.keys.content_key import Difference
 from pipeline.runs.contents import set_apart, short_field_names
 from pipeline.runs.metrics_file import MetricsRow
-from pipeline.sweep.report import BY, MINIMIZE, SHOWN, direction_of, with_spread
+from pipeline.sweep.results import BY, MINIMIZE, SHOWN, direction_of, with_spread
 
 COLOURS = 8
 """Further curves are grey, because more colours are hard to distinguish."""
@@ -148,7 +148,7 @@ class Report:
         return [*usual, *(name for name in self.comparison.metrics if name not in usual)]
 
     @property
-    def fields(self) -> tuple[Row, ...]:
+    def fields(self) -> tuple[FieldRow, ...]:
         """The differing fields that each have a column in tables of configurations; empty if they are too many."""
         rows = self.comparison.parts.get("configuration", ())
         return rows if len(rows) <= _MOST_COLUMNS else ()
@@ -170,7 +170,7 @@ class Report:
         return f"{done} of {counted(count, 'run')} finished, {counted(len(self.groups), 'configuration')}"
 
     @property
-    def intervals(self) -> dict[str, list[tuple[str, Difference] | None]]:
+    def intervals(self) -> dict[str, list[tuple[str, MeanDifference] | None]]:
         """Metric → title and difference of each configuration from the best, for the first few metrics.
 
         None where the difference is unknown, or nothing may be claimed.
@@ -250,7 +250,7 @@ def _first_by(names: Sequence[str], goals: Mapping[str, str]) -> str:
     return next(known, next(iter(names), ""))
 
 
-def of_nearest(nearest: tuple[str, Sequence[KeyDifference]] | None) -> list[str]:
+def of_nearest(nearest: tuple[str, Sequence[Difference]] | None) -> list[str]:
     """Describe why a run was made: the differences from the nearest finished run."""
     if nearest is None:
         return ["there is no other finished run"]

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.comparing.differing import PARTS, Against, Comparison
-from pipeline.comparing.groups import CONFIDENCE, Difference, Figure, Group
+from pipeline.comparing.groups import CONFIDENCE, Figure, Group, MeanDifference
 from pipeline.core.tables import counted, fenced, first_of, in_width, unit_of, wrapped
-from pipeline.sweep.report import number, with_spread
+from pipeline.sweep.results import number, with_spread
 
 _MOST_LINES = 60  # diff lines shown in a terminal
 RULE = (
@@ -141,12 +141,12 @@ def _named(labels: Sequence[str]) -> str:
     return f"{' and '.join(filter(None, (', '.join(labels[:-1]), labels[-1])))} {'is' if len(labels) == 1 else 'are'}"
 
 
-def larger(against: Against) -> list[Difference]:
+def larger(against: Against) -> list[MeanDifference]:
     """Return the differences that may be called larger than the spread."""
     return [] if against.reservation else [item for item in against.differences if item.is_larger]
 
 
-def interval(item: Difference) -> str:
+def interval(item: MeanDifference) -> str:
     """Return ``+0.0121, from +0.0034 to +0.0208``."""
     least, unit = unit_of(item.metric, item.difference)
     ends = [] if item.low is None or item.high is None else [signed(end / least) for end in (item.low, item.high)]
@@ -242,7 +242,7 @@ def _group(group: Group) -> dict[str, Any]:
     return {**about, "runs": runs, "statistics": statistics}
 
 
-def _difference(item: Difference, against: Against) -> dict[str, Any]:
+def _difference(item: MeanDifference, against: Against) -> dict[str, Any]:
     return {
         "metric": item.metric,
         "difference": json_number(item.difference),

@@ -33,7 +33,7 @@ from pipeline.runs.folder import RunFolder
 from pipeline.runs.metrics_file import MetricsRow
 from pipeline.runs.result import AlteredError
 from pipeline.sweep.folder import SweepFolder, TrialEntry
-from pipeline.sweep.report import MINIMIZE, direction_of
+from pipeline.sweep.results import MINIMIZE, direction_of
 from pipeline.sweep.trial import TrialBegan, TrialEnded, label
 from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat, RankBeat

@@ -20,7 +20,7 @@ from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.printable import hydra_text, hydra_value
 from pipeline.core.processes import process, threads
 from pipeline.notebook.run import Run, table
-from pipeline.sweep.report import BY, MAXIMIZE, MINIMIZE
+from pipeline.sweep.results import BY, MAXIMIZE, MINIMIZE
 
 _GROUPS = ("cluster", "dataset", "experiment", "init", "model", "optimizer", "program", "schedule", "search", "seed")
 _SCRIPT_VERBS = ("run", "torchrun")

@@ -21,7 +21,7 @@ from pipeline.execution.exported import exported_file
 from pipeline.runs import index
 from pipeline.runs import status as run_status
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.index import Row
+from pipeline.runs.index import RunRow
 from trainers.contract import run_folder
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Run:
         return RunFolder(self.path)
 
     @property
-    def _row(self) -> Row:
+    def _row(self) -> RunRow:
         return index.row(self._folder)
 
     def _finished(self) -> RunFolder:

@@ -49,7 +49,7 @@ _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class RunRow:
     """One run in a list.
 
     ``accuracy`` is the test accuracy (0..1) of a finished run. ``figures`` are all metrics of a finished run.
@@ -122,13 +122,13 @@ def is_mlflow_id(named: str) -> bool:
     return _MLFLOW_ID.fullmatch(named) is not None
 
 
-def rows(runs_dir: Path) -> list[Row]:
+def rows(runs_dir: Path) -> list[RunRow]:
     """Return all runs, oldest first. Reads one file per finished run, so ten thousand take a second."""
     candidates = (_row_if_there(RunFolder(runs_dir / key)) for key in _keys(runs_dir))
     return sorted((item for item in candidates if item is not None), key=lambda item: item.unix_time)
 
 
-def _row_if_there(folder: RunFolder) -> Row | None:
+def _row_if_there(folder: RunFolder) -> RunRow | None:
     """Return the row; None if another command has removed the run since it was listed."""
     try:
         return row(folder)
@@ -182,7 +182,7 @@ def _mlflow_run_id(folder: RunFolder) -> Any:
     return noted or (folder.read_json(run_folder.RESULT) or {}).get("mlflow_run_id")
 
 
-def row(folder: RunFolder) -> Row:
+def row(folder: RunFolder) -> RunRow:
     """Return the row of one run. Raises OSError: there is no such folder."""
     result, accepted = None, None
     try:
@@ -194,7 +194,7 @@ def row(folder: RunFolder) -> Row:
         return _row_in_full(folder, "" if locks.is_held(folder.lock) else altered)
     if result is None or _begins_newer(folder):
         return _row_in_full(folder)
-    return Row(
+    return RunRow(
         key=folder.key,
         state=result.state if accepted is None else ACCEPTED,
         what=result.what,
@@ -259,7 +259,7 @@ def intact_parts(folder: RunFolder) -> Mapping[str, Any]:
     return {} if key is None else key.parts
 
 
-def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
+def _row_in_full(folder: RunFolder, altered: str = "") -> RunRow:
     """Return the row of a run without a trustworthy result; edited parts are left out."""
     known: Mapping[str, Any] = folder.read_json(run_folder.KEY) or {}
     newer = is_newer(known)
@@ -281,7 +281,7 @@ def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
         state, note = State.RUNNING, WITHOUT_RESULT
     else:
         state, error = last.state, last.first_line if last.state in _ENDED_BADLY else ""
-    return Row(
+    return RunRow(
         key=folder.key,
         state=state,
         what=shown,

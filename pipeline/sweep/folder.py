@@ -19,7 +19,7 @@ from pipeline.core.specs import LAST, State
 from pipeline.runs import journal
 from pipeline.runs.folder import SWEEPS, RunFolder
 from pipeline.sweep.expand import Space, configuration_digest
-from pipeline.sweep.report import BY
+from pipeline.sweep.results import BY
 from pipeline.sweep.trial import Trial
 from trainers.contract import run_folder
 

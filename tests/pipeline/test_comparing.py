@@ -19,7 +19,7 @@ from pipeline.comparing.reading import read
 from pipeline.core.errors import UsageError
 from pipeline.runs import acceptance, index
 from pipeline.runs.folder import RunFolder
-from pipeline.sweep.report import with_spread
+from pipeline.sweep.results import with_spread
 from tests.pipeline.comparing_folders import config_of, failed, swept, trained
 from tests.pipeline.conftest import Printed
 from tests.pipeline.finished_folder import key_of

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.comparing import drawing
 from pipeline.comparing.curves import Band, Point
-from pipeline.comparing.groups import Difference
+from pipeline.comparing.groups import MeanDifference
 from pipeline.comparing.report import COLOURS, LEVELS, Cell
 from tests.pipeline.comparing_folders import HOSTILE
 from tests.waiting import HANG_S
@@ -38,7 +38,7 @@ def texts(svg: str) -> list[str]:
 def test_a_hostile_name_stands_as_it_is_in_a_picture_that_refers_to_nothing() -> None:
     pictures = [
         drawing.curves([band(1, 2, title=NAME)], title=NAME, axis="step", colours={"A": 0}),
-        drawing.forest([NAME, "b"], [0, None], {NAME: [(NAME, Difference(metric=NAME, difference=0.0))] * 2}),
+        drawing.forest([NAME, "b"], [0, None], {NAME: [(NAME, MeanDifference(metric=NAME, difference=0.0))] * 2}),
         drawing.cells(
             [NAME], [NAME], [Cell(row=0, column=0, lines=(NAME,), level=0, title=NAME)], about=(NAME, "b", "c")
         ),
@@ -115,8 +115,8 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_a_difference_is_a_dot_with_an_interval_which_is_full_where_it_leaves_out_0() -> None:
-    near = "B near", Difference(metric="accuracy", difference=-0.01, low=-0.9, high=0.9)
-    far = "C far", Difference(metric="accuracy", difference=-0.1, low=-0.12, high=-0.08)
+    near = "B near", MeanDifference(metric="accuracy", difference=-0.01, low=-0.9, high=0.9)
+    far = "C far", MeanDifference(metric="accuracy", difference=-0.1, low=-0.12, high=-0.08)
     svg = drawing.forest(["B lr 1", "C lr 2", "D lr 3"], [1, 2, None], {"accuracy": [near, far, None]})
     assert [text for text in texts(svg) if "lr" in text] == ["B lr 1", "C lr 2", "D lr 3"]
     assert re.findall(r'<circle [^>]*style="fill: ([^;]*)', svg) == ["var(--ground)", "var(--c2)"]

@@ -18,7 +18,7 @@ from pipeline.config import compose
 from pipeline.core.specs import State
 from pipeline.core.tables import cut
 from pipeline.runs import index, journal
-from pipeline.runs.index import Row
+from pipeline.runs.index import RunRow
 from pipeline.runs.status import status
 from tests.integration import preloaded
 from tests.pipeline.comparing_folders import trained
@@ -185,7 +185,7 @@ def test_variables_of_the_ranks_are_a_difference_also_from_a_run_without_them() 
 )
 def test_the_table_says_once_what_the_runs_share_and_fits_the_width(width: int, left_out: list[str]) -> None:
     row = partial(
-        Row, state="FINISHED", what="digits small_cnn sgd", nodes="1 + 1 ranks", hosts=("node0", "node1"),
+        RunRow, state="FINISHED", what="digits small_cnn sgd", nodes="1 + 1 ranks", hosts=("node0", "node1"),
         train_s=754.2, accuracy=0.9944, synthetic=True, unix_time=1e9, note="unproven",
     )  # fmt: skip
     differing = {"optimizer.lr": 0.1, "trainer.epochs": 20, "trainer.max_steps": 100}
@@ -204,7 +204,9 @@ def test_the_table_says_once_what_the_runs_share_and_fits_the_width(width: int, 
 
 
 def test_what_neither_the_name_nor_the_heading_says_stands_in_the_last_column() -> None:
-    row = partial(Row, state="FINISHED", nodes="", hosts=(), train_s=None, accuracy=None, synthetic=False, unix_time=0)
+    row = partial(
+        RunRow, state="FINISHED", nodes="", hosts=(), train_s=None, accuracy=None, synthetic=False, unix_time=0
+    )
     rows = [row(key=key * 12, what=f"digits {model} sgd") for key, model in (("a", "mlp"), ("b", "resnet18"))]
     scripts = [row(key=key * 12, what=f"script {path}") for key, path in (("c", "x/train.py"), ("d", "y/train.py"))]
     named = [Listed(row=one, name=name) for one, name in zip([*rows, *scripts], ["lr=1", "lr=1", "", "b"], strict=True)]

@@ -25,7 +25,6 @@ from pipeline.core.printable import (
 )
 from pipeline.keys.content_key import Difference
 from pipeline.runs.contents import short_value
-from pipeline.sweep import report
 
 HOSTILE = "\x1b[2J\x9b31m\u202ea\nb"
 SHOWN = r"\x1b[2J\x9b31m\u202ea\nb"
@@ -49,7 +48,7 @@ def test_what_two_keys_differ_in_is_shown_escaped() -> None:
 
 def test_the_sweeps_list_of_what_failed_says_each_reason_once() -> None:
     trials = [
-        report.TrialResult(
+        results.TrialResult(
             number=number,
             key=f"k{number}",
             state="FAILED",
@@ -60,7 +59,7 @@ def test_the_sweeps_list_of_what_failed_says_each_reason_once() -> None:
         )
         for number, why in enumerate((HOSTILE, "other", f"training failed on localhost, rank 1: {HOSTILE}"))
     ]
-    assert report.text(trials, 3).split("\n\n")[-2:] == [
+    assert results.text(trials, 3).split("\n\n")[-2:] == [
         rf"2 trials FAILED: {SHOWN}" f"\n  trial 0  k0  x={SHOWN}\n  trial 2  k2  x={SHOWN}",
         f"FAILED: other\n  trial 1  k1  x={SHOWN}",
     ]

@@ -29,7 +29,7 @@ from pipeline.core.specs import UNDER_WAY, State
 from pipeline.core.tables import aligned, counted, file_size, first_of
 from pipeline.runs import acceptance, index, lock
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.index import Row
+from pipeline.runs.index import RunRow
 from pipeline.runs.lock import IN_USE, measured
 from pipeline.runs.result import AlteredError
 from pipeline.steps import graph as steps
@@ -75,7 +75,7 @@ def rules_of(options: Mapping[str, str]) -> Rules:
     )
 
 
-def superseded(rows: Sequence[Row], parts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def superseded(rows: Sequence[RunRow], parts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return key → key of the newest finished run alike, for each older run. ``parts``: key → content of key.json."""
     alike = {key: repr([known.get(part) for part in _DECIDES]) for key, known in parts.items() if known.get("config")}
     newest = {alike[row.key]: row for row in rows if row.state == State.FINISHED and row.key in alike}
@@ -83,7 +83,7 @@ def superseded(rows: Sequence[Row], parts: Mapping[str, Mapping[str, Any]]) -> d
     return {row.key: last.key for row, last in pairs if row.unix_time < last.unix_time}
 
 
-def why_chosen(row: Row, rules: Rules, *, newer: str | None, now: float) -> str:
+def why_chosen(row: RunRow, rules: Rules, *, newer: str | None, now: float) -> str:
     """Return why the rules choose the run, in a few words; '' if they don't. ``newer`` supersedes it."""
     by_newer = f"superseded by {newer}" if newer else ""
     if rules.none_given:
@@ -112,7 +112,7 @@ def needed(runs_dir: Path) -> dict[str, str]:
     return needs
 
 
-def objection(folder: RunFolder, row: Row, needs: Mapping[str, str], *, result_stays: bool) -> str:
+def objection(folder: RunFolder, row: RunRow, needs: Mapping[str, str], *, result_stays: bool) -> str:
     """Return why the run must stay; '' if it may be removed. ``result_stays``: only checkpoints are removed."""
     if folder.path.is_symlink():
         return "a symbolic link stands in its place"
@@ -153,7 +153,7 @@ class Item:
     """A chosen run: ``why``, the ``bytes`` that its removal frees, and why it ``stays``, or ''."""
 
     folder: RunFolder
-    row: Row
+    row: RunRow
     why: str
     bytes: int
     stays: str
@@ -228,7 +228,7 @@ def _chosen(current: Session, runs_dir: Path, rules: Rules) -> list[Item]:
     return [item for item in items if item.bytes or not rules.checkpoints]
 
 
-def _superseded(runs_dir: Path, rows: Sequence[Row]) -> dict[str, str]:
+def _superseded(runs_dir: Path, rows: Sequence[RunRow]) -> dict[str, str]:
     """Return key → key of the superseding run, which must be intact."""
     parts = {row.key: RunFolder(runs_dir / row.key).read_json(run_folder.KEY) or {} for row in rows}
     newer = superseded(rows, parts)

@@ -24,7 +24,7 @@ from pipeline.keys.content_key import flat
 from pipeline.runs import index
 from pipeline.runs.contents import ranks_of
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.index import Row, intact_parts
+from pipeline.runs.index import RunRow, intact_parts
 from pipeline.runs.lock import measured
 from trainers.contract import run_folder
 
@@ -116,7 +116,7 @@ class Selection(NamedTuple):
     if there are more than a thousand.
     """
 
-    rows: list[Row]
+    rows: list[RunRow]
     comparable: dict[str, dict[str, Any]]
     is_empty: bool  # the folder of runs holds no run
 
@@ -185,14 +185,14 @@ def _coloured(lines: Sequence[str], states: Sequence[str]) -> list[str]:
     ]
 
 
-def of_state(rows: Sequence[Row], state: str | None) -> list[Row]:
+def of_state(rows: Sequence[RunRow], state: str | None) -> list[RunRow]:
     """Return the runs in this state. Raises UsageError: there is no such state."""
     if state is not None and state.upper() not in index.STATES:
         raise UsageError(f"state={state} is no state of a run; {suggestion(state.upper(), index.STATES)}")
     return [row for row in rows if state is None or row.state == state.upper()]
 
 
-def _in_order(rows: Sequence[Row], by: str, sizes: Mapping[str, int]) -> list[Row]:
+def _in_order(rows: Sequence[RunRow], by: str, sizes: Mapping[str, int]) -> list[RunRow]:
     """Sort the runs; the best, newest or largest comes last, above the next prompt. ``sizes`` in bytes, by key."""
     if by == "size":
         return sorted(rows, key=lambda row: sizes[row.key])

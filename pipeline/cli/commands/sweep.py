@@ -29,11 +29,11 @@ from pipeline.live.notices import Notifier
 from pipeline.live.state import SweepState
 from pipeline.runs.contents import what_runs
 from pipeline.sweep import folder as folders
-from pipeline.sweep import report as tables
+from pipeline.sweep import results as tables
 from pipeline.sweep.conduct import Sweep, conduct
 from pipeline.sweep.expand import Grid, Space, of_jobs
 from pipeline.sweep.folder import SweepFolder, SweepRecord, TrialEntry, in_order, recorded
-from pipeline.sweep.report import TrialResult, command, number
+from pipeline.sweep.results import TrialResult, command, number
 from pipeline.sweep.search_plan import STUDY, SearchPlan, fetch, make_step, objectives
 from pipeline.sweep.trial import Settled, Trial, TrialLines, TrialSource
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from pipeline.live import views
-from pipeline.sweep.report import TrialResult, as_json, best, direction_of, groups, statistic, text
+from pipeline.sweep.results import TrialResult, as_json, best, direction_of, groups, statistic, text
 
 
 def trial(number: int, *chosen: str, state: str = "FINISHED", detail: str = "", **values: float) -> TrialResult:

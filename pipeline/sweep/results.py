@@ -1,4 +1,4 @@
-"""Summarize a sweep: statistics over seeds, the best configuration, and the command that repeats it. Pure."""
+"""The results of a sweep: statistics over seeds, the best configuration, and the command that repeats it. Pure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Statistic:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class Configuration:
     """Trials that differ only in their seed. ``chosen`` are the overrides that distinguish the configuration."""
 
     chosen: tuple[str, ...]
@@ -80,8 +80,8 @@ class Group:
         return sum(trial.state == "FINISHED" for trial in self.trials)
 
 
-def groups(trials: Iterable[TrialResult]) -> list[Group]:
-    """Group trials by configuration, in the order of their first trials.
+def groups(trials: Iterable[TrialResult]) -> list[Configuration]:
+    """Configuration trials by configuration, in the order of their first trials.
 
     A run that a search chose again counts once.
     """
@@ -92,7 +92,7 @@ def groups(trials: Iterable[TrialResult]) -> list[Group]:
             by_configuration.setdefault(_without_seed(trial.chosen), []).append(trial)
         seen.add(trial.key)
     return [
-        Group(chosen=chosen, trials=tuple(members), statistics=_statistics(members))
+        Configuration(chosen=chosen, trials=tuple(members), statistics=_statistics(members))
         for chosen, members in by_configuration.items()
     ]
 
@@ -119,8 +119,8 @@ def statistic(values: Sequence[float]) -> Statistic:
 
 
 def best(
-    configurations: Sequence[Group], by: str = BY, goals: Mapping[str, str] = MappingProxyType({})
-) -> tuple[Group, TrialResult] | None:
+    configurations: Sequence[Configuration], by: str = BY, goals: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Configuration, TrialResult] | None:
     """Return the configuration with the best mean, and its best trial.
 
     None if no trial has the figure, or the better direction is unknown.
@@ -150,7 +150,7 @@ def command(overrides: Sequence[str]) -> str:
     return shell_line(["doit", "train", *overrides])
 
 
-def table(configurations: Sequence[Group], goals: Mapping[str, str], width: int) -> list[str]:
+def table(configurations: Sequence[Configuration], goals: Mapping[str, str], width: int) -> list[str]:
     """Return one line per configuration: mean ± standard deviation of each figure, and n. ``*`` marks the best mean.
 
     The columns are the metrics that a search aims at and the usual ones; for a script with its own metrics, the first
@@ -166,14 +166,14 @@ def table(configurations: Sequence[Group], goals: Mapping[str, str], width: int)
     return in_width(rows, width)
 
 
-def _starred(configurations: Sequence[Group], name: str, goals: Mapping[str, str]) -> Group | None:
+def _starred(configurations: Sequence[Configuration], name: str, goals: Mapping[str, str]) -> Configuration | None:
     """Return the best of several configurations; None if all are equal."""
     top = best(configurations, name, goals)
     means = {group.statistics[name].mean for group in configurations if name in group.statistics}
     return top[0] if top is not None and len(means) > 1 else None
 
 
-def _columns(configurations: Sequence[Group]) -> list[str]:
+def _columns(configurations: Sequence[Configuration]) -> list[str]:
     names = dict.fromkeys(name for group in configurations for name in group.statistics)
     if any(name in names for name in _QUALITY):
         return [*SHOWN]
