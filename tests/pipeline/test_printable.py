@@ -25,6 +25,7 @@ from pipeline.core.printable import (
 )
 from pipeline.keys.content_key import Difference
 from pipeline.runs.contents import short_value
+from pipeline.sweep import results
 
 HOSTILE = "\x1b[2J\x9b31m\u202ea\nb"
 SHOWN = r"\x1b[2J\x9b31m\u202ea\nb"
