@@ -123,11 +123,9 @@ class NotifyConfig:
 
     Attributes:
         command: a program with its arguments, no shell; facts in PACELINE_… variables and, as JSON, on its stdin.
-        url: an address that gets the facts as JSON by POST; secret as a whole.
     """
 
     command: str | None = None
-    url: str | None = None
 
 
 @dataclass(kw_only=True)

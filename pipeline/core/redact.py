@@ -104,7 +104,7 @@ def _masked(word: str, names: Collection[str]) -> tuple[str, list[str]]:
     last = field.rpartition(".")[2]
     if field == "dataset.source":
         value = SIGNATURE.sub(r"\1", value)
-    if _is_secret(last, value, names) or (field == ".".join(WEBHOOK) and not _REFERENCE.fullmatch(value)):
+    if _is_secret(last, value, names):
         return f"{key}={HIDDEN}", [_unquoted(value)]
     values: list[str] = []
 
@@ -148,7 +148,6 @@ _REFERENCED = re.compile(r"\$\{oc\.env:(\w+)")
 Rule = tuple[str, str]
 """A regular expression and its replacement. Plain data, because the agents on the hosts receive the rules too."""
 
-WEBHOOK = ("notify", "url")  # the path of a chat's webhook is the secret
 _LOGIN = r"(://)([^\s/?#'\"]+)(@)"  # greedy: a password may hold an unescaped @
 _QUERY = (  # the query of a signed URL grants access
     r"([?&](?i:[\w.-]*(?:token|password|passwd|secret|signature|credential|api[_-]?key)|sig|auth)=)([^&\s'\"#]+)"
@@ -319,7 +318,7 @@ def _own_names(config: Mapping[str, Any]) -> frozenset[str]:
 
 def _is_whole(path: Sequence[str], value: str, names: Collection[str]) -> bool:
     """Return True if the whole value is secret, not only a part."""
-    if isinstance(value, Secret) or (path and path[-1] in names) or tuple(path) == WEBHOOK:
+    if isinstance(value, Secret) or (path and path[-1] in names):
         return True
     return any(map(is_secret_name, path)) and needs_masking(value)
 
