@@ -386,14 +386,6 @@ _VERBS: Mapping[str, Verb] = {
         summary="stop a run on all of its hosts",
         options={"run": Option("KEY", "the run; default without overrides: the one in progress")},
         examples=("stop", "stop cf0848")),
-    "allreduce": Verb(module="diagnostics", overrides="set",
-        summary="measure the all-reduce bandwidth of the cluster, with checked sums",
-        options={
-            "min_bytes": Option("SIZE", "the smallest message (8)"),
-            "max_bytes": Option("SIZE", "the largest (64M over gloo, 1G over nccl)"),
-            "iterations": Option("N", "measurements of each size (20)"),
-        },
-        examples=("allreduce cluster=two_node --max-bytes 16M --iterations 50",)),
     "benchmark": Verb(module="diagnostics", overrides="set", after=("fetch",),
         summary="measure throughput and scaling against a plain PyTorch loop",
         options={

@@ -1,4 +1,4 @@
-"""The hosts' speeds, compared with each other (`doit preflight --measure`).
+"""The hosts' speeds, compared with each other, and the sums of their all-reduces (`doit preflight --measure`).
 
 trainers.measuring.speeds measures them; the comparison is pure.
 """
@@ -44,19 +44,21 @@ class Figure:
 
     Attributes:
         hosts: labels: one, or two.
-        what: ``matrix product`` or ``all-reduce``.
-        on: what must be equal for figures to be compared: devices, ranks, backend.
+        quantity: ``matrix product`` or ``all-reduce``.
+        setup: what must be equal for figures to be compared: devices, ranks, backend.
         per_s: operations or bytes a second.
+        wrong_elements: of one sum, which is compared with the right one.
     """
 
     hosts: tuple[str, ...]
-    what: str
-    on: str
+    quantity: str
+    setup: str
     per_s: float
+    wrong_elements: int = 0
 
     def shown(self, per_s: float) -> str:
         """Return a rate with its unit."""
-        return f"{per_s / 1e9:,.1f} GFLOP/s" if self.what == "matrix product" else f"{per_s / 1e9:.3f} GB/s"
+        return f"{per_s / 1e9:,.1f} GFLOP/s" if self.quantity == "matrix product" else f"{per_s / 1e9:.3f} GB/s"
 
 
 def figures(result: Mapping[str, Any], labels: Sequence[str]) -> list[Figure]:
@@ -67,33 +69,44 @@ def figures(result: Mapping[str, Any], labels: Sequence[str]) -> list[Figure]:
         labels: the hosts' labels by node rank.
     """
     measured = []
-    for number, label in enumerate(labels):
-        ranks = [rank for rank in result["ranks"] if rank["node_rank"] == number]
+    for node_rank, label in enumerate(labels):
+        ranks = [rank for rank in result["ranks"] if rank["node_rank"] == node_rank]
         device = ranks[0]["device"].partition(" ")[2] or result["device"]
-        on = f"{len(ranks)} × {device}"
-        slowest = min(float(rank["flop_per_s"]) for rank in ranks)
-        measured.append(Figure(hosts=(label,), what="matrix product", on=on, per_s=slowest))
+        slowest_per_s = min(float(rank["flop_per_s"]) for rank in ranks)
+        setup = f"{len(ranks)} × {device}"
+        measured.append(Figure(hosts=(label,), quantity="matrix product", setup=setup, per_s=slowest_per_s))
     for group in result["groups"]:
-        hosts = tuple(labels[number] for number in group["nodes"])
-        on = f"{group['ranks']} ranks, {result['backend']}"
-        measured.append(Figure(hosts=hosts, what="all-reduce", on=on, per_s=float(group["bus_bytes_per_s"])))
+        measured.append(
+            Figure(
+                hosts=tuple(labels[node_rank] for node_rank in group["nodes"]),
+                quantity="all-reduce",
+                setup=f"{group['ranks']} ranks, {result['backend']}",
+                per_s=float(group["bus_bytes_per_s"]),
+                wrong_elements=int(group["wrong_elements"]),
+            )
+        )
     return measured
 
 
 def checks(measured: Sequence[Figure]) -> Iterator[Check]:
-    """Compare each host, and each pair, with the others of its kind."""
+    """Compare each host, and each pair, with the others of its kind. A wrong sum is a failed check."""
     for figure in measured:
         peers = [other.per_s for other in measured if other is not figure and _is_comparable(figure, other)]
-        usual = statistics.median(peers) if peers else 0.0
+        usual_per_s = statistics.median(peers) if peers else 0.0
         host, pair = (figure.hosts[0], "") if len(figure.hosts) == 1 else (ALL, f"{' – '.join(figure.hosts)}: ")
-        seen = f"{pair}{figure.shown(figure.per_s)}"
-        if figure.per_s < ENOUGH * usual:
-            wanted = f"at least {ENOUGH:.0%} of the others' {figure.shown(usual)}"
-            seen = f"{seen} ({figure.on})"
-            yield Check(host=host, name=figure.what, state=State.WARNING, seen=seen, wanted=wanted, hint=_LOOK)
-        else:
-            yield Check(host=host, name=figure.what, state=State.OK, seen=seen)
+        seen, wanted, hint = f"{pair}{figure.shown(figure.per_s)}", "", ""
+        state = State.OK
+        if figure.wrong_elements:
+            state, hint = State.FAILED, "the network or a device is faulty"
+            seen, wanted = f"{pair}{figure.wrong_elements:,} elements of a sum are wrong", "right sums"
+        elif figure.per_s < ENOUGH * usual_per_s:
+            state, hint = State.WARNING, _LOOK
+            seen, wanted = (
+                f"{seen} ({figure.setup})",
+                f"at least {ENOUGH:.0%} of the others' {figure.shown(usual_per_s)}",
+            )
+        yield Check(host=host, name=figure.quantity, state=state, seen=seen, wanted=wanted, hint=hint)
 
 
-def _is_comparable(one: Figure, other: Figure) -> bool:
-    return (one.what, one.on, len(one.hosts)) == (other.what, other.on, len(other.hosts))
+def _is_comparable(figure: Figure, other: Figure) -> bool:
+    return (figure.quantity, figure.setup, len(figure.hosts)) == (other.quantity, other.setup, len(other.hosts))

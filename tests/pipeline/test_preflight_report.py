@@ -85,7 +85,7 @@ def test_every_check_has_its_line_in_the_documentation() -> None:
     source = "".join(path.read_text(encoding="utf-8") for path in modules)
     names = set(
         re.findall(
-            r'(?:name=|compared\(|from_error\(error, |_at_least\(\S+, |judged\(\s*\S+,\s*|what=)"([^"]+)"', source
+            r'(?:name=|compared\(|from_error\(error, |_at_least\(\S+, |judged\(\s*\S+,\s*|quantity=)"([^"]+)"', source
         )
     )
     assert {"clock", "MTU", "disk", "GPU errors", "InfiniBand rate", "run", "matrix product"} <= names

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pipeline.cluster.preflight import State
 from pipeline.cluster.preflight.judgement import lines
 from pipeline.diagnostics.host_speed import Figure, checks, figures
 
 
 def product(host: str, gflop_per_s: float, on: str = "1 × EPYC") -> Figure:
-    return Figure(hosts=(host,), what="matrix product", on=on, per_s=gflop_per_s * 1e9)
+    return Figure(hosts=(host,), quantity="matrix product", setup=on, per_s=gflop_per_s * 1e9)
 
 
 def pair(one: str, other: str, gb_per_s: float) -> Figure:
-    return Figure(hosts=(one, other), what="all-reduce", on="2 ranks, gloo", per_s=gb_per_s * 1e9)
+    return Figure(hosts=(one, other), quantity="all-reduce", setup="2 ranks, gloo", per_s=gb_per_s * 1e9)
 
 
 def found(measured: list[Figure]) -> list[str]:
@@ -39,6 +41,14 @@ def test_a_slow_pair_is_named() -> None:
     ]
 
 
+def test_a_wrong_sum_fails() -> None:
+    wrong = replace(pair("a", "b", 1.0), wrong_elements=1200)
+    assert found([wrong, pair("a", "c", 1.0)]) == [
+        "failed all-reduce: a – b: 1,200 elements of a sum are wrong (wanted: right sums); "
+        "the network or a device is faulty"
+    ]
+
+
 def test_other_hardware_is_not_compared() -> None:
     assert found([product("a", 100), product("b", 10, on="1 × Xeon"), pair("a", "b", 0.1)]) == []
 
@@ -48,9 +58,9 @@ def test_a_host_counts_by_its_slowest_rank() -> None:
         {"node_rank": node, "device": "cuda:0 H100", "flop_per_s": speed}
         for node, speed in ((0, 5e9), (0, 4e9), (1, 6e9))
     ]
-    group = {"nodes": [0, 1], "ranks": 3, "bus_bytes_per_s": 2e9}
+    group = {"nodes": [0, 1], "ranks": 3, "bus_bytes_per_s": 2e9, "wrong_elements": 0}
     assert figures({"device": "cuda", "backend": "nccl", "ranks": ranks, "groups": [group]}, ["a", "b"]) == [
-        Figure(hosts=("a",), what="matrix product", on="2 × H100", per_s=4e9),
-        Figure(hosts=("b",), what="matrix product", on="1 × H100", per_s=6e9),
-        Figure(hosts=("a", "b"), what="all-reduce", on="3 ranks, nccl", per_s=2e9),
+        Figure(hosts=("a",), quantity="matrix product", setup="2 × H100", per_s=4e9),
+        Figure(hosts=("b",), quantity="matrix product", setup="1 × H100", per_s=6e9),
+        Figure(hosts=("a", "b"), quantity="all-reduce", setup="3 ranks, nccl", per_s=2e9),
     ]

@@ -61,7 +61,6 @@ STOP = "stop"  # `doit stop` has ended the run: nothing is started again
 ATTEMPT_IDS = "attempts.json"  # ids of all attempts, the newest last: a rank of an older one stops writing
 
 # Answers of diagnostics, next to the files of a run.
-ALLREDUCE = "allreduce.json"
 HOST_SPEED = "host_speed.json"
 PROFILE = "profile.json"
 THROUGHPUT = "measure.json"

@@ -6,29 +6,20 @@ bus = algorithm × 2(n−1)/n, the load of the slowest link whatever the number 
 
 from __future__ import annotations
 
-import itertools
 import socket
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from trainers.core.errors import TrainerError
-from trainers.core.files import write_json
-from trainers.distributed.connecting import connect
 from trainers.distributed.node_info import device_name
 from trainers.distributed.process_group import RankContext
 
-_SMALLEST_BYTES = 8
-_LARGEST_BYTES = {"gloo": 64 << 20, "nccl": 1 << 30}  # on CPUs, 1 GiB takes long and shows no more
-_PAIR_BYTES = 16 << 20
-_STEP = 4  # factor from one message size to the next
 FLOAT_BYTES = 4
 _LONGEST_SIZE_S = 10.0  # time spent on one size; fewer measurements where the network is slow
 _FEWEST = 3
@@ -36,17 +27,6 @@ _SMALL_BYTES = 1 << 16  # up to this size, a call is as short as the spread of t
 _SMALL_CALLS = 20  # so a measurement consists of this many calls
 _PERIOD = 7
 _BLOCK = _PERIOD << 17  # elements filled and compared at a time
-_HEADER = f"{'bytes':>12}{'n':>5}{'min µs':>12}{'median µs':>12}{'max µs':>12}{'alg MB/s':>11}{'bus MB/s':>11}  wrong"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Message sizes in bytes (``max_bytes`` None: the backend's default), and measurements per size."""
-
-    min_bytes: int = _SMALLEST_BYTES
-    max_bytes: int | None = None
-    iterations: int = 20
-    backend: str = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,42 +69,6 @@ class Timing:
         }
 
 
-def run(settings: Settings, output: Path | None) -> None:
-    """Measure and report. Every rank must call it.
-
-    Raises:
-        TrainerError: there is only one rank, the sizes are invalid, or a sum is wrong.
-    """
-    with connect(settings.backend) as context:
-        if context.ranks.world_size < 2:
-            raise TrainerError("an all-reduce needs at least 2 ranks; try cluster.nproc_per_node=2 or a cluster")
-        infos = gather_rank_infos(context)
-        sizes = message_sizes(settings, context.backend)
-        _say(context, [f"rank {info.rank}  node {info.node_rank}  {info.host}  {info.device}" for info in infos])
-        rows = _sweep(context, sizes, settings.iterations)
-        pairs = _pairs(context, infos, sizes, settings.iterations)
-        if context.is_rank_zero and output is not None:
-            write_json(output, _result(context, infos, rows, pairs))
-        # raise only after the file is written, so that wrong sums can be examined
-        wrong = [f"{row.size_bytes} bytes: {row.wrong_elements} elements" for row in rows if row.wrong_elements]
-        wrong += [f"{' – '.join(pair['hosts'])}: {pair['wrong_elements']}" for pair in pairs if pair["wrong_elements"]]
-        if wrong:
-            raise TrainerError(f"all-reduces gave wrong sums ({'; '.join(wrong)}); the network or a device is faulty")
-
-
-def message_sizes(settings: Settings, backend: str) -> list[int]:
-    """Return sizes from the smallest to the largest, each four times the previous one. Raises TrainerError."""
-    largest = settings.max_bytes or _LARGEST_BYTES[backend]
-    if not 4 <= settings.min_bytes <= largest:
-        raise TrainerError(f"min_bytes={settings.min_bytes} must lie in 4..max_bytes={largest}")
-    if settings.iterations < 1:
-        raise TrainerError(f"iterations={settings.iterations} must be at least 1")
-    sizes = [settings.min_bytes]
-    while sizes[-1] * _STEP <= largest:
-        sizes.append(sizes[-1] * _STEP)
-    return sizes if sizes[-1] == largest else [*sizes, largest]
-
-
 def gather_rank_infos(context: RankContext) -> list[RankInfo]:
     """Exchange the identities of all ranks, as a smoke test. Raises TrainerError."""
     ranks = context.ranks
@@ -138,36 +82,6 @@ def gather_rank_infos(context: RankContext) -> list[RankInfo]:
         if info.rank != rank:
             raise TrainerError(f"in rank {rank}'s place rank {ranks.rank} got what rank {info.rank} sent")
     return infos
-
-
-def _sweep(context: RankContext, sizes: Sequence[int], iterations: int) -> list[Timing]:
-    _say(context, ["", f"all-reduce over {context.ranks.world_size} ranks, {context.backend}, float32", _HEADER])
-    rows = []
-    for size in sizes:
-        rows.append(measure(size, device=context.device, iterations=iterations, group=None))
-        _say(context, [_line(rows[-1])])
-    return rows
-
-
-def _pairs(
-    context: RankContext, infos: Sequence[RankInfo], sizes: Sequence[int], iterations: int
-) -> list[dict[str, Any]]:
-    """Measure all ranks of two nodes at a time, one pair after the other, to find a slow link.
-
-    Rank 0 gets all results.
-    """
-    nodes = sorted({info.node_rank for info in infos})
-    if len(nodes) < 3:
-        return []
-    hosts = {info.node_rank: info.host for info in infos}
-    size, rows = min(max(sizes), _PAIR_BYTES), []
-    _say(context, ["", f"two nodes at a time, {size} bytes", f"{'nodes':<40}{_HEADER[12:]}"])
-    for pair in itertools.combinations(nodes, 2):
-        row = measure_nodes(context, infos, pair, size, iterations)
-        names = [hosts[member] for member in pair]
-        rows.append({"nodes": list(pair), "hosts": names, **row.as_json()})
-        _say(context, [f"{' – '.join(names):<40}{_figures(row)}"])
-    return rows
 
 
 def measure_nodes(
@@ -186,39 +100,6 @@ def measure_nodes(
         dist.destroy_process_group(group)
     # ranks outside of the group wait here, so only one pair uses the network at a time
     return Timing(**context.share(vars(timing) if timing else {})[members[0]])
-
-
-def _line(row: Timing) -> str:
-    return f"{row.size_bytes:>12}{_figures(row)}"
-
-
-def _figures(row: Timing) -> str:
-    times = "".join(f"{seconds * 1e6:>12,.1f}" for seconds in (row.min_s, row.median_s, row.max_s))
-    rates = "".join(f"{rate / 1e6:>11,.2f}" for rate in (row.algorithm_bytes_per_s, row.bus_bytes_per_s))
-    return f"{row.n:>5}{times}{rates}  {row.wrong_elements}"
-
-
-def _say(context: RankContext, lines: Sequence[str]) -> None:
-    if context.is_rank_zero:
-        print("\n".join(lines), flush=True)
-
-
-def _result(
-    context: RankContext, infos: Sequence[RankInfo], rows: Sequence[Timing], pairs: list[dict[str, Any]]
-) -> dict[str, Any]:
-    return {
-        "version": 1,
-        "unix_time": time.time(),
-        "torch": torch.__version__,
-        "backend": context.backend,
-        "device": context.device.type,
-        "dtype": "float32",
-        "world_size": context.ranks.world_size,
-        "nnodes": context.ranks.nnodes,
-        "ranks": [vars(info) for info in infos],
-        "rows": [row.as_json() for row in rows],
-        "pairs": pairs,
-    }
 
 
 def measure(size_bytes: int, *, device: torch.device, iterations: int, group: dist.ProcessGroup | None) -> Timing:

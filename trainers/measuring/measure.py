@@ -5,9 +5,6 @@ A section of config.json says what:
   alternate in one process. Rank 0 writes RUN_DIR/measure.json.
 - ``profile`` ({"steps": n}): rank 0 traces a few steps. It writes RUN_DIR/trace.json.gz (for ui.perfetto.dev or
   chrome://tracing), and RUN_DIR/profile.json with the longest operations.
-- ``allreduce`` ({"min_bytes": n, "max_bytes": n, "iterations": n}): every rank sends its identity through an
-  all-gather; then all-reduces are timed from the smallest to the largest message, and with more than two nodes between
-  each pair of them. Rank 0 writes RUN_DIR/allreduce.json.
 - none of them: all ranks multiply matrices at the same time, as in a training; then all-reduces are timed within each
   node that has several ranks, and between each pair of nodes. Rank 0 writes RUN_DIR/host_speed.json.
 """
@@ -23,16 +20,13 @@ from trainers.entry import leave, start
 
 def _run(path: Path) -> None:
     # these import torch: only after start has set sys.path
-    from trainers.measuring import bandwidth, speeds, throughput, trace
+    from trainers.measuring import speeds, throughput, trace
 
     config = json.loads(path.read_text(encoding="utf-8"))
     if "measure" in config:
         throughput.run(path, config["measure"])
     elif "profile" in config:
         trace.run(path, config["profile"])
-    elif "allreduce" in config:
-        settings = bandwidth.Settings(backend=config["strategy"]["backend"], **config["allreduce"])
-        bandwidth.run(settings, path.parent / run_folder.ALLREDUCE)
     else:
         speeds.run(config["strategy"]["backend"], path.parent / run_folder.HOST_SPEED)
 

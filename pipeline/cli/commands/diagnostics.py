@@ -1,13 +1,10 @@
-"""`doit preflight`, `allreduce`, `benchmark` and `profile`: start measurements, and print them."""
+"""`doit preflight`, `benchmark` and `profile`: start measurements, and print them."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-from pipeline.cli.invocation import Invocation
 from pipeline.cli.output import answer, note, say, wants_json, width
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster import preflight as checks
@@ -79,7 +76,7 @@ def _measured(current: Session, report: Report, *, say: Callable[[str], None]) -
         config.cluster, backend=config.train.strategy.backend, runs_dir=config.runs_dir, root=ROOT, say=say
     )
     for figure in figures:
-        say(f"{figure.what}  {' – '.join(figure.hosts)}  {figure.shown(figure.per_s)}  ({figure.on})")
+        say(f"{figure.quantity}  {' – '.join(figure.hosts)}  {figure.shown(figure.per_s)}  ({figure.setup})")
     say(f"  figures  {relative(folder / run_folder.HOST_SPEED)}")
     return replace(report, checks=[*report.checks, *host_speed.checks(figures)])
 
@@ -102,56 +99,6 @@ def _examined(current: Session, cluster: Cluster, *, deep: bool, say: Callable[[
             runs_dir=config.runs_dir,
             on_note=say,
         )
-
-
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-def allreduce(current: Session) -> None:
-    """Measure the bandwidth of all-reduce between the ranks."""
-    config = current.config
-    settings = _allreduce_settings(current.invocation)
-    if config.cluster.world_size < 2:
-        raise UsageError(
-            "an all-reduce needs at least 2 ranks; this cluster has 1", hint="cluster.nproc_per_node=2, or more hosts"
-        )
-    folder = node_module.new_folder(config.runs_dir, "allreduce")
-    request = {"strategy": {"backend": config.train.strategy.backend}, "allreduce": settings}
-    result = node_module.run(request, run_folder.ALLREDUCE, cluster=config.cluster, folder=folder, root=ROOT, say=note)
-    say(f"\n{_bandwidth(result)}")
-    say(f"  figures  {relative(folder / run_folder.ALLREDUCE)}")
-
-
-def _allreduce_settings(invocation: Invocation) -> dict[str, int]:
-    """Return the typed ones of ``min_bytes``, ``max_bytes`` and ``iterations``. Raises UsageError."""
-    options = invocation.options
-    parsed = {name: _size(name, options[name]) for name in ("min_bytes", "max_bytes") if name in options}
-    parsed |= invocation.numbers("iterations")
-    if parsed.get("min_bytes", 8) < 4 or parsed.get("max_bytes", 1 << 30) < parsed.get("min_bytes", 8):
-        shown = ", ".join(f"{name}={options[name]}" for name in options)
-        raise UsageError(f"{shown}: the smallest message has at least 4 bytes, and none is larger than max_bytes")
-    return parsed
-
-
-def _bandwidth(result: Mapping[str, Any]) -> str:
-    """Return the bandwidth of the largest message, and of the slowest pair if there are several nodes."""
-    last = result["rows"][-1]
-    text = f"bus bandwidth {_rate(last)} at {last['size_bytes']:,} bytes, {result['world_size']} ranks, every sum right"
-    if result["pairs"]:
-        slowest = min(result["pairs"], key=lambda pair: float(pair["bus_bytes_per_s"]))
-        text += f"; slowest pair {' – '.join(slowest['hosts'])}: {_rate(slowest)}"
-    return text
-
-
-def _rate(row: Mapping[str, Any]) -> str:
-    return f"{row['bus_bytes_per_s'] / 1e9:.3f} GB/s"
-
-
-def _size(name: str, text: str) -> int:
-    match = re.fullmatch(r"([0-9]+)([KMG]?)", text.upper(), re.ASCII)
-    if match is None:
-        raise UsageError(f"{name}={text} is no size; write 8, 64K, 16M or 1G")
-    return int(match.group(1)) * _UNITS[match.group(2)]
 
 
 def benchmark(current: Session) -> None:
