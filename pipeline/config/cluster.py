@@ -54,7 +54,7 @@ def build_cluster(section: Mapping[str, Any], *, root: Path, local_gpus: int) ->
     _check_restarts(settings, len(hosts))
     _check_hosts(hosts, spares)
     variables = {name for host in hosts for name in host.env}
-    for name in settings.secrets or ():
+    for name in unmasked.secrets or ():
         if name not in variables:  # a misspelled name would leave its value unmasked
             raise UsageError(
                 f"cluster.secrets names {name!r}, which cluster.env doesn't set; {suggestion(name, variables)}"
