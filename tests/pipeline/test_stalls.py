@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.attempt.stalls import is_hang, judge, slow_connection, stall_text
+from pipeline.cluster.attempt.stalls import SlowSteps, is_hang, judge, slow_connection, stall_text
 from trainers.contract.beats import Collectives, Phase, RankBeat, RankLook, Socket
 
 STARTING, LOADING, COMPUTING, WAITING, UPDATING, EVALUATING, SAVING, ENDING, SCRIPT = Phase
@@ -157,7 +157,7 @@ def test_the_rank_that_holds_the_others_up_is_named_with_its_kind(case: str) -> 
 def test_a_connection_whose_other_side_does_not_read_is_not_the_one_to_blame() -> None:
     unread = (Socket(peer="10.0.0.1", unsent_bytes=0, sent_again=0, unread_bytes=60_000),)
     looks = [rank(0, sockets=unread), rank(1, sockets=to(0))]
-    assert slow_connection(looks, HOSTS, 0.9, 2.0) is None
+    assert slow_connection(looks, HOSTS, SlowSteps(0.9, 2.0)) is None
     assert judge(looks, HOSTS, 300.0).kind == "collective"
     dropped = [rank(0, sockets=unread), rank(1, sockets=to(0, 5))]
     assert judge(dropped, HOSTS, 300.0).kind == "dropped link"

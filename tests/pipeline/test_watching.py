@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cluster.attempt.stalls import Watch
+from pipeline.cluster.attempt.stall_watch import ExamineRanks, StallWatch
 from pipeline.cluster.events import Verdict
 from trainers.contract.beats import NodeBeat, NodeLook, Phase, RankBeat, RankLook, Socket
 
@@ -16,18 +16,34 @@ class Attempt:
 
     def __init__(self, stall_s: float = 30.0, collective_timeout_s: float = 600.0) -> None:
         hosts = {"10.0.0.1": "node0", "10.0.0.2": "node1"}
-        self.watch = Watch(hosts=hosts, stall_s=stall_s, collective_timeout_s=collective_timeout_s)
+        self.watch = StallWatch(hosts=hosts, stall_s=stall_s, collective_timeout_s=collective_timeout_s)
         self.now, self.asked = 1000.0, 0
         self.moves = [0, 0]
         self.answering, self.state = ["node0", "node1"], "T"
         self.own_s = 0.0
+        self.sockets: tuple[tuple[Socket, ...], ...] = ((), ())
 
     def second(self, *, moves: bool, step: int = 5, phases: tuple[int, int] = (WAITING, COMPUTING)) -> Verdict | None:
         self.now += 1.0
         for number, phase in enumerate(phases):
             self.moves[number] += moves
             self.watch.take_beat(NodeBeat(host=f"node{number}", ranks=(self.beat(number, step, phase),)))
-        return self.watch.check(self.now, self.ask)
+        return self.check()
+
+    def check(self) -> Verdict | None:
+        result = self.watch.check(self.now)
+        if isinstance(result, ExamineRanks):
+            self.ask()
+            result = self.watch.check(self.now)
+        assert not isinstance(result, ExamineRanks), "once"
+        return result
+
+    def check_network(self) -> Verdict | None:
+        result = self.watch.check_network(self.now)
+        if isinstance(result, ExamineRanks):
+            self.ask()
+            return None
+        return result
 
     def beat(self, number: int, step: int, phase: int) -> RankBeat:
         place = {"rank": number, "pid": 7, "step": step, "phase": phase, "moves": self.moves[number]}
@@ -38,6 +54,7 @@ class Attempt:
         for number, host in enumerate(self.answering):
             phase = WAITING if self.state == "T" else SCRIPT
             look = RankLook(beat=self.beat(number, 5, phase), host=host, state=self.state if number else "S")
+            look = look._replace(sockets=self.sockets[number])
             self.watch.take_look(NodeLook(host=host, ranks=(look,)))
 
     def held(self, at_most: int, **how: object) -> tuple[int, Verdict | None]:
@@ -116,24 +133,19 @@ def test_a_controller_that_slept_and_ranks_that_have_ended_are_no_stall() -> Non
     attempt.watch.remove("node0")
     attempt.watch.remove("node1")
     attempt.now += 1.0
-    assert all(attempt.watch.check(attempt.now + second, attempt.ask) is None for second in range(200))
+    assert all(attempt.watch.check(attempt.now + second) is None for second in range(200))
 
 
 def test_a_connection_that_ranks_mostly_wait_for_is_named_once_and_nothing_is_ended() -> None:
     attempt = Attempt()
     stuck = (Socket(peer="10.0.0.1", unsent_bytes=70_000, sent_again=0),)
 
-    def ask() -> None:
-        attempt.asked += 1
-        for number in range(2):
-            look = RankLook(beat=attempt.beat(number, 5, WAITING), host=f"node{number}", sockets=stuck[:number])
-            attempt.watch.take_look(NodeLook(host=f"node{number}", ranks=(look,)))
-
-    said = []
+    attempt.sockets = (stuck[:0], stuck)
+    verdicts = []
     for second in range(1, 101):
         assert attempt.second(moves=True, step=second // 2 + 1) is None
-        said.append(attempt.watch.slow_network(attempt.now, ask))
-    (verdict,) = filter(None, said)
+        verdicts.append(attempt.check_network())
+    (verdict,) = filter(None, verdicts)
     assert (verdict.kind, verdict.host, attempt.asked) == ("slow link", "node1", 1)
     assert verdict.text == (
         "steps take 2 s, 100% of it waiting in collectives, and the connection from node1 to node0 is too slow: "
@@ -150,7 +162,7 @@ def test_a_connection_that_was_cut_and_came_back_is_not_too_slow() -> None:
             step += 12
             attempt.own_s += 0.33
         assert attempt.second(moves=not is_cut, step=step) is None
-        assert attempt.watch.slow_network(attempt.now, attempt.ask) is None
+        assert attempt.check_network() is None
     assert attempt.asked == 0
 
 
@@ -158,7 +170,7 @@ def test_steps_that_all_are_long_are_no_pause() -> None:
     attempt = Attempt()
     for second in range(1, 41):
         attempt.second(moves=second % 6 == 0, step=second // 6 + 1)
-        attempt.watch.slow_network(attempt.now, attempt.ask)
+        attempt.check_network()
     assert attempt.asked == 1
 
 
@@ -167,7 +179,7 @@ def test_looks_at_a_stall_are_not_judged_as_those_at_a_slow_network() -> None:
     attempt = Attempt()
     for second in range(1, 27):
         attempt.second(moves=True, step=second)
-        attempt.watch.slow_network(attempt.now, lambda: None)
+        attempt.watch.check_network(attempt.now)
     attempt.answering = []
     assert attempt.held(35, step=26) == (35, None)
     assert attempt.asked == 1
@@ -176,7 +188,7 @@ def test_looks_at_a_stall_are_not_judged_as_those_at_a_slow_network() -> None:
         look = RankLook(beat=attempt.beat(number, 26, WAITING), host=f"node{number}", sockets=stuck[:number])
         attempt.watch.take_look(NodeLook(host=f"node{number}", ranks=(look,)))
     attempt.second(moves=True, step=27)
-    assert attempt.watch.slow_network(attempt.now, lambda: None) is None
+    assert attempt.watch.check_network(attempt.now) is None
 
 
 def test_ranks_that_work_most_of_the_time_are_not_looked_at() -> None:
@@ -184,7 +196,7 @@ def test_ranks_that_work_most_of_the_time_are_not_looked_at() -> None:
     for second in range(1, 101):
         attempt.own_s = 0.5 * second
         assert attempt.second(moves=True, step=second) is None
-        assert attempt.watch.slow_network(attempt.now, attempt.ask) is None
+        assert attempt.check_network() is None
     assert attempt.asked == 0
 
 
