@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cluster.attempt.failures import Tracebacks, is_worth_showing, shortened
+from pipeline.cluster.attempt.tracebacks import HeldTracebacks, is_worth_showing, shortened
 from pipeline.cluster.events import LogLine
 
 UNCAUGHT = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', "    f()", "E: a", "", "b"]
@@ -16,7 +16,7 @@ CAUGHT = [
 def shown(*lines: tuple[int, str]) -> tuple[list[str], list[str]]:
     """What is shown while the lines come, and what after a good end."""
     seen: list[str] = []
-    tracebacks = Tracebacks(lambda line: seen.append(f"{line.rank} {line.text}"))
+    tracebacks = HeldTracebacks(lambda line: seen.append(f"{line.rank} {line.text}"))
     for rank, text in lines:
         tracebacks.add(LogLine(host="node0", rank=rank, text=text))
     before = [*seen]

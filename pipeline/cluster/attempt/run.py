@@ -159,7 +159,7 @@ def _failure(running: RunningAttempt, outcome: Outcome) -> TrainingError:
             stall_text(running.verdict, running.log_dir),
             "host" if running.verdict.kind in HOST_CAUSED else "code",
         )
-    elif outcome.hint and (first is None or is_consequence(first[1])):  # the ranks know only that they were ended
+    elif outcome.hint and (first is None or is_consequence(first.error)):  # the ranks know only that they were ended
         text = f"training failed: {outcome.text}\nlogs: {running.log_dir}"
     else:
         text = failure_text(running.plan, running.ends, running.kept_log_dir)

@@ -6,16 +6,15 @@ import dataclasses
 import queue
 import time
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pipeline.cluster import earlier, starts
 from pipeline.cluster.agent.running.follow import newest_change
 from pipeline.cluster.attempt.checkpoint_fetch import CheckpointFetch
-from pipeline.cluster.attempt.failures import Tracebacks, is_worth_showing
 from pipeline.cluster.attempt.silent_hosts import SilentHosts
-from pipeline.cluster.attempt.stalls import Watch
+from pipeline.cluster.attempt.stall_watch import ExamineRanks, StallWatch
+from pipeline.cluster.attempt.tracebacks import HeldTracebacks, is_worth_showing
 from pipeline.cluster.events import (
     AllSucceeded,
     CheckpointSaved,
@@ -53,8 +52,6 @@ RANK_ROWS_S = 2.0  # between two writes of the ranks' state
 _POLL_S = 0.5
 _COLLECT_AGAIN_S = 2.0
 
-Ends = dict[str, NodeExit | NodeLost]
-
 
 class RunningAttempt:
     """One plan from its start to the end of all nodes."""
@@ -71,9 +68,9 @@ class RunningAttempt:
         self._launcher, self.plan, self._pack, self._facts = launcher, plan, spec.pack, facts
         self._run_dir, self._emit, self._signals = spec.run_dir, emit, signals
         self.log_dir = spec.run_dir / run_folder.ATTEMPTS / str(plan.attempt)
-        self.ends: Ends = {}
-        self._tracebacks = Tracebacks(self._show_line)
-        self._watch = Watch(
+        self.ends: dict[str, NodeExit | NodeLost] = {}
+        self._tracebacks = HeldTracebacks(self._show_line)
+        self._watch = StallWatch(
             hosts={node.address: node.host for node in plan.nodes},
             stall_s=plan.stall_s,
             collective_timeout_s=plan.collective_timeout_s,
@@ -206,17 +203,22 @@ class RunningAttempt:
     def _check_for_stall(self, following: Following) -> None:
         """If no rank moves any more, set ``verdict``, which ends the run, and report which rank holds the others up."""
         now = time.monotonic()
-        slow = self._watch.slow_network(now, partial(following.look, None))
-        if slow is not None:
-            self._notes.append(slow.text)
-            self._show_line(LogLine(host=slow.host, rank=slow.rank, text=slow.text))
-        self.verdict = self._watch.check(now, following.look)
-        if self.verdict is not None:
-            self._notes.append(self.verdict.text)
-            self._emit(self.verdict)
+        slow_network, stall = self._watch.check_network(now), self._watch.check(now)
+        for request in (slow_network, stall):
+            if isinstance(request, ExamineRanks):
+                following.look(() if request.with_stacks else None)
+        if isinstance(slow_network, Verdict):
+            self._show_verdict(slow_network)
+        if isinstance(stall, Verdict):
+            self.verdict = stall
+            self._emit(stall)
+            self._show_verdict(stall)
             self._rows_at = 0.0
             self._write_rank_rows()
-            self._show_line(LogLine(host=self.verdict.host, rank=self.verdict.rank, text=self.verdict.text))
+
+    def _show_verdict(self, verdict: Verdict) -> None:
+        self._notes.append(verdict.text)
+        self._show_line(LogLine(host=verdict.host, rank=verdict.rank, text=verdict.text))
 
     def _report_not_fetched(self, error: OSError) -> None:
         why, host = error.strerror or error, self.plan.nodes[0].host
@@ -256,14 +258,14 @@ class RunningAttempt:
     def _write_rank_rows(self) -> None:
         """Write the state of the ranks for `doit status`. A full disk or a removed folder shows elsewhere."""
         now = time.monotonic()
-        if now - self._rows_at >= RANK_ROWS_S and self._watch.last:
+        if now - self._rows_at >= RANK_ROWS_S and self._watch.newest_beats:
             self._rows_at = now
             with suppress(OSError):
                 usages = {host: node.usage for host, node in self._watch.nodes.items() if node.usage is not None}
-                ranks.write(self.log_dir, ranks.rows_of(self._watch.last.values()), self._notes, usages)
+                ranks.write(self.log_dir, ranks.rows_of(self._watch.newest_beats.values()), self._notes, usages)
 
     def _report_slow_ranks(self) -> None:
-        slow = ranks.slow(ranks.rows_of(self._watch.last.values()))
+        slow = ranks.slow(ranks.rows_of(self._watch.newest_beats.values()))
         for note in slow:
             self._show(note)
         self._notes += slow
