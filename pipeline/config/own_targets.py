@@ -11,9 +11,10 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.config import signatures
+from pipeline.config.signatures import Description
 from pipeline.core.cache import Cache
 from pipeline.core.errors import PacelineError, UsageError, nearest, suggestion
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
@@ -24,27 +25,42 @@ from pipeline.keys import rank_environment
 from pipeline.keys.import_closure import import_closure, source_of
 from trainers.core.config import OWN, TrainConfig
 
-_OFFERED = {  # arguments that Paceline gives by itself, to those that take them
-    "dataset": ("source",),
-    "model": ("num_classes", "channels", "image_size"),
-    "optimizer": ("lr", "weight_decay"),
-    "trainer.loss": ("num_classes",),
-    "dataset.augmentation": ("seeds",),
-}
-_ARGUMENTS = {"trainer.loss": "trainer.loss_args", "dataset.augmentation": "dataset.augmentation_args"}  # else X.args
-_OF_A_CALL = {  # what functions are called with
-    "trainer.loss": ("logits", "labels"),
-    "trainer.metrics": ("logits", "labels"),
-    "dataset.augmentation": ("image",),
-}
-_BASES = {
-    "model": ("torch.nn.modules.module.Module", "torch.nn.Module"),
-    "optimizer": ("torch.optim.optimizer.Optimizer", "torch.optim.Optimizer"),
-}
-"""Where the base class of a group is defined, and its public name."""
 _IMPORT_S = 60.0  # of a user's modules; one that takes longer is left to the hosts
-_Description = dict[str, Any]
-"""What a class or function accepts, or why it can't be used; its fields: ``signatures.answer``."""
+
+
+class _Use(NamedTuple):
+    """How Paceline uses the class or function of a setting.
+
+    ``arguments`` is the setting with the user's arguments for it. ``offered`` are arguments that Paceline gives to
+    those that take them, ``positional`` those that a function is called with. ``base`` is the required base class by
+    the module that defines it, ``public_base`` its public name.
+    """
+
+    arguments: str
+    offered: tuple[str, ...] = ()
+    positional: tuple[str, ...] = ()
+    base: str = ""
+    public_base: str = ""
+
+
+_USES = {
+    "dataset": _Use("dataset.args", offered=("source",)),
+    "dataset.augmentation": _Use("dataset.augmentation_args", offered=("seeds",), positional=("image",)),
+    "model": _Use(
+        "model.args",
+        offered=("num_classes", "channels", "image_size"),
+        base="torch.nn.modules.module.Module",
+        public_base="torch.nn.Module",
+    ),
+    "optimizer": _Use(
+        "optimizer.args",
+        offered=("lr", "weight_decay"),
+        base="torch.optim.optimizer.Optimizer",
+        public_base="torch.optim.Optimizer",
+    ),
+    "trainer.loss": _Use("trainer.loss_args", offered=("num_classes",), positional=("logits", "labels")),
+    "trainer.metrics": _Use("", positional=("logits", "labels")),
+}
 
 
 def check_targets(train: TrainConfig, root: Path, python_path: Sequence[str] = ()) -> None:
@@ -55,11 +71,11 @@ def check_targets(train: TrainConfig, root: Path, python_path: Sequence[str] = (
     data = {"dataset.target": getattr(train.dataset, "target", "")} if train.dataset.name == OWN else {}
     targets = {**data, **train.targets}
     for field, description in _descriptions(targets, root, python_path).items():
-        group = field if field in _ARGUMENTS else field.rpartition(".")[0]
-        _check_kind(description, group, f"{field}={targets[field]}", root)
-        section, _, name = _ARGUMENTS.get(group, f"{group}.args").partition(".")
-        given = {} if group == "trainer.metrics" else getattr(getattr(train, section), name)
-        _check_arguments(description, group, given, root)
+        setting = field if field in _USES else field.rpartition(".")[0]  # model.target, trainer.metrics.NAME
+        use = _USES[setting]
+        _check_base(description, use, setting, f"{field}={targets[field]}")
+        section, _, name = use.arguments.partition(".")
+        _check_arguments(description, use, setting, getattr(getattr(train, section), name) if section else {})
 
 
 def check_step(step: str, target: str, given: Mapping[str, Any], root: Path) -> None:
@@ -68,28 +84,33 @@ def check_step(step: str, target: str, given: Mapping[str, Any], root: Path) -> 
     ``given`` are its arguments besides ``inputs`` and ``out``. Raises UsageError with field, file and line.
     """
     for description in _descriptions({f"{step}.function": target}, root, ()).values():
-        takes_any = any(kind == "VAR_KEYWORD" for _, kind, _ in description["parameters"])
-        for word in ("inputs", "out"):
-            if word not in _names(description) and not takes_any:
-                what = f"{step}: {_where(description, root)} has no argument {word}, which every step gets"
-                raise UsageError(what, hint=f"def {description['name']}(inputs, out)")
-        _check_arguments(description, step, {**given, "inputs": (), "out": ""}, root)
+        takes_any = any(parameter.kind == "VAR_KEYWORD" for parameter in description.parameters)
+        for name in ("inputs", "out"):
+            if name not in _names(description) and not takes_any:
+                raise UsageError(
+                    f"{step}: {description.where} has no argument {name}, which every step gets",
+                    hint=f"def {description.name}(inputs, out)",
+                )
+        _check_arguments(description, _Use(f"{step}.args"), step, {**given, "inputs": (), "out": ""})
 
 
-def _descriptions(targets: Mapping[str, str], root: Path, python_path: Sequence[str]) -> dict[str, _Description]:
+def _descriptions(targets: Mapping[str, str], root: Path, python_path: Sequence[str]) -> dict[str, Description]:
     """Return field → description of its class or function, without those that only a host can describe.
 
     Raises UsageError: one is missing or not callable, or its module can't be imported.
     """
     for field, target in targets.items():
-        _refuse_missing(f"{field}={target}", target.partition(":")[0], root, python_path)
-    described = _imported(sorted({*targets.values()}), root, python_path) if targets else {}
+        _refuse_missing_module(f"{field}={target}", target.partition(":")[0], root, python_path)
+    by_target = _imported(sorted({*targets.values()}), root, python_path) if targets else {}
+    described: dict[str, Description] = {}
     for field, target in targets.items():
-        _refuse_undescribed(f"{field}={target}", target.partition(":")[2], described.get(target, {}), root)
-    return {field: described[target] for field, target in targets.items() if described.get(target)}
+        if (description := by_target.get(target)) is not None:
+            _refuse_unusable(f"{field}={target}", target.partition(":")[2], description)
+            described[field] = description
+    return described
 
 
-def _imported(targets: Sequence[str], root: Path, python_path: Sequence[str]) -> dict[str, _Description]:
+def _imported(targets: Sequence[str], root: Path, python_path: Sequence[str]) -> dict[str, Description | None]:
     """Return descriptions from a process that imports the targets, or stored ones if no imported file changed."""
     closure = import_closure(root, {target.partition(":")[0] for target in targets}, python_path, may_lack=True)
     made_from = {
@@ -99,26 +120,29 @@ def _imported(targets: Sequence[str], root: Path, python_path: Sequence[str]) ->
         "program": sha256_file(Path(signatures.__file__)),
         "folders": [str(root), *python_path],
     }
-    kept, name = Cache(root, "signatures", most=64), sha256_text(canonical_json(made_from))
-    known: dict[str, _Description] | None = kept.get(name)
-    if known is not None:
-        return known
+    cache, entry = Cache(root, "signatures", most=64), sha256_text(canonical_json(made_from))
+    answer: dict[str, list[Any] | None] | None = cache.get(entry)
+    if answer is None:
+        answer = _answer(targets, root, python_path)
+        if not any(fields and Description(*fields).error for fields in answer.values()):
+            cache.keep({entry: answer})  # an error may be due to more than these files
+    return {target: Description.of_json(fields) if fields else None for target, fields in answer.items()}
+
+
+def _answer(targets: Sequence[str], root: Path, python_path: Sequence[str]) -> dict[str, list[Any] | None]:
+    """Return the answer of ``signatures`` as JSON has it; empty if an import ended the process or takes too long."""
     path = os.pathsep.join([*python_path, *([] if IS_INSTALLED else [str(HOME)])])
     env = {**rank_environment.passed(os.environ), **rank_environment.ALWAYS, "PYTHONPATH": path}
     program = Path(signatures.__file__).read_text(encoding="utf-8")
-    folders = [os.path.realpath(folder) for folder in (str(root), *python_path)]
+    request = {"targets": targets, "folders": [os.path.realpath(folder) for folder in (str(root), *python_path)]}
     try:
-        answer: dict[str, _Description] = python_answer(
-            program, {"targets": targets, "folders": folders}, timeout_s=_IMPORT_S, cwd=root, env=env
-        )
-    except PacelineError:  # the process was ended by what it imported, or takes too long
-        answer = {}
-    if not any("failed" in description for description in answer.values()):  # it may be due to more than these files
-        kept.keep({name: answer})
+        answer: dict[str, list[Any] | None] = python_answer(program, request, timeout_s=_IMPORT_S, cwd=root, env=env)
+    except PacelineError:
+        return {}
     return answer
 
 
-def _refuse_missing(setting: str, module: str, root: Path, python_path: Sequence[str]) -> None:
+def _refuse_missing_module(setting: str, module: str, root: Path, python_path: Sequence[str]) -> None:
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise UsageError(
             f"{setting}: {module} is a module of Python's own, and none of its classes or functions is made for this",
@@ -129,72 +153,58 @@ def _refuse_missing(setting: str, module: str, root: Path, python_path: Sequence
     path = root / f"{module.replace('.', '/')}.py"
     folder = path.parent if path.parent.is_dir() else root
     package = module.rpartition(".")[0] if folder != root else ""
-    known = (one.stem for one in folder.iterdir() if one.suffix == ".py" or (one.is_dir() and any(one.glob("*.py"))))
-    close = nearest(path.stem if package else module.partition(".")[0], sorted(known))
+    modules = (one.stem for one in folder.iterdir() if one.suffix == ".py" or (one.is_dir() and any(one.glob("*.py"))))
+    close = nearest(path.stem if package else module.partition(".")[0], sorted(modules))
     near = f"; did you mean {'.'.join(filter(None, (package, close)))}?" if close else ""
     raise UsageError(
         f"{setting}: there is no module {module} under {root}, nor is it installed here{near}", hint=f"write {path}"
     )
 
 
-def _refuse_undescribed(setting: str, name: str, description: _Description, root: Path) -> None:
-    if "failed" in description:
-        raise UsageError(f"{setting}: {_line(description, root)}: {description['failed']}")
-    file = _shown(description.get("file"), root)
-    if (names := description.get("names")) is not None:
-        near = f"it has: {', '.join(names) or 'none'}"
-        if (close := nearest(name, sorted(names))) is not None:
-            near = f"did you mean {close} ({_line(names[close], root)})?"
+def _refuse_unusable(setting: str, name: str, description: Description) -> None:
+    """Refuse a target whose import failed, that its module lacks, or that can't be called."""
+    if description.error:
+        raise UsageError(f"{setting}: {description.place}: {description.error}")
+    file, siblings = description.place.file, description.siblings
+    if siblings is not None:
+        close = nearest(name, sorted(siblings))
+        near = f"did you mean {close} ({siblings[close]})?" if close else f"it has: {', '.join(siblings) or 'none'}"
         raise UsageError(f"{setting}: {file} has no class or function {name}; {near}")
-    if "value" in description:
-        raise UsageError(f"{setting}: {name} in {file} is {description['value']}, and no class or function")
+    if description.value:
+        raise UsageError(f"{setting}: {name} in {file} is {description.value}, and no class or function")
 
 
-def _shown(file: str | None, root: Path) -> str:
-    path, top = Path(os.path.realpath(file or "")), os.path.realpath(root)
-    return str(path.relative_to(top) if path.is_relative_to(top) else path)
-
-
-def _line(description: _Description, root: Path) -> str:
-    return f"{_shown(description['file'], root)}:{description['line']}"
-
-
-def _where(description: _Description, root: Path) -> str:
-    return f"{description['name']} ({_line(description, root)})" if description["file"] else str(description["name"])
-
-
-def _check_kind(description: _Description, group: str, setting: str, root: Path) -> None:
+def _check_base(description: Description, use: _Use, setting: str, written: str) -> None:
     """Refuse a class without the required base, and a function where a class is needed."""
-    defined, public = _BASES.get(group, ("", ""))
-    if not defined or defined in description["bases"]:
+    if not use.base or use.base in description.bases:
         return
-    if description["is_class"] or group == "optimizer":
-        what = f"is no subclass of {public}" if description["is_class"] else "is a function"
-        hint = f"class {description['name']}({public}): …"
-        raise UsageError(f"{setting}: {_where(description, root)} {what}", hint=hint)
+    if description.is_class or setting == "optimizer":
+        fault = f"is no subclass of {use.public_base}" if description.is_class else "is a function"
+        raise UsageError(
+            f"{written}: {description.where} {fault}", hint=f"class {description.name}({use.public_base}): …"
+        )
 
 
-def _names(description: _Description) -> list[str]:
+def _names(description: Description) -> list[str]:
     """Return the parameters that can be given by name, positional ones first."""
-    return [name for name, kind, _ in description["parameters"] if not kind.startswith("VAR_")]
+    return [parameter.name for parameter in description.parameters if not parameter.kind.startswith("VAR_")]
 
 
-def _check_arguments(description: _Description, group: str, given: Mapping[str, Any], root: Path) -> None:
+def _check_arguments(description: Description, use: _Use, setting: str, given: Mapping[str, Any]) -> None:
     """Refuse arguments that a class or function doesn't take, and missing ones that it needs."""
-    where, field = _where(description, root), _ARGUMENTS.get(group, f"{group}.args")
-    kinds = [kind for _, kind, _ in description["parameters"]]
-    by_place = sum(kind in ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD") for kind in kinds)
-    call = () if description["is_class"] else _OF_A_CALL.get(group, ())
-    if by_place < len(call) and "VAR_POSITIONAL" not in kinds:
-        takes = f"takes {by_place or 'no'} argument{'' if by_place == 1 else 's'} by place"
-        raise UsageError(f"{where} {takes}; {group} is called with {' and '.join(call)}")
-    names = _names(description)[1 if group == "optimizer" else len(call) :]
+    where, kinds = description.where, [parameter.kind for parameter in description.parameters]
+    positional = () if description.is_class else use.positional
+    accepted = sum(kind in ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD") for kind in kinds)
+    if accepted < len(positional) and "VAR_POSITIONAL" not in kinds:
+        takes = f"takes {accepted or 'no'} argument{'' if accepted == 1 else 's'} by place"
+        raise UsageError(f"{where} {takes}; {setting} is called with {' and '.join(positional)}")
+    names = _names(description)[1 if setting == "optimizer" else len(positional) :]
     for name in given:
         if name not in names and "VAR_KEYWORD" not in kinds:
-            raise UsageError(f"{field}.{name} is no argument of {where}; {suggestion(name, names)}")
-    with_default = {name for name, _, has_default in description["parameters"] if has_default}
+            raise UsageError(f"{use.arguments}.{name} is no argument of {where}; {suggestion(name, names)}")
+    with_default = {parameter.name for parameter in description.parameters if parameter.has_default}
     for name in names:
-        if name not in with_default and name not in given and name not in _OFFERED.get(group, ()):
-            if group == "trainer.metrics":
+        if name not in with_default and name not in given and name not in use.offered:
+            if not use.arguments:
                 raise UsageError(f"{where} needs {name}; a metric gets logits and labels alone")
-            raise UsageError(f"{where} needs {name}, which has no default", hint=f"{field}.{name}=VALUE")
+            raise UsageError(f"{where} needs {name}, which has no default", hint=f"{use.arguments}.{name}=VALUE")

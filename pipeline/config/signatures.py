@@ -12,79 +12,135 @@ import traceback
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
-from typing import Any
-
-
-def answer(request: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Describe each of ``request["targets"]`` (``package.module:NAME``).
-
-    A description has one of these fields:
-
-    - ``parameters``: [name, kind, has a default] each; with ``name``, ``file``, ``line``, ``is_class`` and ``bases``.
-    - ``names``: the target is missing; the classes and functions of its module, each with file and line.
-    - ``value``: the target is neither a class nor a function; its text.
-    - ``failed``: the import failed in the user's own code, below ``request["folders"]``; the error's last line.
-    - no field at all: only a host can describe it, for example if a package needs a GPU library that is missing here.
-    """
-    return {target: _described(target, request["folders"]) for target in request["targets"]}
-
-
-def _described(target: str, folders: list[str]) -> dict[str, Any]:
-    place, _, name = target.partition(":")
-    try:
-        module = import_module(place)
-        item = getattr(module, name, _ABSENT)
-    except BaseException as error:  # anything that a module raises, including sys.exit()
-        return _failed(error, folders)
-    if item is _ABSENT:
-        return {"file": module.__file__, "names": _names(module)}
-    if isinstance(item, ModuleType):
-        return {"file": module.__file__, "value": "a module"}
-    if not callable(item):
-        return {"file": module.__file__, "value": repr(item)[:40]}
-    if not inspect.isclass(item) and not inspect.isroutine(item):
-        return {}
-    try:
-        parameters = inspect.signature(item).parameters.values()
-    except (TypeError, ValueError):  # written in C
-        return {}
-    return {
-        "name": item.__name__,
-        **_place(item),
-        "is_class": inspect.isclass(item),
-        "bases": [f"{base.__module__}.{base.__qualname__}" for base in getattr(item, "__mro__", ())],
-        "parameters": [[one.name, one.kind.name, one.default is not one.empty] for one in parameters],
-    }
-
+from typing import Any, NamedTuple
 
 _ABSENT: Any = object()
 
 
-def _failed(error: BaseException, folders: list[str]) -> dict[str, Any]:
-    """Describe an error in the user's own code, or in an import of a user's module; {} for any other error."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    last = traceback.format_exception_only(error)[-1].strip()
-    if isinstance(error, SyntaxError) and error.filename:
-        return {"failed": last, "file": error.filename, "line": error.lineno}
-    is_own = bool(frames) and any(frames[-1].filename.startswith(folder + os.sep) for folder in folders)
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        top = error.name.partition(".")[0]
-        is_own = any(os.path.exists(os.path.join(folder, top + end)) for folder in folders for end in ("", ".py"))  # noqa: PTH110, PTH118
-    return {"failed": last, "file": frames[-1].filename, "line": frames[-1].lineno} if is_own and frames else {}
+class Place(NamedTuple):
+    """Where something is defined. ``file`` is relative to the project if it lies there; '' for what C defines."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
 
 
-def _names(module: ModuleType) -> dict[str, dict[str, Any]]:
-    """Return the classes and functions of a module that its own package defines."""
-    top = module.__name__.partition(".")[0]
-    return {
-        name: _place(item)
-        for name, item in vars(module).items()
-        if (inspect.isclass(item) or inspect.isroutine(item)) and str(item.__module__).partition(".")[0] == top
-    }
+class Parameter(NamedTuple):
+    """A parameter of a class or function; ``kind`` is the name of one of inspect's kinds."""
+
+    name: str
+    kind: str
+    has_default: bool
 
 
-def _place(item: Any) -> dict[str, Any]:
-    with suppress(TypeError, OSError):  # defined in C, or in no file
-        own = inspect.unwrap(item)
-        return {"file": inspect.getsourcefile(own), "line": max(1, inspect.getsourcelines(own)[1])}
-    return {"file": None, "line": 0}
+class Description(NamedTuple):
+    """What the import of one target has shown.
+
+    ``error`` is the last line of a traceback from the user's own code, with its ``place``. Without an error the target
+    is missing (``siblings`` are the classes and functions of its module), or is something else than a class or function
+    (``value`` is its text), or has ``parameters``.
+    """
+
+    place: Place
+    error: str = ""
+    siblings: dict[str, Place] | None = None
+    value: str = ""
+    name: str = ""
+    is_class: bool = False
+    bases: tuple[str, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """Name and place, for messages."""
+        return f"{self.name} ({self.place})" if self.place.file else self.name
+
+    @classmethod
+    def of_json(cls, fields: list[Any]) -> Description:
+        """Return the description that was answered as JSON, which knows no named tuples."""
+        described = cls(*fields)
+        siblings = None if described.siblings is None else {name: Place(*at) for name, at in described.siblings.items()}
+        parameters = tuple(Parameter(*fields) for fields in described.parameters)
+        return described._replace(place=Place(*described.place), siblings=siblings, parameters=parameters)
+
+
+def answer(request: dict[str, Any]) -> dict[str, Description | None]:
+    """Describe each of ``request["targets"]`` (``package.module:NAME``).
+
+    None: only a host can describe it, for example if a package needs a GPU library that is missing here.
+    ``request["folders"]`` hold the user's own code; the first is the project.
+    """
+    importing = _Importing(request["folders"])
+    return {target: importing.described(target) for target in request["targets"]}
+
+
+class _Importing:
+    """Imports targets. ``folders`` are real paths."""
+
+    def __init__(self, folders: list[str]) -> None:
+        self._folders = folders
+
+    def described(self, target: str) -> Description | None:
+        module_name, _, name = target.partition(":")
+        try:
+            module = import_module(module_name)
+            item = getattr(module, name, _ABSENT)
+        except BaseException as error:  # anything that a module raises, including sys.exit()
+            return self._failed(error)
+        of_module = Description(place=self._place(module.__file__, 0))
+        if item is _ABSENT:
+            return of_module._replace(siblings=self._siblings(module))
+        if isinstance(item, ModuleType):
+            return of_module._replace(value="a module")
+        if not callable(item):
+            return of_module._replace(value=repr(item)[:40])
+        if not inspect.isclass(item) and not inspect.isroutine(item):
+            return None
+        try:
+            parameters = inspect.signature(item).parameters.values()
+        except (TypeError, ValueError):  # written in C
+            return None
+        return Description(
+            place=self._definition(item),
+            name=item.__name__,
+            is_class=inspect.isclass(item),
+            bases=tuple(f"{base.__module__}.{base.__qualname__}" for base in getattr(item, "__mro__", ())),
+            parameters=tuple(Parameter(one.name, one.kind.name, one.default is not one.empty) for one in parameters),
+        )
+
+    def _failed(self, error: BaseException) -> Description | None:
+        """Describe an error in the user's own code, or in an import of a user's module; None for any other error."""
+        last_line = traceback.format_exception_only(error)[-1].strip()
+        if isinstance(error, SyntaxError) and error.filename:
+            return Description(place=self._place(error.filename, error.lineno), error=last_line)
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+        if not frames:
+            return None
+        is_own = any(frames[-1].filename.startswith(folder + os.sep) for folder in self._folders)
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            paths = [os.path.join(folder, error.name.partition(".")[0]) for folder in self._folders]  # noqa: PTH118
+            is_own = any(os.path.exists(path + end) for path in paths for end in ("", ".py"))  # noqa: PTH110
+        return (
+            Description(place=self._place(frames[-1].filename, frames[-1].lineno), error=last_line) if is_own else None
+        )
+
+    def _siblings(self, module: ModuleType) -> dict[str, Place]:
+        """Return the classes and functions of a module that its own package defines."""
+        package = module.__name__.partition(".")[0]
+        return {
+            name: self._definition(item)
+            for name, item in vars(module).items()
+            if (inspect.isclass(item) or inspect.isroutine(item)) and str(item.__module__).partition(".")[0] == package
+        }
+
+    def _definition(self, item: Any) -> Place:
+        with suppress(TypeError, OSError):  # defined in C, or in no file
+            unwrapped = inspect.unwrap(item)
+            return self._place(inspect.getsourcefile(unwrapped), max(1, inspect.getsourcelines(unwrapped)[1]))
+        return Place("", 0)
+
+    def _place(self, file: str | None, line: int | None) -> Place:
+        path, project = os.path.realpath(file) if file else "", f"{self._folders[0]}{os.sep}"
+        return Place(path.removeprefix(project), line or 0)
