@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,24 +14,23 @@ from pipeline.cluster.validation import check_batch
 from pipeline.config.cluster import build_cluster
 from pipeline.config.errors.unknown_key import unknown_key
 from pipeline.config.own_targets import check_targets
-from pipeline.config.program_section import check_script, describes_script, with_ranks, with_script
+from pipeline.config.program_section import check_script, with_ranks, with_script
 from pipeline.config.schema import OPTIONS, NotifyConfig, RootConfig, SearchConfig, SweepConfig, TrackingConfig
-from pipeline.config.step_source import Steps, StepSource, with_step, with_words
+from pipeline.config.step_source import Steps, StepSource, with_step, with_step_named
+from pipeline.config.stored import stored_config, stored_overrides
 from pipeline.config.values import refuse_non_finite, refuse_unprintable, typed
 from pipeline.core import program as programs
 from pipeline.core.errors import UsageError, nearest
 from pipeline.core.files import expanded
 from pipeline.core.program import Program
-from pipeline.core.redact import HIDDEN, hide, in_word, placeholders, secret_values, without_secrets
+from pipeline.core.redact import hide, in_word, secret_values
 from pipeline.core.specs import Cluster
 from pipeline.keys import content_key, rank_environment
-from pipeline.keys.canonical import canonical_config, with_sorted_arguments
+from pipeline.keys.canonical import canonical_config
 from pipeline.keys.script_files import ScriptFiles
 from trainers.core import config as node
 from trainers.script.settings import ScriptConfig
 
-_NOT_OF_THE_TRAINER = ("cluster", "tracking", "paths", "sweep", "search", "step", "notify")
-_LONGEST_EXPERIMENT = 500  # characters: MLflow's limit
 _LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes; the system takes 4,096 with what lies inside
 
 
@@ -132,9 +130,9 @@ def build(
     Raises UsageError: a field that no code reads, or a value that can't work.
     """
     _refuse_unread(resolved, overrides)
-    placed, step = with_step(with_ranks(resolved, root), steps)
-    run, script = with_script(placed, overrides, root, must_exist=must_exist, has_step=step is not None)
-    train, resolved = train_config(placed), with_words(run, resolved)
+    with_data, step = with_step(with_ranks(resolved, root), steps)
+    of_run, script = with_script(with_data, overrides, root, must_exist=must_exist, has_step=step is not None)
+    train, resolved = train_config(with_data), with_step_named(of_run, resolved)
     cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
     _check_together(resolved, train, cluster, root, shares_batch=shares_batch)
     paths, secrets = resolved["paths"], secret_values(resolved)
@@ -148,7 +146,7 @@ def build(
         overrides=stored_overrides(overrides, resolved, secrets),
         sweep=SweepConfig(**resolved["sweep"]),
         search=search_config(resolved),
-        notify=notify_config(resolved.get("notify") or {}),
+        notify=NotifyConfig(**(resolved.get("notify") or {})),
         script=script,
         step=step,
         secrets=secrets,
@@ -161,12 +159,6 @@ def tracking_config(section: Mapping[str, Any]) -> TrackingConfig:
     tracker = section.get("tracker")
     settings = TrackingConfig if tracker is None else OPTIONS["tracking"].settings(tracker)
     config: TrackingConfig = settings(**section)
-    if config.experiment.strip() in ("", ".", "..") or len(config.experiment) > _LONGEST_EXPERIMENT:
-        raise UsageError(
-            f"tracking.experiment={config.experiment[:40]!r} is no name of an experiment: it is also that of a folder, "
-            f"and has 1 to {_LONGEST_EXPERIMENT} characters",
-            hint="tracking.experiment=paceline",
-        )
     return config
 
 
@@ -265,78 +257,16 @@ def search_config(resolved: Mapping[str, Any]) -> SearchConfig:
     return config
 
 
-def notify_config(section: Mapping[str, Any]) -> NotifyConfig:
-    """Return the section ``notify``. Raises UsageError: a command that is none."""
-    config = NotifyConfig(**section)
-    if config.command is not None:
-        try:
-            words = shlex.split(config.command)
-        except ValueError as error:
-            raise UsageError(f"notify.command={config.command!r} can't be read: {error}") from error
-        if not words:
-            raise UsageError("notify.command is empty", hint="notify.command=null, or the path of a program")
-        if config.command in ("True", "False"):  # what Hydra makes of the words true and false
-            word = config.command.lower()
-            raise UsageError(f"notify.command={word} is a truth value", hint=f"notify.command=/bin/{word}, or null")
-    return config
-
-
-def stored_config(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[str, Any]:
-    """Return a resolved configuration without the settings of sweeps and without ``secrets``.
-
-    Raises UsageError: a placeholder in place of a secret, or a secret in a field that the ranks read from config.json.
-    """
-    _refuse_placeholders(resolved)
-    outside = ["sweep", "search", "notify"]
-    outside += [] if describes_script(resolved) else [programs.SECTION]
-    outside += [] if resolved.get("step") else ["step"]
-    shown = without_secrets({name: value for name, value in resolved.items() if name not in outside}, secrets)
-    _refuse_secrets_of_the_trainer(resolved, shown)
-    return with_sorted_arguments(shown)
-
-
-def stored_overrides(words: tuple[str, ...], resolved: Mapping[str, Any], secrets: frozenset[str]) -> tuple[str, ...]:
-    """Return the overrides with placeholders for secrets and without those of ``notify``."""
-    kept = [word for word in words if not word.lstrip("+~").startswith("notify")]
-    return tuple(in_word(word, secrets, resolved["cluster"]["secrets"]) for word in kept)
-
-
-def _refuse_placeholders(resolved: Mapping[str, Any]) -> None:
-    """Refuse placeholders copied from a run's words or files: the secret would silently be three asterisks."""
-    for name in placeholders(resolved):
-        variable = name.rpartition(".")[2]
-        reference = f"'${{oc.env:{variable if name.startswith('cluster.') else 'NAME'}}}'"
-        word = f"env: {{{variable}: {reference}}} of the host" if ".hosts." in name else f"++{name}={reference}"
-        raise UsageError(
-            f"{name} holds {HIDDEN}, which stands for a secret that no file keeps; tell it anew",
-            hint=f"{word}, with the value in that environment variable",
-        )
-
-
-def _refuse_secrets_of_the_trainer(resolved: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
-    """Refuse secrets in fields that the ranks read from config.json; their environment may hold them instead."""
-    for group, section in resolved.items():
-        if group in _NOT_OF_THE_TRAINER or group not in shown or not isinstance(section, Mapping):
-            continue
-        for name, value in section.items():
-            if shown[group][name] != value and (group, name) != ("dataset", "source"):
-                raise UsageError(
-                    f"{group}.{name} is secret by its name or form, and the ranks would read it from config.json, "
-                    "where no secret may stand",
-                    hint="++cluster.env.MY_TOKEN='${oc.env:MY_TOKEN}', which the trainer finds in its environment",
-                )
-
-
 def _refuse_unread(resolved: Mapping[str, Any], words: tuple[str, ...]) -> None:
     """Refuse keys that nothing reads: ``+key=value`` adds any key to a Hydra configuration."""
     refuse_unprintable(resolved)
-    known = [item.name for item in dataclasses.fields(RootConfig)]
+    sections = [item.name for item in dataclasses.fields(RootConfig)]
     for key in resolved:
-        if key not in known:
-            typed = [word.partition("=")[2] for word in words if word.lstrip("+").startswith(f"{key}=")]
-            rest = {name: value for name, value in resolved.items() if name in known}
-            raise unknown_key(str(key), typed[-1] if typed else None, rest)
-    for key in known:
+        if key not in sections:
+            values = [word.partition("=")[2] for word in words if word.lstrip("+").startswith(f"{key}=")]
+            others = {name: value for name, value in resolved.items() if name in sections}
+            raise unknown_key(str(key), values[-1] if values else None, others)
+    for key in sections:
         if key not in resolved:
             raise UsageError(f"{key} is missing: it was deleted; take ~{key} away")
 
@@ -348,7 +278,7 @@ def _folder(root: Path, field: str, value: str) -> Path:
     if any(len(part.encode()) > _LONGEST_NAME for part in Path(value).parts) or len(value.encode()) > _LONGEST_PATH:
         raise UsageError(f"{field}={value[:40]}… ({len(value)} characters) is too long for a folder's name")
     path = root / expanded(value, f"{field}={value}")
-    there = next(place for place in (path, *path.parents) if os.path.exists(place))  # noqa: PTH110  (Path's raises)
-    if not os.path.isdir(there):  # noqa: PTH112
-        raise UsageError(f"{field}={value}: {there} is no folder; name one, or one that isn't there yet")
+    existing = next(folder for folder in (path, *path.parents) if os.path.exists(folder))  # noqa: PTH110  (Path's raises)
+    if not os.path.isdir(existing):  # noqa: PTH112
+        raise UsageError(f"{field}={value}: {existing} is no folder; name one, or one that isn't there yet")
     return path

@@ -5,6 +5,7 @@ The schema of an option is the settings class in the option's module (``OPTIONS`
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +19,8 @@ from trainers.script.settings import ProgramConfig, ScriptConfig
 
 if TYPE_CHECKING:  # it imports Hydra
     from pipeline.config.overrides.search_space import SearchSpace
+
+_LONGEST_EXPERIMENT = 500  # characters: MLflow's limit
 
 
 @dataclass(kw_only=True)
@@ -44,6 +47,14 @@ class TrackingConfig:
     system_metrics: bool = True
     tensorboard: bool = False
     tracker: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.experiment.strip() in ("", ".", "..") or len(self.experiment) > _LONGEST_EXPERIMENT:
+            raise UsageError(
+                f"tracking.experiment={self.experiment[:40]!r} is no name of an experiment: it is also that of a "
+                f"folder, and has 1 to {_LONGEST_EXPERIMENT} characters",
+                hint="tracking.experiment=paceline",
+            )
 
 
 @dataclass(kw_only=True)
@@ -126,6 +137,19 @@ class NotifyConfig:
     """
 
     command: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.command is None:
+            return
+        try:
+            words = shlex.split(self.command)
+        except ValueError as error:
+            raise UsageError(f"notify.command={self.command!r} can't be read: {error}") from error
+        if not words:
+            raise UsageError("notify.command is empty", hint="notify.command=null, or the path of a program")
+        if self.command in ("True", "False"):  # what Hydra makes of the words true and false
+            word = self.command.lower()
+            raise UsageError(f"notify.command={word} is a truth value", hint=f"notify.command=/bin/{word}, or null")
 
 
 @dataclass(kw_only=True)

@@ -23,6 +23,14 @@ class StepState(NamedTuple):
     needs: tuple[str, ...]
 
 
+class NamedStep(NamedTuple):
+    """The field of a configuration that names a step, and its ``text``: ``step:clean``."""
+
+    section: str
+    field: str
+    text: str
+
+
 class StepSource(Protocol):
     """A step whose output is the data of a run: ``dataset.source=step:clean``."""
 
@@ -59,10 +67,9 @@ def with_step(resolved: Mapping[str, Any], steps: Steps | None) -> tuple[Mapping
     named = named_step(resolved)
     if named is None or steps is None:
         return resolved, None
-    section, field, text = named
-    step = steps(text, resolved)
-    path = step.path
-    return {**resolved, section: {**resolved[section], field: str(path or _UNMADE[section])}}, step
+    step = steps(named.text, resolved)
+    path = str(step.path or _UNMADE[named.section])
+    return {**resolved, named.section: {**resolved[named.section], named.field: path}}, step
 
 
 def refuse_idle_words(resolved: Mapping[str, Any], step: StepSource | None) -> None:
@@ -74,18 +81,17 @@ def refuse_idle_words(resolved: Mapping[str, Any], step: StepSource | None) -> N
         )
 
 
-def with_words(placed: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo ``with_step``: put the name of the step in ``resolved`` back into ``placed``, for config.json."""
+def with_step_named(with_data: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo ``with_step``, for config.json: put the name of the step in ``resolved`` into ``with_data`` again."""
     named = named_step(resolved)
-    if named is None or named[0] not in placed:
-        return dict(placed)
-    section, field, text = named
-    return {**placed, section: {**placed[section], field: text}}
+    if named is None or named.section not in with_data:
+        return dict(with_data)
+    return {**with_data, named.section: {**with_data[named.section], named.field: named.text}}
 
 
-def named_step(resolved: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """Return section, field and text that name a step as the source of the data, or None."""
+def named_step(resolved: Mapping[str, Any]) -> NamedStep | None:
+    """Return the step that a configuration names as the source of its data, or None."""
     is_script = (resolved.get(programs.SECTION) or {}).get("name") == SCRIPT.name
     section, field = (programs.SECTION, "data") if is_script else ("dataset", "source")
     text = (resolved.get(section) or {}).get(field)
-    return (section, field, text) if isinstance(text, str) and text.startswith("step:") else None
+    return NamedStep(section, field, text) if isinstance(text, str) and text.startswith("step:") else None

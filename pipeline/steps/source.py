@@ -87,8 +87,7 @@ def past_step(folder: RunFolder, config: Mapping[str, Any]) -> PastStep | None:
         source = named_step(config)
         if source is None:
             return None
-        _, _, text = source
-        name, _ = named(text)
+        name, _ = named(source.text)
         made = _made(folder.path / "data", runs_dir, name)
         return PastStep(name=name) if made is None else _past(name, made, runs_dir)
     return None

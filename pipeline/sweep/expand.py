@@ -13,6 +13,7 @@ from pipeline.config import build, compose
 from pipeline.config.build import RunConfig
 from pipeline.config.overrides.trials import Overrides, TrialComposer, jobs
 from pipeline.config.schema import SweepConfig
+from pipeline.config.stored import stored_overrides
 from pipeline.config.step_source import StepSource, refuse_idle_words
 from pipeline.core.errors import UsageError
 from pipeline.core.files import canonical_json, sha256_text
@@ -212,7 +213,7 @@ class TrialFactory:
         )
         pack = self._pack(config)
         run = prepare(config, self._root, pack, self._sources) if pack is not None else None
-        shown = build.stored_overrides(chosen, resolved, config.secrets)
+        shown = stored_overrides(chosen, resolved, config.secrets)
         return Trial(number=number, chosen=shown, overrides=config.overrides, config=config, run=run)
 
     def _step(self, text: str, resolved: Mapping[str, Any]) -> StepSource:

@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from pipeline.cluster.events import Verdict
-from pipeline.config.build import notify_config
 from pipeline.config.schema import NotifyConfig
 from pipeline.core.errors import UsageError
 from pipeline.live import notices
@@ -156,7 +155,7 @@ def test_a_program_that_is_not_there_is_told_before_the_training_and_once() -> N
 @pytest.mark.parametrize("command", ["", "  ", "say 'x", "True", "False"])
 def test_a_command_that_is_none_is_refused(command: str) -> None:
     with pytest.raises(UsageError, match=r"notify\.command"):
-        notify_config({"command": command})
+        NotifyConfig(command=command)
 
 
 def test_that_ranks_stop_moving_is_told_at_once_and_of_a_sweep_with_the_trials_number(tmp_path: Path) -> None:
