@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import re
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.script_data import ScriptData
 from pipeline.config.values import leaves
 from pipeline.core import program as programs
 from pipeline.core.errors import UsageError
@@ -17,105 +15,16 @@ from pipeline.core.program import CLASSIFIER, SCRIPT
 from pipeline.core.specs import Cluster
 from pipeline.keys import script_files
 from pipeline.keys.canonical import names_seed
-from pipeline.keys.script_files import DataPath, ScriptFiles
+from pipeline.keys.process_groups import uses_process_group
+from pipeline.keys.script_files import ScriptFiles
 from trainers.core.config import ConfigError
-from trainers.script.settings import ScriptConfig, names, placeholder_of_data
-
-_PATH = re.compile(r"(?P<name>[^/=]*=)?(?P<path>(?:/|~/).*[^/].*)", re.DOTALL)
-_WRITTEN = re.compile(
-    r"\b(artifacts|cache|checkpoints?|ckpts?|dest|destination|export|(log|out|output|save|run|work)(s|dir|file)?|logging|"
-    r"results?|scratch|te?mp|tensorboard|tb|wandb|exps?|experiments?|snapshots?|workspace|project|o|"
-    r"(model|target) dir)\b"
-)
-"""In the name of an option: the script writes there."""
-_READ = re.compile(r"\b(from|init|input|load|pretrained|resume)\b")
-_OF_THE_SYSTEM = ("/dev", "/proc", "/sys")
-
-
-def is_written(option: str) -> bool:
-    """True if a script writes to the path of an option with this name: ``--output-dir``."""
-    spaced = re.sub(r"[-_.=]", " ", option).lower()
-    return _WRITTEN.search(spaced) is not None and _READ.search(spaced) is None
-
-
-class _Data:
-    """A script's data: ``program.data``, and each local path of its arguments, which get ``{data}`` in its place.
-
-    ``notes`` has a line about how each path counts.
-    """
-
-    def __init__(self, paths: Sequence[DataPath], untracked: Sequence[str], root: Path) -> None:
-        self.paths, self._untracked, self._root = [*paths], untracked, root
-        self.notes = list[str]()
-
-    def arguments(self, args: Any) -> Any:
-        """Return ``program.args`` with placeholders."""
-        if isinstance(args, Mapping):
-            return {name: self._value(str(name), value) for name, value in args.items()}
-        if not isinstance(args, list):
-            return args
-        flags = ["", *(word if isinstance(word, str) and word.startswith("-") else "" for word in args)]
-        return [self._word(flags[at], f"program.args[{at}]", word) for at, word in enumerate(args)]
-
-    def _value(self, name: str, value: Any) -> Any:
-        field = f"program.args.{name}"
-        if isinstance(value, list):
-            return [self._word(name, field, word) for word in value]
-        return self._word(name, field, value)
-
-    def _word(self, name: str, where: str, word: Any) -> Any:
-        """Return one argument; ``name`` is its option, ``where`` its field."""
-        match = _PATH.fullmatch(word) if isinstance(word, str) else None
-        if match is None or names(word):
-            return word
-        path = Path(os.path.abspath(Path(match["path"]).expanduser()))  # noqa: PTH100
-        written = is_written(f"{name} {match['name'] or ''}")
-        shown = f"{where}={match['path']}"
-        if any(path.is_relative_to(Path(text).expanduser()) for text in self._untracked):
-            return word
-        if not path.exists():
-            if not written:
-                self.notes.append(
-                    f"{shown} isn't here: the key has its name and not its contents; program.data=<where it is here> "
-                    f"and {{data}} in its place send it to the hosts"
-                )
-            return word
-        if self._is_too_wide(path) or not (path.is_file() or path.is_dir()):
-            return word
-        if written:
-            self.notes.append(
-                f"{shown} is not in the key: by its name the script writes there; {{run}} is a folder that is kept, "
-                f"and program.data={path} with {{data}} makes it data"
-            )
-            return word
-        if path.is_dir() and not any(path.iterdir()):
-            self.notes.append(f"{shown} is empty, so nothing of it is in the key")
-            return word
-        return f"{match['name'] or ''}{self._placeholder(path, where, shown)}"
-
-    def _is_too_wide(self, path: Path) -> bool:
-        """Whether a folder holds more than data: the project, a home, all temporary files, or special files."""
-        within = (self._root, Path.home(), Path(tempfile.gettempdir()))
-        return any(place.is_relative_to(path) for place in within) or str(path).startswith(_OF_THE_SYSTEM)
-
-    def _placeholder(self, path: Path, where: str, shown: str) -> str:
-        for number, known in enumerate(self.paths):
-            if path.is_relative_to(known.path):
-                inside = path.relative_to(known.path).as_posix()
-                return placeholder_of_data(number) + ("" if inside == "." else f"/{inside}")
-        self.paths.append(DataPath(where, path))
-        self.notes.append(
-            f"{shown} is data: its contents are part of the key, and it is sent to the hosts; "
-            f"program.untracked=['{path}'] leaves it where it is and out of the key"
-        )
-        return placeholder_of_data(len(self.paths) - 1)
-
+from trainers.script.settings import ScriptConfig
 
 _CLASSIFIER_SECTIONS = ("dataset", "model", "optimizer", "schedule", "trainer", "strategy", "init")
 
 
 def describes_script(resolved: Mapping[str, Any]) -> bool:
-    """Whether the section describes a script: the one to run, or those whose runs are looked up."""
+    """Return True if the section describes a script: the one to run, or those whose runs are looked up."""
     return bool((resolved.get(programs.SECTION) or {}).keys() - {"name"})
 
 
@@ -128,10 +37,10 @@ def with_ranks(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:
     """
     resolved = _with_file_of_module(resolved, root)
     cluster, section = resolved["cluster"], resolved.get(programs.SECTION) or {}
-    is_open = section.get("name") == SCRIPT.name and cluster["nproc_per_node"] == "auto"
-    if is_open and (section.get("torchrun") is False or not script_files.uses_process_group(resolved, root)):
-        cluster = {**cluster, "nproc_per_node": 1}
-    return {**resolved, "cluster": cluster}
+    if section.get("name") == SCRIPT.name and cluster["nproc_per_node"] == "auto":
+        if section.get("torchrun") is False or not uses_process_group(resolved, root):
+            return {**resolved, "cluster": {**cluster, "nproc_per_node": 1}}
+    return resolved
 
 
 def _with_file_of_module(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:
@@ -141,13 +50,13 @@ def _with_file_of_module(resolved: Mapping[str, Any], root: Path) -> dict[str, A
     if not module:
         return dict(resolved)
     inner = str(module).replace(".", "/")
-    places = dict.fromkeys((root / str(section.get("workdir") or ""), root))
-    files = [place / name for place in places for name in (f"{inner}.py", f"{inner}/__main__.py")]
+    folders = dict.fromkeys((root / str(section.get("workdir") or ""), root))
+    files = [folder / name for folder in folders for name in (f"{inner}.py", f"{inner}/__main__.py")]
     file = next((path for path in files if path.is_file()), None)
     if file is None:
-        where = " or ".join(str(place) for place in places)
         raise UsageError(
-            f"program.module={module}: there is no {inner}.py and no {inner}/__main__.py in {where}",
+            f"program.module={module}: there is no {inner}.py and no {inner}/__main__.py in "
+            f"{' or '.join(map(str, folders))}",
             hint="a module of the project; one that is installed runs as program.command=[python,-m,NAME]",
         )
     script = file.relative_to(root).as_posix()
@@ -159,30 +68,57 @@ def _with_file_of_module(resolved: Mapping[str, Any], root: Path) -> dict[str, A
 
 
 def with_script(
-    resolved: Mapping[str, Any], words: Iterable[str], root: Path, *, must_exist: bool = True, has_step: bool = False
+    resolved: Mapping[str, Any], words: Sequence[str], root: Path, *, must_exist: bool = True, has_step: bool = False
 ) -> tuple[dict[str, Any], ScriptFiles | None]:
     """Return the configuration with the section for config.json, and the script's files; for the classifier neither.
 
     Args:
+        words: the overrides.
         must_exist: refuse missing files and arguments without a script; False to look up earlier runs.
         has_step: a step makes the data, and it may use a seed that the script doesn't use.
 
     Raises UsageError: the script is missing or its settings can't work; a word that sets something of the classifier.
     """
     section = dict(resolved[programs.SECTION])
-    if section["name"] not in (SCRIPT.name, CLASSIFIER.name):
+    if section["name"] != SCRIPT.name:
+        return _without_script(resolved, must_exist=must_exist), None
+    _refuse_words_of_the_classifier(words)
+    if must_exist and not has_step:
+        _refuse_unseen_seed(words, resolved)
+    try:
+        settings = ScriptConfig(**section)
+    except (ConfigError, TypeError) as error:
+        raise UsageError(str(error)) from error
+    files = script_files.find(settings, root=root, must_exist=must_exist)
+    data = ScriptData(files.data, settings.untracked, root)
+    section["args"] = data.with_placeholders(settings.args)
+    paths = [shown(one.path, root) for one in data.paths]
+    section["data"] = paths if len(paths) > 1 else "".join(paths) or None
+    section["workdir"] = files.workdir
+    if settings.script:
+        section["script"] = files.shown_name or None
+    of_script = {name: value for name, value in resolved.items() if name not in _CLASSIFIER_SECTIONS}
+    files = files._replace(data=tuple(data.paths), notes=tuple(data.notes))
+    return {**of_script, programs.SECTION: section}, files
+
+
+def _without_script(resolved: Mapping[str, Any], *, must_exist: bool) -> dict[str, Any]:
+    """Return the configuration of a classifier. Raises UsageError: the section ``program`` is that of a script."""
+    section = resolved[programs.SECTION]
+    if section["name"] != CLASSIFIER.name:
         raise UsageError(
             f"program.name={section['name']}: that name says which kind of program runs, {CLASSIFIER.name} or "
             f"{SCRIPT.name}, and program.script=FILE sets it; leave it out"
         )
-    if section["name"] != SCRIPT.name:
-        others = [name for name in section if name != "name"]
-        if others and not must_exist:  # whose runs are looked for: these fields choose them
-            return dict(resolved), None
-        if others:
-            raise UsageError(f"program.{others[0]} says something of a script, and none is named: program.script=…")
-        return {name: value for name, value in resolved.items() if name != programs.SECTION}, None
-    words = [*words]
+    of_script = [name for name in section if name != "name"]
+    if of_script and not must_exist:  # these fields choose the runs that are looked up
+        return dict(resolved)
+    if of_script:
+        raise UsageError(f"program.{of_script[0]} says something of a script, and none is named: program.script=…")
+    return {name: value for name, value in resolved.items() if name != programs.SECTION}
+
+
+def _refuse_words_of_the_classifier(words: Sequence[str]) -> None:
     for word in words:
         name = word.lstrip("+~").partition("=")[0]
         if name.partition(".")[0].partition("@")[0] in _CLASSIFIER_SECTIONS:
@@ -190,33 +126,18 @@ def with_script(
                 f"{word}: {name} is a setting of Paceline's own trainer, and program=script runs a script of yours; "
                 f"its own arguments are set by program.args.{name.partition('.')[2] or 'NAME'}=…"
             )
-    if must_exist and not has_step:
-        refuse_unseen_seed(words, resolved)
-    try:
-        settings = ScriptConfig(**section)
-    except (ConfigError, TypeError) as error:
-        raise UsageError(str(error)) from error
-    files = script_files.find(vars(settings), root=root, must_exist=must_exist)
-    where = {"script": files.shown_name or None} if settings.script else {}
-    tracked = _Data(files.data, settings.untracked, root)
-    args = tracked.arguments(section["args"])
-    files = files._replace(data=tuple(tracked.paths), notes=tuple(tracked.notes))
-    shown_data = [shown(one.path, root) for one in files.data]
-    data = {"args": args, "data": shown_data if len(shown_data) > 1 else "".join(shown_data) or None}
-    run = {name: value for name, value in resolved.items() if name not in _CLASSIFIER_SECTIONS}
-    return {**run, programs.SECTION: {**section, **where, **data, "workdir": files.workdir}}, files
 
 
-def refuse_unseen_seed(words: Iterable[str], resolved: Mapping[str, Any]) -> None:
+def _refuse_unseen_seed(words: Sequence[str], resolved: Mapping[str, Any]) -> None:
     """Refuse several seeds for a script that gets none of them: all of these runs would be equal. Raises UsageError.
 
     A script gets the seed by {seed}, or by ${seed}, whose value then stands in the key.
     """
     section = resolved[programs.SECTION]
-    seed, given = str(resolved["seed"]), [section.get("args"), section.get("env"), resolved["cluster"].get("env")]
-    sees = names_seed(section) or any(f"={value}".endswith(f"={seed}") for _, value in leaves(given))
+    seed, values = str(resolved["seed"]), [section.get("args"), section.get("env"), resolved["cluster"].get("env")]
+    gets_seed = names_seed(section) or any(f"={value}".endswith(f"={seed}") for _, value in leaves(values))
     for word in words:
-        if word.lstrip("+").partition("=")[0] == "seed" and not sees:
+        if word.lstrip("+").partition("=")[0] == "seed" and not gets_seed:
             raise UsageError(
                 f"{word}: the script never sees it: none of its arguments and variables has {{seed}}",
                 hint="program.args.seed='{seed}' (its own option for it), or program.env.SEED='{seed}'",

@@ -38,6 +38,7 @@ from pipeline.execution.restarts import next_start
 from pipeline.execution.run import VARIABLES, Run, initial_weights_of, pattern_before, prepare, unkeyed
 from pipeline.keys import ABSENT, import_closure, rank_environment, script_files
 from pipeline.keys.import_closure import matches
+from pipeline.keys.process_groups import uses_process_group
 from pipeline.runs import acceptance, journal, preparation, provenance
 from pipeline.runs.checkpoint_mirror import CheckpointMirror
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
@@ -249,13 +250,13 @@ def _remarks(run: Run) -> list[str]:
     """Return what users should know about the run's key and code before hours of training."""
     remarks = [*run.config.notes]
     script, ranks = run.config.script, run.config.cluster.world_size
-    if script is not None and ranks > 1 and not script_files.uses_process_group(run.config.resolved, run.root):
+    if script is not None and ranks > 1 and not uses_process_group(run.config.resolved, run.root):
         remarks.append(
             f"WARNING: nothing in the script's code or words asks for a process group, so each of the {ranks} ranks "
             "runs all of it and writes the same files; cluster.nproc_per_node=1 on one host starts it once"
         )
     if script is not None and run.sealed:
-        names = script_files.unsnapshotted_files(script, run.code, run.config.resolved["program"])
+        names = script_files.unsnapshotted_files(script, run.code, run.config.resolved["program"].get("args"))
         if names:
             remarks.append(
                 f"the script names files of the project that aren't in its copy: {first_of(names, _NAMES_SHOWN)}; "

@@ -7,10 +7,8 @@ Files under the project keep their paths in the snapshot; the folder of a script
 from __future__ import annotations
 
 import functools
-import io
 import os
 import re
-import tokenize
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
@@ -19,7 +17,7 @@ from typing import Any, NamedTuple
 
 from pipeline.core.errors import UsageError, nearest
 from pipeline.core.files import expanded, refuse_odd_pattern, sha256_file
-from pipeline.core.places import MODULES, shown
+from pipeline.core.places import shown
 from pipeline.core.processes import git
 from pipeline.core.program import TORCHRUN
 from pipeline.keys import ABSENT
@@ -27,8 +25,7 @@ from pipeline.keys.import_closure import LARGEST_BYTES, Closure, ScriptEntry, im
 from pipeline.keys.installed import Installed
 from pipeline.keys.readings import KEEP_EMPTY_FOLDER
 from trainers.contract.run_folder import SCRIPT_OUTSIDE
-from trainers.core.config import ConfigError
-from trainers.script.settings import data_paths, words
+from trainers.script.settings import ScriptConfig, data_paths, words
 
 STARTER = "trainers.script.start"
 """The module that starts torchrun with the script on each host."""
@@ -94,8 +91,8 @@ class ScriptFiles(NamedTuple):
             digests |= imported.digests
             sources |= imported.sources
             versions |= imported.versions
-        given = [self.file] if self.file is not None and not self.is_python else []
-        for path in [*given, *self._input_files()]:  # by bytes, even if the file is imported too
+        program = [self.file] if self.file is not None and not self.is_python else []
+        for path in [*program, *self._input_files()]:  # by bytes, even if the file is imported too
             digests[self._in_snapshot(path)], sources[self._in_snapshot(path)] = sha256_file(path), path
         for path in self._read_by_name(names, sources):
             digests[self._in_snapshot(path)], sources[self._in_snapshot(path)] = sha256_file(path), path
@@ -126,8 +123,8 @@ class ScriptFiles(NamedTuple):
         for pattern in self.inputs:
             paths = [*self._matches(pattern.removeprefix(f"{SCRIPT_OUTSIDE}/"))]
             if not paths:
-                places = " or ".join(dict.fromkeys((str(self.folder), str(self.root))))
-                raise UsageError(f"program.inputs: {pattern!r} matches no file in {places}")
+                folders = " or ".join(dict.fromkeys((str(self.folder), str(self.root))))
+                raise UsageError(f"program.inputs: {pattern!r} matches no file in {folders}")
             yield from paths
 
     def _read_by_name(self, names: Sequence[str], sources: Mapping[str, Path]) -> list[Path]:
@@ -136,9 +133,9 @@ class ScriptFiles(NamedTuple):
         Names are relative to the working directory, the script's folder or the project. Only small files count that git
         tracks or would add, and that aren't outputs of the script.
         """
-        taken, files = {*sources.values()}, dict[Path, None]()
+        in_snapshot, files = {*sources.values()}, dict[Path, None]()
         for name, path in _existing(names, dict.fromkeys((self.root / self.workdir, self.folder, self.root))):
-            if path in taken or not path.is_relative_to(self.root):
+            if path in in_snapshot or not path.is_relative_to(self.root):
                 continue
             inside = path.relative_to(self.root).as_posix()
             is_output = path.name not in KEEP_EMPTY_FOLDER and any(
@@ -187,18 +184,17 @@ def _kept_by_git(paths: Sequence[Path], root: Path) -> list[Path]:
     return [path for path in paths if path in kept]
 
 
-def unsnapshotted_files(files: ScriptFiles, code: Closure, section: Mapping[str, Any]) -> list[str]:
+def unsnapshotted_files(files: ScriptFiles, code: Closure, args: Any) -> list[str]:
     """List existing files that the script names but the snapshot lacks, in the form of ``program.inputs``.
 
-    ``code`` is the snapshot, ``section`` the script's configuration. A run fails at the first missing file, so without
-    this list a user would discover one file per attempt.
+    ``code`` is the snapshot, ``args`` is ``program.args``. A run fails at the first missing file, so without this list
+    a user would discover one file per attempt.
     """
     missing: dict[str, None] = {}
-    named = filter(_FILE.fullmatch, sorted({*words(section.get("args")), *code.names}))
-    for _, path in _existing(named, (files.folder, files.root)):
+    names = filter(_FILE.fullmatch, sorted({*words(args), *code.names}))
+    for _, path in _existing(names, (files.folder, files.root)):
         name = path.relative_to(files.root if path.is_relative_to(files.root) else files.folder).as_posix()
-        is_there = path in code.sources.values() or any(fnmatch(name, one) for one in section.get("outputs") or ())
-        if not is_there:
+        if path not in code.sources.values() and not any(fnmatch(name, pattern) for pattern in files.outputs):
             missing[name] = None
     return [*missing]
 
@@ -228,42 +224,46 @@ def _files_of(folder: Path, pattern: str) -> list[Path]:
     return [*dict.fromkeys(files)]
 
 
-def find(section: Mapping[str, Any], *, root: Path, must_exist: bool = True) -> ScriptFiles:
+def find(settings: ScriptConfig, *, root: Path, must_exist: bool = True) -> ScriptFiles:
     """Resolve all paths of a script. Relative names start at ``root``.
 
-    Args:
-        section: the fields of ``program``.
-        must_exist: False for a run of the past, whose files may have been moved since.
+    ``must_exist`` is False for a run of the past, whose files may have been moved since.
 
     Raises:
         UsageError: a file doesn't exist or isn't a file, or a pattern leaves its folder or can't match anything.
     """
-    script, module, workdir = (section.get(name) or "" for name in ("script", "module", "workdir"))
-    inputs, outputs = (tuple(section.get(name) or ()) for name in ("inputs", "outputs"))
-    for field, values in (("program.inputs", inputs), ("program.outputs", outputs), ("program.workdir", (workdir,))):
-        for value in values:
-            _refuse_outside(field, value)
-            if field != "program.workdir":
-                refuse_odd_pattern(value.removeprefix("{run}/"), f"{field}: {value!r}")
+    _check_patterns(settings)
     resolve = functools.partial(_absolute, root=root, must_exist=must_exist)
-    file = _python_file(script, resolve) if script else _program(section["command"][0], resolve, must_exist=must_exist)
+    if settings.script:
+        file: Path | None = _python_file(settings.script, resolve)
+    else:
+        file = _program(settings.command[0], resolve, must_exist=must_exist)
     folder = file.parent if file is not None else root
-    if module and file is not None:
-        is_package = file.name == "__main__.py" and not module.endswith("__main__")
-        folder = file.parents[module.count(".") + is_package]
-    workdir = os.path.normpath(workdir) if workdir else ""
+    if settings.module and file is not None:
+        is_package = file.name == "__main__.py" and not settings.module.endswith("__main__")
+        folder = file.parents[settings.module.count(".") + is_package]
+    workdir = os.path.normpath(settings.workdir) if settings.workdir else ""
     if not folder.is_relative_to(root) and workdir.partition("/")[0] != SCRIPT_OUTSIDE:
         workdir = f"{SCRIPT_OUTSIDE}/{workdir}".rstrip("/")  # the folder that the user would start the script in
+    data = [DataPath("program.data", resolve("program.data", name)) for name in data_paths(settings.data)]
     return ScriptFiles(
         root=root,
         folder=folder,
         file=file,
-        is_python=bool(script),
+        is_python=bool(settings.script),
         workdir="" if workdir == "." else workdir,
-        inputs=inputs,
-        outputs=outputs,
-        data=tuple(DataPath("program.data", resolve("program.data", name)) for name in data_paths(section.get("data"))),
+        inputs=tuple(settings.inputs),
+        outputs=tuple(settings.outputs),
+        data=tuple(data),
     )
+
+
+def _check_patterns(settings: ScriptConfig) -> None:
+    _refuse_outside("program.workdir", settings.workdir)
+    for field, patterns in (("program.inputs", settings.inputs), ("program.outputs", settings.outputs)):
+        for pattern in patterns:
+            _refuse_outside(field, pattern)
+            refuse_odd_pattern(pattern.removeprefix("{run}/"), f"{field}: {pattern!r}")
 
 
 _Resolve = Callable[[str, str], Path]
@@ -314,62 +314,3 @@ def _sibling_names(path: Path) -> list[str]:
 def _refuse_outside(field: str, pattern: str) -> None:
     if pattern.startswith(("/", "~")) or ".." in Path(pattern).parts:
         raise UsageError(f"{field}: {pattern!r} leads out of its folder; write it relative to the project, without ..")
-
-
-_FRAMEWORKS = (
-    "accelerate|colossalai|composer|deepspeed|detectron2|fairscale|horovod|ignite|lightning|lightning_fabric|megatron|"
-    "mmengine|pytorch_lightning|torch_xla|torchrec|torchtitan|torchtune|trl"
-)
-_CODE = re.compile(  # in a source
-    rf"\b(torch\.distributed|torch import distributed|init_process_group|init_device_mesh|DistributedDataParallel|"
-    rf"FullyShardedDataParallel|fully_shard|DistributedSampler|RANK|LOCAL_RANK|WORLD_SIZE)\b"
-    rf"|^\s*(import|from)\s+({_FRAMEWORKS})\b",
-    re.MULTILINE,
-)
-# transformers alone doesn't make several ranks useful, its Trainer does
-_TRAINER = re.compile(r"^\s*(import|from)\s+transformers\b.*?\b\w*Trainer\b", re.MULTILINE | re.DOTALL)
-# in the command, its arguments and variables
-_WORDS = re.compile(r"(?<![a-z])(accelerate|ddp|deepspeed|distributed|fsdp|horovodrun|torchrun|torch\.distributed)\b")
-_PACELINE = tuple(f"{name}/" for name in MODULES)
-
-
-def uses_process_group(resolved: Mapping[str, Any], root: Path) -> bool:
-    """Return True if the configured script uses a process group: only then does it start several ranks unasked.
-
-    False if its files don't exist. ``root`` is the project folder.
-    """
-    section = resolved["program"]
-    python_path = str((resolved["cluster"]["env"] or {}).get("PYTHONPATH") or "").split(":")
-    if not (section.get("script") or section.get("command")):
-        return False
-    try:
-        given = [*(section.get("command") or ()), *words(section.get("args")), *(section.get("env") or ())]
-        if _WORDS.search("\n".join(map(str, given)).lower()):
-            return True
-        files = find({**section, "data": None}, root=root)
-        sources = files.closure([*filter(None, python_path)]).sources if files.file is not None else {}
-        own = [name for name in sources if name.endswith(".py") and not name.startswith((*_PACELINE, "paceline.py"))]
-        return any(_names_process_group(sources[name]) for name in own)
-    except (UsageError, ConfigError, OSError):  # the start of the run reports it
-        return False
-
-
-def _names_process_group(path: Path) -> bool:
-    def named(text: str) -> bool:
-        return _CODE.search(text) is not None or _TRAINER.search(text) is not None
-
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return named(text) and named(_without_comments(text))  # the first look is cheap; most files name nothing of it
-
-
-def _without_comments(text: str) -> str:
-    """Blank out comments: they don't count in the key, so they must not decide the number of ranks."""
-    lines = text.splitlines(keepends=True)
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.COMMENT:
-                row, column = token.start
-                lines[row - 1] = f"{lines[row - 1][:column]}\n"
-    except (tokenize.TokenError, SyntaxError):
-        return text
-    return "".join(lines)

@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def found(root: Path, script: str | None, **told: Any) -> ScriptFiles:
-    return script_files.find({"script": script, **told}, root=root)
+    return script_files.find(ScriptConfig(script=script, **told), root=root)
 
 
 def named(path: Path) -> tuple[DataPath]:
@@ -437,9 +437,9 @@ def test_all_files_that_a_script_names_and_its_copy_lacks_are_named_at_once(fold
     (folder / "train.py").write_text("open('configs/a.yaml'); open('b.txt'); open('c.csv'); exec('nope.txt')\n")
     for name in ("b.txt", "c.csv", "d.json"):
         (folder / name).touch()
-    files = found(ROOT, str(folder / "train.py"), inputs=["c.csv"])
-    section = {"args": {"from": "d.json", "x": "e.json"}, "outputs": ["b.*"]}
-    assert script_files.unsnapshotted_files(files, files.closure(), section) == ["configs/a.yaml", "d.json"]
+    files = found(ROOT, str(folder / "train.py"), inputs=["c.csv"], outputs=["b.*"])
+    args = {"from": "d.json", "x": "e.json"}
+    assert script_files.unsnapshotted_files(files, files.closure(), args) == ["configs/a.yaml", "d.json"]
 
 
 READS = """

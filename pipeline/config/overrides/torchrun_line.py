@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.program_section import is_written
+from pipeline.config.script_data import is_written
 from pipeline.core.cache import Cache
 from pipeline.core.errors import PacelineError, UsageError, nearest
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
