@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.overrides.torchrun_line import typed_line
+from pipeline.config.overrides.script_overrides import line_of
 from pipeline.core import documents
 from pipeline.core.printable import printable, shell_line
 from pipeline.core.redact import hide, without_secrets
@@ -120,7 +120,7 @@ def verdict_of(folder: RunFolder) -> dict[str, Any] | None:
 def command_line(verb: str, words: Sequence[str]) -> str:
     """Return a command without the overrides of paths, which mean nothing elsewhere; of a script as one types it."""
     kept = [word for word in words if not word.lstrip("+").startswith("paths.")]
-    line = typed_line(kept) if verb == "train" else None
+    line = line_of(kept) if verb == "train" else None
     return shell_line(["doit", *([verb, *kept] if line is None else line)])
 
 

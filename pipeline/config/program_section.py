@@ -37,10 +37,11 @@ def with_ranks(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:
     """
     resolved = _with_file_of_module(resolved, root)
     cluster, section = resolved["cluster"], resolved.get(programs.SECTION) or {}
-    if section.get("name") == SCRIPT.name and cluster["nproc_per_node"] == "auto":
-        if section.get("torchrun") is False or not uses_process_group(resolved, root):
-            return {**resolved, "cluster": {**cluster, "nproc_per_node": 1}}
-    return resolved
+    if section.get("name") != SCRIPT.name or cluster["nproc_per_node"] != "auto":
+        return resolved
+    if section.get("torchrun") is not False and uses_process_group(resolved, root):
+        return resolved
+    return {**resolved, "cluster": {**cluster, "nproc_per_node": 1}}
 
 
 def _with_file_of_module(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:

@@ -73,8 +73,8 @@ class ScriptData:
         if not path.exists():
             if not is_output:
                 self.notes.append(
-                    f"{field}={written_path} isn't here: the key has its name and not its contents; program.data=<where "
-                    f"it is here> and {{data}} in its place send it to the hosts"
+                    f"{field}={written_path} isn't here: the key has its name and not its contents; program.data=<its "
+                    f"path here> and {{data}} in its place send it to the hosts"
                 )
             return word
         if self._is_too_wide(path) or not (path.is_file() or path.is_dir()):

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.cli.verbs import VERBS
 from pipeline.config.overrides import torchrun_line
+from pipeline.config.overrides.script_overrides import line_of
 from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT
 from tests.pipeline.composed import composed
@@ -142,14 +143,14 @@ def test_a_folder_behind_the_name_of_an_output_is_no_data(flag: str, folder: Pat
 )
 def test_the_overrides_of_a_line_are_shown_as_the_line(line: str, folder: Path) -> None:
     words = shlex.split(line)
-    assert torchrun_line.typed_line(torchrun_line.translated(words, folder, folder)[0][1:]) == words
+    assert line_of(torchrun_line.translated(words, folder, folder)[0][1:]) == words
 
 
 def test_overrides_that_no_line_gives_are_left(folder: Path) -> None:
-    assert torchrun_line.typed_line(["model=resnet18"]) is None
-    assert torchrun_line.typed_line(["program.script=train.py", "program.args=[--lr,'0.1']"]) is None
+    assert line_of(["model=resnet18"]) is None
+    assert line_of(["program.script=train.py", "program.args=[--lr,'0.1']"]) is None
     ranks = ["cluster.nproc_per_node=2", "program.script=train.py", "program.args.lr=0.1"]
-    assert torchrun_line.typed_line(ranks) == ["torchrun", "--nproc-per-node=2", "train.py", "--lr", "0.1"]
+    assert line_of(ranks) == ["torchrun", "--nproc-per-node=2", "train.py", "--lr", "0.1"]
 
 
 def test_a_mistyped_option_of_run_is_answered_with_the_one_that_was_meant(folder: Path) -> None:

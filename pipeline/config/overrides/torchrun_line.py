@@ -1,4 +1,4 @@
-"""Translate command lines of other tools into overrides: `torchrun …`, and `run` for `python …`.
+"""Parse command lines of other tools, to translate them into overrides: `torchrun …`, and `run` for `python …`.
 
     torchrun --nproc-per-node 2 train.py --lr 0.1
     train cluster.nproc_per_node=2 program.script=train.py program.args.lr=0.1
@@ -12,31 +12,20 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.script_data import is_written
+from pipeline.config.overrides.script_overrides import ARGUMENT, ScriptLine, overrides_of
 from pipeline.core.cache import Cache
 from pipeline.core.errors import PacelineError, UsageError, nearest
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
 from pipeline.core.places import HOME
-from pipeline.core.printable import hydra_value
 from pipeline.core.processes.process import python_answer
-from trainers.script.settings import PLACEHOLDERS, escaped, is_resume, words
 
-_INPUTS = "program.inputs=["
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@]*=")
-_FLAG = re.compile(r"--(?P<long>[A-Za-z_][\w-]+)|-(?P<short>[A-Za-z])")
-_LIKE_A_FLAG = re.compile(r"--?[A-Za-z_]")  # --z, --lr=0.1, -abc: a mapping can't express these
-_PRINTED_ALIKE = re.compile(r"0|-?[1-9]\d{0,15}|-?(?:0|[1-9]\d{0,8})\.(?:0|\d{0,8}[1-9])")
-"""Numbers that Python prints as they were typed. Others are passed on as texts."""
-_NUMBER = re.compile(r"[-+]?(?:[\d_]*\.?[\d_]+|[\d_]+\.)(?:[eE][-+]?[\d_]+)?")
-_EXPRESSION = re.compile(r"[(\[{'\"]")
 _IMPORT_S = 120.0  # for an import of torch on a busy computer
-_SMALL_BYTES = 1 << 20  # a file in an argument up to this size is copied with the code
 _RENDEZVOUS = (
     *("standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"),
     *("node_rank", "master_addr", "master_port", "local_addr"),
@@ -47,34 +36,7 @@ _NOT_NEEDED = {
     **dict.fromkeys(_OUTPUT, "the output of every rank is kept in runs/KEY/attempts"),
 }
 _OWN_FLAGS = ("--json", "--dry-run", "--force", "--detach", "--prove")
-_ARGUMENT = re.compile(r"program\.args\.([\w-]+)=(.*)")
 _TRANSLATED = ("nnodes", "nproc_per_node", "max_restarts", "module", "no_python")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Line:
-    """A parsed command line; ``script`` may be the dotted name of a ``module``, or a program that is ``no_python``.
-
-    ``overrides`` stand before the script, ``not_needed`` are torchrun's options that are ignored, by the reason. `run`
-    starts one process, not ``with_torchrun``.
-    """
-
-    script: str
-    args: Sequence[str]
-    overrides: Sequence[str] = ()
-    cluster: str | None = None
-    sweep: Sequence[str] = ()
-    nnodes: str | None = None
-    nproc_per_node: str | None = None
-    max_restarts: int | None = None
-    module: bool = False
-    no_python: bool = False
-    with_torchrun: bool = True
-    not_needed: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    @property
-    def names_cluster(self) -> bool:
-        return self.cluster is not None or any(word.startswith("cluster=") for word in self.overrides)
 
 
 def translated(
@@ -93,58 +55,27 @@ def translated(
     if argv[:1] == ["run"] and set(argv[1:]) <= {"--json"}:
         raise UsageError("run needs a script", hint="doit run train.py --lr 0.1; doit help run")
     at = next((at for at, word in enumerate(argv) if word in ("torchrun", "run")), len(argv))
-    name, rest = "".join(argv[at : at + 1]), argv[at + 1 :]
-    is_line = name == "torchrun" or any(word.endswith(".py") or word == "-m" for word in rest)  # doit has a run too
-    if not is_line or rest[:1] in (["--help"], ["-h"]) or {"help", "info", "list"} & {*argv[:at]}:
+    name, behind = "".join(argv[at : at + 1]), argv[at + 1 :]
+    is_line = name == "torchrun" or any(word.endswith(".py") or word == "-m" for word in behind)  # doit has a run too
+    if not is_line or behind[:1] in (["--help"], ["-h"]) or {"help", "info", "list"} & {*argv[:at]}:
         return [*argv], []
-    own, typed = _own_flags(rest)
+    own, typed = _own_flags(behind)
     line = _of_torchrun(typed, root) if name == "torchrun" else _of_run(typed)
     _refuse_misplaced(line, [name, *typed])
     has_verb = any(word in verbs for word in argv[:at])
     begin = [*argv[:at], *([] if has_verb else ["sweep" if line.sweep else "train"]), *own]
     notes = [f"{', '.join(options)}: not needed, as {why}" for why, options in line.not_needed.items()]
-    return [*begin, *_overrides(line, folder, root, splits="sweep" in argv[:at])], notes
-
-
-def typed_line(words: Sequence[str]) -> list[str] | None:
-    """Return the line of `torchrun` or `run` for these overrides of a script's run, as ``translated`` would read it.
-
-    None for a run of another kind, and for arguments that aren't named one by one.
-    """
-    value_by_name = dict(word.partition("=")[::2] for word in words)
-    script = value_by_name.pop("program.script", None)
-    args, others = list[str](), list[str]()
-    ranks, is_alone = value_by_name.pop("cluster.nproc_per_node", None), value_by_name.pop("program.torchrun", "true")
-    for name, value in value_by_name.items():
-        argument = _ARGUMENT.fullmatch(f"{name}={value}")
-        if argument is None:
-            others.append(f"{name}={value}")
-            continue
-        text = value[1:-1].replace("\\'", "'") if value[:1] == value[-1:] == "'" and len(value) > 1 else value
-        flag = f"-{argument[1]}" if len(argument[1]) == 1 else f"--{argument[1]}"
-        args += [flag] if text == "true" else [flag, text]
-        if "{{" in text or text in ("false", "null") or (text[:1] in ("[", "{") and text != value[1:-1]):
-            return None
-    if (
-        script is None
-        or "program.args" in value_by_name
-        or not all("=" in word for word in words)
-        or (is_alone == "false") != (ranks == "1")
-    ):
-        return None
-    if is_alone == "false":
-        return ["run", *others, script, *args]
-    return ["torchrun", *([f"--nproc-per-node={ranks}"] if ranks else []), *others, script, *args]
+    return [*begin, *overrides_of(line, folder, root, splits="sweep" in argv[:at])], notes
 
 
 def _own_flags(typed: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Take Paceline's own flags out of the words before the script; return them and the rest."""
+    """Take Paceline's own flags out of the words before the script; return them and the other words."""
     end = next((at for at, word in enumerate(typed) if word.endswith(".py") or word == "-m"), len(typed))
     own = [word for word in typed[:end] if word in _OWN_FLAGS]
     return own, [word for at, word in enumerate(typed) if at >= end or word not in _OWN_FLAGS]
 
 
-def _refuse_misplaced(line: _Line, typed: Sequence[str]) -> None:
+def _refuse_misplaced(line: ScriptLine, typed: Sequence[str]) -> None:
     """Refuse python as the script, and overrides behind the script."""
     if line.module or line.no_python:
         return
@@ -152,7 +83,7 @@ def _refuse_misplaced(line: _Line, typed: Sequence[str]) -> None:
     if line.script in ("python", "python3") and line.args:
         raise UsageError(f"{typed[0]} starts Python by itself", hint=f"{begin} {shlex.join(line.args)}")
     for at, word in enumerate(line.args):
-        if match := _ARGUMENT.fullmatch(word):
+        if match := ARGUMENT.fullmatch(word):
             args = [*line.args[:at], f"--{match[1]}", match[2], *line.args[at + 1 :]]
             raise UsageError(
                 f"{word} stands behind the script, which would get it as it is: overrides stand before the script",
@@ -160,23 +91,23 @@ def _refuse_misplaced(line: _Line, typed: Sequence[str]) -> None:
             )
 
 
-def _of_torchrun(typed: Sequence[str], root: Path) -> _Line:
+def _of_torchrun(typed: Sequence[str], root: Path) -> ScriptLine:
     if not typed:
         raise UsageError("torchrun needs a script", hint="doit torchrun --nproc-per-node 2 train.py --lr 0.1")
-    parsed = _parsed(typed, root)
-    if "error" in parsed:
-        raise UsageError(f"torchrun: {parsed['error']}", hint=_instead(typed, parsed["error"]))
-    options: dict[str, Any] = parsed.pop("options")
-    known, not_needed = dict[str, Any](), dict[str, list[str]]()
-    for name, value in options.items():
+    answer = _torchs_answer(typed, root)
+    if "error" in answer:
+        raise UsageError(f"torchrun: {answer['error']}", hint=_instead(typed, answer["error"]))
+    translated: dict[str, Any] = {}
+    not_needed: dict[str, list[str]] = {}
+    for name, value in answer.pop("options").items():
         option = f"--{name.replace('_', '-')}"
         if name in _TRANSLATED:
-            known[name] = value
+            translated[name] = value
         elif name in _NOT_NEEDED:
             not_needed.setdefault(_NOT_NEEDED[name], []).append(option)
         else:
             raise UsageError(f"{option} of torchrun has no counterpart here", hint="leave it out")
-    return _Line(**parsed, **known, not_needed=not_needed)
+    return ScriptLine(**answer, **translated, not_needed=not_needed)
 
 
 def _instead(typed: Sequence[str], error: str) -> str:
@@ -197,223 +128,71 @@ def _instead(typed: Sequence[str], error: str) -> str:
     return f"doit torchrun {shlex.join([*before, *typed[script:], *of_script])}"
 
 
-def _parsed(typed: Sequence[str], root: Path) -> dict[str, Any]:
-    """Return the words as torch's parser reads them. Answers are cached, because its import takes seconds."""
+def _torchs_answer(typed: Sequence[str], root: Path) -> dict[str, Any]:
+    """Return the words as torch's parser sorts them: the answer of trainers/torchrun_options.py, where it is described.
+
+    Answers are cached, because an import of torch takes seconds.
+    """
     program = HOME / "trainers/torchrun_options.py"
     defaults = {name: value for name, value in os.environ.items() if name.startswith("PET_")}  # torchrun reads them
     try:
         made_from = ["arguments counted", [*typed], defaults, metadata.version("torch"), sha256_file(program)]
-        kept, name = Cache(root, "torchrun", most=64), sha256_text(canonical_json(made_from))
-        answer: dict[str, Any] | None = kept.get(name)
+        cache, entry = Cache(root, "torchrun", most=64), sha256_text(canonical_json(made_from))
+        answer: dict[str, Any] | None = cache.get(entry)
         if answer is None:
             answer = python_answer(program.read_text(encoding="utf-8"), [*typed], timeout_s=_IMPORT_S)
             # only the number of the script's arguments, as one may be a secret
             answer = {**answer, "args": len(answer["args"])} if "args" in answer else answer
-            kept.keep({name: answer})
+            cache.keep({entry: answer})
     except (metadata.PackageNotFoundError, PacelineError) as error:
         raise UsageError(
             f"torch reads torchrun's options, and that doesn't work here: {error}",
             hint="doit train program.script=train.py program.args.lr=0.1 needs no torch on this computer",
         ) from error
-    return {**answer, "args": [*typed[len(typed) - answer["args"] :]]} if "args" in answer else answer
+    return {**answer, "args": [*typed[len(typed) - answer["args"] :]]} if "args" in answer else {**answer}
 
 
-def _of_run(typed: Sequence[str]) -> _Line:
+def _of_run(typed: Sequence[str]) -> ScriptLine:
     """Parse ``[-m] [--cluster NAME] [--sweep NAME=VALUES] [OVERRIDE …] SCRIPT ARGUMENTS``. Raises UsageError."""
-    left, overrides, sweep = [*typed], list[str](), list[str]()
-    cluster, is_module = None, False
-    while left and (left[0].startswith("-") or _OVERRIDE.match(left[0])):
-        word = left.pop(0)
+    overrides, sweep = list[str](), list[str]()
+    cluster, is_module, at = None, False, 0
+    while at < len(typed) and (typed[at].startswith("-") or _OVERRIDE.match(typed[at])):
+        word = typed[at]
         name, equals, value = word.partition("=")
         if name in ("--cluster", "--sweep"):
-            value = value if equals else left.pop(0) if left else ""
+            if not equals:
+                at += 1
+                value = typed[at] if at < len(typed) else ""
             sweep += [value] if name == "--sweep" else []
             cluster = value if name == "--cluster" else cluster
         elif word == "-m":
             is_module = True
         elif word.startswith("-"):
-            at = len(typed) - len(left) - 1
-            meant = nearest(name, ("--cluster", "--sweep", *_OWN_FLAGS), likeness=0.75)
-            raise UsageError(
-                f"run has no option {word}; it has -m, --cluster NAME, --sweep NAME=VALUES, {', '.join(_OWN_FLAGS)}",
-                hint=f"doit run {shlex.join([*typed[:at], f'{meant}{equals}{value}', *typed[at + 1 :]])}"
-                if meant
-                else _behind_script(typed, at),
-            )
+            raise _unknown_option(typed, at)
         else:
             overrides.append(word)
-    if not left:
+        at += 1
+    if at >= len(typed):
         raise UsageError("run needs a script", hint="paceline run train.py --lr 0.1")
-    return _Line(
-        script=left[0], args=left[1:], overrides=overrides, cluster=cluster, sweep=sweep, nproc_per_node="1",
+    return ScriptLine(
+        script=typed[at], args=typed[at + 1 :], overrides=overrides, cluster=cluster, sweep=sweep, nproc_per_node="1",
         module=is_module, with_torchrun=False,
     )  # fmt: skip
 
 
-def _behind_script(typed: Sequence[str], at: int) -> str | None:
-    """Return the line with the words from ``at`` to the script behind it, whose own they are as a rule."""
-    script = next((place for place, word in enumerate(typed) if word.endswith(".py")), None)
-    if script is None:
-        return None
-    return f"doit run {shlex.join([*typed[:at], *typed[script:], *typed[at:script]])}"
+def _unknown_option(typed: Sequence[str], at: int) -> UsageError:
+    """Return the error for an option of `run` that there isn't, with the option that was probably meant.
 
-
-def _overrides(line: _Line, folder: Path, root: Path, *, splits: bool) -> Iterator[str]:
-    """Yield overrides for the cluster, the program, its arguments and trials; then the typed overrides."""
-    if line.cluster:
-        yield f"cluster={line.cluster}"
-    yield from _nodes(line)
-    yield from _ranks(line)
-    if line.max_restarts is not None:
-        yield f"cluster.max_restarts={line.max_restarts}"
-    if line.no_python:
-        yield f"program.command=[{hydra_value(line.script)}]"
-    else:
-        script = line.script
-        if not line.module and script.startswith("/") and Path(script).is_relative_to(root):
-            script = os.path.relpath(script, folder)  # so that the project's script starts there
-        yield f"program.{'module' if line.module else 'script'}={hydra_value(script)}"
-    if not line.with_torchrun:
-        yield "program.torchrun=false"
-    placed = [_placed(word, before, folder) for before, word in zip(["", *line.args], line.args, strict=False)]
-    sweeps = dict[str, str]()
-    for text in line.sweep:
-        name, _, values = text.lstrip("-").partition("=")
-        if not (name and values):
-            raise UsageError(f"--sweep {text}: a name and its values are missing", hint="--sweep lr=0.1,0.01")
-        sweeps[name] = values
-    args = [word for word, _ in placed]
-    named = _named(args)
-    yield from _listed(args, sweeps) if named is None else _by_name(named, sweeps, splits=splits)
-    inputs = [Path(os.path.relpath(path, root)).as_posix() for _, path in placed if path is not None]
-    named_inputs = [word for word in line.overrides if word.startswith(_INPUTS) and word.endswith("]")]
-    lists = [*map(hydra_value, inputs), *(word[len(_INPUTS) : -1] for word in named_inputs)]
-    if lists:  # typed ones come on top of the arguments' files
-        yield f"{_INPUTS}{','.join(filter(None, lists))}]"
-    yield from (word for word in line.overrides if word not in named_inputs)
-
-
-def _nodes(line: _Line) -> Iterator[str]:
-    least, _, most = (line.nnodes or "").partition(":")
-    if most not in ("", least):
-        raise UsageError(
-            f"--nnodes={line.nnodes}: the number of nodes is part of a run's key, so it is fixed",
-            hint=f"--nnodes={most}; cluster.spares=[HOST] replaces a lost one",
-        )
-    if least not in ("", "1") or (least and line.names_cluster):
-        yield f"cluster.nnodes={least}"
-
-
-def _ranks(line: _Line) -> Iterator[str]:
-    """Yield the number of ranks: as typed, else one (torchrun's default), else the named cluster's own."""
-    count = line.nproc_per_node
-    if count is None:
-        yield from () if line.names_cluster else ("cluster.nproc_per_node=1",)
-    elif count == "gpu":
-        yield from ("cluster.nproc_per_node=auto", "cluster.device=cuda")
-    elif count in ("cpu", "xpu"):
-        raise UsageError(
-            f"--nproc-per-node={count}: the number of ranks is part of a run's key, so it is typed",
-            hint=f"--nproc-per-node={os.cpu_count()}",
-        )
-    elif count == "auto" or re.fullmatch(r"[1-9]\d*", count):
-        yield f"cluster.nproc_per_node={count}"
-    else:
-        raise UsageError(f"--nproc-per-node={count} must be a whole number from 1, gpu or auto")
-
-
-def _named(args: Sequence[str]) -> dict[str, Any] | None:
-    """Return the arguments as a mapping for ``program.args``.
-
-    None if a mapping would give other words: for positional arguments, ``--lr=0.1``, or a repeated name.
+    An option like no other is the script's as a rule, so the hint has it and what follows it behind the script.
     """
-    given: dict[str, list[str]] = {}
-    values: list[str] | None = None
-    for word in args:
-        match = _FLAG.fullmatch(word)
-        if match is not None:
-            name = match["long"] or match["short"]
-            if name in given:
-                return None
-            values = given[name] = []
-        elif values is None or _LIKE_A_FLAG.match(word):
-            return None
-        else:
-            values.append(word)
-    mapping = {name: True if not texts else texts[0] if len(texts) == 1 else texts for name, texts in given.items()}
-    return mapping if words(mapping) == [*args] else None
-
-
-def _by_name(named: Mapping[str, Any], sweeps: Mapping[str, str], *, splits: bool) -> Iterator[str]:
-    """Yield one override per argument. ``splits``: a value with commas is a sweep, as in `doit sweep`."""
-    for name, value in named.items():
-        if name in sweeps or (splits and isinstance(value, str) and "," in value):
-            yield f"program.args.{name}={_as_typed(sweeps.get(name, value))}"
-        elif isinstance(value, list):
-            yield f"program.args.{name}=[{','.join(map(_value, value))}]"
-        else:
-            yield f"program.args.{name}={'true' if value is True else _value(value)}"
-    yield from (f"program.args.{name}={_as_typed(values)}" for name, values in sweeps.items() if name not in named)
-
-
-def _listed(args: Sequence[str], sweeps: Mapping[str, str]) -> Iterator[str]:
-    """Yield the arguments as one list, and each swept value by its position in the list."""
-    listed, trials = [*args], dict[int, str]()
-    for name, values in sweeps.items():
-        at = _position(name, args)
-        if at is None:
-            listed += [f"--{name}", values.partition(",")[0]]
-            at = len(listed) - 1
-        begin, equals, _ = listed[at].partition("=")
-        each = (_value(f"{begin}={value}") for value in values.split(","))
-        trials[at] = ",".join(each) if equals else _as_typed(values)
-    yield f"program.args=[{','.join(map(_value, listed))}]"
-    yield from (f"program.args.{at}={values}" for at, values in trials.items())
-
-
-def _position(name: str, args: Sequence[str]) -> int | None:
-    """Return the index of the word that holds the value of an option, or of a Hydra-style ``name=value``."""
-    for at, word in enumerate(args):
-        if word in (f"--{name}", f"-{name}") and at + 1 < len(args):
-            return at + 1
-        if word.startswith((f"--{name}=", f"{name}=")):
-            return at
-    return None
-
-
-def _as_typed(values: str) -> str:
-    """Quote the values of a sweep so that numbers are passed on as typed: 1e-3 and not 0.001."""
-    if _EXPRESSION.search(values):  # range(3), or values in quotes
-        return values
-    return ",".join(_value(text) if _NUMBER.fullmatch(text) else text for text in values.split(","))
-
-
-def _value(text: str) -> str:
-    return text if _PRINTED_ALIKE.fullmatch(text) else hydra_value(text)
-
-
-def _placed(word: str, before: str, folder: Path) -> tuple[str, Path | None]:
-    """Return an argument for ``program.args``, and the small file below ``folder`` that it names, if any.
-
-    That file is for ``program.inputs``. Any other existing path becomes absolute, which makes it tracked data.
-    ``before`` is the preceding word.
-    """
-    option, equals, path = word.rpartition("=")
-    flag = option if equals else before if before.startswith("-") else ""
-    place = folder / path
-    if not path or path.startswith(("/", "~", "-")) or not os.path.exists(place):  # noqa: PTH110  (no error for a long text)
-        return _literal(word), None
-    may_be_subcommand = not flag and "/" not in path and place.is_dir() and any(place.glob("*.py"))
-    if may_be_subcommand or is_written(flag) or folder.resolve().is_relative_to(place.resolve()):
-        return _literal(word), None
-    is_small = place.is_file() and place.stat().st_size <= _SMALL_BYTES
-    if is_small and place.resolve().is_relative_to(folder.resolve()):
-        return _literal(word), place
-    return _literal(f"{option}{equals}{os.path.abspath(place)}"), None  # noqa: PTH100  (a link stays one)
-
-
-def _literal(word: str) -> str:
-    """Double all braces except Paceline's placeholders, so that they reach the script as typed."""
-    return escaped(
-        word, lambda name: name in PLACEHOLDERS or is_resume(name) or re.fullmatch(r"data\d+", name) is not None
+    name, equals, value = typed[at].partition("=")
+    script = next((number for number, word in enumerate(typed) if word.endswith(".py")), None)
+    words: Sequence[str] | None = None
+    if meant := nearest(name, ("--cluster", "--sweep", *_OWN_FLAGS), likeness=0.75):
+        words = [*typed[:at], f"{meant}{equals}{value}", *typed[at + 1 :]]
+    elif script is not None:
+        words = [*typed[:at], *typed[script:], *typed[at:script]]
+    return UsageError(
+        f"run has no option {typed[at]}; it has -m, --cluster NAME, --sweep NAME=VALUES, {', '.join(_OWN_FLAGS)}",
+        hint=f"doit run {shlex.join(words)}" if words else None,
     )
