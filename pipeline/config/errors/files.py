@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
+from omegaconf import OmegaConf
+from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
+from yaml.reader import ReaderError  # type: ignore[import-untyped]
 
+from pipeline.cluster.launchers.settings import HostConfig
 from pipeline.config import own_defaults
-from pipeline.core.errors import UsageError, suggestion
+from pipeline.config.errors.failure import FULL_KEY, IN_FILE, Failure, plain_reason
+from pipeline.config.errors.unknown_key import group_names, unknown_key, within
+from pipeline.config.schema import OPTIONS, PROGRAMS
+from pipeline.core.errors import UsageError, first_line, suggestion
 from pipeline.core.places import ROOT, conf_dirs, shown
+from pipeline.core.program import SCRIPT, SECTION
 
 PACKAGE = "# @package _global_"
-_IN_FILE = re.compile(r"In '([^']+)': ")
-_FIELD = re.compile(r"full_key: (\S+)")
 _NO_KEY = re.compile(r"Key '[^']+' not in '([^']+)'")
 _NO_OPTION = re.compile(r"Could not find '([^']+)/([^'/]+)'")
 _NO_OVERRIDE = re.compile(r"Could not override '([^'@]+)")
 _TWICE = re.compile(r"Multiple values for (\S+)\. ")
-_NO_NUMBER = re.compile(r"Value ('.*') of type '\w+' could not be converted to (Integer|Float)")
+NO_HOSTS = re.compile(
+    f"is not a subclass of {HostConfig.__name__}|is not a ListConfig|DictConfig with ListConfig|not Optional|not an int"
+)
+"""OmegaConf's errors about a value that is no list of hosts."""
+HOSTS_ARE = (
+    "write cluster.hosts=[node1,me@node2:2222], or with their fields [{name: node1, nproc_per_node: 4}, …]; a file "
+    "takes the latter alone: hosts: [{name: node1}, {name: node2, user: me, port: 2222}]"
+)
+
+
+def is_of_hosts(field: str) -> bool:
+    """Return True for a list of hosts, and for what lies in one."""
+    return field.startswith(("cluster.hosts", "cluster.spares"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +52,10 @@ class ConfigFile:
     path: Path
     group: str
     lines: Sequence[str]
+
+    @classmethod
+    def read(cls, path: Path, group: str) -> ConfigFile:
+        return cls(path=path, group=group, lines=path.read_text(encoding="utf-8", errors="replace").splitlines())
 
     def at(self, line: int) -> str:
         """Return a place such as ``conf/experiment/x.yaml, line 3``; ``line`` 0: only the file."""
@@ -49,8 +72,8 @@ class ConfigFile:
 
     def entry(self, group: str) -> int:
         """Return the line of the defaults list that chooses an option of ``group``, or 0."""
-        wanted = re.compile(rf"\s*-\s*(override\s+)?/?{re.escape(group)}(@\S+)?\s*:")
-        return next((number for number, line in enumerate(self.lines, start=1) if wanted.match(line)), 0)
+        choice = re.compile(rf"\s*-\s*(override\s+)?/?{re.escape(group)}(@\S+)?\s*:")
+        return next((number for number, line in enumerate(self.lines, start=1) if choice.match(line)), 0)
 
     def line_of(self, field: str) -> int:
         """Return the line of a field such as ``trainer.epochs``, or of the nearest section above it."""
@@ -63,38 +86,74 @@ class ConfigFile:
         return line
 
 
-def files_named(text: str, culprit: str) -> Iterator[ConfigFile]:
+def explain_file(failure: Failure) -> UsageError | None:
+    """Explain a file that can't be read, or a wrong entry or field of one; None if the error isn't about a file."""
+    for cause in failure.causes:
+        if isinstance(cause, MarkedYAMLError):
+            return _not_yaml(cause)
+        if isinstance(cause, ReaderError):
+            return UsageError(f"{shown(Path(cause.name), ROOT)}: {first_line(cause)}")
+        if isinstance(cause, UnicodeDecodeError):
+            return _not_text(cause)
+    return _wrong_entry(failure) or _wrong_field(failure)
+
+
+def place_of_entry(failure: Failure, group: str, option: str) -> str:
+    """Return the place where a file chooses a missing option of ``group``, or ''."""
+    chosen = re.compile(rf"(?<![\w-]){re.escape(option)}(?![\w-])")
+    places = ((file, file.entry(group)) for file in _files(failure))
+    return next((file.at(line) for file, line in places if line and chosen.search(file.lines[line - 1])), "")
+
+
+def place_of_file(failure: Failure) -> str:
+    """Return the file that Hydra's error names, or ''."""
+    file = next(_files(failure), None) if IN_FILE.search(failure.text) else None
+    return "" if file is None else file.at(0)
+
+
+def _files(failure: Failure) -> Iterator[ConfigFile]:
     """Yield the files that an error may be about: that which it names, that which the culprit chooses, own defaults.
 
-    The culprit is the override at fault. An error about an option doesn't say which file chooses it.
+    An error about an option doesn't say which file chooses it.
     """
     own = own_defaults.files()
-    names = _IN_FILE.findall(text)[:1]
-    name, equals, option = culprit.lstrip("+").partition("=")
-    for choice in dict.fromkeys([*names, *([f"{name.partition('@')[0]}/{option}"] if equals else [])]):
+    choices = IN_FILE.findall(failure.text)[:1]
+    group, equals, option = failure.culprit.text.lstrip("+").partition("=")
+    choices += [f"{group.partition('@')[0]}/{option}"] if equals else []
+    for choice in dict.fromkeys(choices):
         paths = (folder / f"{choice}.yaml" for folder in conf_dirs(ROOT))
         path = own.pop(choice, None) or next((path for path in paths if path.is_file()), None)
         if path is not None:
-            group = "" if choice.startswith(own_defaults.GROUP) else choice.rpartition("/")[0]
-            yield _read(path, group)
+            yield ConfigFile.read(path, "" if choice.startswith(own_defaults.GROUP) else choice.rpartition("/")[0])
     for path in reversed(own.values()):
-        yield _read(path, "")
+        yield ConfigFile.read(path, "")
 
 
-def _read(path: Path, group: str) -> ConfigFile:
-    return ConfigFile(path=path, group=group, lines=path.read_text(encoding="utf-8", errors="replace").splitlines())
+def _not_yaml(error: MarkedYAMLError) -> UsageError:
+    mark = error.problem_mark or error.context_mark
+    place = f"{shown(Path(mark.name), ROOT)}, line {mark.line + 1}" if mark else "a configuration file"
+    problem = error.problem or error.context or "is no YAML"
+    key = problem.removeprefix("found duplicate key ")
+    if key != problem:
+        return UsageError(f"{place}: the key {key!r} stands there twice", hint="keep one of the two lines")
+    return UsageError(f"{place}: {problem}")
 
 
-def all_files() -> Iterator[Path]:
-    """Yield every configuration file."""
-    for folder in conf_dirs(ROOT):
-        yield from (path for path in sorted(folder.rglob("*.yaml")) if path.is_file())
-    yield from own_defaults.files().values()
+def _not_text(error: UnicodeDecodeError) -> UsageError:
+    """Find the file that is no UTF-8 text: the error doesn't name it."""
+    in_conf = (path for folder in conf_dirs(ROOT) for path in sorted(folder.rglob("*.yaml")) if path.is_file())
+    for path in (*in_conf, *own_defaults.files().values()):
+        try:
+            path.read_bytes().decode("utf-8")
+        except UnicodeDecodeError as reason:
+            return UsageError(f"{shown(path, ROOT)} is not UTF-8 text (byte {reason.start})")
+    return UsageError(f"a configuration file is not UTF-8 text: {error}")
 
 
-def entry_error(text: str, culprit: str, groups: Sequence[str]) -> UsageError | None:
-    """Return the error in a file's header or defaults list, or None. ``text``: of Hydra's error and its causes."""
-    for file in files_named(text, culprit):
+def _wrong_entry(failure: Failure) -> UsageError | None:
+    """Explain an error in a file's header or defaults list."""
+    text, groups = failure.text, group_names()
+    for file in _files(failure):
         group = file.group
         if (root := file.root) is not None and not isinstance(root, yaml.MappingNode):
             kind = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
@@ -125,44 +184,43 @@ def entry_error(text: str, culprit: str, groups: Sequence[str]) -> UsageError | 
     return None
 
 
-def place_of_entry(text: str, culprit: str, group: str, option: str) -> str:
-    """Return the place where a file chooses a missing option of ``group``, or ''."""
-    chosen = re.compile(rf"(?<![\w-]){re.escape(option)}(?![\w-])")
-    places = ((file, file.entry(group)) for file in files_named(text, culprit))
-    return next((file.at(line) for file, line in places if line and chosen.search(file.lines[line - 1])), "")
-
-
-def full_key(text: str) -> str:
-    """Return the field that OmegaConf's error names; '' if it names none or is about a file."""
-    match = None if _IN_FILE.search(text) else _FIELD.search(text)
-    return match[1] if match else ""
-
-
-def place_of_file(text: str, culprit: str) -> str:
-    """Return the file that Hydra's error names, or ''."""
-    file = next(files_named(text, culprit), None) if _IN_FILE.search(text) else None
-    return "" if file is None else file.at(0)
-
-
-def field_error(text: str, culprit: str) -> tuple[str, str, str] | None:
-    """Return the place and full name of a field of a file, and the settings class that lacks the field.
-
-    The settings class is '' if the field's value is wrong. None if the error isn't about a file.
-    """
-    match, file = _FIELD.search(text), next(files_named(text, culprit), None)
-    if match is None or file is None or not _IN_FILE.search(text):
+def _wrong_field(failure: Failure) -> UsageError | None:
+    """Explain an unknown field of a file, or a wrong value of one; None if the error isn't about a file."""
+    match, file = FULL_KEY.search(failure.text), next(_files(failure), None)
+    if match is None or file is None or not IN_FILE.search(failure.text):
         return None
-    unread = _NO_KEY.search(text)
-    return file.at(file.line_of(match[1])), match[1], unread[1] if unread else ""
+    field, place = match[1], file.at(file.line_of(match[1]))
+    unknown = _NO_KEY.search(failure.text)
+    if unknown is None:
+        no_hosts = is_of_hosts(field) and NO_HOSTS.search(failure.text)
+        reason = f"that is no list of hosts; {HOSTS_ARE}" if no_hosts else _value_reason(failure.error)
+        return UsageError(f"{place}: {field}: {reason}")
+    return _unknown_field(place, field, unknown[1], failure)
 
 
-def value_reason(error: BaseException) -> str:
+def _unknown_field(place: str, field: str, settings_name: str, failure: Failure) -> UsageError:
+    """Explain a field of a file that the settings class of that name lacks."""
+    group, _, name = field.rpartition(".")
+    options = OPTIONS.get(group)
+    classes = [*map(options.settings, options.names())] if options else []
+    settings = next((one for one in classes if one.__name__ == settings_name), None)
+    if group == SECTION:
+        settings = PROGRAMS[SCRIPT.name]
+    if settings is not None:
+        names = [item.name for item in dataclasses.fields(settings)]
+        if group == SECTION and name in names and settings_name != settings.__name__:
+            return UsageError(
+                f"{place}: {field} is a field of program=script, which nothing chooses",
+                hint="- override /program: script, in the defaults list of the file",
+            )
+        return UsageError(f"{place}: unknown key {field!r}; {within(group, name, names)}")
+    with own_defaults.replaced({}):  # the file may be among them
+        config = failure.try_compose([])
+    valid = OmegaConf.to_container(config) if config is not None else {}
+    return UsageError(f"{place}: {unknown_key(field, None, valid)}")
+
+
+def _value_reason(error: BaseException) -> str:
     """Return OmegaConf's line about a wrong value, without the lines that only name the place."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return plain_reason(next((line for line in lines if not line.startswith(("In '", "full_key"))), lines[0]))
-
-
-def plain_reason(line: str) -> str:
-    """Return OmegaConf's line about a text in the place of a number in words that need no Python."""
-    match = _NO_NUMBER.fullmatch(line)
-    return line if match is None else f"{match[1]} is no {'whole ' if match[2] == 'Integer' else ''}number"

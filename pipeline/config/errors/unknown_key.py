@@ -197,6 +197,13 @@ def field_names(config: Mapping[Any, object]) -> Iterator[str]:
             yield str(group)
 
 
+def within(parent: str, key: str, names: Sequence[str]) -> str:
+    """Return ``suggestion`` for a key of the section ``parent``, whose name stands before the match."""
+    close = nearest(key, names)
+    start = f"did you mean {parent}.{close}? " if close else ""
+    return f"{start}valid in {parent}: {', '.join(sorted(names))}"
+
+
 def not_of_a_host(word: str, where: str) -> UsageError:
     """Return the error for an unknown field of a host, in the entry ``where`` of ``cluster.hosts`` or its spares."""
     likely = _OF_HOSTS.get(word) or MEANT.get(word, "").removeprefix("cluster.")
