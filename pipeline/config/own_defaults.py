@@ -22,25 +22,26 @@ GROUP = "own_defaults"
 VARIABLE = "PACELINE_DEFAULTS"
 """The environment variable that names one file instead of both; empty for no file."""
 _replacements: list[Mapping[str, Any]] = []
+"""The fields of each ``replaced`` block that runs, the innermost last."""
 
 
 def files(root: Path | None = None) -> dict[str, Path]:
     """Return the existing files by their names in Hydra, in the order in which they are merged."""
-    named = os.environ.get(VARIABLE)
-    if named is not None:
-        places = {"user": Path(named).expanduser()} if named else {}
+    only_file = os.environ.get(VARIABLE)
+    if only_file is not None:
+        paths = {"user": Path(only_file).expanduser()} if only_file else {}
     else:
-        places = {
+        paths = {
             "user": user_config_path("paceline") / "defaults.yaml",
             "project": (root or ROOT) / "conf" / "local.yaml",
         }
-    return {f"{GROUP}/{name}": path for name, path in places.items() if path.is_file()}
+    return {f"{GROUP}/{name}": path for name, path in paths.items() if path.is_file()}
 
 
 def content(name: str) -> dict[str, Any]:
-    """Return the content of a file for Hydra to merge; {} if there is no file.
+    """Return the fields of the file ``user`` or ``project`` for Hydra to merge; {} if there is no such file.
 
-    An entry of its defaults list chooses an option, with or without ``override``. ``name`` is user or project.
+    An entry of its defaults list chooses an option, with or without ``override``.
 
     Raises UsageError: an entry of the defaults list that chooses no option; ValueError: the file holds a list.
     """
@@ -51,10 +52,10 @@ def content(name: str) -> dict[str, Any]:
     path = files().get(f"{GROUP}/{name}")
     if path is None:
         return {}
-    read = OmegaConf.load(path)
-    if not isinstance(read, DictConfig):
-        raise ValueError(f"In '{GROUP}/{name}': a list stands there")  # errors/explain.py adds the place
-    fields: dict[str, Any] = OmegaConf.to_container(read)  # type: ignore[assignment]  # a mapping
+    loaded = OmegaConf.load(path)
+    if not isinstance(loaded, DictConfig):
+        raise ValueError(f"In '{GROUP}/{name}': a list stands there")  # errors/files.py adds the place
+    fields: dict[str, Any] = OmegaConf.to_container(loaded)  # type: ignore[assignment]  # a mapping
     if "defaults" in fields:
         fields["defaults"] = _choices(fields["defaults"], path)
     return fields
@@ -80,15 +81,15 @@ def group(key: Any) -> str:
 
 
 def merged() -> dict[str, Any]:
-    """Return both files merged into one mapping, for a run's provenance."""
+    """Return both files merged into one mapping, for a run's provenance. Of equal choices the project's counts."""
     if not _replacements and not files():
         return {}
     from omegaconf import OmegaConf  # see ``content``
 
     user, project = content("user"), content("project")
-    chosen = [*user.pop("defaults", ()), *project.pop("defaults", ())]
-    options = {key: option for entry in chosen for key, option in entry.items()}
-    defaults = {"defaults": [{key: option} for key, option in options.items()]} if options else {}
+    choices = [*user.pop("defaults", ()), *project.pop("defaults", ())]
+    option_by_key = {key: option for choice in choices for key, option in choice.items()}
+    defaults = {"defaults": [{key: option} for key, option in option_by_key.items()]} if option_by_key else {}
     fields = OmegaConf.to_container(OmegaConf.merge(user, project))
     assert isinstance(fields, dict)
     return {**defaults, **fields}

@@ -1,4 +1,4 @@
-"""Overrides with several values: the size of their grid, and the space that a search draws from."""
+"""Overrides with several values: how many trials their grid has, and the space that a search draws from."""
 
 from __future__ import annotations
 
@@ -7,70 +7,68 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep, Transformer
 
 from pipeline.core.errors import UsageError
 
-MOST = 100_000
-"""Trials in a grid. All are composed and get their keys before the first starts, about a millisecond each."""
+_MOST_TRIALS = 100_000  # of a grid: all are composed and get their keys before the first starts, about 1 ms each
 
 
-def refuse_impossible(overrides: Sequence[Override]) -> None:
-    """Refuse a grid without trials, and one with more than ``MOST``; of equal keys the last one counts.
+def refuse_grid_size(overrides: Sequence[Override]) -> None:
+    """Refuse a grid without trials, and one with too many; of equal keys the last one counts.
 
     Raises UsageError: names the word and the number of trials.
     """
-    counts = {override.get_key_element(): (count(override), str(override.input_line)) for override in overrides}
-    total = math.prod(number for number, _ in counts.values())
-    if total > MOST:
-        number, word = max(counts.values())
-        others = "" if number == total else f" and the other words together (it alone has {number:,} values)"
-        raise UsageError(f"{word}{others}: that would be {total:,} trials; a sweep takes at most {MOST:,}")
+    counts = {override.get_key_element(): (_value_count(override), str(override.input_line)) for override in overrides}
+    trials = math.prod(count for count, _ in counts.values())
+    if trials > _MOST_TRIALS:
+        count, word = max(counts.values())
+        others = "" if count == trials else f" and the other words together (it alone has {count:,} values)"
+        raise UsageError(f"{word}{others}: that would be {trials:,} trials; a sweep takes at most {_MOST_TRIALS:,}")
 
 
-def count(override: Override) -> int:
-    """Return the number of values of one word. Raises UsageError: none, infinitely many, or more than ``MOST``."""
+def _value_count(override: Override) -> int:
+    """Return the number of values of one word. Raises UsageError: none, infinitely many, or too many."""
     word, value = str(override.input_line), override.value()
     if isinstance(value, RangeSweep):
-        return range_length(word, value)
+        return _range_length(word, value)
     if not override.is_sweep_override():
         return 1
-    number = len(value.list) if isinstance(value, ChoiceSweep) else sum(1 for _ in override.sweep_iterator())
-    if number == 0:
+    count = len(value.list) if isinstance(value, ChoiceSweep) else sum(1 for _ in override.sweep_iterator())
+    if count == 0:
         why = "" if isinstance(value, ChoiceSweep) else f": no option of {override.get_key_element()} has such a name"
         raise UsageError(f"{word} has no value in it{why}")
-    return number
+    return count
 
 
-def range_length(word: str, value: RangeSweep) -> int:
-    """Return the number of values of a range. Raises UsageError as ``count`` does."""
+def _range_length(word: str, value: RangeSweep) -> int:
     start, stop, step = value.start, value.stop, value.step
     if start is None or stop is None or not all(math.isfinite(number) for number in (start, stop, step)):
         raise UsageError(f"{word}: range(start, stop, step) needs three finite numbers")
     if step == 0:
         raise UsageError(f"{word}: range(start, stop, step) needs a step that isn't 0")
-    number = math.ceil((Fraction(stop) - Fraction(start)) / Fraction(step))
-    if number <= 0:
+    count = math.ceil((Fraction(stop) - Fraction(start)) / Fraction(step))
+    if count <= 0:
         raise UsageError(f"{word} has no value in it: range(start, stop, step) ends before stop")
-    if number > MOST:
+    if count > _MOST_TRIALS:
         raise UsageError(
-            f"{word}: that would be {number:,} trials; a sweep takes at most {MOST:,}",
+            f"{word}: that would be {count:,} trials; a sweep takes at most {_MOST_TRIALS:,}",
             hint=f"search=tpe and {word.partition('=')[0]}='interval({min(start, stop)},{max(start, stop)})': a search "
             "draws from any number of values",
         )
-    return number
+    return count
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A dimension of unordered options, each as it is written after ``key=``."""
+    """A dimension of unordered values, each as it is written after ``key=``."""
 
     values: tuple[str, ...]
 
-    def text(self, value: Any) -> str:
-        return str(value)
+    def text(self, value: str) -> str:
+        """Return the value as it is written after ``key=``."""
+        return value
 
     def __str__(self) -> str:
         return ",".join(self.values)
@@ -178,7 +176,7 @@ def _interval(word: str, value: IntervalSweep) -> Number:
 
 
 def _range(word: str, value: RangeSweep) -> Number:
-    range_length(word, value)
+    _range_length(word, value)  # refuses one without values
     numbers = sorted(value.range())
     whole = all(isinstance(number, int) for number in numbers)
     log, step = "log" in value.tags, abs(value.step)

@@ -6,7 +6,6 @@ plain values are set in the result. A trial with anything else (an added key, a 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,13 +18,12 @@ from omegaconf import DictConfig, OmegaConf
 from pipeline.cluster.launchers.settings import MISSING
 from pipeline.config import compose
 from pipeline.config.errors.explain import explain
-from pipeline.config.overrides.search_space import refuse_impossible
+from pipeline.config.overrides.search_space import refuse_grid_size
 from pipeline.config.overrides.words import NAME_A_SCRIPT, for_hydra
 from pipeline.config.values import texts
 from pipeline.core.errors import UsageError
 
 Overrides = tuple[str, ...]
-Resolved = dict[str, Any]
 
 _ABSENT = object()
 
@@ -42,30 +40,36 @@ def jobs(words: Sequence[str]) -> list[Overrides]:
         overrides = parsed_words(words)
         interval = next((one for one in overrides if one.value_type is ValueType.INTERVAL_SWEEP), None)
         if interval is not None:
-            if any(word.startswith("search=") for word in words):
-                raise UsageError(
-                    f"{interval.input_line}: what a search will choose can't be listed beforehand",
-                    hint="doit sweep with the same words and --dry-run, which shows its space and trials so far",
-                )
-            key = interval.get_key_element()
-            raise UsageError(
-                f"{interval.input_line}: an interval has no end of values, so only a search can draw from it; "
-                f"add search=tpe, or write {key}=0.01,0.1 or {key}='range(1,5)' for a grid"
-            )
-        refuse_impossible(overrides)
+            raise _interval_in_grid(interval, has_search=any(word.startswith("search=") for word in words))
+        refuse_grid_size(overrides)
         # Hydra escapes every colon and bracket of a value; a value that doesn't vary stays as it was typed
-        typed = {
+        word_by_escaped = {
             f"{override.get_key_element()}={override.get_value_element_as_str()}": str(override.input_line)
             for override in overrides
             if not override.is_delete() and not override.is_sweep_override()
         }
-        split = BasicSweeper.split_arguments(overrides, None)[0]
-        return [tuple(typed.get(word, word) for word in job) for job in split]
+        combinations = BasicSweeper.split_arguments(overrides, None)[0]
+        return [tuple(word_by_escaped.get(word, word) for word in combination) for combination in combinations]
+
+
+def _interval_in_grid(interval: Override, *, has_search: bool) -> UsageError:
+    if has_search:
+        return UsageError(
+            f"{interval.input_line}: what a search will choose can't be listed beforehand",
+            hint="doit sweep with the same words and --dry-run, which shows its space and trials so far",
+        )
+    key = interval.get_key_element()
+    return UsageError(
+        f"{interval.input_line}: an interval has no end of values, so only a search can draw from it; "
+        f"add search=tpe, or write {key}=0.01,0.1 or {key}='range(1,5)' for a grid"
+    )
 
 
 def parsed_words(words: Sequence[str]) -> list[Override]:
     """Parse the words, a named grid's first. Needs ``compose.hydra_ready()``. Raises UsageError."""
-    return _parsed([*_grid(words), *words])
+    grid = [word for word in words if word.startswith("sweep=")]
+    params = compose.compose_now(grid, with_hydra=True).hydra.sweeper.params if grid else None
+    return _parsed([*(f"{key}={value}" for key, value in (params or {}).items()), *words])
 
 
 def _parsed(words: Sequence[str]) -> list[Override]:
@@ -76,47 +80,47 @@ def _parsed(words: Sequence[str]) -> list[Override]:
         raise explain(error, list(words), lambda _: None) from error
 
 
-def _grid(words: Sequence[str]) -> list[str]:
-    """Return the sweep values of a named grid as overrides."""
-    named = [word for word in words if word.startswith("sweep=")]
-    if not named:
-        return []
-    params = compose.compose_now(named, with_hydra=True).hydra.sweeper.params
-    return [f"{key}={value}" for key, value in (params or {}).items()]
-
-
 class TrialComposer:
     """``compose.resolve`` for the many trials of one sweep. Use it within ``compose.hydra_ready()``."""
 
     def __init__(self) -> None:
-        self._override = functools.cache(lambda word: _parsed(for_hydra([word]))[-1])
-        # trials with the same words to compose and the same fields to set share a result, and set all these fields anew
-        self._composition = functools.cache(lambda words, fields: compose.compose_now(words))
+        self._overrides: dict[str, Override] = {}
+        self._compositions: dict[tuple[Overrides, tuple[str, ...]], DictConfig] = {}
 
-    def resolve(self, words: Overrides) -> Resolved:
-        """Return what composing alone gives, and raise what it raises."""
-        plain = self._plain(words)
-        composed_words = tuple(word for word in words if word not in plain)
-        config = self._composition(composed_words, tuple(override.key_or_group for override in plain.values()))
+    def resolve(self, words: Overrides) -> dict[str, Any]:
+        """Return the resolved configuration of one trial, as composing its words alone gives it, and raise alike."""
+        plain = self._plain_overrides(words)
+        config = self._composition(
+            words=tuple(word for word in words if word not in plain),
+            fields=tuple(override.key_or_group for override in plain.values()),
+        )
         if all(_try_to_set(config, override) for override in plain.values()):
             return compose.resolve(config)
         return compose.resolve(compose.compose_now(words))
 
-    def _plain(self, words: Overrides) -> dict[str, Override]:
-        """Return the words whose value can be set: plain ones that share no key with another word."""
-        overrides = {word: self._override(word) for word in words}
+    def _composition(self, words: Overrides, fields: tuple[str, ...]) -> DictConfig:
+        """Compose ``words`` once for all trials that set these ``fields`` in the result: each sets all of them anew."""
+        if (words, fields) not in self._compositions:
+            self._compositions[words, fields] = compose.compose_now(words)
+        return self._compositions[words, fields]
+
+    def _plain_overrides(self, words: Overrides) -> dict[str, Override]:
+        """Return the words whose value can be set in a composition: plain ones that share no key with another word."""
+        for word in words:
+            if word not in self._overrides:
+                self._overrides[word] = _parsed(for_hydra([word]))[-1]
         # options aside: Hydra chooses them before it sets fields, whatever the order of the words
-        fields = {word: override for word, override in overrides.items() if not _chooses_an_option(override)}
+        fields = {word: self._overrides[word] for word in words if not _chooses_an_option(self._overrides[word])}
         keys = [override.key_or_group for override in fields.values()]
         return {
             word: override
             for word, override in fields.items()
-            if _is_plain(override) and sum(_related(override.key_or_group, key) for key in keys) == 1
+            if _is_plain(override) and sum(_contains(override.key_or_group, key) for key in keys) == 1
         }
 
 
 def _chooses_an_option(override: Override) -> bool:
-    """True if the override chooses an option of a group. A word that names a script implies program=script."""
+    """Return True if the override chooses an option of a group. A word that names a script implies program=script."""
     group = override.key_or_group
     if group in NAME_A_SCRIPT:
         return True
@@ -125,10 +129,12 @@ def _chooses_an_option(override: Override) -> bool:
 
 
 def _is_plain(override: Override) -> bool:
+    """Return True for ``key=value`` with a simple value or a list, and without an interpolation."""
+    if override.type is not OverrideType.CHANGE or override.package is not None:
+        return False
     value = override.value()
-    simple = value is None or (isinstance(value, str | int | float | bool | list) and value != MISSING)
-    interpolates = any("${" in text for text in texts(value))
-    return override.type is OverrideType.CHANGE and override.package is None and simple and not interpolates
+    is_simple = value is None or (isinstance(value, str | int | float | bool | list) and value != MISSING)
+    return is_simple and not any("${" in text for text in texts(value))
 
 
 def _try_to_set(config: DictConfig, override: Override) -> bool:
@@ -144,6 +150,6 @@ def _try_to_set(config: DictConfig, override: Override) -> bool:
     return True
 
 
-def _related(one: str, other: str) -> bool:
-    """True if the keys are equal or one contains the other."""
-    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+def _contains(key: str, other: str) -> bool:
+    """Return True if the keys are equal or one is a section that contains the other."""
+    return key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.")
