@@ -22,106 +22,8 @@ if TYPE_CHECKING:
 ORDER = "order"
 """Field of the configuration's part of a key that holds the order of names where it decides."""
 
-_SHOWN_PARTS = ("config", "code", "data", "environment", "topology")
-_ABSENT = "(absent)"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """One field that differs between two keys; a value that one key lacks is None.
-
-    ``part`` is config, code, data, environment, topology, or version (the keys were computed by different rules).
-    """
-
-    part: str
-    field: str
-    old: Any
-    new: Any
-
-    def __str__(self) -> str:
-        if self.part == "version":
-            return f"key version {self.old} → {self.new}: another Paceline's digests of code can't be compared"
-        if self.part == "code":
-            change = "added" if self.old is None else "removed" if self.new is None else "changed"
-            return f"{self.field} {change}"
-        if self.part == "data":
-            return f"data: {str(self.old)[:12]} → {str(self.new)[:12]}"
-        if self.part == "config" and self.field.startswith(f"{ORDER}."):  # sorted names are not recorded
-            usual = sorted(self.old or self.new)
-            old, new = (", ".join(names or usual) for names in (self.old, self.new))
-            return f"order of {self.field.removeprefix(f'{ORDER}.')}: {old} → {new}"
-        mark = "" if self.part == "environment" else ":"
-        return f"{self.field}{mark} {_text(self.old)} → {_text(self.new)}"
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
-    """List the fields that differ between the parts of two keys: version, config, code, data, environment, topology."""
-    changed = []
-    others = old.get("version") != new.get("version")
-    if others:
-        changed.append(Difference(part="version", field="version", old=old.get("version"), new=new.get("version")))
-    for part in _SHOWN_PARTS:
-        if part == "code" and others:  # under other rules the digest of every file differs
-            continue
-        before, after = dict(flat(old.get(part))), dict(flat(new.get(part)))
-        for field in sorted(before.keys() | after.keys()):
-            is_order = field.startswith(f"{ORDER}.") and not is_reordered(field, (before, after))
-            if before.get(field) != after.get(field) and not is_order:
-                changed.append(Difference(part=part, field=field, old=before.get(field), new=after.get(field)))
-    return changed
-
-
-def is_reordered(field: str, known: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if two of the flat configurations have the same names in another order.
-
-    Where there are other names, these show up as differing fields themselves. ``field``: ``order.program.args``.
-    """
-    inside = f"{field.removeprefix(f'{ORDER}.')}."
-    orders = {
-        (
-            canonical_json(fields.get(field)),
-            canonical_json([name for name in sorted(fields) if name.startswith(inside)]),
-        )
-        for fields in known
-    }
-    return len({names for _, names in orders}) < len(orders)
-
-
-def nearest(finished: Mapping[str, Mapping[str, Any]], new: Mapping[str, Any]) -> tuple[str, list[Difference]] | None:
-    """Return the finished run (key → parts) that differs in the fewest fields from ``new``, or None.
-
-    On a tie the run with the closer numbers wins, then the smaller key.
-    """
-    compared = [(key, differences(parts, new)) for key, parts in finished.items()]
-    return min(compared, key=lambda pair: (len(pair[1]), sum(map(_distance, pair[1])), pair[0]), default=None)
-
-
-def _distance(difference: Difference) -> float:
-    """Return the relative distance of two numbers, from 0 to 1; 1 if one of the values is not a number."""
-    old, new = difference.old, difference.new
-    if not all(isinstance(value, int | float) and math.isfinite(value) for value in (old, new)):
-        return 1.0
-    return float(abs(old - new) / ((abs(old) + abs(new)) or 1))
-
-
-def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of nested mappings by dotted path.
-
-    Lists stay whole, because single items mean little. File names keep their dots.
-    """
-    if isinstance(value, Mapping) and value:
-        for name, inner in value.items():
-            yield from flat(inner, f"{path}.{name}" if path else str(name))
-    else:
-        yield path, value
-
-
-def _text(value: Any) -> str:
-    return _ABSENT if value is None else printable(str(value))
-
-
 KEY_VERSION = 3
-KEY_LENGTH = 12
+KEY_LENGTH = 12  # hex digits
 
 
 class ContentKey(NamedTuple):
@@ -192,11 +94,110 @@ def environment(versions: Mapping[str, str]) -> dict[str, str]:
     return {"python": platform.python_version(), **versions}
 
 
-def recorded(known: Mapping[str, Any]) -> ContentKey | None:
+def recorded(document: Mapping[str, Any]) -> ContentKey | None:
     """Return the key stored in key.json, or None if its parts don't match the stored digest."""
-    parts = {name: value for name, value in known.items() if name not in ("key", "digest")}
+    parts = {name: value for name, value in document.items() if name not in ("key", "digest")}
     try:
         key = ContentKey(digest=sha256_text(canonical_json(parts)), parts=parts)
     except ValueError:  # NaN
         return None
-    return key if (known.get("key"), known.get("digest")) == (key.short, key.digest) else None
+    return key if (document.get("key"), document.get("digest")) == (key.short, key.digest) else None
+
+
+# ------------------------------------------------------------------------------- differences between two keys
+_PARTS = ("config", "code", "data", "environment", "topology")
+_ABSENT = "(absent)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One field that differs between two keys; a value that one key lacks is None.
+
+    ``part`` is config, code, data, environment, topology, or version (the keys were computed by different rules).
+    """
+
+    part: str
+    field: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        if self.part == "version":
+            return f"key version {self.old} → {self.new}: another Paceline's digests of code can't be compared"
+        if self.part == "code":
+            change = "added" if self.old is None else "removed" if self.new is None else "changed"
+            return f"{self.field} {change}"
+        if self.part == "data":
+            return f"data: {str(self.old)[:12]} → {str(self.new)[:12]}"
+        if self.part == "config" and self.field.startswith(f"{ORDER}."):  # sorted names are not recorded
+            in_order = sorted(self.old or self.new)
+            old, new = (", ".join(names or in_order) for names in (self.old, self.new))
+            return f"order of {self.field.removeprefix(f'{ORDER}.')}: {old} → {new}"
+        mark = "" if self.part == "environment" else ":"
+        return f"{self.field}{mark} {_text(self.old)} → {_text(self.new)}"
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
+    """List the fields that differ between the parts of two keys: version, config, code, data, environment, topology."""
+    changed = []
+    has_other_rules = old.get("version") != new.get("version")
+    if has_other_rules:
+        changed.append(Difference(part="version", field="version", old=old.get("version"), new=new.get("version")))
+    for part in _PARTS:
+        if part == "code" and has_other_rules:  # the digest of every file differs
+            continue
+        before, after = dict(flat(old.get(part))), dict(flat(new.get(part)))
+        for field in sorted(before.keys() | after.keys()):
+            is_order = field.startswith(f"{ORDER}.") and not is_reordered(field, (before, after))
+            if before.get(field) != after.get(field) and not is_order:
+                changed.append(Difference(part=part, field=field, old=before.get(field), new=after.get(field)))
+    return changed
+
+
+def is_reordered(field: str, configs: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if two of the ``flat`` configurations have the same names in another order.
+
+    Where there are other names, these show up as differing fields themselves. ``field``: ``order.program.args``.
+    """
+    inside = f"{field.removeprefix(f'{ORDER}.')}."
+    orders = {
+        (
+            canonical_json(fields.get(field)),
+            canonical_json([name for name in sorted(fields) if name.startswith(inside)]),
+        )
+        for fields in configs
+    }
+    return len({names for _, names in orders}) < len(orders)
+
+
+def nearest(finished: Mapping[str, Mapping[str, Any]], new: Mapping[str, Any]) -> tuple[str, list[Difference]] | None:
+    """Return the finished run (key → parts) that differs in the fewest fields from ``new``, or None.
+
+    On a tie the run with the closer numbers wins, then the smaller key.
+    """
+    compared = [(key, differences(parts, new)) for key, parts in finished.items()]
+    return min(compared, key=lambda pair: (len(pair[1]), sum(map(_distance, pair[1])), pair[0]), default=None)
+
+
+def _distance(difference: Difference) -> float:
+    """Return the relative distance of two numbers, from 0 to 1; 1 if one of the values is not a number."""
+    old, new = difference.old, difference.new
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in (old, new)):
+        return 1.0
+    return float(abs(old - new) / ((abs(old) + abs(new)) or 1))
+
+
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested mappings by dotted path.
+
+    Lists stay whole, because single items mean little. File names keep their dots.
+    """
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from flat(inner, f"{path}.{name}" if path else str(name))
+    else:
+        yield path, value
+
+
+def _text(value: Any) -> str:
+    return _ABSENT if value is None else printable(str(value))

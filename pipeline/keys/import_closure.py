@@ -24,52 +24,14 @@ from pipeline.core.files import sha256_bytes, sha256_file
 from pipeline.core.places import MODULES
 from pipeline.keys import ABSENT
 from pipeline.keys.installed import Installed, InstalledModule
-from pipeline.keys.readings import Import, Reading, Readings
+from pipeline.keys.readings import Reading, Readings
+from pipeline.keys.source_imports import Import
 from trainers.core.errors import install
 
 LARGEST_BYTES = 1 << 20
 _MOST = 200  # files in one folder of a package; a folder with more is a data set
 _NO_DATA = (".py", ".pyc", ".pyi", ".so", ".dylib", ".pyd", ".md", ".rst", ".ipynb", ".log")
 _FOLDERS_LEFT = ("__pycache__", "checkpoints", "logs", "outputs", "runs", "wandb", "mlruns", "lightning_logs")
-
-
-def _data_of(
-    readings: Mapping[str, Reading], places_by_name: Mapping[str, str]
-) -> tuple[dict[str, Path], tuple[str, ...]]:
-    """Return the data files of modules by their paths in the snapshot, and descriptions of those over the size limit.
-
-    ``places_by_name`` maps each module's path in the snapshot to its path on disk. Raises OSError.
-    """
-    candidates: dict[str, Path] = {}
-    for name, reading in sorted(readings.items()):
-        if name.partition("/")[0].removesuffix(".py") in MODULES or not name.endswith(".py"):
-            continue
-        folder, inside = Path(places_by_name[name]).parent, name.rpartition("/")[0]
-        if inside and name.endswith("/__init__.py"):
-            candidates |= {f"{inside}/{path.relative_to(folder).as_posix()}": path for path in _below(folder)}
-        named = (folder / one for one in reading.files)
-        for path in (path for path in named if ".." not in path.parts and _is_data(path)):
-            candidates[os.path.normpath(f"{inside}/{path.relative_to(folder).as_posix()}").lstrip("/")] = path
-    sizes = {name: path.stat().st_size for name, path in candidates.items()}
-    left_out = tuple(f"{name} ({size:,} bytes)" for name, size in sorted(sizes.items()) if size > LARGEST_BYTES)
-    return {name: path for name, path in candidates.items() if sizes[name] <= LARGEST_BYTES}, left_out
-
-
-def _below(folder: Path) -> Iterator[Path]:
-    """Yield the data files of a package folder and of its subfolders that aren't packages."""
-    entries = sorted(folder.iterdir())
-    files = [path for path in entries if _is_data(path)]
-    yield from files if len(files) <= _MOST else ()
-    for path in entries:
-        is_left = path.name.startswith(".") or path.name in _FOLDERS_LEFT or path.is_symlink()
-        if not is_left and path.is_dir() and not (path / "__init__.py").exists():
-            yield from _below(path)
-
-
-def _is_data(path: Path) -> bool:
-    return not path.name.startswith(".") and not path.name.endswith(_NO_DATA) and path.is_file()
-
-
 _SUFFIXES = (*(f"/__init__{end}" for end in (*EXTENSION_SUFFIXES, ".py")), *EXTENSION_SUFFIXES, ".py")  # Python's order
 _TORCH = "torch"
 _CONTROLLER = ("pipeline", "hydra_plugins", "dodo")
@@ -118,7 +80,7 @@ def import_closure(
         root: the project folder.
         entries: dotted module name or names, for example ``trainers.classifier`` and the modules of a run's options.
         python_path: the folders of ``cluster.env.PYTHONPATH``.
-        given: modules to leave out, together with modules that only they import.
+        given: modules that don't count, nor do modules that only they import.
         script: an additional file that the run starts. Missing imports don't fail here, because only the run can tell
             whether the script needs them.
         may_lack: missing imports don't fail here, because the hosts may have them.
@@ -407,6 +369,44 @@ class _Walk:
             names |= installed.distributions(parts) if installed is not None else set()
         known = {name: self.installed.version(name) or ABSENT for name in names}
         return dict(sorted({**dict.fromkeys(self.absent, ABSENT), **known}.items()))
+
+
+def _data_of(
+    readings: Mapping[str, Reading], places_by_name: Mapping[str, str]
+) -> tuple[dict[str, Path], tuple[str, ...]]:
+    """Return the data files of modules by their paths in the snapshot, and descriptions of those over the size limit.
+
+    Both arguments are keyed by a module's path in the snapshot; ``places_by_name`` are paths on disk. Raises OSError.
+    """
+    candidates: dict[str, Path] = {}
+    for name, reading in sorted(readings.items()):
+        if name.partition("/")[0].removesuffix(".py") in MODULES or not name.endswith(".py"):
+            continue
+        folder, inside = Path(places_by_name[name]).parent, name.rpartition("/")[0]
+        if inside and name.endswith("/__init__.py"):
+            candidates |= {f"{inside}/{path.relative_to(folder).as_posix()}": path for path in _below(folder)}
+        for path in (folder / file for file in reading.files):
+            if ".." in path.parts or not _is_data(path):
+                continue
+            candidates[os.path.normpath(f"{inside}/{path.relative_to(folder).as_posix()}").lstrip("/")] = path
+    sizes = {name: path.stat().st_size for name, path in candidates.items()}
+    too_large = tuple(f"{name} ({size:,} bytes)" for name, size in sorted(sizes.items()) if size > LARGEST_BYTES)
+    return {name: path for name, path in candidates.items() if sizes[name] <= LARGEST_BYTES}, too_large
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Yield the data files of a package folder and of its subfolders that aren't packages."""
+    entries = sorted(folder.iterdir())
+    files = [path for path in entries if _is_data(path)]
+    yield from files if len(files) <= _MOST else ()
+    for path in entries:
+        is_left = path.name.startswith(".") or path.name in _FOLDERS_LEFT or path.is_symlink()
+        if not is_left and path.is_dir() and not (path / "__init__.py").exists():
+            yield from _below(path)
+
+
+def _is_data(path: Path) -> bool:
+    return not path.name.startswith(".") and not path.name.endswith(_NO_DATA) and path.is_file()
 
 
 def lacking(name: str, place: str, elsewhere: str = "") -> UsageError:

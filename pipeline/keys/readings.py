@@ -1,4 +1,4 @@
-"""What counts of a Python source in a key, and what it imports; parse results are cached.
+"""What counts of a Python source in a key, what it imports, and which files it names; parse results are cached.
 
 A cached result stays valid as long as the source, this code and Python are the same.
 """
@@ -7,47 +7,22 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import itertools
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.core.cache import Cache
 from pipeline.core.errors import UsageError
 from pipeline.core.files import sha256_bytes, sha256_file, sha256_text
+from pipeline.keys import source_imports
+from pipeline.keys.source_imports import Import, imports
 
 _MOST = 256  # cached sources, or twice the number of the latest walk if that is more; a run needs about thirty
-
-
-_OWN_PLACE = re.compile(rb"\b(__file__|resources|get_data)\b")
-_JOIN = ("join", "joinpath", "Path", "PurePath")
-_FILE = re.compile(r"[\w@+ -][\w./@+ -]{0,200}\.\w{1,12}")
-
-
-_WRITES = re.compile(
-    r"to_(?!device|tensor)\w+|save\w*|dump|write\w*|(Rotating)?FileHandler|mkdir|makedirs|remove|unlink"
-)
-_WRITING = re.compile(r"[wax][bt+]{0,2}")  # modes of open
-_IN_FOLDER = re.compile(r"([\w@+-][\w./@+ -]{0,200})/[^/]*")
-KEEP_EMPTY_FOLDER = (".gitignore", ".gitkeep", ".keep")  # files with which a repository has a folder without others
-
-Kind = Literal["needed", "optional", "part", "named"]
-"""How strictly a module is imported.
-
-``needed``: the import must succeed. ``optional``: the code handles a failed import. ``part``: b in ``from a import b``,
-which may be a module. ``named``: a string that may name a module.
-"""
-
-
-class Import(NamedTuple):
-    """One import; ``name`` is dotted and absolute."""
-
-    name: str
-    line: int
-    kind: Kind
 
 
 class Reading(NamedTuple):
@@ -62,13 +37,25 @@ class Reading(NamedTuple):
     files: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
 
+    @classmethod
+    def of_json(cls, entry: dict[str, Any]) -> Reading:
+        """Return the reading that ``_read`` has made an entry of the cache of."""
+        return cls(
+            digest=entry["digest"],
+            imports=tuple(
+                Import(name, line, kind) for kind, lines in entry["imports"].items() for name, line in lines.items()
+            ),
+            files=tuple(entry["names"] if entry["from_own_place"] else ()),
+            names=tuple(entry["names"]),
+        )
+
 
 class Readings:
     """The parse results of a project's sources."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._known = Cache(root, "imports", most=_MOST)
+        self._cache = Cache(root, "imports", most=_MOST)
         self._new: dict[str, Any] = {}
         self._count = 0
 
@@ -80,19 +67,12 @@ class Readings:
         content = sha256_bytes(source)
         if not path.endswith(".py"):
             return Reading(digest=content, imports=())
-        entry = sha256_text(f"{self._parser} {path} {content}")
-        known = self._known.get(entry)
+        name = sha256_text(f"{self._parser} {path} {content}")
+        entry = self._cache.get(name)
         self._count += 1
-        if known is None:
-            known = self._new[entry] = _read(source, path, shown or path)
-        return Reading(
-            digest=known["digest"],
-            imports=tuple(
-                Import(name, line, kind) for kind, lines in known["imports"].items() for name, line in lines.items()
-            ),
-            files=tuple(known["names"] if known["from_own_place"] else ()),
-            names=tuple(known["names"]),
-        )
+        if entry is None:
+            entry = self._new[name] = _read(source, path, shown or path)
+        return Reading.of_json(entry)
 
     def keep(self) -> None:
         """Write new entries to the cache."""
@@ -102,26 +82,40 @@ class Readings:
     @cached_property
     def _parser(self) -> str:
         """What a result depends on besides the source: this code and Python."""
-        return f"{sha256_file(Path(__file__))} {sys.version}"
-
-
-def module_of(path: str) -> str:
-    """Return the dotted module name for a source path relative to its import folder."""
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        code = (__file__, str(source_imports.__file__))
+        return f"{' '.join(sha256_file(Path(file)) for file in code)} {sys.version}"
 
 
 def _read(source: bytes, path: str, shown: str) -> dict[str, Any]:
+    """Parse a source. Return the fields of its ``Reading`` as JSON, the imports as kind → name → line."""
     try:
         tree = ast.parse(source, filename=path)
     except (SyntaxError, ValueError) as error:  # ValueError: a NUL byte
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else error
         raise UsageError(f"{shown}{line} can't be parsed: {why}", hint="fix the file, then the same command") from error
-    kinds: dict[str, dict[str, int]] = {}
-    for item in imports(tree, module_of(path), is_package=path.endswith("/__init__.py")):
-        kinds.setdefault(item.kind, {})[item.name] = item.line
-    from_own_place = _OWN_PLACE.search(source) is not None
-    return {"digest": digest(tree, source), "imports": kinds, "names": _names(tree), "from_own_place": from_own_place}
+    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    lines_by_kind: dict[str, dict[str, int]] = {}
+    for item in imports(tree, module, is_package=path.endswith("/__init__.py")):
+        lines_by_kind.setdefault(item.kind, {})[item.name] = item.line
+    return {
+        "digest": digest(tree, source),
+        "imports": lines_by_kind,
+        "names": _names(tree),
+        "from_own_place": _OWN_PLACE.search(source) is not None,
+    }
+
+
+# ------------------------------------------------------------------------------- files that a source names
+_OWN_PLACE = re.compile(rb"\b(__file__|resources|get_data)\b")
+_JOIN = ("join", "joinpath", "Path", "PurePath")
+_FILE = re.compile(r"[\w@+ -][\w./@+ -]{0,200}\.\w{1,12}")
+_WRITES = re.compile(
+    r"to_(?!device|tensor)\w+|save\w*|dump|write\w*|(Rotating)?FileHandler|mkdir|makedirs|remove|unlink"
+)
+_WRITING = re.compile(r"[wax][bt+]{0,2}")  # modes of open
+_IN_FOLDER = re.compile(r"([\w@+-][\w./@+ -]{0,200})/[^/]*")
+KEEP_EMPTY_FOLDER = (".gitignore", ".gitkeep", ".keep")  # files with which a repository has a folder without others
 
 
 def _names(tree: ast.Module) -> list[str]:
@@ -142,9 +136,9 @@ def _written(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             called = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            place = [node.func.value] if isinstance(node.func, ast.Attribute) else []
-            given = (*place, *node.args, *(word.value for word in node.keywords))
-            texts = [_constant(item) or _joined(item) for item in given]
+            subject = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+            arguments = (*subject, *node.args, *(keyword.value for keyword in node.keywords))
+            texts = [_constant(item) or _joined(item) for item in arguments]
             if _WRITES.fullmatch(called) or (called == "open" and any(map(_WRITING.fullmatch, texts))):
                 yield from filter(None, texts)
 
@@ -163,155 +157,12 @@ def _joined(node: ast.AST) -> str:
         return "/".join(filter(None, (left, _constant(node.right)))) if _constant(node.right) else ""
     if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in _JOIN:
         parts = [_constant(item) for item in node.args]
-        known = parts[len(parts) - next((at for at, part in enumerate(reversed(parts)) if not part), len(parts)) :]
-        return "/".join(known)
+        constant_end = [*itertools.takewhile(bool, reversed(parts))]
+        return "/".join(reversed(constant_end))
     return ""
 
 
-_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+(?=:|$)")
-_FORGIVING = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
-_FORGIVERS = (ast.Try, ast.TryStar, ast.With, ast.If)
-_EMPTY = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)  # a third of the nodes
-_PLATFORM = {"version_info", "platform", "implementation"}  # of sys, as in ``if sys.version_info >= (3, 12):``
-_STANDARD = sys.stdlib_module_names | {"__main__"}
-_RANKING: tuple[Kind, ...] = ("needed", "optional", "part", "named")
-
-
-_IMPORTING = (ast.Import, ast.ImportFrom, ast.Call, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Constant)
-"""Node types that ``_imports_of`` handles, out of the tens of thousands of nodes in a project's sources."""
-
-
-def imports(tree: ast.Module, module: str, *, is_package: bool) -> list[Import]:
-    """Return the strictest import of each module name, without the standard library and ``if TYPE_CHECKING`` blocks."""
-    package = module if is_package else module.rpartition(".")[0]
-    by_name: dict[str, Import] = {}
-    for node, guarded in _nodes(tree):
-        for item in _imports_of(node, package, module) if isinstance(node, _IMPORTING) else ():
-            kind: Kind = "optional" if guarded and item.kind == "needed" else item.kind
-            known = by_name.get(item.name)
-            if known is None or _RANKING.index(kind) < _RANKING.index(known.kind):
-                by_name[item.name] = Import(item.name, item.line, kind)
-    return [item for name, item in sorted(by_name.items()) if name.partition(".")[0] not in _STANDARD]
-
-
-def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
-    """Yield every node that runs, with True if a failing import there is handled or platform-dependent."""
-    waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
-    while waiting:
-        node, guarded = waiting.pop()
-        yield node, guarded
-        if isinstance(node, ast.If) and _is_type_checking(node.test):
-            waiting += [(item, guarded) for item in node.orelse]
-            continue
-        inside = guarded or (isinstance(node, _FORGIVERS) and _forgives(node))
-        waiting += [(item, inside) for item in ast.iter_child_nodes(node) if _may_import(item)]
-
-
-def _may_import(node: ast.AST) -> bool:
-    """Skip nodes without imports; a docstring may begin with a module name but doesn't import it."""
-    if isinstance(node, ast.Expr):
-        return not isinstance(node.value, ast.Constant)
-    return not isinstance(node, _EMPTY)
-
-
-def _imports_of(node: ast.AST, package: str, module: str) -> Iterator[Import]:
-    """Yield the imports of one node of ``module``; ``package`` is its package (the module itself if it is one)."""
-    if isinstance(node, ast.Import):
-        yield from (Import(alias.name, node.lineno, "needed") for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        base = _absolute("." * node.level + (node.module or ""), package)
-        if base:
-            yield Import(base, node.lineno, "needed")
-            yield from (
-                Import(f"{base}.{alias.name}", node.lineno, "part") for alias in node.names if alias.name != "*"
-            )
-    elif isinstance(node, ast.Call):
-        yield from _imports_of_call(node, package, module)
-        if module == package and getattr(getattr(node.func, "value", None), "id", "") == "__all__":  # .append, .extend
-            yield from _named_in(node, module)
-    elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and module == package:
-        yield from _exported(node, module)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and (text := _DOTTED.match(node.value)):
-        yield Import(text.group(), node.lineno, "named")
-
-
-def _imports_of_call(node: ast.Call, package: str, module: str) -> Iterator[Import]:
-    """Handle ``import_module("name")``, ``__import__("name")`` and ``find_spec("name")``, which counts as optional."""
-    called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    name = _argument(node, 0, "name")
-    if called not in ("import_module", "__import__", "find_spec") or not isinstance(name, ast.Constant):
-        return
-    if not isinstance(name.value, str):
-        return
-    given = _argument(node, 1, "package") if called != "__import__" else None
-    level = _argument(node, 4, "level") if called == "__import__" else None
-    dots = "." * level.value if isinstance(level, ast.Constant) and isinstance(level.value, int) else ""
-    target = _absolute(dots + name.value, package if given is None else _package(given, package, module))
-    if target:
-        yield Import(target, node.lineno, "optional" if called == "find_spec" else "needed")
-
-
-def _argument(node: ast.Call, at: int, name: str) -> ast.expr | None:
-    if at < len(node.args):
-        return node.args[at]
-    return next((item.value for item in node.keywords if item.arg == name), None)
-
-
-def _package(given: ast.expr, package: str, module: str) -> str:
-    """Return the package that a relative name starts from; '' if it is only known at run time."""
-    if isinstance(given, ast.Constant):
-        return str(given.value) if given.value is not None else package
-    return {"__package__": package, "__name__": module}.get(getattr(given, "id", ""), "")
-
-
-def _exported(node: ast.Assign | ast.AugAssign | ast.AnnAssign, own: str) -> Iterator[Import]:
-    """Handle ``__all__`` of a package: ``from package import *`` imports the modules that it names."""
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets) and node.value is not None:
-        yield from _named_in(node.value, own)
-
-
-def _named_in(node: ast.expr, own: str) -> Iterator[Import]:
-    for item in ast.walk(node):
-        if isinstance(item, ast.Constant) and isinstance(item.value, str):
-            yield Import(f"{own}.{item.value}", item.lineno, "part")
-
-
-def _absolute(name: str, package: str) -> str:
-    """Resolve a relative name: ``..a`` in package x.y is x.a; '' if the name leaves the top-level package."""
-    relative = name.lstrip(".")
-    level = len(name) - len(relative)
-    if not level:
-        return name
-    parts = package.split(".") if package else []
-    if level > len(parts):
-        return ""
-    return ".".join([*parts[: len(parts) - level + 1], *([relative] if relative else [])])
-
-
-def _is_type_checking(test: ast.expr) -> bool:
-    return getattr(test, "id", getattr(test, "attr", "")) == "TYPE_CHECKING"
-
-
-def _forgives(node: ast.AST) -> bool:
-    """Return True if the code handles a failing import in the block, or checks Python's version or platform first."""
-    if isinstance(node, ast.Try | ast.TryStar):
-        return any(handler.type is None or _forgiving(handler.type) for handler in node.handlers)
-    if isinstance(node, ast.With):
-        return any(_forgiving(item.context_expr) for item in node.items if _is_suppress(item.context_expr))
-    if isinstance(node, ast.If):
-        return any(isinstance(item, ast.Attribute) and item.attr in _PLATFORM for item in ast.walk(node.test))
-    return False
-
-
-def _is_suppress(call: ast.expr) -> bool:
-    return isinstance(call, ast.Call) and getattr(call.func, "id", getattr(call.func, "attr", "")) == "suppress"
-
-
-def _forgiving(expression: ast.expr) -> bool:
-    return any(getattr(item, "id", getattr(item, "attr", "")) in _FORGIVING for item in ast.walk(expression))
-
-
+# ------------------------------------------------------------------------------- the digest of a source
 _TYPES = re.compile(rb"# type:(?! ?ignore).*")  # comments that torch.jit reads
 _LEFT_OUT = frozenset({"ctx", "kind", "type_ignores", "type_comment"})  # implied by the position, or without meaning
 
@@ -329,20 +180,20 @@ def _tokens(tree: ast.AST) -> Iterator[str]:
 
     Uses an explicit stack, because a sum of a thousand terms is nested a thousand levels deep.
     """
-    waiting: list[object] = [tree]
-    while waiting:
-        item = waiting.pop()
+    stack: list[object] = [tree]
+    while stack:
+        item = stack.pop()
         if isinstance(item, _Text):
             yield item
         elif isinstance(item, ast.AST):
             yield f"{type(item).__name__}("
-            waiting.append(_Text(")"))
+            stack.append(_Text(")"))
             for name, value in reversed(_fields(item)):
-                waiting += (value, _Text(name))
+                stack += (value, _Text(name))
         elif isinstance(item, list):
             yield "["
-            waiting.append(_Text("]"))
-            waiting += reversed(item)
+            stack.append(_Text("]"))
+            stack += reversed(item)
         else:  # hex, because Python limits the length of decimal integers
             yield f"{type(item).__name__} {hex(item) if type(item) is int else ascii(item)}"
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep, Transformer
 
@@ -66,9 +67,9 @@ class Choice:
 
     values: tuple[str, ...]
 
-    def text(self, value: str) -> str:
+    def text(self, value: Any) -> str:
         """Return the value as it is written after ``key=``."""
-        return value
+        return str(value)
 
     def __str__(self) -> str:
         return ",".join(self.values)
