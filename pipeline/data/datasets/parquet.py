@@ -41,17 +41,22 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 def load(config: ParquetConfig, work: Workspace) -> Source:
     """Find columns, classes and splits; images are decoded during packing. Raises DataError."""
-    from pipeline.data import tables  # loads pyarrow: looking up a pack reads no table
+    from pipeline.data.parquet_rows import read_rows  # loads pyarrow: looking up a pack reads no row
 
-    one = source_folder.one_file(config, work, _WANTED, ".parquet")
-    if one is not None:
-        place = source_folder.Place(one[0].parent, one[1])
-        shards = [one[0]]
+    single = source_folder.one_file(config, work, _WANTED, ".parquet")
+    if single is not None:
+        place = source_folder.Place(single.path.parent, single.origin)
+        shards = [single.path]
     else:
         place = source_folder.get_folder(config, work, _WANTED, (".parquet",))
         shards = _shards(place.folder, place.origin)
-    named = {"image_column": config.image_column, "label_column": config.label_column}
-    parts, classes = tables.table(_splits(shards, place), place.folder, place.origin, **named)
+    parts, classes = read_rows(
+        _splits(shards, place),
+        place.folder,
+        place.origin,
+        image_column=config.image_column,
+        label_column=config.label_column,
+    )
     val_is_test = "test" not in parts and "val" in parts
     if val_is_test:
         parts = {"test" if name == "val" else name: part for name, part in parts.items()}
@@ -77,8 +82,8 @@ def _refuse_missing(shards: list[Path], origin: str) -> None:
     for path in shards:
         if match := _SHARD.fullmatch(path.name):
             numbers.setdefault((path.parent, match[1], match[3]), set()).add(int(match[2]))
-    for (_, name, count), there in numbers.items():
-        if missing := sorted({*range(min(int(count), 1_000_000))} - there):
+    for (_, name, count), present in numbers.items():
+        if missing := sorted({*range(min(int(count), 1_000_000))} - present):
             lacking = first_of([f"{name}-{number:05}-of-{count}.parquet" for number in missing], 3)
             raise DataError(f"{origin} lacks {lacking}", hint="fetch the rest; for a part alone, name its files anew")
 

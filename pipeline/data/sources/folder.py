@@ -32,36 +32,45 @@ class Place(NamedTuple):
     origin: str
 
 
-def local(config: DatasetConfig, what: str) -> Path | None:
-    """Return the local folder or file; None for an address. ``what`` describes the expected source in messages.
+class SingleFile(NamedTuple):
+    """A local file; ``origin`` is its source for messages."""
+
+    path: Path
+    origin: str
+
+
+def local(config: DatasetConfig, wanted: str) -> Path | None:
+    """Return the local folder or file; None for an address. ``wanted`` describes the expected source in messages.
 
     Raises:
         DataError: no source is given, or it doesn't exist.
     """
     if config.source is None:
-        raise DataError(f"dataset={config.name} needs your images", hint=f"dataset.source=<{what}>")
+        raise DataError(f"dataset={config.name} needs your images", hint=f"dataset.source=<{wanted}>")
     path = local_path(config.source)
     if path is not None and not path.is_dir():
         refuse_special(config.source, path)
     return path
 
 
-def one_file(config: DatasetConfig, work: Workspace, what: str, suffix: str) -> tuple[Path, str] | None:
-    """Return the file and its origin if the source is a single file with this suffix, local or remote; else None.
+def one_file(config: DatasetConfig, work: Workspace, wanted: str, suffix: str) -> SingleFile | None:
+    """Return the file if the source is a single one with this suffix, local or remote; else None.
 
     Raises:
         DataError: no source is given, or it can't be fetched.
     """
-    path, source = local(config, what), config.source or ""
+    path, source = local(config, wanted), config.source or ""
     name = path.name if path is not None else file_name(source)
     if not name.endswith(suffix) or (path is not None and path.is_dir()):
         return None
-    return (path, str(path)) if path is not None else (_download(config, source, name, work), shown(source))
+    if path is not None:
+        return SingleFile(path, str(path))
+    return SingleFile(_download(config, source, name, work), shown(source))
 
 
-def get_folder(config: DatasetConfig, work: Workspace, what: str, suffixes: tuple[str, ...]) -> Place:
+def get_folder(config: DatasetConfig, work: Workspace, wanted: str, suffixes: tuple[str, ...]) -> Place:
     """Return a local folder; for an address or archive, fetch the files with these suffixes. Raises DataError."""
-    path = local(config, what)
+    path = local(config, wanted)
     if path is not None and path.is_dir():
         return Place(path, str(path))
     source = config.source or ""
@@ -72,7 +81,7 @@ def get_folder(config: DatasetConfig, work: Workspace, what: str, suffixes: tupl
         raise DataError(
             f"dataset.source={origin} is neither a folder nor an archive ({', '.join(ARCHIVES)})"
             + ("" if path is not None else "; a web server has no list of its files"),
-            hint=f"dataset.source=<{what}>",
+            hint=f"dataset.source=<{wanted}>",
         )
     folder = work.folder / "unpacked"
     folder.mkdir()
@@ -100,9 +109,9 @@ def _fetch_folder(source: str, suffixes: tuple[str, ...], folder: Path, work: Wo
     names, total = list(sizes), sum(sizes.values())
     with room(folder, total):
         for begin in range(0, len(names), _AT_ONCE):
-            some = names[begin : begin + _AT_ONCE]
-            store.get_below(some, folder)
-            work.report(f"fetching {store.named}", sum(sizes[name] for name in names[: begin + len(some)]), total)
+            end = begin + _AT_ONCE
+            store.get_below(names[begin:end], folder)
+            work.report(f"fetching {store.named}", sum(sizes[name] for name in names[:end]), total)
 
 
 def _download(config: DatasetConfig, source: str, name: str, work: Workspace) -> Path:

@@ -1,4 +1,4 @@
-"""Read tables of images from parquet files: find the columns, the classes, and the rows."""
+"""Read rows of images from parquet files: find the columns, the classes, and the rows."""
 
 from __future__ import annotations
 
@@ -19,41 +19,42 @@ _BATCH = 16  # rows read at once; images of a few MB each still fit easily
 _MOST_CLASSES = 100_000
 
 
-class Table(NamedTuple):
-    """The parts of a data set, and the names of its classes."""
-
-    parts: Mapping[str, Items]
-    classes: tuple[str, ...]
-
-
-def table(
-    splits: dict[str, list[Path]], folder: Path, origin: str, *, image_column: str | None, label_column: str | None
-) -> Table:
-    """Read the columns and classes of ``splits``: name → its shards, which lie below ``folder``.
-
-    ``origin``: the data's name in messages.
-
-    Raises DataError: a column is missing or ambiguous, shards don't belong together, or classes have gaps.
-    """
-    shards = sorted(path for split in splits.values() for path in split)
-    columns = _columns(shards[0], image_column, label_column)
-    _refuse_other_shards(shards, columns)
-    classes, numbers = _classes(splits, columns, origin)
-    parts = {name: partial(_items, paths, folder, columns, numbers) for name, paths in splits.items()}
-    return Table(parts, classes)
-
-
 class _Columns(NamedTuple):
-    """The chosen columns.
+    """The columns of images and labels.
 
-    ``names``: class names from the files' metadata, if present. ``is_struct``: the image column is a struct of bytes
+    ``class_names``: from the files' metadata, if they have them. ``is_struct``: the image column is a struct of bytes
     and path, as on model hubs.
     """
 
     image: str
     label: str
     is_struct: bool
-    names: tuple[str, ...] | None
+    class_names: tuple[str, ...] | None
+
+
+def read_rows(
+    shards_by_split: Mapping[str, list[Path]],
+    folder: Path,
+    origin: str,
+    *,
+    image_column: str | None,
+    label_column: str | None,
+) -> tuple[dict[str, Items], tuple[str, ...]]:
+    """Return the images of each split, and the names of the classes.
+
+    Args:
+        folder: the folder of all shards; paths in the pack are relative to it.
+        origin: the data's name in messages.
+        image_column, label_column: their names; None: to be found.
+
+    Raises DataError: a column is missing or ambiguous, shards don't belong together, or classes have gaps.
+    """
+    shards = sorted(path for paths in shards_by_split.values() for path in paths)
+    columns = _columns(shards[0], image_column, label_column)
+    _refuse_foreign_shards(shards, columns)
+    classes, numbers = _classes(shards_by_split, columns, origin)
+    parts = {split: partial(_items, paths, folder, columns, numbers) for split, paths in shards_by_split.items()}
+    return {**parts}, classes
 
 
 def _open(path: Path) -> Any:
@@ -64,21 +65,38 @@ def _open(path: Path) -> Any:
 
 
 def _columns(path: Path, image_column: str | None, label_column: str | None) -> _Columns:
+    """Find the columns in the first shard."""
     with _open(path) as file:
         schema: pa.Schema = file.schema_arrow
-    of_images = [field.name for field in schema if _holds_images(field.type)]
-    of_labels = [field.name for field in schema if pa.types.is_integer(field.type) or _is_text(field.type)]
-    usual = [name for name in ("label", "labels") if name in of_labels]
-    integers = [name for name in of_labels if pa.types.is_integer(schema.field(name).type)]
-    image = _chosen(path, schema, "image_column", image_column, of_images, of_images)
-    label = _chosen(path, schema, "label_column", label_column, of_labels, usual[:1] or integers)
+    images = [field.name for field in schema if _holds_images(field.type)]
+    integers = [field.name for field in schema if pa.types.is_integer(field.type)]
+    labels = [field.name for field in schema if field.name in integers or _is_text(field.type)]
+    default_labels = [name for name in ("label", "labels") if name in labels][:1] or integers
+    image = _chosen(path, schema, "image_column", image_column, images, images)
+    label = _chosen(path, schema, "label_column", label_column, labels, default_labels)
     is_struct = pa.types.is_struct(schema.field(image).type)
     return _Columns(image, label, is_struct, _published_names(schema, label))
 
 
-def _refuse_other_shards(shards: list[Path], columns: _Columns) -> None:
+def _chosen(
+    path: Path, schema: pa.Schema, setting: str, name: str | None, candidates: list[str], defaults: list[str]
+) -> str:
+    """Return the column that the setting names, or the only default."""
+    if name is not None and name in candidates:
+        return name
+    if name is None and len(defaults) == 1:
+        return defaults[0]
+    columns = ", ".join(f"{item.name} ({item.type})" for item in schema)
+    content = "encoded images" if setting == "image_column" else "labels (integers or names)"
+    fault = f"dataset.{setting}={name} is no column of" if name is not None else "it isn't clear which column has the"
+    raise DataError(
+        f"{path}: {fault} {content}; it has: {columns}", hint=f"dataset.{setting}={(candidates or ['NAME'])[0]}"
+    )
+
+
+def _refuse_foreign_shards(shards: list[Path], columns: _Columns) -> None:
     """Refuse shards whose columns differ from those of the first shard (another data set). Raises DataError."""
-    labels = dict[bool, pa.DataType]()
+    label_types = dict[bool, pa.DataType]()  # by whether they are texts
     for path in shards:
         with _open(path) as file:
             schema: pa.Schema = file.schema_arrow
@@ -86,16 +104,16 @@ def _refuse_other_shards(shards: list[Path], columns: _Columns) -> None:
             continue  # reading the shard reports the missing column
         image, label = schema.field(columns.image).type, schema.field(columns.label).type
         names = _published_names(schema, columns.label)
-        labels.setdefault(_is_text(label), label)
-        why = ""
+        label_types.setdefault(_is_text(label), label)
+        fault, first = "", shards[0].name
         if pa.types.is_struct(image) != columns.is_struct:
-            why = f"{columns.image} is {image}, and another kind of column in {shards[0].name}"
-        elif len(labels) > 1:
-            why = f"{columns.label} is {label}, and {labels[not _is_text(label)]} in {shards[0].name}"
-        elif None not in (names, columns.names) and names != columns.names:
-            why = f"it calls the classes {', '.join(names or ())}; {shards[0].name}: {', '.join(columns.names or ())}"
-        if why:
-            raise DataError(f"{path}: {why}", hint="move the files of another data set away")
+            fault = f"{columns.image} is {image}, and another kind of column in {first}"
+        elif len(label_types) > 1:
+            fault = f"{columns.label} is {label}, and {label_types[not _is_text(label)]} in {first}"
+        elif names and columns.class_names and names != columns.class_names:
+            fault = f"it calls the classes {', '.join(names)}; {first}: {', '.join(columns.class_names)}"
+        if fault:
+            raise DataError(f"{path}: {fault}", hint="move the files of another data set away")
 
 
 def _holds_images(kind: pa.DataType) -> bool:
@@ -109,17 +127,6 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _chosen(path: Path, schema: pa.Schema, field: str, name: str | None, fit: list[str], guess: list[str]) -> str:
-    if name is not None and name in fit:
-        return name
-    if name is None and len(guess) == 1:
-        return guess[0]
-    columns = ", ".join(f"{item.name} ({item.type})" for item in schema)
-    wanted = "encoded images" if field == "image_column" else "labels (integers or names)"
-    seen = f"dataset.{field}={name} is no column of" if name is not None else "it isn't clear which column has the"
-    raise DataError(f"{path}: {seen} {wanted}; it has: {columns}", hint=f"dataset.{field}={(fit or ['NAME'])[0]}")
-
-
 def _published_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
     """Return the class names that hubs write into a file's metadata."""
     try:
@@ -130,40 +137,42 @@ def _published_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
 
 
 def _classes(
-    splits: dict[str, list[Path]], columns: _Columns, origin: str
+    shards_by_split: Mapping[str, list[Path]], columns: _Columns, origin: str
 ) -> tuple[tuple[str, ...], dict[int | str, int]]:
     """Return the class names, and the number of each label of the training rows. Raises DataError."""
-    seen = {name: _values(paths, columns) for name, paths in splits.items()}
-    train = seen["train"]
-    for name, labels in seen.items():
-        if strange := sorted(labels - train, key=str):
-            what = "they have none: -1" if strange == [-1] else f"{', '.join(map(str, strange[:8]))}"
+    labels_by_split = {split: _labels(paths, columns) for split, paths in shards_by_split.items()}
+    train = labels_by_split["train"]
+    for split, labels in labels_by_split.items():
+        if untrained := sorted(labels - train, key=str):
+            shown = "they have none: -1" if untrained == [-1] else f"{', '.join(map(str, untrained[:8]))}"
             raise DataError(
-                f"{origin}: labels of the {name} rows that no training row has: {what}", hint="move its files away"
+                f"{origin}: labels of the {split} rows that no training row has: {shown}", hint="move its files away"
             )
-    texts = all(isinstance(label, str) for label in train)
-    numbers = {int(label) for label in train} if not texts else set[int]()
+    if all(isinstance(label, str) for label in train):
+        names = tuple(sorted(map(str, train)))
+        numbers: dict[int | str, int] = {name: number for number, name in enumerate(names)}
+    else:
+        names = _names_of_numbers({int(label) for label in train}, columns, origin)
+        numbers = {int(label): int(label) for label in train}
+    if len(names) == 1:
+        raise DataError(f"{origin} has one class, {names[0]!r}; wanted: two classes at least")
+    return names, numbers
+
+
+def _names_of_numbers(numbers: set[int], columns: _Columns, origin: str) -> tuple[str, ...]:
+    """Return the class names of integer labels. Raises DataError: the numbers have gaps."""
     if numbers and (min(numbers) < 0 or max(numbers) >= _MOST_CLASSES):
         raise DataError(f"{origin}: {columns.label} has {min(numbers)} to {max(numbers)}; wanted: 0 … K−1")
-    if texts:
-        names = tuple(sorted(map(str, train)))
-        return _at_least_two(names, origin), {name: number for number, name in enumerate(names)}
-    names = columns.names or tuple(map(str, range(max(numbers) + 1)))
+    names = columns.class_names or tuple(map(str, range(max(numbers) + 1)))
     if gaps := sorted({*range(len(names))} ^ numbers):
         raise DataError(
             f"{origin}: {columns.label} has no row of, or no name for, {', '.join(map(str, gaps[:8]))}",
             hint="number the classes 0 … K−1 without gaps, or write their names, which are numbered by themselves",
         )
-    return _at_least_two(names, origin), {number: number for number in numbers}
-
-
-def _at_least_two(names: tuple[str, ...], origin: str) -> tuple[str, ...]:
-    if len(names) == 1:
-        raise DataError(f"{origin} has one class, {names[0]!r}; wanted: two classes at least")
     return names
 
 
-def _values(shards: list[Path], columns: _Columns) -> set[int | str]:
+def _labels(shards: list[Path], columns: _Columns) -> set[int | str]:
     labels: set[int | str] = set()
     for path in shards:
         for begin, batch in _batches(path, [columns.label]):
@@ -176,7 +185,7 @@ def _values(shards: list[Path], columns: _Columns) -> set[int | str]:
 
 
 def _batches(path: Path, names: list[str]) -> Iterator[tuple[int, Any]]:
-    """Yield (number of the first row, rows). Raises DataError."""
+    """Yield pyarrow's batches of these columns, each after the number of its first row. Raises DataError."""
     begin = 0
     with _open(path) as file:
         missing = [name for name in names if name not in file.schema_arrow.names]
