@@ -24,9 +24,9 @@ from pipeline.data.request import fingerprints
 from pipeline.data.sources.source import walked
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps import declared, store
-from pipeline.steps.key import changed, step_key
+from pipeline.steps.key import StepVersion, changed, step_key
 from pipeline.steps.step import PREFIX, Step, StepError, named
-from pipeline.steps.store import Made
+from pipeline.steps.store import Made, StepRecord
 
 _FOLDER = re.compile(r".+-[0-9a-f]{12}")
 
@@ -168,14 +168,15 @@ class Graph:
         earlier = [record for _, record in earlier_of(self.runs_dir, step.name)]
         if not earlier:
             return ("never made",)
-        compared = sorted((changed(record, step, key) for record in earlier), key=len)
-        return tuple(compared[0]) or ("its parts are the same, but not its key",)
+        now = StepVersion.of(step, key)
+        fewest = min((changed(record, now) for record in earlier), key=len)
+        return tuple(fewest) or ("its parts are the same, but not its key",)
 
 
-def earlier_of(runs_dir: Path, name: str) -> list[tuple[Path, dict[str, Any]]]:
+def earlier_of(runs_dir: Path, name: str) -> list[tuple[Path, StepRecord]]:
     """Return the folders of a step's earlier versions, with any key, and their step.json."""
     records = [(path, store.record_of(path)) for path in sorted(store.steps_dir(runs_dir).glob(f"{name}-*"))]
-    return [(path, record) for path, record in records if record is not None and record.get("name") == name]
+    return [(path, record) for path, record in records if record is not None and record.name == name]
 
 
 def _named(pattern: str, root: Path) -> list[Path]:
@@ -242,14 +243,13 @@ def _origins(data_dir: Path) -> list[Path]:
     return [*(origin for origin in origins if origin is not None), *trees.sources(data_dir)]
 
 
-def _why_stays(graph: Graph, path: Path, record: dict[str, Any], is_packed: bool) -> str:
+def _why_stays(graph: Graph, path: Path, record: StepRecord, is_packed: bool) -> str:
     if is_packed:
         return "a data pack was made of it"
-    name = str(record["name"])
-    if name not in graph.names():
+    if record.name not in graph.names():
         return ""
     try:
-        standing = graph.standing(name)
+        standing = graph.standing(record.name)
     except UsageError:
         return "it can't be told whether it is up to date: doit step"
     if standing.key is None:
@@ -257,11 +257,10 @@ def _why_stays(graph: Graph, path: Path, record: dict[str, Any], is_packed: bool
     return "it is up to date" if store.folder_of(graph.runs_dir, standing.step, standing.key) == path else ""
 
 
-def _needed_by(path: Path, made: dict[Path, dict[str, Any]], stays: dict[Path, str]) -> str:
+def _needed_by(path: Path, made: Mapping[Path, StepRecord], stays: Iterable[Path]) -> str:
     """Name a remaining step that used this step's outputs; '' if none did."""
-    own = {f"{PREFIX}{made[path]['name']}/{name}": sha256 for name, sha256 in made[path]["files"].items()}
+    outputs = {f"{PREFIX}{made[path].name}/{name}": sha256 for name, sha256 in made[path].files.items()}
     for other in stays:
-        data: dict[str, str] = (made[other].get("parts") or {}).get("data") or {}
-        if any(own.get(label) == sha256 for label, sha256 in data.items()):
+        if any(outputs.get(label) == sha256 for label, sha256 in made[other].inputs.items()):
             return f"{other.name} was made of it"
     return ""

@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -131,31 +132,38 @@ def _entry(path: Path, root: Path) -> ScriptEntry:
     return ScriptEntry(file=str(path), folder=str(folder), prefix="" if folder == root else f"{inside}/")
 
 
-def described(step: Step) -> dict[str, Any]:
-    """Return ``written`` and ``parameters`` for step.json, with secrets masked."""
-    return redact.without_secrets({"written": step.written, "parameters": step.parameters}, step.secrets)
+@dataclass(frozen=True, kw_only=True)
+class StepVersion:
+    """What distinguishes two versions of a step, with secrets masked.
 
-
-def changed(old: Mapping[str, Any], step: Step, key: ContentKey) -> list[str]:
-    """List the differences from an earlier version: inputs, parameters, code, versions.
-
-    Args:
-        old: step.json of the earlier version.
+    ``parts`` are those of its key, ``written`` its fields before interpolation, ``parameters`` the values of their
+    references.
     """
-    now = described(step)
-    parts, parameters, written = (old.get(name) or {} for name in ("parts", "parameters", "written"))
+
+    parts: Mapping[str, Any]
+    written: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, step: Step, key: ContentKey) -> StepVersion:
+        fields = {"written": step.written, "parameters": step.parameters}
+        return StepVersion(parts=key.parts, **redact.without_secrets(fields, step.secrets))
+
+
+def changed(old: StepVersion, new: StepVersion) -> list[str]:
+    """List the differences between two versions: inputs, parameters, code, versions of distributions."""
     lines = [
-        f"{name}: {parameters.get(name)} → {now['parameters'].get(name)}"
-        for name in sorted({*parameters, *now["parameters"]})
-        if parameters.get(name) != now["parameters"].get(name)
+        f"{name}: {old.parameters.get(name)} → {new.parameters.get(name)}"
+        for name in sorted({*old.parameters, *new.parameters})
+        if old.parameters.get(name) != new.parameters.get(name)
     ]
-    by_parameter = {line.partition(":")[0] for line in lines}
-    for item in differences(parts, key.parts):
+    changed_parameters = [line.partition(":")[0] for line in lines]
+    for item in differences(old.parts, new.parts):
         if not item.field:  # the whole part is empty on one side
             continue
         field = item.field.partition(".")[0]
-        references = (f"${{{name}}}" in str(now["written"].get(field)) for name in by_parameter)
-        if item.part == "config" and written.get(field) == now["written"].get(field) and any(references):
+        references = (f"${{{name}}}" in str(new.written.get(field)) for name in changed_parameters)
+        if item.part == "config" and old.written.get(field) == new.written.get(field) and any(references):
             continue  # already reported as a parameter
         lines.append(_input(item.field, item.old, item.new) if item.part == "data" else str(item))
     return lines

@@ -108,13 +108,13 @@ def _past(name: str, made: Path, runs_dir: Path) -> PastStep:
 
 def _before(made: Path, runs_dir: Path) -> Iterator[PastStep]:
     """Yield the steps whose outputs this one used, each once."""
-    inputs = ((store.record_of(made) or {}).get("parts") or {}).get("data") or {}
-    taken: dict[str, dict[str, str]] = {}
-    for label, sha256 in inputs.items():
+    record = store.record_of(made)
+    files_by_step: dict[str, dict[str, str]] = {}
+    for label, sha256 in (record.inputs if record is not None else {}).items():
         if label.startswith(PREFIX):
             name, inside = named(label)
-            taken.setdefault(name, {})[inside] = sha256
-    for name, files in taken.items():
-        folders = (path for path, record in earlier_of(runs_dir, name) if files.items() <= record["files"].items())
+            files_by_step.setdefault(name, {})[inside] = sha256
+    for name, files in files_by_step.items():
+        folders = (path for path, earlier in earlier_of(runs_dir, name) if files.items() <= earlier.files.items())
         past = next(folders, None)
         yield PastStep(name=name) if past is None else _past(name, past, runs_dir)

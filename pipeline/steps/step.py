@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.files import refuse_odd_pattern
-from pipeline.core.processes.signals import Stop
 from trainers.core.config import ConfigError
-from trainers.observation.notes import Notes
 from trainers.script.settings import words
 
 Say = Callable[[str], None]
@@ -253,27 +251,3 @@ def _refuse_leading_out(what: str, path: str) -> None:
     parts = PurePosixPath(path).parts
     if path.startswith(("/", "~")) or ".." in parts or not parts or not path.isprintable():
         raise StepError(f"{what!r} leads out of the step's folder; write it relative, without ..")
-
-
-@dataclass(kw_only=True)
-class Making:
-    """A step in progress. ``out`` is a temporary folder; ``inputs`` are the files of each entry.
-
-    ``notes`` receives what its Python processes read, ``program`` the record of the executable.
-    """
-
-    step: Step
-    root: Path
-    out: Path
-    inputs: tuple[tuple[Path, ...], ...]
-    log: Path
-    stop: Stop
-    say: Say
-    notes: Notes | None = None
-    program: dict[str, Any] | None = None
-
-    def warn(self, text: str) -> None:
-        """Write a warning to the terminal and the log."""
-        with self.log.open("a", encoding="utf-8") as log:
-            log.write(f"WARNING: {text}\n")
-        self.say(f"WARNING: {text}")

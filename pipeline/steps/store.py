@@ -13,6 +13,7 @@ from pipeline.core import documents, locks
 from pipeline.core.errors import DataError, os_reason, suggestion
 from pipeline.data.request import fingerprint, fingerprints, reads_changed
 from pipeline.keys.content_key import ContentKey
+from pipeline.steps.key import StepVersion
 from pipeline.steps.step import PREFIX, Step, StepError
 
 FOLDER = "steps"
@@ -22,11 +23,33 @@ LOG = "log.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepRecord(StepVersion):
+    """The content of step.json.
+
+    ``files`` is the sha256 of each output by its path in ``out``; ``dependencies`` is what the step read besides its
+    key, in the format of ``record_reads``.
+    """
+
+    name: str
+    key: str = ""
+    digest: str
+    files: Mapping[str, str]
+    dependencies: Mapping[str, Any]
+    duration_s: float = 0.0
+    unix_time: float = 0.0
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """The sha256 of each input by its name, such as ``step:clean/images.npz``."""
+        return self.parts.get("data") or {}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Made:
-    """A step with intact outputs. ``files``: sha256 of each output by its path in ``out``."""
+    """A step with intact outputs."""
 
     folder: Path
-    record: Mapping[str, Any]
+    record: StepRecord
 
     @property
     def out(self) -> Path:
@@ -34,8 +57,8 @@ class Made:
 
     @property
     def files(self) -> Mapping[str, str]:
-        digests: Mapping[str, str] = self.record["files"]
-        return digests
+        """The sha256 of each output by its path in ``out``."""
+        return self.record.files
 
 
 def folder_of(runs_dir: Path, step: Step, key: ContentKey) -> Path:
@@ -67,10 +90,20 @@ def under_way(runs_dir: Path) -> list[tuple[Path, float]]:
     return logs
 
 
-def record_of(folder: Path) -> dict[str, Any] | None:
+def record_of(folder: Path) -> StepRecord | None:
     """Return the content of step.json; None if missing or unreadable."""
-    record = documents.read_or_none(folder / RECORD)
-    return record if isinstance(record, dict) and isinstance(record.get("files"), dict) else None
+    document = documents.read_or_empty(folder / RECORD)
+    if not isinstance(document.get("files"), dict):
+        return None
+    return StepRecord(
+        name=str(document.get("name")),
+        digest=str(document.get("digest")),
+        parts=document.get("parts") or {},
+        written=document.get("written") or {},
+        parameters=document.get("parameters") or {},
+        files=document["files"],
+        dependencies=document.get("dependencies") or {},
+    )
 
 
 def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
@@ -81,31 +114,31 @@ def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
     record = record_of(folder)
     if record is None:
         return None, ("its step.json is gone or damaged" if folder.exists() else "")
-    if record.get("digest") != key.digest:
+    if record.digest != key.digest:
         return None, "its step.json is of another key"
     try:
-        there = hashed(folder / OUT, folder.parent)
+        files = hashed(folder / OUT, folder.parent)
     except (OSError, DataError) as error:
         why = os_reason(error) if isinstance(error, OSError) else str(error)
         return None, f"its outputs can't be read: {why}"
-    for name in sorted({*record["files"], *there}):
-        if record["files"].get(name) != there.get(name):
-            how = "is gone" if name not in there else "was added" if name not in record["files"] else "was altered"
-            return None, f"its output {name} {how}"
-    changed = reads_changed(record.get("dependencies") or {}, root, key.parts["environment"])
-    if changed is not None:
-        return None, changed
+    for name in sorted({*record.files, *files}):
+        if record.files.get(name) != files.get(name):
+            change = "is gone" if name not in files else "was added" if name not in record.files else "was altered"
+            return None, f"its output {name} {change}"
+    changed_read = reads_changed(record.dependencies, root, key.parts["environment"])
+    if changed_read is not None:
+        return None, changed_read
     return Made(folder=folder, record=record), ""
 
 
-def hashed(out: Path, notes: Path) -> dict[str, str]:
-    """Return the sha256 of each file below ``out`` by relative path; ``notes`` is the folder of the cache.
+def hashed(out: Path, cache_folder: Path) -> dict[str, str]:
+    """Return the sha256 of each file below ``out`` by relative path; ``cache_folder`` is where known ones are stored.
 
     Raises:
         OSError: a file can't be read.
         DataError: a file is being written to.
     """
-    prints = fingerprints(_files(out), notes)
+    prints = fingerprints(_files(out), cache_folder)
     return {path.relative_to(out).as_posix(): sha256 for path, (_, sha256) in prints.items()}
 
 

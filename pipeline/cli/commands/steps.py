@@ -53,7 +53,7 @@ def _state(graph: Graph, name: str) -> tuple[str, str]:
     except UsageError as error:
         return "can't run", error.what
     if standing.made is not None:
-        lacks = (standing.made.record.get("dependencies") or {}).get("files") or {}
+        lacks = standing.made.record.dependencies.get("files") or {}
         more = f"; its key lacks {', '.join(map(str, lacks))}" if lacks else ""
         return "up to date", relative(standing.made.folder) + more
     return "would run", "; ".join(standing.why)

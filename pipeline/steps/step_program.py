@@ -1,0 +1,180 @@
+"""The program of one step: its command line and its environment, and what it reads while it runs.
+
+It runs in the project folder, with masked output in a log and on the terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from pipeline.core import masking
+from pipeline.core.places import HOME, IS_INSTALLED, PACKAGES
+from pipeline.core.processes import process, threads
+from pipeline.core.processes.signals import Stop
+from pipeline.keys import rank_environment
+from pipeline.steps.key import is_python
+from pipeline.steps.step import Step, StepError, filled
+from trainers.observation.input_record import InputRecord, record_inputs
+from trainers.observation.notes import Notes
+from trainers.observation.observer import PROJECT, SKIP
+from trainers.observation.observer.watch import Watch
+from trainers.observation.processes import ObservedProgram, zones_of_host
+from trainers.observation.unkeyed import joined
+
+_LINE_BYTES = 65_536
+
+
+class ProgramEnd(NamedTuple):
+    """The end of a program: what its Python processes read, and the record of its executable."""
+
+    exit_code: int
+    notes: Notes
+    executable: InputRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepProgram:
+    """The program of a step.
+
+    ``out`` is the temporary folder for its outputs, ``inputs`` are the files of each entry of ``step.inputs``. ``stop``
+    ends it, ``say`` gets its lines.
+    """
+
+    step: Step
+    root: Path
+    out: Path
+    inputs: tuple[tuple[Path, ...], ...]
+    log: Path
+    stop: Stop
+    say: Callable[[str], None]
+
+    def run(self) -> ProgramEnd:
+        """Run the program to its end. It is ended with this process and when ``stop`` is set.
+
+        Raises:
+            StepError: its command line or environment can't be made.
+            OSError: its output can't be written to the log; the program is ended.
+        """
+        argv, observations = self._argv(), self.out.parent / "seal"
+        skipped = [self.out.parent, *(HOME / name for name in PACKAGES if self.root != HOME)]
+        own_zones = [(PROJECT, os.path.realpath(self.root)), *((SKIP, os.path.realpath(path)) for path in skipped)]
+        zones = [*own_zones, *zones_of_host()]
+        observed = ObservedProgram(observations, zones)
+        env = self._environment(os.environ, observed.site)
+        executable = self._executable(argv[0], env, zones, observations / "program")
+        child = process.guarded(argv, cwd=self.root, env=env)
+        assert child.stdin is not None
+        assert child.stdout is not None
+        guard = threads.start(self._end_on_stop, child.stdin, name=f"stop {self.step.name}", on_error=self.say)
+        try:
+            with self.log.open("a", encoding="utf-8") as log:
+                self._copy_output(child.stdout, log)
+        except BaseException:
+            child.stdin.close()
+            child.wait()  # the caller removes its folder next
+            raise
+        exit_code = child.wait()
+        child.stdin.close()
+        guard.join(timeout=1.0)
+        notes = observed.notes()
+        self._warn_of_variables([name for name in notes.variables if name in os.environ and name not in env])
+        shutil.rmtree(observations, ignore_errors=True)
+        return ProgramEnd(exit_code, notes, executable)
+
+    def warn(self, text: str) -> None:
+        """Write a warning to the terminal and the log."""
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(f"WARNING: {text}\n")
+        self.say(f"WARNING: {text}")
+
+    def _argv(self) -> list[str]:
+        """Return the command line, with placeholders filled in. Raises StepError."""
+        step, out = self.step, str(self.out)
+        inputs = [[str(path) for path in group] for group in self.inputs]
+        all_inputs = [path for group in inputs for path in group]
+        if step.function:
+            task = {
+                "function": step.function,
+                "args": dict(sorted(step.args.items())),
+                "inputs": all_inputs,
+                "out": out,
+            }
+            return [sys.executable, "-m", "trainers.call", json.dumps(task)]
+        if isinstance(step.command, str):
+            return ["bash", "-euo", "pipefail", "-c", step.command, step.name, *all_inputs]
+        words = filled(step, out, inputs)
+        return [sys.executable, *words[1:]] if is_python(words[0]) else words
+
+    def _environment(self, environ: Mapping[str, str], site: Path) -> dict[str, str]:
+        """Return a rank's environment plus the project on PYTHONPATH, the step's variables, and its arguments for bash.
+
+        Args:
+            environ: the environment of this process.
+            site: the folder with the audit hook, first on PYTHONPATH so that every Python process loads it.
+
+        Raises StepError: Python could not find the hook or the project, because a path contains the separator.
+        """
+        step = self.step
+        for folder in (site, self.root):
+            if os.pathsep in str(folder):
+                raise StepError(
+                    f"step {step.name} can't be made here: {folder} holds {os.pathsep!r}, which separates folders in "
+                    "PYTHONPATH, so that what it reads would not be seen",
+                    hint=f"another name for the folder, or paths.runs=<a folder without {os.pathsep!r} in its path>",
+                )
+        home = None if IS_INSTALLED or self.root == HOME else str(HOME)
+        path = (str(site), str(self.root), step.env.get("PYTHONPATH"), home)
+        arguments: dict[str, str] = {}
+        if isinstance(step.command, str):
+            arguments = {**{name: _bash_text(value) for name, value in step.args.items()}, "out": str(self.out)}
+        passed = {**rank_environment.passed(environ), **rank_environment.ALWAYS}
+        return {**passed, **arguments, **step.env, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+    def _executable(
+        self, name: str, env: Mapping[str, str], zones: Sequence[tuple[str, str]], notes: Path
+    ) -> InputRecord:
+        """Record the executable itself if it lies outside of the project and the system.
+
+        The Python audit hook doesn't see the executable being read. A bash line names no single program.
+        """
+        notes.mkdir()
+        path = shutil.which(str(self.root / name) if "/" in name else name, path=env.get("PATH"))
+        if path is not None and isinstance(self.step.command, tuple):
+            Watch(zones, str(notes)).file_read(path)
+        return record_inputs(Notes(notes))
+
+    def _warn_of_variables(self, names: Sequence[str]) -> None:
+        """Warn about shell variables that the step read but doesn't get: only those in its ``env`` count in the key."""
+        if names:
+            env = ", ".join(f'{name}: "${{oc.env:{name}}}"' for name in names)
+            self.warn(
+                f"step {self.step.name} read {joined(names)}, which this shell sets and the step doesn't get; "
+                f"env: {{{env}}} in its file passes {'it' if len(names) == 1 else 'them'}, as a part of its key"
+            )
+
+    def _end_on_stop(self, stdin: IO[bytes]) -> None:
+        """Close the guard's stdin on a stop, which ends the program."""
+        while not stdin.closed:
+            if self.stop.wait(0.1):
+                with suppress(OSError):
+                    stdin.close()
+
+    def _copy_output(self, stdout: IO[bytes], log: IO[str]) -> None:
+        while raw := stdout.readline(_LINE_BYTES):
+            line = masking.shown(raw.decode(errors="replace").rstrip("\n"))
+            log.write(f"{line}\n")
+            log.flush()
+            self.say(f"{self.step.name} | {line}")
+
+
+def _bash_text(value: object) -> str:
+    """Return a value as the text of a bash variable."""
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)
