@@ -13,8 +13,8 @@ from pipeline.config import build, compose
 from pipeline.config.build import RunConfig
 from pipeline.config.overrides.trials import Overrides, TrialComposer, jobs
 from pipeline.config.schema import SweepConfig
-from pipeline.config.stored import stored_overrides
 from pipeline.config.step_source import StepSource, refuse_idle_words
+from pipeline.config.stored import stored_overrides
 from pipeline.core.errors import UsageError
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.core.specs import Cluster
