@@ -18,7 +18,7 @@ from pipeline.sweep import folder as folders
 from pipeline.sweep import results as tables
 from pipeline.sweep.folder import SweepFolder
 from pipeline.sweep.results import TrialResult
-from pipeline.sweep.trial import Settled
+from pipeline.sweep.schedule import Settled
 
 
 def with_sweep(current: Session) -> Session:

@@ -38,12 +38,10 @@ from pipeline.runs import journal
 from pipeline.runs.lock import RunLock
 from pipeline.sweep import folder as folders
 from pipeline.sweep.folder import SweepFolder, TrialEntry
+from pipeline.sweep.schedule import Schedule, Settled, Start
 from pipeline.sweep.shared import Shared, was_missed
 from pipeline.sweep.trial import (
     Outcome,
-    Schedule,
-    Settled,
-    Start,
     Trial,
     TrialBegan,
     TrialEnded,

@@ -1,167 +1,63 @@
-"""A search driven by Optuna's ask-and-tell interface, with its study in the sweep's folder, as a source of trials.
-
-Imports optuna (0.3 s), so this module is only imported where a search runs. One process uses a study at a time, ensured
-by the sweep's lock. After a crash, trials that were in progress are handed out again with their numbers.
-"""
+"""A search as a source of trials: passes the metrics of running trials to its study, and prunes trials."""
 
 from __future__ import annotations
 
-import json
 import math
-import shlex
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import optuna
-from optuna.exceptions import ExperimentalWarning
-from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
-from optuna.samplers import BaseSampler, RandomSampler
-from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, TrialState, create_trial
-
-from pipeline import tracking
-from pipeline.config.overrides.search_space import Choice, Dimension, SearchSpace
-from pipeline.config.schema import OPTIONS, SearchConfig
-from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.errors import PacelineError
 from pipeline.core.specs import State
 from pipeline.runs import acceptance, metrics_file
 from pipeline.runs.result import nonfinite
-from pipeline.sweep.search_plan import STUDY, Objective, SearchPlan, fetch, has_value_each_epoch, make_step, objectives
+from pipeline.sweep.search_plan import Objective, SearchPlan, fetch, has_value_each_epoch, make_step, objectives
+from pipeline.sweep.study import SearchStudy
 from pipeline.sweep.trial import Outcome, Trial
 from trainers.contract import run_folder
 
-_STUDY = "search"
-_SEEDS = 1_000_003  # a prime, so that small search seeds and trial numbers never give equal sampler seeds
-_STATES = {TrialState.COMPLETE: State.FINISHED, TrialState.PRUNED: State.PRUNED, TrialState.FAIL: State.FAILED}
 
+class SearchSource:
+    """The trials that a study suggests (a TrialSource).
 
-@dataclass(frozen=True, kw_only=True)
-class Suggestion:
-    """A trial of a search; ``number`` counts from 0. ``state`` is its recorded result; None: no result yet."""
-
-    number: int
-    overrides: tuple[str, ...]
-    state: State | None
-
-
-class Search:
-    """A study with a fixed total of trials, created by ``open_search``."""
-
-    def __init__(self, study: optuna.Study, config: SearchConfig, space: SearchSpace, total: int) -> None:
-        self.total = total
-        self._study, self._config, self._space = study, config, space
-        self._trials = [trial for trial in study.get_trials(deepcopy=False) if "of" not in trial.user_attrs]
-        self.begun = len(self._trials)
-        self._live: dict[int, optuna.Trial] = {}
-        self._next = 0
-
-    def ask(self) -> Suggestion | None:
-        """Return the trials of earlier calls in order, then new ones; None when the total is reached."""
-        number, self._next = self._next, self._next + 1
-        if number >= self.total:
-            return None
-        if number < len(self._trials):
-            stored = self._trials[number]
-            if stored.state.is_finished():
-                return Suggestion(number=number, overrides=self._words(stored.params), state=_STATES[stored.state])
-            self._study.sampler = _sampler(self._config, self._space, stored.number)
-            # An unfinished trial of an earlier call continues with its stored values.
-            trial = optuna.Trial(self._study, stored._trial_id)
-        else:
-            at = len(self._study.get_trials(deepcopy=False))
-            self._study.sampler = _sampler(self._config, self._space, at)
-            trial = self._study.ask()
-        self._live[number] = trial
-        values = {name: _suggest(trial, name, item) for name, item in self._space.dimensions.items()}
-        if number == len(self._trials):
-            self._trials.append(self._study.get_trials(deepcopy=False)[trial.number])
-        return Suggestion(number=number, overrides=self._words(values), state=None)
-
-    def tell(self, number: int, state: State, values: Sequence[float] = ()) -> None:
-        """Record a trial's end: FINISHED with the objectives' ``values``, PRUNED or FAILED. Repeated calls do no harm.
-
-        A study never changes a recorded result, so a failed trial whose retry succeeded is recorded as a copy.
-        """
-        known = self._trials[number]
-        trial = self._live.pop(number, None)
-        if state is State.FINISHED and any(math.isnan(value) for value in values):
-            state = State.FAILED
-        if trial is not None:
-            wanted = {ours: theirs for theirs, ours in _STATES.items()}[state]
-            done = list(values) if state is State.FINISHED else None
-            self._trials[number] = self._study.tell(trial.number, values=done, state=wanted)
-        elif known.state is TrialState.FAIL and state is State.FINISHED:
-            self._trials[number] = self._copy(number, known, values)
-
-    def best(self) -> tuple[int, ...]:
-        """Return the number of the best finished trial; with several objectives, of all Pareto-optimal trials."""
-        return tuple(trial.user_attrs.get("of", self._number(trial)) for trial in self._study.best_trials)
-
-    def report(self, number: int, epoch: int, value: float) -> bool:
-        """Record the metric of an epoch (from 1); return True to end the trial now. A known epoch is skipped."""
-        trial = self._live.get(number)
-        if trial is None or len(self._study.directions) > 1:  # Optuna's pruners need a single objective
-            return False
-        if epoch not in self._study.get_trials(deepcopy=False)[trial.number].intermediate_values:
-            trial.report(value, epoch)
-        return trial.should_prune()
-
-    def _number(self, trial: FrozenTrial) -> int:
-        return next(number for number, own in enumerate(self._trials) if own.number == trial.number)
-
-    def _words(self, values: dict[str, Any]) -> tuple[str, ...]:
-        return tuple(f"{name}={item.text(values[name])}" for name, item in self._space.dimensions.items())
-
-    def _copy(self, number: int, failed: FrozenTrial, values: Sequence[float]) -> FrozenTrial:
-        copies = [trial for trial in self._study.get_trials(deepcopy=False) if trial.user_attrs.get("of") == number]
-        if copies:
-            return copies[0]
-        copy = create_trial(
-            values=list(values), params=failed.params, distributions=failed.distributions, user_attrs={"of": number}
-        )
-        self._study.add_trial(copy)
-        return copy
-
-
-class Searching:
-    """A TrialSource on top of a search: passes epochs of running trials to the pruner, and results to the search.
-
-    ``on_trial`` is called for each trial before it starts, ``say`` reports steps.
+    Args:
+        on_trial: called with each trial before it starts.
+        say: receives messages of a step that makes a trial's data.
     """
 
     def __init__(
-        self, search: Search, plan: SearchPlan, on_trial: Callable[[Trial], None], say: Callable[[str], None]
+        self, study: SearchStudy, plan: SearchPlan, on_trial: Callable[[Trial], None], say: Callable[[str], None]
     ) -> None:
-        self._say = say
-        self._search, self._plan, self._on_trial = search, plan, on_trial
+        self._study, self._plan, self._on_trial, self._say = study, plan, on_trial, say
         self._goals = objectives(plan.config)
         first = self._goals[0].metric
         self._is_script = plan.representative_trial.config.script is not None
         prunes = plan.config.pruner != "none" if self._is_script else has_value_each_epoch(first)
         self._metric = first if prunes else None
-        self._read: dict[int, _Epochs] = {}
+        self._epochs: dict[int, _Epochs] = {}
         self._pruning: set[int] = set()
 
     @property
     def total(self) -> int:
-        return self._search.total
+        return self._study.total
 
     def next_trial(self) -> Trial | None:
-        """Return trials of earlier calls first, with their numbers. Fetches missing data of the trial."""
-        suggestion = self._search.ask()
+        """Return the next trial that the study suggests. Fetches missing data of the trial."""
+        suggestion = self._study.ask()
         if suggestion is None:
             return None
-        words = (*self._plan.space.fixed, *suggestion.overrides)
-        trial = self._plan.factory.trial(suggestion.number, suggestion.overrides, words)
+        overrides = (*self._plan.space.fixed, *suggestion.overrides)
+
+        def configured() -> Trial:
+            return self._plan.factory.trial(suggestion.number, suggestion.overrides, overrides)
+
+        trial = configured()
         if trial.run is None:
             if make_step(trial.config, self._say):
-                trial = self._plan.factory.trial(suggestion.number, suggestion.overrides, words)
+                trial = configured()
             fetch(trial.config)
             self._plan.factory.forget_packs()
-            trial = self._plan.factory.trial(suggestion.number, suggestion.overrides, words)
+            trial = configured()
         self._on_trial(trial)
         return trial
 
@@ -185,15 +81,15 @@ class Searching:
         if outcome.state is State.KILLED:
             return
         values = self._values(trial) if outcome.state is State.FINISHED else []
-        self._search.tell(trial.number, outcome.state, values)
+        self._study.tell(trial.number, outcome.state, values)
 
     def _report(self, trial: Trial) -> None:
         if self._metric is None or trial.run is None:
             return
         path = trial.run.folder.path / run_folder.METRICS
-        epochs = self._read.setdefault(trial.number, _Epochs(path, self._metric, by_step=self._is_script))
+        epochs = self._epochs.setdefault(trial.number, _Epochs(path, self._metric, by_step=self._is_script))
         for epoch, value in epochs.new():
-            if self._search.report(trial.number, epoch, value):
+            if self._study.report(trial.number, epoch, value):
                 self._pruning.add(trial.number)
 
     def _values(self, trial: Trial) -> list[float]:
@@ -218,7 +114,7 @@ def _value(goal: Objective, result: Mapping[str, Any], trial: Trial) -> float:
 
 
 def _has_diverged(metric: str, result: Mapping[str, Any], trial: Trial) -> bool:
-    """Return True if the metric has no finite value after its first non-finite one: its last value means nothing."""
+    """Return True if no finite value of the metric follows its first non-finite one. Then its last value is void."""
     if metric not in nonfinite(result) or trial.run is None:
         return False
     rows = metrics_file.rows(trial.run.folder.path / run_folder.METRICS)
@@ -230,126 +126,24 @@ class _Epochs:
     """Reads one metric from a growing metrics.jsonl by epoch (``by_step``: by step, as scripts log)."""
 
     def __init__(self, path: Path, metric: str, *, by_step: bool = False) -> None:
-        self._path, self._metric, self._by_step, self._at = path, metric, by_step, 0
+        self._path, self._metric, self._by_step = path, metric, by_step
+        self._read_bytes = 0
 
     def new(self) -> Iterator[tuple[int, float]]:
         """Yield (epoch from 1 or step, value) of new lines; starts over if the file was truncated."""
         try:
             with self._path.open("rb") as file:
-                self._at = self._at if self._at <= self._path.stat().st_size else 0
-                file.seek(self._at)
-                part = file.read()
+                self._read_bytes = self._read_bytes if self._read_bytes <= self._path.stat().st_size else 0
+                file.seek(self._read_bytes)
+                new = file.read()
         except (FileNotFoundError, IsADirectoryError):
             return
-        whole = part[: part.rfind(b"\n") + 1]
-        self._at += len(whole)
-        for line in whole.splitlines():
+        complete = new[: new.rfind(b"\n") + 1]
+        self._read_bytes += len(complete)
+        for line in complete.splitlines():
             row = metrics_file.parse(line)
             if row is None or self._metric not in row.metrics:
                 continue
-            at = row.step if self._by_step else row.epoch
-            if at is not None:
-                yield at, row.metrics[self._metric]
-
-
-def open_search(
-    config: SearchConfig, space: SearchSpace, folder: Path, made_of: Mapping[str, Any], *, epochs: int
-) -> Search:
-    """Open the study of a sweep folder, or create it. ``check`` must have passed.
-
-    ``made_of``: part → name → value of everything that all trials share, including the space. ``epochs``: the maximum
-    of a trial.
-
-    Raises:
-        UsageError: the existing study has another space or other settings, or has more trials already.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        study = _study(config, folder, epochs)
-        begun = sum("of" not in trial.user_attrs for trial in study.get_trials(deepcopy=False))
-        _refuse_changes(study, json.loads(json.dumps(made_of)), folder)
-    except UsageError:
-        raise
-    except Exception as error:  # sqlite, SQLAlchemy, Optuna and unpickling errors have no common class
-        path, why = folder / STUDY, (str(error) or repr(error)).splitlines()[0]
-        raise UsageError(
-            f"{path} can't be read as the study of this search: {why}",
-            hint=f"mv {shlex.quote(str(path))} {shlex.quote(f'{path}.damaged')}; the same command begins the search "
-            "anew, and finished trials are not trained again",
-        ) from error
-    total = config.total(space)
-    if total < begun:
-        raise UsageError(
-            f"search.n_trials={total}, but {begun} trials of this search have begun; give at least {begun}",
-            hint=f"search.n_trials={begun}",
-        )
-    return Search(study, config, space, total)
-
-
-def _study(config: SearchConfig, folder: Path, epochs: int) -> optuna.Study:
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    warnings.simplefilter("ignore", ExperimentalWarning)
-    database = tracking.sqlite_uri(folder / STUDY)
-    return optuna.create_study(
-        study_name=_STUDY,
-        storage=optuna.storages.RDBStorage(database, engine_kwargs={"connect_args": {"timeout": 60}}),
-        sampler=RandomSampler(seed=0),  # replaced for each trial
-        pruner=_pruner(config, epochs),
-        directions=[StudyDirection[goal.direction.upper()] for goal in objectives(config)],
-        load_if_exists=True,
-    )
-
-
-def _refuse_changes(study: optuna.Study, made_of: dict[str, Any], folder: Path) -> None:
-    known = study.user_attrs.get("made_of")
-    if known is None:
-        study.set_user_attr("made_of", made_of)
-        return
-    rows = []
-    for part in made_of:
-        for name in sorted({*known[part], *made_of[part]}):
-            before, now = known[part].get(name), made_of[part].get(name)
-            if before != now:
-                label = f"search.{name}" if part == "search" else name
-                rows.append(f"  {label}: {_shown(before)} → {_shown(now)}")
-    if rows:
-        raise UsageError(
-            "\n".join([f"the search in {folder} was begun otherwise, and its trials would mislead this one:", *rows]),
-            hint="the words it was begun with, or --fork, which begins a new search beside it",
-        )
-
-
-def _shown(value: Any) -> str:
-    return "not there" if value is None else str(value)
-
-
-def _sampler(config: SearchConfig, space: SearchSpace, at: int) -> BaseSampler:
-    """Return the sampler of trial number ``at``, whose seed derives from the number."""
-    seed = (config.seed * _SEEDS + at) % 2**32
-    made: BaseSampler = OPTIONS["search"].module(config.name).sampler(config, space, seed)
-    return made
-
-
-def _pruner(config: SearchConfig, epochs: int) -> BasePruner:
-    """Return the pruner of the search.
-
-    Hyperband gets the length of a trial explicitly. Otherwise Optuna would infer it from finished trials, and a
-    continued search could put a trial into another bracket.
-    """
-    if config.pruner == "median":
-        # epochs count from 1, Optuna's steps from 0
-        return MedianPruner(n_startup_trials=config.startup_trials, n_warmup_steps=config.warmup_epochs + 1)
-    if config.pruner == "hyperband":
-        return HyperbandPruner(
-            min_resource=config.min_epochs, max_resource=epochs, reduction_factor=config.reduction_factor
-        )
-    return NopPruner()
-
-
-def _suggest(trial: optuna.Trial, name: str, item: Dimension) -> Any:
-    """Return the trial's value of a dimension: the stored value, or a new one."""
-    if isinstance(item, Choice):
-        return trial.suggest_categorical(name, item.values)
-    if item.whole:
-        return trial.suggest_int(name, int(item.low), int(item.high), step=int(item.step or 1), log=item.log)
-    return trial.suggest_float(name, item.low, item.high, step=item.step, log=item.log)
+            number = row.step if self._by_step else row.epoch
+            if number is not None:
+                yield number, row.metrics[self._metric]

@@ -7,24 +7,20 @@ each, between a slot and its next trial.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from pipeline import tracking
 from pipeline.cluster.hosts import Hosts
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_atomic
-from pipeline.core.processes import process, threads
+from pipeline.core.processes import process
 from pipeline.core.processes.signals import Stop
 from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.specs import Cluster
@@ -38,79 +34,12 @@ from pipeline.runs import provenance
 from pipeline.runs.folder import RunFolder
 from pipeline.sweep.folder import SweepFolder
 from pipeline.sweep.slots import placed
+from pipeline.sweep.worker_process import Answer, WorkerProcess
 from pipeline.tracking.client import DestinationRecorder, Recorder, patient
 from pipeline.tracking.destinations import Destination
 
 _REPORT_S = 300.0
 _AT_ONCE = 8  # runs that are recorded late, so as not to overload a server that has just returned
-_END_S = 60.0  # for pending requests when the sweep ends
-
-Answer = dict[str, Any] | None
-
-
-class WorkerProcess:
-    """A child process that answers requests from several threads. The answer None means that it has ended."""
-
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        self._child: subprocess.Popen[bytes] = process.companion(argv, env=env, log=log)
-        self._numbers = itertools.count()
-        self._pending: dict[int, Future[Answer]] = {}
-        self._lock = threading.Lock()
-        self._closed = False  # no more answers will come
-        self._reader = threads.start(self._read, name="answers of a worker", on_error=self._gone)
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    def ask(self, **request: Any) -> Future[Answer]:
-        """Send a request; the future gets the answer."""
-        pending: Future[Answer] = Future()
-        with self._lock:
-            number = next(self._numbers)
-            try:
-                if self._closed:
-                    raise BrokenPipeError
-                assert self._child.stdin is not None
-                self._child.stdin.write(json.dumps({"id": number, **request}).encode() + b"\n")
-                self._child.stdin.flush()
-                self._pending[number] = pending
-            except OSError:
-                pending.set_result(None)
-        return pending
-
-    def close(self) -> None:
-        """Let it finish pending requests, then end it; an idle one, which may still be importing, is ended at once."""
-        assert self._child.stdin is not None
-        try:
-            self._child.stdin.close()
-            with self._lock:
-                is_idle = not self._pending
-            self._child.wait(timeout=0 if is_idle else _END_S)
-        except (OSError, subprocess.TimeoutExpired):
-            self._child.kill()
-            self._child.wait()
-        self._reader.join(timeout=1.0)
-
-    def _read(self) -> None:
-        assert self._child.stdout is not None
-        for line in self._child.stdout:
-            with suppress(ValueError):
-                answer = json.loads(line)
-                number = answer.get("id") if isinstance(answer, dict) else None
-                with self._lock:
-                    pending = self._pending.pop(number, None) if isinstance(number, int) else None
-                if pending is not None:
-                    pending.set_result(answer)
-        self._gone()
-
-    def _gone(self, why: str = "") -> None:
-        """Answer all pending requests with None: each caller then does the work itself."""
-        with self._lock:
-            self._closed = True
-            for pending in self._pending.values():
-                pending.set_result(None)
-            self._pending.clear()
 
 
 class _SharedRecorder(DestinationRecorder):
@@ -119,7 +48,7 @@ class _SharedRecorder(DestinationRecorder):
     def __init__(self, run_dir: Path, to: Destination, worker: WorkerProcess) -> None:
         super().__init__(run_dir, to)
         self._worker = worker
-        self._pending: Future[Answer] | None = None
+        self._pending: Future[Answer | None] | None = None
 
     def start(self) -> None:
         self._pending = self._worker.ask(run_dir=str(self.run_dir))
@@ -223,8 +152,8 @@ class Shared:
         answer = pending.result() if wait([pending], _REPORT_S).done else None
         if answer is None:
             evaluate_in_child(folder, root)
-        elif answer.get("error") is not None:
-            raise PacelineError(f"the evaluation report of {folder.key} failed: {answer['error']}")
+        elif answer.error is not None:
+            raise PacelineError(f"the evaluation report of {folder.key} failed: {answer.error}")
 
     def recorder(self, run: Run) -> Recorder:
         """Return the recorder of one trial; it starts its own process for a destination without a shared one."""

@@ -1,10 +1,9 @@
-"""The parts of a sweep: trials, their sources and outcomes, and the schedule that assigns trials to slots."""
+"""A trial of a sweep: its source, its outcome, the events of its begin and end, and its line in a log."""
 
 from __future__ import annotations
 
 import errno
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,8 +20,6 @@ from pipeline.runs.contents import set_apart
 
 _FULL = (*FULL, errno.EROFS)
 _LONGEST = 300  # characters
-TRANSIENT = ("host", "memory")
-"""Causes of failures that a retry may not meet again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,124 +195,3 @@ class TrialLines:
         figure = () if value is None else (f"{self._metric} {value:.4f}",)
         count = f"✓ {len(self._done):>{len(str(self._total))}}/{self._total}"
         return "  ".join((count, words_of_trial(event.chosen), *figure, duration(now - began), f"({key})"))
-
-
-# ------------------------------------------------- which trial starts on which slot, and which is retried
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """A trial to start now. ``tried`` counts its earlier attempts in this command."""
-
-    trial: Trial
-    slot: int
-    tried: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settled:
-    """The result of a trial. ``was_known``: there was one already, so nothing was started."""
-
-    trial: Trial
-    outcome: Outcome
-    was_known: bool = False
-
-
-class Schedule:
-    """Assigns trials to slots: a slot takes the next trial as soon as it is free, without waiting for a batch.
-
-    Args:
-        settled: returns the result of a trial that needs no start (finished before, failed permanently), or None.
-        most: so many trials are started, however often each is retried; None: all.
-    """
-
-    def __init__(
-        self,
-        source: TrialSource,
-        *,
-        slots: int,
-        retries: int,
-        settled: Callable[[Trial], Settled | None],
-        most: int | None = None,
-    ) -> None:
-        self._source, self._retries, self._settled = source, retries, settled
-        self._left = most  # None: any number
-        self._free = deque(range(slots))
-        self._slots = slots
-        self._again: deque[tuple[Trial, int]] = deque()
-        self._running: dict[int, Start] = {}
-        self._exhausted = self._halted = False
-        self.ended: list[Settled] = []
-
-    def next(self) -> Start | None:
-        """Return the next trial to start; None if there is none, no slot is free, or its run is in progress."""
-        while self._free and not self._halted:
-            trial, tried = self._take()
-            if trial is None:
-                return None
-            if trial.key is not None and any(trial.key == other.key for other in self.running):
-                # The same run: its result will hold for both, so this trial waits for it. Those behind it wait too,
-                # as trials start in the order of the sweep.
-                self._again.appendleft((trial, tried))
-                return None
-            known = self._settled(trial)
-            if known is not None:
-                self._tell(known)
-                continue
-            if self._left is not None and tried == 0:
-                self._left -= 1
-            start = Start(trial=trial, slot=self._free.popleft(), tried=tried)
-            self._running[trial.number] = start
-            return start
-        return None
-
-    def _take(self) -> tuple[Trial | None, int]:
-        if self._again:
-            return self._again.popleft()
-        trial = None if self._exhausted or self._left == 0 else self._source.next_trial()
-        self._exhausted = self._exhausted or trial is None
-        return trial, 0
-
-    @property
-    def running(self) -> list[Trial]:
-        """The trials in progress."""
-        return [start.trial for start in self._running.values()]
-
-    def freed(self, slot: int) -> None:
-        """Mark a slot's hosts as free; its trial may still be completing."""
-        if slot not in self._free:
-            self._free.append(slot)
-
-    def finished(self, start: Start, outcome: Outcome) -> bool:
-        """Record the end of a trial; return True if it will be retried.
-
-        A slot on which a host failed is given up, unless it is the last.
-        """
-        del self._running[start.trial.number]
-        if outcome.cause == "host" and self._slots > 1:
-            self._slots -= 1
-            if start.slot in self._free:
-                self._free.remove(start.slot)
-        elif not any(other.slot == start.slot for other in self._running.values()):
-            self.freed(start.slot)
-        if outcome.state is State.FAILED and outcome.cause in TRANSIENT and start.tried < self._retries:
-            self._again.append((start.trial, start.tried + 1))
-            return True
-        self._tell(Settled(trial=start.trial, outcome=outcome))
-        return False
-
-    @property
-    def slots_left(self) -> int:
-        """The number of slots that were not given up."""
-        return self._slots
-
-    def halt(self) -> None:
-        """Start no more trials."""
-        self._halted = True
-
-    @property
-    def done(self) -> bool:
-        """True if nothing runs and nothing will be started."""
-        return not self._running and (self._halted or (self._exhausted and not self._again))
-
-    def _tell(self, ended: Settled) -> None:
-        self.ended.append(ended)
-        self._source.tell(ended.trial, ended.outcome)

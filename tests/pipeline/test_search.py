@@ -10,7 +10,7 @@ from pipeline.config.build import search_config
 from pipeline.config.overrides.search_space import space
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
-from pipeline.sweep.search import Search, Suggestion, open_search
+from pipeline.sweep.study import SearchStudy, Suggestion, open_study
 
 pytestmark = pytest.mark.slow
 LONG = pytest.mark.long
@@ -18,11 +18,11 @@ LONG = pytest.mark.long
 WORDS = ("lr=tag(log,interval(1e-4,1))", "width=int(interval(1,8))", "model=a,b")
 
 
-def opened(folder: Path, *words: str, **settings: object) -> Search:
+def opened(folder: Path, *words: str, **settings: object) -> SearchStudy:
     config = search_config({"search": {"name": "tpe", "n_trials": 12, **settings}})
     found = space(OverridesParser.create().parse_overrides(list(words or WORDS)))
     settings = {name: value for name, value in vars(config).items() if name != "n_trials"}
-    return open_search(config, found, folder, {"space": found.described(), "search": settings}, epochs=8)
+    return open_study(config, found, folder, {"space": found.described(), "search": settings}, epochs=8)
 
 
 def score(suggestion: Suggestion) -> float:
@@ -30,7 +30,7 @@ def score(suggestion: Suggestion) -> float:
     return -abs(math.log10(float(values["lr"])) + 2) - abs(int(values["width"]) - 4) + (values["model"] == "a")
 
 
-def finish(search: Search, count: int = 100) -> list[Suggestion]:
+def finish(search: SearchStudy, count: int = 100) -> list[Suggestion]:
     """Ask and tell, one after the other, to the total or to ``count``."""
     done: list[Suggestion] = []
     while len(done) < count and (suggestion := search.ask()) is not None:

@@ -14,8 +14,9 @@ from pipeline.config.overrides.trials import jobs
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.specs import State
-from pipeline.sweep.search import Searching, open_search
+from pipeline.sweep.search import SearchSource
 from pipeline.sweep.search_plan import SearchPlan, fetch, plan
+from pipeline.sweep.study import open_study
 from pipeline.sweep.trial import Outcome, Trial
 
 pytestmark = pytest.mark.slow
@@ -36,11 +37,11 @@ def planned(folder: Path, *words: str) -> SearchPlan:
     return plan([*where, *small, "model=small_cnn", *(words or ("search=tpe", *SPACE))], root=ROOT, local_gpus=0)
 
 
-def source(folder: Path, *words: str) -> tuple[Searching, list[Trial]]:
+def source(folder: Path, *words: str) -> tuple[SearchSource, list[Trial]]:
     fetch(planned(folder, *words).representative_trial.config)  # as the verb does: a key needs the data
     found, asked = planned(folder, *words), []
-    study = open_search(found.config, found.space, folder / "study", found.made_of, epochs=found.epochs)
-    return Searching(study, found, asked.append, lambda _: None), asked
+    study = open_study(found.config, found.space, folder / "study", found.made_of, epochs=found.epochs)
+    return SearchSource(study, found, asked.append, lambda _: None), asked
 
 
 def epoch(trial: Trial, number: int, value: float) -> None:
@@ -133,7 +134,7 @@ def test_a_trial_that_has_diverged_has_failed_and_the_search_goes_on(tmp_path: P
         result(trial, metrics={"val/accuracy": 0.9 - number / 10} if steps else {}, nonfinite=told)
         searching.tell(trial, Outcome(state=State.FINISHED))
     assert searching.next_trial() is None
-    assert searching._search.best() == (2,)  # numbers came after the one that was none
+    assert searching._study.best() == (2,)  # numbers came after the one that was none
 
 
 @pytest.mark.usefixtures("hydra")
@@ -141,10 +142,10 @@ def test_a_search_is_another_one_when_what_its_runs_share_is(tmp_path: Path) -> 
     first = planned(tmp_path)
     assert planned(tmp_path, "search=tpe", "search.n_trials=99", *reversed(SPACE)).key == first.key
     assert planned(tmp_path, "search=tpe", "seed=1", *SPACE).key != first.key
-    open_search(first.config, first.space, tmp_path / "study", first.made_of, epochs=first.epochs)
+    open_study(first.config, first.space, tmp_path / "study", first.made_of, epochs=first.epochs)
     other = planned(tmp_path, "search=tpe", "seed=1", *SPACE)
     with pytest.raises(UsageError, match=r"key of a trial: \w+ → \w+"):
-        open_search(other.config, other.space, tmp_path / "study", other.made_of, epochs=other.epochs)
+        open_study(other.config, other.space, tmp_path / "study", other.made_of, epochs=other.epochs)
 
 
 @pytest.mark.usefixtures("hydra")

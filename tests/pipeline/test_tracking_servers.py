@@ -25,7 +25,7 @@ import pytest
 
 from pipeline import tracking
 from pipeline.core.errors import PacelineError
-from pipeline.sweep.shared import WorkerProcess
+from pipeline.sweep.worker_process import WorkerProcess
 from pipeline.tracking import answers, client, recorder
 from pipeline.tracking.client import DestinationRecorder
 from pipeline.tracking.description import DataInput

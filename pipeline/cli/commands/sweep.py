@@ -34,11 +34,12 @@ from pipeline.sweep.conduct import Sweep, conduct
 from pipeline.sweep.expand import Grid, Space, of_jobs
 from pipeline.sweep.folder import SweepFolder, SweepRecord, TrialEntry, in_order, recorded
 from pipeline.sweep.results import TrialResult, command, number
+from pipeline.sweep.schedule import Settled
 from pipeline.sweep.search_plan import STUDY, SearchPlan, fetch, make_step, objectives
-from pipeline.sweep.trial import Settled, Trial, TrialLines, TrialSource
+from pipeline.sweep.trial import Trial, TrialLines, TrialSource
 
 if TYPE_CHECKING:  # imports optuna
-    from pipeline.sweep.search import Search
+    from pipeline.sweep.study import SearchStudy
 
 
 class Flags(NamedTuple):
@@ -305,18 +306,19 @@ def search(current: Session, flags: Flags) -> None:
 
 
 def _run_search(plan: SearchPlan, words: Sequence[str], flags: Flags) -> None:
-    from pipeline.sweep.search import Searching, open_search  # optuna (0.3 s), which a grid does without
+    from pipeline.sweep.search import SearchSource  # optuna (0.3 s), which a grid does without
+    from pipeline.sweep.study import open_study
 
     folder = _search_folder(plan, flags.fork)
     with alone(folder):
-        study = open_search(plan.config, plan.space, folder.path, plan.made_of, epochs=plan.epochs)
+        study = open_study(plan.config, plan.space, folder.path, plan.made_of, epochs=plan.epochs)
         record = _SearchRecord(plan, folder, words, study.total)
         pruner = "" if plan.config.pruner == "none" else f", pruner {plan.config.pruner}"
         headline = (
             f"sweep {folder.name}: search={plan.config.name}, {study.total} trials of which {study.begun} have begun, "
             f"{_at_once(plan)} at a time{pruner}"
         )
-        ended = run_trials(plan, Searching(study, plan, record.add, note), folder, headline, flags)
+        ended = run_trials(plan, SearchSource(study, plan, record.add, note), folder, headline, flags)
         _conclude_search(plan, study, folder, ended)
 
 
@@ -362,7 +364,7 @@ class _SearchRecord:
         self._folder.write(self._record)
 
 
-def _conclude_search(plan: SearchPlan, study: Search, folder: SweepFolder, ended: Sequence[Settled]) -> None:
+def _conclude_search(plan: SearchPlan, study: SearchStudy, folder: SweepFolder, ended: Sequence[Settled]) -> None:
     """Print the table and the best; failed trials are the error."""
     goals = objectives(plan.config)
     results = _results(ended)

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from pipeline.core.specs import State
 from pipeline.sweep.expand import Grid
-from pipeline.sweep.trial import Outcome, Schedule, Settled, Start, Trial
+from pipeline.sweep.schedule import Schedule, Settled, Start
+from pipeline.sweep.trial import Outcome, Trial
 
 GOOD, BAD = Outcome(state=State.FINISHED), Outcome(state=State.FAILED, detail="broken")
 

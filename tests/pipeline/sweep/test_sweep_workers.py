@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.sweep.shared import WorkerProcess
+from pipeline.sweep.worker_process import WorkerProcess
 
 IMPORTS = "import time; time.sleep(60)"
 ANSWERS = """
