@@ -28,7 +28,7 @@ from pipeline.config.schema_store import register
 from pipeline.core.errors import UsageError
 from pipeline.sweep.folder import SweepFolder
 from pipeline.sweep.shared import Shared
-from pipeline.tracking import recorder
+from pipeline.tracking import recorder, tracker_writer
 from pipeline.tracking.client import Recorder
 from pipeline.tracking.destinations import marked
 from pipeline.tracking.state import DONE, PENDING, TrackingState, is_recorded, trackers_of
@@ -257,8 +257,8 @@ class _Endless(socketserver.StreamRequestHandler):
 def test_a_tracker_whose_server_answers_without_end_is_given_up(
     tmp_path: Path, lines: str, monkeypatch: pytest.MonkeyPatch, pause_s: float, limit: str
 ) -> None:
-    monkeypatch.setattr(recorder, "_CALL_S", 1.0)
-    monkeypatch.setattr(recorder, "_GROWTH_BYTES", 32 << 20)
+    monkeypatch.setattr(tracker_writer, "_CALL_S", 1.0)
+    monkeypatch.setattr(tracker_writer, "_GROWTH_BYTES", 32 << 20)
     run = run_of(tmp_path)
     source = tmp_path / "site/acme_lines.py"
     handler = type("Handler", (_Endless,), {"pause_s": pause_s})

@@ -19,18 +19,19 @@ if TYPE_CHECKING:
     from pipeline.tracking.mlflow.store import Store, StoredRun
 
 
-class Writer:
+class MlflowWriter:
     """Updates one MLflow run, and keeps ``state`` (tracking.json) consistent with it.
 
-    ``folder`` is a descriptor of ``run_dir``. ``succeeded`` is called after every answer of the store and may raise to
-    end the pass.
+    Args:
+        run_dir_fd: a descriptor of ``run_dir``.
+        succeeded: called after every answer of the store; may raise to end the pass.
     """
 
     def __init__(
-        self, run_dir: Path, folder: int, uri: str, state: TrackingState, succeeded: Callable[[], None]
+        self, run_dir: Path, run_dir_fd: int, uri: str, state: TrackingState, succeeded: Callable[[], None]
     ) -> None:
         self.run_dir = run_dir
-        self._folder = folder
+        self._run_dir_fd = run_dir_fd
         self.uri = uri
         self.state = state
         self._succeeded = succeeded
@@ -41,20 +42,21 @@ class Writer:
         self._params: Mapping[str, str] = {}  # parameters and tags are sent with the next points
         self._tags: Mapping[str, str] = {}
 
-    def write(self, now: Progress) -> None:
+    def write(self, progress: Progress) -> None:
+        """Make one pass. Raises StoreError."""
         inputs = fingerprints(self.run_dir)  # taken first, so that changes during the pass cause another one
         store = self._connected()
-        is_new = self._opened != now.attempt
+        is_new = self._opened != progress.attempt
         if is_new:
-            self._open(store, now)
+            self._open(store, progress)
         self._log_system_metrics(store)
-        self._log(store, now)
+        self._log(store, progress)
         if is_new:
             self._upload(store, artifacts.early(self.run_dir))
-            self._opened = now.attempt
-        if now.ended:
-            self._complete(store, now)
-            self.state.finish(inputs, self._folder)
+            self._opened = progress.attempt
+        if progress.ended:
+            self._complete(store, progress)
+            self.state.finish(inputs, self._run_dir_fd)
 
     def _connected(self) -> Store:
         if self._store is None:
@@ -64,7 +66,7 @@ class Writer:
             self._succeeded()
         return self._store
 
-    def _open(self, store: Store, now: Progress) -> None:
+    def _open(self, store: Store, progress: Progress) -> None:
         """Find or create the run.
 
         After a crash between the two writes of tracking.json, the run is found by its tag.
@@ -72,20 +74,20 @@ class Writer:
         about = describe(self.run_dir, self.state.nonfinite)
         experiment_id = store.experiment_id(self.state.experiment)
         unsure, self.state.unsure = self.state.unsure, True
-        self.state.save(self._folder)
+        self.state.save(self._run_dir_fd)
         run = store.open_run(experiment_id, about.key, self.state.token, self.state.run_id, about.name, about.start_ms)
         self.state.unsure = unsure
         if run.run_id != self.state.run_id:
             self._place, self.state.marks, self.state.artifacts = Place(), {}, {}
             self.state.system_offset_bytes, self.state.nonfinite = 0, {}
-        if now.attempt != self.state.attempt or not self.state.marks:
+        if progress.attempt != self.state.attempt or not self.state.marks:
             # A new attempt has other times for its steps, and earlier requests may have lost answers, so read the last
             # points from the store. Within an attempt MLflow itself ignores repeated points.
             self._learn_marks(store, run)
-        self.state.run_id, self.state.experiment_id, self.state.attempt = run.run_id, experiment_id, now.attempt
+        self.state.run_id, self.state.experiment_id, self.state.attempt = run.run_id, experiment_id, progress.attempt
         self._succeeded()  # before the write: another run may have replaced the folder meanwhile
-        self.state.save(self._folder)
-        self._tell(store, run, about, now)
+        self.state.save(self._run_dir_fd)
+        self._tell(store, run, about, progress)
 
     def _learn_marks(self, store: Store, run: StoredRun) -> None:
         """Read each metric's last point from the store if it may have more than tracking.json says."""
@@ -96,31 +98,31 @@ class Writer:
                 self.state.marks[key] = list(held if known is None else max(held, known))
                 self._succeeded()
 
-    def _tell(self, store: Store, run: StoredRun, about: Description, now: Progress) -> None:
+    def _tell(self, store: Store, run: StoredRun, about: Description, progress: Progress) -> None:
         """Send data and status now; parameters and tags follow with the first points."""
         differ = {name: value for name, value in about.params.items() if run.params.get(name, value) != value}
         self._params = {name: value for name, value in about.params.items() if name not in run.params}
-        self._tags = {} if now.ended else dict(about.tags)  # after the end they are sent with the last points
+        self._tags = {} if progress.ended else dict(about.tags)  # after the end they are sent with the last points
         if differ:
             changed = "; ".join(f"{name}: {run.params[name]} → {value}" for name, value in differ.items())
             self._tags = {**self._tags, "paceline.changed_params": changed[:8000]}
         if about.data is not None and (about.data.name, about.data.digest) not in run.data:
             self._note(f"MLflow refused {name}" for name in store.log_data(run.run_id, about.data))
         self._name = run.name
-        if not now.ended and (run.status, run.name) != ("RUNNING", about.name):
+        if not progress.ended and (run.status, run.name) != ("RUNNING", about.name):
             store.set_name(run.run_id, about.name, status="RUNNING")
             self._name = about.name
         self._succeeded()
 
-    def _log(self, store: Store, now: Progress) -> None:
+    def _log(self, store: Store, progress: Progress) -> None:
         """Send new points in full requests; a partial request of a running run waits for the next pass."""
         path, is_ours = self.run_dir / run_folder.METRICS, programs.of_run(self.run_dir).is_ours
         for number in itertools.count():
             room = max(1, store.items_per_call - len(self._params) - len(self._tags))
             chunk = read_points(path, self._place, room, tests_once=is_ours)  # in a script test/ may be a curve
-            if number and chunk.is_last and not now.ended:
+            if number and chunk.is_last and not progress.ended:
                 return
-            self._send(store, chunk, ends=chunk.is_last and now.ended)
+            self._send(store, chunk, ends=chunk.is_last and progress.ended)
             if chunk.is_last:
                 return
 
@@ -139,7 +141,7 @@ class Writer:
         self._params, self._tags = {}, {}
         self._succeeded()
         if new:
-            self.state.save(self._folder)
+            self.state.save(self._run_dir_fd)
 
     def _log_system_metrics(self, store: Store) -> None:
         """Send system metrics. No attempt repeats them, and MLflow ignores repeated points after a lost answer."""
@@ -148,7 +150,7 @@ class Writer:
             self._note(f"MLflow refused {name}" for name in store.log(self._run_id, chunk.points, {}, {}))
             self.state.system_offset_bytes = chunk.place.end_bytes
             self._succeeded()
-            self.state.save(self._folder)
+            self.state.save(self._run_dir_fd)
             if chunk.is_last:
                 return
 
@@ -157,16 +159,16 @@ class Writer:
         known = {key: _mark(mark) for key, mark in self.state.marks.items()}
         return [point for point in points if (mark := known.get(point.key)) is None or point.mark > mark]
 
-    def _complete(self, store: Store, now: Progress) -> None:
+    def _complete(self, store: Store, progress: Progress) -> None:
         about = describe(self.run_dir, self.state.nonfinite)
-        self._upload(store, artifacts.early(self.run_dir) + artifacts.late(self.run_dir, now.attempt))
+        self._upload(store, artifacts.early(self.run_dir) + artifacts.late(self.run_dir, progress.attempt))
         if self.state.unsure:
             store.remove_duplicates(str(self.state.experiment_id), about.key, self.state.token, self._run_id)
             self.state.unsure = False
         if about.name != self._name:
             store.set_name(self._run_id, about.name)
             self._name = about.name
-        store.set_ended(self._run_id, str(now.state), now.end_ms)
+        store.set_ended(self._run_id, str(progress.state), progress.end_ms)
         self._succeeded()
 
     def _upload(self, store: Store, paths: Iterable[Path]) -> None:
