@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from trainers.distributed.node_info import device_name
+from trainers.distributed.node_hardware import device_name
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = 0.94

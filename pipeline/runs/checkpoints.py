@@ -1,6 +1,6 @@
 """The checkpoints of a run folder as the controller reads them, without torch: which one the next attempt resumes from.
 
-The trainer does the same with the copy on its node; trainers/checkpoint.py describes the files.
+The trainer does the same with the copy on its node; trainers/checkpoint/folder.py describes the files.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainers.checkpoint import Checkpoint, CheckpointFolder, Identity
+from trainers.checkpoint.folder import Checkpoint, CheckpointFolder, Identity
 from trainers.core.errors import TrainerError
+from trainers.distributed.node_hardware import NodeHardware
 
 OWNER = Identity(config={"optimizer.lr": 0.1, "seed": 0}, dataset_digest="d" * 64, world_size=2, hardware="cpu in fp32")
 
@@ -149,8 +150,8 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_a_processor_with_other_instructions_is_taken_up_with_a_warning(tmp_path: Path) -> None:
-    then = [{"device": "cpu", "cpu": "Xeon 8480", "cpu_capability": "AVX512"}] * 2
-    now = [then[0], {**then[1], "cpu": "EPYC 7302", "cpu_capability": "AVX2"}]
+    then = [NodeHardware(device="cpu", cpu="Xeon 8480", cpu_capability="AVX512")] * 2
+    now = [then[0], replace(then[1], cpu="EPYC 7302", cpu_capability="AVX2")]
     checkpoints = CheckpointFolder(tmp_path, OWNER, 3, then)
     checkpoints.save(checkpoint(1))
     checkpoints.wait()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.trainers.test_checkpoint import OWNER, checkpoint
-from trainers.checkpoint import Checkpoint, CheckpointFolder, read_verified, step_files
+from trainers.checkpoint.folder import Checkpoint, CheckpointFolder, read_verified, step_files
 
 
 class KilledError(BaseException):
@@ -61,7 +61,7 @@ def good_steps(folder: Path) -> list[int]:
     found = []
     for path in step_files(folder):
         try:
-            found.append(int(read_verified(path)["step"]))
+            found.append(read_verified(path).step)
         except (OSError, ValueError):
             continue
     return found

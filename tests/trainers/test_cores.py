@@ -98,7 +98,10 @@ def test_weights_are_made_by_one_thread_whatever_the_cores(monkeypatch: pytest.M
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the instructions are those of x86")
 def test_onednn_tells_which_instructions_it_takes_and_not_which_there_are() -> None:
-    code = "print('before'); from trainers.distributed.node_info import onednn_isa; print([onednn_isa(), onednn_isa()])"
+    code = (
+        "print('before'); from trainers.distributed.node_hardware import onednn_isa; "
+        "print([onednn_isa(), onednn_isa()])"
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ONEDNN_MAX_CPU_ISA": "AVX"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "before\n['Intel AVX', 'Intel AVX']\n"

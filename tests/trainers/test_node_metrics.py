@@ -8,7 +8,9 @@ from tests.trainers.tiny_runs import metrics_lines
 from trainers.core.errors import TrainerError
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
-from trainers.training.metrics import Losses, MetricsFile, Reading, Throughput
+from trainers.training.losses import Losses, Reading
+from trainers.training.metrics import MetricsFile
+from trainers.training.progress import Throughput
 
 ALONE = RankContext(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainers.core.errors import TrainerError
-from trainers.distributed.node_info import device_name
+from trainers.distributed.node_hardware import device_name
 from trainers.distributed.process_group import RankContext
 
 FLOAT_BYTES = 4

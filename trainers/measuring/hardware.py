@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trainers.distributed.node_info import device_name
+from trainers.distributed.node_hardware import device_name
 
 # Dense peaks in 1e12 FLOP/s from the makers' data sheets: (bf16, TF32, fp32 without tensor cores).
 # The first entry contained in a device's name counts, so longer names come first. None: not supported.

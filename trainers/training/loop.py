@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainers import checkpoint
-from trainers.checkpoint import Checkpoint, CheckpointFolder
+from trainers.checkpoint.folder import Checkpoint, CheckpointFolder, Identity
 from trainers.contract import run_folder
 from trainers.contract.beats import Phase
 from trainers.core.config import TrainConfig
@@ -22,7 +20,7 @@ from trainers.data.randomness import key
 from trainers.data.step_plan import plan_steps
 from trainers.distributed import rank_state
 from trainers.distributed.heartbeat import HEARTBEAT
-from trainers.distributed.node_info import of_all_nodes
+from trainers.distributed.node_hardware import hardware_of_nodes
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import read_attempt
 from trainers.distributed.resources import resume_garbage_collection
@@ -30,8 +28,10 @@ from trainers.distributed.termination import Termination
 from trainers.training import initial_weights, loss, operators
 from trainers.training.digests import Digests
 from trainers.training.evaluation import Evaluation, Evaluator
-from trainers.training.metrics import BestSoFar, Losses, MetricsFile, Reading, Throughput, take
+from trainers.training.losses import Losses, Reading
+from trainers.training.metrics import MetricsFile
 from trainers.training.model_setup import agree_on_precision, calibrate, choose_kernels, freeze, make_network
+from trainers.training.progress import Progress, Throughput
 from trainers.training.step import Stepper
 
 
@@ -59,8 +59,7 @@ class Trainer:
             precision=self.precision,
         )
         self.more_metrics = loss.metrics(config.trainer, pack.manifest.num_classes, context.device)
-        self.step, self.best = 0, BestSoFar(config.trainer.patience)
-        self.progress: dict[str, Any] = {"train_s": 0.0, "metrics": {}}
+        self.step, self.progress = 0, Progress()
         capacity = min(config.trainer.log_every_steps, self.steps.per_epoch)
         self.losses = Losses(context, capacity, self.steps.parts_per_rank)
         self.throughput = Throughput(self.steps.global_batch_size)
@@ -82,49 +81,70 @@ class Trainer:
         """
         resume_garbage_collection()
         warm_up_s = self._warm_up()
-        row, metrics = self.stepper.own_row(), ""
+        own_row = self.stepper.own_row()
+        self.nodes = hardware_of_nodes(self.context)
+        resumed: Checkpoint | None = None
         table: Tensor | None = None
-        kept: Checkpoint | None = None
-        self.nodes = of_all_nodes(self.context)
         if self.context.is_rank_zero:
-            folder = self.run_dir / run_folder.CHECKPOINTS
-            owner = checkpoint.identity(
-                self.config,
-                self.pack.manifest.digest,
-                world_size=self.context.ranks.world_size,
-                hardware=f"{self.context.device.type} in {self.precision}",
-            )
-            self.folder = CheckpointFolder(folder, owner, self.config.trainer.keep_checkpoints, self.nodes)
-            table = row.unsqueeze(0)
-            for good in self.folder.newest_good():
-                if isinstance(good, str):
-                    self.say(f"warning: {good}")
-                else:
-                    self._load(good)
-                    kept = good
-                    # with trainer.shards the checkpoint has a row for each part, else for each rank that wrote it
-                    sharded, world_size = self.config.trainer.shards, self.context.ranks.world_size
-                    table = rank_state.rows_of_ranks(good.own, world_size) if sharded else good.own
-                    metrics = good.metrics
-            table = rank_state.spread(table, self.context.ranks.world_size)
-            self.folder.check()
-            self.metrics = MetricsFile(self.run_dir / run_folder.METRICS, metrics, attempt=self.attempt.id)
-            if self.metrics.damage:
-                self.say(f"warning: {self.metrics.damage}")
-        # all ranks again: broadcast the state that is alike on all ranks, scatter the state that differs
-        unread = self._unread_losses()
-        known = [self.step, len(unread[0]), *self.best.known(self.progress)]
-        progress = torch.tensor(known, dtype=torch.float64, device=self.context.device)
-        self.context.broadcast([progress, *self.stepper.alike()])
-        self.stepper.share_out(table, row)
-        self.step = self.saved_step = int(progress[0])
-        self.best.restore(*progress[2:].tolist())
-        self.losses.restore(int(progress[1]), unread if self.context.is_rank_zero else ())
+            resumed = self._resume()
+            table = self._rows_of_ranks(own_row, resumed)
+        self._share_position()
+        self.context.broadcast(self.stepper.alike())
+        self.stepper.share_out(table, own_row)
         if self.step:
-            self.stepper.distribute(kept)
+            self.stepper.distribute(resumed)
         if self.digests is not None:
             self.digests.begin(self.step)
-        self.progress["warm_up_s"] = self.progress.get("warm_up_s", 0.0) + warm_up_s
+        self.progress.warm_up_s += warm_up_s
+
+    def _resume(self) -> Checkpoint | None:
+        """Load the newest good checkpoint on rank 0, if there is one, and open the files that rank 0 writes."""
+        owner = Identity.of(
+            self.config,
+            self.pack.manifest.digest,
+            world_size=self.context.ranks.world_size,
+            hardware=f"{self.context.device.type} in {self.precision}",
+        )
+        checkpoints = self.run_dir / run_folder.CHECKPOINTS
+        self.folder = CheckpointFolder(checkpoints, owner, self.config.trainer.keep_checkpoints, self.nodes)
+        resumed: Checkpoint | None = None
+        for warning_or_checkpoint in self.folder.newest_good():
+            if isinstance(warning_or_checkpoint, str):
+                self.say(f"warning: {warning_or_checkpoint}")
+            else:
+                resumed = warning_or_checkpoint
+        if resumed is not None:
+            self.stepper.load(resumed, checkpoints)
+            self.step, self.progress = resumed.step, Progress.from_json(resumed.progress)
+            self.say(f"resumed from step {self.step} (epoch {resumed.epoch + 1}, {resumed.position} steps into it)")
+        self.folder.check()
+        lines = "" if resumed is None else resumed.metrics
+        self.metrics = MetricsFile(self.run_dir / run_folder.METRICS, lines, attempt=self.attempt.id)
+        if self.metrics.damage:
+            self.say(f"warning: {self.metrics.damage}")
+        return resumed
+
+    def _rows_of_ranks(self, own_row: Tensor, resumed: Checkpoint | None) -> Tensor:
+        """Return the state that each rank has for itself, [world_size, n], on rank 0; fresh ranks have it alike."""
+        world_size = self.context.ranks.world_size
+        if resumed is None:
+            return rank_state.spread(own_row.unsqueeze(0), world_size)
+        if self.config.trainer.shards:  # the checkpoint has a row for each part
+            return rank_state.rows_of_ranks(resumed.own, world_size)
+        return rank_state.spread(resumed.own, world_size)
+
+    def _share_position(self) -> None:
+        """Give every rank rank 0's position in the run, its best evaluation, and its losses that were not read yet."""
+        unread, self.progress.unread_losses = self.progress.unread_losses, []
+        if len(unread) != self.steps.parts:  # another number of ranks has written them
+            unread = [[]]
+        known = (self.step, len(unread[0]), self.progress.best_accuracy, self.progress.evaluations_since_best)
+        values = torch.tensor(known, dtype=torch.float64, device=self.context.device)
+        self.context.broadcast([values])
+        step, unread_steps, best_accuracy, since_best = values.tolist()
+        self.step = self.saved_step = int(step)
+        self.progress.best_accuracy, self.progress.evaluations_since_best = best_accuracy, int(since_best)
+        self.losses.restore(int(unread_steps), unread if self.context.is_rank_zero else ())
 
     def _warm_up(self) -> float:
         """Run passes that change nothing, and return their seconds.
@@ -148,18 +168,6 @@ class Trainer:
             self.say(f"compiled in {seconds:.1f} s")
         return seconds
 
-    def _unread_losses(self) -> list[list[float]]:
-        """Take the losses that an interrupted interval of metrics.jsonl left in the checkpoint: a row per part."""
-        rows: list[list[float]] = self.progress.pop("unread_losses", [[]])
-        return rows if len(rows) == self.steps.parts else [[]]
-
-    def _load(self, checkpoint: Checkpoint) -> None:
-        self.stepper.load(checkpoint, self.run_dir / run_folder.CHECKPOINTS)
-        self.step, self.progress = checkpoint.step, checkpoint.progress
-        self.say(
-            f"resumed from step {checkpoint.step} (epoch {checkpoint.epoch + 1}, {checkpoint.position} steps into it)"
-        )
-
     # ------------------------------------------------------------------------------------- training
     def train(self) -> None:
         """Train to the last step, or to the end of the epoch at which the run is pruned.
@@ -168,7 +176,7 @@ class Trainer:
             TrainerError: a loss is not finite, or the memory is full.
         """
         plan: EpochPlan | None = None
-        began = time.perf_counter() - self.progress["train_s"]
+        began = time.perf_counter() - self.progress.train_s
         self.throughput.restart()
         with Termination(self.context, self.step) as termination:
             while not (self.pruned or self._is_over):
@@ -185,13 +193,16 @@ class Trainer:
                 self.step += 1
                 if self.replay is not None and self.replay.done:
                     break
-                if "first_step_unix_time" not in self.progress:
+                if self.progress.first_step_unix_time is None:
                     if self.context.device.type == "cuda":
                         torch.cuda.synchronize(self.context.device)
-                    self.progress["first_step_unix_time"] = time.time()
+                    self.progress.first_step_unix_time = time.time()
                 self._after_step(epoch, position + 1, began)
-        if self.best.is_over:
-            self.say(self.best.why())
+        if self._patience_is_over:
+            self.say(
+                f"ended early: val accuracy has not risen above {self.progress.best_accuracy:.4f} in "
+                f"{self.progress.evaluations_since_best} evaluations (trainer.patience={self.config.trainer.patience})"
+            )
         if self.folder is not None:
             self.folder.wait()
 
@@ -201,10 +212,10 @@ class Trainer:
             epoch, position = self.steps.place(self.step)
             skip_nonfinite = self.config.trainer.skip_nonfinite
             # keep the losses in the checkpoint and write no line: metrics.jsonl must match an uninterrupted run's
-            self.progress["unread_losses"] = self.losses.unread(
+            self.progress.unread_losses = self.losses.unread(
                 self.step, saved_step=self.saved_step, skip_nonfinite=skip_nonfinite
             )
-            self.progress["train_s"] = time.perf_counter() - began
+            self.progress.train_s = time.perf_counter() - began
             self._save(epoch, position)
         if self.folder is not None:
             self.folder.wait()
@@ -244,11 +255,11 @@ class Trainer:
         if epoch_ends or evaluates or saves or self.step % trainer.log_every_steps == 0:
             reading, rate = self._log(epoch, evaluates=evaluates)
             saves = saves or reading.called
-            self.progress["train_s"] = time.perf_counter() - began
+            self.progress.train_s = time.perf_counter() - began
         if evaluates:
             self.stepper.average_statistics()  # until here each part has its own batch statistics
         accuracy = self._validate(epoch) if evaluates else None
-        if saves or self.best.is_over:
+        if saves or self._patience_is_over:
             self._save(epoch, position)
         if evaluates or epoch_ends:
             self._report_epoch(epoch, reading.loss, rate, accuracy)
@@ -281,7 +292,12 @@ class Trainer:
     @property
     def _is_over(self) -> bool:
         """True if the last step is done, or if trainer.patience ends the run."""
-        return self.step == self.steps.total or self.best.is_over
+        return self.step == self.steps.total or self._patience_is_over
+
+    @property
+    def _patience_is_over(self) -> bool:
+        patience = self.config.trainer.patience
+        return patience is not None and self.progress.evaluations_since_best >= patience
 
     def _after_evaluation(self) -> str:
         """Describe the activity that follows when this step is logged and evaluated."""
@@ -297,8 +313,8 @@ class Trainer:
         with self.stepper.averaged_weights():
             result = self.evaluate("val")
             self.stepper.begin_training()
-            metrics = take(result.metrics("val"), self.step, self.progress, self.say)
-            is_best = self.best.see(result.accuracy)
+            metrics = self._record(result.metrics("val"))
+            is_best = self.progress.record_accuracy(result.accuracy)
             self._write(epoch, metrics, doing=self._after_evaluation())
             if is_best and self.config.trainer.keep_best:
                 self._keep_best(metrics)
@@ -321,7 +337,7 @@ class Trainer:
         self.saved_step, self._saved_at = self.step, time.monotonic()
         if self.folder is None or self.metrics is None or table is None:
             return
-        self.progress["images_per_s"] = self.throughput.median()
+        self.progress.images_per_s = self.throughput.median()
         self.folder.save(
             Checkpoint(
                 step=self.step,
@@ -330,7 +346,7 @@ class Trainer:
                 model=model,
                 optimizer=optimizer,
                 own=rank_state.rows_of_parts(table, self.steps.parts),
-                progress={**self.progress, **self.best.state, "metrics": dict(self.progress["metrics"])},
+                progress=self.progress.as_json(),
                 metrics=self.metrics.text,
             )
         )
@@ -355,7 +371,7 @@ class Trainer:
         """Evaluate the test split with the final weights and write its metrics."""
         self.stepper.keep_averaged_weights()
         result = self.evaluate("test")
-        metrics = take(result.metrics("test"), self.step, self.progress, self.say)
+        metrics = self._record(result.metrics("test"))
         epoch = self.steps.place(self.step - 1)[0]
         self._write(epoch, metrics, doing="writing the results and ending")
         if self.metrics is not None and (damage := self.metrics.close()):
@@ -386,6 +402,13 @@ class Trainer:
         """Print a line for the user, on rank 0."""
         if self.context.is_rank_zero:
             print(text, flush=True)
+
+    def _record(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Keep the finite metrics of an evaluation, and return them."""
+        finite, warnings = self.progress.record_metrics(metrics, self.step)
+        for warning in warnings:
+            self.say(warning)
+        return finite
 
     def _write(self, epoch: int, metrics: dict[str, float], *, doing: str) -> None:
         if self.metrics is not None:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from trainers.checkpoint import write_weights
-from trainers.contract import run_folder
-from trainers.contract.beats import Phase
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
-from trainers.core.files import write_json, write_sealed
 from trainers.core.options import load
 from trainers.data.pack import (
     DamagedPackError,
@@ -29,19 +22,14 @@ from trainers.data.pack import (
 )
 from trainers.data.step_plan import Steps
 from trainers.distributed.connecting import connect, nccl_warning
-from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks, read_ranks
 from trainers.distributed.resources import keep_freed_memory, take_cores
-from trainers.observation import unkeyed as unkeyed_inputs
 from trainers.observation.processes import ObservedRank
-from trainers.observation.unkeyed import outside_warning, unkeyed_warnings
-from trainers.training.evaluation import Evaluation
+from trainers.training import results
 from trainers.training.loop import Trainer
 
-_MANY = 20  # warn only if an epoch leaves out more than a twentieth of its images
-_OUTSIDE = "in the project, model.inputs makes {them} a part of the key"
-_SYNTHETIC = "synthetic data: accuracy means nothing"
+_MANY_UNUSED = 0.05  # share of the train images that an epoch may leave out without a warning
 
 
 def run(path: Path, observed: ObservedRank | None = None) -> None:
@@ -81,7 +69,7 @@ def run(path: Path, observed: ObservedRank | None = None) -> None:
         if idle_cores and context.device.type == "cpu":
             trainer.say(_idle_cores(idle_cores, context.ranks))
         if pack.manifest.synthetic:
-            trainer.say(_SYNTHETIC)
+            trainer.say(results.SYNTHETIC)
         if check is not None:  # before training reads the first image
             try:
                 check.result()
@@ -94,11 +82,11 @@ def run(path: Path, observed: ObservedRank | None = None) -> None:
         if trainer.replay is not None:
             return  # a replay for `doit diff` only records the operators of some steps, which it has done
         if trainer.pruned:
-            _note_pruned(trainer)
+            results.note_pruned(trainer)
         else:
             test = trainer.test()
             trainer.check_data()
-            _finish(trainer, test, observed)
+            results.finish(trainer, test, observed)
 
 
 def _warn_of_slow_network(context: RankContext) -> None:
@@ -133,7 +121,7 @@ def _first_line(config: TrainConfig, trainer: Trainer) -> str:
     return (
         f"{config.model.name} ({count:,} parameters{of_them}) on {manifest.name} ({sizes})\n"
         f"{where}: {trainer.context.device.type}, {trainer.context.backend}, {trainer.precision}; "
-        f"batch {steps.global_batch_size} ({_share(steps)}), {_counted(steps.per_epoch, 'step')} an epoch, "
+        f"batch {steps.global_batch_size} ({_rank_batch(steps)}), {_counted(steps.per_epoch, 'step')} an epoch, "
         f"{_counted(steps.total, 'step')}{_unused(steps, manifest)}{_strategy(trainer)}{initial}"
     )
 
@@ -151,10 +139,10 @@ def _idle_cores(idle: int, ranks: Ranks) -> str:
 def _unused(steps: Steps, manifest: Manifest) -> str:
     """Warn of images that an epoch leaves out, if they are many, and of an empty val split."""
     lines, available = "", manifest.size("train")
-    left = available - steps.per_epoch * steps.global_batch_size
-    if left > available / _MANY:
+    unused = available - steps.per_epoch * steps.global_batch_size
+    if unused > available * _MANY_UNUSED:
         lines += (
-            f"\n{left:,} of the {available:,} train images are left out of each epoch: they fill no batch of "
+            f"\n{unused:,} of the {available:,} train images are left out of each epoch: they fill no batch of "
             f"{steps.global_batch_size} (others each time; a smaller trainer.global_batch_size leaves out fewer)"
         )
     if manifest.size("val") == 0:
@@ -170,95 +158,12 @@ def _strategy(trainer: Trainer) -> str:
     )
 
 
-def _share(steps: Steps) -> str:
-    whole = f"{steps.rank_batch_size} a rank"
+def _rank_batch(steps: Steps) -> str:
+    text = f"{steps.rank_batch_size} a rank"
     if steps.parts_per_rank > 1:
-        whole = f"{whole} in {steps.parts_per_rank} of {steps.parts} parts"
-    return whole if steps.accumulate == 1 else f"{whole} in {steps.accumulate} micro-batches"
+        text = f"{text} in {steps.parts_per_rank} of {steps.parts} parts"
+    return text if steps.accumulate == 1 else f"{text} in {steps.accumulate} micro-batches"
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _note_pruned(trainer: Trainer) -> None:
-    """Write pruned.json on rank 0; the checkpoint of this step is on the disk already."""
-    if not trainer.context.is_rank_zero:
-        return
-    trainer.attempt.check()
-    epoch = trainer.step // trainer.steps.per_epoch
-    value = {"step": trainer.step, "epoch": epoch, "metrics": trainer.progress["metrics"]}
-    write_json(trainer.run_dir / run_folder.PRUNED, value)
-    trainer.say(f"pruned after epoch {epoch}, at step {trainer.step} of {trainer.steps.total}")
-
-
-def _finish(trainer: Trainer, test: Evaluation, observed: ObservedRank | None) -> None:
-    """Write the results on rank 0; summary.json comes last, as it holds the digests of the other files."""
-    HEARTBEAT.enter(Phase.ENDING)
-    final = trainer.stepper.strategy.layout.weights()
-    # local rank 0 gives its node's record; every rank takes part, as gather_bytes is a collective
-    gives = trainer.context.ranks.local_rank == 0
-    records = trainer.context.gather_bytes(
-        json.dumps(observed.close()).encode() if observed is not None and gives else b""
-    )
-    if records is None:
-        return
-    trainer.attempt.check()
-    run_dir, pack = trainer.run_dir, trainer.pack
-    sha256, digest = write_weights(run_dir / run_folder.FINAL_WEIGHTS, final, {"step": trainer.step})
-    start, stop = pack.manifest.splits["test"]
-    targets = pack.labels[start:stop].tolist()
-    predictions = {"split": "test", "targets": targets, "predictions": test.predictions}
-    outputs = {
-        run_folder.FINAL_WEIGHTS: sha256,
-        run_folder.PREDICTIONS: write_json(run_dir / run_folder.PREDICTIONS, predictions),
-    }
-    if trainer.metrics is not None:
-        outputs[run_folder.METRICS] = hashlib.sha256(trainer.metrics.text.encode()).hexdigest()
-    if trainer.digests is not None:
-        path = run_dir / run_folder.DIGESTS
-        outputs[run_folder.DIGESTS] = hashlib.sha256(path.read_bytes() if path.exists() else b"").hexdigest()
-    summary = {**_summary(trainer, digest), "nodes": trainer.nodes, "outputs_sha256": outputs}
-    nodes = [json.loads(record) for record in records if record]
-    if nodes:
-        # the file holds the record of rank 0's node, and those of other nodes under "nodes"
-        unkeyed = {path: how for context in nodes for path, how in sorted(context.pop("unkeyed").items())}
-        if unkeyed:
-            summary["unkeyed"] = unkeyed
-        write_sealed(run_dir / run_folder.DEPENDENCIES, {**nodes[0], **({"nodes": nodes[1:]} if nodes[1:] else {})})
-        for line in unkeyed_warnings(unkeyed_inputs.from_json(unkeyed), "model.inputs"):
-            trainer.say(f"WARNING: {line}")
-        if nodes[0]["files"]:
-            trainer.say(f"WARNING: {outside_warning([*nodes[0]['files']], _OUTSIDE)}")
-    write_sealed(run_dir / run_folder.SUMMARY, summary)
-    value = f" ({_SYNTHETIC})" if pack.manifest.synthetic else ""
-    trainer.say(
-        f"finished: test accuracy {test.accuracy:.4f}{value}, {summary['images_per_s']:,.0f} images/s, "
-        f"{summary['train_s']:.1f} s of training"
-    )
-
-
-def _summary(trainer: Trainer, weights_sha256: str) -> dict[str, Any]:
-    progress, ranks = trainer.progress, trainer.context.ranks
-    return {
-        "state": "FINISHED",
-        "metrics": progress["metrics"],
-        "weights_sha256": weights_sha256,
-        "steps": trainer.step,
-        "epochs": trainer.step // trainer.steps.per_epoch,
-        "nnodes": ranks.nnodes,
-        "world_size": ranks.world_size,
-        "images_per_s": progress["images_per_s"],
-        "train_s": progress["train_s"],
-        "warm_up_s": progress.get("warm_up_s", 0.0),
-        "first_step_unix_time": progress["first_step_unix_time"],
-        "synthetic": trainer.pack.manifest.synthetic,
-        "dataset_digest": trainer.pack.manifest.digest,
-        "device": trainer.context.device.type,
-        "precision": trainer.precision,
-        "backend": trainer.context.backend,
-        "strategy": trainer.stepper.strategy.layout.name,
-        "torch": torch.__version__.split("+")[0],
-        **({"nonfinite": progress["nonfinite"]} if "nonfinite" in progress else {}),
-        **({"init": trainer.initial.as_json()} if trainer.initial is not None else {}),
-    }
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

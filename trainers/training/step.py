@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainers import optimizers, schedules, strategies
-from trainers.checkpoint import Checkpoint
+from trainers.checkpoint.folder import Checkpoint
 from trainers.contract.beats import Phase
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError

@@ -1,0 +1,1 @@
+"""Checkpoints (``folder``), and the plain weights of a network that stock torch loads (``weights``)."""
