@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,11 @@ from trainers.core.errors import TrainerError
 from trainers.core.files import sha256_file
 from trainers.core.options import load
 from trainers.data.augment import Normaliser, normaliser
-from trainers.data.pack import Manifest, open_pack, prepare_for
+from trainers.data.pack import open_pack, prepare_for
 from trainers.training.evaluation import views
+
+if TYPE_CHECKING:  # the code of an older run has it elsewhere
+    from trainers.data.manifest import Manifest
 
 _CHECKED_IMAGES = 100
 _MUST_AGREE = 0.9  # on other hardware, or in fp32 after bf16, a few images may get another class

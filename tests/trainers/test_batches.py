@@ -9,7 +9,8 @@ from trainers.core.config import ConfigError, DatasetConfig, TrainerConfig
 from trainers.core.errors import TrainerError
 from trainers.core.options import load
 from trainers.data.augment import augmented, bordered, cut_out, plan_epoch
-from trainers.data.pack import Gatherer, MappedPack, open_pack
+from trainers.data.pack import MappedPack, open_pack
+from trainers.data.row_reader import Gatherer
 from trainers.data.step_plan import plan_steps
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks

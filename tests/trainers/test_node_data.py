@@ -9,7 +9,8 @@ import torch
 from tests.trainers.tiny_runs import MakeRun, write_pack
 from trainers.core.errors import TrainerError
 from trainers.data.augment import normaliser
-from trainers.data.pack import DamagedPackError, PackWatch, check_digests, open_pack, read_manifest, set_aside
+from trainers.data.manifest import DamagedPackError, read_manifest, set_aside
+from trainers.data.pack import PackWatch, check_digests, open_pack
 from trainers.training.loop import Trainer
 from trainers.training.session import run
 

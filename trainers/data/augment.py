@@ -15,8 +15,10 @@ from torch.nn import functional
 from trainers.core import options
 from trainers.core.config import ConfigError, DatasetConfig
 from trainers.core.errors import TrainerError
-from trainers.data.pack import Manifest, MappedPack, Wanted
+from trainers.data.manifest import Manifest
+from trainers.data.pack import MappedPack
 from trainers.data.randomness import Stream, below, epoch_order, key, libraries_restored, random_bits, seed_libraries
+from trainers.data.row_reader import Wanted
 
 _TRIED = 2  # black images of the trial call
 

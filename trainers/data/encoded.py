@@ -19,7 +19,8 @@ from torch import Tensor
 
 from trainers.core.errors import TrainerError
 from trainers.data.image_files import BrokenImageError, Crop, Geometry, pixels
-from trainers.data.pack import Manifest, RowReader, Rows, Wanted
+from trainers.data.manifest import Manifest
+from trainers.data.row_reader import RowReader, Rows, Wanted
 
 _GROUP = 4  # images of one task for a thread
 _DRAWN = 1 << 24  # upper bound of a crop's random numbers

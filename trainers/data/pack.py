@@ -9,149 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import mmap
 import os
 import sys
 import warnings
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from trainers.core.errors import TrainerError, install
+from trainers.data.manifest import DamagedPackError, Manifest, read_manifest, unreadable
+from trainers.data.row_reader import Gatherer, RowReader, Rows, Wanted
 
 _DECODER = "encoded"
-_MANIFEST = "manifest.json"
 _FREE_SHARE = 0.5  # share of the free device memory for resident data
-_PREFETCHED = 2  # batches: one is copied to the device while the next is gathered
-
-Rows = tuple[Tensor, Tensor]
-
-
-class Wanted(NamedTuple):
-    """A request for rows: the numbers of the samples in the pack, int64 [n] on the CPU.
-
-    ``crops`` are the random numbers of crops that are made while decoding, int64 [n, 4] (see
-    trainers.data.augment.EpochPlan).
-    """
-
-    samples: Tensor
-    crops: Tensor | None = None
-
-    def equals(self, other: Wanted) -> bool:
-        """Return True if both request the same rows."""
-        if self.crops is None or other.crops is None:
-            return self.crops is other.crops and torch.equal(self.samples, other.samples)
-        return torch.equal(self.samples, other.samples) and torch.equal(self.crops, other.crops)
-
-
-class RowReader(ABC):
-    """Provides images uint8 [n, C, H, W] and labels int64 [n] on ``device``, with a few batches prefetched.
-
-    Threads fill pinned buffers, from which a copy to the device runs in parallel with its computation. torch reuses a
-    buffer once the copies from it are done.
-    """
-
-    def __init__(self, device: torch.device, workers: int) -> None:
-        self._device = device
-        self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="rows")
-        self._upcoming: Iterator[Wanted] = iter(())
-        self._begun: deque[tuple[Wanted, Callable[[], Rows]]] = deque()
-
-    def expect(self, batches: Iterable[Wanted]) -> None:
-        """Prefetch these batches, which will be taken in this order."""
-        self._upcoming = iter(batches)
-        self._begun.clear()
-        self._prefetch()
-
-    def take(self, wanted: Wanted) -> Rows:
-        """Return the rows; if another batch was expected, read them now. Raises TrainerError."""
-        if self._begun and self._begun[0][0].equals(wanted):
-            rows = self._begun.popleft()[1]()
-            self._prefetch()
-        else:
-            rows = self._begin(wanted)()
-        images, labels = (item.to(self._device, non_blocking=True) for item in rows)
-        return images, labels
-
-    def close(self) -> None:
-        """Cancel reads that have not begun."""
-        self._upcoming = iter(())
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _prefetch(self) -> None:
-        while len(self._begun) < _PREFETCHED and (wanted := next(self._upcoming, None)) is not None:
-            self._begun.append((wanted, self._begin(wanted)))
-
-    @abstractmethod
-    def _begin(self, wanted: Wanted) -> Callable[[], Rows]:
-        """Start to read the rows in threads. Returns a function that waits for them."""
-
-    def _empty(self, count: int, like: Tensor) -> Tensor:
-        """Allocate ``count`` rows of a tensor's shape and type, pinned for a GPU."""
-        return torch.empty(count, *like.shape[1:], dtype=like.dtype, pin_memory=self._device.type == "cuda")
-
-
-class Gatherer(RowReader):
-    """Copies rows of ``images`` and ``labels`` that don't fit into a GPU's memory."""
-
-    def __init__(self, images: Tensor, labels: Tensor, device: torch.device) -> None:
-        super().__init__(device, workers=1)
-        self._sources = images, labels
-
-    def _begin(self, wanted: Wanted) -> Callable[[], Rows]:
-        return self._pool.submit(self._gather, wanted.samples).result
-
-    def _gather(self, index: Tensor) -> Rows:
-        images, labels = (
-            torch.index_select(source, 0, index, out=self._empty(len(index), source)) for source in self._sources
-        )
-        return images, labels
-
-
-class DamagedPackError(TrainerError):
-    """The pack in ``folder`` is damaged: it must be made or sent again."""
-
-    def __init__(self, folder: Path, text: str) -> None:
-        super().__init__(text)
-        self.folder = folder
-
-
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """Content of manifest.json. ``mean`` and ``std`` are per channel, of images scaled to 0..1.
-
-    Only for a pack that keeps the image files: ``encoding``, how they are decoded, and ``files``, name → size in bytes.
-    """
-
-    name: str
-    synthetic: bool
-    count: int
-    channels: int
-    height: int
-    width: int
-    num_classes: int
-    splits: Mapping[str, tuple[int, int]]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    sha256: Mapping[str, str]
-    digest: str
-    encoding: Mapping[str, int | None] | None = None
-    files: Mapping[str, int] | None = None
-
-    def size(self, split: str) -> int:
-        """Images in a split."""
-        start, stop = self.splits[split]
-        return stop - start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,36 +48,6 @@ class MappedPack:
         if self.gatherer is not None:
             return self.gatherer.take(Wanted(index))
         return take(self.images, index, device), take(self.labels, index, device)
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """Read and check ``manifest.json``. Raises DamagedPackError naming the file and field."""
-    path = folder / _MANIFEST
-    try:
-        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        _check_digest(path, raw)
-        return Manifest(
-            name=str(raw["name"]),
-            synthetic=bool(raw["synthetic"]),
-            count=int(raw["count"]),
-            channels=int(raw["channels"]),
-            height=int(raw["height"]),
-            width=int(raw["width"]),
-            num_classes=int(raw["num_classes"]),
-            splits={name: _split(path, raw, name) for name in ("train", "val", "test")},
-            mean=tuple(float(value) for value in raw["mean"]),
-            std=tuple(float(value) for value in raw["std"]),
-            sha256=dict(raw["sha256"]),
-            digest=str(raw["digest"]),
-            encoding=raw.get("encoding"),
-            files=raw.get("files"),
-        )
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    except KeyError as error:
-        raise DamagedPackError(path.parent, f"{path} has no field {error}") from error
-    except (AttributeError, TypeError, ValueError, RecursionError) as error:
-        raise DamagedPackError(path.parent, f"{path} is not a data manifest ({error})") from error
 
 
 def open_pack(folder: Path) -> MappedPack:
@@ -283,22 +127,6 @@ class PackWatch:
         return [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats]
 
 
-def set_aside(damage: DamagedPackError) -> TrainerError:
-    """Rename the pack's manifest, so that neither this node nor the controller uses the pack. Returns the error.
-
-    Without this, a check of sizes and time stamps alone would accept the damaged pack for ever.
-    """
-    folder = damage.folder.resolve()
-    try:
-        with suppress(FileNotFoundError):  # another rank renamed it, or it was missing
-            (folder / _MANIFEST).replace(folder / f"{_MANIFEST}.bad")
-    except OSError as error:
-        return TrainerError(
-            f"{damage}; remove {folder} there ({error.strerror}), then the same command makes it or sends it again"
-        )
-    return TrainerError(f"{damage}; {folder} is set aside: the same command makes it or sends it again")
-
-
 def prepare_for(pack: MappedPack, device: torch.device, smallest_crop: float = 0.0) -> MappedPack:
     """Move a pack to the device if it takes at most half of the free memory; else give it a gatherer.
 
@@ -347,29 +175,12 @@ def take(source: Tensor, index: Tensor, device: torch.device) -> Tensor:
     return rows.pin_memory().to(device, non_blocking=True)
 
 
-def _split(path: Path, raw: dict[str, Any], name: str) -> tuple[int, int]:
-    start, stop = (int(value) for value in raw["splits"][name])
-    if not 0 <= start <= stop <= int(raw["count"]):
-        raise DamagedPackError(
-            path.parent, f"{path}: splits.{name}=[{start}, {stop}] is no range of {raw['count']} images"
-        )
-    return start, stop
-
-
-def _check_digest(path: Path, raw: dict[str, Any]) -> None:
-    """Check ``digest``, the sha256 of the canonical JSON of all other fields."""
-    rest = {name: value for name, value in raw.items() if name != "digest"}
-    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    if hashlib.sha256(canonical.encode()).hexdigest() != raw["digest"]:
-        raise DamagedPackError(path.parent, f"{path} was altered: its digest does not match its content")
-
-
 def _map(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     wanted_bytes = dtype.itemsize * torch.Size(shape).numel()
     try:
         seen_bytes = path.stat().st_size
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     if seen_bytes != wanted_bytes:
         raise DamagedPackError(path.parent, f"{path} has {seen_bytes} bytes, the manifest says {wanted_bytes}")
     if wanted_bytes == 0:
@@ -378,11 +189,3 @@ def _map(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     with path.open("rb") as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nobody writes to it
         return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=dtype).view(shape)
-
-
-def _unreadable(path: Path, error: OSError) -> TrainerError:
-    """Return DamagedPackError for a missing file, and TrainerError for one that may be intact but can't be read."""
-    text = f"{path} cannot be read ({error.strerror})"
-    if path.with_name(f"{path.name}.bad").exists():
-        text = f"{path.parent} was found damaged by another rank"
-    return DamagedPackError(path.parent, text) if isinstance(error, FileNotFoundError) else TrainerError(text)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainers.core.config import TrainerConfig
 from trainers.core.errors import TrainerError
-from trainers.data.pack import Manifest
+from trainers.data.manifest import Manifest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,9 @@ from torch.nn import functional
 
 from trainers.contract.beats import Phase
 from trainers.data.augment import Normaliser, bordered
-from trainers.data.pack import MappedPack, Wanted
+from trainers.data.pack import MappedPack
 from trainers.data.randomness import Stream, key
+from trainers.data.row_reader import Wanted
 from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.rank_state import pairwise_sum

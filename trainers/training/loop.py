@@ -15,7 +15,8 @@ from trainers.contract.beats import Phase
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.data.augment import EpochPlan, normaliser, plan_epoch
-from trainers.data.pack import MappedPack, PackWatch, set_aside
+from trainers.data.manifest import set_aside
+from trainers.data.pack import MappedPack, PackWatch
 from trainers.data.randomness import key
 from trainers.data.step_plan import plan_steps
 from trainers.distributed import rank_state

@@ -16,7 +16,8 @@ from trainers import models
 from trainers.core.config import ConfigError, ModelConfig, TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.data.augment import Normaliser
-from trainers.data.pack import Manifest, MappedPack
+from trainers.data.manifest import Manifest
+from trainers.data.pack import MappedPack
 from trainers.data.randomness import seed_libraries
 from trainers.data.step_plan import Steps
 from trainers.distributed.process_group import RankContext

@@ -11,15 +11,8 @@ import torch
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.core.options import load
-from trainers.data.pack import (
-    DamagedPackError,
-    Manifest,
-    PackWatch,
-    check_digests,
-    open_pack,
-    prepare_for,
-    set_aside,
-)
+from trainers.data.manifest import DamagedPackError, Manifest, set_aside
+from trainers.data.pack import PackWatch, check_digests, open_pack, prepare_for
 from trainers.data.step_plan import Steps
 from trainers.distributed.connecting import connect, nccl_warning
 from trainers.distributed.process_group import RankContext
