@@ -52,7 +52,7 @@ from pipeline.tracking.client import Recorder
 from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat
 from trainers.contract.host_facts import HostFacts
-from trainers.script import printed
+from trainers.script.printed import keep_lines
 from trainers.script.settings import ScriptConfig
 
 Say = Callable[[str], None]
@@ -258,7 +258,7 @@ def _keep_printed_lines(run: Run) -> None:
         return
     begun = {entry.attempt: entry.time for entry in journal.read(run.folder.journal) if entry.state is State.RUNNING}
     with suppress(OSError):  # another write reports a full disk
-        printed.keep(run.folder.path, begun)
+        keep_lines(run.folder.path, begun)
 
 
 def _prepare_restart(work: Work, number: int, last: int, restarts: Restarts, error: TrainingError) -> None:

@@ -8,9 +8,10 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainers.script.files import printable, write_text
 
@@ -44,6 +45,15 @@ class LeftOut:
     first: float
     step: int
     count: int = 0
+
+
+class _RecordedRow(NamedTuple):
+    """A row of metrics.jsonl that an earlier attempt wrote: its ``line``, and what decides whether it stays."""
+
+    step: int
+    epoch: int
+    names: frozenset[str]
+    line: str
 
 
 class MetricsFile:
@@ -82,10 +92,10 @@ class MetricsFile:
         self.left_out: dict[str, LeftOut] = {}
         self.too_high: int | None = None
         self._logged: set[str] = set()  # the metrics of this attempt's steps
-        self._earlier: list[tuple[int, str]] = list(_rows_of(path)) if path.exists() else []
-        write_text(path, "".join(line for _, line in self._earlier))
-        for _, line in self._earlier:
-            self._remember(json.loads(line))
+        self._earlier: list[_RecordedRow] = list(_rows_of(path)) if path.exists() else []
+        write_text(path, "".join(row.line for row in self._earlier))
+        for row in self._earlier:
+            self._remember(json.loads(row.line))
 
     def append(self, row: Row) -> None:
         """Write the finite metrics; count NaN and infinities. Raises OSError."""
@@ -104,13 +114,13 @@ class MetricsFile:
 
     def restore(self, rows: Iterable[Row]) -> None:
         """Add rows that an earlier attempt logged but could not record before its end. Raises OSError."""
-        known = [json.loads(line) for _, line in self._earlier]
+        known = [json.loads(row.line) for row in self._earlier]
         recorded = {(value["t"], *value["metrics"]) for value in known}  # time and names of its metrics
         attempt = known[-1]["attempt"] if known else self._attempt
         for row in rows:
             value = replace(row, metrics=_named(row.metrics)).as_json(attempt)
             if value["metrics"] and _is_kept(row.step) and (value["t"], *value["metrics"]) not in recorded:
-                self._earlier.append((row.step, self._write(value)))
+                self._earlier.append(_recorded_row(self._write(value)))
                 self._remember(value)
 
     def _write(self, value: Mapping[str, Any]) -> str:
@@ -141,37 +151,37 @@ class MetricsFile:
 
         Raises OSError.
         """
-        names, rows = row.metrics.keys(), self._earlier
-        new = names - self._logged
-        if not rows or not new:
+        names, earlier = row.metrics.keys(), self._earlier
+        new_names = names - self._logged
+        if not earlier or not new_names:
             return
         if row.of_end:
-            moved = [(at, line) for at, line in rows if at >= row.step and _metrics(line) == names]
+            moved = [old for old in earlier if old.step >= row.step and old.names == names]
         elif self._logged:
-            moved = [(at, line) for at, line in rows if at >= row.step and _metrics(line) & new]
-        elif not self._resumes and _starts_over(rows, row):
-            moved = rows
+            moved = [old for old in earlier if old.step >= row.step and old.names & new_names]
+        elif not self._resumes and _starts_over(earlier, row):
+            moved = earlier
         else:
-            rows = rows[_last_pass(rows, names) :]
-            moved = [(at, line) for at, line in rows if at > row.step or (at == row.step and _metrics(line) & names)]
+            earlier = earlier[_last_pass(earlier, names) :]
+            moved = [old for old in earlier if old.step > row.step or (old.step == row.step and old.names & names)]
         self._move(moved)
-        self._earlier = [*(Counter(rows) - Counter(moved)).elements()]
+        self._earlier = [*(Counter(earlier) - Counter(moved)).elements()]
         self._logged |= set() if row.of_end else names
 
-    def _move(self, moved: Sequence[tuple[int, str]]) -> None:
+    def _move(self, moved: Sequence[_RecordedRow]) -> None:
         """Move rows to the file ``aside``. Raises OSError."""
         if not moved:
             return
         self._aside.parent.mkdir(parents=True, exist_ok=True)
         with self._aside.open("a", encoding="utf-8") as file:
-            file.write("".join(line for _, line in moved))
-        stays = [*(Counter(_rows_of(self._path)) - Counter(moved)).elements()]
-        if not stays:
-            self._say(_in_words([step for step, _ in moved]))
-        write_text(self._path, "".join(line for _, line in stays))
+            file.write("".join(row.line for row in moved))
+        staying = [*(Counter(_rows_of(self._path)) - Counter(moved)).elements()]
+        if not staying:
+            self._say(_in_words([row.step for row in moved]))
+        write_text(self._path, "".join(row.line for row in staying))
         self.last, self.step = {}, None
-        for _, line in stays:
-            self._remember(json.loads(line))
+        for row in staying:
+            self._remember(json.loads(row.line))
         time.sleep(_CUT_S)
 
     def _remember(self, value: dict[str, Any]) -> None:
@@ -196,42 +206,41 @@ def _in_words(steps: Sequence[int]) -> str:
     return f"{len(steps):,} row{'s' * (len(steps) > 1)}, of {of}"
 
 
-def _metrics(line: str) -> Set[str]:
-    metrics: dict[str, float] = json.loads(line)["metrics"]
-    return metrics.keys()
-
-
-def _starts_over(rows: Sequence[tuple[int, str]], row: Row) -> bool:
+def _starts_over(earlier: Sequence[_RecordedRow], row: Row) -> bool:
     """Whether ``row`` stands at or before the first earlier row with one of its metrics.
 
     Without one: before the first row of all. A script without a checkpoint then started from its beginning, and all
     earlier rows may belong to another pass.
     """
-    at, line = next((one for one in rows if _metrics(one[1]) & row.metrics.keys()), rows[0])
-    return (row.epoch or 0, row.step) <= (json.loads(line)["epoch"] or 0, at)
+    first = next((old for old in earlier if old.names & row.metrics.keys()), earlier[0])
+    return (row.epoch or 0, row.step) <= (first.epoch, first.step)
 
 
-def _last_pass(rows: Sequence[tuple[int, str]], names: Set[str]) -> int:
+def _last_pass(earlier: Sequence[_RecordedRow], names: Set[str]) -> int:
     """Return the index at which the last pass over the steps begins: a script may count steps anew in each epoch.
 
     Only metrics of these names count, or all if none of them is there.
     """
     last: dict[str, int] = {}
     begins: dict[str, int] = {}
-    for index, (step, line) in enumerate(rows):
-        for name in _metrics(line):
-            if step < last.get(name, step):
+    for index, row in enumerate(earlier):
+        for name in row.names:
+            if row.step < last.get(name, row.step):
                 begins[name] = index
-            last[name] = step
+            last[name] = row.step
     return max((begins.get(name, 0) for name in (names & last.keys()) or last), default=0)
 
 
-def _rows_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (step, line) of each complete, valid line."""
+def _rows_of(path: Path) -> Iterator[_RecordedRow]:
+    """Yield a row for each complete, valid line."""
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
-        try:
-            value = json.loads(line)
-            if line.endswith("\n") and isinstance(value["metrics"], dict):
-                yield int(value["step"]), line
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
+        if line.endswith("\n"):
+            with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                yield _recorded_row(line)
+
+
+def _recorded_row(line: str) -> _RecordedRow:
+    """Raises ValueError, KeyError, TypeError, AttributeError, RecursionError: it isn't a row."""
+    content = json.loads(line)
+    names = frozenset(content["metrics"].keys())
+    return _RecordedRow(int(content["step"]), int(content.get("epoch") or 0), names, line)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainers.contract import run_folder
-from trainers.script import printed
 from trainers.script.files import write_json, write_text
 from trainers.script.metrics_file import LeftOut, MetricsFile, Row
+from trainers.script.printed import printed_rows
 from trainers.script.settings import ScriptConfig
 from trainers.script.sources import CsvTables, EventFiles, FilesBelow, JsonLines, Logged, MlflowFiles, PatternLines
 
@@ -123,11 +123,12 @@ class Recorder:
         """
         if self._printed is None or self.metrics.step is not None:
             return [], 0
-        before, rows = printed.rows(self._printed, self._began_s, self._earlier_printed, self._saved)
-        self.metrics.restore(before)
-        for row in rows:
+        rows = printed_rows(self._printed, self._began_s, self._earlier_printed, self._saved)
+        self.metrics.restore(rows.earlier)
+        for row in rows.own:
             self.metrics.append(row)
-        return list(dict.fromkeys(name for row in [*before, *rows] for name in row.metrics)), len(before)
+        names = dict.fromkeys(name for row in [*rows.earlier, *rows.own] for name in row.metrics)
+        return list(names), len(rows.earlier)
 
     def left_out(self) -> dict[str, dict[str, Any]]:
         """Return the values of each metric that aren't finite, for the summary; ``first`` as text, as JSON has none."""

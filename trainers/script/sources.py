@@ -331,9 +331,9 @@ class PatternLines:
         for path in sorted(self._log_dir.glob("*/attempt_*/0/std*.log")):
             file = self._files.setdefault(path, GrowingFile(path, ends=b"\r\n"))
             for line in [*file.lines(), *([file.last_line()] if last else [])]:
-                yield from self.in_line(line.decode("utf-8", "replace"), time.time())
+                yield from self.rows_in_line(line.decode("utf-8", "replace"), time.time())
 
-    def in_line(self, line: str, time_s: float) -> Iterator[Row]:
+    def rows_in_line(self, line: str, time_s: float) -> Iterator[Row]:
         """Yield the rows of one line."""
         for match in self._pattern.finditer(line):
             yield from self._row(match.groupdict(), time_s)

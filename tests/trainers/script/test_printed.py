@@ -8,8 +8,8 @@ import pytest
 
 from tests.trainers.script.runs import ScriptRun
 from trainers.contract import run_folder
-from trainers.script import printed
-from trainers.script.printed import parse
+from trainers.script.printed import keep_lines
+from trainers.script.printed_line import parse_line
 
 pytestmark = pytest.mark.slow
 
@@ -69,14 +69,14 @@ LOGS_TOO = "import paceline\npaceline.log(1, loss=1.0)\nprint('accuracy: 0.5')\n
 def test_a_line_shows_metrics_and_where_they_stand(
     line: str, metrics: dict[str, float], place: tuple[int | None, int | None, int | None]
 ) -> None:
-    found = parse(line)
+    found = parse_line(line)
     assert (dict(found.metrics), (found.epoch, found.step, found.steps)) == (metrics, place)
 
 
 @pytest.mark.parametrize("part", ["a", "loss: ", "1,111"])
 def test_a_line_of_any_length_is_read_once(part: str) -> None:
-    assert len(parse((part * 4_000)[:3_999]).metrics) == 0
-    assert parse(part * 1_000_000).metrics == {}
+    assert len(parse_line((part * 4_000)[:3_999]).metrics) == 0
+    assert parse_line(part * 1_000_000).metrics == {}
 
 
 def test_a_script_that_only_prints_has_them_recorded_at_steps_that_grow(run: ScriptRun) -> None:
@@ -152,7 +152,7 @@ def test_what_attempts_printed_that_were_killed_stays_up_to_the_place_where_the_
         log.parent.mkdir(parents=True)
         others = f"1 | loss: 7.0\n- | epoch 9 loss: 7.0\n0 | epoch 9 loss: 7.0{run_folder.UNFINISHED}\n"
         log.write_text("".join(f"0 | {line}\n{others}" for line in lines))
-    printed.keep(run.path, {number: 1.0 for number, _ in enumerate(killed, 1)})
+    keep_lines(run.path, {number: 1.0 for number, _ in enumerate(killed, 1)})
     said = run.start("python3", f"--log-dir={run.path}/ranks", env={"PACELINE_NODE": "k-2-ab:0"})
     assert note in said
     assert [step for step, _ in run.rows()] == steps
@@ -175,7 +175,7 @@ def test_lines_of_transformers_have_the_steps_that_its_checkpoints_tell_and_earl
     log = run.path / "attempts" / "1" / "node0.log"
     log.parent.mkdir(parents=True)
     log.write_text("0 | {'loss': '9.0', 'epoch': '0.5'}\n0 | {'loss': '8.0', 'epoch': '1.25'}\n")
-    printed.keep(run.path, {1: 1.0})
+    keep_lines(run.path, {1: 1.0})
     said = run.start("python3", f"--log-dir={run.path}/ranks", env={"PACELINE_NODE": "k-2-ab:0"})
     assert "note: 1 row that earlier attempts printed stands before them\n" in said
     assert run.rows() == [(2, {"loss": 9.0}), (4, {"loss": 0.25}), (6, {"loss": 0.167}), (6, {"train_loss": 0.3})]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.trainers.script.runs import ScriptRun
 from trainers.core.files import sha256_file
-from trainers.script.printed import read_stored
+from trainers.script.stored_logs import add_matches
 
 PATTERN = r"step (?P<step>\d+) loss (?P<loss>\S+)"
 
@@ -24,12 +24,12 @@ def test_a_pattern_that_is_given_later_reads_the_log_and_an_earlier_ones_metrics
     (run.path / "plan.json").write_text("{}")
     log(run, 1, "0 | step 1 loss 9")
     log(run, 2, "0 | step 1 loss 4", "1 | step 1 loss 7", "0 | step 2 loss nan", "- | step 9 loss 9")
-    read_stored(run.path, PATTERN)
+    add_matches(run.path, PATTERN)
     assert run.rows() == [(1, {"accuracy": 0.5}), (1, {"loss": 4.0})]
     summary = run.read("summary.json")
     assert (summary["metrics"], summary["steps"]) == ({"accuracy": 0.5, "loss": 4.0}, 1)
     assert summary["outputs_sha256"]["metrics.jsonl"] == sha256_file(run.path / "metrics.jsonl")
-    read_stored(run.path, r"step \d+ (?P<other>l)?oss (?P<cost>\d+)", PATTERN)
+    add_matches(run.path, r"step \d+ (?P<other>l)?oss (?P<cost>\d+)", PATTERN)
     assert run.rows() == [(1, {"accuracy": 0.5}), (1, {"cost": 4.0})]
 
 
@@ -41,5 +41,5 @@ def test_of_a_script_that_goes_on_from_checkpoints_all_attempts_count_without_wh
     (run.path / "plan.json").write_text(json.dumps({"run_id": "k-1"}))
     log(run, 1, "0 | step 1 loss 4", "0 | step 2 loss 3", "0 | step 3 loss 2")
     log(run, 2, "0 | step 3 loss 1")
-    read_stored(run.path, PATTERN)
+    add_matches(run.path, PATTERN)
     assert run.rows() == [(1, {"loss": 4.0}), (2, {"loss": 3.0}), (3, {"loss": 1.0})]
