@@ -6,9 +6,9 @@ over a socket and becomes a fork that does torchrun's work: it passes torchrun's
 starts, restarts and the trials of a sweep. It ends after it has been idle for a while, runs no code of a project
 itself, and never touches a GPU.
 
-A launch is one line of JSON: ``argv`` (the equivalent torchrun command), ``env``, ``cwd``, ``mark``; descriptors for
-stdout and stderr come with it. The fork answers ``{"pid": …}`` and waits for ``go``, so that the agent knows every
-process; the parent sends ``{"exit": …}`` at the end. Standard library, torch, Linux.
+A launch is one line of JSON with the fields of ``Launch``; descriptors for stdout and stderr come with it. The fork
+answers ``{"pid": …}`` and waits for ``go``, so that the agent knows every process; the parent sends ``{"exit": …}`` at
+the end. Standard library, torch, Linux.
 """
 
 # Runs before modules of the project can be imported.
@@ -27,17 +27,30 @@ import socket
 import struct
 import sys
 import time
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, NoReturn
+from typing import NamedTuple, NoReturn
 
 IMPORTS = ("torch", "torch._dynamo", "torch.distributed.run", "torch.distributed.elastic.multiprocessing.api")
 MARKED = "paceline-node="
 """Name of a memory file that each process of a launch holds, followed by the launch's mark. The environment can't hold
 the mark, because the system shows a fork with the environment of its parent."""
-_OF_SITE = ("sitecustomize", "usercustomize")
+_SITE_MODULES = ("sitecustomize", "usercustomize")  # Python imports them from PYTHONPATH at each start
 _GO_S = 60.0
+
+
+class Launch(NamedTuple):
+    """A request of the agent.
+
+    Attributes:
+        argv: the equivalent torchrun command, ``PYTHON …/trainers/torchrun.py OPTIONS…``.
+        env: all variables of the ranks.
+        cwd: their working directory.
+        mark: by which the agent finds the processes of the launch.
+    """
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    mark: str
 
 
 def main() -> None:
@@ -67,17 +80,17 @@ def serve(listener: socket.socket, first_s: float, idle_s: float) -> None:
     wakes.setblocking(False)
     signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    used, wait_s = time.monotonic(), first_s
-    while launches or time.monotonic() - used < wait_s:
+    last_end_s, idle_limit_s = time.monotonic(), first_s
+    while launches or time.monotonic() - last_end_s < idle_limit_s:
         ready, _, _ = select.select([listener, woken], [], [], 1.0)
         if woken in ready:
             woken.recv(4096)
         if listener in ready:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, TypeError, ValueError):
                 pid, connection = _launch(listener)
-                launches[pid], wait_s = connection, idle_s
+                launches[pid], idle_limit_s = connection, idle_s
         for pid, code in _ended():
-            used = time.monotonic()
+            last_end_s = time.monotonic()
             if (agent := launches.pop(pid, None)) is not None:
                 with contextlib.suppress(OSError), agent:
                     agent.sendall(json.dumps({"exit": code}).encode() + b"\n")
@@ -93,7 +106,7 @@ def _ended() -> list[tuple[int, int]]:
 
 
 def _launch(listener: socket.socket) -> tuple[int, socket.socket]:
-    """Fork for the next launch; return its process id and the agent's connection. Raises OSError, ValueError."""
+    """Fork for the next launch; return its process id and the agent's connection. Raises as ``receive`` does."""
     connection, _ = listener.accept()
     connection.settimeout(_GO_S)
     uid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
@@ -124,46 +137,55 @@ def show_as(words: list[str]) -> None:
         ctypes.memmove(begin, "\0".join(words).encode()[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
 
 
-def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return one launch, and the descriptors that came with it. Raises OSError, ValueError: it was cut."""
+def receive(connection: socket.socket) -> tuple[Launch, list[int]]:
+    """Return one launch and its two descriptors. Raises OSError, TypeError, ValueError: it is damaged."""
     data, streams, _, _ = socket.recv_fds(connection, 1 << 16, 2)
     while not data.endswith(b"\n"):
         more = connection.recv(1 << 16)
         if not more:
             raise OSError("cut")
         data += more
-    return json.loads(data), streams
+    return Launch(**json.loads(data)), streams
 
 
-def _become(launch: dict[str, Any], streams: list[int], connection: socket.socket) -> NoReturn:
+def _become(launch: Launch, streams: list[int], connection: socket.socket) -> NoReturn:
     """Run this launch in the fork, to its end."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    os.memfd_create(f"{MARKED}{launch['mark']}")
+    os.memfd_create(f"{MARKED}{launch.mark}")
     connection.sendall(json.dumps({"pid": os.getpid()}).encode() + b"\n")
     if connection.recv(3) != b"go\n":  # the agent is gone, or doesn't want it any more
         os._exit(0)
     connection.close()
-    show_as(launch["argv"])
+    show_as(launch.argv)
     null = os.open(os.devnull, os.O_RDONLY)
     for number, stream in enumerate([null, *streams]):
         os.dup2(stream, number)
         os.close(stream)
-    os.chdir(launch["cwd"])
-    argv, env = launch["argv"], launch["env"]
-    folders = [folder for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    os.chdir(launch.cwd)
+    folders = [folder for folder in launch.env.get("PYTHONPATH", "").split(os.pathsep) if folder]
     if shadowed(folders):  # other modules than those that are imported already
-        os.execve(argv[0], argv, env)
+        os.execve(launch.argv[0], launch.argv, launch.env)
+    _take_environment(launch.env, folders)
+    os._exit(_run_torchrun(launch.argv))
+
+
+def _take_environment(env: dict[str, str], folders: list[str]) -> None:
+    """Do what the start of Python does with these variables and the folders of PYTHONPATH."""
     # keep variables that imports have set, replace those of the parent's start
-    imports_set = {name: value for name, value in os.environ.items() if name not in _given}
+    imports_set = {name: value for name, value in os.environ.items() if name not in _env_at_start}
     os.environ.clear()
     os.environ.update({**imports_set, **env})
     sys.path[:0] = folders
-    for name in _OF_SITE:  # Python imports them from PYTHONPATH at each start
+    for name in _SITE_MODULES:
         if importlib.machinery.PathFinder.find_spec(name, folders) is not None:
             sys.modules.pop(name, None)
             importlib.import_module(name)
+
+
+def _run_torchrun(argv: list[str]) -> int:
+    """Run torchrun in this process; return its exit code."""
     code = 1
     try:
         sys.argv[:] = argv[1:]
@@ -177,12 +199,12 @@ def _become(launch: dict[str, Any], streams: list[int], connection: socket.socke
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
             sys.stderr.flush()
-    os._exit(code)
+    return code
 
 
 def shadowed(folders: list[str]) -> list[str]:
     """Return the modules in these folders that would have been imported instead of ones that are imported already."""
-    imported = {name for name in sys.modules if "." not in name and name not in ("__main__", *_OF_SITE)}
+    imported = {name for name in sys.modules if "." not in name and name not in ("__main__", *_SITE_MODULES)}
     paths = []
     for folder in folders:
         with contextlib.suppress(OSError):
@@ -194,7 +216,7 @@ def shadowed(folders: list[str]) -> list[str]:
     return paths
 
 
-_given = dict(os.environ)  # before imports that set variables
+_env_at_start = dict(os.environ)  # before imports that set variables
 
 if __name__ == "__main__":
     main()
