@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cluster import launchers, starts
+from pipeline.cluster.agent.reports import Standing
+from pipeline.cluster.agent.requests import StandingRequest
 from pipeline.cluster.attempt.failures import explained_by_script
 from pipeline.cluster.launchers.base import NOT_ENDED
 from pipeline.cluster.launchers.settings import Capabilities
+from pipeline.cluster.launchers.transport import agent_requests
 from pipeline.cluster.starts import Start
 from pipeline.core import documents
 from pipeline.core.errors import HostError, PacelineError
@@ -25,6 +28,7 @@ from pipeline.runs import journal
 from pipeline.runs.checkpoints import newest_step
 from trainers.contract import run_folder
 from trainers.contract.host_facts import HostFacts, LeftFolder
+from trainers.contract.records import as_json
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers import Launcher
@@ -75,11 +79,16 @@ def can_be_followed(cluster: Cluster, plan: LaunchPlan, run_dir: Path, say: Call
             hint="the same command again",
             hosts=[*silent],
         )
-    values = {host: answer.value or {} for host, answer in answers.items()}
-    over = {host: value for host, value in values.items() if not value.get("alive") and value.get("code") != 0}
-    for host, value in over.items():
-        if value.get("reason"):
-            say(f"attempt {plan.attempt} is over on {host}: {known.get(host) or _end_in_words(value)}")
+    standings = {host: answer.record(Standing) for host, answer in answers.items()}
+    over = {
+        host: standing
+        for host, standing in standings.items()
+        if standing is None or not (standing.alive or standing.code == 0)
+    }
+    for host, standing in over.items():
+        if standing is not None and standing.reason:
+            how = known.get(host) or _end_in_words(standing.reason, as_json(standing.errors))
+            say(f"attempt {plan.attempt} is over on {host}: {how}")
     return not over
 
 
@@ -92,8 +101,8 @@ def with_current_labels(cluster: Cluster, plan: LaunchPlan) -> LaunchPlan | None
         return None
     with closing(launchers.create(cluster)) as launcher:
         answers = _node_states(launcher, plan)
-    values = {label: answer.value or {} for label, answer in answers.items()}
-    labels = {value.get("identity"): label for label, value in values.items()}
+    standings = {label: answer.record(Standing) for label, answer in answers.items()}
+    labels = {standing and standing.identity: label for label, standing in standings.items()}
     if labels.keys() != {node.identity for node in plan.nodes}:
         return None
     named = tuple(dataclasses.replace(node, host=labels[node.identity]) for node in plan.nodes)
@@ -102,8 +111,7 @@ def with_current_labels(cluster: Cluster, plan: LaunchPlan) -> LaunchPlan | None
 
 def _node_states(launcher: Launcher, plan: LaunchPlan) -> dict[str, Answer]:
     """Ask each host whether its part of the plan still runs, or how it ended."""
-    nodes = [{"identity": node.identity, "state_dir": node.state_dir} for node in plan.nodes]
-    return launcher.ask({"do": "standing", "nodes": nodes})
+    return launcher.ask(StandingRequest(nodes=agent_requests.nodes_of(plan, keeps_run_dir=True)))
 
 
 def _recorded_failures(plan: LaunchPlan, run_dir: Path) -> dict[str, str]:
@@ -115,16 +123,15 @@ def _recorded_failures(plan: LaunchPlan, run_dir: Path) -> dict[str, str]:
             is_of_plan = path.stat().st_mtime_ns >= (run_dir / run_folder.PLAN).stat().st_mtime_ns
             end = documents.read(path)
             if is_of_plan and end["event"] == "NodeExit" and end["code"] != 0:
-                ends[node.host] = _end_in_words(end)
+                ends[node.host] = _end_in_words(str(end["reason"]), end["errors"])
     return ends
 
 
-def _end_in_words(end: Mapping[str, Any]) -> str:
+def _end_in_words(reason: str, errors: Sequence[Mapping[str, Any]]) -> str:
     """Return a line about the end of a node's part: its first error, else the agent's reason."""
-    if end.get("errors"):
-        rank, message = int(end["errors"][0]["rank"]), str(end["errors"][0]["message"]).partition("\n")[0]
+    for error in errors:
+        rank, message = int(error["rank"]), str(error["message"]).partition("\n")[0]
         return f"rank {rank}{'' if message.startswith('ended with ') else ':'} {message}"
-    reason = str(end["reason"])
     first = reason.partition("\n")[0]
     return "it was stopped (Ctrl-C or doit stop)" if first == "stopped" else explained_by_script(reason) or first
 

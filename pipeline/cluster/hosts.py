@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.cluster import earlier, launchers, preflight
+from pipeline.cluster.agent.requests import WarmEnvironment
 from pipeline.cluster.launchers.base import AttemptSpec, PackSource
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.core import places
@@ -57,7 +58,7 @@ class Hosts:
             self._launcher.stop(spec.run_key, spec.run_dir)
 
     def facts(
-        self, pack: PackSource | None, modules: Collection[str] = (), warm: Mapping[str, Any] | None = None
+        self, pack: PackSource | None, modules: Collection[str] = (), warm: WarmEnvironment | None = None
     ) -> list[HostFacts]:
         """Return the facts of each host.
 

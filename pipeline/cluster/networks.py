@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pipeline.cluster.agent.requests import ListeningNode
 from pipeline.cluster.agent.wire import LARGE_LOST, UNRESOLVED
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Host
@@ -145,14 +146,10 @@ class Unreached(NamedTuple):
     why: str
 
 
-def listeners(facts: Sequence[HostFacts]) -> list[dict[str, Any]]:
+def listeners(facts: Sequence[HostFacts]) -> list[ListeningNode]:
     """Return where each host is to listen: node 0 at each possible rendezvous port, every other host at one."""
     return [
-        {
-            "identity": fact.identity,
-            "address": fact.address,
-            "ports": fact.free_ports if number == 0 else fact.free_ports[:1],
-        }
+        ListeningNode(fact.identity, fact.address, fact.free_ports if number == 0 else fact.free_ports[:1])
         for number, fact in enumerate(facts)
     ]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any
 
 from pipeline.cluster import networks
+from pipeline.cluster.agent.requests import WarmEnvironment
 from pipeline.cluster.launchers import containers
 from pipeline.cluster.launchers.base import AttemptSpec, Place, place
 from pipeline.cluster.validation import visible_gpus
@@ -160,7 +160,7 @@ def environment(
     }
 
 
-def warm_environment(cluster: Cluster) -> dict[str, Any] | None:
+def warm_environment(cluster: Cluster) -> WarmEnvironment | None:
     """Return the part of the ranks' environment that is known before the probe, to start warm parents with it.
 
     None if ranks run in containers, if the hosts' settings differ, or if they set PYTHONPATH, because that decides what
@@ -174,7 +174,7 @@ def warm_environment(cluster: Cluster) -> dict[str, Any] | None:
         return None
     one_thread = cluster.device != "cuda"
     env = {**rank_environment.ALWAYS, **({"OMP_NUM_THREADS": "1"} if one_thread else {}), **settings[0]}
-    return {"env": env, "ranks": 0 if one_thread else ranks.pop()}
+    return WarmEnvironment(env=env, ranks_per_host=0 if one_thread else ranks.pop())
 
 
 def _python_path(code: str, configured: str) -> dict[str, str]:

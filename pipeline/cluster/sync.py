@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pipeline.cluster import launchers
+from pipeline.cluster.agent.requests import MakeEnvironmentRequest, PutWheelsRequest
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import Environment, LockFile, PackSource
 from pipeline.cluster.launchers.transport.answers import Answer
@@ -69,7 +69,7 @@ def _send_wheels(launcher: AgentLauncher, folder: Path, hosts: Sequence[Host]) -
     total_bytes = sum(path.stat().st_size for path in folder.iterdir()) * len(hosts)
     launcher.demand(
         "sending the wheelhouse",
-        {"do": "put_wheels", "folder": place},
+        PutWheelsRequest(folder=place),
         hosts=hosts,
         timeout_s=launcher.short_s + total_bytes / SLOWEST_BYTES_PER_S,
         payload=lambda stdin: append(stdin, folder, "."),
@@ -97,8 +97,8 @@ def _make(
         return str(answer.reported_error), f"{ssh_command(host, launcher.cluster.ssh_config)} '{repeat}'"
 
     reports.doing(so_far)
-    request: dict[str, Any] = {"do": "make_environment", "workdir": launcher.workdir, "wheelhouse": wheelhouse}
-    answers = launcher.ask({**request, "lock": lock.text, **lock.request}, hosts=hosts, timeout_s=_INSTALL_TIMEOUT_S)
+    request = MakeEnvironmentRequest(launcher.workdir, lock.sha256, lock.text, wheelhouse)
+    answers = launcher.ask(request, hosts=hosts, timeout_s=_INSTALL_TIMEOUT_S)
     rows, hints = launcher.failures(answers, explained)
     if rows:
         what = f"the environment could not be made on {len(rows)} of {launcher.cluster.nnodes} hosts"

@@ -305,7 +305,7 @@ FIRST_FAILS = """
 if (run / 'again').exists():
     finish(rank, run)
 elif rank == 0:
-    while '"exit"' not in next(run.glob('kubernetes/*/node-1')).read_text():
+    while '"end": {' not in next(run.glob('kubernetes/*/node-1')).read_text():
         time.sleep(0.02)
     sys.exit('the first rank failed')
 """

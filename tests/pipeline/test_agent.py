@@ -16,22 +16,25 @@ import time
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from pipeline.cluster.agent import log_lines, wire
+from pipeline.cluster.agent.files import folders, leftovers, packs
 from pipeline.cluster.agent.host import processors
-from pipeline.cluster.agent.running import folders, follow, processes
+from pipeline.cluster.agent.reports import Lines
+from pipeline.cluster.agent.requests import ProbeRequest, PutPackRequest, Request, StopRequest
+from pipeline.cluster.agent.running import follow, processes
 from pipeline.cluster.launchers.transport.answers import parse_answer
 from pipeline.cluster.launchers.transport.host_errors import agent_error
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, message
 from pipeline.core import redact
+from tests.agent_records import node_start, start_request
 from tests.small_disk import mounted
 from trainers.contract import run_folder, variables
 
 
-def ask(request: dict[str, Any], cwd: Path, **env: str) -> dict[str, object]:
+def ask(request: Request, cwd: Path, **env: str) -> dict[str, object]:
     """As a launcher asks: by BOOTSTRAP, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", BOOTSTRAP],
@@ -48,7 +51,7 @@ def test_what_a_login_script_asks_and_prints_without_an_end_of_line_hides_no_ans
     login = 'printf "Your name? "; read name; printf "Welcome @paceline"; exec "$0" -c "$1"'
     done = subprocess.run(
         ["sh", "-c", login, sys.executable, BOOTSTRAP],
-        input=message({"do": "stop", "attempts": "none", "registry": str(tmp_path), "bar": False}, "f00d"),
+        input=message(StopRequest(attempt_prefix="none", registry=str(tmp_path)), "f00d"),
         capture_output=True,
         check=False,
     )
@@ -56,13 +59,12 @@ def test_what_a_login_script_asks_and_prints_without_an_end_of_line_hides_no_ans
 
 
 def test_probe_sees_address_interpreter_and_what_is_set(tmp_path: Path) -> None:
-    request = {
-        "do": "probe",
-        "workdir": str(tmp_path / "not" / "yet"),
-        "env_names": ["NCCL_SOCKET_IFNAME", "NOT_SET"],
-        "env_families": ["NCCL_*"],
-        "env_passed": ["NCCL_SOCKET_IFNAME"],
-    }
+    request = ProbeRequest(
+        workdir=str(tmp_path / "not" / "yet"),
+        env_names=("NCCL_SOCKET_IFNAME", "NOT_SET"),
+        env_families=("NCCL_*",),
+        env_passed=("NCCL_SOCKET_IFNAME",),
+    )
     own = {"NCCL_SOCKET_IFNAME": "ib0", "NCCL_ALGO": "Tree"}
     answer = ask(request, tmp_path, SSH_CONNECTION="10.0.0.9 5 127.0.0.1 2222", **own)
     assert (answer["address"], answer["interface"]) == ("127.0.0.1", "lo")
@@ -77,7 +79,7 @@ def test_probe_sees_address_interpreter_and_what_is_set(tmp_path: Path) -> None:
 
 def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('shadowed')")
-    assert "identity" in ask({"do": "probe", "workdir": "~"}, tmp_path)
+    assert "identity" in ask(ProbeRequest(workdir="~"), tmp_path)
 
 
 @pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0,1,2", 3), ("GPU-ab, GPU-cd", 2)])
@@ -121,10 +123,10 @@ def test_truncated_pack_is_not_taken_for_the_whole(tmp_path: Path) -> None:
     from tests.contract.stub import make
 
     stub = make(tmp_path, "")
-    assert folders.holds_pack(str(stub.pack_dir), stub.digest)
-    assert not folders.holds_pack(str(stub.pack_dir), "0" * 64)
+    assert packs.holds_pack(str(stub.pack_dir), stub.digest)
+    assert not packs.holds_pack(str(stub.pack_dir), "0" * 64)
     (stub.pack_dir / "images.bin").write_bytes(bytes(15))
-    assert not folders.holds_pack(str(stub.pack_dir), stub.digest)
+    assert not packs.holds_pack(str(stub.pack_dir), stub.digest)
 
 
 def test_a_pack_with_another_digest_than_its_manifest_names_is_not_put_in_place(
@@ -136,7 +138,7 @@ def test_a_pack_with_another_digest_than_its_manifest_names_is_not_put_in_place(
     manifest = json.loads((stub.pack_dir / "manifest.json").read_text())
     right = hashlib.sha256((stub.pack_dir / "images.bin").read_bytes()).hexdigest()
     workdir = tmp_path / "workdir"
-    request = {"workdir": str(workdir), "pack_digest": stub.digest}
+    request = PutPackRequest(workdir=str(workdir), pack_digest=stub.digest)
 
     def put(sha256: str) -> None:
         (stub.pack_dir / "manifest.json").write_text(json.dumps({**manifest, "sha256": {"images.bin": sha256}}))
@@ -144,7 +146,7 @@ def test_a_pack_with_another_digest_than_its_manifest_names_is_not_put_in_place(
         with tarfile.open(fileobj=tar, mode="w") as archive:
             archive.add(stub.pack_dir, arcname=".")
         monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(tar.getvalue())))
-        folders.put_pack(request)
+        packs.put_pack(request)
 
     with pytest.raises(SystemExit, match="the data pack arrived damaged in"):
         put("0" * 64)
@@ -291,15 +293,15 @@ def test_a_secret_with_colours_in_the_middle_is_hidden_and_other_colours_stay() 
 def test_one_line_longer_than_a_message_does_not_silence_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[dict[str, Any]] = []
-    monkeypatch.setattr(follow, "say", lambda **fields: said.append(fields))
+    said: list[Lines] = []
+    monkeypatch.setattr(follow, "say", lambda *, lines: said.append(lines))
     path = tmp_path / "log"
     path.write_bytes(b"0 | first\n" + b"x" * 700_000 + b"\n0 | last\nnot yet whole")
-    offsets = {"log": 0}
-    while follow.forward("log", str(path), offsets):
+    file = follow.GrowingFile("log", str(path), 0)
+    while file.send_lines():
         pass
-    assert [text for fields in said for text in fields["log"]] == ["0 | first", "x" * 700_000, "0 | last"]
-    assert [fields["from"] for fields in said[1:]] == [fields["at"] for fields in said[:-1]]
+    assert [text for lines in said for text in lines.texts] == ["0 | first", "x" * 700_000, "0 | last"]
+    assert [lines.start_bytes for lines in said[1:]] == [lines.end_bytes for lines in said[:-1]]
 
 
 def test_a_limit_of_a_logins_files_is_told_with_the_command_that_shows_it() -> None:
@@ -335,9 +337,9 @@ def test_a_start_removes_what_no_process_owns_and_keeps_what_a_command_may_still
     }
     for name in names:
         (tmp_path / name).mkdir(parents=True)
-    node = {"run_dir": str(runs / "k1-f00-2-bbb" / "node0"), "data_dir": str(tmp_path / "data" / "9cf2")}
-    request = {"registry": str(tmp_path / "agents"), "attempts": "k1-f00-", "run_id": "k1-f00-2-bbb", "local": True}
-    folders.remove_leftovers(request, node)
+    node = node_start(run_dir=str(runs / "k1-f00-2-bbb" / "node0"), data_dir=str(tmp_path / "data" / "9cf2"))
+    request = start_request(node, registry=str(tmp_path / "agents"), attempt_prefix="k1-f00-", run_id="k1-f00-2-bbb")
+    leftovers.remove_leftovers(request, node)
     assert {name: (tmp_path / name).exists() for name in names} == names
     assert sorted(path.name for path in runs.iterdir()) == ["k1-f00-2-bbb", "k2-f00-1-ccc"]
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.running.look import Beats
+from pipeline.cluster.agent.running.heartbeats import RankBeats
+from tests.agent_records import node_start
 from tests.waiting import HANG_S
 from trainers.contract.beats import Phase, RankBeat
 
@@ -44,7 +45,7 @@ class Rank:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.process = subprocess.Popen(argv, cwd=root, env=env, text=True, **pipes)  # type: ignore[call-overload]
         assert self.process.stdout.readline() == "up\n"
-        self.beats = Beats({"state_dir": str(self.state), "run_dir": str(folder), "first_rank": 4})
+        self.beats = RankBeats(node_start(state_dir=str(self.state), run_dir=str(folder), first_rank=4))
         self.beat()
 
     def beat(self) -> RankBeat:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster.agent.host import limits, network, processors
+from pipeline.cluster.agent.requests import ProbeRequest
 from pipeline.cluster.launchers.transport.answers import host_facts, parse_answer
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, message
 from tests.pipeline.test_preflight_checks import PORT
@@ -35,7 +36,7 @@ def facts_under(shell: str) -> HostFacts:
     """The probe's facts of a process that a shell starts after ``shell``."""
     done = subprocess.run(
         ["sh", "-c", f'{shell}; exec "$0" -E -c "$1"', sys.executable, BOOTSTRAP],
-        input=message({"do": "probe", "workdir": "/"}, "f00d"),
+        input=message(ProbeRequest(workdir="/"), "f00d"),
         capture_output=True,
         check=False,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster.agent.host.environments import make_environment, place_of
+from pipeline.cluster.agent.requests import MakeEnvironmentRequest
 from tests.waiting import wait_until
 
 
@@ -18,7 +19,7 @@ from tests.waiting import wait_until
 def test_who_waits_for_another_maker_leaves_the_lock_file_to_its_installer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    request = {"workdir": str(tmp_path), "lock_sha256": "0" * 64, "lock": "from the second", "wheelhouse": None}
+    request = MakeEnvironmentRequest(str(tmp_path), lock_sha256="0" * 64, lock="from the second")
     place = Path(place_of(request))
     place.parent.mkdir()
     lock = place.with_name(f"{place.name}.txt")

@@ -6,18 +6,22 @@ import ast
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
 
 from pipeline.cluster import agent
+from pipeline.cluster.agent.requests import StopRequest, encode
 from pipeline.cluster.launchers.transport import payload
-from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, TAKEN_FOR_COMMANDS, message
+from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, TAKEN_FOR_COMMANDS, message, opening
 
-MODULES = sorted(Path(agent.__file__).parent.glob("*.py"))
+STOP = StopRequest(attempt_prefix="none", registry="/nowhere")
+AGENT = Path(agent.__file__).parent
+MODULES = sorted(AGENT.rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(AGENT).as_posix())
 def test_a_module_of_the_agent_needs_python_3_9_its_siblings_and_the_standard_library_alone(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 9))
     names: set[str] = set()
@@ -29,7 +33,7 @@ def test_a_module_of_the_agent_needs_python_3_9_its_siblings_and_the_standard_li
             imported.add(node.module or "")
             names.add((node.module or "").partition(".")[0])
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 1, "of a package that isn't sent"
+            assert node.level <= len(path.relative_to(AGENT).parts), "of a package that isn't sent"
     assert names <= sys.stdlib_module_names | {"__future__", "trainers"}
     assert {name for name in imported if name.startswith("trainers")} <= payload.module_texts().keys()
 
@@ -44,7 +48,7 @@ def test_a_python_that_is_too_old_says_so_with_its_path() -> None:
 
 def test_a_shell_that_takes_what_is_sent_for_commands_ends_at_once_and_runs_none(tmp_path: Path) -> None:
     """As after `exec zsh` in a start file of the login."""
-    done = subprocess.run(["sh"], input=message({"do": "stop"}, "f00d"), capture_output=True, cwd=tmp_path, check=False)
+    done = subprocess.run(["sh"], input=message(STOP, "f00d"), capture_output=True, cwd=tmp_path, check=False)
     assert (done.returncode, done.stderr) == (97, b"")
     assert done.stdout.decode() == f"{TAKEN_FOR_COMMANDS}\n"
     assert list(tmp_path.iterdir()) == []
@@ -53,19 +57,20 @@ def test_a_shell_that_takes_what_is_sent_for_commands_ends_at_once_and_runs_none
 def test_a_traceback_of_the_agent_shows_file_and_line_and_the_host_keeps_no_file(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
+    unknown = zlib.compress(encode(STOP, "f00d").replace(b"StopRequest", b"NoRequest"))
     done = subprocess.run(
         [sys.executable, "-c", BOOTSTRAP],
-        input=message({"do": "no such command"}, "f00d"),
+        input=opening() + b"%d\n%s" % (len(unknown), unknown),
         capture_output=True,
         cwd=home,
         env={**os.environ, "HOME": str(home), "TMPDIR": str(home)},
         check=False,
     )
     said = done.stderr.decode().splitlines()
-    source = (Path(agent.__file__).parent / "main.py").read_text(encoding="utf-8").splitlines()
-    at = next(number for number, line in enumerate(source, 1) if "COMMANDS[request" in line)
-    shown = said.index(f'  File "pipeline/cluster/agent/main.py", line {at}, in module_for')
+    source = (Path(agent.__file__).parent / "requests.py").read_text(encoding="utf-8").splitlines()
+    at = next(number for number, line in enumerate(source, 1) if "is no request" in line)
+    shown = said.index(f'  File "pipeline/cluster/agent/requests.py", line {at}, in decode')
     assert said[shown + 1].strip() == source[at - 1].strip()
-    assert said[-1] == "KeyError: 'no such command'"
+    assert said[-1] == "ValueError: NoRequest is no request"
     assert done.returncode == 1
     assert list(home.iterdir()) == []

@@ -10,13 +10,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from pipeline.cluster.agent.requests import ExamineOrder, NodeStart
+from pipeline.cluster.agent.running.examination import examine
 from pipeline.cluster.agent.running.follow import newest_checkpoint
-from pipeline.cluster.agent.running.look import look, read_beats
+from pipeline.cluster.agent.running.heartbeats import read_beats
 from pipeline.cluster.attempt.stalls import judge
+from tests.agent_records import node_start
 from tests.waiting import HANG_S
 from trainers.contract.beats import STACKS_SIGNAL, NodeLook, Phase
 from trainers.contract.records import as_json, from_json
@@ -66,7 +68,7 @@ KINDS = {"next_batch": "sleeps", "locked": "lock", "spins": "spins", "stopped": 
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeStart]:
     """Six ranks of one node; the last one waits for the others."""
     state = tmp_path_factory.mktemp("state [of] a node")
     children = []
@@ -80,7 +82,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         for child in children:
             assert child.stdout is not None
             assert child.stdout.readline() == b"up\n"
-        yield {"state_dir": str(state), "first_rank": 8}
+        yield node_start(state_dir=str(state), first_rank=8)
     finally:
         for child in children:
             os.killpg(child.pid, signal.SIGKILL)
@@ -88,11 +90,11 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def seen(node: dict[str, Any]) -> NodeLook:
-    return from_json(NodeLook, as_json(look(node, [])))
+def seen(node: NodeStart) -> NodeLook:
+    return from_json(NodeLook, as_json(examine(node, ExamineOrder())))
 
 
-def test_a_beat_tells_where_each_rank_stands(node: dict[str, Any]) -> None:
+def test_a_beat_tells_where_each_rank_stands(node: NodeStart) -> None:
     beats = [beat for _, beat in read_beats(node)]
     assert [beat.rank for beat in beats] == [8, 9, 10, 11, 12, 13]
     assert {beat.step for beat in beats} == {12}
@@ -107,7 +109,7 @@ def test_a_beat_tells_where_each_rank_stands(node: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "name"), list(enumerate(KINDS)))
-def test_a_look_tells_the_kinds_of_hanging_apart(seen: NodeLook, number: int, name: str) -> None:
+def test_an_examination_tells_the_kinds_of_hanging_apart(seen: NodeLook, number: int, name: str) -> None:
     culprit, waiting = seen.ranks[number], seen.ranks[-1]
     verdict = judge([culprit, waiting], {}, 300.0)
     assert (verdict.rank, verdict.kind) == (8 + number, KINDS[name])
@@ -116,17 +118,17 @@ def test_a_look_tells_the_kinds_of_hanging_apart(seen: NodeLook, number: int, na
 
 
 @pytest.mark.slow
-def test_a_look_ends_no_rank_that_has_no_handler(tmp_path: Path) -> None:
+def test_an_examination_ends_no_rank_that_has_no_handler(tmp_path: Path) -> None:
     folder = tmp_path / "ranks" / "x" / "attempt_0" / "0"
     folder.mkdir(parents=True)
     beat = Heartbeat()
     beat.publish(folder)
     before = signal.signal(STACKS_SIGNAL, signal.SIG_DFL)
     try:
-        (rank,) = look({"state_dir": str(tmp_path), "first_rank": 0}, []).ranks
+        (rank,) = examine(node_start(state_dir=str(tmp_path)), ExamineOrder()).ranks
     finally:
         signal.signal(STACKS_SIGNAL, before)
-    assert (rank.beat.pid, rank.stack) == (os.getpid(), ())
+    assert rank.stack == ()
 
 
 def test_ranks_that_are_gone_and_damaged_files_are_no_ranks(tmp_path: Path) -> None:
@@ -134,11 +136,11 @@ def test_ranks_that_are_gone_and_damaged_files_are_no_ranks(tmp_path: Path) -> N
         folder = tmp_path / "ranks" / "x" / "attempt_0" / str(number)
         folder.mkdir(parents=True)
         (folder / "beat").symlink_to(target)
-    assert read_beats({"state_dir": str(tmp_path), "first_rank": 0}) == []
+    assert read_beats(node_start(state_dir=str(tmp_path))) == []
 
 
 @pytest.mark.slow
-def test_bytes_that_a_peer_does_not_take_are_seen_on_the_connection(node: dict[str, Any], tmp_path: Path) -> None:
+def test_bytes_that_a_peer_does_not_take_are_seen_on_the_connection(node: NodeStart, tmp_path: Path) -> None:
     folder = tmp_path / "ranks" / "x" / "attempt_0" / "0"
     folder.mkdir(parents=True)
     Heartbeat().publish(folder)
@@ -148,9 +150,9 @@ def test_bytes_that_a_peer_does_not_take_are_seen_on_the_connection(node: dict[s
             while stuck.send(bytes(1 << 16)):
                 pass
         port = server.getsockname()[1]
-        here = {"state_dir": str(tmp_path), "first_rank": 0}
-        (rank,) = look(here, []).ranks
-        told = look(here, [["127.0.0.1", port], ["127.0.0.1", 1]])
+        here = node_start(state_dir=str(tmp_path))
+        (rank,) = examine(here, ExamineOrder()).ranks
+        told = examine(here, ExamineOrder(peers=(("127.0.0.1", port), ("127.0.0.1", 1))))
     assert ("127.0.0.1", True) in [(item.peer, item.unsent_bytes > 0) for item in rank.sockets]
     assert told.peers == ((f"127.0.0.1:{port}", "silent"), ("127.0.0.1:1", "refuses"))
 

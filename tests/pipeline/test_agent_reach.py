@@ -14,15 +14,16 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.agent.host import network, reach
+from pipeline.cluster.agent.requests import ListeningNode
 
 HELLO, ANSWER = "hello-1", "answer-1"
 
 
-def nodes(count: int) -> list[dict[str, Any]]:
-    return [{"address": f"127.0.0.{number + 1}", "ports": [network.free_ports(1)[0]]} for number in range(count)]
+def nodes(count: int) -> list[ListeningNode]:
+    return [ListeningNode("", f"127.0.0.{number + 1}", network.free_ports(1)) for number in range(count)]
 
 
-def checked(among: list[dict[str, Any]], *numbers: int, late: int | None = None) -> list[dict[str, Any]]:
+def checked(among: list[ListeningNode], *numbers: int, late: int | None = None) -> list[dict[str, Any]]:
     """What each of ``numbers`` answers; ``late`` begins when the others have been refused for a while."""
 
     def one(number: int) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def replying(address: str, port: int, said: bytes) -> Iterator[None]:
 def test_thirty_two_nodes_reach_each_other_at_every_port_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "CONNECT_S", 60.0)  # all of them share one processor here
     all_nodes = nodes(32)
-    all_nodes[0]["ports"] = network.free_ports(4)
+    all_nodes[0] = all_nodes[0]._replace(ports=network.free_ports(4))
     assert checked(all_nodes, *range(32)) == [{"taken": {}, "failed": []}] * 32
 
 
@@ -89,12 +90,12 @@ def test_an_address_without_a_way_does_not_hide_that_another_one_of_the_name_lis
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     two = nodes(2)
-    two[1]["address"] = "both"
+    two[1] = two[1]._replace(address="both")
     known = {"both": [(socket.AF_INET, ("127.0.0.2", 0)), (socket.AF_INET, ("255.255.255.255", 0))]}
     alone = [(socket.AF_INET, ("127.0.0.1", 0))]
     monkeypatch.setattr(reach, "resolve", lambda address: known.get(address, alone))
     monkeypatch.setattr(reach, "open_listeners", lambda _, port: [socket.create_server(("127.0.0.2", port))])
-    two[0]["ports"] = []
+    two[0] = two[0]._replace(ports=())
     assert checked(two, 0, 1, late=1) == [{"taken": {}, "failed": []}] * 2
 
 
@@ -102,7 +103,7 @@ def test_an_address_without_a_way_does_not_hide_that_another_one_of_the_name_lis
 @pytest.mark.usefixtures("hasty")
 def test_a_node_that_answered_and_left_has_not_lost_large_packets() -> None:
     two = nodes(2)
-    with replying(two[1]["address"], two[1]["ports"][0], f"{ANSWER} 1\n".encode()):
+    with replying(two[1].address, two[1].ports[0], f"{ANSWER} 1\n".encode()):
         (answer,) = checked(two, 0)
     assert answer["failed"] == []
 
@@ -112,7 +113,7 @@ def test_a_node_that_answered_and_left_has_not_lost_large_packets() -> None:
 def test_a_node_that_never_listens_is_refused() -> None:
     two = nodes(2)
     (answer,) = checked(two, 0)
-    assert answer["failed"] == [{"node": 1, "port": two[1]["ports"][0], "why": "refused"}]
+    assert answer["failed"] == [{"node": 1, "port": two[1].ports[0], "why": "refused"}]
 
 
 @pytest.mark.slow
@@ -120,7 +121,7 @@ def test_a_node_that_never_listens_is_refused() -> None:
 def test_a_port_that_swallows_what_is_sent_times_out() -> None:
     two = nodes(2)
     with socket.socket() as full:
-        full.bind((two[1]["address"], two[1]["ports"][0]))
+        full.bind((two[1].address, two[1].ports[0]))
         full.listen(0)
         filling = [socket.socket() for _ in range(4)]  # beyond the backlog Linux drops the SYN, as a firewall does
         for one in filling:
@@ -145,7 +146,7 @@ def test_a_port_that_swallows_what_is_sent_times_out() -> None:
 def test_a_foreign_listener_is_not_taken_for_the_node(said: bytes, why: str) -> None:
     two = nodes(2)
 
-    with replying(two[1]["address"], two[1]["ports"][0], said):
+    with replying(two[1].address, two[1].ports[0], said):
         (answer,) = checked(two, 0)
     assert [item["why"] for item in answer["failed"]] == [why]
 
@@ -155,11 +156,11 @@ def test_a_foreign_listener_is_not_taken_for_the_node(said: bytes, why: str) -> 
 @pytest.mark.parametrize("address", ["1.2.3.4; id", "a..b"])  # neither asks a name server
 def test_an_address_that_nobody_can_look_up_is_told_by_all_and_its_node_by_itself(address: str) -> None:
     two = nodes(2)
-    two[0]["address"] = address
+    two[0] = two[0]._replace(address=address)
     for answer in checked(two, 0, 1):
         assert answer["taken"] == {}, "or the failures would be taken for another program's"
         (failed,) = answer["failed"]
-        assert (failed["node"], failed["port"]) == (0, two[0]["ports"][0])
+        assert (failed["node"], failed["port"]) == (0, two[0].ports[0])
         assert failed["why"].startswith("can't resolve it: ")
 
 
@@ -168,8 +169,8 @@ def test_an_address_that_nobody_can_look_up_is_told_by_all_and_its_node_by_itsel
 def test_a_port_that_was_taken_meanwhile_is_told_and_not_waited_for() -> None:
     two = nodes(2)
     with socket.socket() as other:
-        other.bind((two[0]["address"], two[0]["ports"][0]))
+        other.bind((two[0].address, two[0].ports[0]))
         other.listen()
         first, second = checked(two, 0, 1)
-    assert list(first["taken"]) == two[0]["ports"]
+    assert tuple(first["taken"]) == two[0].ports
     assert (first["failed"], [item["node"] for item in second["failed"]]) == ([], [0])

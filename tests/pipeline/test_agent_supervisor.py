@@ -20,11 +20,13 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.agent.node import identity
+from pipeline.cluster.agent.requests import NodeStart, StartRequest, StopRequest
 from pipeline.cluster.agent.running import processes, registry, supervisor
 from pipeline.cluster.agent.running.supervisor import Supervisor
 from pipeline.cluster.agent.running.watches import Silence
 from pipeline.cluster.agent.wire import write_json
 from pipeline.runs import journal
+from tests.agent_records import HERE, node_start, start_request
 from tests.waiting import HANG_S, promised_s
 from trainers.contract import variables
 
@@ -34,11 +36,14 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 def test_a_silent_controller_makes_a_node_ask_one_other_node_and_all_only_when_that_is_gone_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes = [{"identity": f"host{n} 10.0.0.{n}:22 uid 0", "state_dir": str(tmp_path), "node_rank": n} for n in range(9)]
+    nodes = [
+        node_start(identity=f"host{number} 10.0.0.{number}:22 uid 0", state_dir=str(tmp_path), node_rank=number)
+        for number in range(9)
+    ]
     asked, slept, alive = list[str](), list[float](), ["10.0.0.2"]
     monkeypatch.setattr(Silence, "look", lambda _: 60.0)
     monkeypatch.setattr(supervisor, "answers", lambda address, _: asked.append(address) or address in alive)
-    one = Supervisor({"run_id": "r", "nodes": nodes}, nodes[0])
+    one = Supervisor(start_request(*nodes), nodes[0])
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
@@ -66,13 +71,13 @@ def test_a_node_whose_first_node_has_ended_does_not_wait_for_the_lease_of_a_cont
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent_s: float, left_s: float, ends: bool
 ) -> None:
     """As a frozen host that goes on after another has taken its place: its ranks would hold it for cluster.lease_s."""
-    node = {"identity": "host1", "state_dir": str(tmp_path), "node_rank": 1}
+    node = node_start(identity="host1", state_dir=str(tmp_path), node_rank=1)
     for name in ("attached", "agent.json", "beat"):
         (tmp_path / name).touch()
-    one = Supervisor({"run_id": "r", "nodes": [node], "lease_s": 600.0}, node)
+    one = Supervisor(start_request(node), node)
     monkeypatch.setattr(one.lease, "look", lambda: silent_s)
     monkeypatch.setattr(one.rendezvous, "left_s", lambda: left_s)
-    one.look()
+    one.check()
     assert (one.end_at is not None) == ends
     assert ("torchrun of the first node has ended" in one.reason) == ends
 
@@ -88,80 +93,69 @@ def test_a_bar_holds_for_an_hour_of_the_same_boot(tmp_path: Path, monkeypatch: p
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """A request and its node, whose torchrun only sleeps."""
+def node(tmp_path: Path) -> Iterator[tuple[StartRequest, NodeStart]]:
+    """A start and its node, whose torchrun only sleeps."""
     run_dir = tmp_path / "runs" / "key"
     run_id = journal.new_attempt_id(uuid.uuid4().hex[:12], run_dir, 1, "abc123")
-    node = {
-        "identity": identity({"local": True}),
-        "node_rank": 0,
-        "first_rank": 0,
-        "nproc_per_node": 1,
-        "argv": SLEEP,
-        "env": {},
-        "remove": [],
-        "run_dir": str(run_dir),
-        "state_dir": str(run_dir / "state"),
-    }
-    request = {
-        "local": True,
-        "run_key": "key",
-        "run_id": run_id,
-        "attempts": journal.prefix_of_attempt(run_id),
-        "lease_s": 600.0,
-        "registry": str(tmp_path / "runs" / ".agents"),
-        "nodes": [node],
-        "bar": "",
-        "env_passed": ["*"],
-    }
+    node = node_start(
+        identity=identity(HERE), argv=tuple(SLEEP), run_dir=str(run_dir), state_dir=str(run_dir / "state")
+    )
+    request = start_request(
+        node,
+        run_key="key",
+        run_id=run_id,
+        attempt_prefix=journal.prefix_of_attempt(run_id),
+        registry=str(tmp_path / "runs" / ".agents"),
+        env_passed=("*",),
+    )
     (run_dir / "state").mkdir(parents=True)
     (run_dir / "state" / "lease").touch()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     yield request, node
     for number, handler in handlers.items():
         signal.signal(number, handler)
-    processes.end_tree(str(request["attempts"]), 0.0)
+    processes.end_tree(request.attempt_prefix, 0.0)
 
 
-def supervise(request: dict[str, Any], node: dict[str, Any], meanwhile: Callable[[], None] = lambda: None) -> None:
+def supervise(request: StartRequest, node: NodeStart, meanwhile: Callable[[], None] = lambda: None) -> None:
     """A supervisor's life in this process; ``meanwhile`` is done once torchrun is up."""
-    watcher = threading.Thread(target=meanwhile)
-    Supervisor(request, node).run(lambda _: watcher.start())
+    one, watcher = Supervisor(request, node), threading.Thread(target=meanwhile)
+    assert one.begin() == ""
+    watcher.start()
+    one.run()
     watcher.join()
 
 
 @pytest.mark.parametrize("error", [MemoryError("no more"), RuntimeError("a mistake"), OSError(28, "No space left")])
 def test_a_supervisor_that_fails_takes_its_tree_along_and_says_why(
-    node: tuple[dict[str, Any], dict[str, Any]], monkeypatch: pytest.MonkeyPatch, error: Exception
+    node: tuple[StartRequest, NodeStart], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     request, one = node
 
     def fails(*_: Any) -> int:
         raise error
 
-    monkeypatch.setattr(Supervisor, "watch", fails)
+    monkeypatch.setattr(Supervisor, "wait", fails)
     supervise(request, one)
-    assert processes.find_processes(request["attempts"]) == set()
-    ended = json.loads((Path(one["state_dir"]) / "exit.json").read_text())
+    assert processes.find_processes(request.attempt_prefix) == set()
+    ended = json.loads((Path(one.state_dir) / "exit.json").read_text())
     assert ended["reason"].startswith("the node agent could not go on: ")
     assert str(error.args[-1]) in ended["reason"]
-    assert list(Path(request["registry"]).iterdir()) == []
+    assert list(Path(request.registry).iterdir()) == []
 
 
 def test_a_disk_that_is_full_at_the_start_is_told_with_the_place_and_nothing_runs(
-    node: tuple[dict[str, Any], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    node: tuple[StartRequest, NodeStart], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(supervisor, "write_json", full)
     request, one = node
-    answer: dict[str, Any] = {}
-    assert Supervisor(request, one).begin(answer.update) is None
-    error = answer["error"]
-    assert re.search(rf"full disk \(.*: '{one['state_dir']}/agent.json', \d+ bytes are free there\); make room", error)
+    error = Supervisor(request, one).begin()
+    assert re.search(rf"full disk \(.*: '{one.state_dir}/agent.json', \d+ bytes are free there\); make room", error)
     assert "cluster.workdir (on this computer paths.runs)" in error
-    assert processes.find_processes(request["attempts"]) == set()
+    assert processes.find_processes(request.attempt_prefix) == set()
 
 
 def remove(folder: str) -> None:
@@ -170,22 +164,22 @@ def remove(folder: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_removed_folder_ends_the_tree(node: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_a_removed_folder_ends_the_tree(node: tuple[StartRequest, NodeStart]) -> None:
     request, one = node
     began = time.monotonic()
-    supervise(request, one, lambda: remove(one["run_dir"]))
+    supervise(request, one, lambda: remove(one.run_dir))
     assert time.monotonic() - began < promised_s(10)
-    assert processes.find_processes(request["attempts"]) == set()
-    assert not Path(one["run_dir"]).exists(), "nothing may be made anew where somebody removed it"
-    assert list(Path(request["registry"]).iterdir()) == []
+    assert processes.find_processes(request.attempt_prefix) == set()
+    assert not Path(one.run_dir).exists(), "nothing may be made anew where somebody removed it"
+    assert list(Path(request.registry).iterdir()) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change_s", [-1e9, 1e9])
-def test_a_clock_that_is_moved_ends_nothing(node: tuple[dict[str, Any], dict[str, Any]], change_s: float) -> None:
+def test_a_clock_that_is_moved_ends_nothing(node: tuple[StartRequest, NodeStart], change_s: float) -> None:
     """The supervisor sees the time stamp of its lease jump, as it would if the system's clock did."""
     request, one = node
-    state = Path(one["state_dir"])
+    state = Path(one.state_dir)
     (state / "attached").touch()
     moved = time.time() + change_s
     alive: list[bool] = []
@@ -193,28 +187,28 @@ def test_a_clock_that_is_moved_ends_nothing(node: tuple[dict[str, Any], dict[str
     def move() -> None:
         os.utime(state / "lease", (moved, moved))
         time.sleep(2.0)
-        alive.append(processes.find_processes(request["attempts"]) != set())
-        processes.end_tree(str(request["attempts"]), 0.0)
+        alive.append(processes.find_processes(request.attempt_prefix) != set())
+        processes.end_tree(request.attempt_prefix, 0.0)
 
-    supervise({**request, "lease_s": 20.0}, one, move)
+    supervise(request._replace(lease_s=20.0), one, move)
     assert alive == [True]
 
 
 @pytest.mark.slow
 def test_a_controller_that_beats_no_more_ends_the_run_whatever_the_time_stamp_says(
-    node: tuple[dict[str, Any], dict[str, Any]],
+    node: tuple[StartRequest, NodeStart],
 ) -> None:
     request, one = node
-    state = Path(one["state_dir"])
+    state = Path(one.state_dir)
     (state / "attached").touch()
     os.utime(state / "lease", (4e9, 4e9))
-    supervise({**request, "lease_s": 1.5}, one)
+    supervise(request._replace(lease_s=1.5), one)
     assert json.loads((state / "exit.json").read_text())["reason"] == ("the controller has not been heard of for 1.5 s")
 
 
 @pytest.mark.slow
 def test_stop_ends_what_no_registration_names_and_only_what_is_of_this_folder(
-    tmp_path: Path, node: tuple[dict[str, Any], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, node: tuple[StartRequest, NodeStart], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request, _ = node
     other = journal.new_attempt_id("key", tmp_path / "another clone" / "key", 1, "abc123")
@@ -222,22 +216,23 @@ def test_stop_ends_what_no_registration_names_and_only_what_is_of_this_folder(
     def rank(run_id: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(SLEEP, env={**os.environ, variables.NODE: f"{run_id}:0"}, start_new_session=True)
 
-    orphan, earlier, others = (rank(request["run_id"]), rank(f"{request['attempts']}7-fedcba"), rank(other))
+    orphan, earlier, others = (rank(request.run_id), rank(f"{request.attempt_prefix}7-fedcba"), rank(other))
     said: list[dict[str, Any]] = []
     monkeypatch.setattr(registry, "say", lambda **fields: said.append(fields))
     try:
         for child in (orphan, earlier):
-            while child.pid not in processes.find_processes(request["attempts"]):
+            while child.pid not in processes.find_processes(request.attempt_prefix):
                 time.sleep(0.01)
-        registry.stop(request)
-        assert said == [{"left": []}]
+        stop = StopRequest(request.attempt_prefix, request.registry, access=HERE)
+        registry.stop(stop)
+        assert said == [{"survivors": []}]
         assert orphan.wait(HANG_S) < 0
         assert earlier.wait(HANG_S) < 0
         assert others.poll() is None, "that of another clone"
         monkeypatch.setattr(processes, "send_all", lambda *_: None)  # one that nothing can end
         monkeypatch.setattr(registry, "TERM_GRACE_S", 0.1)
-        registry.stop({**request, "attempts": journal.prefix_of_attempt(other)})
-        assert said[1] == {"left": [f"process {others.pid}"]}
+        registry.stop(stop._replace(attempt_prefix=journal.prefix_of_attempt(other)))
+        assert said[1] == {"survivors": [f"process {others.pid}"]}
     finally:
         for child in (orphan, earlier, others):
             child.kill()
@@ -273,13 +268,13 @@ EARLY = [(4, "ended with exit code 0 before the run was ov")]
     ],
 )
 def test_a_rank_that_ends_early_with_exit_code_0_is_named(
-    node: tuple[dict[str, Any], dict[str, Any]], then: str, named: list[tuple[int, str]]
+    node: tuple[StartRequest, NodeStart], then: str, named: list[tuple[int, str]]
 ) -> None:
     """torchrun waits for the other rank, or ends it when that has noticed, or is killed: then nobody knows."""
     request, one = node
-    state = Path(one["state_dir"])
-    argv = [sys.executable, "-c", TORCHRUN + then, str(state)]
-    supervise(request, {**one, "argv": argv, "first_rank": 4, "nproc_per_node": 2})
+    state = Path(one.state_dir)
+    argv = (sys.executable, "-c", TORCHRUN + then, str(state))
+    supervise(request, one._replace(argv=argv, first_rank=4, nproc_per_node=2))
     ended = json.loads((state / "exit.json").read_text())
     assert ended["code"] != 0
     assert [(error["rank"], error["message"][:44]) for error in ended["errors"]] == named

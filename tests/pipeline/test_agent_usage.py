@@ -37,7 +37,7 @@ def test_it_is_sampled_at_most_every_two_seconds_and_travels_in_the_beat(tmp_pat
     told = looks.look()
     assert told is not None
     assert looks.look() is told
-    beat = from_json(NodeBeat, {"host": "node0", "beat": 1.0, "usage": as_json(told)}).usage
+    beat = from_json(NodeBeat, as_json(NodeBeat("node0", usage=told))).usage
     assert beat is not None
     assert 0 <= beat.cpu <= 1
     assert 0 < beat.memory_bytes < beat.memory_total_bytes

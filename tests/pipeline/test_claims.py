@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
 import stat
@@ -21,6 +20,7 @@ import pytest
 
 from pipeline.cluster.agent.host import processors
 from pipeline.cluster.agent.node import user_name
+from pipeline.cluster.agent.requests import ClaimRequest
 from pipeline.cluster.agent.running import claims
 from pipeline.cluster.attempt import run as attempt
 from pipeline.cluster.launchers import settings
@@ -37,9 +37,8 @@ from trainers.contract.host_facts import HeldClaim, HostFacts
 NOW = time.time()
 
 
-def wish(run: str, *resources: str, group: str = "", alone: bool = True) -> dict[str, object]:
-    named = list(resources or ("gpu:0",))
-    return {"resources": named, "attempts": f"{run}-", "group": group or run, "what": f"run {run}", "alone": alone}
+def wish(run: str, *resources: str, group: str = "", alone: bool = True) -> ClaimRequest:
+    return ClaimRequest(resources or ("gpu:0",), f"{run}-", group or run, f"run {run}", refuses_others=alone)
 
 
 def stake(run: str, folder: Path, *resources: str, **change: Any) -> claims.Claim:
@@ -84,6 +83,7 @@ def test_a_claim_ends_with_its_process_however_that_ends(tmp_path: Path) -> None
     folder = tmp_path / "claims"
     program = (
         "import sys, time; from pipeline.cluster.agent.running import claims; "
+        "from pipeline.cluster.agent.requests import ClaimRequest; "
         f"claim = claims.claim_devices({wish('a')!r}, sys.argv[1]); print('up', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE) as holder:
@@ -98,7 +98,7 @@ def test_a_claim_ends_with_its_process_however_that_ends(tmp_path: Path) -> None
 
 def test_what_is_no_claim_is_passed_over_and_what_is_shown_cannot_be_forged(tmp_path: Path) -> None:
     folder = tmp_path / "claims"
-    held = claims.claim_devices({**wish("a"), "what": "run \x1b[31mred", "user": "alice"}, str(folder))
+    held = claims.claim_devices(wish("a")._replace(title="run \x1b[31mred"), str(folder))
     (folder / "000000000-1-1").symlink_to("/etc/passwd")
     os.mkfifo(folder / "000000000-2-2")
     (folder / "folder").mkdir()
@@ -109,7 +109,7 @@ def test_what_is_no_claim_is_passed_over_and_what_is_shown_cannot_be_forged(tmp_
     assert Path("/etc/passwd").exists()
     Path(held.path).write_text('{"resources": 7}')
     assert [row.title for row in claims.claims_here(str(folder))] == ["run b"]
-    Path(held.path).write_text(json.dumps({**wish("a"), "since": 1e300}))  # no date
+    Path(held.path).write_bytes(claims.claim_file(wish("a"), since=1e300))  # no date
     assert [row.title for row in claims.claims_here(str(folder))] == ["run b"]
     mine.release()
 
@@ -149,7 +149,7 @@ def test_a_folder_that_is_swapped_for_a_link_loses_no_file_of_anybody(tmp_path: 
     said = rf"{user_name(os.getuid())} has put a link or a file where .*cluster\.when_busy=share"
     with pytest.raises(OSError, match=said):
         claims.claim_devices(wish("b"), str(folder))
-    assert claims.claims_here(str(folder)) == []
+    assert claims.claims_here(str(folder)) == ()
     assert sorted(path.name for path in precious.iterdir()) == sorted([*names, Path(held.path).name])
     assert {path.read_text() for path in precious.iterdir()} == {"dear"}
 
@@ -176,7 +176,7 @@ def test_a_folder_that_only_its_owner_may_write_names_owner_and_mode(
     owned = r"belongs to \S+ and has mode 0755, and needs 1777; ask its owner or an administ"
     with pytest.raises(OSError, match=owned):
         claims.claim_devices(wish("a"), str(tmp_path))
-    assert claims.claims_here(str(tmp_path / "nowhere")) == []
+    assert claims.claims_here(str(tmp_path / "nowhere")) == ()
 
 
 def _refused(original: Any, path: str, flags: int, *mode: int, **where: Any) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent.running import look
+from pipeline.cluster.agent.running import flight_recorder
 from trainers.contract.beats import FLIGHT_DUMP, FLIGHT_PIPE, Collectives
 from trainers.distributed.connecting import record_flights
 
@@ -39,7 +39,7 @@ def dump(given: int, ended: int, *entries: dict[str, Any]) -> bytes:
 
 
 def now(path: Path) -> tuple[Collectives, ...]:
-    return look.read_dump(str(path), until=time.monotonic())
+    return flight_recorder.read_dump(str(path), until=time.monotonic())
 
 
 def test_the_first_collective_that_has_not_ended_is_told_with_its_place(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_rank_is_asked_over_its_pipe_and_an_old_dump_is_not_believed(
     environment = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
     record_flights(environment)
     assert environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] == str(tmp_path / FLIGHT_PIPE)
-    assert look.request_dump(str(tmp_path), 5) is None  # no NCCL there
+    assert flight_recorder.request_dump(str(tmp_path), 5) is None  # no NCCL there
     (tmp_path / f"{FLIGHT_DUMP}5").write_bytes(dump(9, 9))
     os.mkfifo(tmp_path / f"{FLIGHT_PIPE}5.pipe")  # torch does
 
@@ -74,8 +74,8 @@ def test_a_rank_is_asked_over_its_pipe_and_an_old_dump_is_not_believed(
     rank.start()
     place = None
     while place is None:  # until the thread has opened it
-        place = look.request_dump(str(tmp_path), 5)
-    (row,) = look.read_dump(place, until=time.monotonic() + 30)
+        place = flight_recorder.request_dump(str(tmp_path), 5)
+    (row,) = flight_recorder.read_dump(place, until=time.monotonic() + 30)
     rank.join()
     assert (row.given, row.ended) == (3, 2)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster.agent import wire
-from pipeline.cluster.agent.running import folders
+from pipeline.cluster.agent.files import folders
 from pipeline.cluster.launchers.pssh import output_of, remote_command
 from pipeline.cluster.launchers.transport.answers import Answer, Output
 from pipeline.cluster.launchers.transport.host_errors import explain_over_ssh

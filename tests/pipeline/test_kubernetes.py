@@ -23,6 +23,7 @@ from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, Host
 from pipeline.execution.attempting import unfinished_attempt
+from tests.agent_records import job_request
 from tests.kubernetes_fixture import kubeconfig
 from tests.kubernetes_operators import pods_of
 from tests.pipeline.test_build import configured
@@ -134,7 +135,7 @@ def test_a_container_that_is_started_a_second_time_takes_no_part(
 ) -> None:
     for name, value in {"PACELINE_POD_NAME": "a-1", "PET_NODE_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    request = {"scheduler": "kubernetes", "folder": str(tmp_path)}
+    request = job_request(scheduler="kubernetes", folder=str(tmp_path))
     (tmp_path / "node-1").touch()
     assert JobNode(request).number == 1
     (tmp_path / "node-1").write_text("{}\n")
@@ -149,7 +150,7 @@ def test_a_pod_waits_for_others_as_long_as_its_controller_does(tmp_path: Path, m
     for name, value in {"PACELINE_POD_NAME": "a-0", "JOB_COMPLETION_INDEX": "0"}.items():
         monkeypatch.setenv(name, value)
     folder = JobFolder(tmp_path / "job", "job.yaml")
-    folder.make("", {}, 1)
+    folder.make("", job_request(), 1)
     clock = [0.0]
 
     def sleep(_: float) -> None:
@@ -160,7 +161,7 @@ def test_a_pod_waits_for_others_as_long_as_its_controller_does(tmp_path: Path, m
     fake = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
     monkeypatch.setattr("pipeline.cluster.agent.running.job.time", fake)
     monkeypatch.setattr("pipeline.cluster.agent.running.watches.time", fake)
-    assert list(JobNode({"scheduler": "kubernetes", "folder": str(folder.path)}).starts(5.0)) == []
+    assert list(JobNode(job_request(scheduler="kubernetes", folder=str(folder.path))).starts(5.0)) == []
     assert 103 <= clock[0] <= 105
 
 
@@ -174,7 +175,7 @@ def test_the_pods_are_told_to_leave_though_the_api_does_not_answer(
     (tmp_path / "config").write_text(kubeconfig("http://127.0.0.1:9"))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     folder = JobFolder(tmp_path / "kubernetes" / "d4e5f6", "job.yaml")
-    folder.make("", {}, 1)
+    folder.make("", job_request(), 1)
     cluster = Cluster(launcher="kubernetes", hosts=(Host(name="granted0"),), settings=SETTINGS(**NEEDED))
     said = launchers.create(cluster).stop("0123456789ab", tmp_path)
     assert said["Kubernetes"].startswith("the cluster's API server http://127.0.0.1:9 can't be reached")
@@ -261,6 +262,7 @@ def test_what_pods_can_not_have_is_refused_in_the_plan(tmp_path: Path, words: tu
 
 def test_a_pod_hides_the_values_that_it_has_from_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_TOKEN", 'xyzzy"0123')
-    told = Kubernetes().secrets({"env_from": ["API_TOKEN", "ABSENT"], "hide": [["form", "***"]]})
-    assert told["env"] == {"API_TOKEN": 'xyzzy"0123'}
-    assert {pattern for pattern, _ in told["hide"]} == {'xyzzy"0123', 'xyzzy\\\\"0123', "xyzzy%220123", "form"}
+    request = job_request(env_from=("API_TOKEN", "ABSENT"), masking_rules=(("form", "***"),))
+    secrets = Kubernetes().secrets(request)
+    assert secrets.env == {"API_TOKEN": 'xyzzy"0123'}
+    assert {pattern for pattern, _ in secrets.masking_rules} == {'xyzzy"0123', 'xyzzy\\\\"0123', "xyzzy%220123", "form"}

@@ -16,26 +16,26 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from os import getuid
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipeline.cluster import launchers
-from pipeline.cluster.agent.running import folders, results
+from pipeline.cluster.agent.files import folders, results
+from pipeline.cluster.agent.node import identity
 from pipeline.cluster.agent.running.follow import newest_change
 from pipeline.cluster.attempt.checkpoint_fetch import of_step
 from pipeline.cluster.launchers import agent_launcher
 from pipeline.cluster.launchers.pssh import PsshConfig
-from pipeline.cluster.launchers.transport import downloads
-from pipeline.cluster.launchers.transport.downloads import receive
+from pipeline.cluster.launchers.transport import downloads, tar_answers
+from pipeline.cluster.launchers.transport.downloads import Received, Source, receive
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.cluster.launchers.transport.streams import Connection
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.core.specs import SCRIPT_OUTPUTS, Cluster, Host, Outputs
 from pipeline.runs.checkpoints import go_on_from_checkpoint
+from tests.agent_records import HERE, node_start
 from tests.pipeline.hostile_tars import hostile, of, raw
 from tests.pipeline.test_launch_first_error import PLAN
 from tests.small_disk import mounted
@@ -62,17 +62,15 @@ def seal(path: Path, metrics: str = "", **more: object) -> None:
     path.with_suffix(".json").write_text(json.dumps({**side, "digest": sha256_text(canonical_json(side))}))
 
 
-def to(argv: list[str], again: Callable[[], list[str]] | None = None) -> Connection:
-    return Connection(host="node0", argv=argv, again=again)
-
-
 def collect(node: Path, run_dir: Path, *, final: bool = True) -> None:
-    receive(to(AGENT), asked(node), make(run_dir), final=final)
+    receive(source(node), make(run_dir), final=final)
 
 
-def asked(node: Path) -> dict[str, Any]:
-    me = f"{socket.gethostname()} 127.0.0.1:0 uid {getuid()}"
-    return {"local": True, "nodes": [{"identity": me, "run_dir": str(node)}]}
+def source(
+    node: Path, argv: list[str] = AGENT, again: Callable[[], list[str]] | None = None, *, node_rank: int = 0
+) -> Source:
+    start = node_start(identity=identity(HERE), run_dir=str(node), node_rank=node_rank)
+    return Source(connection=Connection(host="node0", argv=argv, again=again), node=start, access=HERE)
 
 
 def make(folder: Path) -> Path:
@@ -96,9 +94,9 @@ def test_the_summary_of_the_first_host_comes_when_all_of_the_others_is_here(
     """Killed in between, the same command must not take the run for finished."""
     came: list[int] = []
 
-    def receive_own(*args: object, rank: int = 0, **options: object) -> bool:
-        came.append(rank)
-        return True
+    def receive_own(source: Source, *_: object, **options: object) -> Received:
+        came.append(source.node.node_rank)
+        return Received(is_complete=True)
 
     monkeypatch.setattr(downloads, "receive", receive_own)
     monkeypatch.setattr(agent_launcher, "receive", receive_own)
@@ -144,7 +142,7 @@ def test_a_scripts_checkpoints_come_during_the_run_but_for_one_that_it_may_be_wr
 
     def fetch() -> list[str]:
         outputs = of_step(plan, saved).outputs
-        assert receive(to(AGENT), asked(tmp_path / "node"), make(tmp_path / "run"), final=False, outputs=outputs)
+        assert receive(source(tmp_path / "node"), make(tmp_path / "run"), final=False, outputs=outputs).is_complete
         return sorted(path.read_text() for path in (tmp_path / "run/checkpoints").rglob("*") if path.is_file())
 
     assert fetch() == ["checkpoint-2/model.bin", "last.pt"]
@@ -173,9 +171,9 @@ def test_a_full_disk_here_is_no_trouble_of_the_host(tmp_path: Path) -> None:
 
 def test_a_host_that_answers_nothing_is_an_error_only_at_the_end(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", "import sys; sys.exit('gone')"]
-    receive(to(argv), {}, tmp_path, final=False)
+    receive(source(tmp_path, argv), tmp_path, final=False)
     with pytest.raises(TrainingError, match="node0 ended well, but its outputs could not be collected yet: gone"):
-        receive(to(argv), {}, tmp_path, final=True)
+        receive(source(tmp_path, argv), tmp_path, final=True)
 
 
 SAYS_TAR = """
@@ -183,7 +181,7 @@ import json, sys, time, zlib
 sent = sys.stdin.buffer
 sent.read(int(next(line for line in iter(sent.readline, b"") if line.strip().isdigit())))
 token = json.loads(zlib.decompress(sent.read(int(sent.readline()))))["token"]
-print("@paceline " + token + ' {"tar": true}', flush=True)
+print("@paceline " + token + ' {"tar": {}}', flush=True)
 time.sleep(600)
 """
 STUCK = [sys.executable, "-c", SAYS_TAR]
@@ -195,18 +193,18 @@ STUCK = [sys.executable, "-c", SAYS_TAR]
 def test_a_connection_that_brings_nothing_is_given_up_and_another_one_brings_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(downloads, "SILENT_S", 1.0)
+    monkeypatch.setattr(tar_answers, "SILENT_S", 1.0)
     began = time.monotonic()
     with pytest.raises(
         TrainingError, match="node0 ended well, but its outputs could not be collected yet: nothing came for 1 s"
     ):
-        receive(to(STUCK), {}, make(tmp_path / "run"), final=True)
-    assert receive(to(STUCK), {}, tmp_path / "run", final=False) is False
+        receive(source(tmp_path, STUCK), make(tmp_path / "run"), final=True)
+    assert not receive(source(tmp_path, STUCK), tmp_path / "run", final=False).is_complete
     assert time.monotonic() - began < promised_s(10)
-    monkeypatch.setattr(downloads, "SILENT_S", 5.0)  # what the second connection may take to begin
+    monkeypatch.setattr(tar_answers, "SILENT_S", 5.0)  # what the second connection may take to begin
     run_dir = make(tmp_path / "again")
-    node, request = node_folder(tmp_path / "node"), asked(tmp_path / "node")
-    assert receive(to(STUCK, again=lambda: AGENT), request, run_dir, final=True)
+    node = node_folder(tmp_path / "node")
+    assert receive(source(node, STUCK, lambda: AGENT), run_dir, final=True).is_complete
     assert (run_dir / "summary.json").read_bytes() == (node / "summary.json").read_bytes()
     assert sorted(path.name for path in run_dir.iterdir() if path.name.startswith(".")) == []
 
@@ -301,8 +299,8 @@ def test_of_a_hostile_answer_nothing_is_taken_and_the_host_is_named(case: str, t
     before = trees(tmp_path)
     argv = [sys.executable, "-c", ANSWERS, str(tmp_path / "answer")]
     with pytest.raises(TrainingError, match=f"node0: its outputs could not be collected: .*{re.escape(why)}"):
-        receive(to(argv), asked(tmp_path), run_dir, final=True)
-    assert receive(to(argv), asked(tmp_path), run_dir, final=False) is False
+        receive(source(tmp_path, argv), run_dir, final=True)
+    assert not receive(source(tmp_path, argv), run_dir, final=False).is_complete
     assert trees(tmp_path) == before
     assert not Path("/tmp/evil-absolute").exists()
 
@@ -312,7 +310,7 @@ def test_names_with_a_backslash_or_a_colon_come_as_any_other(tmp_path: Path) -> 
     names = ["a\\b.txt", "C:x", "C:\\Windows\\x", "new\nline", "\\"]
     for name in names:
         (make(node / "outputs") / name).write_text(name)
-    receive(to(AGENT), asked(node), run_dir, final=True, outputs=SCRIPT_OUTPUTS)
+    receive(source(node), run_dir, final=True, outputs=SCRIPT_OUTPUTS)
     assert {path.name: path.read_text() for path in (run_dir / "outputs").iterdir()} == {name: name for name in names}
 
 
@@ -324,8 +322,7 @@ def test_a_path_that_is_too_long_here_stays_on_the_host_and_the_rest_comes(tmp_p
     deep.mkdir(parents=True)
     for path in (deep / "long.txt", node / "outputs" / "z.txt"):
         path.write_text(path.name)
-    said = list[str]()
-    receive(to(AGENT), asked(node), run_dir, final=True, outputs=SCRIPT_OUTPUTS, say=said.append)
+    said = receive(source(node), run_dir, final=True, outputs=SCRIPT_OUTPUTS).notes
     assert [path.name for path in (run_dir / "outputs").rglob("*") if path.is_file()] == ["z.txt"]
     assert said[0].startswith(f"node0: can't be written here, so it stays in {node} there: 'outputs/dddd")
     assert said[0].endswith("(File name too long)")
@@ -341,7 +338,7 @@ def test_outputs_are_not_written_through_a_link_of_the_run_folder(linked: str, t
     (run_dir / linked).symlink_to(precious)
     why = f"{run_dir / linked} is a link, and outputs are written into the run folder alone"
     with pytest.raises(TrainingError, match=re.escape(why)):
-        receive(to(AGENT), asked(node), run_dir, final=True, outputs=SCRIPT_OUTPUTS)
+        receive(source(node), run_dir, final=True, outputs=SCRIPT_OUTPUTS)
     assert [path.name for path in precious.iterdir()] == ["thesis.tex"]
 
 
@@ -355,7 +352,7 @@ def test_what_comes_can_not_be_executed_and_a_link_to_a_file_comes_as_its_conten
     (node / "outputs" / "loop").symlink_to(".")
     (node / "outputs" / "gone").symlink_to("nowhere")
     os.utime(node / "outputs" / "deep" / "w.sh", (1e9, 1e9))
-    receive(to(AGENT), asked(node), make(run_dir), final=True, outputs=SCRIPT_OUTPUTS)
+    receive(source(node), make(run_dir), final=True, outputs=SCRIPT_OUTPUTS)
     came = {path.name: path for path in (run_dir / "outputs").rglob("*") if not path.is_dir()}
     assert sorted(came) == ["last", "other", "w.sh"]
     for path in came.values():
@@ -388,9 +385,9 @@ def test_of_another_host_only_what_it_wrote_itself_comes_and_what_is_too_much_st
     said: list[str] = []
 
     def fetch(outputs: Outputs) -> list[str]:
-        request = asked(node)
-        request["nodes"][0]["host"] = "node0"
-        assert receive(to(AGENT), request, run_dir, final=False, outputs=outputs, rank=1, say=said.append)
+        received = receive(source(node, node_rank=1), run_dir, final=False, outputs=outputs)
+        assert received.is_complete
+        said.extend(received.notes)
         return sorted(path.relative_to(run_dir).as_posix() for path in run_dir.rglob("*") if path.is_file())
 
     others = replace(SCRIPT_OUTPUTS, resume=SCRIPT_OUTPUTS.others, needed=())
@@ -426,20 +423,14 @@ def test_what_a_host_cannot_read_is_named_and_the_rest_comes(tmp_path: Path, mon
     (folder / "etc").symlink_to("/etc")
     (folder / "gone").symlink_to("nowhere")
     (folder / "near").symlink_to("good.txt")
-    said: list[str] = []
     with unreadable(folder / "secret.txt", folder / "closed"):
-        assert receive(
-            to([*WITHOUT_RIGHTS, *AGENT]),
-            asked(node),
-            make(run_dir),
-            final=True,
-            outputs=SCRIPT_OUTPUTS,
-            say=said.append,
-        )
+        without_rights = source(node, [*WITHOUT_RIGHTS, *AGENT])
+        received = receive(without_rights, make(run_dir), final=True, outputs=SCRIPT_OUTPUTS)
+    assert received.is_complete
     came = {path.name for path in (run_dir / "outputs").iterdir()}
     assert came == {"good.txt", "near", os.fsdecode(b"two\nlines \xff.txt")}
     out = "a link that leads out of the run folder"
-    assert said == [
+    assert [*received.notes] == [
         f"node0: not brought from there: outputs/away ({out}), outputs/closed (Permission denied), "
         f"outputs/etc ({out}), outputs/pipe (a pipe), outputs/secret.txt (Permission denied), outputs/socket (a socket)"
     ]
@@ -447,11 +438,11 @@ def test_what_a_host_cannot_read_is_named_and_the_rest_comes(tmp_path: Path, mon
 
 
 def test_a_file_that_is_removed_while_others_are_sent_is_named() -> None:
-    unsent: dict[str, str] = {}
-    with tarfile.open(fileobj=io.BytesIO(), mode="w|") as archive:
-        results.send(archive, "/nowhere", "outputs/a.pt", "file", lambda *_: True, unsent)
-    assert [*results.below("/nowhere", "outputs/b.pt", unsent)] == []
-    assert unsent == dict.fromkeys(("outputs/a.pt", "outputs/b.pt"), "it was removed meanwhile")
+    archive = results.RunArchive("/nowhere", None, {})
+    with tarfile.open(fileobj=io.BytesIO(), mode="w|") as tar:
+        archive._add_file(tar, "outputs/a.pt")
+    assert [*archive._below("outputs/b.pt")] == []
+    assert archive.unsent == dict.fromkeys(("outputs/a.pt", "outputs/b.pt"), "it was removed meanwhile")
 
 
 def test_an_answer_that_breaks_off_behind_the_tar_is_asked_for_again(tmp_path: Path) -> None:
@@ -459,6 +450,6 @@ def test_an_answer_that_breaks_off_behind_the_tar_is_asked_for_again(tmp_path: P
     cut = "import sys; all = sys.stdin.buffer.read(); sys.stdout.buffer.write(all[: all.rindex(b'@paceline')])"
     words = ["sh", "-c", f"{shlex.join(AGENT)} | {shlex.join([sys.executable, '-c', cut])}"]
     with pytest.raises(TrainingError, match="its answer broke off behind the tar"):
-        receive(to(words), asked(node), make(tmp_path / "run"), final=True)
-    assert receive(to(words, again=lambda: AGENT), asked(node), make(tmp_path / "run"), final=True)
+        receive(source(node, words), make(tmp_path / "run"), final=True)
+    assert receive(source(node, words, lambda: AGENT), make(tmp_path / "run"), final=True).is_complete
     assert (tmp_path / "run/summary.json").exists()

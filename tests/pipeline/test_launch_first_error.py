@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cluster.agent.reports import NodeEnd, RankFailure
 from pipeline.cluster.attempt.failures import cause, failure_text, first_error, port_was_taken
 from pipeline.cluster.events import NodeExit, NodeLost, RankError
 from pipeline.cluster.launchers.transport.answers import node_end
@@ -128,10 +129,9 @@ def test_the_error_is_told_once_wherever_its_class_is_of(before: str) -> None:
 
 
 def test_what_a_rank_says_moves_no_cursor_and_sets_no_colour() -> None:
-    said = {"rank": 1, "unix_time": 1, "message": "E: \x1b[31mred\r\n\té", "traceback": "\x9b2J"}
-    end = node_end(
-        "node1", {"code": 1, "reason": "failed\x07", "tail": ["\x1b[0m"], "errors": [said]}, clock_correction_s=0
-    )
+    failure = RankFailure(rank=1, unix_time=1.0, message="E: \x1b[31mred\r\n\té", traceback="\x9b2J")
+    reported = NodeEnd(code=1, reason="failed\x07", tail=("\x1b[0m",), errors=(failure,))
+    end = node_end("node1", reported, clock_correction_s=0)
     assert isinstance(end, NodeExit)
     assert end.reason == "failed\\x07\n\\x1b[0m"
     assert (end.errors[0].message, end.errors[0].traceback) == ("E: \\x1b[31mred\\r\n\té", "\\x9b2J")

@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.agent import node
-from pipeline.cluster.agent.running import folders, processes
+from pipeline.cluster.agent.files import leftovers
+from pipeline.cluster.agent.requests import RemoveFoldersRequest
+from pipeline.cluster.agent.running import processes
 from pipeline.cluster.earlier import why_kept
 from pipeline.cluster.hosts import Hosts
 from pipeline.runs import journal
+from tests.agent_records import HERE
 from tests.pipeline.test_plan import cluster, facts
 from trainers.contract import variables
 from trainers.contract.host_facts import LeftFolder
@@ -37,6 +40,7 @@ def folder(workdir: Path, run_id: str, *, idle_s: float, code: int | None = None
     made = workdir / "runs" / run_id / "node0"
     (made / "agent").mkdir(parents=True)
     if entry:
+        entry = {"run_key": "k", "run_id": run_id, **entry}
         (made / "agent" / "agent.json").write_text(json.dumps(entry))
     if code is not None:
         (made / "agent" / "exit.json").write_text(json.dumps({"code": code}))
@@ -49,7 +53,7 @@ def folder(workdir: Path, run_id: str, *, idle_s: float, code: int | None = None
 def test_a_host_tells_and_removes_what_nothing_there_uses_and_nothing_else(
     tmp_path: Path, dead: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    me = node.identity({"local": True})
+    me = node.identity(HERE)
     gone: dict[str, Any] = {
         "pid": dead,
         "born": "7",
@@ -79,14 +83,12 @@ def test_a_host_tells_and_removes_what_nothing_there_uses_and_nothing_else(
     folder(tmp_path, "k-f00000-8-marked", idle_s=HOUR_S, code=1, **{**gone, "mark": "of this test:0"})
     rank = subprocess.Popen(["sleep", "60"], env={variables.NODE: "of this test:0"}, start_new_session=True)
     try:
-        rows = {row.run_id: row for row in folders.attempts_left(str(tmp_path), me)}
+        rows = {row.run_id: row for row in leftovers.attempts_left(str(tmp_path), me)}
         assert set(rows) == {name for name, unused in expected.items() if unused}
         assert [rows[name].holds_outputs for name in sorted(rows)] == [False, True, False]
         names = [f"{name}/node0" for name in expected] + ["../runs/k-f00000-2-well/node0", "k-f00000-1-dead/agent"]
         registry = tmp_path / "agents"
-        folders.remove_folders(
-            {"local": True, "workdir": str(tmp_path), "registry": str(registry), "folders": {me: names}}
-        )
+        leftovers.remove_folders(RemoveFoldersRequest(str(tmp_path), str(registry), {me: tuple(names)}, access=HERE))
     finally:
         rank.kill()
         rank.wait()
@@ -110,7 +112,7 @@ def test_checkpoints_are_wanted_whatever_a_script_calls_them(tmp_path: Path, fil
     (made / "checkpoints" / "half").mkdir(parents=True)
     (made / file).parent.mkdir(exist_ok=True)
     (made / file).write_text("weights")
-    assert folders.holds_outputs(str(made)) == wanted
+    assert leftovers.holds_outputs(str(made)) == wanted
 
 
 def one(run_dir: Path, attempt: int, *, idle_s: float, holds_outputs: bool = True, nonce: str = "aa") -> LeftFolder:

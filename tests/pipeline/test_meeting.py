@@ -26,8 +26,9 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         yield one
 
 
-def place(server: socket.socket) -> list[str | int]:
-    return list(server.getsockname()[:2])
+def place(server: socket.socket) -> tuple[str, int]:
+    address, port = server.getsockname()[:2]
+    return address, port
 
 
 def test_the_first_node_has_come_when_its_torchrun_listens(server: socket.socket) -> None:

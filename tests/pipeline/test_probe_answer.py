@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.agent.host.probe import facts
+from pipeline.cluster.agent.requests import ProbeRequest
 from pipeline.cluster.launchers.transport.answers import host_facts
 from pipeline.core.errors import HostError
+from tests.agent_records import HERE
 from tests.pipeline.test_preflight_checks import PORT
 from trainers.contract.host_facts import Container, HeldClaim, HostFacts, LeftFolder, NvidiaSmi
 from trainers.contract.records import as_json
@@ -18,7 +20,7 @@ from trainers.contract.records import as_json
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> HostFacts:
     """Those of the agent on this computer, with a row of everything that it may find."""
-    request = {"workdir": str(tmp_path_factory.mktemp("workdir")), "local": True, "modules": ["torch"]}
+    request = ProbeRequest(workdir=str(tmp_path_factory.mktemp("workdir")), access=HERE, modules=("torch",))
     return facts(request)._replace(
         host="node0",
         left_folders=(LeftFolder("k-1-a/node0", idle_s=1.5, holds_outputs=True, bytes=10),),

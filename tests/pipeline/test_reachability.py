@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.cluster import networks
+from pipeline.cluster.agent.requests import ListeningNode
 from tests.pipeline.test_plan import facts
 from trainers.contract.host_facts import HostFacts
 
@@ -27,8 +28,8 @@ def told(answers: list[dict[str, Any]], *hosts: HostFacts) -> list[str]:
 
 def test_the_first_host_listens_where_ranks_may_meet_and_the_others_at_one_port() -> None:
     first, second = networks.listeners([host(0), host(1)])
-    assert first == {"identity": host(0).identity, "address": "10.0.0.1", "ports": (40000, 40001, 40002, 40003)}
-    assert second["ports"] == (40010,)
+    assert first == ListeningNode(host(0).identity, "10.0.0.1", (40000, 40001, 40002, 40003))
+    assert second.ports == (40010,)
 
 
 def test_the_error_names_both_hosts_the_address_the_interface_and_the_rule_of_the_firewall() -> None:

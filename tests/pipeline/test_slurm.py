@@ -13,6 +13,7 @@ import pytest
 
 from pipeline.cluster import launchers
 from pipeline.cluster.agent.host.probe import facts
+from pipeline.cluster.agent.requests import ProbeRequest
 from pipeline.cluster.agent.schedulers import Slurm
 from pipeline.cluster.events import Event, LogLine, NodeLost
 from pipeline.cluster.launchers import LAUNCHERS, job_folder
@@ -33,6 +34,7 @@ from pipeline.cluster.launchers.slurm_job import (
 )
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host
+from tests.agent_records import job_request
 from tests.pipeline.test_launch_first_error import PLAN
 from tests.waiting import HANG_S, wait_until
 from trainers.contract.records import as_json
@@ -126,7 +128,7 @@ def test_a_slurm_that_does_not_tell_how_a_job_stands_ends_nothing_and_its_words_
 ) -> None:
     site(scontrol=scontrol)
     folder = JobFolder(tmp_path / "slurm" / "1", "job.sh")
-    folder.make("", {}, 1)
+    folder.make("", job_request(), 1)
     launcher = granted(folder)
 
     def check() -> None:
@@ -141,7 +143,7 @@ def test_a_slurm_that_does_not_tell_how_a_job_stands_ends_nothing_and_its_words_
 def test_the_nodes_are_told_to_leave_though_slurm_does_not_answer(site: Callable[..., Queue], tmp_path: Path) -> None:
     site(squeue="echo slurm_load_jobs error: Socket timed out >&2; exit 1")
     folder = JobFolder(tmp_path / "slurm" / "d4e5f6", "job.sh")
-    folder.make("", {}, 1)
+    folder.make("", job_request(), 1)
     cluster = Cluster(launcher="slurm", hosts=(Host(name="granted0"),), settings=SETTINGS())
     said = launchers.create(cluster).stop("0123456789ab", tmp_path)
     told = "its nodes were told through the run folder and end by themselves"
@@ -162,9 +164,9 @@ def test_a_node_whose_secret_variables_stayed_behind_starts_nothing(
 ) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "node1")
     monkeypatch.setenv("SLURM_NODEID", "1")
-    assert Slurm().secrets({"has_secrets": False}) == {}
+    assert not any(Slurm().secrets(job_request()))
     with pytest.raises(SystemExit):
-        Slurm().secrets({"has_secrets": True})
+        Slurm().secrets(job_request(has_secrets=True))
     assert "node1: the ranks' secret variables did not come" in (said := capsys.readouterr().err)
     assert "--export=ALL takes it along" in said
 
@@ -262,15 +264,15 @@ def test_a_data_pack_that_a_node_does_not_see_is_told_with_the_field(
 ) -> None:
     site()
     folder, pack = JobFolder(tmp_path / "slurm" / "1", "job.sh"), PackSource(path=Path("/data/digits"), digest="d")
-    folder.make("", {}, 1)
+    folder.make("", job_request(), 1)
     launcher = granted(folder)
 
     def report(pack_path: str | None) -> None:
         """What the agent's probe says, as of a node with an address on ib0."""
-        found = facts({"workdir": "/tmp"})
+        found = facts(ProbeRequest(workdir="/tmp"))
         found = found._replace(address="10.0.0.2", interfaces={"10.0.0.2": "ib0"}, pack_path=pack_path)
         with (folder.path / "node-0").open("a") as file:
-            file.write(json.dumps({"restart": 0, "facts": as_json(found)}) + "\n")
+            file.write(json.dumps({"restart": 0, "now": 1.0, "facts": as_json(found)}) + "\n")
 
     report("/data/digits")
     (fact,) = launcher.probe(pack)
@@ -287,7 +289,7 @@ def test_a_job_that_is_suspended_is_said_to_be_once(
     monkeypatch.setattr(job_folder, "_ASK_S", 0.1)
     site(scontrol=f"echo x >> {tmp_path}/asked; echo JobId=42 JobState=SUSPENDED")
     folder = JobFolder(tmp_path / "slurm" / "1", "job.sh")
-    folder.make("", {}, len(PLAN.nodes))
+    folder.make("", job_request(), len(PLAN.nodes))
     plan = dataclasses.replace(
         PLAN, nodes=tuple(dataclasses.replace(node, state_dir=str(tmp_path)) for node in PLAN.nodes)
     )
@@ -316,7 +318,7 @@ def test_a_scheduler_that_hangs_keeps_neither_beats_nor_output_back(
     for name in ("log", "lease"):
         (tmp_path / name).touch()
     folder = JobFolder(tmp_path / "job", "job.sh")
-    folder.make("", {}, 1)
+    folder.make("", job_request(), 1)
     follower = JobFollower(dataclasses.replace(PLAN, nodes=(node,)), folder, 0, gone, heard.append)
     try:
         assert asked.wait(HANG_S)

@@ -52,11 +52,11 @@ lines = ["0 | %d" % number for number in range(50)]
 def say(**fields):
     sys.stdout.write("@paceline f00d " + json.dumps(fields) + chr(10)); sys.stdout.flush()
 def log(start, end):
-    say(**{{"log": lines[start:end], "from": start, "at": end}})
+    say(lines={{"file": "log", "texts": lines[start:end], "start_bytes": start, "end_bytes": end}})
 at = opening["log_at"]
 {body}
 log(at, 50)
-say(exit={{"code": 0, "reason": "", "errors": [], "tail": []}}, now=time.time())
+say(end={{"code": 0}}, now=time.time())
 """
 
 
@@ -77,7 +77,9 @@ def hear(
 ) -> list[Event]:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     node = Connection(host="node0", argv=[sys.executable, "-c", program], slow_s=slow_s, silent_s=silent_s)
-    following = Streams([node], lambda at: json.dumps(at).encode() + b"\n", events.put, 0, "f00d", lease_s)
+    following = Streams(
+        [node], lambda log, _: json.dumps({"log_at": log}).encode() + b"\n", events.put, 0, "f00d", lease_s
+    )
     try:
         wound(following)
         heard: list[Event] = []
@@ -92,14 +94,14 @@ def hear(
 @pytest.mark.parametrize(
     "body",
     [
-        'sys.stdout.write(\'@paceline f00d {"log": ["0 | 2\'); sys.exit()',
-        'sys.stdout.write(\'@paceline f00d {"log": [7], "from": 20, "at": 30}\\n\'); at = 30',
+        'sys.stdout.write(\'@paceline f00d {"lines": {"file": "log", "texts": ["0 | 2\'); sys.exit()',
+        "say(lines={'file': 'log', 'texts': [7], 'start_bytes': 20, 'end_bytes': 30}); at = 30",
         "sys.stdout.write('@paceline f00d ] is what the shell of this host says\\n')",
-        'sys.stdout.buffer.write(b\'@paceline f00d {"log": ["\\xc3\'); sys.exit()',
+        'sys.stdout.buffer.write(b\'@paceline f00d {"lines": {"file": "log", "texts": ["\\xc3\'); sys.exit()',
         "os.kill(os.getpid(), signal.SIGKILL)",
         "os.kill(os.getpid(), signal.SIGSTOP)",
         "log(30, 40); time.sleep(60)",
-        "say(exit={'code': 'x'}, now=1); sys.exit()",
+        "say(end={'code': 'x'}, now=1); sys.exit()",
         'sys.stdout.write(\'@paceline {"error": "forged"}\\na title without an end\')',
     ],
     ids=["cut", "types", "chatter", "utf-8", "killed", "stopped", "gap", "exit", "forged"],
@@ -188,11 +190,11 @@ import json, os, sys, time
 at = json.loads(sys.stdin.readline())["log_at"]
 while at < 3000:
     lines = ["0 | %d %s" % (number, "x" * 2000) for number in range(at, at + 100)]
-    print("@paceline f00d " + json.dumps({"log": lines, "from": at, "at": at + 100}), flush=True)
+    value = {"file": "log", "texts": lines, "start_bytes": at, "end_bytes": at + 100}
+    print("@paceline f00d " + json.dumps({"lines": value}), flush=True)
     at += 100
     time.sleep(0.02)
-end = {"code": 0, "reason": "", "errors": [], "tail": []}
-print("@paceline f00d " + json.dumps({"exit": end, "now": 0}), flush=True)
+print("@paceline f00d " + json.dumps({"end": {"code": 0}, "now": 0}), flush=True)
 """
 
     def wound(following: Streams) -> None:

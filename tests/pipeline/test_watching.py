@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cluster.attempt.stall_watch import ExamineRanks, StallWatch
+from pipeline.cluster.agent.requests import ExamineOrder
+from pipeline.cluster.attempt.stall_watch import StallWatch
 from pipeline.cluster.events import Verdict
 from trainers.contract.beats import NodeBeat, NodeLook, Phase, RankBeat, RankLook, Socket
 
@@ -32,15 +33,15 @@ class Attempt:
 
     def check(self) -> Verdict | None:
         result = self.watch.check(self.now)
-        if isinstance(result, ExamineRanks):
+        if isinstance(result, ExamineOrder):
             self.ask()
             result = self.watch.check(self.now)
-        assert not isinstance(result, ExamineRanks), "once"
+        assert not isinstance(result, ExamineOrder), "once"
         return result
 
     def check_network(self) -> Verdict | None:
         result = self.watch.check_network(self.now)
-        if isinstance(result, ExamineRanks):
+        if isinstance(result, ExamineOrder):
             self.ask()
             return None
         return result

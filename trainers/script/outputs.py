@@ -289,7 +289,7 @@ def unreadable(run_dir: Path, *folders: Path) -> dict[str, str]:
 def _why_not(path: Path, top: str) -> str:
     """Return why a path can't be kept; '' if it can, as for a link to nothing. Raises OSError.
 
-    The agent uses the same words (pipeline/cluster/agent/running/results.py).
+    The agent uses the same words (pipeline/cluster/agent/files/results.py).
     """
     if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(top):
         return LEADS_OUT

@@ -15,7 +15,7 @@ from types import ModuleType, TracebackType
 PACKAGE = "paceline_agent"  # never ``pipeline``: a host may have an installed package of that name
 CONTRACT = "trainers.contract"
 RANKS = "trainers.ranks"
-PACKAGES = (PACKAGE, PACKAGE + ".host", PACKAGE + ".running", "trainers", CONTRACT)
+PACKAGES = (PACKAGE, PACKAGE + ".files", PACKAGE + ".host", PACKAGE + ".running", "trainers", CONTRACT)
 
 
 class SourceFinder:

@@ -13,50 +13,28 @@ too) and those that share a session with one of them.
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import zlib
 from importlib import import_module
-from types import ModuleType
+from typing import Any
 
 from . import wire
-from .wire import Json, is_process_limit, reason, say
-
-COMMANDS = {
-    "probe": "host.probe",
-    "reach": "host.reach",
-    "start": "running.supervisor",
-    "job": "running.job",
-    "follow": "running.follow",
-    "stop": "running.registry",
-    "standing": "running.registry",
-    "collect": "running.results",
-    "clean": "running.folders",
-    "remove_folders": "running.folders",
-    "put_pack": "running.folders",
-    "put_wheels": "running.folders",
-    "find_environment": "host.environments",
-    "make_environment": "host.environments",
-}
-"""Command → the module with the function of that name, imported on use."""
+from .requests import HANDLERS, decode
+from .wire import is_process_limit, reason, say
 
 
 def main() -> int:
     """Answer the request on stdin. Exit code 0, or 1 with ``{"error": …}`` as the answer."""
     size = sys.stdin.buffer.readline()
-    request: Json = json.loads(zlib.decompress(sys.stdin.buffer.read(int(size))))
-    wire.token = request.pop("token")
+    request, wire.token = decode(zlib.decompress(sys.stdin.buffer.read(int(size))))
     return answer(request)
 
 
-def module_for(request: Json) -> ModuleType:
-    return import_module(f".{COMMANDS[request['do']]}", __package__)
-
-
-def answer(request: Json) -> int:
+def answer(request: Any) -> int:
     """Run the request in this process; return the exit code."""
+    module, _, function = HANDLERS[type(request)].partition(":")
     try:
-        getattr(module_for(request), request["do"])(request)
+        getattr(import_module(f".{module}", __package__), function)(request)
     except (SystemExit, OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not is_process_limit(error):
             raise

@@ -7,33 +7,32 @@ import io
 import os
 import pwd
 import socket
+from collections.abc import Sequence
 from importlib import import_module
+from typing import BinaryIO
 
-from .wire import TYPE_CHECKING, Json
-
-if TYPE_CHECKING:
-    from typing import BinaryIO
+from .requests import Access, NodeStart
 
 PEERS = 3  # other nodes that one without a controller tries to reach: a second each, where nothing comes back
 RANK_OUTPUTS = "ranks/*/attempt_*/*/std*.log"
 """What ranks print, in a node's state folder: a file for each stream."""
 
 
-def server_address(request: Json) -> tuple[str, int]:
+def server_address(access: Access) -> tuple[str, int]:
     """Return address and port on which ssh reached this node; 127.0.0.1 and 0 without ssh."""
     parts = os.environ.get("SSH_CONNECTION", "").split()
-    if request.get("local") or len(parts) != 4:
+    if access.is_local or len(parts) != 4:
         return "127.0.0.1", 0
     return parts[2].partition("%")[0], int(parts[3])
 
 
-def address_and_port(request: Json) -> tuple[str, int]:
+def address_and_port(access: Access) -> tuple[str, int]:
     """Return where other nodes reach this one: its ssh server, or its address alone without ssh."""
-    address, port = server_address(request)
-    return (address if port else address_towards(request.get("names", [])) or address), port
+    address, port = server_address(access)
+    return (address if port else address_towards(access.host_names) or address), port
 
 
-def address_towards(names: list[str]) -> str | None:
+def address_towards(names: Sequence[str]) -> str | None:
     """Return this node's address towards another one of ``names``; None: there is none, or no name resolves."""
     for name in names:
         with contextlib.suppress(OSError):
@@ -51,14 +50,14 @@ def route_to(name: str) -> tuple[str, str]:
         return str(probe_socket.getsockname()[0]), str(address[0])
 
 
-def identity(request: Json) -> str:
+def identity(access: Access) -> str:
     """Return a text that is equal for two names of one node.
 
     That is host name, ssh server's address and port, and user id; a batch job has its own text.
     """
-    if "identity" in request:
-        return str(request["identity"])
-    address, port = server_address(request)
+    if access.identity:
+        return access.identity
+    address, port = server_address(access)
     return f"{socket.gethostname()} {address}:{port} uid {os.getuid()}"
 
 
@@ -117,34 +116,38 @@ def user_name(uid: int) -> str:
         return f"user {uid}"
 
 
-def peers_of(request: Json, node: Json) -> list[tuple[str, int]]:
+def peers_of(node: NodeStart, nodes: Sequence[NodeStart]) -> list[tuple[str, int]]:
     """Return ssh address and port of the next few nodes by their identities, for a node that may be isolated."""
-    all_nodes = request["nodes"]
-    at = [other["identity"] for other in all_nodes].index(node["identity"])
+    number = [other.identity for other in nodes].index(node.identity)
     peers = []
-    for other in [*all_nodes[at + 1 :], *all_nodes[:at]][:PEERS]:
-        address, _, port = other["identity"].split(" ")[1].rpartition(":")
+    for other in [*nodes[number + 1 :], *nodes[:number]][:PEERS]:
+        address, _, port = other.identity.split(" ")[1].rpartition(":")
         if port != "0":
             peers.append((address, int(port)))
     return peers
 
 
-def from_environment(patterns: list[str], but: list[str] | None = None) -> dict[str, str]:
+def from_environment(patterns: Sequence[str], but: Sequence[str] = ()) -> dict[str, str]:
     """Return this process's variables that match ``patterns`` and none of ``but``.
 
     A pattern is a name, or the beginning of names with ``*``. fnmatch would compile a regular expression per pattern,
     which takes ten milliseconds for all.
     """
 
-    def among(name: str, wanted: list[str]) -> bool:
+    def matches(name: str, wanted: Sequence[str]) -> bool:
         return any(name.startswith(one[:-1]) if one.endswith("*") else name == one for one in wanted)
 
-    return {name: value for name, value in os.environ.items() if among(name, patterns) and not among(name, but or [])}
+    return {name: value for name, value in os.environ.items() if matches(name, patterns) and not matches(name, but)}
 
 
-def own_node(request: Json) -> Json:
-    me = identity(request)
-    for node in request["nodes"]:
-        if node["identity"] == me:
-            return dict(node)
-    raise SystemExit(f"this node is {me!r}, which the plan does not name")
+def own_number(identities: Sequence[str], access: Access) -> int:
+    """Return this node's position in a list of identities. Raises SystemExit: it isn't there."""
+    own = identity(access)
+    if own not in identities:
+        raise SystemExit(f"this node is {own!r}, which the plan does not name")
+    return identities.index(own)
+
+
+def own_node(nodes: Sequence[NodeStart], access: Access) -> NodeStart:
+    """Return this node's part of a start. Raises SystemExit: it has none."""
+    return nodes[own_number([node.identity for node in nodes], access)]

@@ -7,8 +7,11 @@ import os
 import re
 from urllib.parse import quote
 
+from trainers.contract.records import from_json
+
 from .node import route_to
-from .wire import Json, refuse
+from .requests import JobRequest, Secrets
+from .wire import refuse
 
 SLURM_SECRETS = "PACELINE_SECRETS"
 """The variable with a Slurm job's secret variables."""
@@ -28,19 +31,18 @@ class Slurm:
         environ = os.environ
         return environ["SLURMD_NODENAME"], int(environ["SLURM_NODEID"]), int(environ.get("SLURM_RESTART_COUNT", "0"))
 
-    def secrets(self, request: Json) -> Json:
-        """Return the ranks' secret variables and the rules that mask them in the output, from the job's environment.
+    def secrets(self, request: JobRequest) -> Secrets:
+        """Return the ranks' secrets from the job's environment.
 
         Raises SystemExit: they didn't arrive, and ranks would take the *** in the request for their values.
         """
-        if SLURM_SECRETS not in os.environ and request["has_secrets"]:
+        if SLURM_SECRETS not in os.environ and request.has_secrets:
             refuse(
                 f"{self.who()[0]}: the ranks' secret variables did not come: they travel in PACELINE_SECRETS of the "
                 "job's environment, which --export in cluster.sbatch or SBATCH_EXPORT leaves behind; --export=ALL "
                 "takes it along, and so does --export=NAME,PACELINE_SECRETS"
             )
-        value: Json = json.loads(os.environ.pop(SLURM_SECRETS, "{}"))
-        return value
+        return from_json(Secrets, json.loads(os.environ.pop(SLURM_SECRETS, "{}")))
 
     def own_address(self) -> str:
         """Return this node's address towards another one of the job; by its own name it may know itself as 127.0.1.1.
@@ -80,12 +82,12 @@ class Kubernetes:
         """Return the pod's address, at which the others reach it."""
         return os.environ[POD_IP]
 
-    def secrets(self, request: Json) -> Json:
+    def secrets(self, request: JobRequest) -> Secrets:
         """Return variables from Secrets of the cluster, and the rules that mask their values in the ranks' output."""
-        env = {name: os.environ[name] for name in request["env_from"] if name in os.environ}
+        env = {name: os.environ[name] for name in request.env_from if name in os.environ}
         spelled = {text for value in env.values() for text in (value, json.dumps(value)[1:-1], quote(value, safe=""))}
-        own = [[re.escape(text), "***"] for text in sorted(spelled, key=len, reverse=True) if len(text) >= 4]
-        return {"env": env, "hide": [*own, *request["hide"]]}
+        own = [(re.escape(text), "***") for text in sorted(spelled, key=len, reverse=True) if len(text) >= 4]
+        return Secrets(env=env, masking_rules=(*own, *request.masking_rules))
 
 
 SCHEDULERS: dict[str, type[Slurm] | type[Kubernetes]] = {"slurm": Slurm, "kubernetes": Kubernetes}

@@ -9,15 +9,11 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any, NoReturn
 
-TYPE_CHECKING = False  # importing it from typing would take a command four milliseconds
-if TYPE_CHECKING:
-    from typing import Any, NoReturn
+from trainers.contract.records import Record, as_json, from_json
 
-    Json = dict[str, Any]
-else:
-    Json = dict
-
+Json = dict[str, Any]
 SAYS = "paceline: "
 BUSY = "is busy: "
 """Begins the message about devices that others hold."""
@@ -34,9 +30,9 @@ token = ""
 def say(**fields: Any) -> None:
     """Print one answer line for the controller. Raises OSError: the connection is closed.
 
-    It begins with a newline in the same write, because earlier output may lack one.
+    It begins with a newline in the same write, because earlier output may lack one. Records in it become objects.
     """
-    sys.stdout.write(f"\n@paceline {token} {json.dumps(fields)}\n")
+    sys.stdout.write(f"\n@paceline {token} {json.dumps(as_json(fields))}\n")
     sys.stdout.flush()
 
 
@@ -47,9 +43,10 @@ def refuse(why: str) -> NoReturn:
 
 
 def write_json(path: str, value: Any) -> None:
+    """Write JSON, or a record as such, atomically."""
     temporary = f"{path}.{os.getpid()}.{threading.get_ident()}.tmp"
     with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(value, file)
+        json.dump(as_json(value), file)
     os.replace(temporary, path)
 
 
@@ -59,6 +56,14 @@ def read_json(path: str) -> Any:
         with open(path, encoding="utf-8") as file:
             return json.load(file)
     except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+
+
+def read_record(kind: type[Record], path: str) -> Record | None:
+    """Return the record in a file of an agent; None while the file doesn't exist, or if it holds something else."""
+    try:
+        return from_json(kind, read_json(path))
+    except ValueError:
         return None
 
 

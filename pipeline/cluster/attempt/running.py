@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pipeline.cluster import earlier, starts
+from pipeline.cluster.agent.requests import ExamineOrder
 from pipeline.cluster.agent.running.follow import newest_change
 from pipeline.cluster.attempt.checkpoint_fetch import CheckpointFetch
 from pipeline.cluster.attempt.silent_hosts import SilentHosts
-from pipeline.cluster.attempt.stall_watch import ExamineRanks, StallWatch
+from pipeline.cluster.attempt.stall_watch import StallWatch
 from pipeline.cluster.attempt.tracebacks import HeldTracebacks, is_worth_showing
 from pipeline.cluster.events import (
     AllSucceeded,
@@ -183,11 +184,11 @@ class RunningAttempt:
                 if deadline is None:
                     self._check_for_stall(following)
                 is_over = deadline is not None or self._has_failed
-                for end in self.silent.lost(following.look, self.ends, is_over=is_over):
+                for end in self.silent.lost(following.examine, self.ends, is_over=is_over):
                     self._record_end(end)
                 if deadline is None and self._has_failed:
                     lost = [end.host for end in self.ends.values() if isinstance(end, NodeLost) and not end.answers]
-                    self.silent.ask_about(following.look, lost)
+                    self.silent.ask_about(following.examine, lost)
                     following.stop()
                     deadline = time.monotonic() + STOP_S
         except BaseException:
@@ -205,8 +206,8 @@ class RunningAttempt:
         now = time.monotonic()
         slow_network, stall = self._watch.check_network(now), self._watch.check(now)
         for request in (slow_network, stall):
-            if isinstance(request, ExamineRanks):
-                following.look(() if request.with_stacks else None)
+            if isinstance(request, ExamineOrder):
+                following.examine(request)
         if isinstance(slow_network, Verdict):
             self._show_verdict(slow_network)
         if isinstance(stall, Verdict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from pipeline.cluster.agent.requests import ExamineOrder
 from pipeline.cluster.events import Doing, Emit, NodeAnswers, NodeLost, NodeSilent, Notice
 from pipeline.core.specs import LaunchPlan
 from trainers.contract.beats import NodeLook
@@ -22,7 +23,7 @@ _REACH_TEXTS = {  # the best answer first
 
 _DEAD = ("unreachable", "silent")
 
-Ask = Callable[[Sequence[tuple[str, int]]], None]
+Ask = Callable[[ExamineOrder], None]
 """Asks every host that answers whether it reaches these ssh servers (address, port)."""
 
 
@@ -105,7 +106,7 @@ class SilentHosts:
         known = [(host, server) for host, server in servers.items() if server is not None][:_MOST_ASKED_ABOUT]
         self.reached = {host: {} for host, _ in known}
         if known:
-            ask([server for _, server in known])
+            ask(ExamineOrder(peers=tuple(server for _, server in known)))
 
     def _is_waiting_useless(self, host: str) -> bool:
         """True if waiting can't help: nobody can ask its ssh server, or it is the only node and another replaces it."""

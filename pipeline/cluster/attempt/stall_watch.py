@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from pipeline.cluster.agent.requests import ExamineOrder
 from pipeline.cluster.attempt.stalls import SlowSteps, is_hang, judge, slow_connection
 from pipeline.cluster.events import Verdict
 from trainers.contract.beats import NodeBeat, NodeLook, Phase, RankBeat, RankLook
@@ -22,12 +22,6 @@ _WINDOW_S = 20.0  # over which the share of waiting in the steps' time is measur
 _MAX_WAITING_SHARE = 0.8  # a larger share makes the network be examined
 _MAX_TRIES = 5  # windows, because at a single moment no bytes may wait to be sent
 _BEFORE_TIMEOUT = 0.9  # of collective_timeout_s, when ranks would give up without naming the culprit
-
-
-class ExamineRanks(NamedTuple):
-    """A request: all nodes are to examine their ranks and to answer with a ``NodeLook``."""
-
-    with_stacks: bool  # interrupt the ranks for their stacks and collectives, too
 
 
 @dataclass(kw_only=True)
@@ -97,7 +91,7 @@ class StallWatch:
         """Forget a node that has ended."""
         self.nodes.pop(host, None)
 
-    def check(self, now: float) -> ExamineRanks | Verdict | None:
+    def check(self, now: float) -> ExamineOrder | Verdict | None:
         """Ask for an examination once no rank moves any more; return the verdict when its answers have come."""
         passed_s = min(now - self._checked_at, _MAX_TICK_S) if self._checked_at else 0.0
         self._checked_at = now
@@ -109,7 +103,7 @@ class StallWatch:
         examination = self._examination
         if examination is None or examination.slow_steps is not None:
             self._examination, self._window = _Examination(asked_at=now, slow_steps=None), None
-            return ExamineRanks(with_stacks=True)
+            return ExamineOrder()
         looks = examination.looks
         if not looks or (len(examination.answers) < len(self.nodes) and now - examination.asked_at <= ANSWERS_S):
             return None
@@ -118,7 +112,7 @@ class StallWatch:
             return None
         return judge(looks, self._hosts, self._idle_s)
 
-    def check_network(self, now: float) -> ExamineRanks | Verdict | None:
+    def check_network(self, now: float) -> ExamineOrder | Verdict | None:
         """Ask for an examination if the ranks of a moving run mostly wait; return the connection that is too slow.
 
         None: the ranks don't wait, answers are missing, or no bytes wait to be sent.
@@ -130,7 +124,7 @@ class StallWatch:
             if slow_steps is None:
                 return None
             self._examination = _Examination(asked_at=now, slow_steps=slow_steps)
-            return ExamineRanks(with_stacks=False)
+            return ExamineOrder(with_stacks=False)
         examination = self._examination
         if examination.slow_steps is None or len(examination.answers) < len(self.nodes):
             return None

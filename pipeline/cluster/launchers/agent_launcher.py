@@ -8,19 +8,31 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
 from pipeline.cluster import networks
+from pipeline.cluster.agent.requests import (
+    CleanRequest,
+    FindEnvironmentRequest,
+    FollowRequest,
+    NodeStart,
+    PutPackRequest,
+    ReachRequest,
+    RemoveFoldersRequest,
+    Request,
+    StopRequest,
+    WarmEnvironment,
+)
 from pipeline.cluster.agent.wire import BUSY
 from pipeline.cluster.events import Event
 from pipeline.cluster.launchers.base import NOT_ENDED, Environment, LockFile, Outcome, PackSource, Transport, workdir_of
 from pipeline.cluster.launchers.settings import WHEN_BUSY_HINT, Capabilities, capabilities
 from pipeline.cluster.launchers.transport import agent_requests
 from pipeline.cluster.launchers.transport.answers import Answer, host_facts, parse_answer, received_bytes
-from pipeline.cluster.launchers.transport.downloads import receive, receive_others
+from pipeline.cluster.launchers.transport.downloads import Source, receive, receive_others
 from pipeline.cluster.launchers.transport.payload import (
     SLOWEST_BYTES_PER_S,
     Transfer,
@@ -80,7 +92,7 @@ class AgentLauncher:
     # ------------------------------------------------------------------------- short requests
     def ask(
         self,
-        request: dict[str, Any],
+        request: Request,
         *,
         hosts: Sequence[Host] | None = None,
         timeout_s: float | None = None,
@@ -96,7 +108,7 @@ class AgentLauncher:
         labels = [host.label for host in hosts]
         self._tokens |= dict.fromkeys(labels, token)
         with tempfile.TemporaryFile(prefix="paceline-") as stdin:
-            stdin.write(message({**self.transport.in_requests, **request}, token))
+            stdin.write(message(request._replace(access=self.transport.access), token))
             begin = stdin.tell()
             if payload is not None:
                 payload(stdin)
@@ -107,7 +119,7 @@ class AgentLauncher:
             label: Answer(value=parse_answer(output.stdout, token), output=output) for label, output in outputs.items()
         }
 
-    def demand(self, doing: str, request: dict[str, Any], **asking: Any) -> dict[str, dict[str, Any]]:
+    def demand(self, doing: str, request: Request, **asking: Any) -> dict[str, dict[str, Any]]:
         """Return the values of all answers to a request; ``asking``: as in ``ask``.
 
         Raises HostError that lists the hosts that failed (the first of many) and the fix.
@@ -157,7 +169,7 @@ class AgentLauncher:
         self,
         pack: PackSource | None,
         modules: Sequence[str] = (),
-        warm: Mapping[str, Any] | None = None,
+        warm: WarmEnvironment | None = None,
         *,
         gpu_s: float = agent_requests.GPU_S,
     ) -> list[HostFacts]:
@@ -175,7 +187,7 @@ class AgentLauncher:
         self.transport.shares_connections, self._silent = True, set()
         if self.lock_file is not None and not self.transport.pythons:
             self.transport.pythons = self._interpreters(self.lock_file)
-        request = agent_requests.probe(self.cluster, pack, modules, self.registry(Path()), gpu_s) | {"warm": warm}
+        request = agent_requests.probe(self.cluster, pack, modules, self.registry(Path()), gpu_s, warm)
         asked, began = time.time(), time.monotonic()
         values = self.demand("probe", request, timeout_s=self.short_s)
         answered_s = min(time.monotonic() - began, self.short_s)  # longer if this process was stopped itself
@@ -221,13 +233,12 @@ class AgentLauncher:
         """
         if len(facts) == 1:
             return
-        request = {
-            "do": "reach",
-            "nodes": networks.listeners(facts),
-            "hello": secrets.token_hex(8),
-            "answer": secrets.token_hex(8),
-            "slow_s": self.slow_s,
-        }
+        request = ReachRequest(
+            nodes=tuple(networks.listeners(facts)),
+            hello=secrets.token_hex(8),
+            answer=secrets.token_hex(8),
+            slow_s=self.slow_s,
+        )
         timeout_s = self.short_s + _LISTENING_S
         values = self.demand("checking that the hosts reach each other", request, timeout_s=timeout_s)
         failures = networks.unreached([values[host.label] for host in self.cluster.hosts])
@@ -239,7 +250,7 @@ class AgentLauncher:
 
         Raises HostError.
         """
-        request = {"do": "find_environment", "workdir": self.workdir, **lock.request}
+        request = FindEnvironmentRequest(self.workdir, lock.sha256)
         values = self.demand("looking for the environment", request)
         return [Environment(host=host.label, **values[host.label]) for host in self.cluster.hosts]
 
@@ -260,12 +271,12 @@ class AgentLauncher:
         if pack is not None:
             self.send_pack(pack, facts)
         digest = pack.digest if pack else ""
-        request = agent_requests.start(self.cluster, self._request(plan, run_dir), plan, run_dir, digest)
+        request = agent_requests.start(self.cluster, plan, run_dir, digest, self.registry(run_dir), self.slow_s)
         self.demand(
             "start",
             request,
             timeout_s=self.short_s + 20.0 + weights_bytes(run_dir) * len(facts) / SLOWEST_BYTES_PER_S,
-            payload=(lambda stdin: append_run(stdin, run_dir)) if request["stage"] else None,
+            payload=(lambda stdin: append_run(stdin, run_dir)) if request.sends_files else None,
         )
 
     def starting(self) -> str:
@@ -300,15 +311,15 @@ class AgentLauncher:
             return
         self.demand(
             "sending the data pack",
-            {"do": "put_pack", "workdir": self.workdir, "pack_digest": pack.digest},
+            PutPackRequest(self.workdir, pack.digest),
             hosts=[host for host in self.cluster.hosts if host.label in lacking],
             timeout_s=self.short_s + pack_bytes(pack.path) * len(lacking) / SLOWEST_BYTES_PER_S,
             payload=lambda stdin: append(stdin, pack.path, "."),
             what="the data pack",
         )
 
-    def _request(self, plan: LaunchPlan, run_dir: Path) -> dict[str, Any]:
-        return agent_requests.run_request(self.cluster, plan, self.registry(run_dir), self.slow_s)
+    def _nodes(self, plan: LaunchPlan) -> tuple[NodeStart, ...]:
+        return agent_requests.nodes_of(plan, keeps_run_dir=self.capabilities.shares_run_dir)
 
     def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> Streams:
         """Stream all nodes' output and ends into ``emit`` (called from several threads).
@@ -316,19 +327,25 @@ class AgentLauncher:
         ``metrics_at``: bytes of metrics.jsonl that the controller has already; rank 0's host sends what follows.
         """
         hosts = {host.label: host for host in self.cluster.hosts}
-        request = {**self._request(plan, Path()), "do": "follow", **self.transport.in_requests}
-        request |= {"metrics": not self.capabilities.shares_run_dir, "of_script": bool(plan.outputs.whole)}
+        request = FollowRequest(
+            run_id=plan.run_id,
+            nodes=self._nodes(plan),
+            sends_metrics=not self.capabilities.shares_run_dir,
+            is_script=bool(plan.outputs.whole),
+            access=self.transport.access,
+        )
         connections = [self.connection(hosts[node.host]) for node in plan.nodes]
         token, lock = new_token(), threading.Lock()
 
         @lru_cache(maxsize=1)
-        def opened(offsets: tuple[tuple[str, int], ...]) -> bytes:
-            return message({**request, **dict(offsets)}, token)
+        def encoded(log_bytes: int, metrics_bytes: int) -> bytes:
+            offsets = request._replace(log_offset_bytes=log_bytes, metrics_offset_bytes=metrics_bytes)
+            return message(offsets, token)
 
-        def opening(offsets: dict[str, int]) -> bytes:
-            """Return the request for all streams; nearly all begin at the same bytes, so it is built once."""
+        def opening(log_bytes: int, metrics_bytes: int) -> bytes:
+            """Return the request for all streams; nearly all begin at the same bytes, so it is encoded once."""
             with lock:
-                return opened(tuple(offsets.items()))
+                return encoded(log_bytes, metrics_bytes)
 
         # no network lies between this computer and itself that could break
         lease_s = 0.0 if self.capabilities.is_this_computer else plan.lease_s
@@ -351,16 +368,16 @@ class AgentLauncher:
         run id of a start that is given up: hosts refuse it from now on, as its command may still be on its way.
         """
         self.transport.shares_connections = False
-        which = journal.attempt_prefix(run_key, run_dir)
-        request = {"do": "stop", "attempts": which, "registry": self.registry(run_dir), "bar": start}
+        prefix = journal.attempt_prefix(run_key, run_dir)
+        request = StopRequest(prefix, self.registry(run_dir), refused_run_id=start)
         answers = self.ask(request, timeout_s=self.short_s + 8.0)
         failures = dict[str, str]()
         for host in self.cluster.hosts:
             if (answer := answers[host.label]).error is not None:
                 failures[host.label] = self.transport.explain(host, answer)[0]
-        left = {label: (answer.value or {}).get("left") for label, answer in answers.items()}
+        survivors = {label: (answer.value or {}).get("survivors") for label, answer in answers.items()}
         self._silent = set(failures)
-        return failures | {label: f"{NOT_ENDED}{', '.join(names)}" for label, names in left.items() if names}
+        return failures | {label: f"{NOT_ENDED}{', '.join(names)}" for label, names in survivors.items() if names}
 
     def outcome(self, plan: LaunchPlan) -> Outcome:
         """Return nothing: only the nodes know how an attempt ended."""
@@ -382,25 +399,34 @@ class AgentLauncher:
         """
         if self.capabilities.shares_run_dir:
             return True
-        request, labels = self._request(plan, run_dir), {host.label: host for host in self.cluster.hosts}
-        connections = {label: partial(self.connection, labels[label]) for label in labels.keys() - self._silent}
-        fetch_others = partial(receive_others, plan, connections, request, run_dir, final=final, say=self._notes.append)
-        if final and plan.outputs.others:
-            fetch_others()  # before the first node's files, as its summary.json marks the run complete
-        first = self.connection(labels[plan.nodes[0].host])
-        received = receive(first, request, run_dir, final=final, outputs=plan.outputs, say=self._notes.append)
-        if received and not final and plan.outputs.others:
-            fetch_others()
-        if received and final and not (run_dir / run_folder.PRUNED).exists():  # else work/ is needed to resume
+        sources, first_host = self._sources(plan), plan.nodes[0].host
+        others = {label: source for label, source in sources.items() if label not in self._silent}
+        if final and plan.outputs.others:  # before the first node's files, as its summary.json marks the run complete
+            self._notes += receive_others(plan, others, run_dir, final=True)
+        received = receive(sources[first_host], run_dir, final=final, outputs=plan.outputs)
+        self._notes += received.notes
+        if received.is_complete and not final and plan.outputs.others:
+            self._notes += receive_others(plan, others, run_dir, final=False)
+        if (
+            received.is_complete and final and not (run_dir / run_folder.PRUNED).exists()
+        ):  # else work/ is needed to resume
             for folder in [run_dir / "work", *run_dir.glob("nodes/*/work")]:
                 shutil.rmtree(folder, ignore_errors=True)
-        return received
+        return received.is_complete
+
+    def _sources(self, plan: LaunchPlan) -> dict[str, Source]:
+        """Return host label → how its files are fetched."""
+        hosts = {host.label: host for host in self.cluster.hosts}
+        return {
+            node.host: Source(connection=self.connection(hosts[node.host]), node=node, access=self.transport.access)
+            for node in self._nodes(plan)
+        }
 
     def clean(self, plan: LaunchPlan) -> None:
         """Remove the attempt's own folders from the nodes; the data pack stays for later runs."""
         hosts = [host for host in self.cluster.hosts if host.label not in self._silent]
         if hosts:
-            self.ask({**self._request(plan, Path()), "do": "clean"}, hosts=hosts, timeout_s=self.short_s)
+            self.ask(CleanRequest(self._nodes(plan)), hosts=hosts, timeout_s=self.short_s)
 
     def remove_folders(self, unwanted: Sequence[tuple[HostFacts, Sequence[str]]]) -> dict[str, list[str]]:
         """Remove named folders of attempts that are over, unless they are in use again.
@@ -409,13 +435,8 @@ class AgentLauncher:
         """
         labels = {fact.host for fact, _ in unwanted}
         hosts = [host for host in self.cluster.hosts if host.label in labels]
-        folders = {fact.identity: list(names) for fact, names in unwanted}
-        request = {
-            "do": "remove_folders",
-            "workdir": self.workdir,
-            "registry": self.registry(Path()),
-            "folders": folders,
-        }
+        folders = {fact.identity: tuple(names) for fact, names in unwanted}
+        request = RemoveFoldersRequest(self.workdir, self.registry(Path()), folders)
         answers = self.ask(request, hosts=hosts, timeout_s=self.short_s) if hosts else {}
         done = {
             label: answer.value for label, answer in answers.items() if answer.value and answer.reported_error is None

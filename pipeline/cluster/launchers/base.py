@@ -9,8 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar
+from typing import IO, TYPE_CHECKING, ClassVar
 
+from pipeline.cluster.agent.requests import Access, JobRequest
 from pipeline.cluster.launchers.settings import capabilities
 from pipeline.cluster.launchers.transport.answers import LATE, Answer, Output
 from pipeline.core.errors import HostError, PacelineError, TrainingError, UsageError
@@ -133,9 +134,9 @@ class LockFile:
     wheelhouse: Path | None
 
     @property
-    def request(self) -> dict[str, Any]:
-        """The part of a request that names the environment; the host adds its own. Raises UsageError."""
-        return {"lock_sha256": sha256_text(self.text)}
+    def sha256(self) -> str:
+        """The digest that names its environments, together with a host's Python. Raises UsageError."""
+        return sha256_text(self.text)
 
     @property
     def text(self) -> str:
@@ -172,7 +173,7 @@ class Transport(ABC):
     Attributes:
         silent_s: how long a live agent may be silent before it counts as lost; 0: until ssh notices a lost host.
         starts_s: the least time that a further connection takes.
-        in_requests: added to every request.
+        access: how hosts know themselves, as it stands in every request.
         lock_file: from which hosts get their environment.
         pythons: host label → the interpreter of its environment.
         outputs: host label → the file that receives what its command prints, where there is one.
@@ -186,7 +187,7 @@ class Transport(ABC):
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.in_requests: dict[str, Any] = {"local": capabilities(cluster).is_this_computer}
+        self.access = Access(is_local=capabilities(cluster).is_this_computer)
         self.lock_file: LockFile | None = None
         self.pythons: dict[str, str] = {}
         self.outputs: dict[str, Path] = {}
@@ -328,7 +329,7 @@ class Scheduler(ABC):
         """
 
     @abstractmethod
-    def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: dict[str, Any]) -> GrantedJob:
+    def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: JobRequest) -> GrantedJob:
         """Make ``folder`` and submit a job whose agents get ``request`` first. Raises HostError: it is refused."""
 
     @abstractmethod

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.cluster.agent.requests import RequestedContainer
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.core import places
 from pipeline.core.cache import Cache
@@ -45,23 +46,23 @@ def checked(image: str, launcher: Capabilities) -> str:
     return image
 
 
-def wanted(cluster: Cluster) -> dict[str, Any] | None:
-    """Return the part of a request to the agents about the container that they are to start; None: there is none."""
+def requested(cluster: Cluster) -> RequestedContainer | None:
+    """Return the container that agents are to start; None: they start none."""
     if cluster.container is None or not cluster.asks_environment:  # Slurm's, which can't be asked, are in it already
         return None
-    return {"image": cluster.container, "mounts": seen(cluster), "gpus": cluster.device == "cuda"}
+    return RequestedContainer(cluster.container, tuple(mounts(cluster)), gpus=cluster.device == "cuda")
 
 
 def of_node(cluster: Cluster, fact: HostFacts) -> dict[str, Any] | None:
     """Return a node's container in a plan; None: its agent starts none."""
-    if (asked := wanted(cluster)) is None:
+    if (container := requested(cluster)) is None:
         return None
     if (found := fact.container) is None:  # the host wasn't asked
-        return {"engine": f"<engine of {fact.host}>", **asked}
-    return {**asked, "engine": found.engine, "image": found.image, "digest": found.digest}
+        return {"engine": f"<engine of {fact.host}>", **container._asdict()}
+    return {**container._asdict(), "engine": found.engine, "image": found.image, "digest": found.digest}
 
 
-def seen(cluster: Cluster) -> list[str]:
+def mounts(cluster: Cluster) -> list[str]:
     """Return the folders and files of the hosts that the ranks see besides those of their run."""
     folders = [path for path in cluster.python_path if path.startswith("/")]
     return list(dict.fromkeys([*cluster.container_mounts, *folders]))
@@ -102,15 +103,15 @@ def srun(cluster: Cluster, shared: Sequence[str]) -> tuple[str, str]:
     image = cluster.container
     if image is None:
         return "", ""
-    folders = list(dict.fromkeys([*shared, *seen(cluster)]))
+    folders = list(dict.fromkeys([*shared, *mounts(cluster)]))
     for folder in folders:
         if any(mark in folder for mark in _SEPARATORS):
             raise UsageError(
                 f"cluster.container: {folder} can't be seen there, as lists of folders are separated by , and :"
             )
     if image.endswith(".sqsh"):
-        mounts = ",".join(f"{folder}:{folder}" for folder in folders)
-        options = [f"--container-image={image}", f"--container-mounts={mounts}", "--no-container-mount-home"]
+        pairs = ",".join(f"{folder}:{folder}" for folder in folders)
+        options = [f"--container-image={image}", f"--container-mounts={pairs}", "--no-container-mount-home"]
         return f"{shlex.join(options)} ", ""
     gpus = ["--nv"] if cluster.device == "cuda" else []
     return "", f"{shlex.join(['apptainer', 'exec', *gpus, '--no-home', '--bind', ','.join(folders), image])} "

@@ -6,11 +6,12 @@ import dataclasses
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pipeline.cluster.agent.requests import JobRequest, Request, WarmEnvironment
 from pipeline.cluster.events import Event
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, GrantedJob, JobState, Outcome, PackSource, Scheduler
 from pipeline.cluster.launchers.job_folder import JobFolder, JobFollower
@@ -121,7 +122,7 @@ class GrantedLauncher:
     def _submit(self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None]) -> None:
         """Submit a job. Raises HostError: it is refused."""
         folder = JobFolder(spec.run_dir / self.scheduler.folder / secrets.token_hex(3), self.scheduler.script)
-        request = {**self._request(spec, modules), "folder": str(folder.path)}
+        request = self._request(spec, modules, folder.path)
         job = self._job = self.scheduler.submit(self.cluster, spec, folder, request)
         self._state, self._unfit_restart = JobState(), -1
         say(f"{job.title} was submitted; {job.show_command} shows it, {job.end_command} ends it")
@@ -204,21 +205,21 @@ class GrantedLauncher:
                 return {title: f"{NOT_ENDED}{why}" for title, why in remains.items()}
             time.sleep(LOOK_S)
 
-    def _request(self, spec: AttemptSpec, modules: Sequence[str]) -> dict[str, Any]:
+    def _request(self, spec: AttemptSpec, modules: Sequence[str], folder: Path) -> JobRequest:
         """Return the first request to every node of the job."""
-        probe = agent_requests.probe(self.cluster, spec.pack, modules, registry="")
-        return {
-            "do": "job",
-            "scheduler": self.scheduler.agent,
-            "lease_s": self.cluster.settings.lease_s,
-            "interface": self.cluster.hosts[0].interface,
-            "env_passed": rank_environment.PASSED,
-            "probe": {**probe, "workdir": str(spec.run_dir), "gpu_s": 0.0},
-        }
+        probe = agent_requests.probe(self.cluster, spec.pack, modules, registry="", gpu_s=0.0)
+        return JobRequest(
+            scheduler=self.scheduler.agent,
+            folder=str(folder),
+            lease_s=self.cluster.settings.lease_s,
+            probe=probe._replace(workdir=str(spec.run_dir)),
+            interface=self.cluster.hosts[0].interface,
+            env_passed=tuple(rank_environment.PASSED),
+        )
 
     # ---------------------------------------------------------------------------- an attempt in it
     def probe(
-        self, pack: PackSource | None, modules: Sequence[str] = (), warm: Mapping[str, Any] | None = None
+        self, pack: PackSource | None, modules: Sequence[str] = (), warm: WarmEnvironment | None = None
     ) -> list[HostFacts]:
         """Return the facts of every host, in the cluster's order, as the nodes of the job have reported them.
 
@@ -253,10 +254,10 @@ class GrantedLauncher:
             state_dir.mkdir(mode=0o700, parents=True)
             for name in ("log", "lease", "attached"):
                 (state_dir / name).touch()
-        start = agent_requests.start_facts(plan, str(run_dir.parent / ".agents"), keeps_run_dir=True)
+        start = agent_requests.start_in_job(plan, str(run_dir.parent / ".agents"), keeps_run_dir=True)
         job = self.job
         self._job = dataclasses.replace(job, is_started=True, printed_bytes=job.folder.output_bytes())
-        job.folder.order(restart=job.restart, start=start)
+        job.folder.start(job.restart, start)
 
     def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> JobFollower:
         """Stream all nodes' output and ends into ``emit`` (called from another thread)."""
@@ -331,7 +332,7 @@ class GrantedLauncher:
 
     # -------------------- what needs no work here: the nodes share the run folder
     def ask(
-        self, request: dict[str, Any], *, hosts: Sequence[Host] | None = None, timeout_s: float | None = None
+        self, request: Request, *, hosts: Sequence[Host] | None = None, timeout_s: float | None = None
     ) -> dict[str, Answer]:
         """Return no answers: agents in a job take no requests."""
         return {}

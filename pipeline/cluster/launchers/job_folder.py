@@ -13,19 +13,23 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.agent.log_lines import Tail
+from pipeline.cluster.agent.reports import JobBeat, JobReport
+from pipeline.cluster.agent.requests import ExamineOrder, JobOrder, JobRequest, StartRequest
 from pipeline.cluster.agent.wire import REMOVED
 from pipeline.cluster.events import Event, NodeLost
-from pipeline.cluster.launchers.transport.answers import log_line, node_beat, node_end, node_look
+from pipeline.cluster.launchers.transport.answers import log_line, node_end, of_host
 from pipeline.cluster.launchers.transport.payload import message, new_token
 from pipeline.core.errors import HostError
 from pipeline.core.files import write_atomic
 from pipeline.core.processes import threads
 from pipeline.core.specs import LaunchPlan, NodePlan
+from trainers.contract.beats import NodeLook
+from trainers.contract.records import Record, as_json, from_json
 
 REQUEST = "request"
 """The file in the job's folder that every node's agent reads first."""
@@ -44,12 +48,12 @@ class JobFolder:
     def __init__(self, path: Path, script_name: str) -> None:
         self.path, self._script = path, path / script_name
 
-    def make(self, script: str, request: dict[str, Any], nnodes: int) -> None:
+    def make(self, script: str, request: JobRequest, nnodes: int) -> None:
         """Make everything that the job reads, and the empty files that will be written. Raises OSError."""
         self.path.mkdir(parents=True)
         write_atomic(self._script, script)
         write_atomic(self.path / REQUEST, message(request, new_token()))
-        for name in (_ORDERS, OUTPUT, *(f"{of}-{number}" for of in ("node", "beats") for number in range(nnodes))):
+        for name in (_ORDERS, OUTPUT, *(f"{kind}-{number}" for kind in ("node", "beats") for number in range(nnodes))):
             (self.path / name).touch()
 
     def removed(self, job: str) -> HostError | None:
@@ -66,42 +70,47 @@ class JobFolder:
         except OSError:
             return ""
 
-    def order(self, **order: Any) -> None:
-        """Tell all nodes: ``restart`` and ``start`` or ``end``, or ``leave``. Raises OSError."""
-        with (self.path / _ORDERS).open("r+", encoding="utf-8") as file:  # not made again if it was removed
-            file.seek(0, 2)
-            file.write(json.dumps(order) + "\n")
+    def start(self, restart: int, start: StartRequest) -> None:
+        """Let all nodes start in that restart of the job. Raises OSError: the folder was removed."""
+        self._order(JobOrder(restart=restart, start=start))
 
-    def tell(self, **order: Any) -> None:
-        """Like ``order``, unless the folder was removed, which ends everything too."""
+    def examine(self, restart: int, order: ExamineOrder) -> None:
+        """Let all nodes examine their ranks; nothing happens if the folder was removed."""
         with contextlib.suppress(OSError):
-            self.order(**order)
+            self._order(JobOrder(restart=restart, examine=order))
 
     def end(self, restart: int) -> None:
-        """Tell all nodes to end what they run in that restart of the job."""
-        self.tell(restart=restart, end=True)
+        """Tell all nodes to end what they run in that restart of the job; a removed folder ends that too."""
+        with contextlib.suppress(OSError):
+            self._order(JobOrder(restart=restart, end_start=True))
+
+    def leave(self, restart: int | None = None) -> None:
+        """Tell all nodes to end what they do and let the job end; with ``restart`` only in that restart of the job."""
+        with contextlib.suppress(OSError):
+            self._order(JobOrder(restart=restart, leave=True))
+
+    def _order(self, order: JobOrder) -> None:
+        with (self.path / _ORDERS).open("r+", encoding="utf-8") as file:  # not made again if it was removed
+            file.seek(0, 2)
+            file.write(json.dumps(as_json(order)) + "\n")
 
     def beat(self) -> None:
         """Tell nodes that wait for a start that a command still intends to give one."""
         with contextlib.suppress(OSError):
             os.utime(self.path / _ORDERS)
 
-    def leave(self, restart: int | None = None) -> None:
-        """Tell all nodes to end what they do and let the job end; with ``restart`` only in that restart of the job."""
-        self.tell(**({} if restart is None else {"restart": restart}), leave=True)
-
-    def orders(self) -> list[dict[str, Any]]:
+    def orders(self) -> list[JobOrder]:
         """Return all orders so far."""
-        return self._lines(_ORDERS)
+        return self._lines(_ORDERS, JobOrder)
 
     def was_left(self) -> bool:
         """True if the nodes were told to leave for good."""
-        return any("leave" in order and "restart" not in order for order in self.orders())
+        return any(order.leave and order.restart is None for order in self.orders())
 
     def is_idle(self, restart: int, nnodes: int) -> bool:
         """True if every start of this restart of the job has ended on every node."""
         started = [
-            order["start"]["run_id"] for order in self.orders() if order.get("restart") == restart and "start" in order
+            order.start.run_id for order in self.orders() if order.restart == restart and order.start is not None
         ]
         return all(self.end_of(number, run_id) for run_id in started for number in range(nnodes))
 
@@ -112,45 +121,49 @@ class JobFolder:
         except OSError:
             return 0
 
-    def reports(self, number: int) -> list[dict[str, Any]]:
-        """Return the lines that one node has reported so far."""
-        return self._lines(f"node-{number}")
+    def reports(self, number: int) -> list[JobReport]:
+        """Return what one node has reported so far."""
+        return self._lines(f"node-{number}", JobReport)
 
-    def _lines(self, name: str) -> list[dict[str, Any]]:
+    def _lines(self, name: str, kind: type[Record]) -> list[Record]:
+        """Return the records in a file, a line each; none while it is missing or damaged."""
         try:
             lines = (self.path / name).read_text(encoding="utf-8").split("\n")[:-1]
-            return [json.loads(line) for line in lines]
+            return [from_json(kind, json.loads(line)) for line in lines]
         except (OSError, ValueError):
             return []
 
     def facts(self, restart: int, nnodes: int) -> list[dict[str, Any]]:
         """Return the facts that nodes have reported in this restart of the job, in the order of their numbers."""
-        rows = [self.reports(number) for number in range(nnodes)]
+        reports = [self.reports(number) for number in range(nnodes)]
         facts_of_nodes = [
-            [row["facts"] for row in reports if "facts" in row and row["restart"] == restart] for reports in rows
+            [report.facts for report in node if report.facts is not None and report.restart == restart]
+            for node in reports
         ]
         return [facts[-1] for facts in facts_of_nodes if facts]
 
-    def end_of(self, number: int, run_id: str) -> dict[str, Any] | None:
-        """Return how one node's part of a start has ended, with the node's time; None: not yet."""
-        return next((row for row in self.reports(number) if row.get("run_id") == run_id and "exit" in row), None)
+    def end_of(self, number: int, run_id: str) -> JobReport | None:
+        """Return one node's report of how its part of a start has ended; None: not yet."""
+        ends = (report for report in self.reports(number) if report.run_id == run_id and report.end is not None)
+        return next(ends, None)
 
-    def beats(self, number: int, run_id: str) -> dict[str, Any] | None:
+    def beat_of(self, number: int, run_id: str) -> JobBeat | None:
         """Return one node's newest report on its ranks in a start; None: none yet, or it is just being written."""
         try:
-            value = json.loads((self.path / f"beats-{number}").read_bytes())
+            beat = from_json(JobBeat, json.loads((self.path / f"beats-{number}").read_bytes()))
         except (OSError, ValueError):
             return None
-        return value if isinstance(value, dict) and value.get("run_id") == run_id else None
+        return beat if beat.run_id == run_id else None
 
-    def looks(self, number: int, run_id: str) -> list[dict[str, Any]]:
-        """Return one node's answers to ``look`` in a start."""
-        return [row["look"] for row in self.reports(number) if row.get("run_id") == run_id and "look" in row]
+    def examinations(self, number: int, run_id: str) -> list[NodeLook]:
+        """Return one node's examinations of its ranks in a start."""
+        reports = (report for report in self.reports(number) if report.run_id == run_id)
+        return [report.examination for report in reports if report.examination is not None]
 
     def ended_well(self, run_id: str, nnodes: int) -> bool:
         """True if all nodes have reported that a start ended well."""
-        ends = [self.end_of(number, run_id) for number in range(nnodes)]
-        return all(end is not None and end["exit"]["code"] == 0 for end in ends)
+        reports = [self.end_of(number, run_id) for number in range(nnodes)]
+        return all(report is not None and report.end is not None and report.end.code == 0 for report in reports)
 
     def output(self, start_bytes: int = 0) -> list[str]:
         """Return the last lines of the job's output from ``start_bytes`` on."""
@@ -189,8 +202,8 @@ class JobFollower:
         self._why_halted, self._reported = why_halted, ""
         self._closing = threading.Event()
         self._tails = {node.node_rank: Tail(f"{node.state_dir}/log") for node in plan.nodes}
-        self._beats: dict[int, float] = {}  # node rank → the node's time of the newest one
-        self._looks = {node.node_rank: len(folder.looks(node.node_rank, plan.run_id)) for node in plan.nodes}
+        self._beat_times: dict[int, float] = {}  # node rank → the node's time of the newest beat
+        self._examined = {node.node_rank: len(folder.examinations(node.node_rank, plan.run_id)) for node in plan.nodes}
         self._whys = ("", "")  # the two newest answers of ``why_gone``
         threads.start(self._follow, name="follow the job", on_error=self._failed)
         threads.start(self._ask, name="ask the scheduler", on_error=self._failed)
@@ -202,9 +215,9 @@ class JobFollower:
     def prune(self) -> None:
         """Do nothing: rank 0 sees the request in the shared run folder."""
 
-    def look(self, peers: Sequence[tuple[str, int]] | None = ()) -> None:
-        """Ask all nodes for the state of their ranks."""
-        self._folder.tell(restart=self._restart, look=peers)
+    def examine(self, order: ExamineOrder) -> None:
+        """Let all nodes examine their ranks; NodeLook events follow."""
+        self._folder.examine(self._restart, order)
 
     def close(self) -> None:
         """Emit no more events."""
@@ -215,7 +228,7 @@ class JobFollower:
         while alive and not self._closing.wait(_POLL_S):
             whys = self._whys  # read before the nodes' reports, which are emitted first
             for node in list(alive.values()):
-                if self._look(node):
+                if self._read(node):
                     del alive[node.node_rank]
             now = time.monotonic()
             if now - beaten >= BEAT_S:
@@ -238,33 +251,29 @@ class JobFollower:
         while not self._closing.wait(_ASK_S):
             self._whys = (self._whys[1], self._why_gone())
 
-    def _look(self, node: NodePlan) -> bool:
+    def _read(self, node: NodePlan) -> bool:
         """Emit what a node has written since the last read. True: its part has ended."""
-        ended = self._folder.end_of(node.node_rank, self._plan.run_id)  # read before the log, which then is complete
-        while lines := self._tails[node.node_rank].lines(last=ended is not None):
+        report = self._folder.end_of(node.node_rank, self._plan.run_id)  # read before the log, which then is complete
+        while lines := self._tails[node.node_rank].lines(last=report is not None):
             for text in lines:
                 self._emit(log_line(node.host, text))
-        if ended is not None:
-            self._emit(node_end(node.host, ended["exit"], time.time() - float(ended["now"])))
+        if report is not None and report.end is not None:
+            self._emit(node_end(node.host, report.end, time.time() - report.now))
         elif not Path(node.state_dir).is_dir():
             self._emit(NodeLost(host=node.host, reason=REMOVED % node.run_dir, answers=True))
             return True
-        return ended is not None
+        return report is not None
 
     def _beat(self, node: NodePlan) -> None:
-        """Emit the newest report on a node's ranks, and its answers to ``look``."""
-        beat = self._folder.beats(node.node_rank, self._plan.run_id)
-        if beat is not None and beat.get("beat") != self._beats.get(node.node_rank):
-            self._beats[node.node_rank] = beat["beat"]
-            self._emit_parsed(node_beat, node, beat)
-        looks = self._folder.looks(node.node_rank, self._plan.run_id)
-        for look in looks[self._looks[node.node_rank] :]:
-            self._emit_parsed(node_look, node, look)
-        self._looks[node.node_rank] = len(looks)
-
-    def _emit_parsed(self, read: Callable[[str, dict[str, Any]], Event], node: NodePlan, value: dict[str, Any]) -> None:
-        with contextlib.suppress(KeyError, TypeError, ValueError):  # a damaged file
-            self._emit(read(node.host, value))
+        """Emit the newest report on a node's ranks, and new examinations of them."""
+        beat = self._folder.beat_of(node.node_rank, self._plan.run_id)
+        if beat is not None and beat.unix_time != self._beat_times.get(node.node_rank):
+            self._beat_times[node.node_rank] = beat.unix_time
+            self._emit(beat.beat._replace(host=node.host))
+        examinations = self._folder.examinations(node.node_rank, self._plan.run_id)
+        for examination in examinations[self._examined[node.node_rank] :]:
+            self._emit(of_host(node.host, examination))
+        self._examined[node.node_rank] = len(examinations)
 
     def _failed(self, why: str) -> None:
         for node in self._plan.nodes:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 
 import yaml  # type: ignore[import-untyped]
 
+from pipeline.cluster.agent.requests import JobRequest
 from pipeline.cluster.agent.schedulers import POD_IP, POD_NAME
 from pipeline.cluster.launchers.base import AttemptSpec, GrantedJob, JobState, Outcome, Scheduler
 from pipeline.cluster.launchers.job_folder import REQUEST, JobFolder
@@ -303,10 +304,10 @@ class KubernetesScheduler(Scheduler):
             _refuse_elsewhere("paths.data", spec.pack.path, _mount_path(cluster))
         return yaml_of(manifest(cluster, spec.run_key, spec.run_dir, nonce))
 
-    def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: dict[str, Any]) -> GrantedJob:
+    def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: JobRequest) -> GrantedJob:
         made = manifest(cluster, spec.run_key, spec.run_dir, folder.path.name)
-        env_from = [place.rpartition("/")[2] for place in _settings(cluster).env_from]
-        folder.make(yaml_of(made), {**request, "env_from": env_from, "hide": rules()}, cluster.nnodes)
+        env_from = tuple(place.rpartition("/")[2] for place in _settings(cluster).env_from)
+        folder.make(yaml_of(made), request._replace(env_from=env_from, masking_rules=rules()), cluster.nnodes)
         self.api.create(made)
         return self._granted(made["metadata"]["name"], folder)
 

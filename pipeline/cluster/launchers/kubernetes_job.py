@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.cluster.agent.reports import JobReport
 from pipeline.cluster.agent.wire import SAYS
 from pipeline.cluster.launchers.base import GrantedJob, JobState, Outcome
 from pipeline.cluster.launchers.kubernetes_api import JOB, Api, Object, help_for
@@ -207,7 +208,7 @@ def state_of(
     seen = before.pods if isinstance(before, PodsState) else ()
     pods = tuple({pod.uid: pod for pod in (*seen, *now)}.values())  # each when last seen
     reports, labels = _end_reports(job), _labels(job)
-    end_times = {name: float(end["now"]) for name, end in zip(labels, reports, strict=False) if end is not None}
+    end_times = {name: report.now for name, report in zip(labels, reports, strict=False) if report is not None}
     # the pod that ended first has caused the end of the others
     judged = why_it_ended(sorted(pods, key=lambda pod: end_times.get(pod.name, math.inf)), now, labels)
     is_deleted = shown is None or bool(shown["metadata"].get("deletionTimestamp"))
@@ -219,7 +220,7 @@ def state_of(
         outcome = Outcome(text=f"{job.title} was deleted", hint="the same command creates another one")
         why_gone = f"was taken away: {job.title} was deleted"
     # a node without a report, or ended by a signal from outside, was lost
-    is_lost = any(end is None or end.get("terminated") for end in reports)
+    is_lost = any(report is None or report.was_terminated for report in reports)
     left = ", ".join(pod.title for pod in now)
     return PodsState(
         words=words,
@@ -264,9 +265,9 @@ def _labels(job: GrantedJob) -> dict[str, str]:
     return {fact["host"]: f"pod{number}" for number, fact in enumerate(facts) if len(facts) == job.nnodes}
 
 
-def _end_reports(job: GrantedJob) -> list[Object | None]:
+def _end_reports(job: GrantedJob) -> list[JobReport | None]:
     """Return each node's report of how the newest start ended; None: not yet."""
-    started = [order["start"]["run_id"] for order in job.folder.orders() if "start" in order]
+    started = [order.start.run_id for order in job.folder.orders() if order.start is not None]
     return [job.folder.end_of(number, started[-1]) for number in range(job.nnodes)] if started else []
 
 

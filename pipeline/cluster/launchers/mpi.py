@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, ClassVar, cast
 
+from pipeline.cluster.agent.requests import Access
 from pipeline.cluster.launchers.base import AttemptSpec, Transport, refuse_missing_ssh_config
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.cluster.launchers.transport.answers import Answer, Output
@@ -111,7 +112,7 @@ class MpiTransport(Transport):
         super().__init__(cluster)
         _refuse_unfit_names(cluster)
         # without ssh a host finds its own address by its route to the others
-        self.in_requests = {"local": False, "names": [host.name for host in cluster.hosts]}
+        self.access = Access(host_names=tuple(host.name for host in cluster.hosts))
         refuse_missing_ssh_config(cluster)
         self._program = _open_mpi()
         self._folder = Path(tempfile.mkdtemp(prefix=temporary_prefix("paceline"), dir="/tmp"))  # a path without spaces

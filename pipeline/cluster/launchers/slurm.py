@@ -9,8 +9,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
+from pipeline.cluster.agent.requests import JobRequest, Secrets
 from pipeline.cluster.agent.schedulers import SLURM_SECRETS
 from pipeline.cluster.launchers import containers
 from pipeline.cluster.launchers.base import AttemptSpec, GrantedJob, JobState, PackSource, Scheduler
@@ -22,6 +23,7 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.redact import hidden_by, rules
 from pipeline.core.specs import Cluster
 from pipeline.runs import journal
+from trainers.contract.records import as_json
 from trainers.core.config import ConfigError
 
 NAME_PREFIX = "paceline-"
@@ -183,14 +185,14 @@ class SlurmScheduler(Scheduler):
     def render(cls, cluster: Cluster, spec: AttemptSpec, nonce: str = "<random>") -> str:
         return _script_of(cluster, spec.run_key, spec.run_dir, nonce, spec.pack)
 
-    def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: dict[str, Any]) -> GrantedJob:
+    def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: JobRequest) -> GrantedJob:
         """Submit a job, with the ranks' secret variables and the rules to hide them in its environment, in no file."""
         hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))
-        kept = {"env": dict(cluster.hosts[0].secrets), "hide": rules(hidden)}
+        secrets = Secrets(dict(cluster.hosts[0].secrets), rules(hidden))
         text = _script_of(cluster, spec.run_key, spec.run_dir, folder.path.name, spec.pack)
-        folder.make(text, {**request, "has_secrets": any(kept.values())}, cluster.nnodes)
+        folder.make(text, request._replace(has_secrets=any(secrets)), cluster.nnodes)
         output = str(folder.path / OUTPUT).replace("%", "%%")
-        environ = {SLURM_SECRETS: json.dumps(kept)}
+        environ = {SLURM_SECRETS: json.dumps(as_json(secrets))}
         id_ = self._queue.submit(text, folder=str(spec.run_dir), output=output, environ=environ)
         return self._granted(id_, folder)
 

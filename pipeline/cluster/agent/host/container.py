@@ -14,13 +14,14 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from trainers.contract import variables
 from trainers.contract.host_facts import Container
 
 from ..node import sha256, sha256_of_rest
+from ..requests import NodeStart
 from ..running.processes import LINUX, find_processes, remove_container, stat_fields
 from ..wire import THERE, Json, read_json, write_json
 from . import software
@@ -148,7 +149,7 @@ def file_digest(image: str, workdir: str) -> str:
     return digest
 
 
-def software_in(container: Container, image_name: str, names: list[str], python_path: list[str]) -> Json:
+def software_in(container: Container, image_name: str, names: Sequence[str], python_path: Sequence[str]) -> Json:
     """Return ``software.software`` of the image's python3. Raises SystemExit: the image or the engine can't run it."""
     text = sys.modules[software.__name__].__spec__.loader.get_source(software.__name__)  # type: ignore[union-attr]
     ask = "import json,sys\nprint(json.dumps(software(*json.load(sys.stdin))))"
@@ -195,16 +196,16 @@ def of_run(planned: Container, mark: str) -> Container:
     return planned._replace(name="" if is_process else f"paceline-{mark.replace(':', '-')}")
 
 
-def begin(container: Container, node: Json, env: dict[str, str], output: int) -> subprocess.Popen[bytes]:
+def begin(container: Container, node: NodeStart, env: dict[str, str], output: int) -> subprocess.Popen[bytes]:
     """Start a run's container, whose first process becomes torchrun. Raises OSError, SystemExit.
 
     It sees the run's folder, what that folder's links lead to (read-only), and the configured folders and files.
     """
-    run_dir, data_dir = node["run_dir"], node["data_dir"]
+    run_dir, data_dir = node.run_dir, node.data_dir
     links = [os.path.realpath(entry.path) for entry in os.scandir(run_dir) if entry.is_symlink()]
     read_only = [path for path in [*links, data_dir] if path and os.path.exists(path)]
     mounts = {**dict.fromkeys(read_only, False), **mounts_of(container.mounts), run_dir: True}
-    program = [node["argv"][0], "-I", "-c", _ENTER, *node["argv"]]
+    program = [node.argv[0], "-I", "-c", _ENTER, *node.argv]
     argv = command(container, program, cwd=run_dir, mounts=mounts, login=this_login())
     environment = os.memfd_create("paceline-environment")
     try:

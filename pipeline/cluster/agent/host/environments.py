@@ -20,8 +20,9 @@ import sysconfig
 import tempfile
 from importlib.util import find_spec
 
-from ..running.folders import make_folder
-from ..wire import Json, say
+from ..files.folders import make_folder
+from ..requests import FindEnvironmentRequest, MakeEnvironmentRequest
+from ..wire import say
 
 OLDEST = (3, 11)
 LAST_LINES = 12
@@ -29,7 +30,7 @@ _REPORT_S = 1.0
 _ENDING_S = 5.0
 
 
-def find_environment(request: Json) -> None:
+def find_environment(request: FindEnvironmentRequest) -> None:
     """Answer with the place of that lock's environment, and with its interpreter if it exists."""
     place = place_of(request)
     python = os.path.join(place, "bin", "python")
@@ -37,14 +38,14 @@ def find_environment(request: Json) -> None:
     say(place=place, python=python if os.path.exists(python) else None, python_version=version)
 
 
-def place_of(request: Json) -> str:
+def place_of(request: FindEnvironmentRequest | MakeEnvironmentRequest) -> str:
     """Return the place, by the lock's digest, this Python's version and the platform."""
     kind = f"{sys.implementation.name} {'.'.join(map(str, sys.version_info[:3]))} {sysconfig.get_platform()}"
-    digest = hashlib.sha256(f"{request['lock_sha256']} {kind}".encode()).hexdigest()
-    return os.path.join(os.path.expanduser(request["workdir"]), "environments", digest[:16])
+    digest = hashlib.sha256(f"{request.lock_sha256} {kind}".encode()).hexdigest()
+    return os.path.join(os.path.expanduser(request.workdir), "environments", digest[:16])
 
 
-def make_environment(request: Json) -> None:
+def make_environment(request: MakeEnvironmentRequest) -> None:
     """Install the lock into a new environment; reports each second how many distributions are installed.
 
     After a failure the answer holds the installer's last lines, and ``repeat``, a shell command that does the same.
@@ -59,13 +60,13 @@ def make_environment(request: Json) -> None:
         if not os.path.exists(os.path.join(place, "bin", "python")):
             remove_unfinished(place)
             with open(lock, "w", encoding="utf-8") as file:  # not before: another installer may have been reading it
-                file.write(request["lock"])
+                file.write(request.lock)
             folder = tempfile.mkdtemp(prefix=f"{os.path.basename(place)}.", dir=os.path.dirname(place))
             try:
                 os.chmod(folder, 0o755)
-                failure = run_commands(commands(folder, lock, request), folder)
+                failure = run_commands(commands(folder, lock, request.wheelhouse), folder)
                 if failure:
-                    by_hand = commands("/tmp/paceline-try", lock, request)
+                    by_hand = commands("/tmp/paceline-try", lock, request.wheelhouse)
                     say(error=failure, repeat=" && ".join(map(shlex.join, by_hand)))
                     return
                 os.symlink(os.path.basename(folder), f"{folder}.link")
@@ -87,15 +88,15 @@ def remove_unfinished(place: str) -> None:
             os.unlink(left)
 
 
-def commands(folder: str, lock: str, request: Json) -> list[list[str]]:
+def commands(folder: str, lock: str, wheelhouse: str | None) -> list[list[str]]:
     """Return the commands that create an environment in ``folder``, by uv if it is installed, else by venv and pip.
 
     Both check hashes. This Python's pip (22.3 or newer) installs for the new one: installing a pip there takes seconds,
     and Debian has the module for it in another package.
     """
     python, offline = os.path.join(folder, "bin", "python"), []
-    if request["wheelhouse"]:
-        offline = ["--no-index", "--find-links", os.path.expanduser(request["wheelhouse"])]
+    if wheelhouse is not None:
+        offline = ["--no-index", "--find-links", os.path.expanduser(wheelhouse)]
     uv = shutil.which("uv")
     if uv:
         sync = [uv, "pip", "sync", "--compile-bytecode", "--python", python, "--require-hashes", *offline, lock]

@@ -5,38 +5,41 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Sequence
 
 from trainers.contract.host_facts import Container, HostFacts, ProbeTimes
 from trainers.contract.records import as_json
 
+from ..files.leftovers import tidy_workdir
+from ..files.packs import holds_pack
 from ..node import address_and_port, from_environment, identity, machine
+from ..requests import ProbeRequest
 from ..running.claims import claims_here
-from ..running.folders import holds_pack, tidy_workdir
 from ..running.warm import warm_up
 from ..wire import Json, free_bytes, say
 from . import container, limits, network, processors
 from .software import software
 
 
-def probe(request: Json) -> None:
+def probe(request: ProbeRequest) -> None:
     """Answer with the facts for a launch, in the fields of ``HostFacts`` but for ``host``."""
     say(**as_json(facts(request)))
 
 
-def facts(request: Json) -> HostFacts:
+def facts(request: ProbeRequest) -> HostFacts:
     """Return this host's facts. Raises SystemExit: it has no container image, or no folder that can be written to."""
     began = time.time()
-    if request.get("warm"):
-        warm_up(request["env_passed"], request["warm"])
+    if request.warm is not None:
+        warm_up(request.env_passed, request.warm)
     own_name = network.OwnNameLookup()
-    address, _ = address_and_port(request)
+    address, _ = address_and_port(request.access)
     interfaces = network.interfaces()
-    workdir = os.path.expanduser(request["workdir"])
+    workdir = os.path.expanduser(request.workdir)
     left_folders = tidy_workdir(request, workdir)
     ranks_container, ranks_software = software_of_ranks(request, workdir)
     return HostFacts(
         host="",
-        identity=identity(request),
+        identity=identity(request.access),
         hostname=socket.gethostname(),
         address=address,
         home=os.path.expanduser("~"),
@@ -47,7 +50,7 @@ def facts(request: Json) -> HostFacts:
         hardware=processors.hardware(),
         # in a container numactl would have to be in the image, and may not bind memory there
         can_bind_numa=ranks_container is None and processors.can_bind_numa(),
-        nvidia_smi=processors.nvidia_smi(request["gpu_s"]) if request.get("gpu_s") else None,
+        nvidia_smi=processors.nvidia_smi(request.gpu_s) if request.gpu_s else None,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         memory_available_bytes=limits.memory_available_bytes(),
         shared_memory_free_bytes=limits.shared_memory_free_bytes(),
@@ -62,25 +65,25 @@ def facts(request: Json) -> HostFacts:
         own_name=own_name.result(),
         free_ports=network.free_ports(4),
         machine=machine(),
-        network_variables=from_environment(request.get("env_names", [])),
-        dropped_variables=from_environment(request.get("env_families", []), but=request.get("env_passed", [])),
-        claims=tuple(claims_here()),
+        network_variables=from_environment(request.env_names),
+        dropped_variables=from_environment(request.env_families, but=request.env_passed),
+        claims=claims_here(),
         left_folders=left_folders,
-        pack_path=pack_path(request.get("pack_digest", ""), request.get("pack_places", []), workdir),
+        pack_path=pack_path(request.pack_digest, request.pack_folders, workdir),
         times=ProbeTimes(host_began=began, host_ended=time.time()),
     )
 
 
-def software_of_ranks(request: Json, workdir: str) -> tuple[Container | None, Json]:
+def software_of_ranks(request: ProbeRequest, workdir: str) -> tuple[Container | None, Json]:
     """Return the container of the ranks (None: they run without one), and their interpreter's software."""
-    names, python_path, wanted = request.get("modules", []), request.get("python_path", []), request.get("container")
-    if not wanted:
-        return None, software(names, python_path)
-    found = container.find_image(wanted["image"], workdir, gpus=wanted["gpus"], mounts=wanted["mounts"])
-    return found, container.software_in(found, wanted["image"], names, python_path)
+    requested = request.container
+    if requested is None:
+        return None, software(request.modules, request.python_path)
+    found = container.find_image(requested.image, workdir, gpus=requested.gpus, mounts=requested.mounts)
+    return found, container.software_in(found, requested.image, request.modules, request.python_path)
 
 
-def pack_path(digest: str, folders: list[str], workdir: str) -> str | None:
+def pack_path(digest: str, folders: Sequence[str], workdir: str) -> str | None:
     """Return the first folder that holds the data pack with this digest; None if none does, or without a digest."""
     candidates = [*folders, os.path.join(workdir, "data", digest)] if digest else []
     return next((folder for folder in candidates if holds_pack(folder, digest)), None)

@@ -13,13 +13,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from ..node import own_node
-from ..wire import LARGE_LOST, TYPE_CHECKING, UNRESOLVED, Json, in_thread, say
-
-if TYPE_CHECKING:
-    from typing import Any
+from ..node import own_number
+from ..requests import ListeningNode, ReachRequest
+from ..wire import LARGE_LOST, UNRESOLVED, Json, in_thread, say
 
 CONNECT_S = 2.0  # the first SYN and one more after a second
 LIMIT_S = 8.0  # until the others listen: the commands to all hosts start within this time
@@ -37,13 +36,13 @@ WHOLE = "whole"
 BACKLOG = 256
 
 
-def reach(request: Json) -> None:
+def reach(request: ReachRequest) -> None:
     """Answer with the ports that this node could not listen on, and the nodes that it could not reach."""
-    me = [node["identity"] for node in request["nodes"]].index(own_node(request)["identity"])
-    say(**check_reach(request["nodes"], me, request["hello"], request["answer"], request["slow_s"]))
+    me = own_number([node.identity for node in request.nodes], request.access)
+    say(**check_reach(request.nodes, me, request.hello, request.answer, request.slow_s))
 
 
-def check_reach(nodes: list[Json], me: int, hello: str, answer: str, slow_s: float = 0.0) -> Json:
+def check_reach(nodes: Sequence[ListeningNode], me: int, hello: str, answer: str, slow_s: float = 0.0) -> Json:
     """Listen on this node's ports, and connect to the ports of all others at once.
 
     Args:
@@ -57,19 +56,19 @@ def check_reach(nodes: list[Json], me: int, hello: str, answer: str, slow_s: flo
 class ReachCheck:
     """The check on one node: its listeners and its connections to the others."""
 
-    def __init__(self, nodes: list[Json], me: int, hello: str, answer: str, limit_s: float) -> None:
+    def __init__(self, nodes: Sequence[ListeningNode], me: int, hello: str, answer: str, limit_s: float) -> None:
         self.nodes, self.me, self.hello, self.answer, self.limit_s = nodes, me, hello, answer, limit_s
         self.others = [*range(me + 1, len(nodes)), *range(me)]  # each node starts with another one
         self.retry_s = min(RETRY_S, RETRY_OF_ONE_S * len(nodes))
         self.changed = threading.Condition()  # of the two that follow
-        self.awaited = {(other, port) for other in self.others for port in nodes[me]["ports"]}  # not arrived yet
+        self.awaited = {(other, port) for other in self.others for port in nodes[me].ports}  # not arrived yet
         self.greeted = 0  # connections that the other side will close
         self.failed: list[Json] = []
         self.errors: list[str] = []  # of threads
 
     def run(self) -> Json:
         listeners, taken = self.listen()
-        targets = iter([(other, port) for other in self.others for port in self.nodes[other]["ports"]])
+        targets = iter([(other, port) for other in self.others for port in self.nodes[other].ports])
         dialling = [in_thread(self.dial_all, targets, on_error=self.errors.append) for _ in self.others[:AT_ONCE]]
         for thread in dialling:
             thread.join()
@@ -78,9 +77,9 @@ class ReachCheck:
             for is_over in (lambda: not self.awaited, lambda: self.greeted == 0):
                 self.changed.wait_for(is_over, CONNECT_S + 5 * RETRY_S)
         try:
-            resolve(self.nodes[self.me]["address"])  # torchrun looks it up, too
+            resolve(self.nodes[self.me].address)  # torchrun looks it up, too
         except (OSError, UnicodeError) as error:
-            ports = self.nodes[self.me]["ports"]
+            ports = self.nodes[self.me].ports
             self.failed += [{"node": self.me, "port": port, "why": unresolved(error)} for port in ports]
         for listener in listeners:
             with listener, contextlib.suppress(OSError):
@@ -94,9 +93,9 @@ class ReachCheck:
         """Listen on this node's ports; return also those that other programs hold, with the system's reasons."""
         listeners: list[socket.socket] = []
         taken: dict[int, str] = {}
-        for port in self.nodes[self.me]["ports"]:
+        for port in self.nodes[self.me].ports:
             try:
-                listeners += open_listeners(self.nodes[self.me]["address"], port)
+                listeners += open_listeners(self.nodes[self.me].address, port)
             except OSError as error:
                 taken[port] = error.strerror or str(error)
                 self.awaited -= {(other, port) for other in self.others}
@@ -154,7 +153,7 @@ class ReachCheck:
     def attempt(self, node: int, port: int, until: float) -> tuple[str | None, bool]:
         """Return why one attempt failed ('': it didn't; None: no answer came), and whether others would fail, too."""
         try:
-            places = resolve(self.nodes[node]["address"])
+            places = resolve(self.nodes[node].address)
         except (OSError, UnicodeError) as error:  # UnicodeError: a part of the name is empty or too long
             return unresolved(error), True
         late, refused, why = time.monotonic() + CONNECT_S, False, ""
@@ -185,7 +184,7 @@ class ReachCheck:
             return FOREIGN, False
         if number != str(node):
             return f"node {number} answers there", False
-        if node not in self.others[:LARGE_TO] or port != self.nodes[node]["ports"][0]:
+        if node not in self.others[:LARGE_TO] or port != self.nodes[node].ports[0]:
             return "", True
         sent_at = time.monotonic()
         with contextlib.suppress(OSError):

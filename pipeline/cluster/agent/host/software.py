@@ -12,6 +12,7 @@ import re
 import site
 import sys
 import sysconfig
+from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 
@@ -31,7 +32,7 @@ def torch_versions() -> tuple[str | None, str | None]:
     return torch and torch.group(1), cuda and cuda.group(1)
 
 
-def packages(named: list[str]) -> dict[str, str]:
+def packages(named: Sequence[str]) -> dict[str, str]:
     """Return name → version of this interpreter's packages, from folder names alone, because reading files takes long.
 
     For packages in ``named`` that came from no index, the version includes a digest of the content, as in the run's
@@ -75,7 +76,7 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def modules(names: list[str], python_path: list[str]) -> dict[str, str]:
+def modules(names: Sequence[str], python_path: Sequence[str]) -> dict[str, str]:
     """Return the modules of ``names`` (dotted) that a rank could import → the version of their distribution.
 
     Nothing is imported. ``python_path`` are the folders of the ranks' PYTHONPATH.
@@ -118,7 +119,7 @@ def version_of_module(name: str, path: list[str]) -> str:
     return "unknown"
 
 
-def software(names: list[str], python_path: list[str]) -> dict[str, object]:
+def software(names: Sequence[str], python_path: Sequence[str]) -> dict[str, object]:
     """Return this interpreter, torch's versions, the installed packages, and the importable modules among ``names``.
 
     The modules are those that no distribution is named after.

@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from trainers.contract.host_facts import HeldClaim
 
 from ..node import user_name
-from ..wire import BUSY, Json
+from ..requests import ClaimRequest
+from ..wire import BUSY
 
 FOLDER = "/tmp/paceline-claims"
 _MODE = 0o1777  # all users make claims there, and remove only their own
@@ -32,7 +33,7 @@ _FIRST = "000000000"  # for agents of older versions, which order claims by this
 _NAME = re.compile(r"\d{9}-\d+-\d+")  # number, process, moment
 _MUTEX_S = 5.0  # the lock is held for some milliseconds
 _MOST_BYTES = 4096
-_MOST_SHOWN = 120  # characters of what a run trains
+_LONGEST_TITLE = 120  # characters
 _LATEST = 1e11  # unix seconds; later ones have no date
 
 
@@ -51,20 +52,14 @@ class Claim:
             os.close(self.descriptor)
 
 
-def claim_devices(request: Json, folder: str = FOLDER) -> Claim:
-    """Claim devices of this host. Raises OSError; SystemExit: others hold them, and ``alone`` is set.
-
-    Args:
-        request: ``resources`` (such as gpu:0, or cpu), ``attempts`` (the prefix of the run folder's attempt ids),
-            ``group`` (equal for runs of one controller, which schedules them itself), ``what`` for users, ``alone``
-            (whether claims of others are refused).
-    """
+def claim_devices(request: ClaimRequest, folder: str = FOLDER) -> Claim:
+    """Claim devices of this host. Raises OSError; SystemExit: others hold them, and ``refuses_others`` is set."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
         with opened(folder) as place:
             os.fchmod(place, _MODE)
     with locked(folder) as place:
-        others = [claim for claim in living(place) if collide(claim, request)] if request["alone"] else []
+        others = [claim for claim in living(place) if collide(claim, request)] if request.refuses_others else []
         if others:
             raise SystemExit(BUSY + "; ".join(claim.description for claim in others))
         name = f"{_FIRST}-{os.getpid()}-{time.monotonic_ns()}"
@@ -73,10 +68,21 @@ def claim_devices(request: Json, folder: str = FOLDER) -> Claim:
         except PermissionError as error:
             raise OSError(error.errno, unusable(place), folder) from error
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free, because the file is new
-        claim = {**request, "what": request["what"][:_MOST_SHOWN], "since": time.time()}
-        os.write(descriptor, json.dumps(claim).encode())
+        os.write(descriptor, claim_file(request, time.time()))
         os.fchmod(descriptor, 0o644)  # readable for other users, whatever the umask
     return Claim(os.path.join(folder, name), descriptor)
+
+
+def claim_file(request: ClaimRequest, since: float) -> bytes:
+    """Return the content of a claim's file; agents of all versions on this host read these names."""
+    value = {
+        "resources": request.resources,
+        "attempts": request.attempt_prefix,
+        "group": request.group,
+        "what": request.title[:_LONGEST_TITLE],
+        "since": since,
+    }
+    return json.dumps(value).encode()
 
 
 @contextlib.contextmanager
@@ -86,9 +92,9 @@ def opened(folder: str) -> Iterator[int]:
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except (NotADirectoryError, PermissionError) as error:  # NotADirectoryError: also for a link
         owner = user_name(os.lstat(folder).st_uid)
-        closed = isinstance(error, PermissionError)
-        what = "has closed it" if closed else "has put a link or a file where a folder of claims should be"
-        raise OSError(error.errno, f"{owner} {what}; {_REMEDY}", folder) from error
+        is_closed = isinstance(error, PermissionError)
+        cause = "has closed it" if is_closed else "has put a link or a file where a folder of claims should be"
+        raise OSError(error.errno, f"{owner} {cause}; {_REMEDY}", folder) from error
     try:
         yield place
     finally:
@@ -106,8 +112,8 @@ def locked(folder: str) -> Iterator[int]:
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    said = f"a process has held a lock on it for more than {_MUTEX_S:g} s (lsof shows which); {_REMEDY}"
-                    raise OSError(errno.EBUSY, said, folder) from None
+                    cause = f"a process has held a lock on it for more than {_MUTEX_S:g} s (lsof shows which)"
+                    raise OSError(errno.EBUSY, f"{cause}; {_REMEDY}", folder) from None
                 time.sleep(0.01)
         yield place
 
@@ -159,14 +165,14 @@ def read_claim(name: str, place: int) -> HeldClaim | None:
         os.close(descriptor)
 
 
-def collide(held: HeldClaim, request: Json) -> bool:
+def collide(held: HeldClaim, request: ClaimRequest) -> bool:
     """Whether two claims share devices and come from users or programs that don't coordinate."""
-    is_other = held.attempt_prefix != request["attempts"] and held.group != request["group"]
-    return is_other and not set(held.resources).isdisjoint(request["resources"])
+    is_other = held.attempt_prefix != request.attempt_prefix and held.group != request.group
+    return is_other and not set(held.resources).isdisjoint(request.resources)
 
 
 def printable(text: str) -> str:
-    return "".join(mark for mark in text if mark.isprintable())[:_MOST_SHOWN]
+    return "".join(mark for mark in text if mark.isprintable())[:_LONGEST_TITLE]
 
 
 def described(claim: HeldClaim) -> str:
@@ -181,20 +187,20 @@ def clock(unix_time: float) -> str:
     return time.strftime("%H:%M" if time.time() - unix_time < 64800 else "%Y-%m-%d %H:%M", at)
 
 
-def claims_here(folder: str = FOLDER) -> list[HeldClaim]:
+def claims_here(folder: str = FOLDER) -> tuple[HeldClaim, ...]:
     """Return all claims on this host, oldest first; none if the folder can't be read."""
     with contextlib.suppress(OSError), locked(folder) as place:
-        return living(place)
-    return []
+        return tuple(living(place))
+    return ()
 
 
-def claim_for_run(request: Json | None) -> Claim | None:
+def claim_for_run(request: ClaimRequest | None) -> Claim | None:
     """Claim devices for the start of an attempt. Raises OSError; SystemExit: others hold them."""
-    if not request:
+    if request is None:
         return None
     try:
         return claim_devices(request)
     except OSError:
-        if request["alone"]:
+        if request.refuses_others:
             raise
         return None  # a run that shares the host needs no claim: it only informs others

@@ -11,93 +11,128 @@ import signal
 import sys
 import threading
 import time
+from typing import NoReturn
 
 from trainers.contract import run_folder
-from trainers.contract.beats import NodeLook
-from trainers.contract.records import as_json
+from trainers.contract.beats import NodeBeat, NodeLook
+from trainers.contract.records import from_json
 
 from ..host.usage import UsageSampler
 from ..node import own_node
-from ..wire import REMOVED, Json, in_thread, read_json, say, touch, write_json
-from .look import Beats, look
-from .processes import POLL_S, end_tree, send_all, start_time
+from ..reports import Lines, NodeEnd, RegistryEntry
+from ..requests import ExamineOrder, FollowRequest, NodeStart
+from ..wire import REMOVED, in_thread, read_record, say, touch, write_json
+from .examination import examine
+from .heartbeats import RankBeats
+from .processes import POLL_S, end_tree, send_all
+from .registry import is_alive
 from .watches import Silence
 
 FROZEN_S = 12.0  # long for a supervisor that looks twice a second, and short for a user who waits
 HEARTBEAT_TIMEOUT_S = 8.0
 SETTLED_S = 2.0  # a script's checkpoint counts as complete if nothing was written to it for this time
-LAST_LOOK_S = 2.5  # for examinations under way at the end; one of an unreachable host takes 2 s
+LAST_EXAMINATION_S = 2.5  # for examinations under way at the end; one of an unreachable host takes 2 s
+_BEAT_S = 1.0
 
 
-def follow(request: Json) -> None:
-    """Stream the log, rank 0's metrics and the end as JSON lines; renew the lease by heartbeats from stdin.
+def follow(request: FollowRequest) -> None:
+    """Stream the log, rank 0's metrics and the end; renew the lease by heartbeats from stdin.
 
-    One line per second reports the ranks' states. Streams can be resumed: answers carry the byte offsets ``log_at`` and
-    ``metrics_at``.
+    One line per second reports the ranks' states. Streams can be resumed from the byte offsets of their lines.
     """
-    node = own_node(request)
-    last_heartbeat, looks = [time.monotonic()], Looks(node)
-    in_thread(listen, node, last_heartbeat, looks, on_error=leave)
-    in_thread(leave_after_heartbeat_timeout, last_heartbeat, on_error=leave)
+    node = own_node(request.nodes, request.access)
+    controller = Controller(node)
+    in_thread(controller.listen, on_error=leave)
+    in_thread(controller.leave_after_silence, on_error=leave)
     try:
-        send_news(request, node, looks)
+        stream(request, node, controller)
     except OSError as error:  # the connection is closed, or a file can't be read: a new stream may succeed
         leave(str(error))
 
 
-def leave(why: str) -> None:
+def leave(why: str = "") -> NoReturn:
     """End the stream at once, because the listening thread's read would delay an ordinary exit."""
     with contextlib.suppress(OSError):
         print(why, file=sys.stderr, flush=True)
     os._exit(1)
 
 
-class Looks:
-    """Examine this node's ranks, or other nodes from here, each in its own thread."""
+class Controller:
+    """The controller at the other end of the stream: its heartbeats and orders, and the examinations that it wants."""
 
-    def __init__(self, node: Json) -> None:
+    def __init__(self, node: NodeStart) -> None:
         self.node = node
+        self.heard_at = time.monotonic()
         self.threads: list[threading.Thread] = []
-        self.ready: list[NodeLook] = []
+        self.examinations: list[NodeLook] = []  # complete ones, to be sent
 
-    def begin(self, peers: list[list[object]] | None) -> None:
-        def make() -> None:
-            self.ready.append(look(self.node, peers))
+    def listen(self) -> None:
+        """Renew the lease while the controller sends heartbeats, and follow its orders.
 
-        self.threads.append(in_thread(make, on_error=lambda _: None))
+        ``stop`` makes the supervisor end the run; ``prune`` leaves a file that rank 0 looks for at the end of an epoch;
+        ``examine {order}`` begins an examination of the ranks.
+        """
+        lease = os.path.join(self.node.state_dir, "lease")
+        touch(lease)
+        touch(os.path.join(self.node.state_dir, "attached"))
+        while line := sys.stdin.buffer.readline():
+            self.heard_at = time.monotonic()
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(lease)  # the supervisor looks for a change, not for the time
+            word, _, rest = line.strip().partition(b" ")
+            if word == b"prune" and self.node.node_rank == 0:
+                with contextlib.suppress(FileNotFoundError):
+                    touch(os.path.join(self.node.run_dir, run_folder.PRUNE))
+            if word == b"examine":
+                order = from_json(ExamineOrder, json.loads(rest))
+                self.threads.append(in_thread(self.examine, order, on_error=lambda _: None))
+            if word == b"stop":
+                entry = read_record(RegistryEntry, os.path.join(self.node.state_dir, "agent.json"))
+                if entry is not None and is_alive(entry):
+                    send_all({entry.pid}, signal.SIGTERM)
 
-    def send(self, *, last: bool) -> None:
+    def examine(self, order: ExamineOrder) -> None:
+        self.examinations.append(examine(self.node, order))
+
+    def send_examinations(self, *, last: bool) -> None:
         """Send what is ready; ``last``: also what will be ready in a moment. Raises OSError."""
-        until = time.monotonic() + LAST_LOOK_S
+        until = time.monotonic() + LAST_EXAMINATION_S
         for thread in self.threads if last else ():
             thread.join(max(0.0, until - time.monotonic()))
-        while self.ready:
-            say(look=as_json(self.ready.pop()))
+        while self.examinations:
+            say(examination=self.examinations.pop())
+
+    def leave_after_silence(self) -> None:
+        """End the stream some seconds after the last heartbeat: a cut connection can block writes for minutes."""
+        while time.monotonic() - self.heard_at < HEARTBEAT_TIMEOUT_S:
+            time.sleep(0.5)
+        leave()
 
 
-def send_news(request: Json, node: Json, looks: Looks) -> None:
-    state = node["state_dir"]
-    supervisor_file, usage = Silence(os.path.join(state, "beat")), UsageSampler(node["run_dir"])
-    rank_beats = Beats(node)
-    offsets = {"log": int(request["log_at"]), "metrics": int(request["metrics_at"])}
-    files = {"log": os.path.join(state, "log")}
-    if node["node_rank"] == 0 and request["metrics"]:
-        files["metrics"] = os.path.join(node["run_dir"], run_folder.METRICS)
-    reported_at, mark = time.monotonic(), f"{request['run_id']}:{node['node_rank']}"
+def stream(request: FollowRequest, node: NodeStart, controller: Controller) -> None:
+    """Send lines, states and examinations until this node's part has ended. Raises OSError."""
+    supervisor_beat, usage = Silence(os.path.join(node.state_dir, "beat")), UsageSampler(node.run_dir)
+    rank_beats, mark = RankBeats(node), f"{request.run_id}:{node.node_rank}"
+    sends_metrics = node.node_rank == 0 and request.sends_metrics
+    files = [GrowingFile("log", os.path.join(node.state_dir, "log"), request.log_offset_bytes)]
+    if sends_metrics:
+        metrics = os.path.join(node.run_dir, run_folder.METRICS)
+        files.append(GrowingFile("metrics", metrics, request.metrics_offset_bytes))
+    newest = newest_change if request.is_script else newest_checkpoint
+    reported_at = time.monotonic()
     while True:
-        ended = read_json(os.path.join(state, "exit.json")) or end_without_supervisor(node, supervisor_file, mark)
-        while sum(forward(name, path, offsets) for name, path in files.items()):
+        end = read_record(NodeEnd, os.path.join(node.state_dir, "exit.json"))
+        end = end or end_without_supervisor(node, supervisor_beat, mark)
+        while sum(file.send_lines() for file in files):
             pass
-        looks.send(last=bool(ended))
-        if ended:
-            say(exit=ended, now=time.time())
+        controller.send_examinations(last=end is not None)
+        if end is not None:
+            say(end=end, now=time.time())
             os._exit(0)
-        if time.monotonic() - reported_at > 1:
+        if time.monotonic() - reported_at > _BEAT_S:
             reported_at = time.monotonic()
-            newest = newest_change if request.get("of_script") else newest_checkpoint
-            is_first_node = "metrics" in files
-            saved = newest(node["run_dir"]) if is_first_node else 0
-            say(beat=time.time(), ranks=as_json(rank_beats.read()), saved=saved, usage=as_json(usage.look()))
+            saved = newest(node.run_dir) if sends_metrics else 0
+            say(beat=NodeBeat(node.host, tuple(rank_beats.read()), saved, usage.look()))
         time.sleep(POLL_S)
 
 
@@ -118,79 +153,52 @@ def newest_change(run_dir: str) -> int:
     return int(newest * 1000) + 1 if newest and time.time() - newest > SETTLED_S else 0
 
 
-def forward(name: str, path: str, offsets: dict[str, int]) -> bool:
-    """Send the next complete lines of a file; return whether there were any."""
-    try:
-        with open(path, "rb") as file:
-            # a resuming trainer cuts metrics.jsonl back to its checkpoint
-            start_bytes = offsets[name] = min(offsets[name], os.fstat(file.fileno()).st_size)
-            file.seek(start_bytes)
-            data = file.read(1 << 18)
-            if b"\n" not in data:  # one line that is longer (the supervisor cuts what ranks print)
-                data += file.readline()
-    except FileNotFoundError:
-        return False
-    whole = data[: data.rfind(b"\n") + 1]
-    if not whole:
-        return False
-    offsets[name] = start_bytes + len(whole)
-    texts = whole.decode("utf-8", "replace").split("\n")[:-1]
-    say(**{name: texts, "from": start_bytes, "at": offsets[name]})
-    return True
+class GrowingFile:
+    """A file whose complete lines are sent from ``offset`` (bytes) on."""
+
+    def __init__(self, name: str, path: str, offset: int) -> None:
+        self.name, self.path, self.offset = name, path, offset
+
+    def send_lines(self) -> bool:
+        """Send the next complete lines; return whether there were any. Raises OSError."""
+        try:
+            with open(self.path, "rb") as file:
+                # a resuming trainer cuts metrics.jsonl back to its checkpoint
+                start_bytes = self.offset = min(self.offset, os.fstat(file.fileno()).st_size)
+                file.seek(start_bytes)
+                data = file.read(1 << 18)
+                if b"\n" not in data:  # one line that is longer (the supervisor cuts what ranks print)
+                    data += file.readline()
+        except FileNotFoundError:
+            return False
+        whole = data[: data.rfind(b"\n") + 1]
+        if not whole:
+            return False
+        self.offset = start_bytes + len(whole)
+        texts = whole.decode("utf-8", "replace").split("\n")[:-1]
+        say(lines=Lines(self.name, tuple(texts), start_bytes, self.offset))
+        return True
 
 
-def end_without_supervisor(node: Json, supervisor_file: Silence, mark: str) -> Json | None:
+def end_without_supervisor(node: NodeStart, supervisor_beat: Silence, mark: str) -> NodeEnd | None:
     """Kill the processes with ``mark`` if the supervisor is dead or frozen, and return the end; None while it lives."""
-    state = node["state_dir"]
-    if not os.path.isdir(state):
-        return {"code": 1, "reason": REMOVED % node["run_dir"], "lost": True, "errors": [], "tail": []}
-    entry = read_json(os.path.join(state, "agent.json"))
-    frozen = supervisor_file.look() > FROZEN_S
-    if entry is None or (start_time(entry["pid"]) == entry["born"] and not frozen):
+    if not os.path.isdir(node.state_dir):
+        return NodeEnd(code=1, reason=REMOVED % node.run_dir, lost=True)
+    entry = read_record(RegistryEntry, os.path.join(node.state_dir, "agent.json"))
+    is_frozen = supervisor_beat.look() > FROZEN_S
+    if entry is None or (is_alive(entry) and not is_frozen):
         return None
     time.sleep(3 * POLL_S)  # an ending supervisor may be writing exit.json
-    ended: Json | None = read_json(os.path.join(state, "exit.json"))
-    if ended:
-        return ended
-    send_all({entry["pid"]} if start_time(entry["pid"]) == entry["born"] else set(), signal.SIGKILL)
-    gone = end_tree(mark, 1.0, state)
-    why = (
-        "the run's supervisor on this host was killed; the host itself answers"
-        if not frozen
-        else f"the run's supervisor on this host was frozen for {FROZEN_S:.0f} s"
+    if end := read_record(NodeEnd, os.path.join(node.state_dir, "exit.json")):
+        return end
+    send_all({entry.pid} if is_alive(entry) else set(), signal.SIGKILL)
+    is_gone = end_tree(mark, 1.0, node.state_dir)
+    reason = (
+        f"the run's supervisor on this host was frozen for {FROZEN_S:.0f} s"
+        if is_frozen
+        else "the run's supervisor on this host was killed; the host itself answers"
     )
-    ended = {"code": -signal.SIGKILL, "reason": why, "lost": True, "errors": [], "tail": [], "gone": gone}
+    end = NodeEnd(code=-signal.SIGKILL, reason=reason, lost=True, gone=is_gone)
     with contextlib.suppress(OSError):  # a full disk, or the folder is removed right now
-        write_json(os.path.join(state, "exit.json"), ended)
-    return ended
-
-
-def listen(node: Json, last_heartbeat: list[float], looks: Looks) -> None:
-    """Renew the lease while the controller sends heartbeats, and follow its orders.
-
-    ``stop`` makes the supervisor end the run; ``prune`` leaves a file that rank 0 looks for at the end of an epoch;
-    ``look [peers]`` begins an examination of the ranks.
-    """
-    state = node["state_dir"]
-    touch(os.path.join(state, "lease"))
-    touch(os.path.join(state, "attached"))
-    while line := sys.stdin.buffer.readline():
-        last_heartbeat[0] = time.monotonic()
-        with contextlib.suppress(FileNotFoundError):
-            os.utime(os.path.join(state, "lease"))  # the supervisor looks for a change, not for the time
-        if line.strip() == b"prune" and node["node_rank"] == 0:
-            with contextlib.suppress(FileNotFoundError):
-                touch(os.path.join(node["run_dir"], run_folder.PRUNE))
-        if line.startswith(b"look "):
-            looks.begin(json.loads(line[5:]))
-        if line.strip() == b"stop":
-            entry = read_json(os.path.join(state, "agent.json"))
-            if entry and start_time(entry["pid"]) == entry["born"]:
-                send_all({entry["pid"]}, signal.SIGTERM)
-
-
-def leave_after_heartbeat_timeout(last_heartbeat: list[float]) -> None:
-    """End the stream after HEARTBEAT_TIMEOUT_S without a heartbeat: a cut connection can block writes for minutes."""
-    while time.monotonic() - last_heartbeat[0] < HEARTBEAT_TIMEOUT_S:
-        time.sleep(0.5)
-    os._exit(1)
+        write_json(os.path.join(node.state_dir, "exit.json"), end)
+    return end

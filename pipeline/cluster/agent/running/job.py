@@ -2,9 +2,9 @@
 
 Controller and nodes communicate through files in the job's shared folder. All of them are created before the job is
 submitted, and only grow: NFS shows appended data when a file is reopened, but may hide a new file for half a minute.
-The controller writes ``orders``, each node its ``node-<number>``; a line is one JSON object. Only ``beats-<number>``
-with the ranks' states is overwritten, because it would grow for days. The request's ``scheduler`` names the class that
-identifies this node.
+The controller writes ``orders`` (lines of ``JobOrder``), each node its ``node-<number>`` (lines of ``JobReport``). Only
+``beats-<number>`` with the ranks' states (one ``JobBeat``) is overwritten, because it would grow for days. The
+request's ``scheduler`` names the class that identifies this node.
 """
 
 from __future__ import annotations
@@ -18,19 +18,24 @@ import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from trainers.contract.beats import NodeBeat
 from trainers.contract.host_facts import HostFacts
-from trainers.contract.records import as_json
+from trainers.contract.records import as_json, from_json
 
 from ..host.network import interfaces
 from ..host.probe import facts
 from ..host.usage import UsageSampler
 from ..node import own_node
+from ..reports import JobBeat, JobReport, NodeEnd
+from ..requests import Access, ExamineOrder, JobOrder, JobRequest, NodeStart, Secrets, StartRequest
 from ..schedulers import SCHEDULERS
-from ..wire import Json, in_thread, read_json, refuse
-from .look import Beats, look
+from ..wire import in_thread, read_record, refuse
+from .examination import examine
+from .heartbeats import RankBeats
 from .processes import Orphans
-from .registry import end_attempts
-from .supervisor import Supervisor, lay_out
+from .registry import Registry
+from .start import end_earlier, lay_out
+from .supervisor import Supervisor
 from .watches import Silence
 
 POLL_S = 0.1
@@ -38,7 +43,7 @@ BEAT_S = 1.0
 KEEP_S = 30.0  # nodes are kept after a bad end, so that the next attempt needn't wait in the queue
 
 
-def job(request: Json) -> None:
+def job(request: JobRequest) -> None:
     """Serve until the controller releases this node, or is silent for too long.
 
     A node whose part has ended well stays too, because other parts may have failed, and another start needs it.
@@ -49,15 +54,15 @@ def job(request: Json) -> None:
     if not node.scheduler.REQUEUES:
         signal.signal(signal.SIGTERM, leave)  # by default it doesn't end the first process of a container
     node.report(facts=as_json(node.facts()))
-    code, patience_s = None, float(request["lease_s"])
-    for start in node.starts(patience_s):
+    code = None
+    for start in node.starts(request.lease_s):
         code = node.run(start, secrets)
-        if node.terminated and not node.scheduler.REQUEUES:
+        if node.was_terminated and not node.scheduler.REQUEUES:
             leave()
         # after its own signal the scheduler decides about the job, and can't requeue one that has ended
-        node.patience_s = patience_s if node.terminated else KEEP_S
+        node.patience_s = request.lease_s if node.was_terminated else KEEP_S
     if code is None:
-        refuse(f"{node.name}: nothing was started: the controller was not heard of for {patience_s:g} s")
+        refuse(f"{node.name}: nothing was started: the controller was not heard of for {request.lease_s:g} s")
     if code != 0:
         refuse(f"{node.name}: the last start ended with exit code {code}")
 
@@ -70,9 +75,9 @@ def leave(*_: Any) -> NoReturn:
 class JobNode:
     """This node's part of one batch job. Raises SystemExit: its folder isn't shared."""
 
-    def __init__(self, request: Json) -> None:
-        self.request, self.folder = request, request["folder"]
-        self.scheduler = SCHEDULERS[request["scheduler"]]()
+    def __init__(self, request: JobRequest) -> None:
+        self.request, self.folder = request, request.folder
+        self.scheduler = SCHEDULERS[request.scheduler]()
         self.name, self.number, self.restart = self.scheduler.who()
         self.path = os.path.join(self.folder, f"node-{self.number}")
         if not os.path.isfile(self.path):
@@ -82,41 +87,42 @@ class JobNode:
             )
         if os.path.getsize(self.path) and not self.scheduler.REQUEUES:
             refuse(f"{self.name}: this node of the job was started a second time, and is not taken up again")
-        self.taken = 0
-        self.terminated = False
-        self.patience_s = 0.0
+        self.orders_done = 0
+        self.was_terminated = False  # the scheduler ended the newest start with SIGTERM
+        self.patience_s = 0.0  # how long the controller may be silent between two starts
         self.identity = ""
         self.report_lock = threading.Lock()
 
     def report(self, **fields: Any) -> None:
-        """Write a line for the controller; unnecessary if the folder was removed."""
+        """Write a line for the controller: fields of ``JobReport``; unnecessary if the folder was removed."""
         if os.path.isfile(self.path):
+            line = json.dumps(as_json(JobReport(restart=self.restart, now=time.time(), **fields)))
             with self.report_lock, open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"restart": self.restart, "now": time.time(), **fields}) + "\n")
+                file.write(line + "\n")
 
     def facts(self) -> HostFacts:
         """Return the probe's facts, with the scheduler's name for this node and the address that others use."""
-        found = facts({**self.request["probe"], "local": True})
+        found = facts(self.request.probe._replace(access=Access(is_local=True)))
         held = {name: address for address, name in reversed(list(interfaces().items()))}
-        chosen = held.get(self.request["interface"] or "")
+        chosen = held.get(self.request.interface or "")
         address = chosen or self.scheduler.own_address()
         self.identity = f"{self.name} {address}:0 uid {os.getuid()}"
         return found._replace(host=self.name, identity=self.identity, address=address)
 
-    def next_order(self) -> tuple[int, Json] | None:
-        """Return the first new order for this restart of the job, and how many were taken then; None: no more."""
+    def next_order(self) -> tuple[int, JobOrder] | None:
+        """Return the first new order for this restart of the job, and how many are done with it; None: no more."""
         try:
             with open(os.path.join(self.folder, "orders"), encoding="utf-8") as file:
                 lines = file.read().split("\n")[:-1]
         except OSError:  # the run's folder was removed
-            return self.taken, {"leave": True}
-        for number, line in enumerate(lines[self.taken :], start=self.taken + 1):
-            order: Json = json.loads(line)
-            if order.get("restart", self.restart) == self.restart:
+            return self.orders_done, JobOrder(leave=True)
+        for number, line in enumerate(lines[self.orders_done :], start=self.orders_done + 1):
+            order = from_json(JobOrder, json.loads(line))
+            if order.restart in (None, self.restart):
                 return number, order
         return None
 
-    def starts(self, patience_s: float) -> Iterator[Json]:
+    def starts(self, patience_s: float) -> Iterator[StartRequest]:
         """Yield the controller's starts, until it releases the node, or is silent for ``patience_s``."""
         self.patience_s, since = patience_s, time.monotonic()
         orders = Silence(os.path.join(self.folder, "orders"))
@@ -125,69 +131,77 @@ class JobNode:
             if numbered is None:
                 time.sleep(POLL_S)
                 continue
-            self.taken, order = numbered
-            if "leave" in order:
+            self.orders_done, order = numbered
+            if order.leave:
                 return
-            if "start" in order:
-                yield order["start"]
+            if order.start is not None:
+                yield order.start
                 since = time.monotonic()
 
-    def run(self, start: Json, secrets: Json) -> int:
+    def run(self, start: StartRequest, secrets: Secrets) -> int:
         """Run torchrun of one start to the end of everything it owns, and report the end. Returns its exit code."""
-        node_fields = {
-            "identity": self.identity,
-            "env_passed": self.request["env_passed"],
-            "hide": secrets.get("hide", []),
-        }
-        request = {**start, **node_fields}
-        node = own_node(request)
-        node["env"] = {**node["env"], **secrets.get("env", {})}
-        left, ended = end_attempts(request), None
-        answer = {"error": f"an earlier attempt of this run cannot be ended: processes {sorted(left)}"} if left else {}
-        if not left:
+        start = start._replace(
+            access=Access(identity=self.identity),
+            env_passed=self.request.env_passed,
+            masking_rules=secrets.masking_rules,
+        )
+        node = own_node(start.nodes, start.access)
+        node = node._replace(env={**node.env, **secrets.env})
+        end = None
+        try:
+            end_earlier(Registry(start.registry, start.access), start.attempt_prefix)
+        except SystemExit as error:
+            why = str(error)
+        else:
             lay_out(node)
-            supervisor, over = Supervisor(request, node), threading.Event()
-            in_thread(self.listen, start["run_id"], node, supervisor, over, on_error=supervisor.end)
-            in_thread(self.beat, start["run_id"], node, over, on_error=lambda _: None)
-            supervisor.run(answer.update)
-            over.set()
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the start has ended; its end must be reported
-            self.terminated = supervisor.signalled
-            ended = read_json(os.path.join(node["state_dir"], "exit.json"))
-        if ended is None:
-            ended = {"code": 1, "reason": answer.get("error", "the node agent ended"), "errors": [], "tail": []}
+            why = self.supervise(start, node)
+            end = read_record(NodeEnd, os.path.join(node.state_dir, "exit.json"))
+        end = end or NodeEnd(code=1, reason=why or "the node agent ended")
         with contextlib.suppress(OSError):
-            self.report(run_id=start["run_id"], exit=ended, terminated=self.terminated)
+            self.report(run_id=start.run_id, end=end, was_terminated=self.was_terminated)
         if not self.scheduler.REQUEUES:
             signal.signal(signal.SIGTERM, leave)
-        return int(ended["code"])
+        return end.code
 
-    def listen(self, run_id: str, node: Json, supervisor: Supervisor, over: threading.Event) -> None:
+    def supervise(self, start: StartRequest, node: NodeStart) -> str:
+        """Run torchrun to its end while orders are followed and states are written. Return why it couldn't start."""
+        supervisor, over = Supervisor(start, node), threading.Event()
+        in_thread(self.listen, start.run_id, node, supervisor, over, on_error=supervisor.end)
+        in_thread(self.beat, start.run_id, node, over, on_error=lambda _: None)
+        why = supervisor.begin()
+        if not why:
+            supervisor.run()
+        over.set()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the start has ended; its end must be reported
+        self.was_terminated = supervisor.was_terminated
+        return why
+
+    def listen(self, run_id: str, node: NodeStart, supervisor: Supervisor, over: threading.Event) -> None:
         """End the run, or examine the ranks, when the controller asks for it."""
         while not over.wait(POLL_S):
             numbered = self.next_order()
             if numbered is None:
                 continue
             number, order = numbered
-            if "look" in order:
-                self.taken = number
-                in_thread(self.look, run_id, node, order["look"], on_error=lambda _: None)
+            if order.examine is not None:
+                self.orders_done = number
+                in_thread(self.examine, run_id, node, order.examine, on_error=lambda _: None)
             else:  # after a start only an end can follow
                 supervisor.end("stopped")
 
-    def look(self, run_id: str, node: Json, peers: list[list[object]] | None) -> None:
-        """Report what can be seen of the ranks from outside."""
-        seen = look(node, peers)
+    def examine(self, run_id: str, node: NodeStart, order: ExamineOrder) -> None:
+        """Report an examination of the ranks."""
+        examination = examine(node, order)
         with contextlib.suppress(OSError):
-            self.report(run_id=run_id, look=as_json(seen))
+            self.report(run_id=run_id, examination=examination)
 
-    def beat(self, run_id: str, node: Json, over: threading.Event) -> None:
+    def beat(self, run_id: str, node: NodeStart, over: threading.Event) -> None:
         """Write the ranks' states once per second; unnecessary if the folder was removed."""
         path = os.path.join(self.folder, f"beats-{self.number}")
-        usage, beats = UsageSampler(node["run_dir"]), Beats(node)
+        usage, rank_beats = UsageSampler(node.run_dir), RankBeats(node)
         while not over.wait(BEAT_S):
-            beat = {"ranks": as_json(beats.read()), "usage": as_json(usage.look())}
-            line = json.dumps({"run_id": run_id, "beat": time.time(), **beat})
+            beat = NodeBeat(node.host, tuple(rank_beats.read()), usage=usage.look())
+            line = json.dumps(as_json(JobBeat(run_id, time.time(), beat)))
             with contextlib.suppress(OSError), open(path, "r+", encoding="utf-8") as file:
                 file.write(line)
                 file.truncate()

@@ -19,6 +19,7 @@ POLL_S = 0.05
 _OF_RANKS = f"{variables.RANKS}=".encode()
 _MEMORY_FILE = f"/memfd:{variables.MARK_FILE}"
 TERM_GRACE_S = 3.0
+_LARGEST_TREE = 256  # processes that are looked at
 _REMOVE_S = 20.0  # for an engine to end and remove a container
 
 
@@ -59,6 +60,16 @@ def children_of(pid: int) -> set[int]:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
                 pids.update(map(int, file.read().split()))
+    return pids
+
+
+def pids_of_tree(pid: int) -> list[int]:
+    """Return a process and those below it (only itself if the kernel doesn't list children)."""
+    pids = [pid]
+    for member in pids:  # grows meanwhile: children of children follow
+        pids += children_of(member)
+        if len(pids) > _LARGEST_TREE:
+            break
     return pids
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
+from trainers.contract.beats import ENDED
+
+from ..reports import RankFailure
 from ..wire import Json, read_json
 
 LONGEST_MESSAGE, LONGEST_TRACEBACK = 2000, 20_000  # characters; the rank's log has the whole
@@ -38,9 +43,43 @@ ENDED_EARLY = (
 """Of a script's rank that left no error, where another one failed."""
 
 
-def has_only_exit_code(error: Json) -> bool:
+class RankExit(NamedTuple):
+    """How a rank's process ended: ``code`` is negative for a signal."""
+
+    code: int
+    unix_time: float
+
+
+def rank_failures(
+    state_dir: str, first_rank: int, exits: Mapping[int, RankExit], *, ended_by_agent: bool, script_code: int
+) -> list[RankFailure]:
+    """Return each rank's own error: from torch's error file, else from its stderr and exit code; the earliest first.
+
+    Args:
+        first_rank: the global rank of local rank 0.
+        exits: local rank → how it ended, for ranks of which that is known.
+        ended_by_agent: the agent has ended ranks, so output alone is no sign that a rank failed.
+        script_code: exit code of a script without torchrun.
+    """
+    failures: dict[int, RankFailure] = {}
+    folders = os.path.join(glob.escape(state_dir), "ranks/*/attempt_*/*")
+    for folder in sorted(glob.glob(os.path.join(folders, ""))):
+        local_rank = int(os.path.basename(os.path.dirname(folder)))
+        rank, rank_exit = first_rank + local_rank, exits.get(local_rank)
+        failure = recorded_error(os.path.join(folder, "error.json"), rank)
+        if failure is None and (rank_exit is not None or not ended_by_agent):
+            failure = printed_error(os.path.join(folder, "stderr.log"), rank, rank_exit, script_code=script_code)
+        if failure is not None:
+            failures[rank] = failure
+    for path in glob.glob(os.path.join(folders, ENDED)) if failures else ():
+        rank = first_rank + int(os.path.basename(os.path.dirname(path)))
+        failures.setdefault(rank, RankFailure(rank=rank, unix_time=os.path.getmtime(path), message=ENDED_EARLY))
+    return sorted(failures.values(), key=lambda failure: failure.unix_time)
+
+
+def has_only_exit_code(failure: RankFailure) -> bool:
     """Whether a rank left nothing but its exit code."""
-    return str(error["message"]).startswith("ended with ")
+    return failure.message.startswith("ended with ")
 
 
 def describe(code: int) -> str:
@@ -56,7 +95,7 @@ def describe(code: int) -> str:
     return f"signal {-code}"
 
 
-def recorded_error(path: str) -> Json | None:
+def recorded_error(path: str, rank: int) -> RankFailure | None:
     """Return the error that torch's @record wrote, with the file's time, because the one inside is in whole seconds."""
     value = read_json(path)
     if not isinstance(value, dict):
@@ -64,13 +103,15 @@ def recorded_error(path: str) -> Json | None:
     message = value.get("message")
     extra: Json = message.get("extraInfo", {}) if isinstance(message, dict) else {}
     text = message.get("message", "") if isinstance(message, dict) else str(message)
-    return {"unix_time": os.path.getmtime(path), "message": text, "traceback": extra.get("py_callstack", "")}
+    return RankFailure(rank, os.path.getmtime(path), str(text), str(extra.get("py_callstack", "")))
 
 
-def printed_error(path: str, failed: Json | None, *, code: int = 0) -> Json | None:
+def printed_error(path: str, rank: int, rank_exit: RankExit | None, *, script_code: int = 0) -> RankFailure | None:
     """Return the last traceback on a rank's stderr, or how it ended; None for a rank without an error.
 
-    ``code``: its exit code, if torchrun wasn't there to report it in ``failed``.
+    Args:
+        rank_exit: None if its end is unknown.
+        script_code: the exit code of a script without torchrun; 0: unknown.
     """
     try:
         with open(path, "rb") as file:
@@ -79,22 +120,24 @@ def printed_error(path: str, failed: Json | None, *, code: int = 0) -> Json | No
         printed = os.path.getmtime(path)
     except FileNotFoundError:
         text, printed = "", time.time()
-    if failed is None and code and text.strip():  # without output nothing explains the exit code
-        failed = {"code": code, "unix_time": printed}
-    by_exception = failed is not None and failed["code"] == 1
+    if rank_exit is None and script_code and text.strip():  # without output nothing explains the exit code
+        rank_exit = RankExit(script_code, printed)
+    by_exception = rank_exit is not None and rank_exit.code == 1
     uncaught = last_traceback(text, by_exception)
     if uncaught is not None:
-        return {"unix_time": printed, "message": uncaught[0], "traceback": uncaught[1]}
-    text = re.sub(f"^{_MARK}", "", text, flags=re.MULTILINE)
-    if failed is None:
+        message, traceback = uncaught
+        return RankFailure(rank, printed, message, traceback)
+    if rank_exit is None:
         return None
-    code = failed["code"] or fatal_signal(text)
+    text = re.sub(f"^{_MARK}", "", text, flags=re.MULTILINE)
+    code = rank_exit.code or fatal_signal(text)
     how = describe(code)
     crash = re.findall(r"^[ \t]*what\(\):[ \t]*(\S.*)$", text, flags=re.MULTILINE)[-1:] if code < 0 else []
     message = f"{crash[0].rstrip()} ({how})" if crash else f"ended with {how}{_last_line(text) if code > 0 else ''}"
-    last = crash_stack(text) or "\n".join(text.rstrip().splitlines()[-10:])
-    more = "" if message.endswith(last.strip()) else last  # its only line stands in the message already
-    return {"unix_time": failed["unix_time"], "message": message, "traceback": more}
+    last_lines = crash_stack(text) or "\n".join(text.rstrip().splitlines()[-10:])
+    if message.endswith(last_lines.strip()):  # the only line stands in the message already
+        last_lines = ""
+    return RankFailure(rank, rank_exit.unix_time, message, last_lines)
 
 
 def without_bars(text: str) -> str:
@@ -146,18 +189,18 @@ def crash_stack(text: str) -> str:
     return "\n".join(re.findall(r'^  File ".*$', thread, flags=re.MULTILINE)[::-1])
 
 
-def masked_and_cut(error: Json, hide: Callable[[str], str]) -> Json:
+def masked_and_cut(failure: RankFailure, hide: Callable[[str], str]) -> RankFailure:
     """Return the error without secrets and broken characters, cut to a readable length."""
     message, trace = (
-        hide(error[name]).encode("utf-8", "replace").decode("utf-8").rstrip() for name in ("message", "traceback")
+        hide(text).encode("utf-8", "replace").decode("utf-8").rstrip() for text in (failure.message, failure.traceback)
     )
     short, lines = message, message.split("\n")
     if len(lines) > FIRST_LINES + LAST_LINES + 1:
-        left = f"… {len(lines) - FIRST_LINES - LAST_LINES:,} lines, see the log"
-        short = "\n".join([*lines[:FIRST_LINES], left, *lines[-LAST_LINES:]])
+        omitted = f"… {len(lines) - FIRST_LINES - LAST_LINES:,} lines, see the log"
+        short = "\n".join([*lines[:FIRST_LINES], omitted, *lines[-LAST_LINES:]])
     if len(short) > LONGEST_MESSAGE:
         cut = len(short) - LONGEST_MESSAGE
         short = f"{short[:LONGEST_MESSAGE]}… (cut: {cut:,} more characters are in the log)"
     if short != message and trace.endswith(message):
         trace = trace.removesuffix(message) + short
-    return {**error, "message": short, "traceback": trace[-LONGEST_TRACEBACK:]}
+    return failure._replace(message=short, traceback=trace[-LONGEST_TRACEBACK:])

@@ -9,7 +9,9 @@ import signal
 import time
 
 from ..node import identity, own_node
-from ..wire import Json, read_json, say, write_json
+from ..reports import NodeEnd, RegistryEntry, Standing
+from ..requests import Access, StandingRequest, StopRequest
+from ..wire import read_json, read_record, say, write_json
 from .processes import (
     POLL_S,
     TERM_GRACE_S,
@@ -22,103 +24,76 @@ from .processes import (
 )
 
 LONGEST_START_S = 3600.0
+TOMBSTONE = "tombstone"
 
 
-def entries(request: Json) -> list[tuple[str, Json]]:
-    """Return the registered supervisors of this node (homes on NFS show other nodes' entries too)."""
-    me = identity(request)
-    registry = os.path.expanduser(request["registry"])
-    paths = sorted(glob.glob(os.path.join(glob.escape(registry), "*.json")))
-    pairs = ((path, read_json(path)) for path in paths)
-    return [(path, entry) for path, entry in pairs if isinstance(entry, dict) and entry.get("identity") == me]
+def is_alive(entry: RegistryEntry) -> bool:
+    """Whether the supervisor's process lives."""
+    return start_time(entry.pid) == entry.born
 
 
-def own_entries(request: Json) -> list[tuple[str, Json]]:
-    """Return the supervisors of one run folder's attempts, whose ids and marks have a common prefix."""
-    begin = request["attempts"]
-    registered = entries(request)
-    return [item for item in registered if all(str(item[1].get(name)).startswith(begin) for name in ("run_id", "mark"))]
+class Registry:
+    """The registered supervisors of this node, in a folder that other nodes may share (homes on NFS).
 
-
-def tombstone_path(request: Json, run_id: str) -> str:
-    return os.path.join(os.path.expanduser(request["registry"]), f"{run_id}.tombstone")
-
-
-def end_entry(path: str, entry: Json) -> bool:
-    """Stop one supervisor and everything it owns; remove its registration unless something may be left.
-
-    Returns whether all its processes have ended.
+    Args:
+        folder: where agents register; "~/" begins the login's home.
     """
-    if start_time(entry["pid"]) == entry["born"]:
-        send_all({entry["pid"]}, signal.SIGTERM)
-        deadline = time.monotonic() + TERM_GRACE_S + 3
-        while start_time(entry["pid"]) == entry["born"] and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-        if start_time(entry["pid"]) == entry["born"]:
-            send_all({entry["pid"]}, signal.SIGKILL)
-    gone = end_tree(entry["mark"], 0.5, entry["state_dir"])
-    if entry.get("container"):
-        remove_container(entry["container"]["engine"], entry["container"]["name"])
-    if gone and not doubtful(entry):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-    return gone
 
+    def __init__(self, folder: str, access: Access) -> None:
+        self.folder, self.identity = os.path.expanduser(folder), identity(access)
 
-def doubtful(entry: Json) -> dict[int, str]:
-    """Find processes in the folders where an attempt's script writes, once its agent is dead.
+    def entry_path(self, run_id: str, node_rank: int) -> str:
+        return os.path.join(self.folder, f"{run_id}.{node_rank}.json")
 
-    A child that has left session, parent and environment may belong to it, and nothing proves it.
-    """
-    names = ("checkpoints", "outputs", "work")
-    return works_in([os.path.join(entry["run_dir"], name) for name in names]) if entry.get("run_dir") else {}
+    def tombstone_path(self, run_id: str) -> str:
+        """Return the file whose existence refuses a start that may still be on its way."""
+        return os.path.join(self.folder, f"{run_id}.{TOMBSTONE}")
 
+    def entries(self, attempt_prefix: str = "") -> dict[str, RegistryEntry]:
+        """Return path → entry of this node's supervisors.
 
-def in_words(commands: dict[int, str]) -> str:
-    return ", ".join(f"process {pid} ({command[:80]})" for pid, command in sorted(commands.items()))
+        Args:
+            attempt_prefix: of the ids of one run folder's attempts, with which their marks begin too.
+        """
+        paths = sorted(glob.glob(os.path.join(glob.escape(self.folder), "*.json")))
+        pairs = [(path, entry) for path in paths if (entry := read_record(RegistryEntry, path)) is not None]
+        own = {path: entry for path, entry in pairs if entry.identity == self.identity}
+        return {
+            path: entry
+            for path, entry in own.items()
+            if entry.run_id.startswith(attempt_prefix) and entry.mark.startswith(attempt_prefix)
+        }
 
+    def end_attempts(self, attempt_prefix: str) -> set[int]:
+        """End every attempt of a run folder; return the processes that could not be ended."""
+        for path, entry in self.entries(attempt_prefix).items():
+            end_entry(path, entry)
+        # attempts whose registration was removed, perhaps together with the run's folder
+        alive = find_processes(attempt_prefix)
+        if alive:
+            end_tree(attempt_prefix, TERM_GRACE_S)
+            alive = find_processes(attempt_prefix)
+        return alive
 
-def stop(request: Json) -> None:
-    """End everything of one run folder on this node, registered or not; ``left`` are the surviving processes."""
-    if request["bar"]:  # a start that is still on its way checks for this after it has registered
-        os.makedirs(os.path.expanduser(request["registry"]), exist_ok=True)
-        write_json(tombstone_path(request, request["bar"]), {"monotonic_s": time.monotonic()})
-    left = [f"process {pid}" for pid in sorted(end_attempts(request))]
-    in_doubt = [
-        f"{in_words(commands)} in its folder" for _, entry in own_entries(request) if (commands := doubtful(entry))
-    ]
-    say(left=[*left, *in_doubt])
+    def refuse_start(self, run_id: str) -> None:
+        """Make a start fail that is still on its way: it checks for the tombstone after it has registered."""
+        os.makedirs(self.folder, exist_ok=True)
+        write_json(self.tombstone_path(run_id), {"monotonic_s": time.monotonic()})
 
+    def forget_dead(self) -> None:
+        """Remove the registrations of dead supervisors whose folders are gone, and outdated tombstones."""
+        for path, entry in self.entries().items():
+            if not is_alive(entry) and not os.path.isdir(entry.state_dir) and not doubtful(entry):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+        self.remove_outdated()
 
-def end_attempts(request: Json) -> set[int]:
-    """End every attempt of the run folder; return the processes that could not be ended."""
-    for path, entry in own_entries(request):
-        end_entry(path, entry)
-    # attempts whose registration was removed, perhaps together with the run's folder
-    alive = find_processes(request["attempts"])
-    if alive:
-        end_tree(request["attempts"], TERM_GRACE_S)
-        alive = find_processes(request["attempts"])
-    return alive
-
-
-def forget_dead(request: Json) -> None:
-    """Remove the registrations of dead supervisors whose folders are gone, and outdated tombstones."""
-    for path, entry in entries(request):
-        is_dead = start_time(entry["pid"]) != entry["born"] and not os.path.isdir(entry["state_dir"])
-        if is_dead and not doubtful(entry):
+    def remove_outdated(self) -> None:
+        """Remove tombstones of starts that would have come by now, or of a time before the host's last boot."""
+        for tombstone in glob.glob(os.path.join(glob.escape(self.folder), f"*.{TOMBSTONE}")):
             with contextlib.suppress(OSError):
-                os.unlink(path)
-    remove_outdated(request)
-
-
-def remove_outdated(request: Json) -> None:
-    """Remove tombstones of starts that would have come by now, or of a time before the host's last boot."""
-    registry = os.path.expanduser(request["registry"])
-    for tombstone in glob.glob(os.path.join(glob.escape(registry), "*.tombstone")):
-        with contextlib.suppress(OSError):
-            if outdated(tombstone):
-                os.unlink(tombstone)
+                if outdated(tombstone):
+                    os.unlink(tombstone)
 
 
 def outdated(tombstone: str) -> bool:
@@ -127,18 +102,65 @@ def outdated(tombstone: str) -> bool:
     return not isinstance(at, float) or not 0 <= time.monotonic() - at <= LONGEST_START_S
 
 
-def standing(request: Json) -> None:
-    """Return whether this node's part of an attempt is ``alive``, or how it ended: ``code``, ``reason``, ``errors``.
+def end_entry(path: str, entry: RegistryEntry) -> None:
+    """Stop one supervisor and everything it owns; remove its registration unless something may be left."""
+    if is_alive(entry):
+        send_all({entry.pid}, signal.SIGTERM)
+        deadline = time.monotonic() + TERM_GRACE_S + 3
+        while is_alive(entry) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        if is_alive(entry):
+            send_all({entry.pid}, signal.SIGKILL)
+    gone = end_tree(entry.mark, 0.5, entry.state_dir)
+    if entry.container is not None:
+        remove_container(entry.container.engine, entry.container.name)
+    if gone and not doubtful(entry):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
-    Code None: it runs, nothing of it is here, or its agent was killed.
+
+def doubtful(entry: RegistryEntry) -> dict[int, str]:
+    """Find processes in the folders where an attempt's script writes, once its agent is dead.
+
+    A child that has left session, parent and environment may belong to it, and nothing proves it.
+
+    Returns:
+        process id → command.
     """
-    node = own_node(request)
-    state, me = node["state_dir"], node["identity"]
-    ended, entry = (read_json(os.path.join(state, name)) for name in ("exit.json", "agent.json"))
-    if isinstance(ended, dict):
-        say(identity=me, alive=False, **{name: ended[name] for name in ("code", "reason", "errors")})
-        return
-    alive = isinstance(entry, dict) and start_time(entry["pid"]) == entry["born"]
-    left = sorted(find_processes(entry["mark"], state)) if isinstance(entry, dict) and not alive else []
-    lives_on = f"; what lives on of it is ended first: processes {', '.join(map(str, left))}" if left else ""
-    say(identity=me, alive=alive, code=None, reason="" if alive else f"its agent is gone{lives_on}")
+    names = ("checkpoints", "outputs", "work")
+    return works_in([os.path.join(entry.run_dir, name) for name in names]) if entry.run_dir else {}
+
+
+def in_words(commands: dict[int, str]) -> str:
+    return ", ".join(f"process {pid} ({command[:80]})" for pid, command in sorted(commands.items()))
+
+
+def stop(request: StopRequest) -> None:
+    """End everything of one run folder on this node, registered or not; answer with the surviving processes."""
+    registry = Registry(request.registry, request.access)
+    if request.refused_run_id:
+        registry.refuse_start(request.refused_run_id)
+    survivors = [f"process {pid}" for pid in sorted(registry.end_attempts(request.attempt_prefix))]
+    in_doubt = [
+        f"{in_words(commands)} in its folder"
+        for entry in registry.entries(request.attempt_prefix).values()
+        if (commands := doubtful(entry))
+    ]
+    say(survivors=[*survivors, *in_doubt])
+
+
+def standing(request: StandingRequest) -> None:
+    """Answer whether this node's part of a start still runs, or how it ended."""
+    node = own_node(request.nodes, request.access)
+    end = read_record(NodeEnd, os.path.join(node.state_dir, "exit.json"))
+    entry = read_record(RegistryEntry, os.path.join(node.state_dir, "agent.json"))
+    if end is not None:
+        answer = Standing(node.identity, alive=False, code=end.code, reason=end.reason, errors=end.errors)
+    elif entry is not None and is_alive(entry):
+        answer = Standing(node.identity, alive=True)
+    else:
+        survivors = sorted(find_processes(entry.mark, node.state_dir)) if entry is not None else []
+        ended_first = f"; what lives on of it is ended first: processes {', '.join(map(str, survivors))}"
+        reason = f"its agent is gone{ended_first if survivors else ''}"
+        answer = Standing(node.identity, alive=False, reason=reason)
+    say(**answer._asdict())

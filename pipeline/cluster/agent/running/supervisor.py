@@ -1,48 +1,29 @@
-"""The start of an attempt on a node, and the process that stays as long as its ranks: it owns torchrun."""
+"""The process on a node that stays as long as the ranks of an attempt: it owns torchrun."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import glob
-import json
 import os
-import re
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from types import FrameType
 
 from trainers.contract import variables
-from trainers.contract.beats import ENDED
 from trainers.contract.host_facts import Container
-from trainers.contract.records import as_json, from_json
 
-from ..host import container
+from ..host import container as engine
 from ..host.reach import encoded_name
-from ..log_lines import Rules, Tail
-from ..node import RANK_OUTPUTS, from_environment, own_node, peers_of
-from ..wire import (
-    FULL,
-    REMOVED,
-    THERE,
-    Json,
-    free_bytes,
-    full_disk,
-    in_thread,
-    no_inodes,
-    reason,
-    room_in,
-    say,
-    touch,
-    write_json,
-)
+from ..log_lines import Rules
+from ..node import from_environment, peers_of
+from ..reports import NodeEnd, RankFailure, RegistryEntry
+from ..requests import NodeStart, StartRequest
+from ..wire import FULL, REMOVED, free_bytes, full_disk, in_thread, no_inodes, reason, room_in, touch, write_json
 from . import warm
-from .claims import Claim, claim_for_run
-from .folders import link_pack, remove_leftovers, remove_ours, unpack
+from .output import NodeOutput
 from .processes import (
     POLL_S,
     TERM_GRACE_S,
@@ -54,10 +35,11 @@ from .processes import (
     remove_container,
     start_time,
 )
-from .rank_errors import ENDED_EARLY, describe, has_only_exit_code, masked_and_cut, printed_error, recorded_error
-from .registry import doubtful, end_attempts, in_words, own_entries, remove_outdated, tombstone_path
+from .rank_errors import RankExit, describe, has_only_exit_code, masked_and_cut, rank_failures
+from .registry import Registry
 from .watches import EarlyExits, OutOfMemory, Rendezvous, Silence
 
+CHECK_S = 0.5
 BEAT_STALE_S = 3.0  # the controller sends a heartbeat every second
 PEER_TRY_S = 1.0
 PEER_RETRY_S = 0.2  # if no node answered
@@ -66,317 +48,168 @@ SIBLING_GRACE_S = 2.0  # after a rank's error, for torchrun to end the other ran
 REPORT_GRACE_S = 8.0  # the same if only torchrun knows how the rank ended: it reports after it has ended the others
 UNATTENDED_S = 20.0
 RESERVE_BYTES = 64 << 10  # room on a full disk for exit.json, and as much for the last output of ranks
-_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
-# printed by trainers.script.start, without torchrun
-_SCRIPT_ENDED = re.compile(r"paceline: error: .* ended with exit code (\d+)")
+RESERVES = ("reserve", "reserve-of-ranks")
+_TAIL_LINES = 12
 _OUTLIVED = "paceline: WARNING: went on after the script's end, and was ended: "
 
 
-def start(request: Json) -> None:
-    """Stage the run, end leftovers of the same key, leave a supervisor behind; answers when torchrun is up."""
-    node = own_node(request)
-    remove_outdated(request)
-    before = own_entries(request)
-    left = end_attempts(request)
-    if left:
-        raise SystemExit(f"an earlier attempt of this run cannot be ended: processes {sorted(left)}")
-    refuse_doubtful(request)
-    claim = claim_for_run(node.get("claim"))  # held by the processes that are forked from this one
-    for _, entry in before:
-        remove_ours(entry["remove"])
-    if request["stage"]:
-        remove_leftovers(request, node)
-        unpack(sys.stdin.buffer, node["run_dir"])
-    if request["pack_digest"]:  # a diagnosis may need no data
-        link_pack(node["run_dir"], node["data_dir"])
-    lay_out(node)
-    read_fd, answer_fd = os.pipe()
-    # forked twice: the supervisor leads no session, so it never gets a terminal, and init waits for its end
-    if os.fork() == 0:
-        os.close(read_fd)
-        os.setsid()
-        if os.fork() == 0:
-            supervise(request, node, answer_fd, claim)
-        os._exit(0)
-    os.close(answer_fd)
-    os.wait()
-    with os.fdopen(read_fd, "r", encoding="utf-8") as pipe:
-        answer = pipe.read()
-    say(**(json.loads(answer) if answer else {"error": "the supervisor died at once"}))
-
-
-def refuse_doubtful(request: Json) -> None:
-    """Raise SystemExit while a doubtful process lives, which might write into the folder of the new attempt."""
-    for _, entry in own_entries(request):
-        if commands := doubtful(entry):
-            pids = " ".join(map(str, commands))
-            raise SystemExit(
-                f"an earlier attempt of this run was killed, and {in_words(commands)} may be what it left: without the "
-                f"mark of the run, in its folder {entry['run_dir']}; nothing starts beside that{THERE}kill {pids}"
-            )
-
-
-def lay_out(node: Json) -> None:
-    """Create the folder of the agent's own files, with the stamp that ``clean`` checks, and begin the lease."""
-    os.makedirs(node["state_dir"], mode=0o700, exist_ok=True)  # private, because it holds the ranks' unmasked output
-    for folder in node["remove"]:
-        open(os.path.join(folder, ".paceline"), "w").close()
-    touch(os.path.join(node["state_dir"], "lease"))
-
-
-def supervise(request: Json, node: Json, answer_fd: int, claim: Claim | None) -> None:
-    """Be the supervisor's process to its end; never returns."""
-    code = 1
-    try:
-        null = os.open(os.devnull, os.O_RDWR)
-        log = os.open(os.path.join(node["state_dir"], "agent.log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
-        os.chdir("/")
-        os.dup2(null, 0)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        if not node.get("container"):  # the engine's own processes would be among the adopted ones
-            Orphans.adopt()
-
-        def tell(answer: Json) -> None:
-            with contextlib.suppress(OSError):
-                os.write(answer_fd, json.dumps(answer).encode())
-            os.close(answer_fd)
-
-        Supervisor(request, node).run(tell)
-        code = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        sys.stderr.flush()
-    finally:
-        if claim is not None:
-            claim.release()
-        os._exit(code)
-
-
 class Supervisor:
-    """Owns one torchrun: merges the ranks' output, keeps the lease, ends the tree, writes exit.json."""
+    """Owns one torchrun: merges the ranks' output, keeps the lease, ends the tree, writes exit.json.
 
-    def __init__(self, request: Json, node: Json) -> None:
+    ``begin`` starts torchrun; if it could, ``run`` stays until every process of the start has ended.
+
+    Attributes:
+        mark: in the environment of all processes of this start.
+        root: process id of torchrun, or of the parent of a script.
+        reason: why the start was ended; '': it ended by itself.
+        end_at: monotonic time at which the processes are signalled; None: there is no reason to end them.
+        kill_at: monotonic time at which SIGKILL follows; None before the processes are signalled.
+        was_terminated: this process got SIGTERM.
+    """
+
+    def __init__(self, request: StartRequest, node: NodeStart) -> None:
         self.request, self.node = request, node
-        self.state = node["state_dir"]
-        self.mark = f"{request['run_id']}:{node['node_rank']}"  # in the environment of all its processes
+        self.mark = f"{request.run_id}:{node.node_rank}"
         self.container: Container | None = None
-        if node.get("container"):
-            self.container = container.of_run(from_json(Container, node["container"]), self.mark)
-        self.reason = ""
-        self.signalled = False
+        if node.container is not None:
+            self.container = engine.of_run(node.container, self.mark)
+        self.child: warm.Child | None = None
+        self.root: int | None = None
+        self.reason, self.was_terminated = "", False
         self.end_at: float | None = None
-        self.kill_at: float | None = None  # when SIGKILL follows; None before the processes are signalled
+        self.kill_at: float | None = None
         self.signalled_pids: set[int] = set()
-        self.escaped = ""  # a script's processes that went on after its end
-        self.outlived: list[str] = []  # descriptions of these
-        self.rules = Rules(request.get("hide", []))
-        self.torchrun_log = Tail(self.path("torchrun.log"), self.rules)
-        self.last_lines: list[str] = []
-        self.lines_before_kill: list[str] | None = None  # if a signal ended torchrun: its output before that
-        self.failed: dict[int, Json] = {}  # local rank → how it failed, by torchrun's log
-        self.code = 0  # of the script, by that log
-        self.early_exits = EarlyExits(self.state)
-        self.early_before: dict[int, int] = {}  # ranks that had ended early at the last look → exit code
-        self.tails: dict[str, tuple[int, Tail]] = {}  # output file → rank and its new lines
+        self.outlived = ""  # processes that went on after a script's end
+        self.lines_before_end: list[str] | None = None  # torchrun's last lines before the agent ended its children
+        self.rules = Rules(request.masking_rules)
+        self.early_exits = EarlyExits(node.state_dir)
+        self.early_before: dict[int, int] = {}  # ranks that had ended early at the last check → exit code
+        self.output = NodeOutput(node, self.rules, self.early_exits)
         self.lease = Silence(self.path("lease"))
-        self.rendezvous = Rendezvous(request.get("rendezvous"), first=node["node_rank"] == 0)
-        self.root: int | None = None  # torchrun, or the parent of a script
+        self.rendezvous = Rendezvous(request.rendezvous, first=node.node_rank == 0)
         self.memory = OutOfMemory()
 
-    def ended_process(self, code: int) -> str:
-        """Name the process that ended with ``code``: torchrun, or the parent of a script.
-
-        The parent ends with torchrun's exit code, but not by the signal that ended torchrun.
-        """
-        argv = self.node["argv"]
-        if "--" not in argv:  # the command of a script follows it
-            return "torchrun"
-        is_alone = argv.index("--") == len(argv) - 2  # the interpreter alone, without torchrun
-        return "the parent of the script (trainers.script.start)" if is_alone or code < 0 else "torchrun"
-
     def path(self, name: str) -> str:
-        return os.path.join(self.state, name)
+        return os.path.join(self.node.state_dir, name)
 
-    def run(self, tell: Callable[[Json], object]) -> None:
-        """Run from the registration until every process of the run has ended, also after an error.
+    @property
+    def is_script(self) -> bool:
+        """Whether torchrun, or a script without it, has a parent: ``trainers.script.start … -- COMMAND…``."""
+        return "--" in self.node.argv
 
-        ``tell`` takes the answer to the start, once.
-        """
+    @property
+    def has_torchrun(self) -> bool:
+        """Whether the command starts torchrun, and not the interpreter of a script alone."""
+        return not self.is_script or self.node.argv.index("--") < len(self.node.argv) - 2
+
+    # ------------------------------------------------------------------------------------------------------- the start
+    def begin(self) -> str:
+        """Register and start torchrun, which may end at once. Return why it could not be started, or ''."""
         signal.signal(signal.SIGTERM, self.on_term)
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        entry, code = self.entry_path(), 1
+        registry = Registry(self.request.registry, self.request.access)
         try:
-            child = self.begin(tell)
-            if child is None:
-                return
+            self.register(registry)
+            if os.path.exists(registry.tombstone_path(self.request.run_id)):
+                raise SystemExit("it was stopped meanwhile")
+            self.child = self.spawn()
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
+                error.filename = self.path("agent.json")  # an error of writing has no name
+            why = f"cannot start {self.node.argv[0]}: {reason(error)}"
+            self.end_everything(code=1)
+            return why
+        return ""
+
+    def register(self, registry: Registry) -> None:
+        entry = RegistryEntry(
+            identity=self.node.identity,
+            run_key=self.request.run_key,
+            run_id=self.request.run_id,
+            mark=self.mark,
+            pid=os.getpid(),
+            born=start_time(os.getpid()),
+            state_dir=self.node.state_dir,
+            run_dir=self.node.run_dir,
+            remove=self.node.own_folders,
+            container=self.container,
+        )
+        os.makedirs(registry.folder, exist_ok=True)
+        write_json(registry.entry_path(self.request.run_id, self.node.node_rank), entry)
+        write_json(self.path("agent.json"), entry)
+        for name in RESERVES:
+            with open(self.path(name), "wb") as reserve:
+                reserve.write(bytes(RESERVE_BYTES))
+
+    def spawn(self) -> warm.Child:
+        env = {**from_environment(self.request.env_passed), **self.node.env}
+        env[variables.NODE] = self.mark
+        env[variables.RESERVE] = self.path(RESERVES[1])
+        with open(self.output.torchrun_log, "ab") as output:
+            if self.container is not None:
+                return engine.begin(self.container, self.node, env, output.fileno())
+            begin = warm.launch if self.request.uses_warm_parent else warm.begin
+            return begin(list(self.node.argv), env, self.node.run_dir, output.fileno())
+
+    # --------------------------------------------------------------------------------------------------------- the run
+    def run(self) -> None:
+        """Stay until every process of the start has ended, also after an error in this process; write exit.json."""
+        code = 1
+        try:
             in_thread(self.watch_peers, on_error=lambda why: self.end(f"the node agent could not go on: {why}"))
-            code = self.watch(child)
-            if isinstance(child, warm.Launch) and child.parent_ended:
-                self.reason = self.reason or "the warm parent of the ranks (trainers/ranks.py) ended while they ran"
-            self.early_exits.torchrun_ended(code)
-            if code < 0:  # its children are ended next, and their messages about that are no cause
-                with contextlib.suppress(OSError):
-                    self.pump()
-                self.lines_before_kill = self.last_lines
-            if code == 0 and self.kill_at is None and "--" in self.node["argv"]:
-                escaped = self.rules.hide(described(find_processes(self.mark)))
-                self.escaped = f"{escaped}; not waited for" if escaped else ""
+            code = self.wait()
+            self.note_end_of_torchrun(code)
         except BaseException as error:
             sys.excepthook(*sys.exc_info())
             self.end(f"the node agent could not go on: {reason(error)}")
         finally:
-            self.early_exits.about_to_end_all()
-            grace_s = 0.5 if self.kill_at is None else max(0.5, self.kill_at - time.monotonic())
-            gone = end_tree(self.mark, grace_s, signalled=self.signalled_pids)
-            if self.container and code != 0:  # else the engine has removed it
-                remove_container(self.container.engine, self.container.name)
-            if gone:
-                with contextlib.suppress(OSError):
-                    os.unlink(entry)
-        self.conclude(code, gone)
+            is_gone = self.end_everything(code)
+        self.conclude(code, is_gone)
 
-    def begin(self, tell: Callable[[Json], object]) -> subprocess.Popen[bytes] | warm.Launch | None:
-        """Register, start torchrun, answer the start command (which may have ended); None: it could not start."""
-        child = None
-        try:
-            self.register()
-            if os.path.exists(tombstone_path(self.request, self.request["run_id"])):
-                raise SystemExit("it was stopped meanwhile")
-            child = self.spawn()
-            answer: Json = {"pid": os.getpid(), "unix_time": time.time()}
-        except BaseException as error:
-            # an error of writing has no name
-            if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
-                error.filename = self.path("agent.json")
-            answer = {"error": f"cannot start {self.node['argv'][0]}: {reason(error)}"}
-        tell(answer)
-        return child
-
-    def conclude(self, code: int, gone: bool) -> None:
-        """Write the last lines and exit.json, unless the folder was removed."""
-        if not os.path.isdir(self.state):
-            return
-        try:
-            while self.pump(last=True):
-                pass
-        except OSError as error:
-            self.reason = self.reason or f"its log could not be written: {reason(error)}"
-        code = code or int(bool(self.early_exits.ranks()))
-        is_full, room = free_bytes(self.state) < RESERVE_BYTES or no_inodes(self.state), room_in(self.state)
-        for name in ("reserve", "reserve-of-ranks"):  # makes room on a full disk
-            with contextlib.suppress(OSError):
-                os.unlink(self.path(name))
-        if code != 0 and is_full and all(has_only_exit_code(error) for error in self.errors()):
-            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.node["run_dir"])
-            self.reason = "; ".join(filter(None, (self.reason, f"the host {full_disk(full, room)}")))
-        self.write_end(code, gone)
-
-    def spawn(self) -> subprocess.Popen[bytes] | warm.Launch:
-        env = {**from_environment(self.request["env_passed"]), **self.node["env"]}
-        env[variables.NODE] = self.mark
-        env[variables.RESERVE] = self.path("reserve-of-ranks")
-        with open(self.torchrun_log.path, "ab") as output:
-            if self.container:
-                return container.begin(self.container, self.node, env, output.fileno())
-            begin = warm.launch if self.request.get("warm") else warm.begin
-            return begin(self.node["argv"], env, self.node["run_dir"], output.fileno())
-
-    def entry_path(self) -> str:
-        registry = os.path.expanduser(self.request["registry"])
-        return os.path.join(registry, f"{self.request['run_id']}.{self.node['node_rank']}.json")
-
-    def register(self) -> None:
-        registry = os.path.expanduser(self.request["registry"])
-        os.makedirs(registry, exist_ok=True)
-        entry = {
-            "identity": self.node["identity"],
-            "run_key": self.request["run_key"],
-            "run_id": self.request["run_id"],
-            "mark": self.mark,
-            "pid": os.getpid(),
-            "born": start_time(os.getpid()),
-            "state_dir": self.state,
-            "run_dir": self.node["run_dir"],
-            "remove": self.node["remove"],
-            "container": as_json(self.container),
-        }
-        write_json(self.entry_path(), entry)
-        write_json(self.path("agent.json"), entry)
-        for name in ("reserve", "reserve-of-ranks"):
-            with open(self.path(name), "wb") as reserve:
-                reserve.write(bytes(RESERVE_BYTES))
-
-    def on_term(self, number: int, frame: FrameType | None) -> None:
-        self.signalled = True
-        self.end("stopped")
-
-    def end(self, reason: str, grace_s: float = 0.0) -> None:
-        """Request the end in ``grace_s``; the first reason counts, and nothing is signalled twice."""
-        self.reason = self.reason or reason
-        if self.kill_at is not None:
-            return
-        at = time.monotonic() + grace_s
-        self.end_at = at if self.end_at is None else min(self.end_at, at)
-
-    def watch(self, child: subprocess.Popen[bytes] | warm.Launch) -> int:
-        """Wait until torchrun has ended. Returns its exit code (negative: the signal that ended it)."""
-        looked = time.monotonic()
+    def wait(self) -> int:
+        """Wait until torchrun has ended. Return its exit code (negative: the signal that ended it)."""
+        child, checked_at = self.child, time.monotonic()
+        assert child is not None
         while child.poll() is None:
             now = time.monotonic()
-            if not self.container:
+            if self.container is None:
                 self.root = child.pid
             try:
-                self.pump()
-                if now - looked > 0.5:
-                    looked = now
+                self.merge_output()
+                if now - checked_at > CHECK_S:
+                    checked_at = now
                     Orphans.reap(child.pid)
-                    self.look()
+                    self.check()
             except OSError as error:
-                folder = self.node["run_dir"]
-                removed = not os.path.exists(self.path("agent.json"))
-                self.end(REMOVED % folder if removed else f"cannot write to {folder}: {reason(error)}")
+                folder = self.node.run_dir
+                was_removed = not os.path.exists(self.path("agent.json"))
+                self.end(REMOVED % folder if was_removed else f"cannot write to {folder}: {reason(error)}")
             if self.end_at is not None and now >= self.end_at:
-                self.early_exits.about_to_end_all()
-                if isinstance(child, warm.Launch):
-                    child.give_up()
-                if self.kill_at is None:
-                    self.signalled_pids |= self.signalled_by_others(self.root or child.pid)
-                    self.kill_at = now + TERM_GRACE_S
-                pids = self.signalled_pids
-                in_thread(end_tree, self.mark, TERM_GRACE_S, "", pids, on_error=lambda _: None)  # tried again below
-                self.end_at = now + TERM_GRACE_S + 3
+                self.signal_all(child, now)
             time.sleep(POLL_S)
         code = int(child.returncode or 0)
-        return container.exit_code(code) if self.container else code
+        return code if self.container is None else engine.exit_code(code)
 
-    def signalled_by_others(self, root: int) -> set[int]:
-        """Return the processes of a script that other processes signal and wait for.
+    def merge_output(self, *, last: bool = False) -> bool:
+        """Append new output to the node's log. Return whether there was any. Raises OSError."""
+        return self.output.merge(self.rendezvous.news(), last=last)
 
-        torchrun (or the script without it) gets SIGTERM from the script's parent, and ranks get it from torchrun.
-        """
-        argv = self.node["argv"]
-        if "--" not in argv:
-            return set()
-        below = children_of(root)
-        return below if argv.index("--") == len(argv) - 2 else below.union(*map(children_of, below))
-
-    def look(self) -> None:
+    def check(self) -> None:
         """Check other reasons to end: the folder removed, the controller gone, a rank's error. Raises OSError."""
         os.stat(self.path("agent.json"))
-        if self.container and self.root is None:
-            self.root = container.first_process(self.mark)
+        if self.container is not None and self.root is None:
+            self.root = engine.first_process(self.mark)
         touch(self.path("beat"))
-        lease_s = self.request["lease_s"]
+        lease_s = self.request.lease_s
         if not os.path.exists(self.path("attached")):  # the controller died between start and follow
-            lease_s = min(lease_s, UNATTENDED_S + self.request.get("slow_s", 0.0))
+            lease_s = min(lease_s, UNATTENDED_S + self.request.slow_s)
         silent_s = self.lease.look()
         if silent_s > lease_s:
             self.end(f"the controller has not been heard of for {lease_s:g} s")
         elif silent_s > BEAT_STALE_S and self.rendezvous.left_s() > LEFT_S:
             self.end("torchrun of the first node has ended, and the controller is not there to end this one")
-        if glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/error.json")):
+        if glob.glob(os.path.join(glob.escape(self.node.state_dir), "ranks/*/attempt_*/*/error.json")):
             self.end("a rank failed", SIBLING_GRACE_S)
         early = self.early_exits.ranks()
         if early and early.keys() == self.early_before.keys():  # torchrun had time to notice
@@ -392,7 +225,7 @@ class Supervisor:
         until = time.monotonic() + BEAT_STALE_S
         while not os.path.exists(self.path("attached")) and time.monotonic() < until:  # other nodes are being started
             time.sleep(POLL_S)
-        peers, beats = peers_of(self.request, self.node), Silence(self.path("lease"))
+        peers, beats = peers_of(self.node, self.request.nodes), Silence(self.path("lease"))
         reached, misses = False, 0
         while peers:
             stale = beats.look() > BEAT_STALE_S
@@ -405,71 +238,128 @@ class Supervisor:
                     self.end("isolated: neither the controller nor any other node can be reached")
             time.sleep(PEER_RETRY_S if misses else PEER_TRY_S)
 
-    def pump(self, last: bool = False) -> bool:
-        """Append new output of ranks and torchrun to the one log; return whether there was any."""
-        if len(self.tails) < 2 * self.node["nproc_per_node"] or last:
-            self.find_outputs()
-        rows = [f"{rank} | {text}" for rank, tail in self.tails.values() for text in tail.lines(last)]
-        rows += [f"- | {text}" for text in self.rendezvous.news()]
-        if self.escaped:
-            rows.append(f"- | {_OUTLIVED}{self.escaped}")
-            self.outlived, self.escaped = [*self.outlived, self.escaped], ""
-        for text in self.torchrun_log.lines(last):
-            self.last_lines = [*self.last_lines[-39:], text]
-            rows.append(f"- | {text}")
-            self.early_exits.read(text)
-            self.code = int(ended[1]) if (ended := _SCRIPT_ENDED.fullmatch(text)) else self.code
-            failure = _FAILED.search(text)
-            if failure:
-                code, local_rank, pid = map(int, failure.groups())
-                self.failed.setdefault(local_rank, {"code": code, "pid": pid, "unix_time": time.time()})
-        if rows:
-            with open(self.path("log"), "a", encoding="utf-8") as log:
-                log.write("\n".join(rows) + "\n")
-        return bool(rows)
+    # --------------------------------------------------------------------------------------------------------- the end
+    def on_term(self, number: int, frame: FrameType | None) -> None:
+        self.was_terminated = True
+        self.end("stopped")
 
-    def find_outputs(self) -> None:
-        if not os.path.isdir(self.path("ranks")):  # torchrun creates it after a second
+    def end(self, reason: str, grace_s: float = 0.0) -> None:
+        """Request the end in ``grace_s``; the first reason counts, and nothing is signalled twice."""
+        self.reason = self.reason or reason
+        if self.kill_at is not None:
             return
-        for path in glob.glob(os.path.join(glob.escape(self.state), RANK_OUTPUTS)):
-            if path not in self.tails:
-                local_rank = int(os.path.basename(os.path.dirname(path)))
-                tail = Tail(path, self.rules, shows_bars=local_rank == 0)  # the other ranks' bars say the same
-                self.tails[path] = (self.node["first_rank"] + local_rank, tail)
+        at = time.monotonic() + grace_s
+        self.end_at = at if self.end_at is None else min(self.end_at, at)
 
-    def write_end(self, code: int, gone: bool) -> None:
-        """Write exit.json: how the run ended here, and why."""
-        reason = self.reason or (container.not_started(self.container, code, self.root) if self.container else "")
-        reason = reason or (
-            "" if code == 0 else self.memory.explained(f"{self.ended_process(code)} ended with {describe(code)}")
+    def signal_all(self, child: warm.Child, now: float) -> None:
+        """Send TERM to the processes that get it from nobody else; KILL follows. Repeated if ``child`` lives on."""
+        self.early_exits.about_to_end_all()
+        if isinstance(child, warm.Launch):
+            child.give_up()
+        if self.kill_at is None:
+            self.signalled_pids |= self.signalled_by_others(self.root or child.pid)
+            self.kill_at = now + TERM_GRACE_S
+        in_thread(end_tree, self.mark, TERM_GRACE_S, "", self.signalled_pids, on_error=lambda _: None)
+        self.end_at = now + TERM_GRACE_S + 3
+
+    def signalled_by_others(self, root: int) -> set[int]:
+        """Return the processes of a script that other processes signal and wait for.
+
+        torchrun (or the script without it) gets SIGTERM from the script's parent, and ranks get it from torchrun.
+        """
+        if not self.is_script:
+            return set()
+        below = children_of(root)
+        return below.union(*map(children_of, below)) if self.has_torchrun else below
+
+    def note_end_of_torchrun(self, code: int) -> None:
+        """Note what must be known before the agent ends the rest of the processes."""
+        if isinstance(self.child, warm.Launch) and self.child.parent_ended:
+            self.reason = self.reason or "the warm parent of the ranks (trainers/ranks.py) ended while they ran"
+        self.early_exits.torchrun_ended(code)
+        if code < 0:  # its children are ended next, and their messages about that are no cause
+            with contextlib.suppress(OSError):
+                self.merge_output()
+            self.lines_before_end = self.output.last_lines
+        if code == 0 and self.kill_at is None and self.is_script:
+            commands = self.rules.hide(described(find_processes(self.mark)))
+            self.outlived = f"{commands}; not waited for" if commands else ""
+
+    def end_everything(self, code: int) -> bool:
+        """End what lives on of this start, and take it from the registry. Return whether all of it has ended.
+
+        ``code``: torchrun's exit code.
+        """
+        self.early_exits.about_to_end_all()
+        grace_s = 0.5 if self.kill_at is None else max(0.5, self.kill_at - time.monotonic())
+        is_gone = end_tree(self.mark, grace_s, signalled=self.signalled_pids)
+        if self.container is not None and code != 0:  # else the engine has removed it
+            remove_container(self.container.engine, self.container.name)
+        if is_gone:
+            registry = Registry(self.request.registry, self.request.access)
+            with contextlib.suppress(OSError):
+                os.unlink(registry.entry_path(self.request.run_id, self.node.node_rank))
+        return is_gone
+
+    def conclude(self, code: int, is_gone: bool) -> None:
+        """Write the last lines and exit.json, unless the folder was removed."""
+        if not os.path.isdir(self.node.state_dir):
+            return
+        try:
+            self.output.merge([_OUTLIVED + self.outlived] if self.outlived else [], last=True)
+            while self.merge_output(last=True):
+                pass
+        except OSError as error:
+            self.reason = self.reason or f"its log could not be written: {reason(error)}"
+        code = code or int(bool(self.early_exits.ranks()))
+        failures = self.failures() if code != 0 else []
+        self.explain_full_disk(code, failures)
+        why = self.reason or self.why_ended(code)
+        last_lines = self.output.last_lines if self.lines_before_end is None else self.lines_before_end
+        tail = [self.memory.explained(text) for text in last_lines if text.strip()][-_TAIL_LINES:]
+        end = NodeEnd(
+            code=code,
+            reason=why if is_gone else f"{why}; some processes could not be ended",
+            errors=tuple(failures),
+            tail=tuple(tail) if code else (),
+            gone=is_gone,
+            outlived=self.outlived,
         )
-        if not gone:
-            reason += "; some processes could not be ended"
-        last_lines = self.last_lines if self.lines_before_kill is None else self.lines_before_kill
-        tail = [self.memory.explained(text) for text in last_lines if text.strip()][-12:] if code else []
-        errors = [] if code == 0 else self.errors()
-        end = {"code": code, "reason": reason, "errors": errors, "tail": tail, "gone": gone}
-        write_json(self.path("exit.json"), {**end, "outlived": "; ".join(self.outlived)})
+        write_json(self.path("exit.json"), end)
 
-    def errors(self) -> list[Json]:
-        """Return each rank's own error: from torch's error file, else from its stderr and exit code."""
-        by_rank: dict[int, Json] = {}
-        early = {rank: {"code": code, "unix_time": time.time()} for rank, code in self.early_exits.ranks().items()}
-        failed = {**early, **self.failed}
-        for folder in sorted(glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/"))):
-            local_rank = int(os.path.basename(os.path.dirname(folder)))
-            error = recorded_error(os.path.join(folder, "error.json"))
-            if error is None and (local_rank in failed or self.end_at is None):
-                error = printed_error(os.path.join(folder, "stderr.log"), failed.get(local_rank), code=self.code)
-            if error is not None:
-                explained = self.memory.explain(masked_and_cut(error, self.rules.hide))
-                by_rank[local_rank] = {"rank": self.node["first_rank"] + local_rank, **explained}
-        if by_rank:
-            for path in glob.glob(os.path.join(glob.escape(self.state), f"ranks/*/attempt_*/*/{ENDED}")):
-                local_rank = int(os.path.basename(os.path.dirname(path)))
-                about = {"rank": self.node["first_rank"] + local_rank, "message": ENDED_EARLY, "traceback": ""}
-                by_rank.setdefault(local_rank, {**about, "unix_time": os.path.getmtime(path)})
-        return sorted(by_rank.values(), key=lambda error: float(error["unix_time"]))
+    def explain_full_disk(self, code: int, failures: list[RankFailure]) -> None:
+        """Add a full disk to the reason of a bad end that nothing else explains; make room on it."""
+        is_full = free_bytes(self.node.state_dir) < RESERVE_BYTES or no_inodes(self.node.state_dir)
+        room = room_in(self.node.state_dir)
+        for name in RESERVES:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path(name))
+        if code != 0 and is_full and all(map(has_only_exit_code, failures)):
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.node.run_dir)
+            self.reason = "; ".join(filter(None, (self.reason, f"the host {full_disk(full, room)}")))
+
+    def why_ended(self, code: int) -> str:
+        """Return why the start ended, if the agent hasn't ended it; '' for a good end."""
+        if self.container is not None and (why := engine.not_started(self.container, code, self.root)):
+            return why
+        # the parent of a script ends with torchrun's exit code, but not by the signal that ended torchrun
+        is_parent = self.is_script and (code < 0 or not self.has_torchrun)
+        process = "the parent of the script (trainers.script.start)" if is_parent else "torchrun"
+        return self.memory.explained(f"{process} ended with {describe(code)}") if code else ""
+
+    def failures(self) -> list[RankFailure]:
+        """Return the error of each rank that failed, without secrets; the earliest first."""
+        now = time.time()
+        early = {rank: RankExit(code, now) for rank, code in self.early_exits.ranks().items()}
+        failures = rank_failures(
+            self.node.state_dir,
+            self.node.first_rank,
+            {**early, **self.output.exits},
+            ended_by_agent=self.end_at is not None,
+            script_code=self.output.script_code,
+        )
+        masked = [masked_and_cut(failure, self.rules.hide) for failure in failures]
+        return [failure._replace(message=self.memory.explained(failure.message)) for failure in masked]
 
 
 def described(pids: set[int]) -> str:

@@ -17,11 +17,14 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from typing import Union
 
 from trainers.contract import variables
 
 from ..host.processors import count_cpus
 from ..node import from_environment, sha256
+from ..requests import WarmEnvironment
 from ..wire import Json
 from .processes import LINUX, process_state
 
@@ -40,17 +43,16 @@ _SET_AT_LAUNCH = (
 all kinds (CI, IS_FBCODE, USE_LIBUV), so all other variables identify the parent."""
 
 
-def warm_up(passed: list[str], wanted: Json) -> None:
+def warm_up(env_passed: Sequence[str], known: WarmEnvironment) -> None:
     """Let a parent import torch while this host is still being checked.
 
-    Args:
-        passed: patterns of the variables that ranks get from this host.
-        wanted: ``env`` as far as it is known; ``ranks`` that share the cores, which sets their numbers of threads.
+    ``env_passed``: patterns of the variables that ranks get from this host.
     """
     if not LINUX:
         return
-    threads = {"OMP_NUM_THREADS": str(max(1, count_cpus() // wanted["ranks"]))} if wanted["ranks"] else {}
-    env = {**from_environment(passed), **threads, **wanted["env"]}
+    ranks = known.ranks_per_host
+    threads = {"OMP_NUM_THREADS": str(max(1, count_cpus() // ranks))} if ranks else {}
+    env = {**from_environment(env_passed), **threads, **known.env}
     name = _name(env)
     connection = _connected(name)
     if connection is None:
@@ -178,6 +180,10 @@ class Launch:
         self.pid = self._process.pid
 
 
+Child = Union[Launch, "subprocess.Popen[bytes]"]
+"""A started torchrun: forked by a warm parent, or a process of its own."""
+
+
 def begin(argv: list[str], env: dict[str, str], cwd: str, output: int) -> subprocess.Popen[bytes]:
     """Start a program as torchrun is started without a parent. Raises OSError."""
     return subprocess.Popen(
@@ -185,7 +191,7 @@ def begin(argv: list[str], env: dict[str, str], cwd: str, output: int) -> subpro
     )
 
 
-def launch(argv: list[str], env: dict[str, str], cwd: str, output: int) -> Launch | subprocess.Popen[bytes]:
+def launch(argv: list[str], env: dict[str, str], cwd: str, output: int) -> Child:
     """Let a warm parent fork, an existing or a new one; if that fails, start the command itself.
 
     Raises:

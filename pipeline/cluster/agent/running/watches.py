@@ -14,7 +14,6 @@ import time
 from trainers.contract.beats import RUNNING
 
 from ..node import control_groups, read_text
-from ..wire import Json
 from .processes import ip_address, start_time, tcp_table
 
 LONGEST_LOOK_S = 1.5  # between two looks at a silent file; in any longer time this process was stopped itself
@@ -138,10 +137,6 @@ class OutOfMemory:
         where = "on that host" if in_group is None else "in its control group"
         return f"{message}; the kernel has counted no out-of-memory kill {where}"
 
-    def explain(self, error: Json) -> Json:
-        """Return a rank's error with its message ``explained``."""
-        return {**error, "message": self.explained(str(error["message"]))}
-
 
 def memory_events_file(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> str:
     """Return the control group's file with the counter; '': there is none. Versions 1 and 2 of Linux' interface."""
@@ -172,10 +167,10 @@ ESTABLISHED, CLOSE_WAIT, LISTEN = "01", "08", "0A"  # states in the kernel's tab
 
 
 class Rendezvous:
-    """Watches until this node has joined. ``place`` is address and port of the first node; None: a single node."""
+    """Watches until this node has joined. ``endpoint``: address and port of the first node; None: a single node."""
 
-    def __init__(self, place: list[str | int] | None, *, first: bool) -> None:
-        self.place, self.first = place, first
+    def __init__(self, endpoint: tuple[str, int] | None, *, first: bool) -> None:
+        self.endpoint, self.first = endpoint, first
         self.has_joined = False
         self.left_at: float | None = None  # when the first node closed its connections
         self.looked = time.monotonic()  # torchrun takes at least a second until it connects
@@ -183,11 +178,13 @@ class Rendezvous:
     def news(self) -> list[str]:
         """Return a line for the node's log once this node has joined."""
         now = time.monotonic()
-        if self.place is None or self.has_joined or now - self.looked < RENDEZVOUS_LOOK_S:
+        if self.endpoint is None or self.has_joined or now - self.looked < RENDEZVOUS_LOOK_S:
             return []
         self.looked = now
-        self.has_joined = (LISTEN if self.first else ESTABLISHED) in self.states(*self.place)
-        return ["paceline: torchrun is at {}:{}, where the hosts meet".format(*self.place)] if self.has_joined else []
+        self.has_joined = (LISTEN if self.first else ESTABLISHED) in self.states(*self.endpoint)
+        return (
+            ["paceline: torchrun is at {}:{}, where the hosts meet".format(*self.endpoint)] if self.has_joined else []
+        )
 
     def left_s(self) -> float:
         """Return for how long the first node's torchrun has closed its connections to this node; 0: it hasn't.
@@ -195,9 +192,9 @@ class Rendezvous:
         A frozen host sees that when it continues. Its ranks may wait for the others anyway, because gloo doesn't notice
         every connection that was closed in the meantime.
         """
-        if self.place is None or self.first or not self.has_joined:
+        if self.endpoint is None or self.first or not self.has_joined:
             return 0.0
-        states = self.states(*self.place)
+        states = self.states(*self.endpoint)
         # CLOSE_WAIT: the first node has closed the connection, and torchrun here hasn't noticed
         if CLOSE_WAIT not in states or ESTABLISHED in states:
             self.left_at = None
@@ -206,9 +203,9 @@ class Rendezvous:
         self.left_at = self.left_at or now
         return now - self.left_at
 
-    def states(self, address: str | int, port: str | int) -> set[str]:
-        """Return the states of this host's connections to the place; on the first node of the sockets at that port."""
-        end = f":{int(port):04X}"
+    def states(self, address: str, port: int) -> set[str]:
+        """Return the states of this host's connections to the endpoint; on the first node those of all its sockets."""
+        end = f":{port:04X}"
         rows = [fields[1:4] for fields in tcp_table("/proc/net")]  # local and remote address, state
         if self.first:
             return {state for local, _, state in rows if local.endswith(end)}

@@ -1,16 +1,15 @@
-"""Requests to the agents about a plan, as data, with what a run claims on its hosts (docs/sharing-hosts.md)."""
+"""Requests to the agents, made of cluster and plan, with what a run claims on its hosts (docs/sharing-hosts.md)."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import secrets
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
+from pipeline.cluster.agent.requests import ClaimRequest, NodeStart, ProbeRequest, StartRequest, WarmEnvironment
 from pipeline.cluster.launchers import containers
 from pipeline.cluster.launchers.base import PackSource, workdir_of
 from pipeline.cluster.launchers.settings import SHARE, busy_policy, capabilities
@@ -19,6 +18,8 @@ from pipeline.core.specs import Cluster, Host, LaunchPlan
 from pipeline.keys import rank_environment
 from pipeline.runs import journal
 from trainers.contract import run_folder
+from trainers.contract.host_facts import Container
+from trainers.contract.records import from_json
 
 # variables that a host may have set, which then stay
 ENV_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DEBUG*")
@@ -26,90 +27,104 @@ GPU_S = 1.0  # how long a probe waits for nvidia-smi, which takes seconds where 
 
 
 def probe(
-    cluster: Cluster, pack: PackSource | None, modules: Sequence[str], registry: str, gpu_s: float = GPU_S
-) -> dict[str, Any]:
+    cluster: Cluster,
+    pack: PackSource | None,
+    modules: Sequence[str],
+    registry: str,
+    gpu_s: float = GPU_S,
+    warm: WarmEnvironment | None = None,
+) -> ProbeRequest:
     """Return the request for the facts of a host; ``registry`` is the folder there in which agents register."""
-    return {
-        "do": "probe",
-        "workdir": workdir_of(cluster),
-        "writes": not capabilities(cluster).shares_run_dir,
-        "registry": registry,
-        "env_names": ENV_NAMES,
-        "env_families": rank_environment.FAMILIES,
-        "env_passed": rank_environment.PASSED,
-        "modules": modules,
-        "python_path": cluster.python_path,
-        "pack_digest": pack.digest if pack else "",
-        "pack_places": [str(pack.path)] if pack else [],
-        "gpu_s": gpu_s if cluster.device == "cuda" else 0.0,
-        "container": containers.wanted(cluster),
-    }
+    return ProbeRequest(
+        workdir=workdir_of(cluster),
+        registry=registry,
+        tests_writing=not capabilities(cluster).shares_run_dir,
+        env_names=ENV_NAMES,
+        env_families=tuple(rank_environment.FAMILIES),
+        env_passed=tuple(rank_environment.PASSED),
+        modules=tuple(modules),
+        python_path=tuple(cluster.python_path),
+        pack_digest=pack.digest if pack else "",
+        pack_folders=(str(pack.path),) if pack else (),
+        gpu_s=gpu_s if cluster.device == "cuda" else 0.0,
+        container=containers.requested(cluster),
+        warm=warm,
+    )
 
 
 def start(
-    cluster: Cluster, run_request: dict[str, Any], plan: LaunchPlan, run_dir: Path, pack_digest: str
-) -> dict[str, Any]:
-    """Return the request that starts a run: ``run_request`` with secrets, claims and the rules to hide secrets.
+    cluster: Cluster, plan: LaunchPlan, run_dir: Path, pack_digest: str, registry: str, slow_s: float
+) -> StartRequest:
+    """Return the request that starts a run, with secrets, claims and the rules that mask secrets.
 
     Args:
-        run_request: of the function of that name.
         pack_digest: of the data pack; '': the run needs none.
+        registry: the folder there in which agents register.
+        slow_s: how much longer than usual a login may take.
     """
     hosts = {host.label: host for host in cluster.hosts}
     hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))
-    prefix = journal.prefix_of_attempt(plan.run_id)
-    what = title(run_dir, plan.run_key)
+    request = start_in_job(plan, registry, keeps_run_dir=capabilities(cluster).shares_run_dir)
     nodes = [
-        {
-            **node,
-            "env": {**node["env"], **hosts[node["host"]].secrets},
-            "claim": claim(cluster, hosts[node["host"]], prefix, what),
-        }
-        for node in run_request["nodes"]
+        node._replace(
+            env={**node.env, **hosts[node.host].secrets},
+            claim=claim(cluster, hosts[node.host], request.attempt_prefix, title(run_dir, plan.run_key)),
+        )
+        for node in request.nodes
     ]
-    return {
-        **run_request,
-        "do": "start",
-        "pack_digest": pack_digest,
-        "nodes": nodes,
-        "hide": rules(hidden),
-        "stage": not capabilities(cluster).shares_run_dir,
-    }
+    return request._replace(
+        nodes=tuple(nodes),
+        env_passed=tuple(rank_environment.IN_CONTAINER if cluster.container else rank_environment.PASSED),
+        masking_rules=rules(hidden),
+        rendezvous=(plan.master_addr, plan.master_port) if plan.nnodes > 1 else None,
+        pack_digest=pack_digest,
+        sends_files=not capabilities(cluster).shares_run_dir,
+        uses_warm_parent=plan.warm,
+        slow_s=slow_s,
+    )
 
 
-def run_request(cluster: Cluster, plan: LaunchPlan, registry: str, slow_s: float) -> dict[str, Any]:
-    """Return what the requests start, follow, collect and clean have in common.
-
-    Every host gets the parts of all nodes, and finds its own by its identity.
-    """
-    return {
-        **start_facts(plan, registry, keeps_run_dir=capabilities(cluster).shares_run_dir),
-        "warm": plan.warm,
-        "slow_s": slow_s,
-        "rendezvous": [plan.master_addr, plan.master_port] if plan.nnodes > 1 else None,
-        "env_passed": rank_environment.IN_CONTAINER if cluster.container else rank_environment.PASSED,
-    }
-
-
-def start_facts(plan: LaunchPlan, registry: str, *, keeps_run_dir: bool) -> dict[str, Any]:
-    """Return what an agent needs to know of a start, with or without a scheduler.
+def start_in_job(plan: LaunchPlan, registry: str, *, keeps_run_dir: bool) -> StartRequest:
+    """Return the start of a plan, without what the nodes of a scheduler's job know themselves.
 
     Args:
-        plan: what is started.
         registry: the folder there in which agents register.
         keeps_run_dir: the nodes share the run folder with this computer, so only the agent's own files are removed.
     """
-    return {
-        "run_key": plan.run_key,
-        "run_id": plan.run_id,
-        "attempts": journal.prefix_of_attempt(plan.run_id),
-        "lease_s": plan.lease_s,
-        "registry": registry,
-        "nodes": [
-            {**dataclasses.asdict(node), "remove": [node.state_dir if keeps_run_dir else node.run_dir]}
-            for node in plan.nodes
-        ],
-    }
+    parts = zip(nodes_of(plan, keeps_run_dir=keeps_run_dir), plan.nodes, strict=True)
+    return StartRequest(
+        run_key=plan.run_key,
+        run_id=plan.run_id,
+        attempt_prefix=journal.prefix_of_attempt(plan.run_id),
+        registry=registry,
+        lease_s=plan.lease_s,
+        nodes=tuple(
+            part._replace(
+                nproc_per_node=node.nproc_per_node,
+                argv=node.argv,
+                env=dict(node.env),
+                data_dir=node.data_dir,
+                container=None if node.container is None else from_json(Container, dict(node.container)),
+            )
+            for part, node in parts
+        ),
+    )
+
+
+def nodes_of(plan: LaunchPlan, *, keeps_run_dir: bool) -> tuple[NodeStart, ...]:
+    """Return the nodes of a start without what only the start itself needs; every host finds its own part in them."""
+    return tuple(
+        NodeStart(
+            host=node.host,
+            identity=node.identity,
+            node_rank=node.node_rank,
+            first_rank=node.first_rank,
+            run_dir=node.run_dir,
+            state_dir=node.state_dir,
+            own_folders=(node.state_dir if keeps_run_dir else node.run_dir,),
+        )
+        for node in plan.nodes
+    )
 
 
 def resources(host: Host, device: str) -> list[str]:
@@ -127,15 +142,15 @@ def group() -> str:
     return secrets.token_hex(8)
 
 
-def claim(cluster: Cluster, host: Host, attempts: str, what: str) -> dict[str, Any]:
-    """Return a run's claim on a host, as the agent takes it (``claim_devices`` in agent/running/claims.py)."""
-    return {
-        "resources": resources(host, cluster.device),
-        "attempts": attempts,
-        "group": group(),
-        "what": what,
-        "alone": busy_policy(cluster) != SHARE,
-    }
+def claim(cluster: Cluster, host: Host, attempt_prefix: str, title: str) -> ClaimRequest:
+    """Return a run's claim on a host."""
+    return ClaimRequest(
+        resources=tuple(resources(host, cluster.device)),
+        attempt_prefix=attempt_prefix,
+        group=group(),
+        title=title,
+        refuses_others=busy_policy(cluster) != SHARE,
+    )
 
 
 def title(run_dir: Path, run_key: str) -> str:

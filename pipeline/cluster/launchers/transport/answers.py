@@ -11,14 +11,15 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from pipeline.cluster.agent.reports import Lines, NodeEnd
 from pipeline.cluster.events import LogLine, NodeExit, NodeLost, RankError
 from pipeline.core.errors import HostError
 from pipeline.core.printable import printable
 from trainers.contract.beats import NodeBeat, NodeLook
 from trainers.contract.host_facts import HostFacts
-from trainers.contract.records import FieldError, from_json
+from trainers.contract.records import FieldError, Record, from_json
 
 ENDLESS = "its login prints without end"
 """The beginning of the note of an output that was cut off."""
@@ -52,6 +53,18 @@ class Answer:
         error = None if self.value is None else self.value.get("error")
         return None if error is None else str(error)
 
+    def record(self, kind: type[Record]) -> Record | None:
+        """Return the answer as a record; None: there is none, or the agent reports an error.
+
+        Raises HostError: it has another form.
+        """
+        if self.value is None or self.reported_error is not None:
+            return None
+        try:
+            return from_json(kind, self.value)
+        except ValueError as error:
+            raise HostError(f"an agent's answer is no {kind.__name__}: {error}") from error
+
     @property
     def error(self) -> str | None:
         """Why the host failed, by its own output; None: it succeeded."""
@@ -64,16 +77,6 @@ class Answer:
 _RECEIVED = "received"
 _LONGEST = 60  # characters of a wrong value that a message shows
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and end of line
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lines:
-    """Whole lines of a node's log or of metrics.jsonl, with their byte range in that file."""
-
-    of: Literal["log", "metrics"]
-    texts: tuple[str, ...]
-    start_bytes: int
-    end_bytes: int
 
 
 def parse(line: bytes, token: str) -> dict[str, Any] | None:
@@ -119,28 +122,22 @@ def parse_stream(
     if value is None:
         return None
     try:
-        if "log" in value or "metrics" in value:
-            return _lines(value)
-        if "exit" in value:
-            return node_end(host, value["exit"], now - float(value["now"]))
+        if "lines" in value:
+            return _checked(from_json(Lines, value["lines"]))
+        if "end" in value:
+            return node_end(host, from_json(NodeEnd, value["end"]), now - float(value["now"]))
         if "error" in value:
             return NodeLost(host=host, reason=str(value["error"]), answers=True)
-        if "look" in value:
-            return node_look(host, value["look"])
-        return node_beat(host, value) if "beat" in value else None
+        if "examination" in value:
+            return of_host(host, from_json(NodeLook, value["examination"]))
+        return from_json(NodeBeat, value["beat"])._replace(host=host) if "beat" in value else None
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def node_beat(host: str, value: dict[str, Any]) -> NodeBeat:
-    """Return a node's message of each second. Raises TypeError, ValueError: it is damaged."""
-    return from_json(NodeBeat, {**value, "host": host})
-
-
-def node_look(host: str, value: dict[str, Any]) -> NodeLook:
-    """Return a node's examination of its ranks. Raises TypeError, ValueError: it is damaged."""
-    look = from_json(NodeLook, {**value, "host": host})
-    return look._replace(ranks=tuple(rank._replace(host=host) for rank in look.ranks))
+def of_host(host: str, examination: NodeLook) -> NodeLook:
+    """Return the examination with the host's label here."""
+    return examination._replace(host=host, ranks=tuple(rank._replace(host=host) for rank in examination.ranks))
 
 
 def log_line(host: str, text: str) -> LogLine:
@@ -151,37 +148,32 @@ def log_line(host: str, text: str) -> LogLine:
     return LogLine(host=host, rank=None, text=text)
 
 
-def _lines(value: Mapping[str, Any]) -> Lines:
-    of: Literal["log", "metrics"] = "log" if "log" in value else "metrics"
-    texts, start_bytes, end_bytes = value[of], value["from"], value["at"]
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise TypeError(of)
-    if type(start_bytes) is not int or type(end_bytes) is not int or not 0 <= start_bytes <= end_bytes:
-        raise TypeError("bytes")
-    return Lines(of=of, texts=tuple(texts), start_bytes=start_bytes, end_bytes=end_bytes)
+def _checked(lines: Lines) -> Lines:
+    """Return the lines. Raises ValueError: their file or range is impossible."""
+    if lines.file not in ("log", "metrics") or not 0 <= lines.start_bytes <= lines.end_bytes:
+        raise ValueError(lines.file)
+    return lines
 
 
-def node_end(host: str, value: Mapping[str, Any], clock_correction_s: float) -> NodeExit | NodeLost:
+def node_end(host: str, end: NodeEnd, clock_correction_s: float) -> NodeExit | NodeLost:
     """Return a node's end from the agent's exit.json.
 
     ``clock_correction_s``: added to the node's times to convert them to the controller's clock.
     """
-    reason = _escaped(str(value["reason"]))
-    if value.get("lost") or value.get("gone") is False:  # something still runs there, so it counts as lost
+    reason = _escaped(end.reason)
+    if end.lost or not end.gone:  # something still runs there, so it counts as lost
         return NodeLost(host=host, reason=reason, answers=True)
     errors = tuple(
         RankError(
-            rank=int(error["rank"]),
-            unix_time=float(error["unix_time"]) + clock_correction_s,
-            message=_escaped(str(error["message"])),
-            traceback=_escaped(str(error["traceback"])),
+            rank=failure.rank,
+            unix_time=failure.unix_time + clock_correction_s,
+            message=_escaped(failure.message),
+            traceback=_escaped(failure.traceback),
         )
-        for error in value["errors"]
+        for failure in end.errors
     )
-    code = int(value["code"])
-    tail = [_escaped(str(text)) for text in value["tail"]] if code else []
-    outlived = _escaped(str(value.get("outlived", "")))
-    return NodeExit(host=host, code=code, reason="\n".join([reason, *tail]), errors=errors, outlived=outlived)
+    reason = "\n".join([reason, *map(_escaped, end.tail if end.code else ())])
+    return NodeExit(host=host, code=end.code, reason=reason, errors=errors, outlived=_escaped(end.outlived))
 
 
 def _escaped(text: str) -> str:

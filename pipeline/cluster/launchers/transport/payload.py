@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import trainers
 from pipeline.cluster import agent
 from pipeline.cluster.agent.loader import CONTRACT, PACKAGE, RANKS
+from pipeline.cluster.agent.requests import Request, encode
 from pipeline.core import program as programs
 from pipeline.core.tables import counted
 from trainers import contract
@@ -80,12 +81,12 @@ def new_token() -> str:
     return secrets.token_hex(8)
 
 
-def message(request: dict[str, Any], token: str) -> bytes:
+def message(request: Request, token: str) -> bytes:
     """Return the stdin of BOOTSTRAP: length and modules, length and request; a tar may follow.
 
     Both are compressed, as a request holds the parts of all nodes, which hardly differ.
     """
-    packed = zlib.compress(json.dumps({**request, "token": token}).encode())
+    packed = zlib.compress(encode(request, token))
     return opening() + b"%d\n%s" % (len(packed), packed)
 
 

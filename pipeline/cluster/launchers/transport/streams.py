@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from subprocess import Popen
 from typing import IO
 
+from pipeline.cluster.agent.reports import Lines
+from pipeline.cluster.agent.requests import ExamineOrder
 from pipeline.cluster.events import Event, MetricsLine, NodeAnswers, NodeLost, NodeSilent
-from pipeline.cluster.launchers.transport.answers import Lines, log_line, parse_stream
+from pipeline.cluster.launchers.transport.answers import log_line, parse_stream
 from pipeline.core.processes import process, threads
 from pipeline.core.redact import hide
 from trainers.contract.beats import NodeBeat, NodeLook
+from trainers.contract.records import as_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,7 @@ class Streams:
     """Follows every node of one attempt. ``emit`` is called from the reading threads.
 
     Args:
-        opening: byte offsets to continue from → the agent's input.
+        opening: takes the byte offsets in log and metrics from which to continue, and returns the agent's input.
         metrics_at: bytes of metrics.jsonl that are here already.
         token: carried by the agents' answers, as ``opening`` tells them.
         lease_s: how long ranks of a silent node train on, and so how long reconnecting is tried; 0: not at all.
@@ -66,7 +69,7 @@ class Streams:
     def __init__(
         self,
         connections: Sequence[Connection],
-        opening: Callable[[dict[str, int]], bytes],
+        opening: Callable[[int, int], bytes],
         emit: Callable[[Event], None],
         metrics_at: int,
         token: str,
@@ -106,12 +109,9 @@ class Streams:
         self._pruning = True
         self._send_to_all(b"prune\n")
 
-    def look(self, peers: Sequence[tuple[str, int]] | None = ()) -> None:
-        """Ask every node for the state of its ranks, or with ``peers`` whether it reaches these ssh servers.
-
-        ``None``: the ranks without stacks. NodeLook events follow.
-        """
-        self._send_to_all(b"look " + json.dumps(peers).encode() + b"\n")
+    def examine(self, order: ExamineOrder) -> None:
+        """Let every node examine its ranks, or try the ssh servers of the order; NodeLook events follow."""
+        self._send_to_all(b"examine " + json.dumps(as_json(order)).encode() + b"\n")
 
     def stop(self) -> None:
         """Ask every node that still answers to end its part. Returns at once; NodeExit events follow."""
@@ -186,7 +186,7 @@ class _Stream:
             if not self._answered:
                 self._answered = self._ever_answered = True
                 self._why_broken = ""  # text of a login script doesn't explain a later end
-            if isinstance(answer, Lines) and answer.start_bytes > self._offsets[answer.of]:
+            if isinstance(answer, Lines) and answer.start_bytes > self._offsets[answer.file]:
                 return False  # lines are missing: the next connection brings them
             if self._silence_reported:
                 self._silence_reported = False
@@ -201,12 +201,12 @@ class _Stream:
         return False
 
     def _pass_on(self, answer: Lines) -> None:
-        if answer.start_bytes < self._offsets[answer.of] and answer.of == "log":
+        if answer.start_bytes < self._offsets[answer.file] and answer.file == "log":
             cut = f"the log of this host was cut back to byte {answer.start_bytes} by somebody"
             self._emit(log_line(self.label, f"- | {cut}"))
         for text in answer.texts:
-            self._emit(log_line(self.label, text) if answer.of == "log" else MetricsLine(text=text))
-        self._offsets[answer.of] = answer.end_bytes
+            self._emit(log_line(self.label, text) if answer.file == "log" else MetricsLine(text=text))
+        self._offsets[answer.file] = answer.end_bytes
 
     def _lines(self) -> Iterator[bytes]:
         """Yield the lines of one connection; the last one may be cut."""
@@ -216,7 +216,7 @@ class _Stream:
             raise RuntimeError("a stream has pipes")
         threads.start(self._read_stderr, child, name=f"stderr of {self.label}", on_error=self._note_failure)
         with contextlib.suppress(OSError):  # stderr says why it ended
-            child.stdin.write(self._streams.opening({f"{name}_at": at for name, at in self._offsets.items()}))
+            child.stdin.write(self._streams.opening(self._offsets["log"], self._offsets["metrics"]))
             child.stdin.flush()
             self._opened = True
         yield from _lines_of(child, child.stdout)

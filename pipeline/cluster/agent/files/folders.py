@@ -1,0 +1,166 @@
+"""Folders on this node that appear completely or not at all, and are removed together with what is unfinished."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import BinaryIO
+
+from ..node import own_node
+from ..requests import CleanRequest, PutWheelsRequest
+from ..running.processes import start_time
+from ..wire import say
+
+FOREIGN_S = 86400.0  # age after which an unfinished folder of another host counts as dead
+TRIED_BYTES = 64 << 10  # written and removed again, to try a folder
+_REPORT_S = 1.0
+
+
+def try_writing(workdir: str) -> None:
+    """Write and remove a file, so that a missing, full or read-only home is reported before anything starts.
+
+    Raises OSError, SystemExit.
+    """
+    if not os.path.isabs(workdir):
+        raise SystemExit(f"has no home for this login (HOME is not set), so {workdir} is nowhere; set cluster.workdir")
+    make_folder(workdir)
+    path = os.path.join(workdir, f".try-{os.urandom(4).hex()}")
+    try:
+        with open(path, "xb") as file:
+            file.write(bytes(TRIED_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = path  # an error of writing has no name
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def make_folder(folder: str) -> None:
+    """Create a folder. Raises SystemExit: something else is in its place. OSError: it may not be created."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:
+        raise SystemExit(f"can't make the folder {folder} there ({error.strerror}); set cluster.workdir") from error
+
+
+class Incoming:
+    """A stream that reports each second how many bytes have arrived."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream, self.bytes, self.reported_at = stream, 0, time.monotonic()
+
+    def read(self, size: int) -> bytes:
+        data = self.stream.read(size)
+        self.bytes += len(data)
+        now = time.monotonic()
+        if now - self.reported_at >= _REPORT_S:
+            self.reported_at = now
+            say(received=self.bytes)
+        return data
+
+
+def unpack(stream: BinaryIO, folder: str, check: Callable[[str], None] = lambda _: None) -> None:
+    """Extract a tar to ``folder``, which appears complete and checked or not at all. Raises OSError, SystemExit."""
+    import tarfile  # for requests that carry files: most don't
+
+    with staged(folder) as temporary:
+        try:
+            with tarfile.open(fileobj=Incoming(stream), mode="r|*") as archive:  # type: ignore[call-overload]
+                if hasattr(tarfile, "data_filter"):
+                    archive.extractall(temporary, filter="data")
+                else:
+                    archive.extractall(temporary)
+        except tarfile.TarError as error:
+            raise SystemExit(f"{type(error).__name__}: {error}") from error
+        check(temporary)
+
+
+@contextlib.contextmanager
+def staged(folder: str) -> Iterator[str]:
+    """A temporary folder that becomes ``folder`` at the end, and is removed otherwise."""
+    parent = os.path.dirname(folder)
+    make_folder(parent)
+    maker = f"{socket.gethostname()}-{os.getpid()}-{start_time(os.getpid())}"
+    temporary = os.path.join(parent, f".staging-{maker}-{os.urandom(4).hex()}")
+    os.mkdir(temporary, 0o700)
+    try:
+        os.chmod(temporary, 0o755)
+        yield temporary
+        os.rename(temporary, folder)
+    except OSError as error:
+        if not os.path.isdir(folder):  # else another process has put the same thing there
+            error.filename = error.filename or folder  # an error of writing has no name
+            raise
+    finally:
+        remove_tree(temporary)
+
+
+def put_wheels(request: PutWheelsRequest) -> None:
+    """Unpack a folder of wheels from the tar on stdin, in place of an earlier one."""
+    folder = os.path.expanduser(request.folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    unpack(sys.stdin.buffer, folder)
+    say(folder=folder)
+
+
+def clean(request: CleanRequest) -> None:
+    """Remove this node's folders of a run; only folders that ``start`` made, which have its marker file."""
+    remove_ours(own_node(request.nodes, request.access).own_folders)
+    say(cleaned=True)
+
+
+def holds_unfetched(folder: str) -> bool:
+    """Whether the folder has outputs that were too large to fetch, or can't be read, and stay there for the user."""
+    return bool(glob.glob(os.path.join(glob.escape(folder), "work", "node*-left")))
+
+
+def remove_ours(folders: Iterable[str]) -> None:
+    for folder in folders:
+        if os.path.exists(os.path.join(folder, ".paceline")) and not holds_unfetched(folder):
+            remove_tree(folder)
+
+
+def remove_tree(folder: str) -> None:
+    """Remove a folder, and its parent if nothing else is in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.dirname(folder))
+
+
+def remove_half_unpacked(workdir: str) -> None:
+    """Remove folders that a dead process has not finished."""
+    runs = glob.glob(os.path.join(glob.escape(workdir), "runs", "*"))
+    for parent in [os.path.join(workdir, "data"), *runs]:
+        for folder in glob.glob(os.path.join(glob.escape(parent), ".staging-*")):
+            if not is_unpacking(folder):
+                remove_tree(folder)
+
+
+def is_unpacking(folder: str) -> bool:
+    """Whether the process that fills this folder lives, by the folder's name; on another host only its age is known."""
+    maker = re.fullmatch(r"\.staging-(.+)-(\d+)-([^-]+)-\w+", os.path.basename(folder))
+    if maker and maker.group(1) == socket.gethostname():
+        return start_time(int(maker.group(2))) == maker.group(3)
+    return idle_s(folder) < FOREIGN_S
+
+
+def idle_s(folder: str) -> float:
+    """Return the seconds since the last write.
+
+    A living supervisor writes twice per second, and the stream to a connected controller once.
+    """
+    times = [0.0]
+    for name in ("", "agent", "agent/beat", "agent/lease", "checkpoints"):
+        with contextlib.suppress(OSError):
+            times.append(os.path.getmtime(os.path.join(folder, name)))
+    return time.time() - max(times)

@@ -1,0 +1,143 @@
+"""Folders that ended attempts have left on this node: reported by the probe, removed when the controller says so."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+
+from trainers.contract import run_folder
+from trainers.contract.host_facts import LeftFolder
+
+from ..node import identity
+from ..reports import NodeEnd, RegistryEntry
+from ..requests import NodeStart, ProbeRequest, RemoveFoldersRequest, StartRequest
+from ..running.processes import find_processes
+from ..running.registry import LONGEST_START_S, Registry, is_alive
+from ..wire import read_json, read_record, say
+from .folders import FOREIGN_S, holds_unfetched, idle_s, remove_half_unpacked, remove_tree, try_writing
+
+HEARD_S = 60.0  # a controller that follows an attempt beats every second, also after its end
+MOST_ROWS = 200
+
+Stamps = dict[str, list[int]]
+"""Path in the run folder → size in bytes and time of the last write in ns, noted by trainers/script/workdir.py."""
+
+
+def remove_leftovers(request: StartRequest, node: NodeStart) -> None:
+    """Remove half-unpacked files of dead processes below the workdir, and the folders of earlier attempts of this run.
+
+    The controller decides about other runs (pipeline/cluster/earlier.py).
+    """
+    runs = os.path.dirname(os.path.dirname(node.run_dir))
+    remove_half_unpacked(os.path.dirname(runs))
+    for folder in glob.glob(os.path.join(glob.escape(runs), "*", "node*")):
+        run_id = os.path.basename(os.path.dirname(folder))
+        if run_id.startswith(request.attempt_prefix) and run_id != request.run_id and not holds_unfetched(folder):
+            remove_tree(folder)
+    Registry(request.registry, request.access).forget_dead()
+
+
+def tidy_workdir(request: ProbeRequest, workdir: str) -> tuple[LeftFolder, ...]:
+    """For launchers that send files: test whether files can be written, and return what earlier attempts have left."""
+    if not request.tests_writing:
+        return ()
+    try_writing(workdir)
+    Registry(request.registry, request.access).forget_dead()
+    return attempts_left(workdir, identity(request.access))
+
+
+def attempts_left(workdir: str, own_identity: str) -> tuple[LeftFolder, ...]:
+    """Return the folders of attempts that no process uses."""
+    folders = sorted(glob.glob(os.path.join(glob.escape(workdir), "runs", "*", "node*")))
+    unused = [
+        folder
+        for folder in folders
+        if is_run_name(run_name_of(folder)) and not is_in_use(folder, own_identity) and not holds_unfetched(folder)
+    ]
+    return tuple(
+        LeftFolder(
+            name=run_name_of(folder),
+            idle_s=idle_s(folder),
+            holds_outputs=holds_outputs(folder),
+            bytes=size_of_new(folder, folder, {}),
+        )
+        for folder in unused[:MOST_ROWS]
+    )
+
+
+def run_name_of(folder: str) -> str:
+    """Return ``RUN ID/node0``."""
+    return "/".join(folder.split("/")[-2:])
+
+
+def is_run_name(name: str) -> bool:
+    return re.fullmatch(r"\w[\w.-]*/node\d+", name) is not None
+
+
+def is_in_use(folder: str, own_identity: str) -> bool:
+    """Whether an attempt's agent or a rank lives, it may be starting, or a controller was heard a moment ago.
+
+    Of an attempt on another host, which shares this home, only the age is known.
+    """
+    entry = read_record(RegistryEntry, os.path.join(folder, "agent", "agent.json"))
+    if entry is None:
+        return idle_s(folder) < LONGEST_START_S
+    if is_alive(entry):
+        return True
+    if entry.identity != own_identity:
+        return idle_s(folder) < FOREIGN_S
+    return bool(find_processes(entry.mark, entry.state_dir)) or idle_s(folder) < HEARD_S
+
+
+def holds_outputs(folder: str) -> bool:
+    """Whether a controller may want to fetch something: this part ended well, or files were saved."""
+    end = read_record(NodeEnd, os.path.join(folder, "agent", "exit.json"))
+    if end is not None and end.code == 0:
+        return True
+    # whatever its name and depth: a script calls its checkpoints as it likes, and saves them where it stands
+    if any(names for _, _, names in os.walk(os.path.join(folder, run_folder.CHECKPOINTS))):
+        return True
+    return any(map(has_new_files, glob.glob(os.path.join(glob.escape(folder), "work", "node*"))))
+
+
+def has_new_files(work: str) -> bool:
+    """Whether a script has written into its working directory."""
+    run_dir = os.path.dirname(os.path.dirname(work))
+    stamps = read_stamps(os.path.join(work, run_folder.GIVEN))
+    return size_of_new(os.path.join(work, run_folder.ABOVE), run_dir, stamps) > 0
+
+
+def read_stamps(path: str) -> Stamps:
+    """Return the stamps of the files that a script was given; none without such a file."""
+    stamps = read_json(path)
+    return stamps if isinstance(stamps, dict) else {}
+
+
+def size_of_new(top: str, run_dir: str, stamps: Stamps) -> int:
+    """Return the bytes below a folder in files that are new, or don't have their stamp any more."""
+    total = 0
+    for folder, _, names in os.walk(top):
+        for name in names:
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError):
+                status = os.stat(path)
+                stamp = [status.st_size, status.st_mtime_ns]
+                if not os.path.islink(path) and stamps.get(os.path.relpath(path, run_dir)) != stamp:
+                    total += status.st_size
+    return total
+
+
+def remove_folders(request: RemoveFoldersRequest) -> None:
+    """Remove the named folders of this node unless they are in use, and what no process owns any more."""
+    workdir, own_identity = os.path.expanduser(request.workdir), identity(request.access)
+    removed = []
+    for name in request.folders.get(own_identity, ()):
+        folder = os.path.join(workdir, "runs", name)
+        if is_run_name(name) and os.path.isdir(folder) and not is_in_use(folder, own_identity):
+            remove_tree(folder)
+            removed += [] if os.path.isdir(folder) else [name]
+    remove_half_unpacked(workdir)
+    Registry(request.registry, request.access).forget_dead()
+    say(removed=removed)

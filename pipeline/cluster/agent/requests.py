@@ -1,0 +1,311 @@
+"""The requests from the controller to the node agents: a record each, which both halves import.
+
+A request is sent to all hosts at once, so it names every node; each node finds its own part by its identity. Paths are
+absolute on the node, where "~/" begins the login's home.
+"""
+
+# No ``from __future__ import annotations``: ``from_json`` needs the types. Python 3.9 has no ``X | None``.
+# ruff: noqa: UP007, UP045
+import json
+from typing import Any, NamedTuple, Optional, Union
+
+from trainers.contract.host_facts import Container
+from trainers.contract.records import as_json, from_json
+
+# ------------------------------------------------------------------------------------------------ parts of requests
+
+
+class Access(NamedTuple):
+    """How the controller reaches a host, which decides the text by which the host knows itself (``node.identity``)."""
+
+    is_local: bool = False  # no ssh server is involved: the host is the controller's computer, or a node of a job
+    host_names: tuple[str, ...] = ()  # of all hosts; a host without ssh finds its own address towards the others
+    identity: str = ""  # of a node of a job, which has determined it; else ""
+
+
+class RequestedContainer(NamedTuple):
+    """The container that the ranks are to run in, before a host has looked for its image."""
+
+    image: str  # as configured: a name of podman or docker, or the file of apptainer
+    mounts: tuple[str, ...]  # folders and files of the host that the ranks see, under the same paths
+    gpus: bool  # whether the ranks use GPUs
+
+
+class WarmEnvironment(NamedTuple):
+    """The part of the ranks' environment that is known before the probe: a warm parent starts with it."""
+
+    env: dict[str, str]
+    ranks_per_host: int  # they share its cores, which decides their number of threads; 0: one thread each
+
+
+class ClaimRequest(NamedTuple):
+    """A run's claim on devices of one host (docs/sharing-hosts.md)."""
+
+    resources: tuple[str, ...]  # gpu:0, gpu:1, …, or cpu
+    attempt_prefix: str  # of the ids of all attempts of the run folder, which give way to each other
+    group: str  # equal for runs of one controller, which schedules them itself
+    title: str  # of the run, for other users of the host
+    refuses_others: bool  # whether claims of others on the same devices make the start fail
+
+
+class NodeStart(NamedTuple):
+    """One node's part of a start. Requests that start nothing leave the fields with defaults out."""
+
+    host: str  # its label in the configuration
+    identity: str
+    node_rank: int
+    first_rank: int  # the global rank of its local rank 0
+    run_dir: str
+    state_dir: str  # the agent's own files
+    own_folders: tuple[str, ...]  # to be removed after the run
+    nproc_per_node: int = 1
+    argv: tuple[str, ...] = ()  # run in ``run_dir``
+    env: dict[str, str] = {}  # noqa: RUF012 - added to what the host passes on
+    data_dir: str = ""  # the data pack; "": the run needs none
+    container: Optional[Container] = None
+    claim: Optional[ClaimRequest] = None
+
+
+class Secrets(NamedTuple):
+    """The secret variables of a job's ranks. Slurm brings it in the job's environment, so that no file holds it."""
+
+    env: dict[str, str] = {}  # noqa: RUF012
+    masking_rules: tuple[tuple[str, str], ...] = ()  # of these values in the output: pattern, replacement
+
+
+# --------------------------------------------------------------------------------------------------------- requests
+
+
+class ProbeRequest(NamedTuple):
+    """Return the facts of this host."""
+
+    workdir: str
+    registry: str = ""  # folder in which agents register
+    tests_writing: bool = False  # files will be sent there: try to write, and report what earlier attempts have left
+    env_names: tuple[str, ...] = ()  # patterns of variables to report
+    env_families: tuple[str, ...] = ()  # patterns of variables that matter for a training, …
+    env_passed: tuple[str, ...] = ()  # … of those that reach the ranks
+    modules: tuple[str, ...] = ()  # distributions and modules whose versions to report
+    python_path: tuple[str, ...] = ()
+    pack_digest: str = ""  # of the data pack to look for; "": none
+    pack_folders: tuple[str, ...] = ()  # where else it may be
+    gpu_s: float = 0.0  # how long nvidia-smi is waited for; 0: it isn't run
+    container: Optional[RequestedContainer] = None
+    warm: Optional[WarmEnvironment] = None
+    access: Access = Access()
+
+
+class ListeningNode(NamedTuple):
+    """The ports at which one node listens while the hosts try to reach each other."""
+
+    identity: str
+    address: str
+    ports: tuple[int, ...]
+
+
+class ReachRequest(NamedTuple):
+    """Listen, and connect to the ports of all other nodes."""
+
+    nodes: tuple[ListeningNode, ...]
+    hello: str  # the greeting of a node
+    answer: str  # the reply, which only nodes of this check know
+    slow_s: float = 0.0  # how much longer than usual a login may take
+    access: Access = Access()
+
+
+class FindEnvironmentRequest(NamedTuple):
+    """Return where the environment of a lock file is."""
+
+    workdir: str
+    lock_sha256: str
+    access: Access = Access()
+
+
+class MakeEnvironmentRequest(NamedTuple):
+    """Install a lock file into a new environment."""
+
+    workdir: str
+    lock_sha256: str
+    lock: str  # its text
+    wheelhouse: Optional[str] = None  # folder of wheels; None: the host has a network
+    access: Access = Access()
+
+
+class PutPackRequest(NamedTuple):
+    """Unpack the data pack from the tar that follows."""
+
+    workdir: str
+    pack_digest: str
+    access: Access = Access()
+
+
+class PutWheelsRequest(NamedTuple):
+    """Unpack a folder of wheels from the tar that follows."""
+
+    folder: str
+    access: Access = Access()
+
+
+class StartRequest(NamedTuple):
+    """Start a run's processes on this node and leave a supervisor behind; the run's files may follow as a tar."""
+
+    run_key: str
+    run_id: str  # of this start
+    attempt_prefix: str  # of the ids of all attempts of the run folder
+    registry: str  # folder in which agents register
+    lease_s: float  # how long ranks go on without a controller
+    nodes: tuple[NodeStart, ...]
+    env_passed: tuple[str, ...] = ()  # patterns of the host's variables that reach the ranks
+    masking_rules: tuple[tuple[str, str], ...] = ()  # of secrets in the output: pattern, replacement
+    rendezvous: Optional[tuple[str, int]] = None  # address and port of the first node; None: a single node
+    pack_digest: str = ""
+    sends_files: bool = False  # code, configuration and checkpoints follow
+    uses_warm_parent: bool = False
+    slow_s: float = 0.0  # how much longer than usual a login may take
+    access: Access = Access()
+
+
+class FollowRequest(NamedTuple):
+    """Stream the log, rank 0's metrics and the end of a start. Heartbeats and orders follow on standard input."""
+
+    run_id: str
+    nodes: tuple[NodeStart, ...]
+    log_offset_bytes: int = 0  # from where the log is sent
+    metrics_offset_bytes: int = 0
+    sends_metrics: bool = False  # False: the controller reads metrics.jsonl itself
+    is_script: bool = False  # checkpoints have the names of the script
+    access: Access = Access()
+
+
+class CollectRequest(NamedTuple):
+    """Send files of the run folder as a tar."""
+
+    nodes: tuple[NodeStart, ...]
+    patterns: tuple[str, ...]  # relative to the run folder
+    work_patterns: tuple[str, ...] = ()  # working directories of scripts
+    limit_bytes: Optional[int] = None  # larger working directories stay on the node
+    until_s: Optional[float] = (
+        None  # unix time of the node: files written later are left out, as they may be incomplete
+    )
+    settled_s: Optional[float] = None  # the same for files of the last seconds
+    stamps_file: str = ""  # in the run folder: path → size and modification time; files like that are left out
+    access: Access = Access()
+
+
+class CleanRequest(NamedTuple):
+    """Remove this node's folders of a run."""
+
+    nodes: tuple[NodeStart, ...]
+    access: Access = Access()
+
+
+class StandingRequest(NamedTuple):
+    """Return whether this node's part of a start still runs, or how it ended."""
+
+    nodes: tuple[NodeStart, ...]
+    access: Access = Access()
+
+
+class StopRequest(NamedTuple):
+    """End everything of one run folder on this node."""
+
+    attempt_prefix: str  # of the ids of all attempts of the run folder
+    registry: str
+    refused_run_id: str = ""  # of a start that may still be on its way and is refused from now on
+    access: Access = Access()
+
+
+class RemoveFoldersRequest(NamedTuple):
+    """Remove folders of attempts that are over, unless they are in use."""
+
+    workdir: str
+    registry: str
+    folders: dict[str, tuple[str, ...]]  # identity of a node → ``RUN ID/node0``, …
+    access: Access = Access()
+
+
+class JobRequest(NamedTuple):
+    """Serve as a node of a scheduler's job: report the facts, then execute one start after another."""
+
+    scheduler: str  # a key of ``schedulers.SCHEDULERS``
+    folder: str  # shared by the job's nodes and the controller
+    lease_s: float  # how long the first start is waited for
+    probe: ProbeRequest
+    interface: Optional[str] = None  # the network interface of the ranks
+    env_passed: tuple[str, ...] = ()  # as in a ``StartRequest``
+    has_secrets: bool = False  # the ranks have secret variables, which travel in the job's environment
+    env_from: tuple[str, ...] = ()  # variables of the pod that come from Secrets
+    masking_rules: tuple[tuple[str, str], ...] = ()
+    access: Access = Access()
+
+
+Request = Union[
+    ProbeRequest,
+    ReachRequest,
+    FindEnvironmentRequest,
+    MakeEnvironmentRequest,
+    PutPackRequest,
+    PutWheelsRequest,
+    StartRequest,
+    FollowRequest,
+    CollectRequest,
+    CleanRequest,
+    StandingRequest,
+    StopRequest,
+    RemoveFoldersRequest,
+    JobRequest,
+]
+
+HANDLERS: dict[type, str] = {
+    ProbeRequest: "host.probe:probe",
+    ReachRequest: "host.reach:reach",
+    FindEnvironmentRequest: "host.environments:find_environment",
+    MakeEnvironmentRequest: "host.environments:make_environment",
+    PutPackRequest: "files.packs:put_pack",
+    PutWheelsRequest: "files.folders:put_wheels",
+    StartRequest: "running.start:start",
+    FollowRequest: "running.follow:follow",
+    CollectRequest: "files.results:collect",
+    CleanRequest: "files.folders:clean",
+    StandingRequest: "running.registry:standing",
+    StopRequest: "running.registry:stop",
+    RemoveFoldersRequest: "files.leftovers:remove_folders",
+    JobRequest: "running.job:job",
+}
+"""Request → module and function of the agent that answer it; the module is imported on use."""
+
+
+def encode(request: Request, token: str) -> bytes:
+    """Return a request as JSON. ``token``: the mark of the answers to it."""
+    return json.dumps({"request": type(request).__name__, "token": token, "fields": as_json(request)}).encode()
+
+
+def decode(data: bytes) -> tuple[Any, str]:
+    """Return a request and its token. Raises ValueError: it is none of these requests."""
+    value = json.loads(data)
+    kind = next((kind for kind in HANDLERS if kind.__name__ == value["request"]), None)
+    if kind is None:
+        raise ValueError(f"{value['request']} is no request")
+    if unknown := value["fields"].keys() - kind.__annotations__.keys():
+        raise ValueError(f"{kind.__name__} has no field {', '.join(sorted(unknown))}")
+    return from_json(kind, value["fields"]), value["token"]
+
+
+# ------------------------------------------------------------------------------ orders to the nodes of a job, in a file
+
+
+class ExamineOrder(NamedTuple):
+    """Examine the ranks of this node, or try to reach the ssh servers of other nodes (``examination.examine``)."""
+
+    peers: tuple[tuple[str, int], ...] = ()  # address and port of ssh servers; if there are any, only these are tried
+    with_stacks: bool = True  # ranks are asked for their stacks and collectives, which interrupts them
+
+
+class JobOrder(NamedTuple):
+    """An order to all nodes of a job: exactly one of the fields behind ``restart`` is set."""
+
+    restart: Optional[int] = None  # the order is for this restart of the job alone
+    start: Optional[StartRequest] = None
+    examine: Optional[ExamineOrder] = None
+    end_start: bool = False
+    leave: bool = False  # end everything, and let the job end

@@ -1,0 +1,115 @@
+"""The start of an attempt on a node: its folders are laid out, and a supervisor is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+from ..files.folders import remove_ours, unpack
+from ..files.leftovers import remove_leftovers
+from ..files.packs import link_pack
+from ..node import own_node
+from ..requests import NodeStart, StartRequest
+from ..wire import THERE, say, touch
+from .claims import Claim, claim_for_run
+from .processes import Orphans
+from .registry import Registry, doubtful, in_words
+from .supervisor import Supervisor
+
+_STARTED = "started"
+
+
+def start(request: StartRequest) -> None:
+    """End leftovers of the same key, lay out the run, leave a supervisor behind; answers when torchrun is up."""
+    node = own_node(request.nodes, request.access)
+    registry = Registry(request.registry, request.access)
+    registry.remove_outdated()
+    earlier = registry.entries(request.attempt_prefix)
+    end_earlier(registry, request.attempt_prefix)
+    refuse_doubtful(registry, request.attempt_prefix)
+    claim = claim_for_run(node.claim)  # held by the processes that are forked from this one
+    for entry in earlier.values():
+        remove_ours(entry.remove)
+    if request.sends_files:
+        remove_leftovers(request, node)
+        unpack(sys.stdin.buffer, node.run_dir)
+    if request.pack_digest:  # a diagnosis may need no data
+        link_pack(node.run_dir, node.data_dir)
+    lay_out(node)
+    if error := fork_supervisor(request, node, claim):
+        raise SystemExit(error)
+    say(started=True)
+
+
+def end_earlier(registry: Registry, attempt_prefix: str) -> None:
+    """End all earlier attempts of the run folder. Raises SystemExit: some processes can't be ended."""
+    if survivors := registry.end_attempts(attempt_prefix):
+        raise SystemExit(f"an earlier attempt of this run cannot be ended: processes {sorted(survivors)}")
+
+
+def refuse_doubtful(registry: Registry, attempt_prefix: str) -> None:
+    """Raise SystemExit while a doubtful process lives, which might write into the folder of the new attempt."""
+    for entry in registry.entries(attempt_prefix).values():
+        if commands := doubtful(entry):
+            pids = " ".join(map(str, commands))
+            raise SystemExit(
+                f"an earlier attempt of this run was killed, and {in_words(commands)} may be what it left: without the "
+                f"mark of the run, in its folder {entry.run_dir}; nothing starts beside that{THERE}kill {pids}"
+            )
+
+
+def lay_out(node: NodeStart) -> None:
+    """Create the folder of the agent's own files, with the stamp that ``clean`` checks, and begin the lease."""
+    os.makedirs(node.state_dir, mode=0o700, exist_ok=True)  # private, because it holds the ranks' unmasked output
+    for folder in node.own_folders:
+        open(os.path.join(folder, ".paceline"), "w").close()
+    touch(os.path.join(node.state_dir, "lease"))
+
+
+def fork_supervisor(request: StartRequest, node: NodeStart, claim: Claim | None) -> str:
+    """Leave a supervisor behind. Return why it could not start torchrun; '' if that is up.
+
+    It is forked twice: so it leads no session and never gets a terminal, and init waits for its end.
+    """
+    read_fd, answer_fd = os.pipe()
+    if os.fork() == 0:
+        os.close(read_fd)
+        os.setsid()
+        if os.fork() == 0:
+            supervise(request, node, answer_fd, claim)
+        os._exit(0)
+    os.close(answer_fd)
+    os.wait()
+    with os.fdopen(read_fd, encoding="utf-8") as pipe:
+        answer = pipe.read()
+    return "" if answer == _STARTED else answer or "the supervisor died at once"
+
+
+def supervise(request: StartRequest, node: NodeStart, answer_fd: int, claim: Claim | None) -> None:
+    """Be the supervisor's process to its end; never returns. The answer to the start is written to ``answer_fd``."""
+    code = 1
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        log = os.open(os.path.join(node.state_dir, "agent.log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
+        os.chdir("/")
+        os.dup2(null, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        if node.container is None:  # the engine's own processes would be among the adopted ones
+            Orphans.adopt()
+        supervisor = Supervisor(request, node)
+        error = supervisor.begin()
+        with contextlib.suppress(OSError):
+            os.write(answer_fd, (error or _STARTED).encode())
+        os.close(answer_fd)
+        if not error:
+            supervisor.run()
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+    finally:
+        if claim is not None:
+            claim.release()
+        os._exit(code)
