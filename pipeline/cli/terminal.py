@@ -21,7 +21,6 @@ from pipeline.core import locks
 from pipeline.core.errors import PacelineError, os_reason
 from pipeline.core.processes import process
 from pipeline.core.processes.wait_reports import waiting
-from pipeline.execution.attempting import formatted as as_line
 from pipeline.live.screen import Picture, Screen, is_live, plain_width
 from pipeline.live.state import SweepState
 from pipeline.live.watching import SweepPicture
@@ -70,7 +69,7 @@ def subscriber(
         if wants_json():
             answer_event(event)
         if is_verbose and isinstance(event, LogLine) and not is_worth_showing(event):
-            screen.say(as_line(event))
+            screen.say(event.shown)
         if not screen.is_live and (text := trial_line(event, time.monotonic())) is not None:
             screen.say(text)
 

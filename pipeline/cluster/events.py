@@ -9,6 +9,8 @@ from pipeline.core.specs import LaunchPlan
 from trainers.contract.beats import NodeBeat, NodeLook
 from trainers.contract.host_facts import HostFacts
 
+_LINE_LIMIT = 2000  # characters of a line on the terminal
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankError:
@@ -27,6 +29,15 @@ class LogLine:
     host: str
     rank: int | None
     text: str
+
+    @property
+    def shown(self) -> str:
+        """The line for the terminal; one that would fill pages, such as a printed array, is cut."""
+        excess = len(self.text) - _LINE_LIMIT
+        text = self.text
+        if excess > 0:
+            text = f"{text[:_LINE_LIMIT]}… (cut: {excess:,} more characters are in the log)"
+        return f"{self.host}:{'-' if self.rank is None else self.rank} | {text}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""An evaluation report as it is read later: its key, by which it is recreated without a training, and its table.
+"""The evaluation report of a run: its making, its key, by which it is made again without a training, and its table.
 
 The key has three parts: the sha256 of predictions.json, the code of ``pipeline.evaluation.report`` with its imports,
 and the versions of its libraries. Comments don't count, because they can't change a figure.
@@ -6,17 +6,25 @@ and the versions of its libraries. Comments don't count, because they can't chan
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import sha256_file
 from pipeline.core.printable import printable
+from pipeline.core.processes import process
 from pipeline.core.tables import aligned, columns, padded
+from pipeline.keys import rank_environment
 from pipeline.keys.content_key import environment
 from pipeline.keys.import_closure import import_closure
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder
+from pipeline.runs.lock import locked
+from pipeline.runs.result import why_altered
 
 PROGRAM = "pipeline.evaluation"
 """The module that creates a report with ``python -m``."""
@@ -68,6 +76,36 @@ def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
             if before.get(name) != after.get(name):
                 changes.append(words.format(name=name, old=before.get(name), new=after.get(name)))
     return changes
+
+
+def make(folder: RunFolder, root: Path) -> None:
+    """Make the scikit-learn report in a separate process, so the controller stays small. Raises PacelineError."""
+    made_of = made_of_run(folder, root)
+    argv = [sys.executable, "-m", PROGRAM, str(folder.path), json.dumps(made_of)]
+    done = process.run(argv, env=rank_environment.of_report(os.environ, root), timeout_s=300.0)
+    if done.code != 0:
+        hint = "the same command again" if done.code < 0 else None
+        raise PacelineError(f"the evaluation report of {folder.key} failed: {done.why}", hint=hint)
+
+
+def renew(folder: RunFolder, root: Path, say: Callable[[str], None]) -> None:
+    """Make a run's report again unless it is intact and up to date. Raises PacelineError."""
+    if not folder.program.evaluated:
+        raise UsageError(
+            f"{folder.key} is the run of a script, and reports are made of classifier runs only", hint="doit ui"
+        )
+    predictions = TRAINED[2]
+    if not (folder.path / predictions).exists():
+        make(folder, root)  # it names what is missing
+    with locked(folder, say):
+        folder.read_result()  # raises if the result was altered
+        recorded = folder.recorded_files()
+        if predictions in recorded and (why := why_altered(folder.path / predictions, recorded[predictions])):
+            raise folder.altered(predictions, why)
+        intact = all(name in recorded and why_altered(folder.path / name, recorded[name]) is None for name in EVALUATED)
+        if not intact or stale_because(folder, root) is not None:
+            make(folder, root)
+            folder.refresh_fingerprints()
 
 
 # ------------------------------------------------------------------------------------------ as a table

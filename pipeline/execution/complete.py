@@ -2,48 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pipeline.cluster import launchers
 from pipeline.config.build import RunConfig
-from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, TrainingError, UsageError, os_reason
-from pipeline.core.files import remove_leftovers, write_hint, write_json
+from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, TrainingError, os_reason
+from pipeline.core.files import remove_leftovers, write_hint
 from pipeline.core.processes import process, threads
 from pipeline.core.processes.signals import Interruptible
 from pipeline.core.processes.wait_reports import WaitReports
 from pipeline.core.specs import State
-from pipeline.core.tables import first_of
 from pipeline.data import store, weights
-from pipeline.data.trees import Tree
 from pipeline.evaluation import stored_report
 from pipeline.execution import initial_weights
-from pipeline.execution.attempting import (
-    RunServices,
-    Say,
-    Work,
-    attach,
-    attempt_to_attach,
-    note,
-    run_attempts,
-    surviving_attempt,
-)
+from pipeline.execution.attempting import attach, run_attempts
+from pipeline.execution.launch_folder import collect_provenance, prepare_folder, remarks
+from pipeline.execution.open_attempts import attempt_to_attach, surviving_attempt
 from pipeline.execution.restarts import next_start
-from pipeline.execution.run import VARIABLES, Run, initial_weights_of, pattern_before, prepare, unkeyed
-from pipeline.keys import ABSENT, import_closure, rank_environment, script_files
-from pipeline.keys.import_closure import matches
-from pipeline.keys.process_groups import uses_process_group
-from pipeline.runs import acceptance, journal, preparation, provenance
+from pipeline.execution.run import Run, initial_weights_of, pattern_before, prepare, unkeyed
+from pipeline.execution.work import RunServices, Say, Work, note
+from pipeline.keys import rank_environment
+from pipeline.runs import acceptance, journal, preparation
 from pipeline.runs.checkpoint_mirror import CheckpointMirror
-from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
+from pipeline.runs.folder import removed
 from pipeline.runs.lock import locked
-from pipeline.runs.result import Result, why_altered
+from pipeline.runs.result import Result
 from pipeline.tracking.client import Recorder
 from trainers.contract import run_folder
 
@@ -94,13 +81,12 @@ def _train_parent(parent: RunConfig, setting: str, root: Path, *, argv: Sequence
 
 
 _SHOW_ERROR_AFTER_S = 2.0  # seconds of recording after which the error is shown
-_NAMES_SHOWN = 5  # in a message
 
 
 def single_run_services() -> RunServices:
     """Return the services of a run outside of a sweep."""
     return RunServices(
-        evaluate=evaluate_in_child,
+        evaluate=stored_report.make,
         recorder=lambda run: Recorder(run.folder.path, run.config, run.root),
         provenance=collect_provenance,
     )
@@ -217,7 +203,7 @@ def _launch_unless_done(work: Work) -> None:
         return
     attached = work.attached or surviving_attempt(work)
     if attached is not None:
-        attach(work, *attached)
+        attach(work, attached)
         _raise_if_pruned(run, work.recorder, work.say)
         if run.folder.training_done(run.key):
             return
@@ -225,10 +211,11 @@ def _launch_unless_done(work: Work) -> None:
         work.say(
             f"WARNING: files of the ranks were changed since they wrote them; the next attempt starts {next_start(run)}"
         )
-    for line in _remarks(run) if services.hosts is None else ():  # a sweep prints them once
-        work.say(line)
+    if services.hosts is None:  # a sweep prints them once
+        for line in remarks(run):
+            work.say(line)
     work.say.doing("noting where the run comes from")
-    _prepare_folder(work)
+    prepare_folder(work)
     run_attempts(work)
     _raise_if_pruned(run, work.recorder, work.say)
 
@@ -244,38 +231,6 @@ def _search_log(work: Work) -> None:
     if done.code != 0:
         raise PacelineError(f"the log of {run.key.short} can't be searched: {done.why}")
     preparation.write_config(run.folder, run.inputs())
-
-
-def _remarks(run: Run) -> list[str]:
-    """Return what users should know about the run's key and code before hours of training."""
-    remarks = [*run.config.notes]
-    script, ranks = run.config.script, run.config.cluster.world_size
-    if script is not None and ranks > 1 and not uses_process_group(run.config.resolved, run.root):
-        remarks.append(
-            f"WARNING: nothing in the script's code or words asks for a process group, so each of the {ranks} ranks "
-            "runs all of it and writes the same files; cluster.nproc_per_node=1 on one host starts it once"
-        )
-    if script is not None and run.sealed:
-        names = script_files.unsnapshotted_files(script, run.code, run.config.resolved["program"].get("args"))
-        if names:
-            remarks.append(
-                f"the script names files of the project that aren't in its copy: {first_of(names, _NAMES_SHOWN)}; "
-                f"where it reads them, type program.inputs=[{','.join(names)}] before the script"
-            )
-    inputs = "program.inputs" if script is not None else "model.inputs"
-    keyed = run.key.parts["environment"]
-    lacking = [f"{name} ({place})" for name, place in run.code.unresolved.items() if keyed.get(name) == ABSENT]
-    if lacking:
-        remarks.append(
-            f"WARNING: not in the project and not installed here, so the key counts it as absent: "
-            f"{first_of(lacking, _NAMES_SHOWN)}; folders with modules belong in cluster.env.PYTHONPATH"
-        )
-    if run.code.left_out:
-        remarks.append(
-            f"not copied to the hosts, as files next to modules may have {import_closure.LARGEST_BYTES:,} bytes: "
-            f"{first_of(run.code.left_out, _NAMES_SHOWN)}; {inputs} takes files of any size"
-        )
-    return remarks
 
 
 def _summary_unkeyed(run: Run) -> bool:
@@ -375,57 +330,6 @@ def _duration_s(run: Run, started: float) -> float:
     return finished - started + (before[-1] - before[0] if before else 0.0)
 
 
-def _prepare_folder(work: Work) -> None:
-    """Write the run folder as an attempt needs it, without results of earlier ones. Raises PacelineError."""
-    run = work.run
-    if (accepted := run.accepted) is not None:  # this training replaces it
-        acceptance.withdraw(run.folder, accepted)
-    reason = run.reason if run.folder.result.exists() else "it had ended, and has no result that counts"
-    if (place := preparation.set_aside_outputs(run.folder, journal.attempts(run.folder.journal) + 1)) is not None:
-        work.say(f"earlier files of the script are kept in {place}, as the run is made anew: {reason}")
-    if run.key_lacks is not None:  # its checkpoints depend on the unkeyed files, too
-        shutil.rmtree(run.folder.path / run_folder.CHECKPOINTS, ignore_errors=True)
-    for path in (
-        run.folder.result,
-        run.folder.summary,
-        *(run.folder.path / name for name in (run_folder.PRUNE, run_folder.PRUNED, run_folder.DEPENDENCIES)),
-        *run.folder.path.glob(f"{run_folder.NODES}/*/{run_folder.DEPENDENCIES}"),
-    ):
-        path.unlink(missing_ok=True)
-    if isinstance(run.pack, Tree):
-        run.pack.lay_down()
-    if run.start is not None:
-        initial_weights.place(run.start, run.folder.path, run.config.data_dir)
-    preparation.prepare(run.folder, run.inputs(work.services.code))
-    if not matches(run.root, run.folder.code, run.key.parts["code"]):
-        raise PacelineError("its code was edited while the run was being prepared", hint="the same command again")
-    origin, patch = work.services.provenance(run, work.argv, work.started, work.say)
-    origin.write(run.folder.path, patch)
-    (run.folder.path / VARIABLES).unlink(missing_ok=True)
-    if launchers.capabilities(run.config.cluster).is_this_computer:  # elsewhere, ranks have their hosts' variables
-        env = (run.config.resolved.get("program") or {}).get("env") or {}
-        keyed = {*env, *(name for host in run.config.cluster.hosts for name in host.env)}  # the key has their values
-        write_json(run.folder.path / VARIABLES, rank_environment.variable_digests(os.environ, keyed))
-    provenance.keep_lock(run.root, run.folder.path)
-
-
-def collect_provenance(run: Run, argv: Sequence[str], now: float, say: Say) -> tuple[provenance.Provenance, bytes]:
-    """Return the run's provenance and patch; warn of files of the checkout that the patch can't hold."""
-    weights = initial_weights.local_file(run.config, run.root)
-    origin, patch = provenance.collect(
-        run.root,
-        run.config.shown_words(argv),
-        run.details(now),
-        outputs=[run.config.runs_dir, run.config.data_dir, *filter(None, [weights])],  # the run has a copy of them
-        secrets=run.config.secrets,
-        imported=[*run.code.sources.values()],
-    )
-    if origin.left_out:
-        more = f", and {len(origin.left_out) - 3} more (provenance.json)" if len(origin.left_out) > 3 else ""
-        say(f"WARNING: not kept for doit reproduce: {'; '.join(origin.left_out[:3])}{more}")
-    return origin, patch
-
-
 def _raise_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
     """If a search pruned the run, write that to the journal and to MLflow, and raise Pruned."""
     pruned = run.folder.read_json(run_folder.PRUNED)
@@ -437,33 +341,3 @@ def _raise_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
     recorder.finish(say)
     hint = "doit train with the same configuration goes on from there"
     raise Pruned(f"PRUNED {run.key.short} {detail}", hint=hint)
-
-
-def evaluate_in_child(folder: RunFolder, root: Path) -> None:
-    """Make the scikit-learn report in a separate process, so the controller stays small. Raises PacelineError."""
-    made_of = stored_report.made_of_run(folder, root)
-    argv = [sys.executable, "-m", stored_report.PROGRAM, str(folder.path), json.dumps(made_of)]
-    done = process.run(argv, env=rank_environment.of_report(os.environ, root), timeout_s=300.0)
-    if done.code != 0:
-        hint = "the same command again" if done.code < 0 else None
-        raise PacelineError(f"the evaluation report of {folder.key} failed: {done.why}", hint=hint)
-
-
-def evaluate_again(folder: RunFolder, root: Path, say: Say) -> None:
-    """Make a run's report again unless it is intact and up to date. Raises PacelineError."""
-    if not folder.program.evaluated:
-        raise UsageError(
-            f"{folder.key} is the run of a script, and reports are made of classifier runs only", hint="doit ui"
-        )
-    predictions = TRAINED[2]
-    if not (folder.path / predictions).exists():
-        evaluate_in_child(folder, root)  # it names what is missing
-    with locked(folder, say):
-        folder.read_result()  # raises if the result was altered
-        recorded = folder.recorded_files()
-        if predictions in recorded and (why := why_altered(folder.path / predictions, recorded[predictions])):
-            raise folder.altered(predictions, why)
-        intact = all(name in recorded and why_altered(folder.path / name, recorded[name]) is None for name in EVALUATED)
-        if not intact or stored_report.stale_because(folder, root) is not None:
-            evaluate_in_child(folder, root)
-            folder.refresh_fingerprints()

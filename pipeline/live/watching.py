@@ -16,7 +16,6 @@ from pipeline.core import locks
 from pipeline.core import program as programs
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import LaunchPlan, State, Waiting
-from pipeline.execution.attempting import formatted as as_line
 from pipeline.live.screen import Screen
 from pipeline.live.state import (
     STEPS,
@@ -220,7 +219,7 @@ class AttemptFiles:
     def lines(self, event: Any) -> Iterator[str]:
         """Return an event's line on the run's own terminal."""
         if isinstance(event, LogLine) and is_worth_showing(event):
-            yield as_line(event)
+            yield event.shown
 
 
 def _totals(host: str, path: Path) -> Iterator[LogLine]:
@@ -290,7 +289,7 @@ class SweepFiles:
             how = f"FAILED: {event.detail}" if failed else event.detail or event.state
             yield f"{'✗ ' if failed else ''}{label(event.number, self._total)} {how}"
         if type(event) is tuple and isinstance(event[1], LogLine) and is_worth_showing(event[1]):
-            yield f"{label(event[0], self._total)} | {as_line(event[1])}"
+            yield f"{label(event[0], self._total)} | {event[1].shown}"
 
     def _entries(self) -> list[TrialEntry]:
         """Return the new journal entries; none if the journal can't be read now."""

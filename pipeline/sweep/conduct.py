@@ -32,8 +32,8 @@ from pipeline.core.processes.signals import Interruptible, Stop
 from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.specs import UNDER_WAY, Cluster, State, Waiting
 from pipeline.execution import complete as training
-from pipeline.execution.attempting import RunServices
 from pipeline.execution.run import Run
+from pipeline.execution.work import RunServices
 from pipeline.runs import journal
 from pipeline.runs.lock import RunLock
 from pipeline.sweep import folder as folders

@@ -25,9 +25,9 @@ from pipeline.core.processes.signals import Stop
 from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.specs import Cluster
 from pipeline.evaluation import stored_report
-from pipeline.execution.attempting import RunServices
-from pipeline.execution.complete import collect_provenance, evaluate_in_child
+from pipeline.execution.launch_folder import collect_provenance
 from pipeline.execution.run import Run
+from pipeline.execution.work import RunServices
 from pipeline.keys import rank_environment
 from pipeline.keys.import_closure import matches
 from pipeline.runs import provenance
@@ -151,7 +151,7 @@ class Shared:
         pending = self._reports().ask(run_dir=str(folder.path), made_of=stored_report.made_of_run(folder, root))
         answer = pending.result() if wait([pending], _REPORT_S).done else None
         if answer is None:
-            evaluate_in_child(folder, root)
+            stored_report.make(folder, root)
         elif answer.error is not None:
             raise PacelineError(f"the evaluation report of {folder.key} failed: {answer.error}")
 

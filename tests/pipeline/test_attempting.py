@@ -18,14 +18,15 @@ from pipeline.core.files import write_json
 from pipeline.core.processes.wait_reports import WaitReports
 from pipeline.core.specs import Cluster, Host, LaunchSettings, State
 from pipeline.execution import attempting
-from pipeline.execution.attempting import formatted, note
+from pipeline.execution.attempting import Attempts
 from pipeline.execution.restarts import Restarts, next_start
+from pipeline.execution.work import OpenAttempt, note
 from pipeline.runs import journal
 from tests.pipeline.test_launch_first_error import PLAN
 
 
 def test_of_a_line_that_fills_pages_the_beginning_is_shown() -> None:
-    said = formatted(LogLine(host="node0", rank=3, text="é" * 65_536))
+    said = LogLine(host="node0", rank=3, text="é" * 65_536).shown
     assert said == f"node0:3 | {'é' * 2000}… (cut: 63,536 more characters are in the log)"
 
 
@@ -92,7 +93,7 @@ def test_a_spare_also_takes_part_where_a_command_before_this_one_has_begun_the_r
     work: Any = SimpleNamespace(services=SimpleNamespace(hosts=None, stop=None), say=WaitReports(said.append))
     restarts = Restarts(cluster, begun_before=has_begun)
     with nullcontext() if has_begun else pytest.raises(HostError, match="a is unreachable"):
-        attempting._attempt(attempting.KeptHosts(), work, 2, restarts, notes=False, is_last=True)
+        Attempts(work, restarts, last=2).make_one(2)
     assert said == (
         ["probe: a is unreachable\n  try: ssh a true\nc takes the place of a, as node 0"] if has_begun else []
     )
@@ -130,7 +131,7 @@ def test_a_restart_waits_for_a_host_that_took_part_before(monkeypatch: pytest.Mo
     restarts = Restarts(cluster)
     restarts.after(TrainingError("a no longer answers", cause="host", gone=["a"]), step=1, now=0.0)
     with nullcontext() if limit_s else pytest.raises(HostError, match="a: Connection refused"):
-        attempting._attempt(attempting.KeptHosts(), work, 2, restarts, notes=False, is_last=True)
+        Attempts(work, restarts, last=2).make_one(2)
     assert pauses == ([1.0, 2.0, 4.0] if limit_s else [])
     waits = r"attempt 2 waits until \d\d:\d\d:\d\d \(cluster.restart_wait_s=60\) for a, which took part before"
     assert len(said) == bool(limit_s)
@@ -150,11 +151,11 @@ def test_an_attached_attempt_that_fails_is_started_again_as_by_the_command_that_
     def attach_attempt(*_: object) -> None:
         raise TrainingError("training failed: a no longer answers", cause="host", gone=["a"])
 
-    def attempt(_: object, _work: object, number: int, restarts: Restarts, **__: object) -> None:
-        ran.append((number, [host.name for host in restarts.cluster.hosts]))
+    def make_one(attempts: Attempts, number: int) -> None:
+        ran.append((number, [host.name for host in attempts._restarts.cluster.hosts]))
 
     monkeypatch.setattr(attempting, "attach_attempt", attach_attempt)
-    monkeypatch.setattr(attempting, "_attempt", attempt)
+    monkeypatch.setattr(Attempts, "make_one", make_one)
     for name in ("_subscriber", "_attempt_spec"):
         monkeypatch.setattr(attempting, name, lambda *_, **__: None)
     write_json(tmp_path / "config.json", {})
@@ -168,7 +169,7 @@ def test_an_attached_attempt_that_fails_is_started_again_as_by_the_command_that_
     for number in (1, 2):  # the second one had only been planned
         note(run, State.PLANNED, number)
     with nullcontext() if most else pytest.raises(TrainingError) as caught:
-        attempting.attach(work, PLAN, cluster)
+        attempting.attach(work, OpenAttempt(PLAN, cluster))
     if most:
         assert ran == [(3, ["c", "b"])]
         assert said[-1].splitlines()[1] == "c takes the place of a, as node 0"

@@ -13,7 +13,7 @@ from pipeline.core.errors import TrainingError
 from pipeline.core.processes.wait_reports import WaitReports
 from pipeline.core.specs import State
 from pipeline.execution import complete
-from pipeline.execution.attempting import note
+from pipeline.execution.work import note
 from tests.waiting import HANG_S
 
 

@@ -14,8 +14,7 @@ from pipeline.core.errors import PacelineError, UsageError
 from pipeline.evaluation import overview
 from pipeline.evaluation.__main__ import serve
 from pipeline.evaluation.report import evaluate
-from pipeline.evaluation.stored_report import format_report, most_confused
-from pipeline.execution.complete import evaluate_in_child
+from pipeline.evaluation.stored_report import format_report, make, most_confused
 from pipeline.runs.folder import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -165,7 +164,7 @@ def test_how_the_process_has_ended_is_told(
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     with pytest.raises(PacelineError, match=f"the evaluation report of 0123456789ab failed: {said}"):
-        evaluate_in_child(RunFolder(tmp_path / "0123456789ab"), ROOT)
+        make(RunFolder(tmp_path / "0123456789ab"), ROOT)
 
 
 def test_a_run_of_a_script_is_refused_where_a_classifier_is_needed(tmp_path: Path) -> None:

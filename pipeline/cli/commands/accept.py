@@ -12,7 +12,7 @@ from pipeline.core.errors import PacelineError, UsageError, os_reason
 from pipeline.core.files import write_hint
 from pipeline.core.processes.unexpected import is_of_output
 from pipeline.core.tables import counted
-from pipeline.execution import complete
+from pipeline.execution.launch_folder import collect_provenance
 from pipeline.execution.run import Run
 from pipeline.keys import content_key
 from pipeline.keys.content_key import ContentKey, Difference
@@ -51,7 +51,7 @@ def _accept(current: Session, run: Run) -> RunFolder:
         accepted_before = acceptance.read(run.folder) if not run.folder.result.exists() else None
         raise PacelineError(f"{run.key.short} is {accepted_before or 'finished: there is nothing to accept'}")
     base, key, differing = _base(current, run, reason)
-    origin, patch = complete.collect_provenance(run, sys.argv, time.time(), note)
+    origin, patch = collect_provenance(run, sys.argv, time.time(), note)
     accepted = acceptance.by_this_user(run.key, key, differing)
     preparation.prepare(run.folder, run.inputs())
     origin.write(run.folder.path, patch)

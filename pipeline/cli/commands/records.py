@@ -20,8 +20,7 @@ from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.specs import LAST, UNDER_WAY
 from pipeline.core.tables import aligned
 from pipeline.data.manifest import MANIFEST
-from pipeline.evaluation.stored_report import format_report, most_confused
-from pipeline.execution import complete
+from pipeline.evaluation import stored_report
 from pipeline.execution.exported import exported_file
 from pipeline.runs import acceptance, index, journal
 from pipeline.runs.folder import RunFolder, check_parts
@@ -40,15 +39,15 @@ def evaluate(current: Session) -> None:
     """Recreate the report and the confusion matrix, and show them."""
     folder = holder(current.folder())
     with waiting(note, "making the evaluation report"):
-        complete.evaluate_again(folder, ROOT, note)
+        stored_report.renew(folder, ROOT, note)
     report = folder.read_json(run_folder.REPORT)
     if report is None:
         raise PacelineError(f"{folder.path / run_folder.REPORT} is not readable")
     if wants_json():
         about = {"key": folder.key, "report": report, "folder": str(folder.path)}
-        answer({**about, "most_confused": most_confused(report)})
+        answer({**about, "most_confused": stored_report.most_confused(report)})
         return
-    say(format_report(report))
+    say(stored_report.format_report(report))
     say(f"  picture  {relative(folder.path / run_folder.CONFUSION_MATRIX)}")
 
 

@@ -22,7 +22,6 @@ from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.specs import State
 from pipeline.core.tables import counted
-from pipeline.execution.attempting import formatted as as_line
 from pipeline.live.watching import (
     AttemptFiles,
     RunPicture,
@@ -197,7 +196,7 @@ def _follow_logs(folder: RunFolder, host: str | None) -> None:
     for _ in chain(_looks(folder), [None]):  # and once after its end
         for event in files.look():
             if isinstance(event, LogLine) and host in (None, event.host):
-                say_log(as_line(event))
+                say_log(event.shown)
 
 
 def _names_no_run(current: Session) -> bool:
