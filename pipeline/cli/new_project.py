@@ -14,7 +14,8 @@ from pathlib import Path
 
 from pipeline.core import places
 from pipeline.core.errors import PacelineError, UsageError, os_reason
-from pipeline.core.files import temporary_prefix, write_atomic
+from pipeline.core.files import write_atomic
+from pipeline.core.leftovers import temporary_prefix
 from pipeline.core.processes import git
 
 TEMPLATE = places.HOME / "pipeline" / "template"

@@ -21,7 +21,7 @@ from pipeline.cluster.launchers.transport import agent_requests
 from pipeline.cluster.starts import Start
 from pipeline.core import documents
 from pipeline.core.errors import HostError, PacelineError
-from pipeline.core.files import temporary_prefix
+from pipeline.core.leftovers import temporary_prefix
 from pipeline.core.specs import Cluster, LaunchPlan, NodePlan
 from pipeline.core.tables import counted, file_size
 from pipeline.runs import journal

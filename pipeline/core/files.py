@@ -1,9 +1,6 @@
-"""Atomic file writes, digests, and temporary files that name their owner process.
+"""Write files atomically, and identify their content: digests, stamps, and fingerprints, which are both.
 
-A temporary file's name contains ``<computer>-<process>-<start time>`` in hexadecimal. A killed process can't tidy up,
-so later commands remove files of processes that no longer run; the start time distinguishes a reused process id. The
-computer part identifies host, boot and process namespace: files of processes elsewhere in a shared folder are left
-alone until they are a day old.
+A stamp tells without reading a file that it is unchanged. It is valid once no other write can leave the same one.
 """
 
 from __future__ import annotations
@@ -13,22 +10,26 @@ import hashlib
 import json
 import math
 import os
-import re
 import shlex
 import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.leftovers import temporary_prefix
 
 _KINDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+FINGERPRINTS = ".fingerprints.json"
+"""The cache of ``fingerprints`` in a folder."""
 
 
 class Stamp(NamedTuple):
@@ -177,16 +178,29 @@ def write_hint(error: OSError, folder: Path) -> str:
 
 def room_needed(folder: Path) -> str:
     """Return the hint for a full disk of ``folder``, which holds runs: free bytes, and how to free more."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
-    disk, free = os.statvfs(there), f"{shutil.disk_usage(there).free:,} bytes are free"
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    disk, free = os.statvfs(existing), f"{shutil.disk_usage(existing).free:,} bytes are free"
     no_inodes = disk.f_files > 0 and disk.f_favail == 0  # f_files is 0 on file systems without inode counts
     room = f"which has no inodes left for new files (df -i), though {free}" if no_inodes else f"of which {free}"
     return (
-        f"make room on the disk of {there}, {room} "
+        f"make room on the disk of {existing}, {room} "
         "(doit clean shows which runs may go), then the same command; or paths.runs=<a folder on another disk>"
     )
 
 
+def refuse_odd_pattern(pattern: str, option: str) -> None:
+    """Refuse empty glob patterns and ``**`` next to other characters. Raises UsageError, which begins with ``option``.
+
+    Some versions of pathlib raise ValueError for such a ``**``, others treat it as a single star.
+    """
+    parts = PurePosixPath(pattern).parts
+    if not parts or "\0" in pattern:
+        raise UsageError(f"{option} names no file")
+    if any("**" in part and part != "**" for part in parts):
+        raise UsageError(f"{option}: ** stands for folders at any depth, with nothing beside it", hint="raw/**/a*.csv")
+
+
+# ------------------------------------------------------------------------------- stamps and fingerprints
 _TICK_NS = 20_000_000  # file system clocks advance in steps of up to 10 ms,
 _SECONDS_NS = 2_500_000_000  # or in whole seconds (HFS+, ext3, many network file systems)
 
@@ -204,90 +218,60 @@ def settles_in(changed_ns: int) -> float:
     return max(0, (_TICK_NS if changed_ns % 1_000_000 else _SECONDS_NS) - age_ns) / 1e9
 
 
-def refuse_odd_pattern(pattern: str, option: str) -> None:
-    """Refuse empty glob patterns and ``**`` next to other characters. Raises UsageError, which begins with ``option``.
+class Fingerprint(NamedTuple):
+    """The stamp of a file, and the sha256 of its content with this stamp."""
 
-    Some versions of pathlib raise ValueError for such a ``**``, others treat it as a single star.
+    stamp: Stamp
+    sha256: str
+
+
+def fingerprints(paths: Sequence[Path], cache_dir: Path) -> dict[Path, Fingerprint]:
+    """Return the fingerprint of each file; hash only files with changed stamps. Raises DataError, OSError.
+
+    The cache lies in ``cache_dir`` and may be lost without harm; of two concurrent writers the last one wins.
     """
-    parts = PurePosixPath(pattern).parts
-    if not parts or "\0" in pattern:
-        raise UsageError(f"{option} names no file")
-    if any("**" in part and part != "**" for part in parts):
-        raise UsageError(f"{option}: ** stands for folders at any depth, with nothing beside it", hint="raw/**/a*.csv")
+    cached = _read_fingerprints(cache_dir / FINGERPRINTS)
+    fresh: dict[str, list[int | str]] = {}
+    by_path: dict[Path, Fingerprint] = {}
+    for path in paths:
+        known = cached.get(str(path))
+        if known is not None and known.stamp == stamp(path):
+            by_path[path] = known
+        else:
+            by_path[path] = fingerprint(path)
+            fresh[str(path)] = [*by_path[path].stamp, by_path[path].sha256]
+    if fresh and cache_dir.is_dir():
+        rows = {name: [*known.stamp, known.sha256] for name, known in cached.items()}
+        with suppress(OSError):  # files in a read-only folder can still be read
+            write_json(cache_dir / FINGERPRINTS, {**rows, **fresh})
+    return by_path
 
 
-_TEMPORARY_NAME = re.compile(r"\.(?P<place>[0-9a-f]{7})-(?P<pid>[0-9a-f]+)-(?P<start>[0-9a-f]+)\.")
-_NAME_BYTES = 100  # of the file's own name
-_PROC = Path("/proc")  # not on macOS
-_FOREIGN_S = 86_400.0
+def fingerprint(path: Path) -> Fingerprint:
+    """Return the fingerprint of a file, once no unnoticed write is possible any more. Raises DataError, OSError."""
+    before = stamp(path)
+    unsettled_s = settles_in(before.ctime_ns)
+    if math.isfinite(unsettled_s):  # any write after this wait changes the stamp
+        time.sleep(unsettled_s)
+    sha256 = sha256_file(path)
+    if stamp(path) != before:
+        raise changing(path)
+    return Fingerprint(before, sha256)
 
 
-def temporary_prefix(name: str) -> str:
-    """Return the prefix of a temporary file or folder for ``name``; ``tempfile`` adds random letters."""
-    own = os.fsdecode(os.fsencode(name)[:_NAME_BYTES])
-    return f"{own}.{_computer()}-{os.getpid():x}-{_process_start(os.getpid()) or 0:x}."
+def changing(path: Path) -> DataError:
+    """Return the error for a file that was written to while it was read."""
+    return DataError(f"{path} was changed while it was read", hint="the same command, when nothing writes to it")
 
 
-def system_temporary_prefix(kind: str) -> str:
-    """Return the prefix of a temporary folder in the system's temporary directory."""
-    return temporary_prefix(f"paceline-{kind}")
-
-
-def remove_leftovers(folders: Iterable[Path]) -> list[Path]:
-    """Remove temporary files of ended processes from these folders (not recursively); return the removed paths."""
-    left = [path for folder in folders for path in _temporary_files(folder) if not _is_in_use(path)]
-    for path in left:
-        with suppress(OSError):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    return left
-
-
-def remove_system_leftovers() -> list[Path]:
-    """Remove leftovers from the system's temporary directory: ``/tmp/paceline-*``."""
-    return remove_leftovers({Path(tempfile.gettempdir()), Path("/tmp")})
-
-
-def _temporary_files(folder: Path) -> Iterator[Path]:
-    """Yield this user's temporary files."""
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if _TEMPORARY_NAME.search(entry.name) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
-                yield Path(entry.path)
-
-
-def _is_in_use(path: Path) -> bool:
-    match = _TEMPORARY_NAME.search(path.name)
-    assert match is not None
-    if match["place"] != _computer():
-        with suppress(OSError):
-            return time.time() - path.lstat().st_mtime < _FOREIGN_S
-        return False
-    return _process_start(int(match["pid"], 16)) == int(match["start"], 16)
-
-
-def _process_start(pid: int) -> int | None:
-    """Return the start time of a process in the system's unit; None if the process has ended, also as a zombie."""
-    if _PROC.is_dir():
-        try:
-            fields = (_PROC / f"{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            return None
-        return None if fields[0] in (b"Z", b"X") else int(fields[19])
-    import psutil  # on macOS alone
-
+def _read_fingerprints(path: Path) -> dict[str, Fingerprint]:
     try:
-        return int(psutil.Process(pid).create_time() * 1000)
-    except psutil.Error:
-        return None
-
-
-@cache
-def _computer() -> str:
-    """Return a short id of host, boot and process namespace: processes with equal ids can see each other."""
-    identity = [os.uname().nodename]
-    for path in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id"):
-        with suppress(OSError):
-            identity.append(Path(path).read_text(encoding="utf-8"))
-    with suppress(OSError):
-        identity.append(os.readlink("/proc/self/ns/pid"))  # noqa: PTH115  (no path: pid:[4026531836])
-    return hashlib.sha256("\n".join(identity).encode()).hexdigest()[:7]
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    rows = document.items() if isinstance(document, dict) else ()
+    return {
+        name: Fingerprint(Stamp(*row[:-1]), str(row[-1]))
+        for name, row in rows
+        if isinstance(row, list) and len(row) == len(Stamp._fields) + 1
+    }

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from pipeline.core import documents
 from pipeline.core.errors import DataError, os_reason
-from pipeline.core.files import canonical_json, sha256_text, temporary_prefix, write_json
+from pipeline.core.files import FINGERPRINTS, canonical_json, fingerprints, sha256_text, write_json
+from pipeline.core.leftovers import temporary_prefix
 from pipeline.data.manifest import MANIFEST
-from pipeline.data.request import FINGERPRINTS, fingerprints
 from pipeline.keys.script_files import DataPath
 
 CONTENT = "content"
@@ -125,14 +125,14 @@ def _part(one: DataPath, top: str, data_dir: Path) -> Tree:
     if not prints:
         raise DataError(f"{one.field}={source} holds no file")
     below = {path: path.relative_to(source).as_posix() if source.is_dir() else path.name for path in prints}
-    contents = {below[path]: sha256 for path, (_, sha256) in prints.items()}
+    contents = {below[path]: known.sha256 for path, known in prints.items()}
     # A folder with one file must differ from the file itself, because a script treats their paths differently.
     alone = ["./"] if source.is_dir() and len(contents) == 1 else []
     return Tree(
         path=None,
         digest=sha256_text(canonical_json({**contents, **dict.fromkeys([*empty, *alone], "")})),
         inside=(top if source.is_dir() else f"{top}/{source.name}",),
-        sizes={f"{top}/{below[path]}": stamp.size_bytes for path, (stamp, _) in prints.items()},
+        sizes={f"{top}/{below[path]}": known.stamp.size_bytes for path, known in prints.items()},
         contents={f"{top}/{name}": sha256 for name, sha256 in contents.items()},
         empty=tuple(f"{top}/{name}" for name in empty),
     )

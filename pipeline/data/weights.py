@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pipeline.core.cache import Cache
 from pipeline.core.errors import DataError, PacelineError, UsageError, suggestion
-from pipeline.core.files import sha256_file, sha256_text, temporary_prefix
+from pipeline.core.files import changing, fingerprints, sha256_file, sha256_text
+from pipeline.core.leftovers import temporary_prefix
 from pipeline.core.locks import held
 from pipeline.core.processes.process import python_answer
 from pipeline.data.progress import reporting
-from pipeline.data.request import changing, fingerprints
 from pipeline.data.sources.download import Wanted, retrieve
 from pipeline.data.sources.source import file_name, shown
 from pipeline.keys.installed import version
@@ -36,7 +36,7 @@ def answer(arch):
 
 def sha256_of(path: Path, data_dir: Path) -> str:
     """Return the sha256 of a file; hashes it only if its stamp changed. Raises DataError, OSError."""
-    return fingerprints([path], data_dir)[path][1]
+    return fingerprints([path], data_dir)[path].sha256
 
 
 def sha256_of_saved(path: Path, data_dir: Path) -> str:

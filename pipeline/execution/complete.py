@@ -11,7 +11,8 @@ from pathlib import Path
 
 from pipeline.config.build import RunConfig
 from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, TrainingError, os_reason
-from pipeline.core.files import remove_leftovers, write_hint
+from pipeline.core.files import write_hint
+from pipeline.core.leftovers import remove_leftovers
 from pipeline.core.processes import process, threads
 from pipeline.core.processes.signals import Interruptible
 from pipeline.core.processes.wait_reports import WaitReports

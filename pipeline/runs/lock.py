@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from pipeline.core import cache, documents, locks
 from pipeline.core.errors import Killed, PacelineError, TrainingError, os_reason
-from pipeline.core.files import remove_leftovers, remove_system_leftovers, temporary_prefix, write_json
+from pipeline.core.files import write_json
+from pipeline.core.leftovers import remove_leftovers, remove_system_leftovers, temporary_prefix
 from pipeline.core.locks import FileLock
 from pipeline.core.processes.signals import Stop
 from pipeline.core.specs import UNDER_WAY, State

@@ -13,14 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import PacelineError
-from pipeline.core.files import (
-    link_or_copy,
-    sha256_bytes,
-    sha256_file,
-    system_temporary_prefix,
-    write_atomic,
-    write_json,
-)
+from pipeline.core.files import link_or_copy, sha256_bytes, sha256_file, write_atomic, write_json
+from pipeline.core.leftovers import system_temporary_prefix
 from pipeline.core.processes import git
 from pipeline.core.redact import hide, in_word
 from trainers.contract import run_folder

@@ -15,12 +15,11 @@ from typing import Any
 
 from pipeline.config.own_targets import check_step
 from pipeline.core.errors import DataError, UsageError, os_reason
-from pipeline.core.files import expanded
+from pipeline.core.files import expanded, fingerprints
 from pipeline.core.locks import FileLock
 from pipeline.core.places import shown
 from pipeline.data import trees
 from pipeline.data.manifest import STAMPS, origin_of
-from pipeline.data.request import fingerprints
 from pipeline.data.sources.source import walked
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps import declared, store
@@ -117,12 +116,12 @@ class Graph:
         """Compute the key from the current files. Raises StepError: a file can't be read."""
         labels = {label: path for group in groups for label, path in group}
         try:
-            digests = fingerprints([*dict.fromkeys(labels.values())], store.steps_dir(self.runs_dir))
+            prints = fingerprints([*dict.fromkeys(labels.values())], store.steps_dir(self.runs_dir))
         except OSError as error:
             raise StepError(f"step {step.name}: an input can't be read: {os_reason(error)}") from error
         except DataError as error:
             raise StepError(f"step {step.name}: {error.what}", hint=error.hint) from error
-        return step_key(step, {label: digests[path][1] for label, path in labels.items()}, self.root)
+        return step_key(step, {label: prints[path].sha256 for label, path in labels.items()}, self.root)
 
     def fresh_key(self, step: Step) -> ContentKey:
         """Return the key for the current files, for a step that has just been run. Raises StepError, UsageError."""

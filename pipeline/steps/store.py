@@ -11,7 +11,8 @@ from typing import Any
 
 from pipeline.core import documents, locks
 from pipeline.core.errors import DataError, os_reason, suggestion
-from pipeline.data.request import fingerprint, fingerprints, reads_changed
+from pipeline.core.files import fingerprint, fingerprints
+from pipeline.data.reads import reads_changed
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps.key import StepVersion
 from pipeline.steps.step import PREFIX, Step, StepError
@@ -139,12 +140,12 @@ def hashed(out: Path, cache_folder: Path) -> dict[str, str]:
         DataError: a file is being written to.
     """
     prints = fingerprints(_files(out), cache_folder)
-    return {path.relative_to(out).as_posix(): sha256 for path, (_, sha256) in prints.items()}
+    return {path.relative_to(out).as_posix(): known.sha256 for path, known in prints.items()}
 
 
 def digests(out: Path) -> dict[str, str]:
     """Like ``hashed``, without the cache: for a folder that will be renamed."""
-    return {path.relative_to(out).as_posix(): fingerprint(path)[1] for path in _files(out)}
+    return {path.relative_to(out).as_posix(): fingerprint(path).sha256 for path in _files(out)}
 
 
 def _files(out: Path) -> list[Path]:

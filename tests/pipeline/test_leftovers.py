@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.files import remove_leftovers, temporary_prefix, write_atomic
+from pipeline.core.files import write_atomic
+from pipeline.core.leftovers import remove_leftovers, temporary_prefix
 
 WRITER = """
 import os, sys, time

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.core.files import settles_in, sha256_file
+from pipeline.core.files import fingerprint, settles_in, sha256_file
 from pipeline.data import manifest
 from pipeline.data.datasets.synthetic import SyntheticConfig
-from pipeline.data.request import fingerprint
 from pipeline.data.store import fetch, find
 from pipeline.runs.folder import RunFolder
 from tests.pipeline import finished_folder
@@ -88,7 +87,7 @@ def test_a_file_on_a_file_system_of_whole_seconds_is_hashed_when_its_stamp_is_it
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
-    monkeypatch.setattr("pipeline.data.request.settles_in", lambda changed_ns: 1.5)
+    monkeypatch.setattr("pipeline.core.files.settles_in", lambda changed_ns: 1.5)
     (tmp_path / "a").write_text("1")
     assert fingerprint(tmp_path / "a")[1] == sha256_file(tmp_path / "a")
     assert slept == [1.5]

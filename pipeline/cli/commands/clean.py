@@ -23,7 +23,7 @@ from pipeline.cluster.earlier import clear_leftovers, idle_words, why_kept
 from pipeline.comparing.listing import day
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError, os_reason
-from pipeline.core.files import remove_leftovers
+from pipeline.core.leftovers import remove_leftovers
 from pipeline.core.processes.wait_reports import WaitReports, waiting
 from pipeline.core.specs import UNDER_WAY, State
 from pipeline.core.tables import aligned, counted, file_size, first_of

@@ -16,7 +16,8 @@ from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
-from pipeline.core.files import expanded, replaceable_path, system_temporary_prefix, write_json
+from pipeline.core.files import expanded, replaceable_path, write_json
+from pipeline.core.leftovers import system_temporary_prefix
 from pipeline.core.printable import printable_lines
 from pipeline.core.processes import git
 from pipeline.core.processes.wait_reports import waiting

@@ -18,7 +18,8 @@ from pipeline.cli.trials import result_of
 from pipeline.cluster.validation import usable_gpus
 from pipeline.config import compose
 from pipeline.core.errors import DECIDED, Killed, PacelineError, UsageError, os_reason
-from pipeline.core.files import remove_leftovers, write_hint
+from pipeline.core.files import write_hint
+from pipeline.core.leftovers import remove_leftovers
 from pipeline.core.locks import FileLock
 from pipeline.core.processes.wait_reports import WaitReports
 from pipeline.core.specs import State

@@ -29,7 +29,7 @@ from pipeline.cluster.launchers.transport.host_errors import (
 )
 from pipeline.cluster.launchers.transport.payload import agent_argv
 from pipeline.core.errors import HostError, UsageError
-from pipeline.core.files import temporary_prefix
+from pipeline.core.leftovers import temporary_prefix
 from pipeline.core.processes import process
 from pipeline.core.specs import Cluster, Host
 from trainers.core.config import ConfigError

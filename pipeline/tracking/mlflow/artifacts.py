@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.core import documents
-from pipeline.core.files import system_temporary_prefix
+from pipeline.core.leftovers import system_temporary_prefix
 from pipeline.core.tables import file_size, first_of
 from pipeline.runs.contents import hosts_of
 from pipeline.runs.folder import leads_out, not_read

@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from pipeline.core.errors import PacelineError
-from pipeline.core.files import system_temporary_prefix
+from pipeline.core.leftovers import system_temporary_prefix
 from pipeline.core.processes import process
 from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.web_address import opener

@@ -24,7 +24,8 @@ from pipeline.cluster.launchers.transport.streams import Connection
 from pipeline.cluster.launchers.transport.tar_answers import FAILURES, TarAnswer, extract
 from pipeline.core import tars
 from pipeline.core.errors import TrainingError, os_reason
-from pipeline.core.files import temporary_prefix, write_hint
+from pipeline.core.files import write_hint
+from pipeline.core.leftovers import temporary_prefix
 from pipeline.core.printable import printable
 from pipeline.core.specs import TRAINING_OUTPUTS, LaunchPlan, NodePlan, Outputs
 from pipeline.core.tables import file_size
