@@ -10,12 +10,13 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from pipeline.core.errors import UsageError
 from pipeline.core.redact import hide, of_environment
-from pipeline.core.web_address import fault, past_proxies
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
 _USER_VARIABLE = "MLFLOW_TRACKING_USERNAME"
 _PASSWORD_VARIABLE = "MLFLOW_TRACKING_PASSWORD"
 _SECRET_VARIABLES = (_PASSWORD_VARIABLE, "MLFLOW_TRACKING_TOKEN")
+_NAMES_OF_THIS_HOST = ("localhost", "127.0.0.1", "::1")
+_NO_PROXY = "no_proxy"
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
@@ -45,7 +46,7 @@ def absolute_uri(uri: str | None, root: Path) -> str:
         except ValueError:
             why: str | None = "has a host that is none"
         else:  # the address of a database is left to its driver, which may need no host
-            why = fault(uri) if scheme in ("http", "https") else None
+            why = _fault(uri) if scheme in ("http", "https") else None
         if why is not None:
             raise UsageError(f"tracking.uri={redact(uri)} {why}", hint="tracking.uri=http://HOST:5000")
         return uri
@@ -97,7 +98,7 @@ def recorder_env(uri: str) -> dict[str, str]:
     parts = urlsplit(uri)
     if parts.scheme not in ("http", "https"):
         return {URI_VARIABLE: uri}
-    direct = past_proxies(uri)
+    direct = _past_proxies(uri)
     if "@" not in parts.netloc:
         return {URI_VARIABLE: uri, **direct}
     login, _, host = parts.netloc.rpartition("@")
@@ -105,6 +106,29 @@ def recorder_env(uri: str) -> dict[str, str]:
     bare = urlunsplit(SplitResult(parts.scheme, host, parts.path, parts.query, parts.fragment))
     credentials = {_PASSWORD_VARIABLE: unquote(password)} if colon else {}  # else the environment's own counts
     return {URI_VARIABLE: bare, _USER_VARIABLE: unquote(user), **credentials, **direct}
+
+
+def is_here(url: str) -> bool:
+    """Return True if the address names this host, where no proxy may be used."""
+    return urlsplit(url).hostname in (*_NAMES_OF_THIS_HOST, os.uname().nodename.lower())
+
+
+def _past_proxies(url: str) -> dict[str, str]:
+    """Return the variables that make another process bypass proxies for ``url`` if it names this host."""
+    hosts = os.environ.get(_NO_PROXY) or os.environ.get(_NO_PROXY.upper(), "")
+    return {_NO_PROXY: ",".join(filter(None, (hosts, urlsplit(url).hostname)))} if is_here(url) else {}
+
+
+def _fault(url: str) -> str | None:
+    """Explain why no request can go to ``url``, without repeating it, because it may hold a login; None if one can."""
+    if not url.isprintable() or " " in url:
+        return "holds a space or another character that no address has"
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  (asking for it reads it)
+    except ValueError:
+        return "has a host or port that is none"
+    return None if parts.hostname else "names no host"
 
 
 def database_login(uri: str, environ: Mapping[str, str], home: Path) -> str:

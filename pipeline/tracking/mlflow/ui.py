@@ -29,8 +29,7 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.leftovers import system_temporary_prefix
 from pipeline.core.processes import process
 from pipeline.core.processes.wait_reports import waiting
-from pipeline.core.web_address import opener
-from pipeline.tracking.address import database_login, has_credentials, recorder_env, redact, shown, sqlite_path
+from pipeline.tracking.address import database_login, has_credentials, is_here, recorder_env, redact, shown, sqlite_path
 from pipeline.tracking.destinations import prepare_command
 
 _START_TIMEOUT_S = 600.0
@@ -147,12 +146,17 @@ def keep_up(
             server.wait()
 
 
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    """Return an opener that uses the environment's proxy (``http_proxy``), except for this host."""
+    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_here(url) else []))
+
+
 def _wait_until_up(url: str, is_alive: Callable[[], bool], log: Path) -> None:
     """Return when the server answers, or has ended. Raises PacelineError: it does neither."""
     until = time.monotonic() + _START_TIMEOUT_S
     while is_alive():
         with contextlib.suppress(OSError):
-            opener(url).open(f"{url}/health", timeout=_ANSWER_TIMEOUT_S).close()
+            _opener(url).open(f"{url}/health", timeout=_ANSWER_TIMEOUT_S).close()
             return
         if time.monotonic() > until:
             raise PacelineError(f"{url} did not answer within {_START_TIMEOUT_S:g} s:\n{_tail(log)}")
@@ -242,7 +246,7 @@ class Server:
     def _ask(self, path: str, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
         data, headers = None if value is None else json.dumps(value).encode(), {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.url}{_API}/{path}", data, {**headers, **self._headers})
-        with opener(self.url).open(request, timeout=_TIMEOUT_S) as answer:  # http(s) only: a checked tracking.uri
+        with _opener(self.url).open(request, timeout=_TIMEOUT_S) as answer:  # http(s) only: a checked tracking.uri
             content: dict[str, Any] = json.loads(answer.read() or b"{}")
         return content
 
