@@ -21,8 +21,8 @@ from trainers.contract.seal import sealed_text
 _LARGEST_BYTES = 1 << 30
 _DEEPEST = 64  # nested objects and lists; Paceline's documents have six levels
 _SEAL = re.compile(rb',\n  "sha256": "([0-9a-f]{64})"\n}\n\Z')
-_BRACKETS = re.compile(rb'[\[\]{}]|"(?:[^"\\]|\\.)*"', re.DOTALL)
-_SEAL_BYTES = 96  # upper bound for the text from the seal to the end
+_BRACKETS_AND_TEXTS = re.compile(rb'[\[\]{}]|"(?:[^"\\]|\\.)*"', re.DOTALL)
+_SEAL_BYTES = 96  # the seal and all that follows it have fewer
 
 
 class DamagedError(ValueError):
@@ -35,7 +35,7 @@ class UnsealedError(DamagedError):
 
 def parse(data: bytes) -> dict[str, Any]:
     """Parse a JSON object. Raises DamagedError."""
-    if _too_deep(data):
+    if _is_too_deep(data):
         raise DamagedError(f"is nested more than {_DEEPEST} deep")
     try:
         value = json.loads(data.decode("utf-8"))
@@ -50,14 +50,17 @@ def parse(data: bytes) -> dict[str, Any]:
     return value
 
 
-def _too_deep(data: bytes) -> bool:
-    """Return True if the nesting is too deep; counts levels only if there are enough brackets."""
-    if data.count(b"{") + data.count(b"[") <= _DEEPEST:
+def _is_too_deep(data: bytes) -> bool:
+    """Return True if objects and lists are nested too deep. Brackets inside of texts don't count."""
+    if data.count(b"{") + data.count(b"[") <= _DEEPEST:  # too few to be
         return False
     depth = 0
-    for bracket in _BRACKETS.finditer(data):
-        mark = bracket[0]
-        depth += (mark in (b"{", b"[")) - (mark in (b"}", b"]"))
+    for match in _BRACKETS_AND_TEXTS.finditer(data):
+        token = match[0]
+        if token in (b"{", b"["):
+            depth += 1
+        elif token in (b"}", b"]"):
+            depth -= 1
         if depth > _DEEPEST:
             return True
     return False
@@ -70,13 +73,13 @@ def content(path: Path) -> bytes:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe must not block
     try:
-        about = os.fstat(descriptor)
-        if stat.S_ISDIR(about.st_mode):
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
             raise DamagedError("is a directory, not a file")
-        if about.st_size > _LARGEST_BYTES:
-            raise DamagedError(f"has {about.st_size:,} bytes, more than any file of its kind")
+        if status.st_size > _LARGEST_BYTES:
+            raise DamagedError(f"has {status.st_size:,} bytes, more than any file of its kind")
         with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
-            return file.read() or b"" if stat.S_ISREG(about.st_mode) else b""
+            return file.read() or b"" if stat.S_ISREG(status.st_mode) else b""
     finally:
         os.close(descriptor)
 
@@ -100,7 +103,7 @@ def read_or_empty(path: Path) -> dict[str, Any]:
 
 
 def sealed(value: Mapping[str, Any]) -> str:
-    """Return the text of an object with its seal. ``value`` must not be empty or have a field ``sha256``."""
+    """Return the text of an object with its seal. ``value`` has at least one field, and none named ``sha256``."""
     return sealed_text(value, allow_nan=True)
 
 
@@ -122,7 +125,7 @@ def open_sealed(data: bytes) -> dict[str, Any]:
     seal = _SEAL.search(data, max(0, len(data) - _SEAL_BYTES))
     if seal is None:
         if b'"sha256": "' not in data[-_SEAL_BYTES:]:
-            parse(data)  # text that isn't JSON gets a more specific error
+            parse(data)  # raises a more specific error for text that isn't JSON
         raise UnsealedError("has no sha256 of its own text")
     if sha256_bytes(data[: seal.start()]) != seal[1].decode():
         raise DamagedError("doesn't agree with the sha256 of its own text")
