@@ -12,123 +12,6 @@ from functools import cache
 from typing import Any
 from urllib.parse import quote, unquote
 
-_OWN_REFERENCE = re.compile(r"(['\"]?)\$\{oc\.env:PACELINE_TOLD_\d+\}\1")
-_REFERENCE = re.compile(r"(['\"]?)\$\{oc\.env:\w+\}\1")
-_PAIR = re.compile(  # in Hydra's {…}
-    r"([A-Za-z_][\w.-]*)(\s*:\s*)('(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|\$\{[^{}]*\}|[^,{}\[\]]+)"
-)
-
-
-def in_word(word: str, values: Collection[str] = (), names: Collection[str] = ()) -> str:
-    """Mask an argument of a command line for files and messages. ``${oc.env:NAME}`` is no secret and stays.
-
-    A reference created by ``by_environment`` is masked: its variable disappears with the process.
-
-    Args:
-        values: known secrets of the configuration.
-        names: the variables listed in ``cluster.secrets``.
-    """
-    return hide(_OWN_REFERENCE.sub(HIDDEN, _masked(word, names)[0]), values)
-
-
-def in_field(field: str, value: str) -> str:
-    """Return ``field='value'`` for messages; a field with a secret is masked as a whole."""
-    whole = isinstance(value, Secret) or _masked(f"{field}={value}", ())[1]
-    return f"{field}={HIDDEN if whole else hide(repr(value))}"
-
-
-def secrets_in(words: Iterable[str]) -> frozenset[str]:
-    """Return the secrets in command-line arguments, and parts of them that a parser's error message may quote."""
-    listed = list(words)
-    names = {name for word in listed for name in _secret_names(word)}
-    values = {value for word in listed for value in _masked(word, names)[1]}
-    parts = {part for value in values for part in re.split(r"[][,{}()\s=:'\"]", value) if len(part) >= ANYWHERE}
-    return frozenset(values | parts).union(*map(in_forms, listed))
-
-
-def restored(word: str, values: Mapping[str, str]) -> str:
-    """Replace the placeholders in a stored override with ``values``: variable name → value in Hydra's syntax.
-
-    ``cluster.env.API_TOKEN=***`` takes the value of API_TOKEN, ``cluster.env.PROXY=http://***@host`` that of PROXY.
-    """
-    key, equals, value = word.partition("=")
-    if not equals or HIDDEN not in value:
-        return word
-    if "{" not in value:
-        return f"{key}={values.get(key.rpartition('.')[2], value)}"
-
-    def with_value(pair: re.Match[str]) -> str:
-        return pair[1] + pair[2] + (values.get(pair[1], pair[3]) if HIDDEN in pair[3] else pair[3])
-
-    return f"{key}={_PAIR.sub(with_value, value)}"
-
-
-def by_environment(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """Move secrets of arguments into variables, because process lists show arguments.
-
-    Returns the arguments for a child's command line, and the variables that its environment needs.
-    """
-    environment: dict[str, str] = {}
-
-    def reference(value: str) -> str:
-        name = f"PACELINE_TOLD_{len(environment)}"
-        environment[name] = _unquoted(value)
-        return f"'${{oc.env:{name}}}'"
-
-    def moved(name: str, value: str) -> str:
-        return value if in_word(f"{name}={value}") == f"{name}={value}" else reference(value)
-
-    kept = []
-    for word in words:
-        key, equals, value = word.partition("=")
-        if in_word(word) == word or not equals:
-            kept.append(word)
-        elif "{" in value:
-            kept.append(f"{key}={_PAIR.sub(lambda at: at[1] + at[2] + moved(at[1], at[3].strip()), value)}")
-        else:
-            kept.append(f"{key}={reference(value)}")
-    return kept, environment
-
-
-def _secret_names(word: str) -> list[str]:
-    key, _, value = word.lstrip("+").partition("=")
-    return re.findall(r"\w+", value) if key == "cluster.secrets" else []
-
-
-def _masked(word: str, names: Collection[str]) -> tuple[str, list[str]]:
-    """Mask values with secret names in an override; also return these values."""
-    key, equals, value = word.partition("=")
-    if not equals:
-        return word, []
-    field = key.lstrip("+~").partition("@")[0]
-    last = field.rpartition(".")[2]
-    if field == "dataset.source":
-        value = SIGNATURE.sub(r"\1", value)
-    if _is_secret(last, value, names):
-        return f"{key}={HIDDEN}", [_unquoted(value)]
-    values: list[str] = []
-
-    def inner(pair: re.Match[str]) -> str:
-        if not _is_secret(pair[1], pair[3].strip(), names):
-            return pair[0]
-        values.append(_unquoted(pair[3].strip()))
-        return f"{pair[1]}{pair[2]}{HIDDEN}"
-
-    return f"{key}={_PAIR.sub(inner, value) if '{' in value else value}", values
-
-
-def _is_secret(name: str, value: str, names: Collection[str]) -> bool:
-    if _REFERENCE.fullmatch(value):
-        return False
-    return name in names or (is_secret_name(name) and needs_masking(_unquoted(value)))
-
-
-def _unquoted(value: str) -> str:
-    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
-        return value[1:-1].replace(f"\\{value[0]}", value[0])
-    return value
-
-
 HIDDEN = "***"
 _LEAST = 4  # characters: shorter values occur in too many lines
 ANYWHERE = 8  # characters from which a value is masked inside words too
@@ -253,6 +136,124 @@ def _spellings(value: str) -> set[str]:
 def _bounded(text: str) -> str:
     """Match a short value only as a whole word."""
     return re.escape(text) if len(text) >= ANYWHERE else rf"(?<![A-Za-z0-9]){re.escape(text)}(?![A-Za-z0-9])"
+
+
+# ------------------------------------------------------------------------------- words of a command line
+_OWN_REFERENCE = re.compile(r"(['\"]?)\$\{oc\.env:PACELINE_TOLD_\d+\}\1")
+_REFERENCE = re.compile(r"(['\"]?)\$\{oc\.env:\w+\}\1")
+_PAIR = re.compile(  # in Hydra's {…}
+    r"([A-Za-z_][\w.-]*)(\s*:\s*)('(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|\$\{[^{}]*\}|[^,{}\[\]]+)"
+)
+
+
+def in_word(word: str, values: Collection[str] = (), names: Collection[str] = ()) -> str:
+    """Mask an argument of a command line for files and messages. ``${oc.env:NAME}`` is no secret and stays.
+
+    A reference created by ``by_environment`` is masked: its variable disappears with the process.
+
+    Args:
+        values: known secrets of the configuration.
+        names: the variables listed in ``cluster.secrets``.
+    """
+    return hide(_OWN_REFERENCE.sub(HIDDEN, _masked(word, names)[0]), values)
+
+
+def in_field(field: str, value: str) -> str:
+    """Return ``field='value'`` for messages; a field with a secret is masked as a whole."""
+    whole = isinstance(value, Secret) or _masked(f"{field}={value}", ())[1]
+    return f"{field}={HIDDEN if whole else hide(repr(value))}"
+
+
+def secrets_in(words: Iterable[str]) -> frozenset[str]:
+    """Return the secrets in command-line arguments, and parts of them that a parser's error message may quote."""
+    listed = list(words)
+    names = {name for word in listed for name in _secret_names(word)}
+    values = {value for word in listed for value in _masked(word, names)[1]}
+    parts = {part for value in values for part in re.split(r"[][,{}()\s=:'\"]", value) if len(part) >= ANYWHERE}
+    return frozenset(values | parts).union(*map(in_forms, listed))
+
+
+def restored(word: str, values: Mapping[str, str]) -> str:
+    """Replace the placeholders in a stored override with ``values``: variable name → value in Hydra's syntax.
+
+    ``cluster.env.API_TOKEN=***`` takes the value of API_TOKEN, ``cluster.env.PROXY=http://***@host`` that of PROXY.
+    """
+    key, equals, value = word.partition("=")
+    if not equals or HIDDEN not in value:
+        return word
+    if "{" not in value:
+        return f"{key}={values.get(key.rpartition('.')[2], value)}"
+
+    def with_value(pair: re.Match[str]) -> str:
+        return pair[1] + pair[2] + (values.get(pair[1], pair[3]) if HIDDEN in pair[3] else pair[3])
+
+    return f"{key}={_PAIR.sub(with_value, value)}"
+
+
+def by_environment(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+    """Move secrets of arguments into variables, because process lists show arguments.
+
+    Returns the arguments for a child's command line, and the variables that its environment needs.
+    """
+    environment: dict[str, str] = {}
+
+    def reference(value: str) -> str:
+        name = f"PACELINE_TOLD_{len(environment)}"
+        environment[name] = _unquoted(value)
+        return f"'${{oc.env:{name}}}'"
+
+    def moved(name: str, value: str) -> str:
+        return value if in_word(f"{name}={value}") == f"{name}={value}" else reference(value)
+
+    kept = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if in_word(word) == word or not equals:
+            kept.append(word)
+        elif "{" in value:
+            kept.append(f"{key}={_PAIR.sub(lambda at: at[1] + at[2] + moved(at[1], at[3].strip()), value)}")
+        else:
+            kept.append(f"{key}={reference(value)}")
+    return kept, environment
+
+
+def _secret_names(word: str) -> list[str]:
+    key, _, value = word.lstrip("+").partition("=")
+    return re.findall(r"\w+", value) if key == "cluster.secrets" else []
+
+
+def _masked(word: str, names: Collection[str]) -> tuple[str, list[str]]:
+    """Mask values with secret names in an override; also return these values."""
+    key, equals, value = word.partition("=")
+    if not equals:
+        return word, []
+    field = key.lstrip("+~").partition("@")[0]
+    last = field.rpartition(".")[2]
+    if field == "dataset.source":
+        value = SIGNATURE.sub(r"\1", value)
+    if _is_secret(last, value, names):
+        return f"{key}={HIDDEN}", [_unquoted(value)]
+    values: list[str] = []
+
+    def inner(pair: re.Match[str]) -> str:
+        if not _is_secret(pair[1], pair[3].strip(), names):
+            return pair[0]
+        values.append(_unquoted(pair[3].strip()))
+        return f"{pair[1]}{pair[2]}{HIDDEN}"
+
+    return f"{key}={_PAIR.sub(inner, value) if '{' in value else value}", values
+
+
+def _is_secret(name: str, value: str, names: Collection[str]) -> bool:
+    if _REFERENCE.fullmatch(value):
+        return False
+    return name in names or (is_secret_name(name) and needs_masking(_unquoted(value)))
+
+
+def _unquoted(value: str) -> str:
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        return value[1:-1].replace(f"\\{value[0]}", value[0])
+    return value
 
 
 # -------------------------------------------------------------------------------------------- configuration
