@@ -138,20 +138,17 @@ def test_composes_what_hydra_main_composes(
     [
         ("optimizer.lrr=1", ["unknown key 'optimizer.lrr'", "did you mean optimizer.lr=1?",
          "valid in optimizer: decay_bias_and_norm, lr, "]),
-        
         ("optimizer.bias_lr=1",
          ["unknown key 'optimizer.bias_lr'; optimizer.bias_lr is a field of optimizer=airbench_muon;"]),
         ("model=resnet", ["model=resnet", "did you mean resnet",
          "valid: own, resnet18, resnet50, small_cnn, torchvision, whitened_cnn"]),
         ("optimizer.lr=abc", ["optimizer.lr=abc: 'abc' is no number"]),
         ("seed=", ["seed=: '' is no whole number"]),
-        
         ("cluster.env={A: '1'}", ["cluster.env is there", "to add entries write ++cluster.env={A: '1'}"]),
         ("optimizer@model=sgd",
          ["optimizer@model=sgd: nothing was chosen for optimizer@model", "; write optimizer=sgd"]),
         ("model=[a,b]", ["model=[a,b]: model takes one option; to train with each of them: doit sweep model=a,b"]),
         ("+seed=1", ["seed is there", "to change it write seed=1"]),
-        
         ("~model=resnet50", ["~model=resnet50: Could not delete", "No match in the defaults list"]),
         ("seed=1,2",
          ["seed=1,2", "several values are a sweep", "train them all: doit sweep trainer.epochs=2 seed=1,2"]),
@@ -167,20 +164,14 @@ def test_composes_what_hydra_main_composes(
         ("cluster.hosts=[{name: a, addres: x}]",
          ["cluster.hosts: 'addres' is no field of a host; did you mean address? valid: address, env, "]),
         ("++cluster.spares=[{name: a, slots: 4}]", ["cluster.spares: 'slots' is no", "did you mean nproc_per_node?"]),
-        
-        
         ("cluster.hosts=node1", ["cluster.hosts=node1: that is no list of hosts; write cluster.hosts=[node1,me@node2"]),
-        
         ("cluster.hosts=[{name:a,name:b}]",
          ["{name:a,name:b}]: name stands twice in one {…}; each host has braces of"]),
         ("cluster.env={A: 1, B: '}', A: 2}", ["A stands twice in one {…}; keep one of the two"]),
         ("cluster.hosts=[null]",
          ["cluster.hosts=[null]: null is no name of a host; where one is called so, write {na"]),
-        
-        
         ("~cluster.hosts",
          ["~cluster.hosts: cluster.hosts always has a value and can't be deleted; write cluster.hosts="]),
-        
         ("tracking.experiment=a=b",
          ["a text with blanks or signs needs quotes of its own, ", "\"tracking.experiment='a=b'\""]),
         ("program.metrics_pattern=(", ["program.metrics_pattern: '(' is no regular expression: missing ), "]),
@@ -190,8 +181,6 @@ def test_composes_what_hydra_main_composes(
         ("program.script==3", ["= stands twice; write program.script=3, or ", "\"program.script='=3'\""]),
         ("program.args.=3", ["a name is missing beside a dot; write program.args.NAME=3"]),
         ("++cluster.env.A=[1,2]", ["A=[1,2] must be one text, and this is a list; ", "\"cluster.env.A='[1,2]'\""]),
-        
-        
     ],
 )  # fmt: skip
 def test_a_refused_override_is_one_line_with_the_way_on(override: str, said: list[str]) -> None:
@@ -296,7 +285,6 @@ def test_a_name_that_is_like_no_option_comes_with_the_ways_to_others(word: str, 
     [
         ("experiment/x", HEAD + "trainer:\n  epochss: 3\n",
          ", line 3: unknown key 'trainer.epochss'; did you mean trainer.epochs? valid in trainer: accumulate_steps, "),
-        
         ("model/x", "defaults:\n  - own\n\nwidht: 3\n",
          ", line 4: unknown key 'model.widht'; valid in model: args, inputs, name, target"),
         ("experiment/x", HEAD + "trainer:\n  epochs: many\n",
@@ -304,11 +292,9 @@ def test_a_name_that_is_like_no_option_comes_with_the_ways_to_others(word: str, 
         ("experiment/x", "trainer:\n  epochs: 3\n",
          ", line 1: without '# @package _global_' all that it sets would be fields of experiment, which has none\n"
          "  try: # @package _global_ as the first line of the file"),
-        
         ("experiment/x", HEAD + "defaults:\n  - dataset: digits\n",
          ", line 3: '- dataset: digits' would look into conf/experiment/dataset, as a name without / is inside of the "
          "file's own group\n  try: - override /dataset: digits"),
-        
         ("experiment/x", HEAD + "defaults:\n  - /dataset: digits\n",
          ", line 3: '- /dataset: digits' would choose dataset a second time, beside conf/config.yaml's\n"
          "  try: - override /dataset: digits"),
@@ -317,12 +303,8 @@ def test_a_name_that_is_like_no_option_comes_with_the_ways_to_others(word: str, 
         ("experiment/x", HEAD + "program: {script: a.py, argz: {lr: 1}}\n",
          ", line 2: program.script is a field of program=script, which nothing chooses\n"
          "  try: - override /program: script, in the defaults list of the file"),
-        
         ("experiment/x", HEAD + "- a\n- b\n", ", line 2: a list stands there, and a file of conf/ has fields, as in "),
-        
         ("dataset/x", "abc\n", ", line 1: a single value stands there, "),
-        
-        
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_file_is_named_with_file_line_key_and_mend(conf: Path, name: str, text: str, said: str) -> None:

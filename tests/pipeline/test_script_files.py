@@ -224,17 +224,12 @@ def test_a_folder_and_its_only_file_are_two_data_and_laying_down_either_leaves_t
     [
         (["program.script=nope.py"], "program.script=nope.py: there is no "),
         (["program.script=examples/tran.py"], "examples/tran.py; did you mean train.py?"),
-        
         (["program.script=README.md"], "is no Python file (.py)"),
         (["program.script=dodo.py", "optimizer.lr=0.1"], "program.args.lr=…"),
         (["program.script=dodo.py", "program.inputs=[/etc/*]"], "'/etc/*' leads out of its folder"),
         (["program.script=dodo.py", "program.outputs=[../x]"], "'../x' leads out of its folder"),
         (["program.script=dodo.py", "program.outputs=['a**']"], "program.outputs: 'a**': ** stands for folders"),
-        
-        
-        
         (["program.script=dodo.py", "program.args.x='{nope}'"], "program.args.x={nope}: {nope} is no placeholder"),
-        
         (["program.script=dodo.py", "program.data=nope"], "program.data=nope: there is no "),
         (["program.script=dodo.py", "cluster.env.PYTHONPATH=pub/nope"],
          "cluster.env.PYTHONPATH names pub/nope, and there is no folder"),
@@ -251,10 +246,8 @@ def test_a_folder_and_its_only_file_are_two_data_and_laying_down_either_leaves_t
         (["program.script=dodo.py", "program.name=x"], "program.name=x: that name says which kind of program runs, "),
         (["program.script='\"dodo.py\"'"],
          "the quotes are part of that name; one pair will do: \"program.script='dodo.py'\""),
-        
         (["program.script=setup.py", "program.env.PYTHONPATH=/x"], "take cluster.env.PYTHONPATH, whose"),
         (["program.script=setup.py", "program.env.RANK=3"], "program.env.RANK is set by what starts the ranks"),
-        
     ],
 )  # fmt: skip
 def test_what_cannot_be_started_is_refused_with_its_name(words: list[str], message: str) -> None:

@@ -18,17 +18,11 @@ from tests.integration import preloaded
         ("train experiment/digits.yaml", "experiment/digits.yaml", "with its group: doit train experiment=digits"),
         ("train digits", "digits", "doit train dataset=digits or experiment=digits"),
         ("delete cf0848", "delete", "did you mean doit clean?"),
-        
         ("accelerate launch train.py", "accelerate", "did you mean doit torchrun --nproc-per-node RANKS train.py?"),
         ("python train.py", "python", "did you mean doit run train.py?"),
         ("resume cf0848", "resume", "the same command goes on where its run was"),
         ("train cluster.hosts=[a, b]", "b]", "a shell splits words at blanks: 'cluster.hosts=[a,b]'"),
-        
-        
-        
-        
         ("train seed=1 optimizer.lr = 0.1", "optimizer.lr", "around =: doit train seed=1 optimizer.lr=0.1"),
-        
         ("train optimizer.lr =0.1", "optimizer.lr", "no blanks stand around =: doit train optimizer.lr=0.1"),
         ("train seed=1 optimizer.lr=0.1 0.2", "0.2", "optimizer.lr=0.1,0.2: doit sweep seed=1 optimizer.lr=0.1,0.2"),
         ("train -a true", "true", "a switch such as --force has no value: leave the word out"),
