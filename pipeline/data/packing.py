@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import compress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -185,21 +185,6 @@ def _manifest(
     return made._replace(digest=made.seal()["digest"])
 
 
-class PackFiles(Protocol):
-    """The image files of a pack in progress; ``written_bytes`` grows with each ``put``."""
-
-    names: tuple[str, ...]
-    written_bytes: int
-
-    def put(self, at: int, images: Images, labels: Labels, files: Sequence[EncodedImage]) -> None:
-        """Write images from index ``at`` on."""
-        ...
-
-    def finish(self) -> None:
-        """Make the bytes durable."""
-        ...
-
-
 class PixelFiles:
     """Decoded images: uint8 [N, C, H, W] and int64 [N]."""
 
@@ -216,6 +201,7 @@ class PixelFiles:
         self.written_bytes += pixels.nbytes + 8 * len(labels)
 
     def finish(self) -> None:
+        """Make the bytes durable."""
         _flush(self._images, self._labels)
 
 
@@ -246,6 +232,10 @@ class EncodedFiles:
     def finish(self) -> None:
         write_json(self._names_path, [name for _, name in sorted(self._names.items())])
         _flush(self._images, self._places, self._labels)
+
+
+PackFiles = PixelFiles | EncodedFiles
+"""The image files of a pack in progress. ``put`` writes images from index ``at`` on, and adds to ``written_bytes``."""
 
 
 def _write(file: IO[bytes], place: int, values: npt.NDArray[np.generic]) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
@@ -29,10 +29,10 @@ from pipeline.data.sources.source import file_name, local_path, refuse_special, 
 from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
-    import numpy as np
+    from pipeline.data.base import Block, Labels
+    from pipeline.data.npz import ArrayFile, InMemory
 
-    from pipeline.data.base import Block, Images, Labels
-    from pipeline.data.npz import Header
+    Arrays = ArrayFile | InMemory
 
 _NAMES = (("images", "labels", "test_images", "test_labels"), ("x_train", "y_train", "x_test", "y_test"))
 _CHANNELS = (1, 3, 4)
@@ -44,27 +44,6 @@ class ArraysConfig(DatasetConfig):
     """Nothing more to set."""
 
     name: str = "arrays"
-
-
-class Arrays(Protocol):
-    """Named arrays; ``path`` identifies them in messages."""
-
-    names: tuple[str, ...]
-
-    @property
-    def path(self) -> Path | str: ...
-
-    def header(self, name: str) -> Header:
-        """Return shape and dtype without reading the array."""
-        ...
-
-    def load(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the whole array."""
-        ...
-
-    def blocks(self, name: str, size: int) -> Iterator[Images]:
-        """Yield pieces of ``size`` along the first axis."""
-        ...
 
 
 def local_inputs(config: DatasetConfig) -> list[Path]:
@@ -119,24 +98,24 @@ def _source(config: DatasetConfig) -> str:
 
 @dataclass(frozen=True)
 class _Half:
-    """The training or the test arrays, checked. ``moved``: the channels are last in the file."""
+    """The training or the test arrays, checked: images of ``shape`` (C, H, W) in the array ``name``."""
 
     file: Arrays
     name: str
     labels: Labels
     shape: tuple[int, int, int]
-    moved: bool
+    channels_last: bool
 
     @classmethod
     def open(cls, file: Arrays, images: str, labels: str) -> _Half:
-        shape, moved = _image_shape(file, images)
-        count, labelled = file.header(images).shape[0], file.header(labels).shape[:1] if labels in file.names else ()
-        if labelled not in ((), (count,)):  # checked from the headers, before the arrays are read
-            raise DataError(f"{file.path}: {images} has {count} images, {labels} {labelled[0]}; wanted: as many")
+        shape, channels_last = _image_shape(file, images)
+        count, label_count = file.header(images).shape[0], file.header(labels).shape[:1] if labels in file.names else ()
+        if label_count not in ((), (count,)):  # checked from the headers, before the arrays are read
+            raise DataError(f"{file.path}: {images} has {count} images, {labels} {label_count[0]}; wanted: as many")
         label_array = _labels(file, labels)
         if count == 0:
             raise DataError(f"{file.path}: {images} is empty; wanted: at least one image")
-        return cls(file, images, label_array, shape, moved)
+        return cls(file, images, label_array, shape, channels_last)
 
     def part(self) -> Part:
         return Part(count=len(self.labels), blocks=self._blocks)
@@ -145,7 +124,7 @@ class _Half:
         begin = 0
         for images in self.file.blocks(self.name, images_per_block(self.shape)):
             end = begin + len(images)
-            ordered = images.transpose(0, 3, 1, 2) if self.moved else images.reshape(-1, *self.shape)
+            ordered = images.transpose(0, 3, 1, 2) if self.channels_last else images.reshape(-1, *self.shape)
             yield ordered, self.labels[begin:end]
             begin = end
 
