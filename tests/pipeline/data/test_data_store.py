@@ -137,7 +137,7 @@ def test_an_unchanged_source_is_not_hashed_again(tmp_path: Path, monkeypatch: py
     made = make_mnist(tmp_path / "source", monkeypatch)
     config = DatasetConfig(name="mnist", source=str(made.folder))
     pack = fetch(config, tmp_path / "data")
-    monkeypatch.setattr("pipeline.data.request.sha256_file", lambda path: pytest.fail(f"hashed {path}"))
+    monkeypatch.setattr("pipeline.core.files.sha256_file", lambda path: pytest.fail(f"hashed {path}"))
     assert find(config, tmp_path / "data") == pack
 
 
