@@ -20,7 +20,7 @@ from pipeline.core.errors import UsageError, nearest, suggestion
 from pipeline.core.places import ROOT, conf_dirs
 from pipeline.core.redact import hide, is_secret_name
 
-_LEAST = 0.7  # similarity; that of "epochs" and "paths", or "lines" and "nodes", is lower
+_LEAST_SIMILARITY = 0.7  # that of "epochs" and "paths", or "lines" and "nodes", is lower
 _ELSEWHERE = {
     "trainer.global_batch_size": "batch batch_size bs global_batch train_batch_size per_device_train_batch_size",
     "trainer.epochs": "epoch max_epochs num_epochs n_epochs num_train_epochs",
@@ -55,7 +55,12 @@ RESUMES = ("resume", "resume_from", "resume_from_checkpoint", "ckpt_path", "chec
 """What asks other tools to continue a run."""
 GOES_ON = "the same command goes on where its run was"
 HOST_FIELDS = tuple(item.name for item in fields(HostConfig))
-_OF_HOSTS = {"slots": "nproc_per_node", "host": "name", "hostname": "name", "ip": "address"}  # as others call them
+_HOST_ALIASES = {
+    "slots": "nproc_per_node",
+    "host": "name",
+    "hostname": "name",
+    "ip": "address",
+}  # as other tools call fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +78,39 @@ class Names:
     options: tuple[str, ...] = ()
     other_options: Mapping[str, Sequence[str]] | None = None
 
+    def alias_of(self, key: str) -> str | None:
+        """Return the name for which other tools use ``key``, or a field of that short name in any group, or None.
+
+        The name may include a value: ``trainer.precision=fp16`` for ``fp16``.
+        """
+        parts = _parts(key)
+        if name := MEANT.get(".".join(parts)) or MEANT.get(parts[-1]):
+            return name
+        same = (name for name in self.fields if name.rpartition(".")[2] == parts[-1])
+        return None if parts[-1] in ("name", "run") else next(same, None)
+
+    def most_similar(self, key: str) -> str | None:
+        """Return the name with the spelling most similar to ``key``, or None."""
+        parts = _parts(key)
+        if len(parts) == 1:
+            by_short_name = {
+                name.rpartition(".")[2]: name for name in reversed(self.fields) if not name.endswith(".name")
+            }
+            return _nearest(parts[0], {**by_short_name, **{name: name for name in (*self.groups, *self.options)}})
+        in_section = [name for name in self.fields if name.startswith(f"{parts[0]}.")]
+        if not in_section:
+            return _nearest(".".join(parts), {name: name for name in (*self.fields, *self.groups)})
+        return _nearest(parts[-1], {name.rpartition(".")[2]: name for name in in_section})
+
+    def valid(self, key: str) -> str:
+        """List the valid names in the place of ``key``: in its section if there is such a one."""
+        section = re.split(r"[./]", key)[0]
+        in_section = [name[len(section) + 1 :] for name in self.fields if name.startswith(f"{section}.")]
+        if section != key and in_section:
+            return f"valid in {section}: {', '.join(sorted(in_section))}"
+        options = f"; of doit {self.verb}: {', '.join(sorted(self.options))}" if self.options else ""
+        return f"valid: {', '.join(sorted(self.groups))}{options}"
+
 
 class UnknownKeyError(UsageError):
     """A key that nothing reads, as it was typed without ``+``, with the value typed for it; None: ``~key``."""
@@ -84,8 +122,8 @@ class UnknownKeyError(UsageError):
     @property
     def meant(self) -> str | None:
         """The word that was probably meant, with its value, quoted for the shell; None if no name is similar."""
-        match = known_as(self.key, self._names) or like(self.key, self._names)
-        return _word(self.key, match, self._value) if match else None
+        name = self._names.alias_of(self.key) or self._names.most_similar(self.key)
+        return _word(self.key, name, self._value) if name else None
 
     def of_verb(self, verb: str, options: tuple[str, ...], others: Mapping[str, Sequence[str]]) -> UnknownKeyError:
         """Return the same error for a user of ``doit verb``."""
@@ -97,8 +135,8 @@ def unknown_key(key: str, value: str | None, config: Any) -> UnknownKeyError:
     """Return the error for an unknown key. ``config`` is the composition without it, as plain containers."""
     chosen = tuple(field_names(config))
     groups = sorted({*map(str, config), *group_names()})
-    script = (f"program.{item.name}" for item in fields(PROGRAMS["script"]))
-    unchosen = {name: ["program=script"] for name in script if name not in chosen}
+    of_script = (f"program.{item.name}" for item in fields(PROGRAMS["script"]))
+    unchosen = {name: ["program=script"] for name in of_script if name not in chosen}
     for group, options in OPTIONS.items():
         for option in options.names():
             with suppress(UsageError):  # an option that can't be read doesn't matter unless it is chosen
@@ -116,75 +154,40 @@ def group_names() -> list[str]:
 def _text(key: str, value: str | None, names: Names) -> str:
     start = f"unknown key {key!r}; "
     if _parts(key)[-1] in RESUMES:
-        return f"{start}{GOES_ON}, and init.weights=KEY begins another one with its weights; {_valid(key, names)}"
+        return f"{start}{GOES_ON}, and init.weights=KEY begins another one with its weights; {names.valid(key)}"
     for name in names.unchosen:
         if key == name or (key == name.rpartition(".")[2] and key not in MEANT):
             if name in NAME_A_SCRIPT:
-                return f"{start}did you mean {_word(key, name, value)}? {_valid(key, names)}"
-            everywhere = MEANT.get(_parts(key)[-1])
-            if everywhere in names.fields:
-                start += f"did you mean {_word(key, everywhere, value)}? "
-            return f"{start}{name} is a field of {', '.join(names.unchosen[name])}; {_valid(name, names)}"
-    match = known_as(key, names)
-    if match is None and (verbs := (names.other_options or {}).get(key)):
-        return f"{start}it is an option of doit {', '.join(verbs)}; {_valid(key, names)}"
-    if match := match or like(key, names):
-        return f"{start}did you mean {_word(key, match, value)}? {_valid(key, names)}"
-    return start + _valid(key, names)
+                return f"{start}did you mean {_word(key, name, value)}? {names.valid(key)}"
+            of_every_option = MEANT.get(_parts(key)[-1])
+            if of_every_option in names.fields:
+                start += f"did you mean {_word(key, of_every_option, value)}? "
+            return f"{start}{name} is a field of {', '.join(names.unchosen[name])}; {names.valid(name)}"
+    alias = names.alias_of(key)
+    if alias is None and (verbs := (names.other_options or {}).get(key)):
+        return f"{start}it is an option of doit {', '.join(verbs)}; {names.valid(key)}"
+    if meant := alias or names.most_similar(key):
+        return f"{start}did you mean {_word(key, meant, value)}? {names.valid(key)}"
+    return start + names.valid(key)
 
 
-def _word(key: str, match: str, value: str | None) -> str:
-    """Return the corrected word, quoted for the shell if necessary."""
-    if value is None or "=" in match or is_secret_name(key):
-        return match
-    if match == "cluster.device" and value in ("gpu", "gpus", "true"):  # as Lightning calls it
-        value = "cuda"
-    return shlex.quote(f"{match}={hide(value)}")
-
-
-def known_as(key: str, names: Names) -> str | None:
-    """Return the name for which other tools use ``key``, or a field of that short name in any group, or None.
-
-    The name may include a value: ``trainer.precision=fp16`` for ``fp16``.
-    """
-    short = _parts(key)[-1]
-    if name := MEANT.get(".".join(_parts(key))) or MEANT.get(short):
+def _word(key: str, name: str, value: str | None) -> str:
+    """Return the word with this name in place of ``key``, quoted for the shell if necessary."""
+    if value is None or "=" in name or is_secret_name(key):
         return name
-    return next(
-        (name for name in names.fields if short not in ("name", "run") and name.rpartition(".")[2] == short), None
-    )
-
-
-def like(key: str, names: Names) -> str | None:
-    """Return the name with the spelling most similar to ``key``, or None."""
-    parts = _parts(key)
-    short = parts[-1]
-    inside = [name for name in names.fields if len(parts) > 1 and name.startswith(f"{parts[0]}.")]
-    if match := _nearest(short, {name.rpartition(".")[2]: name for name in inside}):
-        return match
-    if len(parts) > 1:
-        return None if inside else _nearest(".".join(parts), {name: name for name in (*names.fields, *names.groups)})
-    known = {name.rpartition(".")[2]: name for name in reversed(names.fields) if not name.endswith(".name")}
-    return _nearest(short, {**known, **{name: name for name in (*names.groups, *names.options)}})
+    if name == "cluster.device" and value in ("gpu", "gpus", "true"):  # as Lightning calls it
+        value = "cuda"
+    return shlex.quote(f"{name}={hide(value)}")
 
 
 def _parts(key: str) -> list[str]:
     return re.split(r"[./]", key.lower().replace("-", "_"))
 
 
-def _nearest(word: str, known: Mapping[str, str]) -> str | None:
-    close = nearest(word, known, _LEAST)
-    return known[close] if close is not None else None
-
-
-def _valid(key: str, names: Names) -> str:
-    """List the valid names in the place of ``key``."""
-    parent = re.split(r"[./]", key)[0]
-    inside = [name[len(parent) + 1 :] for name in names.fields if name.startswith(f"{parent}.")]
-    if parent != key and inside:
-        return f"valid in {parent}: {', '.join(sorted(inside))}"
-    own = f"; of doit {names.verb}: {', '.join(sorted(names.options))}" if names.options else ""
-    return f"valid: {', '.join(sorted(names.groups))}{own}"
+def _nearest(word: str, names: Mapping[str, str]) -> str | None:
+    """Return the value of the most similar name, or None."""
+    close = nearest(word, names, _LEAST_SIMILARITY)
+    return names[close] if close is not None else None
 
 
 def field_names(config: Mapping[Any, object]) -> Iterator[str]:
@@ -204,8 +207,8 @@ def within(parent: str, key: str, names: Sequence[str]) -> str:
     return f"{start}valid in {parent}: {', '.join(sorted(names))}"
 
 
-def not_of_a_host(word: str, where: str) -> UsageError:
-    """Return the error for an unknown field of a host, in the entry ``where`` of ``cluster.hosts`` or its spares."""
-    likely = _OF_HOSTS.get(word) or MEANT.get(word, "").removeprefix("cluster.")
-    meant = likely if likely in HOST_FIELDS else word
-    return UsageError(f"{where}: {word!r} is no field of a host; {suggestion(meant, HOST_FIELDS)}")
+def not_of_a_host(field: str, entry: str) -> UsageError:
+    """Return the error for an unknown field of a host. ``entry``: that of ``cluster.hosts`` or its spares, in words."""
+    alias = _HOST_ALIASES.get(field) or MEANT.get(field, "").removeprefix("cluster.")
+    similar_to = alias if alias in HOST_FIELDS else field
+    return UsageError(f"{entry}: {field!r} is no field of a host; {suggestion(similar_to, HOST_FIELDS)}")
