@@ -45,9 +45,10 @@ class ComposeMemo:
         return entry if isinstance(entry, dict) else None
 
     def keep(self, resolved: dict[str, Any]) -> None:
-        """Store a composition, unless it holds a secret or depends on anything besides the files in the entry's name.
+        """Store a composition.
 
-        Neither stored is one whose runs folder differs from what the words show, where a later call would look.
+        It isn't stored if it holds a secret, if it depends on anything besides the files in the entry's name, or if its
+        runs folder isn't the one that the words show, because a later call would look for the entry there.
         """
         if self._name is None or self._runs_dir != self._root / str(resolved.get("paths", {}).get("runs")):
             return
@@ -61,22 +62,22 @@ class ComposeMemo:
         """Return the digest of everything that the composition reads; None if that is unknown."""
         if self._runs_dir is None or self._files is None or any("hydra" in word for word in self._words):
             return None
-        made_from = {
+        composed_from = {
             "words": list(self._words),
             "files": {name: sha256_bytes(content) for name, content in self._files.items()},
             "versions": [sys.version, version("hydra-core"), version("omegaconf")],
         }
-        return sha256_text(canonical_json(made_from))
+        return sha256_text(canonical_json(composed_from))
 
     @cached_property
     def _files(self) -> dict[str, bytes] | None:
         """Return the content of all configuration files and of Paceline's code; None if Hydra searches other places."""
         if "searchpath" in config_file(conf_dirs(self._root)).read_text(encoding="utf-8"):
             return None
-        folders = [(str(folder), ".yaml") for folder in conf_dirs(self._root)]
-        own = [str(path) for path in own_defaults.files(self._root).values()]
-        folders += [(f"{code_of(self._root)}/{name}", ".py") for name in _CODE]
-        below = (path for top, ending in folders for path in _files_below(top, ending))
+        ending_by_folder = {str(folder): ".yaml" for folder in conf_dirs(self._root)}
+        ending_by_folder |= {f"{code_of(self._root)}/{name}": ".py" for name in _CODE}
+        below = (path for folder, ending in ending_by_folder.items() for path in _files_below(folder, ending))
+        own = (str(path) for path in own_defaults.files(self._root).values())
         return {path: Path(path).read_bytes() for path in (*below, *own)}
 
     def _takes_values_from_outside(self) -> bool:
@@ -106,13 +107,13 @@ def _uses_other_packages(resolved: Mapping[str, Any]) -> bool:
 
 def _files_below(folder: str, ending: str, parents: tuple[str, ...] = ()) -> Iterator[str]:
     """Return all files with this ending, also behind symbolic links, which Hydra follows."""
-    place = os.path.realpath(folder)
-    if place in parents or not os.path.isdir(folder):  # noqa: PTH112  (a link that leads up again, or no such folder)
+    real_path = os.path.realpath(folder)
+    if real_path in parents or not os.path.isdir(folder):  # noqa: PTH112  (a link that leads up again, or no such folder)
         return
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
                 if entry.name != "__pycache__":
-                    yield from _files_below(entry.path, ending, (*parents, place))
+                    yield from _files_below(entry.path, ending, (*parents, real_path))
             elif entry.name.endswith(ending):
                 yield entry.path

@@ -121,8 +121,9 @@ def _locked(path: Path) -> int | None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
+    """Return True if the path leads to the open file."""
     try:
-        there, held_one = path.stat(), os.fstat(descriptor)
+        at_path, opened = path.stat(), os.fstat(descriptor)
     except FileNotFoundError:
         return False
-    return (there.st_dev, there.st_ino) == (held_one.st_dev, held_one.st_ino)
+    return (at_path.st_dev, at_path.st_ino) == (opened.st_dev, opened.st_ino)

@@ -19,15 +19,15 @@ from trainers.data.image_files import BrokenImageError, Geometry, header, pixels
 if TYPE_CHECKING:
     from pipeline.data.base import EncodedBlock
 
-_USUAL = 224  # side length in pixels if images differ or are larger
+_DEFAULT_SIDE = 224  # side length in pixels if images differ or are larger
 _GROUP = 16  # images per decoding task
 _HEADERS = 16  # files per header-reading task
 _MOST_NAMED = 8  # broken images that an error lists
 
 
 @dataclass
-class _Seen:
-    """Summary of the headers of a part's images."""
+class _Survey:
+    """Summary of the headers of a part's images; ``size`` is that of the first one."""
 
     count: int = 0
     size: tuple[int, int] | None = None
@@ -41,14 +41,14 @@ def raw_set(source: Source, config: ImageFilesConfig, report: OnProgress) -> Raw
     Raises:
         DataError: images can't be read; the message names them.
     """
-    wanted = [name for name in source.parts if name != "test" or not config.holdout]
-    seen = {name: _survey(source, name, report) for name in wanted}
-    height, width = image_sides("dataset.image_size", config.image_size) or _size(list(seen.values()))
-    channels = config.channels or (1 if all(part.is_grey for part in seen.values()) else 3)
+    names = [name for name in source.parts if name != "test" or not config.holdout]
+    surveys = {name: _survey(source, name, report) for name in names}
+    height, width = image_sides("dataset.image_size", config.image_size) or _size(list(surveys.values()))
+    channels = config.channels or (1 if all(survey.is_grey for survey in surveys.values()) else 3)
     geometry = Geometry(height=height, width=width, channels=channels, resize=config.resize)
-    decoded_bytes = sum(part.count for part in seen.values()) * channels * height * width
+    decoded_bytes = sum(survey.count for survey in surveys.values()) * channels * height * width
     encoded = decoded_bytes > config.decoded_limit * 2**30
-    parts = {name: _part(source, name, seen[name].count, geometry, encoded=encoded) for name in wanted}
+    parts = {name: _part(source, name, survey.count, geometry, encoded=encoded) for name, survey in surveys.items()}
     return RawSet(
         train=parts["train"],
         val=parts.get("val"),
@@ -61,33 +61,33 @@ def raw_set(source: Source, config: ImageFilesConfig, report: OnProgress) -> Raw
     )
 
 
-def _size(seen: list[_Seen]) -> tuple[int, int]:
-    """Return the common size of all images if they share one that isn't large, else the usual one."""
-    size = seen[0].size
-    is_one = all(part.is_one_size and part.size == size for part in seen)
-    return size if is_one and size is not None and max(size) <= _USUAL else (_USUAL, _USUAL)
+def _size(surveys: list[_Survey]) -> tuple[int, int]:
+    """Return the common height and width of all images if they share one that isn't large, else the default."""
+    size = surveys[0].size
+    is_common = all(survey.is_one_size and survey.size == size for survey in surveys)
+    return size if is_common and size is not None and max(size) <= _DEFAULT_SIDE else (_DEFAULT_SIDE, _DEFAULT_SIDE)
 
 
-def _survey(source: Source, name: str, report: OnProgress) -> _Seen:
+def _survey(source: Source, name: str, report: OnProgress) -> _Survey:
     """Read the headers of a part. Raises DataError with a list of the unreadable images."""
-    seen, broken = _Seen(), list[str]()
+    survey, broken = _Survey(), list[str]()
     groups = _grouped(source.parts[name](), _HEADERS)
-    for headers, wrong in threads.in_order(_headers, groups, workers=_workers()):
-        broken += wrong
+    for headers, errors in threads.in_order(_headers, groups, workers=_workers()):
+        broken += errors
         for height, width, is_grey in headers:
-            seen.size = seen.size or (height, width)
-            seen.is_one_size &= seen.size == (height, width)
-            seen.is_grey &= is_grey
-        seen.count += len(headers)
+            survey.size = survey.size or (height, width)
+            survey.is_one_size &= survey.size == (height, width)
+            survey.is_grey &= is_grey
+        survey.count += len(headers)
         report(f"looking at the {name} images", 0, None)
     if broken:
         more = f" and {len(broken) - _MOST_NAMED} more" if len(broken) > _MOST_NAMED else ""
         raise DataError(
-            f"{source.origin}: {len(broken)} of {seen.count + len(broken)} images can't be read: "
+            f"{source.origin}: {len(broken)} of {survey.count + len(broken)} images can't be read: "
             f"{'; '.join(broken[:_MOST_NAMED])}{more}",
             hint="put good copies in their place, or take them out",
         )
-    return seen
+    return survey
 
 
 def _headers(items: list[Item]) -> tuple[list[tuple[int, int, bool]], list[str]]:

@@ -23,7 +23,7 @@ from pipeline.core.places import HOME, IS_INSTALLED
 _PART_BYTES = 1 << 16  # of a command's stderr that are kept
 _LOOK_S = 1.0
 BESIDE, LEAST, NORMAL = 10, 19, 0
-"""Niceness of what works next to a training, of what may leave it all but some hundredths of a core, of all else."""
+"""Niceness of processes that run next to a training, of those that may take hundredths of a core from it, of others."""
 _PRIORITY_TRIES, _PRIORITY_AGAIN_S = 10, 0.1  # the kernel accepts ten changes a second from all users but root together
 
 
