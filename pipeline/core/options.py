@@ -29,8 +29,11 @@ from trainers.core.config import installed_options, option_names
 class Options:
     """The options of one group.
 
-    ``field`` names the choice in messages: ``model``, ``cluster.launcher``. ``derived`` are classes between the group's
-    base and the settings of options that share fields.
+    Args:
+        field: the setting that chooses one, for messages: ``model``, ``cluster.launcher``.
+        package: the package with a module for each of the project's options.
+        base: the class that their settings derive from.
+        derived: classes between ``base`` and the settings of options that share fields.
     """
 
     def __init__(self, field: str, package: str, base: type[Any], *derived: type[Any]) -> None:

@@ -13,7 +13,7 @@ import os
 import re
 import site
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from importlib.metadata import Distribution
@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 from pipeline.core.cache import Cache
 from pipeline.core.files import sha256_file, sha256_text
 
-_MOST = 256  # modules whose owners are remembered
+_MOST = 256  # modules whose owners are stored
 _FIRST = {"sitecustomize", "usercustomize"}
 
 
@@ -59,7 +59,7 @@ class Installed:
     def __init__(self, root: Path, python_path: Sequence[str] = ()) -> None:
         self._root = os.path.realpath(root)
         self._python_path = [str(root / entry) for entry in python_path if (root / entry).is_dir()]
-        self._memory = Cache(root, "installed", most=_MOST)
+        self._cache = Cache(root, "installed", most=_MOST)
         self._new: dict[str, Any] = {}
 
     def find(self, name: str) -> InstalledModule | None:
@@ -74,9 +74,9 @@ class Installed:
         strays: list[str] = []
         for place in [spec.origin] if spec.origin else spec.submodule_search_locations or ():
             base = _base(place, name) if spec.origin else place
-            known = self._owners(name, str(Path(base).parent))
-            owners.update(known)
-            if not known:
+            owners_here = self._owners(name, str(Path(base).parent))
+            owners.update(owners_here)
+            if not owners_here:
                 (bases if self._is_source(place) else strays).append(base)
         return InstalledModule(is_namespace=not spec.origin, owners=owners, bases=tuple(bases), strays=tuple(strays))
 
@@ -93,7 +93,7 @@ class Installed:
     def keep(self) -> None:
         """Write new entries to the cache."""
         if self._new:
-            self._memory.keep(self._new)
+            self._cache.keep(self._new)
 
     @cached_property
     def _path(self) -> list[str]:
@@ -103,32 +103,33 @@ class Installed:
     def _owners(self, name: str, folder: str) -> dict[str, list[str]]:
         if folder not in self._path:
             return {}
-        owners: dict[str, list[str]] = self._remembered(f"{folder} {name}", lambda: _owners(name, folder))
+        owners: dict[str, list[str]] = self._cached(f"{folder} {name}", lambda: _owners(name, folder))
         return owners
 
     def _is_source(self, place: str) -> bool:
         """Return True for files of editable installs and of folders on the ranks' PYTHONPATH."""
-        editable: list[str] = self._remembered("editable", lambda: _editable_folders(self._path))
+        editable: list[str] = self._cached("editable", lambda: _editable_folders(self._path))
         return any(Path(place).is_relative_to(folder) for folder in (*editable, *self._python_path))
 
-    def _remembered(self, what: str, read: Any) -> Any:
-        key = sha256_text(f"{self._state} {what}")
-        answer = self._memory.get(key)
-        if answer is None:
-            answer = self._new[key] = read()
-        return answer
+    def _cached(self, name: str, compute: Callable[[], Any]) -> Any:
+        """Return the entry of that name for the current installs, computed where it isn't stored."""
+        key = sha256_text(f"{self._state} {name}")
+        entry = self._cache.get(key)
+        if entry is None:
+            entry = self._new[key] = compute()
+        return entry
 
     @cached_property
     def _state(self) -> str:
         """The state of all installs: each install or removal changes a .dist-info folder and its parent's mtime."""
-        seen = [sha256_file(Path(__file__)), sys.version]
-        for entry in self._path:
+        lines = [sha256_file(Path(__file__)), sys.version]
+        for folder in self._path:
             try:
-                names = [name for name in os.listdir(entry) if name.endswith((".dist-info", ".egg-info"))]  # noqa: PTH208
-                seen += [f"{entry} {os.stat(entry).st_mtime_ns} {sorted(names)}"] if names else []  # noqa: PTH116
+                names = [name for name in os.listdir(folder) if name.endswith((".dist-info", ".egg-info"))]  # noqa: PTH208
+                lines += [f"{folder} {os.stat(folder).st_mtime_ns} {sorted(names)}"] if names else []  # noqa: PTH116
             except OSError:  # an archive, or a folder that isn't there
                 continue
-        return "\n".join(seen)
+        return "\n".join(lines)
 
 
 def _modules(folder: str) -> set[str]:
@@ -235,7 +236,7 @@ def _editable_folders(path: Sequence[str]) -> list[str]:
     folders = []
     for distribution in importlib.metadata.distributions(path=[*path]):
         origin = distribution.read_text("direct_url.json")
-        about = json.loads(origin) if origin else {}
-        if about.get("dir_info", {}).get("editable"):
-            folders.append(unquote(urlsplit(about["url"]).path))
+        direct_url = json.loads(origin) if origin else {}
+        if direct_url.get("dir_info", {}).get("editable"):
+            folders.append(unquote(urlsplit(direct_url["url"]).path))
     return folders

@@ -55,12 +55,8 @@ RESUMES = ("resume", "resume_from", "resume_from_checkpoint", "ckpt_path", "chec
 """What asks other tools to continue a run."""
 GOES_ON = "the same command goes on where its run was"
 HOST_FIELDS = tuple(item.name for item in fields(HostConfig))
-_HOST_ALIASES = {
-    "slots": "nproc_per_node",
-    "host": "name",
-    "hostname": "name",
-    "ip": "address",
-}  # as other tools call fields
+_HOST_ALIASES = {"slots": "nproc_per_node", "host": "name", "hostname": "name", "ip": "address"}
+"""Names of a host's fields in other tools → their names here."""
 
 
 @dataclass(frozen=True, kw_only=True)
