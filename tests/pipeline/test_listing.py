@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.cli.commands import runs
-from pipeline.cli.commands.runs import differences, matches
+from pipeline.cli.commands.runs import RunFilter, differences
 from pipeline.comparing.listing import Listed, age, table
 from pipeline.comparing.reading import read
 from pipeline.config import compose
@@ -170,7 +170,8 @@ def test_the_sizes_of_many_runs_are_told_when_they_are_asked_for(
 def test_where_runs_ran_is_no_difference_and_a_damaged_configuration_matches_nothing() -> None:
     configs = {"a": {"cluster": {"lease_s": 1}, "seed": 1}, "b": {"cluster": {"lease_s": 2}, "seed": 2}, "c": {}}
     assert differences(configs) == {"a": {"seed": 1}, "b": {"seed": 2}, "c": {}}
-    assert [matches(config, {"seed": 2}) for config in configs.values()] == [False, True, False]
+    chosen = RunFilter({"seed": 2}, frozenset())
+    assert [chosen.matches(config) for config in configs.values()] == [False, True, False]
 
 
 def test_variables_of_the_ranks_are_a_difference_also_from_a_run_without_them() -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli.commands.runs import filter_of, of_state
+from pipeline.cli.commands.runs import filter_of, in_state
 from pipeline.cli.invocation import is_on
 from pipeline.cli.output import note, say
 from pipeline.cli.session import Session, relative
@@ -209,10 +209,10 @@ def _chosen(current: Session, runs_dir: Path, rules: Rules) -> list[Item]:
     rows = index.rows(runs_dir)
     newer = _superseded(runs_dir, rows)
     chosen = filter_of(current.invocation.overrides, current.config.resolved)
-    rows = of_state(rows, rules.state)
+    rows = in_state(rows, rules.state)
     if any(chosen):
-        folders = ((row, RunFolder(runs_dir / row.key), row.state == index.ALTERED) for row in rows)
-        rows = [row for row, folder, altered in folders if chosen.config_of(folder, altered=altered) is not None]
+        matching = chosen.configs(runs_dir, rows, in_part=False)
+        rows = [row for row in rows if row.key in matching]
     if rules.checkpoints:
         rows = [row for row in rows if row.state == State.FINISHED]
     needs, now = needed(runs_dir), time.time()

@@ -49,7 +49,9 @@ def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
     folders = [index.find(runs_dir, key) for key in named]
     folders += of_sweep(runs_dir, sweep)[1] if sweep is not None else []
     if words:
-        folders = _having(current, words, folders or [RunFolder(runs_dir / row.key) for row in index.rows(runs_dir)])
+        rows = [index.row(folder) for folder in folders] or index.rows(runs_dir)
+        matching = filter_of(words, current.config.resolved).configs(runs_dir, rows, in_part=True)
+        folders = [RunFolder(runs_dir / key) for key in matching]
     elif not folders:
         newest = " ".join(row.key for row in index.rows(runs_dir)[-2:]) or "model=resnet18 dataset=cifar10"
         raise UsageError(
@@ -66,17 +68,6 @@ def of_sweep(runs_dir: Path, name: str | None) -> tuple[SweepFolder, list[RunFol
     sweep = folders.find(runs_dir, name)
     trial_folders = [RunFolder(runs_dir / trial.key) for trial in sweep.read_begun().trials]
     return sweep, [folder for folder in trial_folders if index.is_run(folder)]
-
-
-def _having(current: Session, words: Sequence[str], folders: Sequence[RunFolder]) -> list[RunFolder]:
-    """Return the runs that match. An altered run matches unless the certain parts of it contradict."""
-    wanted = filter_of(words, current.config.resolved)
-    matching = []
-    for folder in folders:
-        altered = index.row(folder).state == index.ALTERED
-        if wanted.config_of(folder, altered=altered, in_part=altered) is not None:
-            matching.append(folder)
-    return matching
 
 
 def compare(current: Session) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeline import lab as labs
 from pipeline.cli import named_run
 from pipeline.cli.commands import train
-from pipeline.cli.invocation import is_on
 from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster import launchers
@@ -37,18 +35,18 @@ from trainers.contract.host_facts import HostFacts
 
 def sync(current: Session) -> None:
     """Bring the environment and the data pack to the hosts. Raises UsageError, HostError."""
-    options = current.invocation.options
+    sends_data = current.invocation.is_on("data") or "data" not in current.invocation.options
     with Interruptible() as signals, closing(syncing.remote(current.config.cluster.with_spares)) as launcher:
         signals.left = "; hosts that have everything keep it, and the same command continues"
-        lock_file, wants_pack = launcher.lock_file, is_on({"data": "1", **options}, "data")
-        if not (wants_pack or lock_file):
+        lock_file = launcher.lock_file
+        if not (sends_data or lock_file):
             raise UsageError("data=0 leaves nothing to bring", hint="cluster.environment_from=lock, or without data=0")
-        pack = _pack(current) if wants_pack else None
+        pack = _pack(current) if sends_data else None
         with WaitReports(note) as reports:
-            made = syncing.ensure(launcher, lock_file, reports) if lock_file is not None else []
+            environments = syncing.ensure(launcher, lock_file, reports) if lock_file is not None else []
             facts = syncing.send_pack(launcher, pack, reports) if pack is not None else []
-    for one in made:
-        say(f"{one.host}: environment {one.place}: ok, Python {one.python_version}")
+    for made in environments:
+        say(f"{made.host}: environment {made.place}: ok, Python {made.python_version}")
     for fact in facts:
         say(f"{fact.host}: data pack {fact.pack_path}: {'ok' if fact.pack_path else 'absent'}")
 
@@ -77,14 +75,14 @@ def stop(current: Session) -> None:
     entries = journal.read(folder.journal)
     with waiting(note, "ending what runs there"):
         ask_to_stop(folder)
-        where = ", ".join(stop_run(cluster, folder.path, folder.key))
+        hosts = ", ".join(stop_run(cluster, folder.path, folder.key))
     if note_stopped(folder):
         start = restarts.next_start_in(folder.path, checkpoints.settings_of(folder.path))
-        say(f"{folder.key} is stopped on {where}; no command was attached; typed again, it starts {start}")
+        say(f"{folder.key} is stopped on {hosts}; no command was attached; typed again, it starts {start}")
     elif entries and entries[-1].state in UNDER_WAY:
-        say(f"{folder.key} is stopped on {where}; the command that was attached ends as well")
+        say(f"{folder.key} is stopped on {hosts}; the command that was attached ends as well")
     else:
-        say(f"nothing of {folder.key} runs on {where}")
+        say(f"nothing of {folder.key} runs on {hosts}")
 
 
 def _only_one_under_way(runs_dir: Path) -> RunFolder | None:
@@ -132,47 +130,70 @@ def queue(current: Session) -> None:
         facts = hosts.facts(None)
     state = queue_of(cluster, facts, waits_under_way(config.runs_dir))
     if wants_json():
-        answer(state)
+        answer(asdict(state))
         return
     say(queue_text(state))
 
 
-def queue_of(cluster: Cluster, facts: Sequence[HostFacts], waits: Sequence[Wait]) -> dict[str, Any]:
-    """Return what the hosts have answered, and who waits.
+@dataclass(frozen=True, kw_only=True)
+class Computing:
+    """A run on a host.
 
-    ``computing``: runs, with ``host``, ``user``, ``what``, ``resources`` (gpu:0, cpu) and ``since``, unix time by that
-    host's clock. ``processes``: a line about each process of no run, on GPUs that a run of these words would take.
+    Attributes:
+        what: the run, in words.
+        resources: gpu:0, cpu.
+        since: unix time by that host's clock.
     """
+
+    host: str
+    user: str
+    what: str
+    resources: Sequence[str]
+    since: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostQueue:
+    """Who computes on the hosts, and who waits. Its fields are those of the JSON answer.
+
+    Attributes:
+        hosts: their labels.
+        processes: a line about each process of no run, on GPUs that a run of these words would take.
+    """
+
+    hosts: Sequence[str]
+    computing: Sequence[Computing]
+    processes: Sequence[str]
+    waiting: Sequence[Wait]
+
+
+def queue_of(cluster: Cluster, facts: Sequence[HostFacts], waits: Sequence[Wait]) -> HostQueue:
+    """Return what the hosts have answered, and who waits."""
     others = occupation.occupied(cluster, facts, "")  # no attempt is this command's own: all runs are others'
-    return {
-        "hosts": [fact.host for fact in facts],
-        "computing": [
-            {
-                "host": fact.host,
-                "user": claim.user,
-                "what": claim.title,
-                "resources": [*claim.resources],
-                "since": claim.since,
-            }
+    return HostQueue(
+        hosts=[fact.host for fact in facts],
+        computing=[
+            Computing(
+                host=fact.host, user=claim.user, what=claim.title, resources=[*claim.resources], since=claim.since
+            )
             for fact in facts
             for claim in fact.claims
         ],
-        "processes": [f"{one.host}: {said}" for one in others for said in one.processes],
-        "waiting": [asdict(wait) for wait in waits],
-    }
+        processes=[f"{other.host}: {line}" for other in others for line in other.processes],
+        waiting=waits,
+    )
 
 
-def queue_text(state: Mapping[str, Any]) -> str:
+def queue_text(state: HostQueue) -> str:
     """Return the hosts as a table, and below it GPU processes without a claim, and who waits."""
     rows = [("host", "user", "run", "on", "since")]
-    for host in state["hosts"]:
-        there = [item for item in state["computing"] if item["host"] == host]
-        for item in there:
-            gpus = [name.partition(":")[2] for name in item["resources"] if name.startswith("gpu:")]
+    for host in state.hosts:
+        on_host = [run for run in state.computing if run.host == host]
+        for run in on_host:
+            gpus = [name.partition(":")[2] for name in run.resources if name.startswith("gpu:")]
             devices = f"GPU {', '.join(gpus)}" if gpus else "processors"
-            rows.append((host, item["user"], item["what"], devices, clock(item["since"])))
-        rows += [] if there else [(host, "-", "free", "", "")]
-    waiting = [
-        f"{one['key']} waits since {clock(one['since'])} for {one['host']}: {one['who']}" for one in state["waiting"]
-    ]
-    return "\n".join([aligned(rows), *state["processes"], *(waiting or ["no run of this project waits"])])
+            rows.append((host, run.user, run.what, devices, clock(run.since)))
+        if not on_host:
+            rows.append((host, "-", "free", "", ""))
+    waiting = [f"{wait.key} waits since {clock(wait.since)} for {wait.host}: {wait.who}" for wait in state.waiting]
+    return "\n".join([aligned(rows), *state.processes, *(waiting or ["no run of this project waits"])])
