@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.cluster import earlier, launchers, starts
 from pipeline.config import compose
@@ -43,13 +43,22 @@ _OF_RANKS = (
 _OF_HOST = ("name", "user", "port", "nproc_per_node", "env")
 """Fields of the cluster, and of each of its hosts, that do come from the run folder."""
 
+Section = dict[str, Any]
+"""A resolved configuration, or one section of it, as plain containers."""
 
-def configuration(
-    invocation: Invocation, resolved: Mapping[str, Any], root: Path
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the configuration and the words of the run that ``run=KEY`` names.
 
-    Only the place of the runs, and if typed that of data and records, comes from ``resolved``.
+class NamedConfiguration(NamedTuple):
+    """The resolved configuration of a run, and the overrides that it was started with."""
+
+    resolved: Section
+    overrides: tuple[str, ...]
+
+
+def configuration(invocation: Invocation, resolved: Section, root: Path) -> NamedConfiguration:
+    """Return the configuration of the run that ``run=KEY`` names.
+
+    ``resolved``, composed of conf/ and the typed words, decides alone where runs lie, and if typed also where data and
+    records do.
 
     Raises UsageError: no such run, it has no configuration, another word would change it, or conf/ and the words don't
     reach its hosts; AlteredError: its key.json or config.json was altered.
@@ -62,7 +71,7 @@ def configuration(
             )
     folder = index.find(root / expanded(resolved["paths"]["runs"], "paths.runs"), invocation.options["run"])
     try:
-        own = documents.read(folder.path / run_folder.CONFIG)
+        stored = documents.read(folder.path / run_folder.CONFIG)
     except (documents.DamagedError, OSError) as error:
         raise UsageError(
             f"{folder.path / run_folder.CONFIG} can't be read, so only its words tell of run {folder.key}: {error}",
@@ -70,16 +79,17 @@ def configuration(
         ) from error
     folder.refuse_altered_config()
     if invocation.verb == "attach":
-        now = _composed(folder, invocation)
-        own = {name: value for name, value in own.items() if name not in _NOT_OF_THE_RUN}
-        merged = {**resolved, "tracking": now["tracking"], **own, "cluster": _cluster_to_follow(folder, now["cluster"])}
+        composed = _composed(folder, invocation)
+        stored = {name: section for name, section in stored.items() if name not in _NOT_OF_THE_RUN}
+        cluster_section = _cluster_to_follow(folder, composed["cluster"])
+        merged = {**resolved, "tracking": composed["tracking"], **stored, "cluster": cluster_section}
     else:  # nothing is reached or started
-        merged = {**resolved, **own, "paths": resolved["paths"], "tracking": resolved["tracking"]}
-    data = _section(folder, "paths").get("data")
-    names_data = any(word.lstrip("+").startswith("paths.data") for word in invocation.overrides)
-    if not names_data and isinstance(data, str) and (root / data).is_dir():
-        merged["paths"] = {**resolved["paths"], "data": data}
-    return merged, tuple(folder.overrides())
+        merged = {**resolved, **stored, "paths": resolved["paths"], "tracking": resolved["tracking"]}
+    data_dir = _stored_section(folder, "paths").get("data")
+    is_typed = any(word.lstrip("+").startswith("paths.data") for word in invocation.overrides)
+    if not is_typed and isinstance(data_dir, str) and (root / data_dir).is_dir():
+        merged["paths"] = {**resolved["paths"], "data": data_dir}
+    return NamedConfiguration(merged, tuple(folder.overrides()))
 
 
 def cluster(folder: RunFolder, invocation: Invocation, root: Path, local_gpus: int) -> Cluster:
@@ -90,78 +100,106 @@ def cluster(folder: RunFolder, invocation: Invocation, root: Path, local_gpus: i
     path = folder.path / run_folder.CONFIG
     if not path.exists():
         raise UsageError(f"run {folder.key} was never started: there is no {path}")
-    raw = _composed(folder, invocation)["cluster"]
-    plan, launcher = earlier.newest_plan(folder.path), raw["launcher"]
+    section: Section = _composed(folder, invocation)["cluster"]
+    plan, launcher = earlier.newest_plan(folder.path), section["launcher"]
     nodes = plan.nodes if plan is not None and plan.launcher == launcher else ()
-    if not raw["hosts"] and raw["hostfile"] is None and _takes_host_names(launcher):
-        raw = {**raw, "hosts": [_host_entry(node.host) for node in nodes]}
-    cluster_config = build_cluster(raw, root=root, local_gpus=local_gpus)
-    if plan is None or not nodes or not _takes_host_names(cluster_config.launcher):
-        return cluster_config
-    hosts = starts.cluster_with(cluster_config, plan, [node.host for node in nodes]).hosts
-    return replace(cluster_config, hosts=hosts, spares=())
+    if not section["hosts"] and section["hostfile"] is None and _takes_host_names(launcher):
+        section = {**section, "hosts": [_host_entry(node.host) for node in nodes]}
+    reached = build_cluster(section, root=root, local_gpus=local_gpus)
+    if plan is None or not nodes or not _takes_host_names(reached.launcher):
+        return reached
+    hosts = starts.cluster_with(reached, plan, [node.host for node in nodes]).hosts
+    return replace(reached, hosts=hosts, spares=())
 
 
-def _composed(folder: RunFolder, invocation: Invocation) -> dict[str, Any]:
+# ------------------------------------------------------------------------------------- how its hosts are reached
+def _composed(folder: RunFolder, invocation: Invocation) -> Section:
     """Compose conf/ with the typed words, and with the run's options for groups without a word.
 
     Raises UsageError: the run was started with other words about reaching hosts.
     """
-    words = [word for word in folder.overrides() if word.lstrip("+~").startswith("cluster")]
-    chosen = {word.lstrip("+").partition("=")[0]: word for word in folder.overrides() if _CHOICE.fullmatch(word)}
+    choices = {word.lstrip("+").partition("=")[0]: word for word in folder.overrides() if _CHOICE.fullmatch(word)}
     typed = {word.lstrip("+~").partition("=")[0] for word in invocation.overrides}
     settled = {*typed, "experiment"} if "cluster" in typed else typed  # an experiment may choose a cluster too
-    choices = [word for name, word in chosen.items() if name not in settled]
-    now = compose.resolve(compose.compose_config((*choices, *invocation.overrides)))
+    words = [word for name, word in choices.items() if name not in settled]
+    composed = compose.resolve(compose.compose_config((*words, *invocation.overrides)))
+    _refuse_other_ways(folder, invocation, composed["cluster"]["launcher"], typed)
+    return composed
+
+
+def _refuse_other_ways(folder: RunFolder, invocation: Invocation, launcher: str, typed: Collection[str]) -> None:
+    """Raise UsageError if the run was started by another launcher, or with a way to its hosts that nobody has typed."""
+    words = [word for word in folder.overrides() if word.lstrip("+~").startswith("cluster")]
     same_words = " ".join(shlex.quote(hide(word)) for word in words if word.isprintable())
     hint = f"doit {invocation.verb} {folder.key} {same_words or 'cluster=<that of its training>'}"
-    launcher, known = now["cluster"]["launcher"], _launchers(folder)
-    if known and launcher not in known:
+    launchers_of_run = _launchers(folder)
+    if launchers_of_run and launcher not in launchers_of_run:
         raise UsageError(
-            f"run {folder.key} was started by cluster.launcher={', '.join(known)}, and these words reach hosts by "
-            f"{launcher}; a run folder doesn't say how",
+            f"run {folder.key} was started by cluster.launcher={', '.join(launchers_of_run)}, and these words reach "
+            f"hosts by {launcher}; a run folder doesn't say how",
             hint=hint,
         )
-    is_here = launchers.LAUNCHERS.settings(launcher).capabilities.is_this_computer
-    fields = [word.lstrip("+~").partition("=")[0] for word in words]
-    lacking = [name for name in fields if name in {f"cluster.{field}" for field in _REACHES} - typed and not is_here]
-    if lacking and "cluster" not in typed:
+    if "cluster" in typed or launchers.LAUNCHERS.settings(launcher).capabilities.is_this_computer:
+        return
+    ways = {f"cluster.{field}" for field in _REACHES} - {*typed}
+    lacking = [name for word in words if (name := word.lstrip("+~").partition("=")[0]) in ways]
+    if lacking:
         raise UsageError(
             f"run {folder.key} was started with {', '.join(dict.fromkeys(lacking))}, which is never taken from a run "
             "folder",
             hint=hint,
         )
-    return now
 
 
 def _launchers(folder: RunFolder) -> list[str]:
     """Return the launchers by which something of the run may be under way."""
     newest = earlier.newest_plan(folder.path)
     plans = [start.plan for start in starts.open_starts(folder.path)] + ([newest] if newest is not None else [])
-    named: list[Any] = [plan.launcher for plan in plans] or [_section(folder, "cluster").get("launcher")]
-    return list(dict.fromkeys(name for name in named if isinstance(name, str) and name.isidentifier()))
+    names: list[Any] = [plan.launcher for plan in plans] or [_stored_section(folder, "cluster").get("launcher")]
+    return list(dict.fromkeys(name for name in names if isinstance(name, str) and name.isidentifier()))
 
 
-def _cluster_to_follow(folder: RunFolder, now: Mapping[str, Any]) -> dict[str, Any]:
+def _cluster_to_follow(folder: RunFolder, composed: Section) -> Section:
     """Return the section ``cluster`` for following a run: its ranks and host labels, reached by conf/ and the words."""
-    own = _section(folder, "cluster")
-    raw = {**now, **{name: own[name] for name in _OF_RANKS if name in own}, "max_restarts": 0, "min_nodes": 0}
-    if not _takes_host_names(now["launcher"]):
-        return raw
+    stored = _stored_section(folder, "cluster")
+    ranks = {name: stored[name] for name in _OF_RANKS if name in stored}
+    section = {**composed, **ranks, "max_restarts": 0, "min_nodes": 0}
+    if not _takes_host_names(composed["launcher"]):
+        return section
     try:
-        known = {starts.host_of(str(entry["name"])).label: entry for entry in (*now["hosts"], *now["spares"])}
+        composed_hosts = {
+            starts.host_of(str(host["name"])).label: host for host in (*composed["hosts"], *composed["spares"])
+        }
         plan = earlier.newest_plan(folder.path)
-        nodes = plan.nodes if plan is not None else ()
-        hosts = own.get("hosts") or [
-            {**_host_entry(node.host), "nproc_per_node": node.nproc_per_node} for node in nodes
+        stored_hosts = stored.get("hosts") or [
+            {**_host_entry(node.host), "nproc_per_node": node.nproc_per_node}
+            for node in (plan.nodes if plan is not None else ())
         ]
-        for section, rows in (("hosts", hosts), ("spares", own.get("spares") or [])):
-            raw[section] = [
-                {**known.get(row["name"], {}), **{name: row[name] for name in _OF_HOST if name in row}} for row in rows
+        for field, hosts in (("hosts", stored_hosts), ("spares", stored.get("spares") or [])):
+            section[field] = [
+                {**composed_hosts.get(host["name"], {}), **{name: host[name] for name in _OF_HOST if name in host}}
+                for host in hosts
             ]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise damaged(folder.key, error, "attach") from error
-    return {**raw, "hostfile": None}
+    return {**section, "hostfile": None}
+
+
+def _takes_host_names(launcher: str) -> bool:
+    """Whether the launcher is told which hosts to use."""
+    capabilities = launchers.LAUNCHERS.settings(launcher).capabilities
+    return not capabilities.is_this_computer and not capabilities.hosts_are_granted
+
+
+def _host_entry(label: str) -> Section:
+    host = starts.host_of(label)
+    return {"name": host.name, "user": host.user, "port": host.port}
+
+
+# ------------------------------------------------------------------------------------- its config.json
+def _stored_section(folder: RunFolder, name: str) -> Section:
+    section = (folder.read_json(run_folder.CONFIG) or {}).get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def damaged(key: str, error: Exception, verb: str | None) -> UsageError:
@@ -172,19 +210,3 @@ def damaged(key: str, error: Exception, verb: str | None) -> UsageError:
 
 def _with_words(verb: str | None) -> str:
     return f"doit {verb} with the words that it was trained with, in place of run="
-
-
-def _takes_host_names(launcher: str) -> bool:
-    """Whether the launcher is told which hosts to use."""
-    able = launchers.LAUNCHERS.settings(launcher).capabilities
-    return not able.is_this_computer and not able.hosts_are_granted
-
-
-def _host_entry(label: str) -> dict[str, Any]:
-    host = starts.host_of(label)
-    return {"name": host.name, "user": host.user, "port": host.port}
-
-
-def _section(folder: RunFolder, name: str) -> dict[str, Any]:
-    section = (folder.read_json(run_folder.CONFIG) or {}).get(name)
-    return section if isinstance(section, dict) else {}
