@@ -48,7 +48,7 @@ def test_every_option_of_every_verb_has_a_flag() -> None:
     for name, verb in VERBS.items():
         for option, about in verb.options.items():
             flag = about.typed(option)
-            known = flags.named_by(flag, name)
+            known = flags.option_of(flag, name)
             assert known == (option, about), (name, flag)
 
 
