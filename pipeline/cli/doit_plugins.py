@@ -1,9 +1,13 @@
-"""doit's plug-ins besides the loader, named in pyproject.toml: the commands run and clean, reporter and database."""
+"""doit's plug-ins besides the loader, named in pyproject.toml: its commands run and clean, its reporter and database.
+
+doit has no type hints, so its tasks, options and results are ``Any``.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from doit import reporter
@@ -36,17 +40,19 @@ class Run(RunOfDoit):  # type: ignore[misc]  # doit has no type hints
     """
 
     def get_backends(self) -> dict[str, Any]:
-        return self._with_own("backend", {"dbm": DbmDB, "json": JsonDB, "sqlite3": SqliteDB})
+        return self._with_plugins("backend", {"dbm": DbmDB, "json": JsonDB, "sqlite3": SqliteDB})
 
     def get_reporters(self) -> dict[str, Any]:
-        return self._with_own("reporter", {**_REPORTERS})
+        return self._with_plugins("reporter", _REPORTERS)
 
-    def _with_own(self, option: str, entries: dict[str, Any]) -> dict[str, Any]:
-        """Add the plug-ins in pyproject.toml, because the option replaces them all."""
-        own = self.config.get(option.upper(), {})
-        entries |= {name: PluginEntry(option.upper(), name, place).get() for name, place in own.items()}
-        self.cmdparser[option].choices = {name: getattr(one, "desc", "") for name, one in entries.items()}
-        return entries
+    def _with_plugins(self, option: str, classes_of_doit: Mapping[str, type]) -> dict[str, Any]:
+        """Return the classes that the option chooses from: doit's, and those that pyproject.toml names."""
+        category = option.upper()
+        locations = self.config.get(category, {})  # name → module:class
+        plugins = {name: PluginEntry(category, name, location).get() for name, location in locations.items()}
+        classes = {**classes_of_doit, **plugins}
+        self.cmdparser[option].choices = {name: getattr(cls, "desc", "") for name, cls in classes.items()}
+        return classes
 
 
 class Clean(Run):
@@ -69,8 +75,8 @@ class Clean(Run):
         return super().execute(params, ["clean"])
 
 
-COMMANDS = {one.get_name(): one for one in (*DoitMain.DOIT_CMDS, Run, Clean)}
-"""By the name that is typed."""
+COMMANDS = {command.get_name(): command for command in (*DoitMain.DOIT_CMDS, Run, Clean)}
+"""Command classes by the name that is typed."""
 
 
 # ---------------------------------------------------------------------------------- reporter and database
@@ -100,7 +106,7 @@ class Reporter(reporter.ConsoleReporter):  # type: ignore[misc]  # doit has no t
         error = result["exception"]
         if isinstance(error, TaskFailed | TaskError) and not error.traceback:  # the verbs' own
             self.outstream.flush()
-            if not error.message:  # what was found stands in the verb's own output
+            if not error.message:  # the verb's own output holds it
                 return
             self.write(inked(f"ERROR: {as_typed(printable_lines(error.message))}\n", self.outstream))
         else:
@@ -123,7 +129,7 @@ class Reporter(reporter.ConsoleReporter):  # type: ignore[misc]  # doit has no t
         self.failures: list[Any] = []
         super().complete_run()
 
-    def _report(self, task: Any, standing: str) -> None:
-        """Report a task that has actions, a title and a name without a leading _; none with -v 0."""
+    def _report(self, task: Any, outcome: str) -> None:
+        """Write a line about a task with actions and a title, except with -v 0. Names that begin with _ are hidden."""
         if task.actions and not task.name.startswith("_") and verbosity() != QUIET and (title := task.title()):
-            self.write(f"{title}{standing}\n")
+            self.write(f"{title}{outcome}\n")

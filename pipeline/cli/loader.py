@@ -36,7 +36,7 @@ from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
 from pipeline.core.processes.wait_reports import waiting  # noqa: E402
 
-_YOUNG = 200_000
+_GARBAGE_THRESHOLD = 200_000
 """Objects made before Python looks for garbage. Its default of 700 is due twenty times in a no-op; with 20,000 a first
 start of a script took 35 ms for it, with this 13."""
 
@@ -47,14 +47,14 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
     doit creates the loader before it looks at the words itself, where an empty one would raise an IndexError.
     """
 
-    in_charge = False  # whether doit took this loader: pyproject.toml of the folder where it was started names it
+    in_charge = False  # whether pyproject.toml of the folder where doit was started names this loader
 
     def __init__(self) -> None:
         super().__init__()
         Loader.in_charge = True
         masking.begin()
         begin_answer()
-        gc.set_threshold(_YOUNG)
+        gc.set_threshold(_GARBAGE_THRESHOLD)
         atexit.register(gc.freeze)  # or the interpreter's end goes through all objects of the process, several times
         unexpected.keep_in(runs_dir_before_composing())
         doit_cmd.traceback = _OneLine
@@ -158,13 +158,15 @@ def refuse_unknown(tasks: list[Task], words: list[str], verb: str | None, argv: 
     """
     names = {task.name for task in tasks}
     for word in words:
-        of_late_task = ":" in word and (verb is None or word.partition(":")[0] in names - VERBS.keys())
-        if word in names or "*" in word or of_late_task or _is_target(tasks, word):
+        is_subtask = ":" in word and (verb is None or word.partition(":")[0] in names - VERBS.keys())
+        if word in names or "*" in word or is_subtask or _is_target(tasks, word):
             continue
         from pipeline.cli.words import wrong_words  # the groups of conf/: for this error alone
 
-        if meant := wrong_words.meant(word, argv or words, verb):
-            raise invalid(f"{word!r}: {meant}" if meant == wrong_words.NO_RUN else f"{word!r} is no command; {meant}")
+        if advice := wrong_words.advice(word, argv or words, verb):
+            raise invalid(
+                f"{word!r}: {advice}" if advice == wrong_words.NO_RUN else f"{word!r} is no command; {advice}"
+            )
         raise invalid(f"there is no command {word!r}; {suggestion(word, ['run', *(n for n in names if n[0] != '_')])}")
 
 
@@ -190,11 +192,11 @@ def for_verb(error: PacelineError, verb: str) -> PacelineError:
             f"doit {verb} takes the words of the run, as doit train got them, and not its key",
             hint=f"doit {verb} experiment=…",
         )
-    others: dict[str, list[str]] = {}
+    verbs_by_option: dict[str, list[str]] = {}
     for name, other in VERBS.items():
         for option in other.options:
-            others.setdefault(option, []).append(name)
-    return error.of_verb(verb, tuple(VERBS[verb].options), others)
+            verbs_by_option.setdefault(option, []).append(name)
+    return error.of_verb(verb, tuple(VERBS[verb].options), verbs_by_option)
 
 
 class _OneLine:
@@ -212,10 +214,10 @@ class _OneLine:
 
 def _is_of_doit(error: BaseException) -> bool:
     """Whether doit alone raised the error, usually for a wrong value of its own options."""
-    parts = [places.ROOT.resolve() / "dodo.py"]
-    parts += [places.HOME / name for name in ("hydra_plugins", *places.PACKAGES)]
-    seen = (Path(frame.filename).resolve() for frame in traceback.extract_tb(error.__traceback__))
-    return not any(file.is_relative_to(part) for file in seen for part in parts)
+    ours = [places.ROOT.resolve() / "dodo.py"]
+    ours += [places.HOME / name for name in ("hydra_plugins", *places.PACKAGES)]
+    files = (Path(frame.filename).resolve() for frame in traceback.extract_tb(error.__traceback__))
+    return not any(file.is_relative_to(place) for file in files for place in ours)
 
 
 class Left(SystemExit):
@@ -233,10 +235,10 @@ def leave_if_interrupted() -> None:
 
 def leave(error: BaseException) -> NoReturn:
     """End with one message and its exit code."""
-    unread = unexpected.nobody_reads(error)
-    if unread or isinstance(error, masking.OutputError):
+    is_unread = unexpected.nobody_reads(error)
+    if is_unread or isinstance(error, masking.OutputError):
         masking.silence(1)
-    if unread:
+    if is_unread:
         raise Left(unexpected.EXIT_UNREAD)
     message = as_typed(unexpected.error_message(error))
     refuse(error, message)

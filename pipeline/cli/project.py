@@ -5,6 +5,7 @@ The run folder decides whether a task is up to date, never doit's database.
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -27,23 +28,24 @@ from pipeline.core.processes import process, unexpected
 __all__ = ["DOIT_CONFIG", "task_verbs"]
 
 DOIT_CONFIG = {"default_tasks": ["_overview"], "action_string_formatting": "new"}
-_LONGEST_SUMMARY = 240  # characters
+_MOST_SUMMARY = 240  # characters
 
 Task = dict[str, Any]
+"""A task as doit takes it from dodo.py: actions, task_dep, uptodate, …"""
 
 
 def task_verbs() -> Iterator[Task]:
     """Return a task for each verb, and an overview, because a bare `doit` starts nothing."""
     yield _overview()
     for name, verb in VERBS.items():
-        yield _of_verb(name, verb)
+        yield _verb_task(name, verb)
 
 
-def _of_verb(name: str, verb: Verb) -> Task:
+def _verb_task(name: str, verb: Verb) -> Task:
     """Return the task of a verb: its action, its dependencies, and its check for being up to date."""
     _need_loader()
     task = {
-        **_base(name, lambda: _finish_answer(name, _call(f"commands.{verb.module}.{name}"))),
+        **_task(name, lambda: _finish_answer(name, _call(f"commands.{verb.module}.{name}"))),
         "title": lambda task: _call("finished.title", task.name),
         "task_dep": [] if "run" in invocation.parse(sys.argv[1:]).options else list(verb.after),
         "meta": {"answers": verb.answers},
@@ -81,7 +83,7 @@ def of_step(name: str) -> Task:
     def make() -> dict[str, str]:
         return {"out": str(_call("commands.steps.make", name))}
 
-    return {**_base(f"step-{name}", make), "doc": f"make step {name} and what it needs"}
+    return {**_task(f"step-{name}", make), "doc": f"make step {name} and what it needs"}
 
 
 def _overview() -> Task:
@@ -92,7 +94,7 @@ def _overview() -> Task:
 
         say(pages.overview())
 
-    return _base("_overview", show)
+    return _task("_overview", show)
 
 
 def _call(function: str, *args: object) -> Any:
@@ -103,7 +105,8 @@ def _call(function: str, *args: object) -> Any:
     return getattr(import_module(f"pipeline.cli.{module}"), name)(session(), *args)
 
 
-def _base(name: str, do: Callable[[], Any]) -> Task:
+def _task(name: str, do: Callable[[], Any]) -> Task:
+    """Return a task that calls a function and shows its output as it comes."""
     return {
         "basename": name,
         "actions": [_action(do)],
@@ -117,16 +120,17 @@ def _need_loader() -> None:
 
     Without Paceline's loader (cli/loader.py), doit would take overrides for tasks.
     """
-    if not Loader.in_charge:
-        started_in = Path(get_initial_workdir())
-        project = places.enclosing(started_in)
-        script = (at for at, word in enumerate(sys.argv) if at and (word == "torchrun" or word.endswith(".py")))
-        of_doit = sys.argv[: next(script, None)]  # a -f after the script is the script's
-        if project not in (None, started_in) and not any(word.startswith(("-f", "--file")) for word in of_doit):
-            clone.leave_for(project)
-            process.replace([sys.executable, "-m", "doit", *sys.argv[1:]])
-        what = f"doit was started where no pyproject.toml names Paceline's loader; {ROOT} has it"
-        leave(UsageError(what, hint=f"cd {shlex.quote(str(ROOT))}, then the same command without -k or -f"))
+    if Loader.in_charge:
+        return
+    started_in = Path(get_initial_workdir())
+    project = places.enclosing(started_in)
+    words = itertools.takewhile(lambda word: word != "torchrun" and not word.endswith(".py"), sys.argv[1:])
+    names_file = any(word.startswith(("-f", "--file")) for word in words)  # behind the script, -f is the script's
+    if project not in (None, started_in) and not names_file:
+        clone.leave_for(project)
+        process.replace([sys.executable, "-m", "doit", *sys.argv[1:]])
+    message = f"doit was started where no pyproject.toml names Paceline's loader; {ROOT} has it"
+    leave(UsageError(message, hint=f"cd {shlex.quote(str(ROOT))}, then the same command without -k or -f"))
 
 
 def _action(do: Callable[[], Any]) -> Callable[[], Any]:
@@ -141,10 +145,7 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
             leave(error)
         except PacelineError as error:
             refuse(error, str(error))
-            line = error.what.partition("\n")[0]  # its text stands above already
-            short = line if len(line) <= _LONGEST_SUMMARY else f"{line[:_LONGEST_SUMMARY].rstrip()}…"
-            again = f"\n  try: {error.hint}" if error.hint else ""  # what to do is the last line
-            return TaskFailed(f"{short} (the whole error is above){again}" if error.shown else str(error))
+            return TaskFailed(_summary(error) if error.shown else str(error))
         except (Exception, SystemExit) as error:  # doit would print a traceback, or report success: sys.exit(0)
             if unexpected.is_of_output(error):
                 leave(error)
@@ -154,3 +155,11 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
         return values if isinstance(values, dict) else None
 
     return run
+
+
+def _summary(error: PacelineError) -> str:
+    """Return the first line of an error that was printed before, and its hint."""
+    line = error.what.partition("\n")[0]
+    short = line if len(line) <= _MOST_SUMMARY else f"{line[:_MOST_SUMMARY].rstrip()}…"
+    hint = f"\n  try: {error.hint}" if error.hint else ""
+    return f"{short} (the whole error is above){hint}"

@@ -36,7 +36,7 @@ from tests.integration import preloaded
 def test_a_word_that_is_no_command_is_answered_with_what_was_meant(line: str, word: str, meant: str) -> None:
     argv = line.split()
     verb = argv[0] if argv[0] in VERBS else None
-    assert meant in (wrong_words.meant(word, argv, verb) or "")
+    assert meant in (wrong_words.advice(word, argv, verb) or "")
 
 
 def test_a_path_with_a_blank_is_answered_with_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,13 +44,13 @@ def test_a_path_with_a_blank_is_answered_with_quotes(tmp_path: Path, monkeypatch
     (tmp_path / "my dir" / "my net.py").touch()
     monkeypatch.chdir(tmp_path)
     argv = ["train", "program.script=my", "dir/my", "net.py", "seed=1"]
-    assert wrong_words.meant("dir/my", argv, "train") == (
+    assert wrong_words.advice("dir/my", argv, "train") == (
         "a shell splits words at blanks: \"program.script='my dir/my net.py'\""
     )
 
 
 def test_a_word_that_means_nothing_has_no_answer() -> None:
-    assert wrong_words.meant("xyzzy", ["xyzzy"], None) is None
+    assert wrong_words.advice("xyzzy", ["xyzzy"], None) is None
 
 
 @pytest.mark.slow

@@ -44,41 +44,43 @@ _MEANT = {
 }
 
 
-def meant(word: str, argv: Sequence[str], verb: str | None) -> str | None:
+def advice(word: str, argv: Sequence[str], verb: str | None) -> str | None:
     """Return what to type instead of ``word`` of ``argv``, as a sentence; None if nothing is known."""
-    at = next((number for number, typed in enumerate(argv) if typed == word), 0)
-    before, behind = argv[at - 1] if at else "", argv[at + 1] if at + 1 < len(argv) else ""
+    position = next((number for number, typed in enumerate(argv) if typed == word), 0)
+    before = argv[position - 1] if position else ""
+    following = argv[position + 1] if position + 1 < len(argv) else ""
     if before.count("[") > before.count("]") or before.count("{") > before.count("}"):
         return f"a shell splits words at blanks: {shlex.quote(before + word)}"
-    if "=" in before and (path := _with_blanks(argv, at)) is not None:
+    if "=" in before and (path := _path_with_blanks(argv, position)) is not None:
         return f"a shell splits words at blanks: \"{before.partition('=')[0]}='{path}'\""
-    if spaced := _around_equals(argv, at):
-        return f"no blanks stand around =: {spaced}"
+    if line := _without_blanks_around_equals(argv, position):
+        return f"no blanks stand around =: {line}"
     if verb is None:
-        return _script(word, argv[at:]) or _another_verb(word)
-    if verb == "train" and (script := _script(word, argv[at:])):
-        return script
+        return _script(word, argv[position:]) or _another_verb(word)
+    if verb == "train" and (line := _script(word, argv[position:])):
+        return line
     if word.lower() in ("true", "false", "yes", "no", "on", "off"):
         return "a switch such as --force has no value: leave the word out, and for false the switch too"
     if "=" in before and _NUMBER.fullmatch(word) and _NUMBER.fullmatch(before.partition("=")[2]):
         joined = f"{before.rstrip(',')},{word}"
-        several = ["sweep" if typed == verb else typed for typed in (*argv[: at - 1], joined, *argv[at + 1 :])]
-        return f"the trials of a sweep are written {joined}: {_line(several)}"
-    if named := _named_run(word, verb):
-        return named
-    if VERBS[verb].overrides and (chosen := _option(word)):
-        return f"a choice is written with its group: {_instead(argv, at, 1, ' or '.join(chosen))}"
-    after = "" if "=" in behind or behind in VERBS else behind
-    set_by = _without_equals(word, after, verb)
-    if set_by is None:
+        words = (*argv[: position - 1], joined, *argv[position + 1 :])
+        sweep = _line("sweep" if typed == verb else typed for typed in words)
+        return f"the trials of a sweep are written {joined}: {sweep}"
+    if text := _about_key(word, verb):
+        return text
+    if VERBS[verb].overrides and (choices := _choices(word)):
+        return f"a choice is written with its group: {_instead(argv, position, 1, ' or '.join(choices))}"
+    value = "" if "=" in following or following in VERBS else following
+    override = _with_equals(word, value, verb)
+    if override is None:
         return _another_verb(word)
-    takes_next = bool(after) and not word.endswith(".py") and ":" not in word.rstrip(":")
-    return f"a field is set by =: {_instead(argv, at, 2 if takes_next else 1, set_by)}"
+    takes_following = bool(value) and not word.endswith(".py") and ":" not in word.rstrip(":")
+    return f"a field is set by =: {_instead(argv, position, 2 if takes_following else 1, override)}"
 
 
-def _instead(argv: Sequence[str], at: int, count: int, word: str) -> str:
+def _instead(argv: Sequence[str], position: int, count: int, word: str) -> str:
     """Return the command line with ``word``, which is quoted for a shell, instead of ``count`` words."""
-    return f"{_line(argv[:at])} {word} {_line(argv[at + count :])[5:]}".rstrip()
+    return " ".join(filter(None, [_line(argv[:position]), word, shlex.join(argv[position + count :])]))
 
 
 def _line(words: Iterable[str]) -> str:
@@ -91,31 +93,31 @@ def _another_verb(word: str) -> str | None:
     return f"did you mean {_MEANT[word]}?" if word in _MEANT else None
 
 
-def _around_equals(argv: Sequence[str], at: int) -> str | None:
+def _without_blanks_around_equals(argv: Sequence[str], position: int) -> str | None:
     """Return the line without blanks around =; None if there are none.
 
     ``optimizer.lr=0.1`` for ``optimizer.lr = 0.1``, ``optimizer.lr= 0.1`` and ``optimizer.lr =0.1``.
     """
-    behind = [*argv[at + 1 : at + 3]]
-    if at and argv[at - 1].endswith("=") and len(argv[at - 1]) > 1:
-        return _instead(argv, at - 1, 2, shlex.quote(argv[at - 1] + argv[at]))
-    if not behind or not behind[0].startswith("="):
+    before, following = argv[position - 1] if position else "", argv[position + 1 : position + 3]
+    if before.endswith("=") and len(before) > 1:
+        return _instead(argv, position - 1, 2, shlex.quote(before + argv[position]))
+    if not following or not following[0].startswith("="):
         return None
-    count = 2 if behind[0] == "=" else 1
-    return _instead(argv, at, 1 + count, shlex.quote(argv[at] + "".join(behind[:count])))
+    count = 2 if following[0] == "=" else 1
+    return _instead(argv, position, 1 + count, shlex.quote(argv[position] + "".join(following[:count])))
 
 
-def _script(word: str, rest: Sequence[str]) -> str | None:
+def _script(word: str, words: Sequence[str]) -> str | None:
     """Return how a script is started for ``train.py --lr 0.1`` and ``python train.py --lr 0.1``, if it is one."""
-    line = rest[1:] if word in _PYTHON else rest
+    line = words[1:] if word in _PYTHON else words
     if not line or not line[0].endswith(".py"):
         return None
-    words = shlex.join(line)
-    return f"did you mean doit run {words}? with several ranks it is doit torchrun --nproc-per-node RANKS {words}"
+    script = shlex.join(line)
+    return f"did you mean doit run {script}? with several ranks it is doit torchrun --nproc-per-node RANKS {script}"
 
 
-def _named_run(word: str, verb: str) -> str | None:
-    """Return what to do with the key of a run where a verb takes none, and with a word that is no key where it does."""
+def _about_key(word: str, verb: str) -> str | None:
+    """Return the advice for the key of a run if the verb takes none, and for a word that is no key if it takes one."""
     if "run" in VERBS[verb].options:
         return None if nearest(word, VERBS, 0.7) else NO_RUN
     if re.fullmatch(r"[0-9a-f]{6,32}|last", word) is None:
@@ -126,87 +128,93 @@ def _named_run(word: str, verb: str) -> str | None:
     )
 
 
-def _with_blanks(argv: Sequence[str], at: int) -> str | None:
-    """Return the existing path with blanks that the shell has split: the value before ``at`` with later words."""
-    start = argv[at - 1].partition("=")[2]
-    for end in range(at + 1, len(argv) + 1):
-        path = " ".join([start, *argv[at:end]])
+def _path_with_blanks(argv: Sequence[str], position: int) -> str | None:
+    """Return the existing path that the shell has split at blanks: the value before ``position`` with later words."""
+    start = argv[position - 1].partition("=")[2]
+    for end in range(position + 1, len(argv) + 1):
+        path = " ".join([start, *argv[position:end]])
         if Path(path).exists():
             return path
     return None
 
 
-def _option(word: str) -> list[str]:
+def _choices(word: str) -> list[str]:
     """Return ``experiment=quickstart`` for ``quickstart``, and for the path of its file."""
     file = re.fullmatch(r"(?:conf/)?(?:(\w+)/)?([\w-]+)\.ya?ml", word)
-    of_group, name = file.groups() if file else (None, word)
-    return [f"{group.name}={name}" for group in groups() if name in group.options and of_group in (None, group.name)]
+    folder, name = file.groups() if file else (None, word)
+    return [f"{group.name}={name}" for group in groups() if name in group.options and folder in (None, group.name)]
 
 
 # --------------------------------------------------------------------------------------------- flags
-def refused_flags(argv: Sequence[str], refused: Mapping[str, str], invocation: Invocation) -> UsageError:
-    """Return the error about flags that a verb doesn't have. ``refused``: flag → value or ''."""
+def refused_flags(argv: Sequence[str], values_by_flag: Mapping[str, str], invocation: Invocation) -> UsageError:
+    """Return the error about flags that a verb doesn't have. A flag without a value has ''."""
     assert invocation.verb is not None
-    verb, first = invocation.verb, next(iter(refused))
-    own = [option.typed(name) for name, option in VERBS[verb].options.items()]
-    if first in own:
+    verb, first = invocation.verb, next(iter(values_by_flag))
+    flags_of_verb = [option.typed(name) for name, option in VERBS[verb].options.items()]
+    if first in flags_of_verb:
         return UsageError(f"the options of doit {verb} stand behind it", hint=f"doit {verb} {first}")
     if first[2:].replace("-", "_") in unknown_key.RESUMES:
         return UsageError(
             f"{first} is no option of doit {verb}: {GOES_ON}, and init.weights=KEY begins another one with its weights"
         )
-    what = f"{first} is no option of doit {verb}, which has {', '.join(own) or 'none'}; overrides have no dashes"
-    return UsageError(what, hint=_without_dashes(argv, refused, invocation))
+    return UsageError(
+        f"{first} is no option of doit {verb}, which has {', '.join(flags_of_verb) or 'none'}; "
+        "overrides have no dashes",
+        hint=_without_dashes(argv, values_by_flag, invocation),
+    )
 
 
-def _without_dashes(argv: Sequence[str], refused: Mapping[str, str], invocation: Invocation) -> str:
+def _without_dashes(argv: Sequence[str], values_by_flag: Mapping[str, str], invocation: Invocation) -> str:
     """Return the whole command line with overrides in place of the refused flags; help if one is like no field."""
     verb, words = invocation.verb or "", [*invocation.overrides]
-    script = next((at for at, word in enumerate(argv) if word.endswith(".py") and "=" not in word), None)
+    script = next((position for position, word in enumerate(argv) if word.endswith(".py") and "=" not in word), None)
     if script is not None and verb == "train":
         return f"doit torchrun {shlex.join([*words, *argv[script:]])}"
-    of_script = any(word.startswith(tuple(f"{field}=" for field in NAME_A_SCRIPT)) for word in words)
-    typed = [f"{name}={value}" for name, value in invocation.options.items()]
-    meant = list[str]()
-    for flag, value in refused.items():
-        name = flag[2:].replace("-", "_")
-        word = f"program.args.{flag[2:]}={value or 'true'}" if of_script else _meant(name, value, verb)
-        if word is None:
+    names_script = any(word.startswith(tuple(f"{field}=" for field in NAME_A_SCRIPT)) for word in words)
+    options = [f"{name}={value}" for name, value in invocation.options.items()]
+    replacements = list[str]()
+    for flag, value in values_by_flag.items():
+        if names_script:
+            replacements.append(f"program.args.{flag[2:]}={value or 'true'}")
+        elif override := _similar(flag[2:].replace("-", "_"), value, verb):
+            replacements.append(override)
+        else:
             return f"doit help {verb}"
-        meant.append(word)
-    return " ".join([f"doit {verb}", *map(shlex.quote, [*words, *typed]), *meant])
+    return " ".join([f"doit {verb}", *map(shlex.quote, [*words, *options]), *replacements])
 
 
-def _without_equals(word: str, after: str, verb: str) -> str | None:
-    """Return the override that was meant, or None if no field is similar. ``after`` is the next bare word, or ''.
+def _with_equals(word: str, following: str, verb: str) -> str | None:
+    """Return the override that was meant, or None if no field is similar. ``following`` is the next bare word, or ''.
 
     ``trainer.epochs=3`` for ``trainer.epochs 3`` or ``trainer.epochs:3``, ``program.script=train.py`` for the path.
     """
     if word.endswith(".py") and VERBS[verb].overrides:
         return f"program.script={shlex.quote(word)}"
     name, _, value = word.partition(":")
-    value = value or after
+    value = value or following
     if not re.fullmatch(r"\w[\w.]*", name) or not (value or "." in name):
         return None  # a command with a slip, as a rule
-    return _meant(name, value, verb)
+    return _similar(name, value, verb)
 
 
-def _meant(name: str, value: str, verb: str) -> str | None:
+def _similar(name: str, value: str, verb: str) -> str | None:
     """Return the verb's option of that name, or the similar override; None if nothing is similar."""
-    if name in VERBS[verb].options:
+    options = VERBS[verb].options
+    if name in options:
         return f"{name}={value or 1}"
-    plain = {option.replace("_", ""): option for option in VERBS[verb].options}
-    if (close := nearest(name.replace("_", ""), plain, 0.8)) is not None and name not in unknown_key.MEANT:
-        return VERBS[verb].options[plain[close]].spelt(plain[close])
+    names = {option.replace("_", ""): option for option in options}
+    close = nearest(name.replace("_", ""), names, 0.8)
+    if close is not None and name not in unknown_key.MEANT:
+        return options[names[close]].spelt(names[close])
     if not VERBS[verb].overrides:
         return None
     if file := re.fullmatch(rf"(?:conf/)?{unknown_key.MEANT.get(name, name)}/([\w-]+)\.ya?ml", value):
         value = file[1]
-    word = f"{name}={value or 'VALUE'}"
+    override = f"{name}={value or 'VALUE'}"
     try:
-        compose.compose_config([word])
+        compose.compose_config([override])
     except unknown_key.UnknownKeyError as error:
         return error.meant
     except UsageError:  # the name is right, and so the value is wrong or missing
-        return word
-    return word
+        return override
+    return override
