@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cluster import launchers, starts
 from pipeline.cluster.agent.reports import Standing
-from pipeline.cluster.agent.requests import StandingRequest
 from pipeline.cluster.attempt.failures import explained_by_script
 from pipeline.cluster.launchers.base import NOT_ENDED
 from pipeline.cluster.launchers.settings import Capabilities
-from pipeline.cluster.launchers.transport import agent_requests
 from pipeline.cluster.starts import Start
 from pipeline.core import documents
 from pipeline.core.errors import HostError, PacelineError
@@ -32,7 +30,6 @@ from trainers.contract.records import as_json
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers import Launcher
-    from pipeline.cluster.launchers.transport.answers import Answer
 
 _COLLECTED = "collected"  # file of attempts/N: run id of the start whose outputs are all here
 
@@ -68,10 +65,10 @@ def can_be_followed(cluster: Cluster, plan: LaunchPlan, run_dir: Path, say: Call
             say(f"attempt {plan.attempt} is over on {host}: {how}")
         return False
     with closing(launchers.create(cluster)) as launcher:
-        answers = _node_states(launcher, plan)
+        answers = launcher.standings(plan)
         if any(answer.value is None for answer in answers.values()):
             launcher.probe(None)  # raises HostError that names what is wrong with each host
-            answers = _node_states(launcher, plan)
+            answers = launcher.standings(plan)
     silent = {host: answer.error for host, answer in answers.items() if answer.value is None}
     if silent:
         raise HostError(
@@ -100,18 +97,13 @@ def with_current_labels(cluster: Cluster, plan: LaunchPlan) -> LaunchPlan | None
     if plan.launcher != cluster.launcher or len(plan.nodes) != cluster.nnodes:
         return None
     with closing(launchers.create(cluster)) as launcher:
-        answers = _node_states(launcher, plan)
+        answers = launcher.standings(plan)
     standings = {label: answer.record(Standing) for label, answer in answers.items()}
     labels = {standing and standing.identity: label for label, standing in standings.items()}
     if labels.keys() != {node.identity for node in plan.nodes}:
         return None
     named = tuple(dataclasses.replace(node, host=labels[node.identity]) for node in plan.nodes)
     return dataclasses.replace(plan, nodes=named)
-
-
-def _node_states(launcher: Launcher, plan: LaunchPlan) -> dict[str, Answer]:
-    """Ask each host whether its part of the plan still runs, or how it ended."""
-    return launcher.ask(StandingRequest(nodes=agent_requests.nodes_of(plan, keeps_run_dir=True)))
 
 
 def _recorded_failures(plan: LaunchPlan, run_dir: Path) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pipeline.cluster import launchers
 from pipeline.cluster.agent.requests import MakeEnvironmentRequest, PutWheelsRequest
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import Environment, LockFile, PackSource
+from pipeline.cluster.launchers.transport.agent_client import Payload
 from pipeline.cluster.launchers.transport.answers import Answer
 from pipeline.cluster.launchers.transport.host_errors import ssh_command
 from pipeline.cluster.launchers.transport.payload import SLOWEST_BYTES_PER_S, append
@@ -67,13 +68,12 @@ def _send_wheels(launcher: AgentLauncher, folder: Path, hosts: Sequence[Host]) -
     """Send a folder of wheels, and return its place on the hosts. Raises HostError."""
     place = f"{launcher.workdir}/wheelhouse"
     total_bytes = sum(path.stat().st_size for path in folder.iterdir()) * len(hosts)
-    launcher.demand(
+    launcher.client.demand(
         "sending the wheelhouse",
         PutWheelsRequest(folder=place),
         hosts=hosts,
-        timeout_s=launcher.short_s + total_bytes / SLOWEST_BYTES_PER_S,
-        payload=lambda stdin: append(stdin, folder, "."),
-        what="the wheelhouse",
+        timeout_s=launcher.client.short_s + total_bytes / SLOWEST_BYTES_PER_S,
+        payload=Payload(name="the wheelhouse", append=lambda stdin: append(stdin, folder, ".")),
     )
     return place
 
@@ -86,8 +86,8 @@ def _make(
     labels = [host.label for host in hosts]
 
     def so_far() -> str:
-        arrived = launcher.arrived(labels)
-        each = ", ".join(f"{label} {arrived.get(label, 0)}" for label in labels)
+        installed = launcher.client.reported_counts(labels)
+        each = ", ".join(f"{label} {installed.get(label, 0)}" for label in labels)
         return f"making the environment, of at most {count} packages: {each}"
 
     def explained(host: Host, answer: Answer) -> tuple[str, str | None]:
@@ -98,8 +98,8 @@ def _make(
 
     reports.doing(so_far)
     request = MakeEnvironmentRequest(launcher.workdir, lock.sha256, lock.text, wheelhouse)
-    answers = launcher.ask(request, hosts=hosts, timeout_s=_INSTALL_TIMEOUT_S)
-    rows, hints = launcher.failures(answers, explained)
+    answers = launcher.client.ask(request, hosts=hosts, timeout_s=_INSTALL_TIMEOUT_S)
+    rows, hints = launcher.client.failures(answers, explained)
     if rows:
         what = f"the environment could not be made on {len(rows)} of {launcher.cluster.nnodes} hosts"
         raise HostError("\n".join([what, *rows]), hint=hints[0] if hints else None)

@@ -6,8 +6,8 @@ import pytest
 
 from pipeline.cluster.agent.node import PEERS, peers_of
 from pipeline.cluster.agent.requests import ProbeRequest
-from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.local import LocalTransport
+from pipeline.cluster.launchers.transport.agent_client import AgentClient
 from pipeline.cluster.launchers.transport.answers import Answer, Output
 from pipeline.cluster.launchers.transport.payload import message, opening
 from pipeline.core.errors import HostError
@@ -21,12 +21,12 @@ def test_an_error_of_many_hosts_shows_the_first_ones_and_how_many_more_there_are
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hosts = tuple(Host(name=f"host{number}") for number in range(300))
-    launcher = AgentLauncher(LocalTransport(Cluster(launcher="local", hosts=hosts)))
+    client = AgentClient(LocalTransport(Cluster(launcher="local", hosts=hosts)))
     missing = Output(code=None, note="program not found: python4")
     answers = {host.label: Answer(value=None, output=missing) for host in hosts}
-    monkeypatch.setattr(launcher, "ask", lambda *_: answers)
+    monkeypatch.setattr(client, "ask", lambda *_, **options: answers)
     with pytest.raises(HostError) as caught:
-        launcher.demand("probe", ProbeRequest(workdir="~"))
+        client.demand("probe", ProbeRequest(workdir="~"))
     lines = str(caught.value).splitlines()
     assert lines[0] == "probe: 300 of 300 hosts can't take part"
     assert lines[1].startswith("  host0: program not found")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
 
 from pipeline.cluster import networks
 from pipeline.cluster.agent.requests import (
@@ -22,20 +19,19 @@ from pipeline.cluster.agent.requests import (
     PutPackRequest,
     ReachRequest,
     RemoveFoldersRequest,
-    Request,
+    StandingRequest,
     StopRequest,
     WarmEnvironment,
 )
-from pipeline.cluster.agent.wire import BUSY
 from pipeline.cluster.events import Event
 from pipeline.cluster.launchers.base import NOT_ENDED, Environment, LockFile, Outcome, PackSource, Transport, workdir_of
-from pipeline.cluster.launchers.settings import WHEN_BUSY_HINT, Capabilities, capabilities
+from pipeline.cluster.launchers.settings import Capabilities, capabilities
 from pipeline.cluster.launchers.transport import agent_requests
-from pipeline.cluster.launchers.transport.answers import Answer, host_facts, parse_answer, received_bytes
+from pipeline.cluster.launchers.transport.agent_client import AgentClient, Payload
+from pipeline.cluster.launchers.transport.answers import Answer, host_facts
 from pipeline.cluster.launchers.transport.downloads import Source, receive, receive_others
 from pipeline.cluster.launchers.transport.payload import (
     SLOWEST_BYTES_PER_S,
-    Transfer,
     append,
     append_run,
     message,
@@ -50,10 +46,7 @@ from pipeline.runs import journal
 from trainers.contract import run_folder
 from trainers.contract.host_facts import HostFacts
 
-ANSWER_S = 8.0  # what a short command takes once it is connected
-USUAL_S = 3.5  # a slower answer to the probe means a slow login
-_ROWS, _HINTS = 20, 3  # most lines of an error, whose beginning must stay on the screen
-CONNECT_AGAIN_S = 5.0  # to a host that has answered before
+_USUAL_S = 3.5  # a slower answer to the probe means a slow login
 _LISTENING_S = 10.0  # how long an agent waits for the others, beyond the time of a slow login
 
 
@@ -63,19 +56,13 @@ class AgentLauncher:
     def __init__(self, transport: Transport) -> None:
         self.cluster, self.transport = transport.cluster, transport
         self.lock_file = transport.lock_file  # of the hosts' environments
-        self.transfer: Transfer | None = None  # the newest payload
+        self.client = AgentClient(transport)
         self._silent: set[str] = set()  # hosts that did not answer when the run had to stop
-        self._tokens: dict[str, str] = {}  # host label → that of the newest request
         self._notes: list[str] = []
 
     @property
     def capabilities(self) -> Capabilities:
         return capabilities(self.cluster)
-
-    @property
-    def slow_s(self) -> float:
-        """How long further connections may take until they answer; 0: the usual limits are enough."""
-        return self.transport.slow_s or 0.0
 
     def close(self) -> None:
         """Release what the transport holds on this computer."""
@@ -89,81 +76,9 @@ class AgentLauncher:
         """
         return str(run_dir.parent / ".agents") if self.capabilities.shares_run_dir else f"{self.workdir}/agents"
 
-    # ------------------------------------------------------------------------- short requests
-    def ask(
-        self,
-        request: Request,
-        *,
-        hosts: Sequence[Host] | None = None,
-        timeout_s: float | None = None,
-        payload: Callable[[IO[bytes]], None] | None = None,
-        what: str = "code and data",
-    ) -> dict[str, Answer]:
-        """Send one request to all hosts at once, followed by what ``payload`` appends; never raises for a host.
-
-        The request goes into a file without a name: it may hold secrets, and nothing of it stays if this process is
-        killed. ``what``: the name of the payload for the user who waits.
-        """
-        token, hosts = new_token(), self.cluster.hosts if hosts is None else hosts
-        labels = [host.label for host in hosts]
-        self._tokens |= dict.fromkeys(labels, token)
-        with tempfile.TemporaryFile(prefix="paceline-") as stdin:
-            stdin.write(message(request._replace(access=self.transport.access), token))
-            begin = stdin.tell()
-            if payload is not None:
-                payload(stdin)
-                self.transfer = Transfer(what, labels, stdin.tell() - begin)
-            stdin.flush()
-            outputs = self.transport.exchange(stdin, hosts, timeout_s or self.short_s)
-        return {
-            label: Answer(value=parse_answer(output.stdout, token), output=output) for label, output in outputs.items()
-        }
-
-    def demand(self, doing: str, request: Request, **asking: Any) -> dict[str, dict[str, Any]]:
-        """Return the values of all answers to a request; ``asking``: as in ``ask``.
-
-        Raises HostError that lists the hosts that failed (the first of many) and the fix.
-        """
-        answers = self.ask(request, **asking)
-
-        def explained(host: Host, answer: Answer) -> tuple[str, str | None]:
-            why, hint = self.transport.explain(host, answer)
-            return why, WHEN_BUSY_HINT if BUSY in (answer.reported_error or "") else hint
-
-        rows, hints = self.failures(answers, explained)
-        if rows:
-            head = f"{doing}: {len(rows)} of {self.cluster.nnodes} hosts can't take part"
-            silent = [label for label, answer in answers.items() if answer.value is None]
-            more = [f"  and {len(rows) - _ROWS} more"] if len(rows) > _ROWS else []
-            so_on = [f"and so on for {len(hints) - _HINTS} more"] if len(hints) > _HINTS else []
-            hint = "; then ".join([*hints[:_HINTS], *so_on])
-            raise HostError("\n".join([head, *rows[:_ROWS], *more]), hint=hint or None, hosts=silent)
-        return {label: answer.value or {} for label, answer in answers.items()}
-
-    def failures(
-        self, answers: dict[str, Answer], explained: Callable[[Host, Answer], tuple[str, str | None]]
-    ) -> tuple[list[str], list[str]]:
-        """Return a row for each host that failed, and the fixes, each once."""
-        rows, hints = list[str](), list[str]()
-        for host in self.cluster.hosts:
-            answer = answers.get(host.label)
-            if answer is None or answer.error is None:
-                continue
-            why, hint = explained(host, answer)
-            rows.append(f"  {host.label}: {why}")
-            hints.extend([hint] if hint and hint not in hints else [])
-        return rows, hints
-
     @property
     def workdir(self) -> str:
         return workdir_of(self.cluster)
-
-    @property
-    def short_s(self) -> float:
-        """Time limit of a short command: less for hosts that have answered before, so a lost one is noticed soon."""
-        first_s = self.cluster.settings.connect_timeout_s
-        slow_s = self.transport.slow_s
-        return ANSWER_S + (first_s if slow_s is None else min(first_s, max(CONNECT_AGAIN_S, slow_s)))
 
     def probe(
         self,
@@ -189,18 +104,18 @@ class AgentLauncher:
             self.transport.pythons = self._interpreters(self.lock_file)
         request = agent_requests.probe(self.cluster, pack, modules, self.registry(Path()), gpu_s, warm)
         asked, began = time.time(), time.monotonic()
-        values = self.demand("probe", request, timeout_s=self.short_s)
-        answered_s = min(time.monotonic() - began, self.short_s)  # longer if this process was stopped itself
-        self.transport.slow_s = max(self.slow_s, 1.5 * answered_s if answered_s > USUAL_S else 0.0)
+        answers = self.client.demand("probe", request)
+        answered_s = min(time.monotonic() - began, self.client.short_s)  # longer if this process was stopped itself
+        self.transport.slow_s = max(self.client.slow_s, 1.5 * answered_s if answered_s > _USUAL_S else 0.0)
         answered = time.time()
-        return [self._facts(host, values[host.label], asked, answered) for host in self.cluster.hosts]
+        return [self._facts(host, answers[host.label], asked, answered) for host in self.cluster.hosts]
 
-    def _facts(self, host: Host, value: dict[str, Any], asked: float, answered: float) -> HostFacts:
+    def _facts(self, host: Host, answer: Answer, asked: float, answered: float) -> HostFacts:
         """Return the facts of a host, with the address and interface that the configuration chooses.
 
         ``asked``, ``answered``: unix times here, to compare the host's clock.
         """
-        facts = host_facts(host.label, value)
+        facts = host_facts(host.label, answer.value or {})
         address, interface = networks.address_and_interface(host, facts.address, facts.interfaces)
         times = facts.times and facts.times._replace(controller_asked=asked, controller_answered=answered)
         return facts._replace(address=address, interface=interface, times=times)
@@ -237,11 +152,11 @@ class AgentLauncher:
             nodes=tuple(networks.listeners(facts)),
             hello=secrets.token_hex(8),
             answer=secrets.token_hex(8),
-            slow_s=self.slow_s,
+            slow_s=self.client.slow_s,
         )
-        timeout_s = self.short_s + _LISTENING_S
-        values = self.demand("checking that the hosts reach each other", request, timeout_s=timeout_s)
-        failures = networks.unreached([values[host.label] for host in self.cluster.hosts])
+        timeout_s = self.client.short_s + _LISTENING_S
+        answers = self.client.demand("checking that the hosts reach each other", request, timeout_s=timeout_s)
+        failures = networks.unreached([answers[host.label].value or {} for host in self.cluster.hosts])
         if failures:
             raise networks.unreached_error(failures, facts)
 
@@ -251,8 +166,8 @@ class AgentLauncher:
         Raises HostError.
         """
         request = FindEnvironmentRequest(self.workdir, lock.sha256)
-        values = self.demand("looking for the environment", request)
-        return [Environment(host=host.label, **values[host.label]) for host in self.cluster.hosts]
+        answers = self.client.demand("looking for the environment", request)
+        return [Environment(host=host.label, **(answers[host.label].value or {})) for host in self.cluster.hosts]
 
     def _interpreters(self, lock: LockFile) -> dict[str, str]:
         """Return host label → the interpreter of its environment. Raises HostError that names hosts without one."""
@@ -271,30 +186,20 @@ class AgentLauncher:
         if pack is not None:
             self.send_pack(pack, facts)
         digest = pack.digest if pack else ""
-        request = agent_requests.start(self.cluster, plan, run_dir, digest, self.registry(run_dir), self.slow_s)
-        self.demand(
+        request = agent_requests.start(self.cluster, plan, run_dir, digest, self.registry(run_dir), self.client.slow_s)
+        files = Payload(name="code and data", append=lambda stdin: append_run(stdin, run_dir))
+        self.client.demand(
             "start",
             request,
-            timeout_s=self.short_s + 20.0 + weights_bytes(run_dir) * len(facts) / SLOWEST_BYTES_PER_S,
-            payload=(lambda stdin: append_run(stdin, run_dir)) if request.sends_files else None,
+            timeout_s=self.client.short_s + 20.0 + weights_bytes(run_dir) * len(facts) / SLOWEST_BYTES_PER_S,
+            payload=files if request.sends_files else None,
         )
 
     def starting(self) -> str:
         """Return the progress of ``start`` for another thread, as words that follow "still"."""
         if self.capabilities.shares_run_dir:
             return "starting torchrun on the hosts"
-        arrived = self.arrived(self.transfer.hosts) if self.transfer is not None else {}
-        if self.transfer is None or not any(arrived.values()):
-            return "sending code and data to the hosts and starting torchrun there"
-        return self.transfer.text(arrived, time.monotonic())
-
-    def arrived(self, labels: Sequence[str]) -> dict[str, int]:
-        """Return host label → how many bytes of the newest request's payload the host has reported."""
-        arrived = {}
-        for label in labels:
-            with contextlib.suppress(OSError, KeyError):  # not there yet, or no longer
-                arrived[label] = received_bytes(self.transport.outputs[label].read_bytes(), self._tokens[label])
-        return arrived
+        return self.client.transfer_progress() or "sending code and data to the hosts and starting torchrun there"
 
     def notes(self) -> list[str]:
         """Return new remarks for the user, a line each."""
@@ -309,14 +214,17 @@ class AgentLauncher:
         lacking = {fact.host for fact in facts if fact.pack_path is None}
         if not lacking:
             return
-        self.demand(
+        self.client.demand(
             "sending the data pack",
             PutPackRequest(self.workdir, pack.digest),
             hosts=[host for host in self.cluster.hosts if host.label in lacking],
-            timeout_s=self.short_s + pack_bytes(pack.path) * len(lacking) / SLOWEST_BYTES_PER_S,
-            payload=lambda stdin: append(stdin, pack.path, "."),
-            what="the data pack",
+            timeout_s=self.client.short_s + pack_bytes(pack.path) * len(lacking) / SLOWEST_BYTES_PER_S,
+            payload=Payload(name="the data pack", append=lambda stdin: append(stdin, pack.path, ".")),
         )
+
+    def standings(self, plan: LaunchPlan) -> dict[str, Answer]:
+        """Ask each host whether its part of the plan still runs, or how it ended: a ``Standing``, by host label."""
+        return self.client.ask(StandingRequest(self._nodes(plan)))
 
     def _nodes(self, plan: LaunchPlan) -> tuple[NodeStart, ...]:
         return agent_requests.nodes_of(plan, keeps_run_dir=self.capabilities.shares_run_dir)
@@ -358,7 +266,7 @@ class AgentLauncher:
             self.transport.shares_connections = False
             return self.transport.stream_argv(host)
 
-        argv, slow_s = self.transport.stream_argv(host), max(self.slow_s, self.transport.starts_s)
+        argv, slow_s = self.transport.stream_argv(host), max(self.client.slow_s, self.transport.starts_s)
         return Connection(host=host.label, argv=argv, again=again, slow_s=slow_s, silent_s=self.transport.silent_s)
 
     def stop(self, run_key: str, run_dir: Path, *, start: str = "") -> dict[str, str]:
@@ -370,7 +278,7 @@ class AgentLauncher:
         self.transport.shares_connections = False
         prefix = journal.attempt_prefix(run_key, run_dir)
         request = StopRequest(prefix, self.registry(run_dir), refused_run_id=start)
-        answers = self.ask(request, timeout_s=self.short_s + 8.0)
+        answers = self.client.ask(request, timeout_s=self.client.short_s + 8.0)
         failures = dict[str, str]()
         for host in self.cluster.hosts:
             if (answer := answers[host.label]).error is not None:
@@ -407,9 +315,8 @@ class AgentLauncher:
         self._notes += received.notes
         if received.is_complete and not final and plan.outputs.others:
             self._notes += receive_others(plan, others, run_dir, final=False)
-        if (
-            received.is_complete and final and not (run_dir / run_folder.PRUNED).exists()
-        ):  # else work/ is needed to resume
+        is_pruned = (run_dir / run_folder.PRUNED).exists()  # a later command resumes it, and needs work/
+        if received.is_complete and final and not is_pruned:
             for folder in [run_dir / "work", *run_dir.glob("nodes/*/work")]:
                 shutil.rmtree(folder, ignore_errors=True)
         return received.is_complete
@@ -426,7 +333,7 @@ class AgentLauncher:
         """Remove the attempt's own folders from the nodes; the data pack stays for later runs."""
         hosts = [host for host in self.cluster.hosts if host.label not in self._silent]
         if hosts:
-            self.ask(CleanRequest(self._nodes(plan)), hosts=hosts, timeout_s=self.short_s)
+            self.client.ask(CleanRequest(self._nodes(plan)), hosts=hosts)
 
     def remove_folders(self, unwanted: Sequence[tuple[HostFacts, Sequence[str]]]) -> dict[str, list[str]]:
         """Remove named folders of attempts that are over, unless they are in use again.
@@ -437,7 +344,7 @@ class AgentLauncher:
         hosts = [host for host in self.cluster.hosts if host.label in labels]
         folders = {fact.identity: tuple(names) for fact, names in unwanted}
         request = RemoveFoldersRequest(self.workdir, self.registry(Path()), folders)
-        answers = self.ask(request, hosts=hosts, timeout_s=self.short_s) if hosts else {}
+        answers = self.client.ask(request, hosts=hosts) if hosts else {}
         done = {
             label: answer.value for label, answer in answers.items() if answer.value and answer.reported_error is None
         }

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.agent.requests import JobRequest, Request, WarmEnvironment
+from pipeline.cluster.agent.requests import JobRequest, WarmEnvironment
 from pipeline.cluster.events import Event
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, GrantedJob, JobState, Outcome, PackSource, Scheduler
 from pipeline.cluster.launchers.job_folder import JobFolder, JobFollower
@@ -331,9 +331,7 @@ class GrantedLauncher:
                 self._release(job)
 
     # -------------------- what needs no work here: the nodes share the run folder
-    def ask(
-        self, request: Request, *, hosts: Sequence[Host] | None = None, timeout_s: float | None = None
-    ) -> dict[str, Answer]:
+    def standings(self, plan: LaunchPlan) -> dict[str, Answer]:
         """Return no answers: agents in a job take no requests."""
         return {}
 

@@ -6,10 +6,8 @@ import json
 import secrets
 import sys
 import tarfile
-import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import IO
@@ -19,7 +17,6 @@ from pipeline.cluster import agent
 from pipeline.cluster.agent.loader import CONTRACT, PACKAGE, RANKS
 from pipeline.cluster.agent.requests import Request, encode
 from pipeline.core import program as programs
-from pipeline.core.tables import counted
 from trainers import contract
 from trainers.contract import run_folder
 
@@ -171,37 +168,3 @@ def _staged(run_dir: Path) -> Iterable[tuple[Path, str]]:
     for checkpoint in checkpoints:
         for path in (checkpoint, checkpoint.with_suffix(".json"), run_dir / run_folder.METRICS):
             yield path, str(path.relative_to(run_dir))
-
-
-_NAMED = 4  # hosts in a line
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """A payload on its way to hosts.
-
-    ``what``: its name; ``hosts``: labels; ``total_bytes``: for each host; ``began``: monotonic seconds.
-    """
-
-    what: str
-    hosts: Sequence[str]
-    total_bytes: int
-    began: float = field(default_factory=time.monotonic)
-
-    def text(self, arrived: Mapping[str, int], now: float) -> str:
-        """Return the progress and mean rate of each host; of many hosts those that are furthest behind.
-
-        Args:
-            arrived: host → bytes that it has reported.
-            now: monotonic seconds.
-        """
-        order = sorted(self.hosts, key=lambda host: arrived.get(host, 0)) if len(self.hosts) > _NAMED else self.hosts
-        rows = [self._part(host, arrived.get(host, 0), now) for host in order[:_NAMED]]
-        if len(self.hosts) > _NAMED:
-            done = sum(arrived.get(host, 0) >= self.total_bytes for host in self.hosts)
-            rows = [f"{done} of {counted(len(self.hosts), 'host')} have it; furthest behind {rows[0]}", *rows[1:]]
-        return f"sending {self.what}: {', '.join(rows)}"
-
-    def _part(self, host: str, count_bytes: int, now: float) -> str:
-        rate = count_bytes / max(now - self.began, 1e-3)
-        return f"{host} {count_bytes / 1e6:,.1f} of {self.total_bytes / 1e6:,.1f} MB ({rate / 1e6:,.1f} MB/s)"
