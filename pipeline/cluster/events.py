@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipeline.core.specs import LaunchPlan
-from trainers.contract.beats import NodeBeat, NodeLook
+from trainers.contract.beats import NodeBeat, NodeExamination
 from trainers.contract.host_facts import HostFacts
 
 _LINE_LIMIT = 2000  # characters of a line on the terminal
@@ -90,7 +90,7 @@ class NodeAnswers:
     silent_s: float
 
 
-Event = LogLine | MetricsLine | NodeBeat | NodeLook | NodeSilent | NodeAnswers | NodeExit | NodeLost
+Event = LogLine | MetricsLine | NodeBeat | NodeExamination | NodeSilent | NodeAnswers | NodeExit | NodeLost
 """What the nodes of an attempt send, and the silence of one."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.attempt.stalls import SlowSteps, is_hang, judge, slow_connection, stall_text
-from trainers.contract.beats import Collectives, Phase, RankBeat, RankLook, Socket
+from trainers.contract.beats import Collectives, Phase, RankBeat, RankExamination, Socket
 
 STARTING, LOADING, COMPUTING, WAITING, UPDATING, EVALUATING, SAVING, ENDING, SCRIPT = Phase
 
@@ -19,11 +19,11 @@ IN_MODEL = (
 )
 
 
-def rank(number: int, *, step: int = 58, phase: int = WAITING, collectives: int = 60, **seen: Any) -> RankLook:
+def rank(number: int, *, step: int = 58, phase: int = WAITING, collectives: int = 60, **seen: Any) -> RankExamination:
     """A rank on a host of its own that waits for the others, unless something else is said."""
     own = {"rank": number, "pid": 1000 + number, "step": step, "phase": phase, "collectives": collectives}
     beat = RankBeat(**own, moves=7, for_s=300.0, own_s=1.0)
-    return RankLook(beat=beat, host=f"node{number}", **{"state": "S", "sleeps_in": "futex_do_wait", **seen})
+    return RankExamination(beat=beat, host=f"node{number}", **{"state": "S", "sleeps_in": "futex_do_wait", **seen})
 
 
 def to(number: int, again: int = 0) -> tuple[Socket, ...]:
@@ -183,6 +183,6 @@ def test_many_ranks_are_counted_and_a_stack_shows_the_own_line_first() -> None:
     ],
 )
 def test_a_script_that_does_nothing_hangs_only_if_a_rank_is_stopped_or_waits_for_another(
-    looks: list[RankLook], held: bool
+    looks: list[RankExamination], held: bool
 ) -> None:
     assert is_hang(looks) is held

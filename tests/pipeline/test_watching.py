@@ -7,7 +7,7 @@ import pytest
 from pipeline.cluster.agent.requests import ExamineOrder
 from pipeline.cluster.attempt.stall_watch import StallWatch
 from pipeline.cluster.events import Verdict
-from trainers.contract.beats import NodeBeat, NodeLook, Phase, RankBeat, RankLook, Socket
+from trainers.contract.beats import NodeBeat, NodeExamination, Phase, RankBeat, RankExamination, Socket
 
 STARTING, LOADING, COMPUTING, WAITING, UPDATING, EVALUATING, SAVING, ENDING, SCRIPT = Phase
 
@@ -54,9 +54,9 @@ class Attempt:
         self.asked += 1
         for number, host in enumerate(self.answering):
             phase = WAITING if self.state == "T" else SCRIPT
-            look = RankLook(beat=self.beat(number, 5, phase), host=host, state=self.state if number else "S")
+            look = RankExamination(beat=self.beat(number, 5, phase), host=host, state=self.state if number else "S")
             look = look._replace(sockets=self.sockets[number])
-            self.watch.take_look(NodeLook(host=host, ranks=(look,)))
+            self.watch.take_examination(NodeExamination(host=host, ranks=(look,)))
 
     def held(self, at_most: int, **how: object) -> tuple[int, Verdict | None]:
         """Seconds until somebody is named."""
@@ -186,8 +186,8 @@ def test_looks_at_a_stall_are_not_judged_as_those_at_a_slow_network() -> None:
     assert attempt.asked == 1
     stuck = (Socket(peer="10.0.0.1", unsent_bytes=70_000, sent_again=0),)
     for number in range(2):
-        look = RankLook(beat=attempt.beat(number, 26, WAITING), host=f"node{number}", sockets=stuck[:number])
-        attempt.watch.take_look(NodeLook(host=f"node{number}", ranks=(look,)))
+        look = RankExamination(beat=attempt.beat(number, 26, WAITING), host=f"node{number}", sockets=stuck[:number])
+        attempt.watch.take_examination(NodeExamination(host=f"node{number}", ranks=(look,)))
     attempt.second(moves=True, step=27)
     assert attempt.watch.check_network(attempt.now) is None
 

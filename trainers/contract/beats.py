@@ -158,7 +158,7 @@ class Collectives(NamedTuple):
     at: str = ""
 
 
-class RankLook(NamedTuple):
+class RankExamination(NamedTuple):
     """The examination of one rank.
 
     ``state`` is the letter of its process (T: stopped, D: waits for a disk, R: runs, S: sleeps; "": unknown), ``cpu``
@@ -176,12 +176,12 @@ class RankLook(NamedTuple):
     nccl: tuple[Collectives, ...] = ()
 
 
-class NodeLook(NamedTuple):
+class NodeExamination(NamedTuple):
     """A node's answer to a request for an examination.
 
     ``peers``: (``address:port`` of an ssh server; answers, silent, refuses or unreachable).
     """
 
     host: str
-    ranks: tuple[RankLook, ...] = ()
+    ranks: tuple[RankExamination, ...] = ()
     peers: tuple[tuple[str, str], ...] = ()

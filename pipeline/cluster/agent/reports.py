@@ -4,7 +4,7 @@
 # ruff: noqa: UP045
 from typing import Any, NamedTuple, Optional
 
-from trainers.contract.beats import NodeBeat, NodeLook
+from trainers.contract.beats import NodeBeat, NodeExamination
 from trainers.contract.host_facts import Container
 
 
@@ -85,7 +85,7 @@ class JobReport(NamedTuple):
     run_id: str = ""  # of the start that the following fields belong to
     end: Optional[NodeEnd] = None
     was_terminated: bool = False  # the scheduler has ended the start with SIGTERM
-    examination: Optional[NodeLook] = None
+    examination: Optional[NodeExamination] = None
 
 
 class JobBeat(NamedTuple):

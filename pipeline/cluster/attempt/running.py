@@ -42,7 +42,7 @@ from pipeline.runs import journal, ranks
 from pipeline.runs.checkpoints import go_on_from_checkpoint, newest_step, set_aside_of_script
 from pipeline.runs.metrics_file import cut_torn_line
 from trainers.contract import run_folder
-from trainers.contract.beats import NodeBeat, NodeLook
+from trainers.contract.beats import NodeBeat, NodeExamination
 from trainers.contract.host_facts import HostFacts
 
 if TYPE_CHECKING:
@@ -317,9 +317,9 @@ class RunningAttempt:
                     saved = newest_change(str(folder)) if whole else newest_step(folder)
                 if saved:
                     self._fetch.offer(saved)
-            case NodeLook(peers=()):
-                self._watch.take_look(event)
-            case NodeLook() | NodeSilent() | NodeAnswers():
+            case NodeExamination(peers=()):
+                self._watch.take_examination(event)
+            case NodeExamination() | NodeSilent() | NodeAnswers():
                 self.silent.take(event)
             case NodeExit() | NodeLost():
                 self._record_end(event)

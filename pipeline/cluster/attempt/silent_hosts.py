@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pipeline.cluster.agent.requests import ExamineOrder
 from pipeline.cluster.events import Doing, Emit, NodeAnswers, NodeLost, NodeSilent, Notice
 from pipeline.core.specs import LaunchPlan
-from trainers.contract.beats import NodeLook
+from trainers.contract.beats import NodeExamination
 
 _MOST_ASKED_ABOUT = 3  # lost hosts, because the others have little time to answer
 _ASK_AGAIN_S = 5.0  # between two requests to the other hosts
@@ -45,7 +45,7 @@ class SilentHosts:
     def __len__(self) -> int:
         return len(self._reasons)
 
-    def take(self, event: NodeSilent | NodeAnswers | NodeLook) -> None:
+    def take(self, event: NodeSilent | NodeAnswers | NodeExamination) -> None:
         """Take the news of a host: it is silent, answers again, or says which ssh servers it reaches."""
         match event:
             case NodeSilent():
@@ -58,7 +58,7 @@ class SilentHosts:
                     text = f"{event.host} answers again, after {event.silent_s:.0f} s; nothing is lost"
                     self._emit(Notice(text=text))
                     self._report_wait()
-            case NodeLook():
+            case NodeExamination():
                 said = dict(event.peers)
                 for host, answers in self.reached.items():
                     address, port = ssh_server(self._plan, host) or ("", 0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pipeline.cluster.agent.requests import ExamineOrder
 from pipeline.cluster.attempt.stalls import SlowSteps, is_hang, judge, slow_connection
 from pipeline.cluster.events import Verdict
-from trainers.contract.beats import NodeBeat, NodeLook, Phase, RankBeat, RankLook
+from trainers.contract.beats import NodeBeat, NodeExamination, Phase, RankBeat, RankExamination
 
 ANSWERS_S = 8.0
 """How long the nodes have to examine their ranks; then a stall is judged by the answers that have come."""
@@ -30,10 +30,10 @@ class _Examination:
 
     asked_at: float
     slow_steps: SlowSteps | None  # what is to be explained; None: a stall
-    answers: dict[str, NodeLook] = field(default_factory=dict)
+    answers: dict[str, NodeExamination] = field(default_factory=dict)
 
     @property
-    def looks(self) -> list[RankLook]:
+    def looks(self) -> list[RankExamination]:
         return [look for answer in self.answers.values() for look in answer.ranks]
 
 
@@ -82,7 +82,7 @@ class StallWatch:
         if self._examines_stall:
             self._examination = None
 
-    def take_look(self, look: NodeLook) -> None:
+    def take_examination(self, look: NodeExamination) -> None:
         """Take a node's answer to an examination."""
         if self._examination is not None:
             self._examination.answers[look.host] = look

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from pipeline.cluster.events import Verdict
 from pipeline.core.tables import counted
-from trainers.contract.beats import Collectives, Phase, RankLook, Socket
+from trainers.contract.beats import Collectives, Phase, RankExamination, Socket
 
 BUSY_CORES = 0.5
 """Least number of cores that a computing rank keeps busy; a rank that waits over gloo uses a few hundredths."""
@@ -56,7 +56,7 @@ class SlowSteps(NamedTuple):
     step_s: float
 
 
-def judge(looks: Sequence[RankLook], hosts: Mapping[str, str], idle_s: float) -> Verdict:
+def judge(looks: Sequence[RankExamination], hosts: Mapping[str, str], idle_s: float) -> Verdict:
     """Return which rank holds the run up, and why.
 
     Args:
@@ -68,7 +68,7 @@ def judge(looks: Sequence[RankLook], hosts: Mapping[str, str], idle_s: float) ->
     return replace(verdict, text=f"no rank has moved for {idle_s:.0f} s: {verdict.text}")
 
 
-def _judge(looks: Sequence[RankLook], hosts: Mapping[str, str]) -> Verdict:
+def _judge(looks: Sequence[RankExamination], hosts: Mapping[str, str]) -> Verdict:
     stopped = [look for look in looks if _is_stopped(look)]
     if stopped:
         return _hang(stopped[0], "stopped", looks)
@@ -84,7 +84,7 @@ def _judge(looks: Sequence[RankLook], hosts: Mapping[str, str]) -> Verdict:
     return slow or (_all_in_nccl(looks, nccl) if nccl.all_wait else _all_in_collectives(looks))
 
 
-def is_hang(looks: Sequence[RankLook]) -> bool:
+def is_hang(looks: Sequence[RankExamination]) -> bool:
     """Return whether idle ranks of a script hang: one is stopped, or one waits in a collective.
 
     Otherwise the script may wait for its user, a licence or a download, and go on by itself.
@@ -92,7 +92,7 @@ def is_hang(looks: Sequence[RankLook]) -> bool:
     return any(_is_stopped(look) or _is_in_collective(look) for look in looks)
 
 
-def slow_connection(looks: Sequence[RankLook], hosts: Mapping[str, str], steps: SlowSteps) -> Verdict | None:
+def slow_connection(looks: Sequence[RankExamination], hosts: Mapping[str, str], steps: SlowSteps) -> Verdict | None:
     """Return the connection that the ranks of a moving run mostly wait for; None if no bytes wait to be sent."""
     head = f"steps take {steps.step_s:.3g} s, {steps.waiting_share:.0%} of it waiting in collectives"
     return _slow_link(sorted(looks, key=lambda look: look.beat.rank), hosts, head)
@@ -106,11 +106,11 @@ def stall_text(verdict: Verdict, log_dir: Path) -> str:
 
 
 # ------------------------------------------------------------------------------------------------- what a rank does
-def _is_stopped(look: RankLook) -> bool:
+def _is_stopped(look: RankExamination) -> bool:
     return look.state in ("T", "t")
 
 
-def _is_in_collective(look: RankLook) -> bool:
+def _is_in_collective(look: RankExamination) -> bool:
     """Return whether a rank is in a collective, by its report, or by its stack for those of a model or script."""
     if look.beat.phase == Phase.WAITING or any(_TORCH_DISTRIBUTED in frame for frame in look.stack[:3]):
         return True
@@ -120,11 +120,11 @@ def _is_in_collective(look: RankLook) -> bool:
     return is_idle_script and any(place in frame for place in _WAITS_IN_DDP for frame in look.stack[:2])
 
 
-def _position(look: RankLook) -> tuple[int, int]:
+def _position(look: RankExamination) -> tuple[int, int]:
     return look.beat.step, look.beat.collectives
 
 
-def _kind_of_hang(look: RankLook) -> str:
+def _kind_of_hang(look: RankExamination) -> str:
     if look.state == "D":
         return "disk"
     if look.cpu >= BUSY_CORES or look.state == "R":  # state R: it may share a core
@@ -145,7 +145,7 @@ class _NcclCounts:
     furthest: str = ""  # the collective in which the ranks wait that have entered most, in words
 
     @classmethod
-    def of_ranks(cls, looks: Sequence[RankLook]) -> _NcclCounts:
+    def of_ranks(cls, looks: Sequence[RankExamination]) -> _NcclCounts:
         groups: dict[str, dict[int, Collectives]] = {}
         for look in looks:
             for counts in look.nccl:
@@ -161,7 +161,7 @@ class _NcclCounts:
         words = furthest.next and f"NCCL's {_numbered(furthest)}"
         return cls(by_rank=by_rank, ranks_differ=ranks_differ, all_wait=all_wait, furthest=words)
 
-    def waits(self, look: RankLook) -> bool:
+    def waits(self, look: RankExamination) -> bool:
         """Return whether a rank waits for others: by NCCL's counts if they cover the rank, else by report or stack."""
         counts = self.by_rank.get(look.beat.rank)
         if counts is None or not (self.ranks_differ or self.all_wait):
@@ -174,7 +174,7 @@ def _numbered(counts: Collectives) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------- verdicts
-def _hang(culprit: RankLook, kind: str, looks: Sequence[RankLook], *, waited_in: str = "") -> Verdict:
+def _hang(culprit: RankExamination, kind: str, looks: Sequence[RankExamination], *, waited_in: str = "") -> Verdict:
     """Return the verdict on a rank that hangs. ``waited_in``: the collective in which others wait for it, if known."""
     beat, host = culprit.beat, culprit.host
     cause = _HANG_CAUSES[kind].format(
@@ -197,12 +197,12 @@ def _hang(culprit: RankLook, kind: str, looks: Sequence[RankLook], *, waited_in:
 class _Connection(NamedTuple):
     """A connection of a rank to another host."""
 
-    look: RankLook
+    look: RankExamination
     peer: str  # label of the other host, or its address
     socket: Socket
 
 
-def _slow_link(looks: Sequence[RankLook], hosts: Mapping[str, str], head: str) -> Verdict | None:
+def _slow_link(looks: Sequence[RankExamination], hosts: Mapping[str, str], head: str) -> Verdict | None:
     """Return the verdict on the connection where bytes wait to be sent, blaming the host with most such connections.
 
     None: there is no such connection. One whose receiver has many unread bytes doesn't count: a process is slow there.
@@ -243,7 +243,7 @@ def _slow_link(looks: Sequence[RankLook], hosts: Mapping[str, str], head: str) -
     return Verdict(rank=rank, host=host, kind="dropped link" if is_down else "slow link", text=text)
 
 
-def _left_out_nccl(culprit: RankLook, looks: Sequence[RankLook], nccl: _NcclCounts) -> Verdict:
+def _left_out_nccl(culprit: RankExamination, looks: Sequence[RankExamination], nccl: _NcclCounts) -> Verdict:
     """Return the verdict on a rank that left out a collective, by NCCL's counts, and waits for something else."""
     others = [look for look in looks if nccl.waits(look)]
     return _skipped(
@@ -253,7 +253,7 @@ def _left_out_nccl(culprit: RankLook, looks: Sequence[RankLook], nccl: _NcclCoun
     )
 
 
-def _all_in_nccl(looks: Sequence[RankLook], nccl: _NcclCounts) -> Verdict:
+def _all_in_nccl(looks: Sequence[RankExamination], nccl: _NcclCounts) -> Verdict:
     """Return the verdict on ranks that have entered equally many NCCL collectives: the same ones, or different ones."""
     ranks_in = Counter(counts.next for counts in nccl.by_rank.values())  # by name of the collective
     if len(ranks_in) == 1:
@@ -272,9 +272,9 @@ def _all_in_nccl(looks: Sequence[RankLook], nccl: _NcclCounts) -> Verdict:
     return _in_another_collective(apart[0], where, others, f" in {_numbered(theirs)}{_shortened(theirs.at)}")
 
 
-def _all_in_collectives(looks: Sequence[RankLook]) -> Verdict:
+def _all_in_collectives(looks: Sequence[RankExamination]) -> Verdict:
     """Return the verdict on the rank in another collective than most; of two ranks, on the one that is further on."""
-    groups: dict[tuple[int, int, int, str], list[RankLook]] = {}
+    groups: dict[tuple[int, int, int, str], list[RankExamination]] = {}
     for look in looks:
         # a script's steps aren't known: there the innermost line of its own code identifies the collective
         line = _at(look) if look.beat.phase == Phase.RUNNING_A_SCRIPT else ""
@@ -296,18 +296,20 @@ def _all_in_collectives(looks: Sequence[RankLook]) -> Verdict:
     )
 
 
-def _same_collective(looks: Sequence[RankLook], why: str) -> Verdict:
+def _same_collective(looks: Sequence[RankExamination], why: str) -> Verdict:
     first = looks[0]
     text = f"{_names(looks)} wait in the same collective in {_where(first)}{why}"
     return Verdict(rank=None, host=first.host, kind="collective", text=text, stack=first.stack)
 
 
-def _in_another_collective(culprit: RankLook, where: str, others: Sequence[RankLook], where_others: str) -> Verdict:
+def _in_another_collective(
+    culprit: RankExamination, where: str, others: Sequence[RankExamination], where_others: str
+) -> Verdict:
     difference = f"is in another collective than {_names(others)}: {where}, {_names(others)}{where_others}"
     return _skipped(culprit, f"{difference}; every rank must join the same collectives in the same order")
 
 
-def _skipped(culprit: RankLook, difference: str) -> Verdict:
+def _skipped(culprit: RankExamination, difference: str) -> Verdict:
     rank, host = culprit.beat.rank, culprit.host
     return Verdict(
         rank=rank, host=host, kind="skipped", text=f"rank {rank} on {host} {difference}", stack=culprit.stack
@@ -315,7 +317,7 @@ def _skipped(culprit: RankLook, difference: str) -> Verdict:
 
 
 # ----------------------------------------------------------------------------------------------------------- words
-def _where(look: RankLook) -> str:
+def _where(look: RankExamination) -> str:
     """Return ``step 58 (loading data)``; ``the script`` for a script, whose steps aren't known."""
     if look.beat.phase == Phase.RUNNING_A_SCRIPT:
         return "the script"
@@ -323,7 +325,7 @@ def _where(look: RankLook) -> str:
     return f"{step} ({look.beat.doing})"
 
 
-def _at(look: RankLook) -> str:
+def _at(look: RankExamination) -> str:
     """Return `` at models/net.py:12 in forward``: the innermost line of neither Python's nor torch's own code."""
     own = [frame for frame in look.stack if "/torch/" not in frame and "/lib/python" not in frame]
     return _shortened(next(iter(own or look.stack), ""))
@@ -336,11 +338,11 @@ def _shortened(frame: str) -> str:
     return f" at {shown}:{line_and_function}" if frame else ""
 
 
-def _wait(looks: Sequence[RankLook]) -> str:
+def _wait(looks: Sequence[RankExamination]) -> str:
     return "waits" if len(looks) == 1 else "wait"
 
 
-def _names(looks: Sequence[RankLook]) -> str:
+def _names(looks: Sequence[RankExamination]) -> str:
     """Return ``rank 0 on node0``, or ``15 ranks``."""
     if len(looks) > 4:
         return counted(len(looks), "rank")

@@ -28,7 +28,7 @@ from pipeline.core.errors import HostError
 from pipeline.core.files import write_atomic
 from pipeline.core.processes import threads
 from pipeline.core.specs import LaunchPlan, NodePlan
-from trainers.contract.beats import NodeLook
+from trainers.contract.beats import NodeExamination
 from trainers.contract.records import Record, as_json, from_json
 
 REQUEST = "request"
@@ -155,7 +155,7 @@ class JobFolder:
             return None
         return beat if beat.run_id == run_id else None
 
-    def examinations(self, number: int, run_id: str) -> list[NodeLook]:
+    def examinations(self, number: int, run_id: str) -> list[NodeExamination]:
         """Return one node's examinations of its ranks in a start."""
         reports = (report for report in self.reports(number) if report.run_id == run_id)
         return [report.examination for report in reports if report.examination is not None]
@@ -216,7 +216,7 @@ class JobFollower:
         """Do nothing: rank 0 sees the request in the shared run folder."""
 
     def examine(self, order: ExamineOrder) -> None:
-        """Let all nodes examine their ranks; NodeLook events follow."""
+        """Let all nodes examine their ranks; NodeExamination events follow."""
         self._folder.examine(self._restart, order)
 
     def close(self) -> None:

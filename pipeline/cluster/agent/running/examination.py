@@ -11,7 +11,7 @@ import re
 import socket
 import time
 
-from trainers.contract.beats import STACKS, STACKS_SIGNAL, NodeLook, RankBeat, RankLook, Socket
+from trainers.contract.beats import STACKS, STACKS_SIGNAL, NodeExamination, RankBeat, RankExamination, Socket
 
 from ..node import read_text
 from ..requests import ExamineOrder, NodeStart
@@ -27,11 +27,11 @@ _ESTABLISHED = "01"
 _STOPPED = ("T", "t")  # by a signal, or by a debugger
 
 
-def examine(node: NodeStart, order: ExamineOrder) -> NodeLook:
+def examine(node: NodeStart, order: ExamineOrder) -> NodeExamination:
     """Return what can be seen of each rank of this node, or which of the ordered ssh servers answer."""
     if order.peers:
         peers = tuple((f"{host}:{port}", _try_ssh_server(host, port)) for host, port in order.peers)
-        return NodeLook(host=node.host, peers=peers)
+        return NodeExamination(host=node.host, peers=peers)
     beats = read_beats(node)
     note_stacks()
     cpu_before_s = [_state_and_cpu_s(beat.pid)[1] for _, beat in beats]
@@ -49,10 +49,10 @@ def examine(node: NodeStart, order: ExamineOrder) -> NodeLook:
             rank._replace(nccl=read_dump(dump, dumps_until) if dump is not None else ())
             for rank, dump in zip(ranks, dumps)  # noqa: B905 - Python 3.9 has no strict
         ]
-    return NodeLook(host=node.host, ranks=tuple(ranks))
+    return NodeExamination(host=node.host, ranks=tuple(ranks))
 
 
-def _examine_rank(folder: str, beat: RankBeat, cpu_before_s: float, stacks_bytes: int | None) -> RankLook:
+def _examine_rank(folder: str, beat: RankBeat, cpu_before_s: float, stacks_bytes: int | None) -> RankExamination:
     """Return what can be seen of one rank.
 
     Args:
@@ -65,7 +65,7 @@ def _examine_rank(folder: str, beat: RankBeat, cpu_before_s: float, stacks_bytes
     if holder := _stopped_around(pid):  # the reason itself: it stands in the rank's place, to be named
         state, beat = _STOPPED[0], beat._replace(pid=holder)
     stack = _innermost_frames(os.path.join(folder, STACKS), stacks_bytes) if stacks_bytes is not None else []
-    return RankLook(
+    return RankExamination(
         beat=beat,
         host="",
         state=state,

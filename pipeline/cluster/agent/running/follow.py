@@ -14,7 +14,7 @@ import time
 from typing import NoReturn
 
 from trainers.contract import run_folder
-from trainers.contract.beats import NodeBeat, NodeLook
+from trainers.contract.beats import NodeBeat, NodeExamination
 from trainers.contract.records import from_json
 
 from ..host.usage import UsageSampler
@@ -64,7 +64,7 @@ class Controller:
         self.node = node
         self.heard_at = time.monotonic()
         self.threads: list[threading.Thread] = []
-        self.examinations: list[NodeLook] = []  # complete ones, to be sent
+        self.examinations: list[NodeExamination] = []  # complete ones, to be sent
 
     def listen(self) -> None:
         """Renew the lease while the controller sends heartbeats, and follow its orders.

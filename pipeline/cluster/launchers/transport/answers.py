@@ -17,7 +17,7 @@ from pipeline.cluster.agent.reports import Lines, NodeEnd
 from pipeline.cluster.events import LogLine, NodeExit, NodeLost, RankError
 from pipeline.core.errors import HostError
 from pipeline.core.printable import printable
-from trainers.contract.beats import NodeBeat, NodeLook
+from trainers.contract.beats import NodeBeat, NodeExamination
 from trainers.contract.host_facts import HostFacts
 from trainers.contract.records import FieldError, Record, from_json
 
@@ -113,7 +113,7 @@ def _newest_first(stdout: bytes, token: str) -> Iterator[dict[str, Any]]:
 
 def parse_stream(
     line: bytes, token: str, host: str, now: float
-) -> Lines | NodeBeat | NodeLook | NodeExit | NodeLost | None:
+) -> Lines | NodeBeat | NodeExamination | NodeExit | NodeLost | None:
     """Return one line of a live stream; None: it isn't the agent's, or is cut.
 
     ``now``: unix seconds on the controller, to which the times of the node's errors are converted.
@@ -129,13 +129,13 @@ def parse_stream(
         if "error" in value:
             return NodeLost(host=host, reason=str(value["error"]), answers=True)
         if "examination" in value:
-            return of_host(host, from_json(NodeLook, value["examination"]))
+            return of_host(host, from_json(NodeExamination, value["examination"]))
         return from_json(NodeBeat, value["beat"])._replace(host=host) if "beat" in value else None
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def of_host(host: str, examination: NodeLook) -> NodeLook:
+def of_host(host: str, examination: NodeExamination) -> NodeExamination:
     """Return the examination with the host's label here."""
     return examination._replace(host=host, ranks=tuple(rank._replace(host=host) for rank in examination.ranks))
 

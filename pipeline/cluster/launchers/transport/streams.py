@@ -21,7 +21,7 @@ from pipeline.cluster.events import Event, MetricsLine, NodeAnswers, NodeLost, N
 from pipeline.cluster.launchers.transport.answers import log_line, parse_stream
 from pipeline.core.processes import process, threads
 from pipeline.core.redact import hide
-from trainers.contract.beats import NodeBeat, NodeLook
+from trainers.contract.beats import NodeBeat, NodeExamination
 from trainers.contract.records import as_json
 
 
@@ -110,7 +110,7 @@ class Streams:
         self._send_to_all(b"prune\n")
 
     def examine(self, order: ExamineOrder) -> None:
-        """Let every node examine its ranks, or try the ssh servers of the order; NodeLook events follow."""
+        """Let every node examine its ranks, or try the ssh servers of the order; NodeExamination events follow."""
         self._send_to_all(b"examine " + json.dumps(as_json(order)).encode() + b"\n")
 
     def stop(self) -> None:
@@ -196,7 +196,7 @@ class _Stream:
                 self._pass_on(answer)
                 continue
             self._emit(answer)
-            if not isinstance(answer, NodeBeat | NodeLook):
+            if not isinstance(answer, NodeBeat | NodeExamination):
                 return True
         return False
 

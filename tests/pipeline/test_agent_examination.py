@@ -20,7 +20,7 @@ from pipeline.cluster.agent.running.heartbeats import read_beats
 from pipeline.cluster.attempt.stalls import judge
 from tests.agent_records import node_start
 from tests.waiting import HANG_S
-from trainers.contract.beats import STACKS_SIGNAL, NodeLook, Phase
+from trainers.contract.beats import STACKS_SIGNAL, NodeExamination, Phase
 from trainers.contract.records import as_json, from_json
 from trainers.distributed.heartbeat import Heartbeat
 
@@ -90,8 +90,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeStart]:
 
 
 @pytest.fixture(scope="module")
-def seen(node: NodeStart) -> NodeLook:
-    return from_json(NodeLook, as_json(examine(node, ExamineOrder())))
+def seen(node: NodeStart) -> NodeExamination:
+    return from_json(NodeExamination, as_json(examine(node, ExamineOrder())))
 
 
 def test_a_beat_tells_where_each_rank_stands(node: NodeStart) -> None:
@@ -109,7 +109,7 @@ def test_a_beat_tells_where_each_rank_stands(node: NodeStart) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "name"), list(enumerate(KINDS)))
-def test_an_examination_tells_the_kinds_of_hanging_apart(seen: NodeLook, number: int, name: str) -> None:
+def test_an_examination_tells_the_kinds_of_hanging_apart(seen: NodeExamination, number: int, name: str) -> None:
     culprit, waiting = seen.ranks[number], seen.ranks[-1]
     verdict = judge([culprit, waiting], {}, 300.0)
     assert (verdict.rank, verdict.kind) == (8 + number, KINDS[name])
