@@ -38,11 +38,12 @@ _LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes; the system takes 4,096 with w
 class RunConfig:
     """One run as configured: typed for the pipeline, ``resolved`` for config.json.
 
-    ``sweep`` and ``search`` are settings of a sweep over such runs. They are no part of the run, so ``resolved`` lacks
-    them. ``resolved`` and ``overrides`` hold placeholders for secrets, and ``secrets`` are the secret texts, to be
-    masked in messages and in the patch. ``train`` is unused if there is a ``script``. ``step`` makes the run's data:
-    ``train`` and ``script`` hold the path of its output, ``resolved`` the words that name the step. ``parent`` is the
-    run that ``init.run`` names.
+    - ``train``: what the node half reads; unused if there is a ``script``.
+    - ``resolved``, ``overrides``: as the run stores them, with placeholders for secrets.
+    - ``sweep``, ``search``, ``notify``: settings around such runs, which are no part of them; ``resolved`` lacks them.
+    - ``step``: makes the run's data. ``train`` and ``script`` hold the path of its output, ``resolved`` its name.
+    - ``secrets``: the secret texts, to be masked in messages and in the patch.
+    - ``parent``: the run that ``init.run`` names.
     """
 
     train: node.TrainConfig
@@ -130,23 +131,25 @@ def build(
     Raises UsageError: a field that no code reads, or a value that can't work.
     """
     _refuse_unread(resolved, overrides)
-    with_data, step = with_step(with_ranks(resolved, root), steps)
-    of_run, script = with_script(with_data, overrides, root, must_exist=must_exist, has_step=step is not None)
-    train, resolved = train_config(with_data), with_step_named(of_run, resolved)
-    cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
-    _check_together(resolved, train, cluster, root, shares_batch=shares_batch)
-    paths, secrets = resolved["paths"], secret_values(resolved)
+    # the trainer reads the path of a step's output, and the run's own configuration names the step
+    with_data_path, step = with_step(with_ranks(resolved, root), steps)
+    of_program, script = with_script(with_data_path, overrides, root, must_exist=must_exist, has_step=step is not None)
+    of_run = with_step_named(of_program, resolved)
+    train = train_config(with_data_path)
+    cluster = build_cluster(of_run["cluster"], root=root, local_gpus=local_gpus)
+    _check_together(of_run, train, cluster, root, shares_batch=shares_batch)
+    secrets = secret_values(of_run)
     return RunConfig(
         train=train,
         cluster=cluster,
-        tracking=tracking_config(resolved["tracking"]),
-        runs_dir=_folder(root, "paths.runs", paths["runs"]),
-        data_dir=_folder(root, "paths.data", paths["data"]),
-        resolved=stored_config(resolved, secrets),
-        overrides=stored_overrides(overrides, resolved, secrets),
-        sweep=SweepConfig(**resolved["sweep"]),
-        search=search_config(resolved),
-        notify=NotifyConfig(**(resolved.get("notify") or {})),
+        tracking=tracking_config(of_run["tracking"]),
+        runs_dir=_folder(root, "paths.runs", of_run["paths"]["runs"]),
+        data_dir=_folder(root, "paths.data", of_run["paths"]["data"]),
+        resolved=stored_config(of_run, secrets),
+        overrides=stored_overrides(overrides, of_run, secrets),
+        sweep=SweepConfig(**of_run["sweep"]),
+        search=search_config(of_run),
+        notify=NotifyConfig(**(of_run.get("notify") or {})),
         script=script,
         step=step,
         secrets=secrets,
@@ -166,22 +169,22 @@ def parent_of(
     train: node.TrainConfig, words: tuple[str, ...], *, root: Path, local_gpus: int, children: tuple[str, ...] = ()
 ) -> RunConfig | None:
     """Build the run that ``init.run`` names, or return None. Arguments as for ``build``. Raises UsageError."""
-    run = train.init.run
-    if run is None:
+    parent_words = train.init.run
+    if parent_words is None:
         return None
     from pipeline.config.compose import compose_parent  # not at the top: it imports Hydra
 
     try:
-        resolved, overrides = compose_parent(run, words, children=children)
-        parent = build(resolved, overrides, root=root, local_gpus=local_gpus, children=(*children, run))
+        resolved, overrides = compose_parent(parent_words, words, children=children)
+        parent = build(resolved, overrides, root=root, local_gpus=local_gpus, children=(*children, parent_words))
     except ValueError as error:  # of shlex
-        raise UsageError(f"init.run={run!r} can't be split into words: {error}") from error
+        raise UsageError(f"init.run={parent_words!r} can't be split into words: {error}") from error
     except UsageError as error:
         if children or error.what.startswith("init.run"):
             raise
-        raise UsageError(f"init.run={run!r}: {error.what}", hint=error.hint) from error
+        raise UsageError(f"init.run={parent_words!r}: {error.what}", hint=error.hint) from error
     if parent.script is not None:
-        raise UsageError(f"init.run={run!r} is the run of a script, of whose weights nothing is known")
+        raise UsageError(f"init.run={parent_words!r} is the run of a script, of whose weights nothing is known")
     return parent
 
 
@@ -191,7 +194,8 @@ def _check_together(
     """Check the run against the hosts that it will use. Raises UsageError."""
     refuse_non_finite(resolved)
     if not programs.of(resolved).is_ours:
-        return check_script(ScriptConfig(**resolved[programs.SECTION]), cluster)
+        check_script(ScriptConfig(**resolved[programs.SECTION]), cluster)
+        return
     check_targets(train, root, cluster.python_path)
     if train.trainer.sync_batchnorm and cluster.device != "cuda" and cluster.world_size > 1:
         raise UsageError(
@@ -200,7 +204,6 @@ def _check_together(
         )
     if shares_batch:
         refuse_uneven(train.trainer, cluster)
-    return None
 
 
 def refuse_uneven(trainer: node.TrainerConfig, cluster: Cluster) -> None:
