@@ -35,9 +35,9 @@ from pipeline.cli.loader import for_verb, leave, runs_dir_before_composing  # no
 from pipeline.cli.output import outlive_reader  # noqa: E402
 from pipeline.cli.session import Session  # noqa: E402
 from pipeline.config.compose import CONF_DIRS, CONFIG_NAME, HYDRA_VERSION_BASE, compose_config  # noqa: E402
-from pipeline.config.errors.explain import explain  # noqa: E402
+from pipeline.config.errors.hydra_errors import explain  # noqa: E402
 from pipeline.config.overrides import hydra_flags  # noqa: E402
-from pipeline.config.overrides.trials import jobs  # noqa: E402
+from pipeline.config.overrides.trial_composer import jobs  # noqa: E402
 from pipeline.config.overrides.words import for_hydra  # noqa: E402
 from pipeline.config.schema_store import register  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402

@@ -31,7 +31,7 @@ from pipeline.cli.invocation import without_verbosity  # noqa: E402
 from pipeline.cli.output import as_typed, begin_answer, inked, note, outlive_reader, refuse  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
 from pipeline.cli.words import flags  # noqa: E402
-from pipeline.config import groups  # noqa: E402
+from pipeline.config import option_groups  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
 from pipeline.core.processes.wait_reports import waiting  # noqa: E402
@@ -131,7 +131,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
 def runs_dir_before_composing() -> Path:
     """Return the folder of runs as far as the words and conf/ show it without Hydra."""
     with suppress(OSError, RuntimeError):  # defaults that can't be read are refused later
-        if (runs_dir := groups.runs_dir(places.ROOT, sys.argv[1:])) is not None:
+        if (runs_dir := option_groups.runs_dir(places.ROOT, sys.argv[1:])) is not None:
             return runs_dir
     return places.ROOT / "runs"
 

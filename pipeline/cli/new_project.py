@@ -15,8 +15,8 @@ from pathlib import Path
 from pipeline.core import places
 from pipeline.core.errors import PacelineError, UsageError, os_reason
 from pipeline.core.files import write_atomic
-from pipeline.core.leftovers import temporary_prefix
 from pipeline.core.processes import git
+from pipeline.core.temporary_files import temporary_prefix
 
 TEMPLATE = places.HOME / "pipeline" / "template"
 """The files of a project called ``NAME_THERE``; each has .txt behind its name, as none is code of Paceline's."""

@@ -36,8 +36,8 @@ from pipeline.tracking.destinations import refuse_missing
 if TYPE_CHECKING:  # of Hydra, steps and sweeps nothing is imported before it is needed
     from omegaconf import DictConfig
 
+    from pipeline.steps.data_step import DataStep
     from pipeline.steps.graph import Graph
-    from pipeline.steps.source import DataStep
     from pipeline.sweep.expand import Space
     from pipeline.sweep.search_plan import SearchPlan
 
@@ -136,7 +136,7 @@ class Session:
         """Whether the overrides stand for the trials of a sweep; `doit plan` takes both kinds. Raises UsageError."""
         verb = VERBS.get(self.invocation.verb or "")
         if self.invocation.verb == "plan":
-            from pipeline.config.overrides.trials import jobs  # not before: Hydra's parser of overrides
+            from pipeline.config.overrides.trial_composer import jobs  # not before: Hydra's parser of overrides
 
             return len(jobs(self.invocation.overrides)) > 1
         return verb is not None and verb.sweeps
@@ -173,9 +173,9 @@ class Session:
     @cached_property
     def steps(self) -> Graph:
         """The steps of this configuration."""
-        from pipeline.steps import source  # not before: OmegaConf, for steps alone
+        from pipeline.steps import data_step  # not before: OmegaConf, for steps alone
 
-        return source.graph_of(self._resolved(), ROOT)
+        return data_step.graph_of(self._resolved(), ROOT)
 
     def forget_steps(self) -> None:
         """Forget the steps after some were made, because they may be the source of the data."""
@@ -229,9 +229,9 @@ def session() -> Session:
 
 
 def _step_source(text: str, resolved: Mapping[str, Any]) -> DataStep:
-    from pipeline.steps import source  # not before: OmegaConf, for steps alone
+    from pipeline.steps import data_step  # not before: OmegaConf, for steps alone
 
-    return source.data_step(text, resolved, ROOT)
+    return data_step.data_step(text, resolved, ROOT)
 
 
 def relative(path: Path) -> str:

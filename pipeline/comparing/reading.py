@@ -21,7 +21,7 @@ from pipeline.runs.contents import nodes_of, overrides_in
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.metrics_file import MetricsRow
 from pipeline.runs.result import AlteredError, Result
-from pipeline.steps.source import PastStep, past_step
+from pipeline.steps.data_step import PastStep, past_step
 from trainers.contract import run_folder
 
 SPEEDS = ("images_per_s", "train_s")

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.cluster.launchers.settings import MISSING
-from pipeline.config.errors.explain import explain, explain_interpolation, no_value
+from pipeline.config.errors.hydra_errors import explain, explain_interpolation, no_value
 from pipeline.config.overrides.words import for_hydra, quoted_run
 from pipeline.config.schema_store import register
 from pipeline.config.step_source import named_step

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from pipeline.core.errors import DataError, UsageError
-from pipeline.core.leftovers import temporary_prefix
+from pipeline.core.temporary_files import temporary_prefix
 
 _KINDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -12,12 +12,12 @@ from pathlib import Path
 from pipeline.config.build import RunConfig
 from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, TrainingError, os_reason
 from pipeline.core.files import write_hint
-from pipeline.core.leftovers import remove_leftovers
 from pipeline.core.processes import process, threads
 from pipeline.core.processes.signals import Interruptible
 from pipeline.core.processes.wait_reports import WaitReports
 from pipeline.core.specs import State
-from pipeline.data import store, weights
+from pipeline.core.temporary_files import remove_leftovers
+from pipeline.data import store, weight_files
 from pipeline.evaluation import stored_report
 from pipeline.execution import initial_weights
 from pipeline.execution.attempting import attach, run_attempts
@@ -65,7 +65,7 @@ def fetch_weights(config: RunConfig, start: initial_weights.InitialWeights) -> N
     """Download the weights from their address, if they have one. Raises DataError."""
     if start.url is not None:
         is_torchvisions = "://" not in str(config.train.init.weights)
-        weights.fetch(start.url, config.data_dir, setting=start.setting, hash_in_name=is_torchvisions)
+        weight_files.fetch(start.url, config.data_dir, setting=start.setting, hash_in_name=is_torchvisions)
 
 
 def _train_parent(parent: RunConfig, setting: str, root: Path, *, argv: Sequence[str], say: Say) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pipeline.config.build import RunConfig
 from pipeline.core.errors import DataError, PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.files import expanded, link_or_copy, write_json
-from pipeline.data import weights
+from pipeline.data import weight_files
 from pipeline.data.sources.source import local_path, scheme
 from pipeline.runs import index
 from pipeline.runs.folder import RunFolder
@@ -53,7 +53,7 @@ def find(config: RunConfig, root: Path, of_parent: Callable[[RunConfig, str], In
     init = config.train.init
     if config.script is not None or not init.setting:
         return None
-    if init.sha256 is not None and (path := weights.kept(init.sha256, config.data_dir)) is not None:
+    if init.sha256 is not None and (path := weight_files.kept(init.sha256, config.data_dir)) is not None:
         return InitialWeights(setting=init.setting, sha256=init.sha256, path=path)
     try:
         initial = of_parent(config.parent, init.setting) if config.parent else _of_setting(config, root)
@@ -91,10 +91,10 @@ def place(initial: InitialWeights, folder: Path, data_dir: Path) -> None:
     """
     assert initial.sha256 is not None, "a run has a key only once they are known"
     target = folder / run_folder.INITIAL_WEIGHTS
-    if not (target.is_file() and weights.sha256_of(target, data_dir) == initial.sha256):
+    if not (target.is_file() and weight_files.sha256_of(target, data_dir) == initial.sha256):
         if initial.path is None:
             raise PacelineError(f"{initial.setting}: the weights aren't on this computer: {initial.pending}")
-        link_or_copy(weights.keep(initial.path, initial.sha256, data_dir), target)
+        link_or_copy(weight_files.keep(initial.path, initial.sha256, data_dir), target)
     notes = {"said": initial.setting, "run": initial.run, "sha256": initial.sha256}
     write_json(folder / run_folder.INITIAL_WEIGHTS_NOTES, notes)
 
@@ -131,7 +131,9 @@ def _of_setting(config: RunConfig, root: Path) -> InitialWeights:
             raise UsageError(
                 f"{init.setting}: a file of weights ends in {', '.join(_SUFFIXES)}", hint=_SAFETENSORS_HINT
             )
-        return InitialWeights(setting=init.setting, sha256=weights.sha256_of_saved(path, config.data_dir), path=path)
+        return InitialWeights(
+            setting=init.setting, sha256=weight_files.sha256_of_saved(path, config.data_dir), path=path
+        )
     # a file of that name would have come first
     if _PUBLISHED_NAME.fullmatch(text):
         arch = getattr(config.train.model, "arch", None)
@@ -139,7 +141,7 @@ def _of_setting(config: RunConfig, root: Path) -> InitialWeights:
             raise UsageError(
                 f"{init.setting} is a name of torchvision's weights", hint="model=torchvision model.arch=…"
             )
-        return _of_address(init.setting, weights.published(arch, text, root), config.data_dir)
+        return _of_address(init.setting, weight_files.published(arch, text, root), config.data_dir)
     if _RUN_KEY.fullmatch(text):
         try:
             return of_finished_run(index.find(config.runs_dir, text), init.setting)
@@ -150,7 +152,7 @@ def _of_setting(config: RunConfig, root: Path) -> InitialWeights:
     )
 
 
-_SAFETENSORS_HINT = "torch.save(safetensors.torch.load_file(FILE), 'weights.pt') makes one of .safetensors"
+_SAFETENSORS_HINT = "torch.save(safetensors.torch.load_file(FILE), 'weight_files.pt') makes one of .safetensors"
 
 
 def _similar_file(path: Path | None) -> str:
@@ -159,7 +161,7 @@ def _similar_file(path: Path | None) -> str:
 
 
 def _of_address(setting: str, url: str, data_dir: Path) -> InitialWeights:
-    path = weights.fetched(url, data_dir)
+    path = weight_files.fetched(url, data_dir)
     if path is None:
         return InitialWeights(setting=setting, url=url, pending="to be fetched first")
-    return InitialWeights(setting=setting, sha256=weights.sha256_of_saved(path, data_dir), path=path)
+    return InitialWeights(setting=setting, sha256=weight_files.sha256_of_saved(path, data_dir), path=path)

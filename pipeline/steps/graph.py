@@ -22,10 +22,10 @@ from pipeline.data import trees
 from pipeline.data.manifest import STAMPS, origin_of
 from pipeline.data.sources.source import walked
 from pipeline.keys.content_key import ContentKey
-from pipeline.steps import declared, store
+from pipeline.steps import declared, step_folders
 from pipeline.steps.key import StepVersion, changed, step_key
 from pipeline.steps.step import PREFIX, Step, StepError, named
-from pipeline.steps.store import Made, StepRecord
+from pipeline.steps.step_folders import Made, StepRecord
 
 _FOLDER = re.compile(r".+-[0-9a-f]{12}")
 
@@ -107,7 +107,7 @@ class Graph:
         if open_:
             return Standing(step=step, key=None, made=None, why=tuple(f"after step {name}" for name in open_))
         key = self.key(step, groups)
-        made, why = store.look(store.folder_of(self.runs_dir, step, key), key, self.root)
+        made, why = step_folders.look(step_folders.folder_of(self.runs_dir, step, key), key, self.root)
         reasons = () if made else (why,) if why else self._reasons(step, key)
         files = tuple(tuple(path for _, path in group) for group in groups)
         return Standing(step=step, key=key, made=made, why=reasons, inputs=files)
@@ -116,7 +116,7 @@ class Graph:
         """Compute the key from the current files. Raises StepError: a file can't be read."""
         labels = {label: path for group in groups for label, path in group}
         try:
-            prints = fingerprints([*dict.fromkeys(labels.values())], store.steps_dir(self.runs_dir))
+            prints = fingerprints([*dict.fromkeys(labels.values())], step_folders.steps_dir(self.runs_dir))
         except OSError as error:
             raise StepError(f"step {step.name}: an input can't be read: {os_reason(error)}") from error
         except DataError as error:
@@ -138,7 +138,7 @@ class Graph:
             made = self.standing(name).made
             if made is None:  # its outputs were altered while this step used them
                 raise StepError(f"step {step.name}: step {name} isn't made any more", hint="the same command again")
-            return store.inside(self.step(name), made, inside)
+            return step_folders.inside(self.step(name), made, inside)
         try:
             self._refuse_store(step, item)
             paths = _matches(item, self.root)
@@ -153,7 +153,7 @@ class Graph:
 
     def _refuse_store(self, step: Step, item: str) -> None:
         """Refuse an entry that contains the folder of steps, which changes with every step. Raises StepError."""
-        kept = store.steps_dir(self.runs_dir)
+        kept = step_folders.steps_dir(self.runs_dir)
         for path in _named(item, self.root):
             if kept.is_relative_to(path) or path.is_relative_to(kept):
                 raise StepError(
@@ -174,7 +174,9 @@ class Graph:
 
 def earlier_of(runs_dir: Path, name: str) -> list[tuple[Path, StepRecord]]:
     """Return the folders of a step's earlier versions, with any key, and their step.json."""
-    records = [(path, store.record_of(path)) for path in sorted(store.steps_dir(runs_dir).glob(f"{name}-*"))]
+    records = [
+        (path, step_folders.record_of(path)) for path in sorted(step_folders.steps_dir(runs_dir).glob(f"{name}-*"))
+    ]
     return [(path, record) for path, record in records if record is not None and record.name == name]
 
 
@@ -202,7 +204,7 @@ def idle(graph: Graph, data_dir: Path) -> tuple[dict[Path, str], dict[Path, str]
     can't be decided. A folder with a damaged step.json would be recreated, so it is removable, as are logs of failed
     steps.
     """
-    steps = store.steps_dir(graph.runs_dir)
+    steps = step_folders.steps_dir(graph.runs_dir)
     made = {path: record for name in _names(graph) for path, record in earlier_of(graph.runs_dir, name)}
     packed = {path for path in made if any(origin.is_relative_to(path) for origin in _origins(data_dir))}
     stays = {path: why for path, record in made.items() if (why := _why_stays(graph, path, record, path in packed))}
@@ -211,15 +213,15 @@ def idle(graph: Graph, data_dir: Path) -> tuple[dict[Path, str], dict[Path, str]
         stays |= more
     going = {path: "nothing needs it" for path in made if path not in stays}
     damaged = (path for path in sorted(steps.glob("*")) if _FOLDER.fullmatch(path.name) and path.is_dir())
-    going |= {path: "its step.json is gone or damaged" for path in damaged if store.record_of(path) is None}
-    making = {path for path, _ in store.under_way(graph.runs_dir)}
+    going |= {path: "its step.json is gone or damaged" for path in damaged if step_folders.record_of(path) is None}
+    making = {path for path, _ in step_folders.under_way(graph.runs_dir)}
     logs = (path for path in sorted(steps.glob("*.log")) if _FOLDER.fullmatch(path.stem) and path not in making)
     return going | dict.fromkeys(logs, "the log of a failed step"), stays
 
 
 def remove(path: Path) -> bool:
     """Remove a folder or a log; False if a command is using it. Raises OSError."""
-    lock = FileLock(store.lock_of(path.with_suffix("")))
+    lock = FileLock(step_folders.lock_of(path.with_suffix("")))
     if not lock.take():
         return False
     try:
@@ -232,7 +234,7 @@ def remove(path: Path) -> bool:
 
 def _names(graph: Graph) -> set[str]:
     """Return all steps that were ever run, including those no longer declared."""
-    folders = store.steps_dir(graph.runs_dir).glob("*/" + store.RECORD)
+    folders = step_folders.steps_dir(graph.runs_dir).glob("*/" + step_folders.RECORD)
     return {path.parent.name.rpartition("-")[0] for path in folders if not path.parent.name.startswith(".")}
 
 
@@ -253,7 +255,7 @@ def _why_stays(graph: Graph, path: Path, record: StepRecord, is_packed: bool) ->
         return "it can't be told whether it is up to date: doit step"
     if standing.key is None:
         return f"it can't be told whether it is up to date: {standing.why[0]}"
-    return "it is up to date" if store.folder_of(graph.runs_dir, standing.step, standing.key) == path else ""
+    return "it is up to date" if step_folders.folder_of(graph.runs_dir, standing.step, standing.key) == path else ""
 
 
 def _needed_by(path: Path, made: Mapping[Path, StepRecord], stays: Iterable[Path]) -> str:

@@ -16,18 +16,18 @@ from pathlib import Path
 from pipeline.core import masking
 from pipeline.core.errors import Killed, PacelineError, os_reason
 from pipeline.core.files import fsync, sha256_file, write_hint, write_json
-from pipeline.core.leftovers import remove_leftovers, temporary_prefix
 from pipeline.core.locks import held
 from pipeline.core.places import shown
 from pipeline.core.processes.signals import CTRL_C, Interruptible, Stop
+from pipeline.core.temporary_files import remove_leftovers, temporary_prefix
 from pipeline.data.reads import record_reads
 from pipeline.keys.content_key import ContentKey
-from pipeline.steps import store
+from pipeline.steps import step_folders
 from pipeline.steps.graph import Graph, Standing
 from pipeline.steps.key import StepVersion, changed, sources_of
 from pipeline.steps.step import PREFIX, Say, Step
+from pipeline.steps.step_folders import StepRecord
 from pipeline.steps.step_program import ProgramEnd, StepProgram
-from pipeline.steps.store import StepRecord
 from trainers.observation.input_record import files_changed_meanwhile
 from trainers.observation.notes import Notes
 from trainers.observation.unkeyed import joined
@@ -102,11 +102,11 @@ class _Maker:
         if standing.made is not None:
             return
         assert key is not None, "it is started when all that it needs is made"
-        folder = store.folder_of(self.graph.runs_dir, step, key)
+        folder = step_folders.folder_of(self.graph.runs_dir, step, key)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with held(store.lock_of(folder), meanwhile=self._waiting_for_another(step)):
-                made, _ = store.look(folder, key, self.graph.root)
+            with held(step_folders.lock_of(folder), meanwhile=self._waiting_for_another(step)):
+                made, _ = step_folders.look(folder, key, self.graph.root)
                 if made is not None:
                     shown_folder = shown(folder, self.graph.root)
                     self.say(f"step {step.name} was made by another command meanwhile; {shown_folder}")
@@ -137,14 +137,14 @@ class _Maker:
         building = Path(tempfile.mkdtemp(prefix=temporary_prefix(f".{folder.name}"), dir=folder.parent))
         try:
             building.chmod(0o755)
-            out = building / store.OUT
+            out = building / step_folders.OUT
             out.mkdir()
             program = StepProgram(
                 step=step,
                 root=root,
                 out=out,
                 inputs=standing.inputs,
-                log=store.log_of(folder),
+                log=step_folders.log_of(folder),
                 stop=self.stop,
                 say=self.say,
             )
@@ -154,7 +154,7 @@ class _Maker:
             begun = time.time()
             end = self._run(program)
             self._refuse_changed(step, key)
-            files = store.digests(out)
+            files = step_folders.digests(out)
             duration_s = round(time.time() - begun, 3)
             self._refuse_read(end.notes, step, keyed)
             given = {*step.env, *(step.args if isinstance(step.command, str) else ()), "out", "PYTHONPATH"}
@@ -170,8 +170,8 @@ class _Maker:
                 duration_s=duration_s,
                 unix_time=time.time(),
             )
-            write_json(building / store.RECORD, vars(record))
-            shutil.copyfile(program.log, building / store.LOG)
+            write_json(building / step_folders.RECORD, vars(record))
+            shutil.copyfile(program.log, building / step_folders.LOG)
             _put_in_place(building, folder)
             program.log.unlink(missing_ok=True)
             self.made.append(step.name)
@@ -204,7 +204,7 @@ class _Maker:
         if not files:
             return
         was, them = ("was", "it") if len(files) == 1 else ("were", "them")
-        steps = f"{shown(store.steps_dir(self.graph.runs_dir), program.root)}/"
+        steps = f"{shown(step_folders.steps_dir(self.graph.runs_dir), program.root)}/"
         names = [re.sub(rf"^{re.escape(steps)}(.+)-[0-9a-f]+/out/", rf"{PREFIX}\1/", name) for name in files]
         program.warn(
             f"the key of step {program.step.name} is not complete: {joined(names)} {was} read; add {them} to its inputs"
@@ -240,7 +240,7 @@ def _check_outputs(program: StepProgram) -> None:
             f"step {step.name}: {special[0].relative_to(out)} is no regular file",
             hint="let it remove its pipes and sockets before it ends",
         )
-    if missing := store.missing_outputs(step, out):
+    if missing := step_folders.missing_outputs(step, out):
         files = sorted(path.relative_to(out).as_posix() for path in paths if path.is_file())
         raise PacelineError(
             f"step {step.name} ended with exit code 0 without its outputs {', '.join(missing)}; in its folder "

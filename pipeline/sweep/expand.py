@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.config import build, compose
 from pipeline.config.build import RunConfig
-from pipeline.config.overrides.trials import Overrides, TrialComposer, jobs
+from pipeline.config.overrides.trial_composer import Overrides, TrialComposer, jobs
 from pipeline.config.schema import SweepConfig
 from pipeline.config.step_source import StepSource, refuse_idle_words
 from pipeline.config.stored import stored_overrides
@@ -23,7 +23,7 @@ from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
 from pipeline.execution.run import code_reader, prepare
 from pipeline.keys.content_key import KEY_LENGTH
-from pipeline.steps import source
+from pipeline.steps import data_step
 from pipeline.sweep.slots import host_overrides, raw_cluster, slots
 from pipeline.sweep.trial import Outcome, Trial
 
@@ -217,7 +217,7 @@ class TrialFactory:
         return Trial(number=number, chosen=shown, overrides=config.overrides, config=config, run=run)
 
     def _step(self, text: str, resolved: Mapping[str, Any]) -> StepSource:
-        return source.data_step(text, resolved, self._root)
+        return data_step.data_step(text, resolved, self._root)
 
     def _slots_of(self, resolved: Mapping[str, Any], whole: RunConfig) -> tuple[Cluster, ...]:
         section = canonical_json(resolved["cluster"])

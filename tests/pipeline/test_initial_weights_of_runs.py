@@ -20,7 +20,7 @@ from pipeline.config.build import RunConfig
 from pipeline.config.overrides.words import quoted_run
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files import sha256_file, write_json
-from pipeline.data import weights
+from pipeline.data import weight_files
 from pipeline.execution import initial_weights
 from pipeline.execution.initial_weights import InitialWeights
 from pipeline.execution.run import initial_weights_of
@@ -119,12 +119,12 @@ def test_the_key_of_a_run_stands_for_its_final_weights_and_clean_keeps_it_for_wh
 
 def test_what_was_kept_is_enough_where_the_digest_is_said(root: Path) -> None:
     sha256 = sha256_file(root / "w.pt")
-    weights.keep(root / "w.pt", sha256, root / "data")
+    weight_files.keep(root / "w.pt", sha256, root / "data")
     (root / "w.pt").unlink()
     found = start(root, "init.weights=w.pt", f"init.sha256={sha256}")
     assert found.path == root / "data" / "weights" / f"{sha256}.pt"
     found.path.write_bytes(b"altered")
-    assert weights.kept(sha256, root / "data") is None
+    assert weight_files.kept(sha256, root / "data") is None
 
 
 # ------------------------------------------------------------------------------------------ init.run
@@ -229,11 +229,11 @@ def test_an_address_is_fetched_once_and_then_stands_for_its_content(root: Path) 
         word = f"init.weights={address}/w.pt"
         assert start(root, word).pending == "to be fetched first"
         for _ in range(2):
-            path = weights.fetch(f"{address}/w.pt", root / "data", setting=word)
+            path = weight_files.fetch(f"{address}/w.pt", root / "data", setting=word)
         assert asked == ["/w.pt"]
         assert (start(root, word).path, start(root, word).sha256) == (path, sha256_file(root / "w.pt"))
         with pytest.raises(DataError, match=r"nothing.pt can't be had: HTTP 404") as error:
-            weights.fetch(f"{address}/nothing.pt", root / "data", setting=word)
+            weight_files.fetch(f"{address}/nothing.pt", root / "data", setting=word)
         assert error.value.hint == "get the file by other means, then init.weights=<its path>"
 
 
@@ -246,18 +246,18 @@ def test_torchvision_says_its_address_once_and_the_digest_in_its_name_is_checked
     known = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
     assert start(root, "init.weights=default", "model=torchvision").url == known
     monkeypatch.setattr("pipeline.core.processes.process.run", None)  # kept from here on
-    assert weights.published("resnet18", "IMAGENET1K_V1", root) == known
+    assert weight_files.published("resnet18", "IMAGENET1K_V1", root) == known
     with pytest.raises(UsageError, match=r"init.weights=V2: model.arch=resnet18 has no such; .*IMAGENET1K_V1"):
-        weights.published("resnet18", "V2", root)
+        weight_files.published("resnet18", "V2", root)
     digest = sha256_file(root / "w.pt")
     for name in (f"net-{digest[:8]}.pth", "net-00000000.pth"):
         (root / name).write_bytes(CONTENT)
     with served(root) as (address, _):
-        get = partial(weights.fetch, data_dir=root / "data", setting="x", hash_in_name=True)
+        get = partial(weight_files.fetch, data_dir=root / "data", setting="x", hash_in_name=True)
         assert get(f"{address}/net-{digest[:8]}.pth").read_bytes() == CONTENT
         with pytest.raises(DataError, match=r"has another sha256 than its name says: 00000000"):
             get(f"{address}/net-00000000.pth")
-    assert weights.fetched(f"{address}/net-00000000.pth", root / "data") is None
+    assert weight_files.fetched(f"{address}/net-00000000.pth", root / "data") is None
 
 
 def test_a_torchvision_that_can_not_be_imported_is_one_message(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_a_torchvision_that_can_not_be_imported_is_one_message(root: Path, monke
     (root / "torchvision/__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.setenv("PYTHONPATH", str(root))
     with pytest.raises(UsageError) as error:
-        weights.published("resnet18", "default", root)
+        weight_files.published("resnet18", "default", root)
     assert error.value.what == (
         "init.weights=default: torchvision, which knows the address, can't be imported here: "
         "RuntimeError: operator torchvision::nms does not exist"

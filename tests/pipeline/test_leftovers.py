@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.files import write_atomic
-from pipeline.core.leftovers import remove_leftovers, temporary_prefix
+from pipeline.core.temporary_files import remove_leftovers, temporary_prefix
 
 WRITER = """
 import os, sys, time

@@ -16,7 +16,7 @@ from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra_plugins.paceline_plugins import PacelineSearchPath
 from pipeline.cli import clone, new_project
 from pipeline.config import compose
-from pipeline.config.groups import groups
+from pipeline.config.option_groups import groups
 from pipeline.config.overrides import origins
 from pipeline.core import places
 from pipeline.core.errors import PacelineError, UsageError

@@ -23,17 +23,17 @@ from pipeline.cluster.earlier import clear_leftovers, idle_words, why_kept
 from pipeline.comparing.listing import day
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError, os_reason
-from pipeline.core.leftovers import remove_leftovers
 from pipeline.core.processes.wait_reports import WaitReports, waiting
 from pipeline.core.specs import UNDER_WAY, State
 from pipeline.core.tables import aligned, counted, file_size, first_of
+from pipeline.core.temporary_files import remove_leftovers
 from pipeline.runs import acceptance, index, lock
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import RunRow
 from pipeline.runs.lock import IN_USE, measured
 from pipeline.runs.result import AlteredError
 from pipeline.steps import graph as steps
-from pipeline.steps import store
+from pipeline.steps import step_folders
 from pipeline.sweep.folder import FOLDER, SweepFolder
 from pipeline.tracking import state as tracking_state
 from trainers.contract import run_folder
@@ -284,12 +284,12 @@ def _amount(items: Sequence[Item], rules: Rules) -> str:
 def clean_steps(current: Session) -> None:
     """Remove outputs of steps. Raises PacelineError: one can't be removed."""
     graph = current.steps
-    remove_leftovers([store.steps_dir(graph.runs_dir)])
+    remove_leftovers([step_folders.steps_dir(graph.runs_dir)])
     going, staying = steps.idle(graph, current.config.data_dir)
     for folder, why in staying.items():
         say(f"{folder.name} stays: {why}")
     if not going:
-        say(f"nothing to remove under {relative(store.steps_dir(graph.runs_dir))}")
+        say(f"nothing to remove under {relative(step_folders.steps_dir(graph.runs_dir))}")
         return
     sizes = [measured(path).bytes for path in going]
     rows = [(path.name, file_size(size), why) for (path, why), size in zip(going.items(), sizes, strict=True)]

@@ -17,11 +17,11 @@ from pipeline.cli.session import ROOT, Session, relative
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import expanded, replaceable_path, write_json
-from pipeline.core.leftovers import system_temporary_prefix
 from pipeline.core.printable import printable_lines
 from pipeline.core.processes import git
 from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.tables import counted, file_size
+from pipeline.core.temporary_files import system_temporary_prefix
 from pipeline.reproduction import archive as exports
 from pipeline.reproduction import compare as verdicts
 from pipeline.reproduction import divergence, proving, recipe

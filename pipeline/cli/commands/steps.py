@@ -11,7 +11,7 @@ from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import Session, relative
 from pipeline.core.errors import UsageError
 from pipeline.core.tables import aligned
-from pipeline.steps import store
+from pipeline.steps import step_folders
 from pipeline.steps.graph import Graph, earlier_of
 from pipeline.steps.making import make_all
 
@@ -82,7 +82,7 @@ def under_way(runs_dir: Path) -> list[str]:
     return [
         f"step {log.stem.rpartition('-')[0]} is being made, its last word {max(0.0, time.time() - said_at):.0f} s ago: "
         f"{relative(log)}"
-        for log, said_at in store.under_way(runs_dir)
+        for log, said_at in step_folders.under_way(runs_dir)
     ]
 
 
@@ -90,8 +90,8 @@ def log_of(current: Session, name: str) -> Path:
     """Return the log of a step: of its current or last failed run, else of its outputs. Raises UsageError."""
     graph = current.steps
     graph.step(name)
-    steps_dir = store.steps_dir(graph.runs_dir)
-    made = [folder / store.LOG for folder, _ in earlier_of(graph.runs_dir, name)]
+    steps_dir = step_folders.steps_dir(graph.runs_dir)
+    made = [folder / step_folders.LOG for folder, _ in earlier_of(graph.runs_dir, name)]
     logs = (path for path in steps_dir.glob(f"{name}-*.log") if path.stem.rpartition("-")[0] == name)  # not NAME-2's
     times = dict[Path, float]()
     for path in (*logs, *made):

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.cli.commands.steps import under_way
 from pipeline.core.errors import PacelineError
-from pipeline.steps import store
+from pipeline.steps import step_folders
 from pipeline.steps.making import make_all
 from pipeline.steps.step import StepError
 from tests.pipeline.steps.conftest import StepProject
@@ -254,14 +254,14 @@ def test_a_step_that_is_being_made_is_known_by_its_log(project: StepProject) -> 
         "slow",
         f"command: echo begun; until [ -e {project.root}/go ]; do sleep 0.02; done; touch $out/x\noutputs: [x]\n",
     )
-    assert store.under_way(project.root / "runs") == []
+    assert step_folders.under_way(project.root / "runs") == []
     command = _command(project)
-    wait_until(lambda: bool(store.under_way(project.root / "runs")))
-    ((log, said_at),) = store.under_way(project.root / "runs")
+    wait_until(lambda: bool(step_folders.under_way(project.root / "runs")))
+    ((log, said_at),) = step_folders.under_way(project.root / "runs")
     assert log.name.startswith("slow-")
     assert abs(said_at - time.time()) < 60
     (line,) = under_way(project.root / "runs")
     assert re.fullmatch(r"step slow is being made, its last word \d+ s ago: \S+/slow-\w+\.log", line)
     (project.root / "go").touch()
     assert "MADE" in command.communicate()[0]
-    assert store.under_way(project.root / "runs") == []
+    assert step_folders.under_way(project.root / "runs") == []

@@ -13,7 +13,7 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.locks import held
 from pipeline.data import trees
 from pipeline.keys.script_files import DataPath
-from pipeline.steps import graph, store
+from pipeline.steps import graph, step_folders
 from tests.pipeline.steps.conftest import StepProject
 
 
@@ -63,7 +63,7 @@ def test_clean_finds_what_is_damaged_and_logs_of_failures_and_leaves_what_is_bei
         project.step("good", f'command: touch "$out/x"; echo {seed}\noutputs: [x]\n')
         project.make("good")
         if record is not None:
-            path = project.out("good").parent / store.RECORD
+            path = project.out("good").parent / step_folders.RECORD
             path.write_text(record) if record else path.unlink()
     project.make("good")
     with pytest.raises(PacelineError, match="exit code 3"):
@@ -75,7 +75,7 @@ def test_clean_finds_what_is_damaged_and_logs_of_failures_and_leaves_what_is_bei
     assert reasons == [("bad", "the log of a failed step"), damaged, ("good", "nothing needs it")]
     assert [*staying.values()] == ["it is up to date"]
     (log,) = (path for path in going if path.suffix == ".log")
-    with held(store.lock_of(log.with_suffix(""))):
+    with held(step_folders.lock_of(log.with_suffix(""))):
         assert log not in graph.idle(project.graph(), project.root / "data")[0]
         assert not graph.remove(log)
     assert all(graph.remove(path) for path in going)

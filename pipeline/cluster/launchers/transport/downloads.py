@@ -25,10 +25,10 @@ from pipeline.cluster.launchers.transport.tar_answers import FAILURES, TarAnswer
 from pipeline.core import tars
 from pipeline.core.errors import TrainingError, os_reason
 from pipeline.core.files import write_hint
-from pipeline.core.leftovers import temporary_prefix
 from pipeline.core.printable import printable
 from pipeline.core.specs import TRAINING_OUTPUTS, LaunchPlan, NodePlan, Outputs
 from pipeline.core.tables import file_size
+from pipeline.core.temporary_files import temporary_prefix
 from pipeline.runs.checkpoints import DAMAGE, read_verified
 from trainers.contract import run_folder
 

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.cluster.launchers.settings import HostConfig
-from pipeline.config.errors import files
+from pipeline.config.errors import config_files
 from pipeline.config.errors.failure import Failure, TryCompose, Word
 from pipeline.config.errors.unknown_key import field_names, not_of_a_host, unknown_key, within
 from pipeline.config.schema import OPTIONS
@@ -46,7 +46,7 @@ def explain(error: Exception, overrides: Sequence[str], try_compose: TryCompose)
     if isinstance(error, UsageError):  # from an option whose settings can't be read
         return error
     failure = Failure(error, overrides, try_compose)
-    return files.explain_file(failure) or _explain_syntax(failure) or _explain_value(failure)
+    return config_files.explain_file(failure) or _explain_syntax(failure) or _explain_value(failure)
 
 
 def explain_interpolation(error: OmegaConfBaseException, config: DictConfig) -> UsageError:
@@ -62,8 +62,8 @@ def explain_interpolation(error: OmegaConfBaseException, config: DictConfig) -> 
 
 def no_value(field: str) -> UsageError:
     """Return the error for a field without a value."""
-    if files.is_of_hosts(field):
-        return UsageError(f"{field} is missing: every host has a name; {files.HOSTS_ARE}")
+    if config_files.is_of_hosts(field):
+        return UsageError(f"{field} is missing: every host has a name; {config_files.HOSTS_ARE}")
     return UsageError(f"{field} is missing: it was deleted or set to ???; choose an option with {field}=…")
 
 
@@ -134,7 +134,7 @@ def _explain_value(failure: Failure) -> UsageError:
     for pattern in _UNKNOWN:
         if match := pattern.search(text):
             return _refused_key(match[1], failure)
-    if place := files.place_of_file(failure):
+    if place := config_files.place_of_file(failure):
         reason = "a list stands where fields are wanted" if _A_LIST in text else failure.reason
         return UsageError(f"{place}: {reason}")
     return UsageError(f"{word.text}: {_right_form(word, text) or failure.reason}")
@@ -146,8 +146,10 @@ def _no_hosts(failure: Failure) -> UsageError | None:
     if match := _IN_A_HOST.search(failure.text):
         in_entry = f"{word.text}, in an entry of cluster.hosts or cluster.spares"
         return not_of_a_host(match[1], word.name if word.name.startswith("cluster.") else in_entry)
-    if files.NO_HOSTS.search(failure.text) and (files.is_of_hosts(word.name) or HostConfig.__name__ in failure.text):
-        return UsageError(f"{word.text}: that is no list of hosts; {files.HOSTS_ARE}")
+    if config_files.NO_HOSTS.search(failure.text) and (
+        config_files.is_of_hosts(word.name) or HostConfig.__name__ in failure.text
+    ):
+        return UsageError(f"{word.text}: that is no list of hosts; {config_files.HOSTS_ARE}")
     return None
 
 
@@ -193,7 +195,7 @@ def _missing_option(error: MissingConfigException, failure: Failure) -> UsageErr
             "one with a folder for each class is dataset=folder",
             hint=f"dataset=folder dataset.source={shell_word(value)}",
         )
-    place, valid = files.place_of_entry(failure, group, option) or word.text, error.options or ()
+    place, valid = config_files.place_of_entry(failure, group, option) or word.text, error.options or ()
     return UsageError(
         f"{place}: {group or 'config'} has no option {option!r}; {suggestion(option, valid)}",
         hint=None if nearest(option, valid) else _WITHOUT_OPTION.get(group),

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline.cluster.launchers.settings import MISSING
 from pipeline.config import compose
-from pipeline.config.errors.explain import explain
+from pipeline.config.errors.hydra_errors import explain
 from pipeline.config.overrides.search_space import refuse_grid_size
 from pipeline.config.overrides.words import NAME_A_SCRIPT, for_hydra
 from pipeline.config.values import texts

@@ -13,7 +13,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.files import expanded
 from pipeline.data.manifest import origin_of
 from pipeline.runs.folder import RunFolder
-from pipeline.steps import store
+from pipeline.steps import step_folders
 from pipeline.steps.graph import Graph, earlier_of
 from pipeline.steps.making import make_all
 from pipeline.steps.step import PREFIX, named
@@ -31,7 +31,7 @@ class DataStep:
     def path(self) -> Path | None:
         """The path of its output; None while it must run. Raises UsageError: the step is invalid."""
         standing = self.graph.standing(self.name)
-        return store.as_source(standing.step, standing.made, self.inside) if standing.made is not None else None
+        return step_folders.as_source(standing.step, standing.made, self.inside) if standing.made is not None else None
 
     def make(self, say: Callable[[str], None], at_once: int = 1) -> int:
         """Run it and the steps it needs; return how many were run. Raises PacelineError."""
@@ -95,7 +95,7 @@ def past_step(folder: RunFolder, config: Mapping[str, Any]) -> PastStep | None:
 
 def _made(pack: Path, runs_dir: Path, name: str) -> Path | None:
     """Return the step folder that the images of a data pack came from."""
-    origin, steps = origin_of(pack), store.steps_dir(runs_dir)
+    origin, steps = origin_of(pack), step_folders.steps_dir(runs_dir)
     if origin is None or steps not in origin.parents:
         return None
     made = steps / origin.relative_to(steps).parts[0]
@@ -108,7 +108,7 @@ def _past(name: str, made: Path, runs_dir: Path) -> PastStep:
 
 def _before(made: Path, runs_dir: Path) -> Iterator[PastStep]:
     """Yield the steps whose outputs this one used, each once."""
-    record = store.record_of(made)
+    record = step_folders.record_of(made)
     files_by_step: dict[str, dict[str, str]] = {}
     for label, sha256 in (record.inputs if record is not None else {}).items():
         if label.startswith(PREFIX):
