@@ -18,7 +18,7 @@ from pipeline.cli.doit_plugins import COMMANDS
 from pipeline.cli.invocation import is_override
 from pipeline.cli.output import width
 from pipeline.cli.verbs import VERBS
-from pipeline.config.option_groups import Group, groups
+from pipeline.config.option_groups import OptionGroup, groups
 from pipeline.config.schema import OPTIONS, RootConfig, installed_programs
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.places import HOME, IS_INSTALLED
@@ -155,14 +155,14 @@ def _groups() -> Iterator[str]:
     yield ""
 
 
-def group_summary(group: Group) -> str:
+def group_summary(group: OptionGroup) -> str:
     """Return the first sentence of the docstring of the group's settings class."""
     settings = typing.get_type_hints(RootConfig).get(group.name)
     text = " ".join((settings.__doc__ or "").split()) if settings is not None else _RECIPE
     return f"{re.split(r'[.;] ', text)[0].rstrip('.')}."
 
 
-def installed_options(group: Group) -> dict[str, str]:
+def installed_options(group: OptionGroup) -> dict[str, str]:
     """Describe the options that other installed packages add to a group, by name."""
     modules = OPTIONS[group.name].installed() if group.name in OPTIONS else {}
     modules = installed_programs() if group.name == "program" else modules

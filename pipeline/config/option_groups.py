@@ -25,7 +25,7 @@ def choice_of(group: str) -> str:
     return _CHOICES.get(group, "name")
 
 
-class Group(NamedTuple):
+class OptionGroup(NamedTuple):
     """A group of conf/: its options with a description of each, and the default option, if any."""
 
     name: str
@@ -33,7 +33,7 @@ class Group(NamedTuple):
     default: str | None
 
 
-def groups(root: Path = ROOT) -> list[Group]:
+def groups(root: Path = ROOT) -> list[OptionGroup]:
     """Return the groups in the order of config.yaml. Raises OSError."""
     folders = conf_dirs(root)
     chosen = dict(_DEFAULT.findall(config_file(folders).read_text(encoding="utf-8")))
@@ -43,7 +43,7 @@ def groups(root: Path = ROOT) -> list[Group]:
             files = {path.stem: path for folder in reversed(folders) for path in (folder / name).glob("*.yaml")}
             heads = {stem: _COMMENT.search(path.read_text(encoding="utf-8")) for stem, path in sorted(files.items())}
             options = {stem: head[1] if head else "" for stem, head in heads.items()}
-            known.append(Group(name=name, options=options, default=None if option == "null" else option))
+            known.append(OptionGroup(name=name, options=options, default=None if option == "null" else option))
     return known
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.config import signatures
-from pipeline.config.signatures import Description
+from pipeline.config.signatures import TargetDescription
 from pipeline.core.cache import Cache
 from pipeline.core.errors import PacelineError, UsageError, nearest, suggestion
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
@@ -94,7 +94,7 @@ def check_step(step: str, target: str, given: Mapping[str, Any], root: Path) -> 
         _check_arguments(description, _Use(f"{step}.args"), step, {**given, "inputs": (), "out": ""})
 
 
-def _descriptions(targets: Mapping[str, str], root: Path, python_path: Sequence[str]) -> dict[str, Description]:
+def _descriptions(targets: Mapping[str, str], root: Path, python_path: Sequence[str]) -> dict[str, TargetDescription]:
     """Return field → description of its class or function, without those that only a host can describe.
 
     Raises UsageError: one is missing or not callable, or its module can't be imported.
@@ -102,7 +102,7 @@ def _descriptions(targets: Mapping[str, str], root: Path, python_path: Sequence[
     for field, target in targets.items():
         _refuse_missing_module(f"{field}={target}", target.partition(":")[0], root, python_path)
     by_target = _imported(sorted({*targets.values()}), root, python_path) if targets else {}
-    described: dict[str, Description] = {}
+    described: dict[str, TargetDescription] = {}
     for field, target in targets.items():
         if (description := by_target.get(target)) is not None:
             _refuse_unusable(f"{field}={target}", target.partition(":")[2], description)
@@ -110,7 +110,7 @@ def _descriptions(targets: Mapping[str, str], root: Path, python_path: Sequence[
     return described
 
 
-def _imported(targets: Sequence[str], root: Path, python_path: Sequence[str]) -> dict[str, Description | None]:
+def _imported(targets: Sequence[str], root: Path, python_path: Sequence[str]) -> dict[str, TargetDescription | None]:
     """Return descriptions from a process that imports the targets, or stored ones if no imported file changed."""
     closure = import_closure(root, {target.partition(":")[0] for target in targets}, python_path, may_lack=True)
     made_from = {
@@ -124,9 +124,9 @@ def _imported(targets: Sequence[str], root: Path, python_path: Sequence[str]) ->
     answer: dict[str, list[Any] | None] | None = cache.get(entry)
     if answer is None:
         answer = _answer(targets, root, python_path)
-        if not any(fields and Description(*fields).error for fields in answer.values()):
+        if not any(fields and TargetDescription(*fields).error for fields in answer.values()):
             cache.keep({entry: answer})  # an error may be due to more than these files
-    return {target: Description.of_json(fields) if fields else None for target, fields in answer.items()}
+    return {target: TargetDescription.of_json(fields) if fields else None for target, fields in answer.items()}
 
 
 def _answer(targets: Sequence[str], root: Path, python_path: Sequence[str]) -> dict[str, list[Any] | None]:
@@ -161,7 +161,7 @@ def _refuse_missing_module(setting: str, module: str, root: Path, python_path: S
     )
 
 
-def _refuse_unusable(setting: str, name: str, description: Description) -> None:
+def _refuse_unusable(setting: str, name: str, description: TargetDescription) -> None:
     """Refuse a target whose import failed, that its module lacks, or that can't be called."""
     if description.error:
         raise UsageError(f"{setting}: {description.place}: {description.error}")
@@ -174,7 +174,7 @@ def _refuse_unusable(setting: str, name: str, description: Description) -> None:
         raise UsageError(f"{setting}: {name} in {file} is {description.value}, and no class or function")
 
 
-def _check_base(description: Description, use: _Use, setting: str, written: str) -> None:
+def _check_base(description: TargetDescription, use: _Use, setting: str, written: str) -> None:
     """Refuse a class without the required base, and a function where a class is needed."""
     if not use.base or use.base in description.bases:
         return
@@ -185,12 +185,12 @@ def _check_base(description: Description, use: _Use, setting: str, written: str)
         )
 
 
-def _names(description: Description) -> list[str]:
+def _names(description: TargetDescription) -> list[str]:
     """Return the parameters that can be given by name, positional ones first."""
     return [parameter.name for parameter in description.parameters if not parameter.kind.startswith("VAR_")]
 
 
-def _check_arguments(description: Description, use: _Use, setting: str, given: Mapping[str, Any]) -> None:
+def _check_arguments(description: TargetDescription, use: _Use, setting: str, given: Mapping[str, Any]) -> None:
     """Refuse arguments that a class or function doesn't take, and missing ones that it needs."""
     where, kinds = description.where, [parameter.kind for parameter in description.parameters]
     positional = () if description.is_class else use.positional

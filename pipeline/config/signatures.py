@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 _ABSENT: Any = object()
 
 
-class Place(NamedTuple):
+class SourcePlace(NamedTuple):
     """Where something is defined. ``file`` is relative to the project if it lies there; '' for what C defines."""
 
     file: str
@@ -35,7 +35,7 @@ class Parameter(NamedTuple):
     has_default: bool
 
 
-class Description(NamedTuple):
+class TargetDescription(NamedTuple):
     """What the import of one target has shown.
 
     ``error`` is the last line of a traceback from the user's own code, with its ``place``. Without an error the target
@@ -43,9 +43,9 @@ class Description(NamedTuple):
     (``value`` is its text), or has ``parameters``.
     """
 
-    place: Place
+    place: SourcePlace
     error: str = ""
-    siblings: dict[str, Place] | None = None
+    siblings: dict[str, SourcePlace] | None = None
     value: str = ""
     name: str = ""
     is_class: bool = False
@@ -58,15 +58,17 @@ class Description(NamedTuple):
         return f"{self.name} ({self.place})" if self.place.file else self.name
 
     @classmethod
-    def of_json(cls, fields: list[Any]) -> Description:
+    def of_json(cls, fields: list[Any]) -> TargetDescription:
         """Return the description that was answered as JSON, which knows no named tuples."""
         described = cls(*fields)
-        siblings = None if described.siblings is None else {name: Place(*at) for name, at in described.siblings.items()}
+        siblings = (
+            None if described.siblings is None else {name: SourcePlace(*at) for name, at in described.siblings.items()}
+        )
         parameters = tuple(Parameter(*fields) for fields in described.parameters)
-        return described._replace(place=Place(*described.place), siblings=siblings, parameters=parameters)
+        return described._replace(place=SourcePlace(*described.place), siblings=siblings, parameters=parameters)
 
 
-def answer(request: dict[str, Any]) -> dict[str, Description | None]:
+def answer(request: dict[str, Any]) -> dict[str, TargetDescription | None]:
     """Describe each of ``request["targets"]`` (``package.module:NAME``).
 
     None: only a host can describe it, for example if a package needs a GPU library that is missing here.
@@ -82,14 +84,14 @@ class _Importing:
     def __init__(self, folders: list[str]) -> None:
         self._folders = folders
 
-    def described(self, target: str) -> Description | None:
+    def described(self, target: str) -> TargetDescription | None:
         module_name, _, name = target.partition(":")
         try:
             module = import_module(module_name)
             item = getattr(module, name, _ABSENT)
         except BaseException as error:  # anything that a module raises, including sys.exit()
             return self._failed(error)
-        of_module = Description(place=self._place(module.__file__, 0))
+        of_module = TargetDescription(place=self._place(module.__file__, 0))
         if item is _ABSENT:
             return of_module._replace(siblings=self._siblings(module))
         if isinstance(item, ModuleType):
@@ -102,7 +104,7 @@ class _Importing:
             parameters = inspect.signature(item).parameters.values()
         except (TypeError, ValueError):  # written in C
             return None
-        return Description(
+        return TargetDescription(
             place=self._definition(item),
             name=item.__name__,
             is_class=inspect.isclass(item),
@@ -110,11 +112,11 @@ class _Importing:
             parameters=tuple(Parameter(one.name, one.kind.name, one.default is not one.empty) for one in parameters),
         )
 
-    def _failed(self, error: BaseException) -> Description | None:
+    def _failed(self, error: BaseException) -> TargetDescription | None:
         """Describe an error in the user's own code, or in an import of a user's module; None for any other error."""
         last_line = traceback.format_exception_only(error)[-1].strip()
         if isinstance(error, SyntaxError) and error.filename:
-            return Description(place=self._place(error.filename, error.lineno), error=last_line)
+            return TargetDescription(place=self._place(error.filename, error.lineno), error=last_line)
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
         if not frames:
             return None
@@ -123,10 +125,12 @@ class _Importing:
             paths = [os.path.join(folder, error.name.partition(".")[0]) for folder in self._folders]  # noqa: PTH118
             is_own = any(os.path.exists(path + end) for path in paths for end in ("", ".py"))  # noqa: PTH110
         return (
-            Description(place=self._place(frames[-1].filename, frames[-1].lineno), error=last_line) if is_own else None
+            TargetDescription(place=self._place(frames[-1].filename, frames[-1].lineno), error=last_line)
+            if is_own
+            else None
         )
 
-    def _siblings(self, module: ModuleType) -> dict[str, Place]:
+    def _siblings(self, module: ModuleType) -> dict[str, SourcePlace]:
         """Return the classes and functions of a module that its own package defines."""
         package = module.__name__.partition(".")[0]
         return {
@@ -135,12 +139,12 @@ class _Importing:
             if (inspect.isclass(item) or inspect.isroutine(item)) and str(item.__module__).partition(".")[0] == package
         }
 
-    def _definition(self, item: Any) -> Place:
+    def _definition(self, item: Any) -> SourcePlace:
         with suppress(TypeError, OSError):  # defined in C, or in no file
             unwrapped = inspect.unwrap(item)
             return self._place(inspect.getsourcefile(unwrapped), max(1, inspect.getsourcelines(unwrapped)[1]))
-        return Place("", 0)
+        return SourcePlace("", 0)
 
-    def _place(self, file: str | None, line: int | None) -> Place:
+    def _place(self, file: str | None, line: int | None) -> SourcePlace:
         path, project = os.path.realpath(file) if file else "", f"{self._folders[0]}{os.sep}"
-        return Place(path.removeprefix(project), line or 0)
+        return SourcePlace(path.removeprefix(project), line or 0)

@@ -218,21 +218,21 @@ def settles_in(changed_ns: int) -> float:
     return max(0, (_TICK_NS if changed_ns % 1_000_000 else _SECONDS_NS) - age_ns) / 1e9
 
 
-class Fingerprint(NamedTuple):
+class FileFingerprint(NamedTuple):
     """The stamp of a file, and the sha256 of its content with this stamp."""
 
     stamp: Stamp
     sha256: str
 
 
-def fingerprints(paths: Sequence[Path], cache_dir: Path) -> dict[Path, Fingerprint]:
+def fingerprints(paths: Sequence[Path], cache_dir: Path) -> dict[Path, FileFingerprint]:
     """Return the fingerprint of each file; hash only files with changed stamps. Raises DataError, OSError.
 
     The cache lies in ``cache_dir`` and may be lost without harm; of two concurrent writers the last one wins.
     """
     cached = _read_fingerprints(cache_dir / FINGERPRINTS)
     fresh: dict[str, list[int | str]] = {}
-    by_path: dict[Path, Fingerprint] = {}
+    by_path: dict[Path, FileFingerprint] = {}
     for path in paths:
         known = cached.get(str(path))
         if known is not None and known.stamp == stamp(path):
@@ -247,7 +247,7 @@ def fingerprints(paths: Sequence[Path], cache_dir: Path) -> dict[Path, Fingerpri
     return by_path
 
 
-def fingerprint(path: Path) -> Fingerprint:
+def fingerprint(path: Path) -> FileFingerprint:
     """Return the fingerprint of a file, once no unnoticed write is possible any more. Raises DataError, OSError."""
     before = stamp(path)
     unsettled_s = settles_in(before.ctime_ns)
@@ -256,7 +256,7 @@ def fingerprint(path: Path) -> Fingerprint:
     sha256 = sha256_file(path)
     if stamp(path) != before:
         raise changing(path)
-    return Fingerprint(before, sha256)
+    return FileFingerprint(before, sha256)
 
 
 def changing(path: Path) -> DataError:
@@ -264,14 +264,14 @@ def changing(path: Path) -> DataError:
     return DataError(f"{path} was changed while it was read", hint="the same command, when nothing writes to it")
 
 
-def _read_fingerprints(path: Path) -> dict[str, Fingerprint]:
+def _read_fingerprints(path: Path) -> dict[str, FileFingerprint]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     rows = document.items() if isinstance(document, dict) else ()
     return {
-        name: Fingerprint(Stamp(*row[:-1]), str(row[-1]))
+        name: FileFingerprint(Stamp(*row[:-1]), str(row[-1]))
         for name, row in rows
         if isinstance(row, list) and len(row) == len(Stamp._fields) + 1
     }

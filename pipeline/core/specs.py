@@ -279,7 +279,7 @@ class LaunchPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting:
+class Wait:
     """What a command waits for (words that follow "still"), and for how long."""
 
     what: str

@@ -68,7 +68,7 @@ class RawSet:
     encoding: Mapping[str, int | None] | None = None
 
 
-class Item(NamedTuple):
+class ImageItem(NamedTuple):
     """One image; ``name`` appears in messages and in the pack."""
 
     name: str
@@ -76,12 +76,12 @@ class Item(NamedTuple):
     label: int
 
 
-Items = Callable[[], Iterator[Item]]
+Items = Callable[[], Iterator[ImageItem]]
 """A function that yields all images of a part in order, each time it is called."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ImageSource:
     """The images of a data set of image files, before any is opened; ``data.images`` makes a RawSet of it.
 
     ``parts``: train, val, test → items; ``text`` describes the source in the manifest.
@@ -149,8 +149,8 @@ class DatasetModule(Protocol):
         """
         ...
 
-    def load(self, config: DatasetConfig, work: Workspace) -> RawSet | Source:
-        """Get and verify the files. A data set of image files returns a Source. Raises DataError."""
+    def load(self, config: DatasetConfig, work: Workspace) -> RawSet | ImageSource:
+        """Get and verify the files. A data set of image files returns an ImageSource. Raises DataError."""
         ...
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.core.errors import DataError
 from pipeline.core.processes import threads
-from pipeline.data.base import EncodedImage, ImageFilesConfig, Item, Part, RawSet, Source, images_per_block
+from pipeline.data.base import EncodedImage, ImageFilesConfig, ImageItem, ImageSource, Part, RawSet, images_per_block
 from pipeline.data.progress import OnProgress
 from trainers.core.config import image_sides
 from trainers.data.image_files import BrokenImageError, Geometry, header, pixels
@@ -35,7 +35,7 @@ class _Survey:
     is_grey: bool = True
 
 
-def raw_set(source: Source, config: ImageFilesConfig, report: OnProgress) -> RawSet:
+def raw_set(source: ImageSource, config: ImageFilesConfig, report: OnProgress) -> RawSet:
     """Read each image's header; choose size and channels, and whether the pack keeps the images encoded.
 
     Raises:
@@ -68,7 +68,7 @@ def _size(surveys: list[_Survey]) -> tuple[int, int]:
     return size if is_common and size is not None and max(size) <= _DEFAULT_SIDE else (_DEFAULT_SIDE, _DEFAULT_SIDE)
 
 
-def _survey(source: Source, name: str, report: OnProgress) -> _Survey:
+def _survey(source: ImageSource, name: str, report: OnProgress) -> _Survey:
     """Read the headers of a part. Raises DataError with a list of the unreadable images."""
     survey, broken = _Survey(), list[str]()
     groups = _grouped(source.parts[name](), _HEADERS)
@@ -90,7 +90,7 @@ def _survey(source: Source, name: str, report: OnProgress) -> _Survey:
     return survey
 
 
-def _headers(items: list[Item]) -> tuple[list[tuple[int, int, bool]], list[str]]:
+def _headers(items: list[ImageItem]) -> tuple[list[tuple[int, int, bool]], list[str]]:
     """Return (height, width, is grey) of each image, and the errors of unreadable ones."""
     sizes, broken = list[tuple[int, int, bool]](), list[str]()
     for item in items:
@@ -103,7 +103,7 @@ def _headers(items: list[Item]) -> tuple[list[tuple[int, int, bool]], list[str]]
     return sizes, broken
 
 
-def _part(source: Source, name: str, count: int, geometry: Geometry, *, encoded: bool) -> Part:
+def _part(source: ImageSource, name: str, count: int, geometry: Geometry, *, encoded: bool) -> Part:
     shape = (geometry.channels, geometry.height, geometry.width)
     group = min(_GROUP, images_per_block(shape))
 
@@ -119,7 +119,7 @@ def _part(source: Source, name: str, count: int, geometry: Geometry, *, encoded:
     )
 
 
-def _decoded(items: list[Item], geometry: Geometry, origin: str, *, encoded: bool) -> EncodedBlock:
+def _decoded(items: list[ImageItem], geometry: Geometry, origin: str, *, encoded: bool) -> EncodedBlock:
     """Decode a group of images. Raises DataError with the name of a broken image."""
     files, planes = list[EncodedImage](), list[bytes]()
     for item in items:
@@ -135,7 +135,7 @@ def _decoded(items: list[Item], geometry: Geometry, origin: str, *, encoded: boo
     return (b"".join(planes), [item.label for item in items]), files
 
 
-def _grouped(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
+def _grouped(items: Iterator[ImageItem], size: int) -> Iterator[list[ImageItem]]:
     while group := list(islice(items, size)):
         yield group
 

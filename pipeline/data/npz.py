@@ -31,7 +31,7 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the methods that numpy 
 
 
 @dataclass(frozen=True)
-class Header:
+class ArrayHeader:
     """The header of a .npy array."""
 
     shape: tuple[int, ...]
@@ -64,7 +64,7 @@ class ArrayFile:
             seen = f"{member.compress_size} bytes in a file of {self.path.stat().st_size}"
             raise DataError(f"{self.path}: {name} is damaged: it claims {size_bytes} bytes and has {seen}")
 
-    def header(self, name: str) -> Header:
+    def header(self, name: str) -> ArrayHeader:
         """Return shape and dtype. Refuses arrays of Python objects and truncated arrays."""
         with self._member(name) as file:
             return self._header(name, file)
@@ -106,7 +106,7 @@ class ArrayFile:
         with zipfile.ZipFile(self.path) as bundle:
             return bundle.getinfo(f"{name}.npy").file_size
 
-    def _header(self, name: str, file: IO[bytes]) -> Header:
+    def _header(self, name: str, file: IO[bytes]) -> ArrayHeader:
         version = npy.read_magic(file)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran_order, dtype = read(file)
@@ -116,7 +116,7 @@ class ArrayFile:
         if min(shape, default=0) < 0 or wanted_bytes != seen_bytes:
             what = f"its header says {dtype} {list(shape)}, which is {wanted_bytes} bytes, and {seen_bytes} follow"
             raise DataError(f"{self.path}: {name} is damaged: {what}")
-        return Header(shape, dtype, fortran_order)
+        return ArrayHeader(shape, dtype, fortran_order)
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
@@ -134,9 +134,9 @@ class InMemory:
         self._values = {name: np.asanyarray(value) for name, value in values.items() if name != "classes"}
         self.names = tuple(self._values)
 
-    def header(self, name: str) -> Header:
+    def header(self, name: str) -> ArrayHeader:
         value = self._values[name]
-        return Header(value.shape, value.dtype, False)
+        return ArrayHeader(value.shape, value.dtype, False)
 
     def load(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         value: np.ndarray[Any, np.dtype[Any]] = self._values[name]

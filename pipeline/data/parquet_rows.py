@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.core.errors import DataError
-from pipeline.data.base import Item, Items
+from pipeline.data.base import ImageItem, Items
 
 _BATCH = 16  # rows read at once; images of a few MB each still fit easily
 _MOST_CLASSES = 100_000
@@ -199,7 +199,7 @@ def _batches(path: Path, names: list[str]) -> Iterator[tuple[int, Any]]:
             raise DataError(f"{path} is damaged or cut off after row {begin} ({error})") from error
 
 
-def _items(shards: list[Path], folder: Path, columns: _Columns, numbers: dict[int | str, int]) -> Iterator[Item]:
+def _items(shards: list[Path], folder: Path, columns: _Columns, numbers: dict[int | str, int]) -> Iterator[ImageItem]:
     for path in shards:
         shown = path.relative_to(folder).as_posix()
         for begin, batch in _batches(path, [columns.image, columns.label]):
@@ -211,4 +211,4 @@ def _items(shards: list[Path], folder: Path, columns: _Columns, numbers: dict[in
                     raise DataError(
                         f"{path}: row {row} has no bytes of an image", hint="rows that hold only paths can't be read"
                     )
-                yield Item(f"{shown}[{row}]", partial(BytesIO, content), numbers[label])
+                yield ImageItem(f"{shown}[{row}]", partial(BytesIO, content), numbers[label])

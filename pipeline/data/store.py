@@ -13,7 +13,7 @@ from pipeline.core.files import fsync
 from pipeline.core.locks import held
 from pipeline.core.temporary_files import remove_leftovers, temporary_prefix
 from pipeline.data import datasets, request
-from pipeline.data.base import ImageFilesConfig, Source, Workspace
+from pipeline.data.base import ImageFilesConfig, ImageSource, Workspace
 from pipeline.data.manifest import Pack
 from pipeline.data.progress import OnProgress, reporting
 from pipeline.data.request import Request
@@ -93,7 +93,7 @@ def _build(dataset: DatasetConfig, target: Path, wanted: Request, report: OnProg
             made = own_process.pack(dataset, wanted, work, target)
         else:
             loaded = datasets.module(dataset.name).load(dataset, work)
-            if isinstance(loaded, Source):
+            if isinstance(loaded, ImageSource):
                 assert isinstance(dataset, ImageFilesConfig)  # no other data set has the settings of images
                 loaded = images.raw_set(loaded, dataset, report)
             folder.mkdir()

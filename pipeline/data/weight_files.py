@@ -15,7 +15,7 @@ from pipeline.core.locks import held
 from pipeline.core.processes.process import python_answer
 from pipeline.core.temporary_files import temporary_prefix
 from pipeline.data.progress import reporting
-from pipeline.data.sources.download import Wanted, retrieve
+from pipeline.data.sources.download import DownloadRequest, retrieve
 from pipeline.data.sources.source import file_name, shown
 from pipeline.keys.installed import version
 
@@ -121,7 +121,7 @@ def fetch(url: str, data_dir: Path, *, setting: str, hash_in_name: bool = False)
     with reporting(None) as report, held(lock, meanwhile=lambda: report(f"waiting for {lock}", 0, None)):
         if path.is_file():
             return path
-        came = retrieve(Wanted(name=f"{path.name}.new", urls=[url], sha256=None), path.parent, report)
+        came = retrieve(DownloadRequest(name=f"{path.name}.new", urls=[url], sha256=None), path.parent, report)
         if not isinstance(came, Path):
             raise DataError(
                 f"{setting}: {shown(url)} can't be had: {came[-1].text}",

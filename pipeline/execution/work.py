@@ -12,7 +12,7 @@ from pipeline.cluster.events import FollowedEvent
 from pipeline.cluster.hosts import Hosts
 from pipeline.core.processes.signals import Stop
 from pipeline.core.processes.wait_reports import WaitReports
-from pipeline.core.specs import Cluster, LaunchPlan, State, Waiting
+from pipeline.core.specs import Cluster, LaunchPlan, State, Wait
 from pipeline.execution.run import Run
 from pipeline.runs import journal
 from pipeline.runs.checkpoint_mirror import CheckpointMirror
@@ -52,7 +52,7 @@ class RunServices:
     hosts: Hosts | None = None
     stop: Stop | None = None
     on_event: Callable[[FollowedEvent], None] = lambda _: None
-    on_wait: Callable[[Waiting], None] | None = None
+    on_wait: Callable[[Wait], None] | None = None
 
 
 class OpenAttempt(NamedTuple):

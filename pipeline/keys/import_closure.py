@@ -24,7 +24,7 @@ from pipeline.core.files import sha256_bytes, sha256_file
 from pipeline.core.places import MODULES
 from pipeline.keys import ABSENT
 from pipeline.keys.installed import Installed, InstalledModule
-from pipeline.keys.readings import Reading, Readings
+from pipeline.keys.readings import Readings, SourceReading
 from pipeline.keys.source_imports import Import
 from trainers.core.errors import install
 
@@ -173,7 +173,7 @@ class _Walk:
         self.installed, self.readings = Installed(root, python_path), Readings(root)
         self.may_lack = may_lack
         self.apart: Collection[str] = ()
-        self.readings_by_path: dict[str, Reading] = {}
+        self.readings_by_path: dict[str, SourceReading] = {}
         self.places: dict[str, str] = {}
         self.outside: dict[str, set[str]] = defaultdict(set)
         self.absent: set[str] = set()
@@ -208,7 +208,7 @@ class _Walk:
             if self._leads_to_source(item, file.path):
                 self.follow(item.name)
 
-    def _read(self, file: _File) -> Reading:
+    def _read(self, file: _File) -> SourceReading:
         with open(file.place, "rb") as source:  # noqa: PTH123  (Path.open costs as much as the read)
             reading = self.readings_by_path[file.path] = self.readings.of(file.module, source.read(), file.path)
         self.places[file.path] = file.place
@@ -372,7 +372,7 @@ class _Walk:
 
 
 def _data_of(
-    readings: Mapping[str, Reading], places_by_name: Mapping[str, str]
+    readings: Mapping[str, SourceReading], places_by_name: Mapping[str, str]
 ) -> tuple[dict[str, Path], tuple[str, ...]]:
     """Return the data files of modules by their paths in the snapshot, and descriptions of those over the size limit.
 

@@ -25,7 +25,7 @@ from pipeline.keys.source_imports import Import, imports
 _MOST = 256  # cached sources, or twice the number of the latest walk if that is more; a run needs about thirty
 
 
-class Reading(NamedTuple):
+class SourceReading(NamedTuple):
     """The parse result of one source.
 
     ``names`` are string constants that may name files; ``files`` are the same, for a source that locates files
@@ -38,7 +38,7 @@ class Reading(NamedTuple):
     names: tuple[str, ...] = ()
 
     @classmethod
-    def of_json(cls, entry: dict[str, Any]) -> Reading:
+    def of_json(cls, entry: dict[str, Any]) -> SourceReading:
         """Return the reading that ``_read`` has made an entry of the cache of."""
         return cls(
             digest=entry["digest"],
@@ -59,20 +59,20 @@ class Readings:
         self._new: dict[str, Any] = {}
         self._count = 0
 
-    def of(self, path: str, source: bytes, shown: str = "") -> Reading:
+    def of(self, path: str, source: bytes, shown: str = "") -> SourceReading:
         """Parse the module at ``path`` (relative to its import folder), or return the cached result.
 
         A compiled module counts by its bytes. ``shown`` is the path in the snapshot, if different. Raises UsageError.
         """
         content = sha256_bytes(source)
         if not path.endswith(".py"):
-            return Reading(digest=content, imports=())
+            return SourceReading(digest=content, imports=())
         name = sha256_text(f"{self._parser} {path} {content}")
         entry = self._cache.get(name)
         self._count += 1
         if entry is None:
             entry = self._new[name] = _read(source, path, shown or path)
-        return Reading.of_json(entry)
+        return SourceReading.of_json(entry)
 
     def keep(self) -> None:
         """Write new entries to the cache."""
@@ -87,7 +87,7 @@ class Readings:
 
 
 def _read(source: bytes, path: str, shown: str) -> dict[str, Any]:
-    """Parse a source. Return the fields of its ``Reading`` as JSON, the imports as kind → name → line."""
+    """Parse a source. Return the fields of its ``SourceReading`` as JSON, the imports as kind → name → line."""
     try:
         tree = ast.parse(source, filename=path)
     except (SyntaxError, ValueError) as error:  # ValueError: a NUL byte

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TextIO
 
 from pipeline.core.printable import program_lines, takes_colours, without_host
 from pipeline.core.processes import threads
-from pipeline.core.specs import Waiting
+from pipeline.core.specs import Wait
 from pipeline.core.tables import columns, folded
 from pipeline.live.state import RunState, Said, SweepState
 from trainers.contract.beats import NodeBeat
@@ -124,8 +124,8 @@ class Screen:
         with self._lock:
             if isinstance(of_attempt, NodeBeat):
                 self._queue.newest[trial, of_attempt.host] = event
-            elif isinstance(of_attempt, Waiting):
-                self._queue.newest[trial, Waiting] = event
+            elif isinstance(of_attempt, Wait):
+                self._queue.newest[trial, Wait] = event
             else:
                 self._queue.events.append(event)
 

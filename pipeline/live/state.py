@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from pipeline.cluster.events import LogLine, NodeExit, NodeLost, NodeSilent
-from pipeline.core.specs import LaunchPlan, State, Waiting
+from pipeline.core.specs import LaunchPlan, State, Wait
 from pipeline.runs.metrics_file import MetricsRow
 from pipeline.sweep.trial import TrialBegan, TrialEnded, words_of_trial
 from trainers.contract.beats import NodeBeat, Phase, Usage, phase_words
@@ -72,7 +72,7 @@ class RunState:
     run_id: str = ""  # of the attempt
     world_size: int = 0
     hosts: Mapping[str, HostState] = field(default_factory=lambda: MappingProxyType({}))
-    doing: Waiting = field(default_factory=lambda: Waiting(what="starting"))
+    doing: Wait = field(default_factory=lambda: Wait(what="starting"))
     step: int = 0
     epoch: int = 0
     steps: int = 0
@@ -118,7 +118,7 @@ def after(state: RunState, event: object, now: float) -> RunState:
             return _said(state, event.text)
         case Said():
             return state if _OF_RANK.match(event.text) else _said(state, event.text)
-        case Waiting():
+        case Wait():
             return replace(state, doing=event)
         case Saved():
             return replace(state, saved_step=event.step, saved_at=now) if event.step != state.saved_step else state

@@ -15,7 +15,7 @@ from pipeline.cluster.launchers.transport.answers import log_line
 from pipeline.core import locks
 from pipeline.core import program as programs
 from pipeline.core.errors import UsageError
-from pipeline.core.specs import LaunchPlan, State, Waiting
+from pipeline.core.specs import LaunchPlan, State, Wait
 from pipeline.live.screen import Screen
 from pipeline.live.state import (
     STEPS,
@@ -182,7 +182,7 @@ def follow(
         if over:
             return
         if screen.is_live and isinstance(folder, RunFolder):
-            screen.tell(Waiting(what=status.under_way(folder), for_s=time.monotonic() - since))
+            screen.tell(Wait(what=status.under_way(folder), for_s=time.monotonic() - since))
         sleep(_LOOK_S)
 
 

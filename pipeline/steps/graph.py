@@ -31,7 +31,7 @@ _FOLDER = re.compile(r".+-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class StepStanding:
     """The state of a step.
 
     ``key`` is None while a required step is not up to date. ``made`` is None if the step must run; ``why`` gives the
@@ -56,7 +56,7 @@ class Graph:
     def __init__(self, composed: Mapping[str, Any], *, root: Path, runs_dir: Path) -> None:
         self.composed, self.root, self.runs_dir = composed, root, runs_dir
         self._steps: dict[str, Step] = {}
-        self._standings: dict[str, Standing] = {}
+        self._standings: dict[str, StepStanding] = {}
 
     def names(self) -> list[str]:
         """Return all steps. Raises StepError."""
@@ -84,7 +84,7 @@ class Graph:
             what = f"steps need each other: {circle}"
             raise StepError(what, hint="take one of these out of the other's inputs") from error
 
-    def standing(self, name: str) -> Standing:
+    def standing(self, name: str) -> StepStanding:
         """Return the state of a step.
 
         Raises StepError, UsageError: the state is undecidable, or an input is missing.
@@ -99,18 +99,18 @@ class Graph:
         """Drop the cached states, after a step was run."""
         self._standings.clear()
 
-    def _look(self, step: Step) -> Standing:
+    def _look(self, step: Step) -> StepStanding:
         if step.function:
             check_step(f"step.{step.name}", step.function, step.args, self.root)
         open_ = [name for name in step.upstream if self.standing(name).made is None]
         groups = [self._files(step, item) for item in step.inputs if not self._waits(item, open_)]
         if open_:
-            return Standing(step=step, key=None, made=None, why=tuple(f"after step {name}" for name in open_))
+            return StepStanding(step=step, key=None, made=None, why=tuple(f"after step {name}" for name in open_))
         key = self.key(step, groups)
         made, why = step_folders.look(step_folders.folder_of(self.runs_dir, step, key), key, self.root)
         reasons = () if made else (why,) if why else self._reasons(step, key)
         files = tuple(tuple(path for _, path in group) for group in groups)
-        return Standing(step=step, key=key, made=made, why=reasons, inputs=files)
+        return StepStanding(step=step, key=key, made=made, why=reasons, inputs=files)
 
     def key(self, step: Step, groups: list[list[tuple[str, Path]]]) -> ContentKey:
         """Compute the key from the current files. Raises StepError: a file can't be read."""

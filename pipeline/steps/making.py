@@ -23,7 +23,7 @@ from pipeline.core.temporary_files import remove_leftovers, temporary_prefix
 from pipeline.data.reads import record_reads
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps import step_folders
-from pipeline.steps.graph import Graph, Standing
+from pipeline.steps.graph import Graph, StepStanding
 from pipeline.steps.key import StepVersion, changed, sources_of
 from pipeline.steps.step import PREFIX, Say, Step
 from pipeline.steps.step_folders import StepRecord
@@ -96,7 +96,7 @@ class _Maker:
         self.graph, self.say, self.stop = graph, say, stop
         self.made: list[str] = []
 
-    def make(self, standing: Standing) -> None:
+    def make(self, standing: StepStanding) -> None:
         """Run one step whose inputs all exist. Raises PacelineError."""
         step, key = standing.step, standing.key
         if standing.made is not None:
@@ -131,7 +131,7 @@ class _Maker:
 
         return look
 
-    def _build(self, standing: Standing, key: ContentKey, folder: Path) -> None:
+    def _build(self, standing: StepStanding, key: ContentKey, folder: Path) -> None:
         """Run the step in a temporary folder, and rename that into place."""
         step, root = standing.step, self.graph.root
         building = Path(tempfile.mkdtemp(prefix=temporary_prefix(f".{folder.name}"), dir=folder.parent))

@@ -30,7 +30,7 @@ from pipeline.core.printable import printable
 from pipeline.core.processes import threads
 from pipeline.core.processes.signals import Interruptible, Stop
 from pipeline.core.processes.wait_reports import waiting
-from pipeline.core.specs import UNDER_WAY, Cluster, State, Waiting
+from pipeline.core.specs import UNDER_WAY, Cluster, State, Wait
 from pipeline.execution import complete as training
 from pipeline.execution.run import Run
 from pipeline.execution.work import RunServices
@@ -85,7 +85,7 @@ def end_leftovers(run: Run, say: Callable[[str], None]) -> None:
 _LOOK_S = 0.2  # also the delay until a search sees a new epoch
 
 Say = Callable[[str], None]
-TrialEvent = TrialBegan | TrialEnded | tuple[int, FollowedEvent | Waiting]
+TrialEvent = TrialBegan | TrialEnded | tuple[int, FollowedEvent | Wait]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,7 +356,7 @@ class _Conductor:
     def _services(self, run: Run, start: Start, on_trained: Callable[[], None]) -> RunServices:
         number, services = start.trial.number, self.shared.services(run, start.slot, on_trained, self.stop)
 
-        def tell(event: FollowedEvent | Waiting) -> None:
+        def tell(event: FollowedEvent | Wait) -> None:
             self.sweep.on_event((number, event))
 
         return replace(services, on_event=tell, on_wait=tell if self.sweep.watched else None)

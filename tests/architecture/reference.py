@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import yaml  # type: ignore[import-untyped]
 
 from pipeline.cluster.launchers.settings import HostConfig
-from pipeline.config.option_groups import Group, groups
+from pipeline.config.option_groups import OptionGroup, groups
 from pipeline.config.schema import OPTIONS, PROGRAMS, RootConfig
 from pipeline.core.places import HOME
 
@@ -56,7 +56,7 @@ def meanings(settings: type[Any]) -> dict[str, str]:
     return texts
 
 
-def _group(name: str, base: type[Any], group: Group | None) -> Iterator[str]:
+def _group(name: str, base: type[Any], group: OptionGroup | None) -> Iterator[str]:
     yield _section(f"`{name}`", _fields(name, base, without=()), _summary(base))
     if group is None or name == "sweep":
         return
@@ -82,7 +82,7 @@ def _settings(group: str) -> dict[str, type[Any]]:
     return {name: options.settings(name) for name in options.names() if options.is_own(name)} if options else {}
 
 
-def _recipes(group: Group) -> Iterator[str]:
+def _recipes(group: OptionGroup) -> Iterator[str]:
     yield "## `experiment`\n\nA recipe: options and fields that go together. Words on the command line win.\n"
     yield _table(("option", "what it is"), [(f"`experiment={name}`", about) for name, about in group.options.items()])
 

@@ -15,7 +15,7 @@ from yaml.reader import ReaderError  # type: ignore[import-untyped]
 
 from pipeline.cluster.launchers.settings import HostConfig
 from pipeline.config import own_defaults
-from pipeline.config.errors.failure import FULL_KEY, IN_FILE, Failure, plain_reason
+from pipeline.config.errors.failure import FULL_KEY, IN_FILE, CompositionFailure, plain_reason
 from pipeline.config.errors.unknown_key import group_names, unknown_key, within
 from pipeline.config.schema import OPTIONS, PROGRAMS
 from pipeline.core.errors import UsageError, first_line, suggestion
@@ -86,7 +86,7 @@ class ConfigFile:
         return line
 
 
-def explain_file(failure: Failure) -> UsageError | None:
+def explain_file(failure: CompositionFailure) -> UsageError | None:
     """Explain a file that can't be read, or a wrong entry or field of one; None if the error isn't about a file."""
     for cause in failure.causes:
         if isinstance(cause, MarkedYAMLError):
@@ -98,20 +98,20 @@ def explain_file(failure: Failure) -> UsageError | None:
     return _wrong_entry(failure) or _wrong_field(failure)
 
 
-def place_of_entry(failure: Failure, group: str, option: str) -> str:
+def place_of_entry(failure: CompositionFailure, group: str, option: str) -> str:
     """Return the place where a file chooses a missing option of ``group``, or ''."""
     chosen = re.compile(rf"(?<![\w-]){re.escape(option)}(?![\w-])")
     places = ((file, file.entry(group)) for file in _files(failure))
     return next((file.at(line) for file, line in places if line and chosen.search(file.lines[line - 1])), "")
 
 
-def place_of_file(failure: Failure) -> str:
+def place_of_file(failure: CompositionFailure) -> str:
     """Return the file that Hydra's error names, or ''."""
     file = next(_files(failure), None) if IN_FILE.search(failure.text) else None
     return "" if file is None else file.at(0)
 
 
-def _files(failure: Failure) -> Iterator[ConfigFile]:
+def _files(failure: CompositionFailure) -> Iterator[ConfigFile]:
     """Yield the files that an error may be about: that which it names, that which the culprit chooses, own defaults.
 
     An error about an option doesn't say which file chooses it.
@@ -150,7 +150,7 @@ def _not_text(error: UnicodeDecodeError) -> UsageError:
     return UsageError(f"a configuration file is not UTF-8 text: {error}")
 
 
-def _wrong_entry(failure: Failure) -> UsageError | None:
+def _wrong_entry(failure: CompositionFailure) -> UsageError | None:
     """Explain an error in a file's header or defaults list."""
     text, groups = failure.text, group_names()
     for file in _files(failure):
@@ -184,7 +184,7 @@ def _wrong_entry(failure: Failure) -> UsageError | None:
     return None
 
 
-def _wrong_field(failure: Failure) -> UsageError | None:
+def _wrong_field(failure: CompositionFailure) -> UsageError | None:
     """Explain an unknown field of a file, or a wrong value of one; None if the error isn't about a file."""
     match, file = FULL_KEY.search(failure.text), next(_files(failure), None)
     if match is None or file is None or not IN_FILE.search(failure.text):
@@ -198,7 +198,7 @@ def _wrong_field(failure: Failure) -> UsageError | None:
     return _unknown_field(place, field, unknown[1], failure)
 
 
-def _unknown_field(place: str, field: str, settings_name: str, failure: Failure) -> UsageError:
+def _unknown_field(place: str, field: str, settings_name: str, failure: CompositionFailure) -> UsageError:
     """Explain a field of a file that the settings class of that name lacks."""
     group, _, name = field.rpartition(".")
     options = OPTIONS.get(group)

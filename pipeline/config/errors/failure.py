@@ -48,7 +48,7 @@ class Word(NamedTuple):
         return shell_word(f"{self.key}={QuotedString(self.value, Quote.single).with_quotes()}")
 
 
-class Failure:
+class CompositionFailure:
     """A failed composition. ``text`` is that of the error and of all its causes.
 
     ``try_compose`` composes other overrides, to find the one at fault and the valid names.

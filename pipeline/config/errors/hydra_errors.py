@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.cluster.launchers.settings import HostConfig
 from pipeline.config.errors import config_files
-from pipeline.config.errors.failure import Failure, TryCompose, Word
+from pipeline.config.errors.failure import CompositionFailure, TryCompose, Word
 from pipeline.config.errors.unknown_key import field_names, not_of_a_host, unknown_key, within
 from pipeline.config.schema import OPTIONS
 from pipeline.core.errors import UsageError, first_line, nearest, suggestion
@@ -45,7 +45,7 @@ def explain(error: Exception, overrides: Sequence[str], try_compose: TryCompose)
     """Return the error as one line. ``try_compose`` composes other overrides, to find the one at fault."""
     if isinstance(error, UsageError):  # from an option whose settings can't be read
         return error
-    failure = Failure(error, overrides, try_compose)
+    failure = CompositionFailure(error, overrides, try_compose)
     return config_files.explain_file(failure) or _explain_syntax(failure) or _explain_value(failure)
 
 
@@ -68,7 +68,7 @@ def no_value(field: str) -> UsageError:
 
 
 # ------------------------------------------------------------------------------ an override that can't be parsed
-def _explain_syntax(failure: Failure) -> UsageError | None:
+def _explain_syntax(failure: CompositionFailure) -> UsageError | None:
     word = failure.culprit
     if not word.name and "=" in word.text:
         return UsageError(f"{word.text}: the name of a field is missing before the =; write NAME{word.text}")
@@ -104,7 +104,7 @@ def _not_an_override(word: Word) -> UsageError:
 
 
 # ------------------------------------------------------------------------------ an option, key or value
-def _explain_value(failure: Failure) -> UsageError:
+def _explain_value(failure: CompositionFailure) -> UsageError:
     """Explain an option, a key or a value that is not accepted."""
     word, text = failure.culprit, failure.text
     for cause in failure.causes:
@@ -140,7 +140,7 @@ def _explain_value(failure: Failure) -> UsageError:
     return UsageError(f"{word.text}: {_right_form(word, text) or failure.reason}")
 
 
-def _no_hosts(failure: Failure) -> UsageError | None:
+def _no_hosts(failure: CompositionFailure) -> UsageError | None:
     """Explain a value of the wrong form for a list of hosts, or for one of them."""
     word = failure.culprit
     if match := _IN_A_HOST.search(failure.text):
@@ -172,7 +172,7 @@ def _right_form(word: Word, text: str) -> str:
     return ""
 
 
-def _missing_option(error: MissingConfigException, failure: Failure) -> UsageError:
+def _missing_option(error: MissingConfigException, failure: CompositionFailure) -> UsageError:
     """Explain an option that its group lacks. ``error``: Hydra's, one of the causes."""
     group, _, option = str(error.missing_cfg_file).rpartition("/")
     if (options := OPTIONS.get(group.removeprefix("schema/"))) and group.startswith("schema/"):
@@ -202,7 +202,7 @@ def _missing_option(error: MissingConfigException, failure: Failure) -> UsageErr
     )
 
 
-def _refused_key(key: str, failure: Failure) -> UsageError:
+def _refused_key(key: str, failure: CompositionFailure) -> UsageError:
     """Explain a key that is unknown, or exists and can't be changed, replaced or added to in this way."""
     word, config = failure.culprit, failure.try_compose(failure.others)
     config = failure.try_compose([]) if config is None else config

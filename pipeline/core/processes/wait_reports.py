@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from pipeline.core.processes import threads
-from pipeline.core.specs import Waiting
+from pipeline.core.specs import Wait
 
 EVERY_S = 5.0
 _LONGEST = 12  # times EVERY_S
@@ -30,7 +30,7 @@ class WaitReports:
     """
 
     def __init__(
-        self, say: Callable[[str], None], every_s: float = EVERY_S, *, on_wait: Callable[[Waiting], None] | None = None
+        self, say: Callable[[str], None], every_s: float = EVERY_S, *, on_wait: Callable[[Wait], None] | None = None
     ) -> None:
         self._say, self._every_s, self._on_wait = say, every_s, on_wait
         self._activity: Callable[[], str] = lambda: "working"
@@ -58,7 +58,7 @@ class WaitReports:
 
     def _report(self) -> None:
         while self._on_wait is not None and not self._over.wait(_SHOWN_S):
-            self._on_wait(Waiting(what=self._activity(), for_s=time.monotonic() - self._began_at))
+            self._on_wait(Wait(what=self._activity(), for_s=time.monotonic() - self._began_at))
         while not self._over.wait(max(0.05, min(self._every_s, self._printed_at + self._pause_s - time.monotonic()))):
             if time.monotonic() - self._printed_at >= self._pause_s:
                 longer_s = min(2 * self._pause_s, _LONGEST * self._every_s)  # before the line, which resets the pause

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
 from pipeline.data.base import Part, RawSet, Workspace, images_per_block
-from pipeline.data.sources.download import Wanted, download
+from pipeline.data.sources.download import DownloadRequest, download
 from pipeline.data.sources.source import file_name, local_path, refuse_special, shown
 from trainers.core.config import DatasetConfig
 
@@ -60,7 +60,7 @@ def load(config: DatasetConfig, work: Workspace) -> RawSet:
     path = local_path(source)
     origin = str(path)
     if path is None:
-        wanted = Wanted(name=file_name(source) or "arrays.npz", urls=(source,), sha256=None)
+        wanted = DownloadRequest(name=file_name(source) or "arrays.npz", urls=(source,), sha256=None)
         path, origin = download(config, wanted, work.folder, work.report), shown(source)
     made = raw_set(path, source="arrays of a .npz file", origin=origin)
     return replace(made, source_files={"arrays.npz": sha256_file(path)})  # its own name doesn't count

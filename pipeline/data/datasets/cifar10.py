@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core.errors import DataError
 from pipeline.data.base import Part, RawSet, Workspace, images_per_block
 from pipeline.data.sources import official
-from pipeline.data.sources.download import Wanted
-from pipeline.data.sources.official import Catalogue, Layout, OfficialFile
+from pipeline.data.sources.download import DownloadRequest
+from pipeline.data.sources.official import Catalogue, OfficialFile, PublishedLayout
 from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def _files(rows: str) -> tuple[OfficialFile, ...]:
     return tuple(OfficialFile(name=name, size_bytes=int(size), sha256=sha) for name, size, sha in cells)
 
 
-BINARY = Layout(
+BINARY = PublishedLayout(
     title="binary layout",
     folders=("cifar-10-batches-bin",),
     train=_files("""
@@ -43,7 +43,7 @@ BINARY = Layout(
     """),
     test=_files("test_batch.bin 30730000 8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
 )
-PYTHON = Layout(
+PYTHON = PublishedLayout(
     title="Python layout",
     folders=("cifar-10-batches-py",),
     train=_files("""
@@ -58,7 +58,7 @@ PYTHON = Layout(
 CATALOGUE = Catalogue(
     layouts=(BINARY, PYTHON),
     downloads=(  # one layout only, so that every mirror gives the same digest
-        Wanted(
+        DownloadRequest(
             name="cifar-10-python.tar.gz",
             urls=(
                 "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
@@ -99,7 +99,7 @@ def load(config: DatasetConfig, work: Workspace) -> RawSet:
     )
 
 
-def _part(layout: Layout, paths: list[Path]) -> Part:
+def _part(layout: PublishedLayout, paths: list[Path]) -> Part:
     read = _read_python if layout.folders == PYTHON.folders else _read_binary
     return Part(count=_BATCH * len(paths), blocks=lambda: (block for path in paths for block in read(path)))
 

@@ -13,7 +13,7 @@ from typing import IO
 
 from pipeline.core.errors import DataError
 from pipeline.core.tables import first_of
-from pipeline.data.base import ImageFilesConfig, Item, Source, Workspace, check_class_names
+from pipeline.data.base import ImageFilesConfig, ImageItem, ImageSource, Workspace, check_class_names
 from pipeline.data.sources import folder
 from trainers.core.config import DatasetConfig
 
@@ -200,12 +200,12 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
     return find_class_folders(path, str(path)).files
 
 
-def load(config: FolderConfig, work: Workspace) -> Source:
+def load(config: FolderConfig, work: Workspace) -> ImageSource:
     """Find the images; they are decoded during packing. Raises DataError."""
     place = folder.get_folder(config, work, _WANTED, IMAGE_SUFFIXES)
     class_folders = find_class_folders(place.folder, place.origin)
     val_is_test = "; the test split is their val folder" if class_folders.val_is_test else ""
-    return Source(
+    return ImageSource(
         parts={name: partial(_items, class_folders.root, part) for name, part in class_folders.parts.items()},
         classes=class_folders.classes,
         text=f"images in one folder a class{val_is_test}",
@@ -213,9 +213,9 @@ def load(config: FolderConfig, work: Workspace) -> Source:
     )
 
 
-def _items(root: Path, part: tuple[tuple[str, int], ...]) -> Iterator[Item]:
+def _items(root: Path, part: tuple[tuple[str, int], ...]) -> Iterator[ImageItem]:
     for name, label in part:
-        yield Item(name, partial(_open, root / name), label)
+        yield ImageItem(name, partial(_open, root / name), label)
 
 
 def _open(path: Path) -> IO[bytes]:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from pipeline.core.errors import DataError
 from pipeline.data.base import Part, RawSet, Workspace, images_per_block
 from pipeline.data.sources import official
-from pipeline.data.sources.download import Wanted
-from pipeline.data.sources.official import Catalogue, Layout, OfficialFile
+from pipeline.data.sources.download import DownloadRequest
+from pipeline.data.sources.official import Catalogue, OfficialFile, PublishedLayout
 from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ _MIRRORS = (
 _IMAGES_MAGIC, _LABELS_MAGIC = 0x0803, 0x0801  # uint8 with three dimensions; with one
 
 
-def _layout(title: str, *rows: tuple[str, int, str]) -> Layout:
+def _layout(title: str, *rows: tuple[str, int, str]) -> PublishedLayout:
     files = tuple(OfficialFile(name=name, size_bytes=size, sha256=sha) for name, size, sha in rows)
-    return Layout(title=title, folders=_FOLDERS, train=files[:2], test=files[2:])
+    return PublishedLayout(title=title, folders=_FOLDERS, train=files[:2], test=files[2:])
 
 
 GZIPPED = _layout(
@@ -53,7 +53,7 @@ PLAIN = _layout(
 CATALOGUE = Catalogue(
     layouts=(GZIPPED, PLAIN),
     downloads=tuple(
-        Wanted(name=file.name, urls=tuple(f"{mirror}{file.name}" for mirror in _MIRRORS), sha256=file.sha256)
+        DownloadRequest(name=file.name, urls=tuple(f"{mirror}{file.name}" for mirror in _MIRRORS), sha256=file.sha256)
         for file in (*GZIPPED.train, *GZIPPED.test)
     ),
     holdout=10_000,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.core.errors import DataError
 from pipeline.core.tables import first_of
-from pipeline.data.base import ImageFilesConfig, Source, Workspace
+from pipeline.data.base import ImageFilesConfig, ImageSource, Workspace
 from pipeline.data.sources import folder as source_folder
 from trainers.core.config import DatasetConfig
 
@@ -39,13 +39,13 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
     return {shard.relative_to(path).as_posix(): shard for shard in _shards(path, str(path))}
 
 
-def load(config: ParquetConfig, work: Workspace) -> Source:
+def load(config: ParquetConfig, work: Workspace) -> ImageSource:
     """Find columns, classes and splits; images are decoded during packing. Raises DataError."""
     from pipeline.data.parquet_rows import read_rows  # loads pyarrow: looking up a pack reads no row
 
     single = source_folder.one_file(config, work, _WANTED, ".parquet")
     if single is not None:
-        place = source_folder.Place(single.path.parent, single.origin)
+        place = source_folder.LocalFolder(single.path.parent, single.origin)
         shards = [single.path]
     else:
         place = source_folder.get_folder(config, work, _WANTED, (".parquet",))
@@ -60,7 +60,7 @@ def load(config: ParquetConfig, work: Workspace) -> Source:
     val_is_test = "test" not in parts and "val" in parts
     if val_is_test:
         parts = {"test" if name == "val" else name: part for name, part in parts.items()}
-    return Source(
+    return ImageSource(
         parts=parts,
         classes=classes,
         text=f"images of parquet files{'; the test split is their validation split' if val_is_test else ''}",
@@ -88,7 +88,7 @@ def _refuse_missing(shards: list[Path], origin: str) -> None:
             raise DataError(f"{origin} lacks {lacking}", hint="fetch the rest; for a part alone, name its files anew")
 
 
-def _splits(shards: list[Path], place: source_folder.Place) -> dict[str, list[Path]]:
+def _splits(shards: list[Path], place: source_folder.LocalFolder) -> dict[str, list[Path]]:
     """Group shards by the split in their names, as in ``test/0000.parquet``; without any, all are training shards."""
     names = {path: _SPLIT.search(path.relative_to(place.folder).as_posix()) for path in shards}
     if not any(names.values()):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.core.errors import DataError
 from pipeline.core.processes import process
-from pipeline.data.base import ImageFilesConfig, Item, Source, Workspace
+from pipeline.data.base import ImageFilesConfig, ImageItem, ImageSource, Workspace
 from pipeline.data.sources.source import files_below, local_path
 from trainers.core.config import ConfigError, DatasetConfig
 from trainers.core.errors import install
@@ -22,7 +22,7 @@ _READER = "trainers.data.torchvision_images"
 
 
 @dataclass(kw_only=True)
-class TorchvisionConfig(ImageFilesConfig):
+class TorchvisionDatasetConfig(ImageFilesConfig):
     """A class of torchvision.datasets whose labels are class numbers, by its name: FashionMNIST, Food101, SVHN, ….
 
     source is the class's ``root``; without it the set is downloaded as torchvision does it.
@@ -53,7 +53,7 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
     return files_below(path)
 
 
-def load(config: TorchvisionConfig, work: Workspace) -> Source:
+def load(config: TorchvisionDatasetConfig, work: Workspace) -> ImageSource:
     """Read the set in a subprocess; images are decoded during packing. Raises DataError."""
     if find_spec("torchvision") is None:
         raise DataError("dataset=torchvision needs torchvision, which isn't here", hint=install("torchvision"))
@@ -68,7 +68,7 @@ def load(config: TorchvisionConfig, work: Workspace) -> Source:
         reason = (done.stderr.strip().splitlines() or [f"it ended with {done.code}"])[-1]
         raise DataError(f"dataset.class={config.class_name} can't be read: {reason}", hint="dataset.source=<its root>")
     meta = json.loads((out / "meta.json").read_text(encoding="utf-8"))
-    return Source(
+    return ImageSource(
         parts={name: partial(_items, out / f"{name}.bin", name, part) for name, part in meta["parts"].items()},
         classes=tuple(meta["classes"]),
         text=f"torchvision's {config.class_name}",
@@ -76,9 +76,9 @@ def load(config: TorchvisionConfig, work: Workspace) -> Source:
     )
 
 
-def _items(path: Path, name: str, part: Mapping[str, list[int]]) -> Iterator[Item]:
+def _items(path: Path, name: str, part: Mapping[str, list[int]]) -> Iterator[ImageItem]:
     begin = 0
     with path.open("rb") as file:
         for number, (end, label) in enumerate(zip(part["ends"], part["labels"], strict=True)):
-            yield Item(f"{name}[{number}]", partial(BytesIO, file.read(end - begin)), label)
+            yield ImageItem(f"{name}[{number}]", partial(BytesIO, file.read(end - begin)), label)
             begin = end

@@ -20,7 +20,7 @@ PAUSES_S = (0.5, 1.5, 5.0)  # between rounds over all addresses
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class DownloadRequest:
     """A file to download: its local name, its addresses in order of preference, its sha256 if known."""
 
     name: str
@@ -28,7 +28,7 @@ class Wanted:
     sha256: str | None
 
 
-def retrieve(wanted: Wanted, folder: Path, report: OnProgress) -> Path | list[TransferError]:
+def retrieve(wanted: DownloadRequest, folder: Path, report: OnProgress) -> Path | list[TransferError]:
     """Return the verified file in ``folder``, or the failure of each address.
 
     An existing file with the right sha256 is used as it is; without a known sha256 the file is always downloaded.
@@ -52,7 +52,7 @@ def retrieve(wanted: Wanted, folder: Path, report: OnProgress) -> Path | list[Tr
     return list(failures.values())
 
 
-def download(config: DatasetConfig, wanted: Wanted, folder: Path, report: OnProgress) -> Path:
+def download(config: DatasetConfig, wanted: DownloadRequest, folder: Path, report: OnProgress) -> Path:
     """Return the file of ``retrieve``. Raises DataError if every address failed."""
     path = retrieve(wanted, folder, report)
     if not isinstance(path, Path):

@@ -16,7 +16,7 @@ from typing import IO, NamedTuple
 from pipeline.core.errors import DataError
 from pipeline.data.base import Workspace
 from pipeline.data.progress import require_room, room
-from pipeline.data.sources.download import Wanted, download
+from pipeline.data.sources.download import DownloadRequest, download
 from pipeline.data.sources.source import WEB, ObjectStore, file_name, local_path, refuse_special, scheme, shown
 from trainers.core.config import DatasetConfig
 
@@ -25,7 +25,7 @@ ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", "
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, RuntimeError)
 
 
-class Place(NamedTuple):
+class LocalFolder(NamedTuple):
     """A local folder; ``origin`` is its source for messages."""
 
     folder: Path
@@ -68,11 +68,11 @@ def one_file(config: DatasetConfig, work: Workspace, wanted: str, suffix: str) -
     return SingleFile(_download(config, source, name, work), shown(source))
 
 
-def get_folder(config: DatasetConfig, work: Workspace, wanted: str, suffixes: tuple[str, ...]) -> Place:
+def get_folder(config: DatasetConfig, work: Workspace, wanted: str, suffixes: tuple[str, ...]) -> LocalFolder:
     """Return a local folder; for an address or archive, fetch the files with these suffixes. Raises DataError."""
     path = local(config, wanted)
     if path is not None and path.is_dir():
-        return Place(path, str(path))
+        return LocalFolder(path, str(path))
     source = config.source or ""
     origin = str(path) if path is not None else shown(source)
     name = path.name if path is not None else file_name(source)
@@ -87,11 +87,11 @@ def get_folder(config: DatasetConfig, work: Workspace, wanted: str, suffixes: tu
     folder.mkdir()
     if not is_archive:
         _fetch_folder(source, suffixes, folder, work)
-        return Place(folder, origin)
+        return LocalFolder(folder, origin)
     archive = path or _download(config, source, name, work)
     work.report(f"unpacking {name}", 0, None)
     extract(archive, suffixes, folder)
-    return Place(folder, origin)
+    return LocalFolder(folder, origin)
 
 
 def _fetch_folder(source: str, suffixes: tuple[str, ...], folder: Path, work: Workspace) -> None:
@@ -115,7 +115,7 @@ def _fetch_folder(source: str, suffixes: tuple[str, ...], folder: Path, work: Wo
 
 
 def _download(config: DatasetConfig, source: str, name: str, work: Workspace) -> Path:
-    return download(config, Wanted(name=name, urls=(source,), sha256=None), work.folder, work.report)
+    return download(config, DownloadRequest(name=name, urls=(source,), sha256=None), work.folder, work.report)
 
 
 # --------------------------------------------------------------------------------- archives

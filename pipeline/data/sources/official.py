@@ -11,7 +11,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
 from pipeline.data.base import Workspace
 from pipeline.data.sources import folder as folders
-from pipeline.data.sources.download import Wanted, download, retrieve, unreachable
+from pipeline.data.sources.download import DownloadRequest, download, retrieve, unreachable
 from pipeline.data.sources.source import file_name, local_path, refuse_special, shown
 from trainers.core.config import DatasetConfig
 
@@ -29,7 +29,7 @@ class OfficialFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class PublishedLayout:
     """One published form of the set. ``folders``: where the files may lie below the source."""
 
     title: str
@@ -46,8 +46,8 @@ class Layout:
 class Catalogue:
     """All layouts of a set, the downloads (archives or single files), and the hold-out to suggest."""
 
-    layouts: tuple[Layout, ...]
-    downloads: tuple[Wanted, ...]
+    layouts: tuple[PublishedLayout, ...]
+    downloads: tuple[DownloadRequest, ...]
     holdout: int
 
 
@@ -55,7 +55,7 @@ class Catalogue:
 class OfficialFiles:
     """Verified files of one layout. ``origin`` is their source for messages."""
 
-    layout: Layout
+    layout: PublishedLayout
     files: dict[str, Path]
     origin: str
 
@@ -98,21 +98,23 @@ def collect(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> Off
     return OfficialFiles(layout=layout, files=files, origin=origin)
 
 
-def _best(folder: Path, config: DatasetConfig, catalogue: Catalogue) -> tuple[Layout, Path]:
+def _best(folder: Path, config: DatasetConfig, catalogue: Catalogue) -> tuple[PublishedLayout, Path]:
     """Return the layout and folder with the fewest missing files; on a tie, the first."""
     places = [(layout, folder / sub) for layout in catalogue.layouts for sub in ("", *layout.folders)]
 
-    def missing(place: tuple[Layout, Path]) -> int:
+    def missing(place: tuple[PublishedLayout, Path]) -> int:
         return len(_missing(place[0], place[1], config))
 
     return min(places, key=missing)
 
 
-def _missing(layout: Layout, folder: Path, config: DatasetConfig) -> list[OfficialFile]:
+def _missing(layout: PublishedLayout, folder: Path, config: DatasetConfig) -> list[OfficialFile]:
     return [file for file in layout.wanted(config) if not (folder / file.name).is_file()]
 
 
-def _check_complete(config: DatasetConfig, catalogue: Catalogue, layout: Layout, folder: Path, origin: str) -> None:
+def _check_complete(
+    config: DatasetConfig, catalogue: Catalogue, layout: PublishedLayout, folder: Path, origin: str
+) -> None:
     missing = _missing(layout, folder, config)
     if not missing:
         return
@@ -175,7 +177,7 @@ def _remote(config: DatasetConfig, catalogue: Catalogue, work: Workspace, url: s
     name = file_name(url)
     if name.endswith(folders.ARCHIVES):
         known = {official.name: official.sha256 for official in catalogue.downloads}
-        wanted = Wanted(name=name, urls=(url,), sha256=known.get(name))
+        wanted = DownloadRequest(name=name, urls=(url,), sha256=known.get(name))
         folder = work.folder if wanted.sha256 is None else work.downloads
         return _unpack(download(config, wanted, folder, work.report), catalogue, work)
     return _remote_folder(config, catalogue, work, url)
@@ -187,7 +189,7 @@ def _remote_folder(config: DatasetConfig, catalogue: Catalogue, work: Workspace,
     for layout in catalogue.layouts:
         for file in layout.wanted(config):
             address = f"{url.rstrip('/')}/{file.name}"
-            wanted = Wanted(name=file.name, urls=(address,), sha256=file.sha256)
+            wanted = DownloadRequest(name=file.name, urls=(address,), sha256=file.sha256)
             got = retrieve(wanted, work.downloads, work.report)
             if isinstance(got, Path):
                 continue

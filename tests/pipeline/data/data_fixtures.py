@@ -20,8 +20,8 @@ import pytest
 from PIL import Image
 
 from pipeline.data.datasets import cifar10, mnist
-from pipeline.data.sources.download import Wanted
-from pipeline.data.sources.official import Layout, OfficialFile
+from pipeline.data.sources.download import DownloadRequest
+from pipeline.data.sources.official import OfficialFile, PublishedLayout
 
 BATCH = 20  # images in each made CIFAR-10 batch
 
@@ -46,7 +46,7 @@ def official(path: Path) -> OfficialFile:
     return OfficialFile(name=path.name, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 
 
-def describe(layout: Layout, folder: Path) -> Layout:
+def describe(layout: PublishedLayout, folder: Path) -> PublishedLayout:
     """The layout with sizes and digests of the files that lie in ``folder``."""
     made = [tuple(official(folder / file.name) for file in part) for part in (layout.train, layout.test)]
     return replace(layout, train=made[0], test=made[1])
@@ -154,7 +154,7 @@ def make_fashion_mnist(root: Path) -> Path:
     return root
 
 
-def offer(monkeypatch: pytest.MonkeyPatch, module: object, *downloads: Wanted) -> None:
+def offer(monkeypatch: pytest.MonkeyPatch, module: object, *downloads: DownloadRequest) -> None:
     """Replace the official addresses of a dataset module."""
     monkeypatch.setattr(module, "CATALOGUE", replace(module.CATALOGUE, downloads=downloads))  # type: ignore[attr-defined]
 

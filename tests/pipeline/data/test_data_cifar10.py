@@ -11,7 +11,7 @@ import pytest
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
 from pipeline.data.datasets import cifar10
-from pipeline.data.sources.download import Wanted
+from pipeline.data.sources.download import DownloadRequest
 from pipeline.data.store import fetch
 from tests.pipeline.data.data_fixtures import MadeSet, archive_of, make_cifar10, offer, python2_pickle, read_pack
 from tests.pipeline.data.data_server import Server
@@ -52,7 +52,7 @@ def test_download_of_the_official_archive(
     archive = archive_of(made[1].folder, tmp_path / "cifar-10-python.tar.gz")
     server.script.files[archive.name] = archive.read_bytes()
     urls = (refused_url + archive.name, server.url + archive.name)
-    offer(monkeypatch, cifar10, Wanted(name=archive.name, urls=urls, sha256=sha256_file(archive)))
+    offer(monkeypatch, cifar10, DownloadRequest(name=archive.name, urls=urls, sha256=sha256_file(archive)))
     check_images(made[1], tmp_path / "data", None)
     fetch(config(None, val_size=5), tmp_path / "data")
     assert len(server.script.seen) == 1, "a kept and verified download is used again"

@@ -18,7 +18,7 @@ from pipeline.data.datasets.folder import FolderConfig
 from pipeline.data.datasets.own import OwnDatasetConfig
 from pipeline.data.datasets.parquet import ParquetConfig
 from pipeline.data.datasets.synthetic import SyntheticConfig
-from pipeline.data.datasets.torchvision import TorchvisionConfig
+from pipeline.data.datasets.torchvision import TorchvisionDatasetConfig
 from pipeline.data.store import fetch, find
 from tests.pipeline.data.data_fixtures import (
     make_cifar10,
@@ -77,7 +77,7 @@ def torchvision(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
         return Completed(argv=tuple(argv), code=0, stdout="", stderr="")
 
     monkeypatch.setattr(module, "process", SimpleNamespace(run=run, of_this_clone=dict))
-    return TorchvisionConfig(class_name="FashionMNIST", source=str(make_fashion_mnist(root)), val_size=6)
+    return TorchvisionDatasetConfig(class_name="FashionMNIST", source=str(make_fashion_mnist(root)), val_size=6)
 
 
 MAKERS = (arrays, cifar10, digits, folder, mnist, own, parquet, synthetic, torchvision)

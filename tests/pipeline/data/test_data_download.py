@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.data.sources import download
-from pipeline.data.sources.download import Wanted, retrieve
+from pipeline.data.sources.download import DownloadRequest, retrieve
 from pipeline.data.sources.transfer import TransferError
 from tests.pipeline.data.data_server import Server
 from tests.s3_fixture import BUCKET
@@ -28,8 +28,8 @@ def silent(what: str, done: int, total: int | None) -> None:
     """No progress."""
 
 
-def wanted(*urls: str, sha256: str | None = SHA256) -> Wanted:
-    return Wanted(name="set.bin", urls=[f"{url}set.bin" for url in urls], sha256=sha256)
+def wanted(*urls: str, sha256: str | None = SHA256) -> DownloadRequest:
+    return DownloadRequest(name="set.bin", urls=[f"{url}set.bin" for url in urls], sha256=sha256)
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_an_archive_that_the_server_calls_encoded_stays_as_it_is(server: Server,
     server.script.encoding = "x-gzip"
     server.script.files["set.tar.gz"] = gzip.compress(CONTENT)
     sha256 = hashlib.sha256(server.script.files["set.tar.gz"]).hexdigest()
-    asked = Wanted(name="set.tar.gz", urls=[f"{server.url}set.tar.gz"], sha256=sha256)
+    asked = DownloadRequest(name="set.tar.gz", urls=[f"{server.url}set.tar.gz"], sha256=sha256)
     assert content(retrieve(asked, tmp_path, silent)) == server.script.files["set.tar.gz"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.data.datasets import mnist
-from pipeline.data.sources.download import Wanted
+from pipeline.data.sources.download import DownloadRequest
 from pipeline.data.store import fetch
 from tests.pipeline.data.data_fixtures import MadeSet, make_mnist, offer, read_pack
 from tests.pipeline.data.data_server import Server
@@ -61,7 +61,7 @@ def test_download_from_mirrors_and_from_a_folder_s_address(
         monkeypatch,
         mnist,
         *(
-            Wanted(name=file.name, urls=(refused_url + file.name, server.url + file.name), sha256=file.sha256)
+            DownloadRequest(name=file.name, urls=(refused_url + file.name, server.url + file.name), sha256=file.sha256)
             for file in (*layout.train, *layout.test)
         ),
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console, RenderableType
 
-from pipeline.core.specs import Waiting
+from pipeline.core.specs import Wait
 from pipeline.live.run_view import run_view
 from pipeline.live.state import HostState, RunState
 from trainers.contract.beats import Gpu, Phase, Usage, phase_words
@@ -67,7 +67,7 @@ def test_whatever_a_rank_does_is_whole_with_its_seconds(phase: Phase, width: int
 @pytest.mark.parametrize("step", [0, 380])
 def test_what_is_waited_for_is_never_cut(width: int, step: int) -> None:
     what = "starting again from the checkpoint of step 1234; the ranks import torch and read the data"
-    waits = replace(STATE, steps=step, step=step, hosts={"node0": HOST}, doing=Waiting(what=what, for_s=123.4))
+    waits = replace(STATE, steps=step, step=step, hosts={"node0": HOST}, doing=Wait(what=what, for_s=123.4))
     lines = shown(waits, width=width)
     assert f"{what} (123 s)" in " ".join(" ".join(lines).split())
     assert max(map(len, lines)) <= width

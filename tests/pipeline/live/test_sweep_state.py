@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from pipeline.cluster.events import LogLine
-from pipeline.core.specs import State, Waiting
+from pipeline.core.specs import State, Wait
 from pipeline.live.state import SweepState, after_run_event, after_trial_event, left_s
 from pipeline.live.sweep_view import sweep_view
 from pipeline.runs.metrics_file import MetricsRow
@@ -94,7 +94,7 @@ def test_the_view_stays_within_the_terminal() -> None:
 
 def test_after_its_last_step_a_trial_says_what_it_waits_for() -> None:
     state = going_on()
-    for event in (MetricsRow(time_s=2.0, step=100, epoch=10, metrics={}), Waiting(what="making the evaluation report")):
+    for event in (MetricsRow(time_s=2.0, step=100, epoch=10, metrics={}), Wait(what="making the evaluation report")):
         state = after_run_event(state, 12, event, 95.0)
     assert text(state, 95.0)[15].endswith("10/10    0.7700             making the evaluation report")
     lines = text(state, 95.0, width=80)  # in short above the best value, so that this is whole
