@@ -35,7 +35,7 @@ from pipeline.runs.metrics_file import SystemMetrics
 from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat
 from trainers.contract.host_facts import HostFacts
-from trainers.script.printed import keep_lines
+from trainers.script.metrics.printed import keep_lines
 from trainers.script.settings import ScriptConfig
 
 

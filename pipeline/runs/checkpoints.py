@@ -34,7 +34,7 @@ def go_on_from_checkpoint(run_dir: Path) -> Iterator[str]:
     The trainer does the same on its node, so both copies stay equal to the byte. Yields warnings about damage. Raises
     OSError.
     """
-    if not programs.of_run(run_dir).is_ours:  # trainers/script/metrics_file.py keeps what the script doesn't log again
+    if not programs.of_run(run_dir).is_ours:  # trainers.script.metrics keeps rows that it doesn't log again
         return
     text = ""
     for path in sorted((run_dir / run_folder.CHECKPOINTS).glob("step-*.pt"), reverse=True):

@@ -53,7 +53,7 @@ def test_processes_are_started_in_the_shell_and_the_agent_alone() -> None:
     own = {
         "pipeline/core/processes/process.py",
         "pipeline/core/processes/guard.py",
-        "trainers/script/start.py",
+        "trainers/script/child.py",
         "trainers/ranks.py",
         "trainers/torchrun.py",
     }

@@ -24,7 +24,7 @@ RUNS = (
     ("models.own", "optimizers.own", "optimizers.torch"),
     ("measuring.measure", "models.torchvision", "optimizers.adamw", "schedules.cosine"),
     ("script.start",),
-    ("script.stored_logs",),
+    ("script.metrics.stored_logs",),
     ("classifier", "data.encoded"),
     ("data.torchvision_images",),
     ("exporting",),

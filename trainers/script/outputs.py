@@ -31,7 +31,7 @@ from trainers.script.files import (
     write_json,
     write_sealed,
 )
-from trainers.script.recorder import Recorder
+from trainers.script.metrics.recorder import Recorder
 from trainers.script.settings import ScriptConfig
 from trainers.script.workdir import Node, below, copy_of, folder_of, written_by_script
 

@@ -10,15 +10,12 @@ import argparse
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import paceline
@@ -31,16 +28,16 @@ from trainers.observation.processes import ObservedProgram, origin_of, project_o
 from trainers.observation.unkeyed import Places, Unkeyed, unkeyed_files, unkeyed_warnings
 from trainers.script import command, rank_hook
 from trainers.script import workdir as workdirs
+from trainers.script.child import Child, end_as, how_it_ended
 from trainers.script.command import Paths, argv, make_executable, program, require_program
 from trainers.script.files import NOTE, WARNING, in_words, say, write_json
+from trainers.script.metrics.recorder import Recorder, earlier_log, keep_unrecorded, mlflow_variables
 from trainers.script.outputs import Results
-from trainers.script.recorder import Recorder, earlier_log, keep_unrecorded, mlflow_variables
 from trainers.script.resume import whole_since
 from trainers.script.settings import ScriptConfig
 from trainers.script.workdir import Node
 
-_SHOWN = 8
-_LOOK_S = 0.5
+_METRICS_SHOWN = 8
 SENT = ".paceline"
 """The agent puts this file into a run folder that was sent to this host; one that all hosts share lacks it."""
 
@@ -100,7 +97,6 @@ class Attempt:
         self.id = os.environ.get(variables.NODE, "").rpartition(":")[0]
         number = self.id.rsplit("-", 2)[-2:][0]  # of KEY-ATTEMPT-RANDOM
         self.number = int(number) if number.isdecimal() else 0
-        self.child: subprocess.Popen[bytes] | None = None
 
     @property
     def name(self) -> str:
@@ -302,18 +298,10 @@ class Attempt:
         )
 
     def follow(self, command: list[str], env: dict[str, str], recorder: Recorder | None) -> int:
-        """Run torchrun in this process's group, and record until its end; return its exit code. Raises OSError."""
-        signal.signal(signal.SIGTERM, self.pass_on)
-        signal.signal(signal.SIGINT, self.pass_on)
-        workdir = self.work / self.settings.workdir
-        with ExitStack() as logs:
-            streams = {} if self.settings.torchrun or self.log_dir is None else rank_logs(Path(self.log_dir), logs)
-            self.child = subprocess.Popen(command, cwd=workdir, env=env, stdin=subprocess.DEVNULL, **streams)
-        try:
-            code = self.wait(self.child, recorder)
-        except BaseException:  # a full disk, or a folder that was removed
-            self.child.terminate()
-            raise
+        """Run the child, and record until its end; return its exit code. Raises OSError."""
+        log_dir = None if self.settings.torchrun or self.log_dir is None else Path(self.log_dir)
+        child = Child(command, self.work / self.settings.workdir, env, log_dir)
+        code = child.wait(recorder.look if recorder is not None else lambda: None)
         if recorder is not None:
             recorder.look(last=True)
             if code == 0:
@@ -324,63 +312,25 @@ class Attempt:
 
     def record_printed(self, recorder: Recorder) -> None:
         """Record the metrics that a script printed, if it reported none, and print a note of them. Raises OSError."""
-        names, before = recorder.read_printed()
+        names, earlier_rows = recorder.read_printed()
         if not names:
             return
-        more = ", …" if len(names) > _SHOWN else ""
+        shown = ", ".join(names[:_METRICS_SHOWN]) + (", …" if len(names) > _METRICS_SHOWN else "")
         say(
-            f"{NOTE}it reported no metric, so those that it printed are recorded: {', '.join(names[:_SHOWN])}{more} "
-            "(program.metrics=off leaves them)"
+            f"{NOTE}it reported no metric, so those that it printed are recorded: {shown} (program.metrics=off leaves "
+            "them)"
         )
-        if before:
-            rows = "1 row" if before == 1 else f"{before:,} rows"
-            say(f"{NOTE}{rows} that earlier attempts printed {'stands' if before == 1 else 'stand'} before them")
+        if earlier_rows:
+            rows = "1 row" if earlier_rows == 1 else f"{earlier_rows:,} rows"
+            say(f"{NOTE}{rows} that earlier attempts printed {'stands' if earlier_rows == 1 else 'stand'} before them")
         elif self.number > 1:
             say(f"{NOTE}what earlier attempts printed stands in their logs alone; paceline.log keeps it")
-
-    @staticmethod
-    def wait(child: subprocess.Popen[bytes], recorder: Recorder | None) -> int:
-        """Return the exit code; until then rows are recorded as they come. Raises OSError."""
-        while True:
-            try:
-                return child.wait(_LOOK_S)
-            except subprocess.TimeoutExpired:
-                if recorder is not None:
-                    recorder.look()
-
-    def pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Pass a signal to torchrun: the agent signals every process of a run, other senders only this one."""
-        if self.child is not None:
-            self.child.send_signal(number)
 
     def note_pruned(self, recorder: Recorder) -> None:
         """Write the end of a pruned run. Raises OSError."""
         metrics = recorder.metrics
         write_json(self.run_dir / run_folder.PRUNED, {"step": metrics.step or 0, "epoch": 0, "metrics": metrics.last})
         say(f"pruned at step {metrics.step or 0}")
-
-
-def rank_logs(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """Open files at the place where torchrun would put rank 0's output. Raises OSError."""
-    place = folder / "alone" / "attempt_0" / "0"
-    place.mkdir(parents=True)
-    return {name: stack.enter_context((place / f"{name}.log").open("ab")) for name in ("stdout", "stderr")}
-
-
-def how_it_ended(code: int) -> str:
-    """Describe the exit code of a child (negative: the signal that ended it)."""
-    if code > 0:
-        return f"ended with exit code {code}"
-    known = {number.value: number.name for number in signal.Signals}
-    return f"was ended by {known.get(-code, f'signal {-code}')}"
-
-
-def end_as(code: int) -> None:
-    """End with an exit code, or by the signal that ended the child (negative), for the agent to see."""
-    if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
-        os.kill(os.getpid(), -code)
-    sys.exit(code)
 
 
 if __name__ == "__main__":

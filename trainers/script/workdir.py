@@ -20,7 +20,7 @@ from trainers.contract import run_folder
 from trainers.observation import notes
 from trainers.observation.observer import OPEN_FAILED, OWN_STAT_FAILED, WORK
 from trainers.script.files import write_json
-from trainers.script.recorder import keep_unrecorded
+from trainers.script.metrics.recorder import keep_unrecorded
 from trainers.script.resume import is_best, newest_checkpoint, whole_since
 from trainers.script.settings import ScriptConfig
 

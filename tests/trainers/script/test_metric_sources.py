@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.trainers.script.test_tensorboard import WRITTEN
-from trainers.script.metrics_file import MetricsFile, Row
-from trainers.script.recorder import Recorder
+from trainers.script.metrics.growing_files import FilesBelow
+from trainers.script.metrics.metrics_file import MetricsFile, Row
+from trainers.script.metrics.recorder import Recorder
+from trainers.script.metrics.sources import CsvTables, EventFiles, JsonLines, Logged, PatternLines
+from trainers.script.metrics.tensorboard import EventFile, Scalar
 from trainers.script.settings import ScriptConfig
-from trainers.script.sources import CsvTables, EventFiles, FilesBelow, JsonLines, Logged, PatternLines
-from trainers.script.tensorboard import EventFile, Scalar
 
 
 def _told(rows: Iterable[Row]) -> list[tuple[int, int | None, dict[str, float]]]:

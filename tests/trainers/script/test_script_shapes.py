@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.trainers.script.runs import ScriptRun
-from trainers.script.tensorboard import masked_crc32c
+from trainers.script.metrics.tensorboard import masked_crc32c
 
 pytestmark = pytest.mark.slow
 

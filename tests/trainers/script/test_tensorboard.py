@@ -7,7 +7,7 @@ import math
 import zlib
 from pathlib import Path
 
-from trainers.script.tensorboard import EventFile, Scalar
+from trainers.script.metrics.tensorboard import EventFile, Scalar
 
 # add_scalar, add_text, a scalar as TensorProto of each kind, a vector, a NaN
 WRITTEN = zlib.decompress(

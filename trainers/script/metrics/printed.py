@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from trainers.contract import run_folder
 from trainers.script.files import write_text
-from trainers.script.metrics_file import Row
-from trainers.script.printed_line import PrintedLine, parse_line
+from trainers.script.metrics.metrics_file import Row
+from trainers.script.metrics.printed_line import PrintedLine, parse_line
 
 _OF_RANK_0 = "0 | "
 """Prefix of rank 0's lines in the log of a host."""

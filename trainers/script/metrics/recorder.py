@@ -16,10 +16,11 @@ from typing import Any, Protocol
 
 from trainers.contract import run_folder
 from trainers.script.files import write_json, write_text
-from trainers.script.metrics_file import LeftOut, MetricsFile, Row
-from trainers.script.printed import printed_rows
+from trainers.script.metrics.growing_files import FilesBelow
+from trainers.script.metrics.metrics_file import LeftOut, MetricsFile, Row
+from trainers.script.metrics.printed import printed_rows
+from trainers.script.metrics.sources import CsvTables, EventFiles, JsonLines, Logged, MlflowFiles, PatternLines
 from trainers.script.settings import ScriptConfig
-from trainers.script.sources import CsvTables, EventFiles, FilesBelow, JsonLines, Logged, MlflowFiles, PatternLines
 
 _SHOWN = 8
 

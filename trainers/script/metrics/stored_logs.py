@@ -1,6 +1,6 @@
 """Metrics that ``program.metrics_pattern`` finds in the logs of a finished run, for a pattern that was set later.
 
-``python -m trainers.script.stored_logs RUN_DIR PATTERN [EARLIER]``, where EARLIER is the pattern that it replaces.
+``python -m trainers.script.metrics.stored_logs RUN_DIR PATTERN [EARLIER_PATTERN]``
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 from trainers.contract import run_folder
 from trainers.core.files import sha256_file
 from trainers.script.files import write_sealed, write_text
-from trainers.script.metrics_file import Row
-from trainers.script.printed import spread_time, text_of_rank_0
+from trainers.script.metrics.metrics_file import Row
+from trainers.script.metrics.printed import spread_time, text_of_rank_0
+from trainers.script.metrics.sources import PatternLines
 from trainers.script.settings import names as names_in
-from trainers.script.sources import PatternLines
 
 
 def add_matches(run_dir: Path, pattern: str, earlier_pattern: str = "") -> None:
