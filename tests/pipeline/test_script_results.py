@@ -17,7 +17,7 @@ from pipeline.runs.folder import RunFolder
 from pipeline.runs.preparation import set_aside_outputs
 from tests.pipeline import finished_folder
 from trainers.observation.input_record import host_identity
-from trainers.script.outputs import left
+from trainers.script.outputs import digests_of_results
 
 
 def test_a_result_made_without_the_seal_does_not_count_where_the_seal_is_asked_for(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def ended(tmp_path: Path) -> tuple[RunFolder, ContentKey]:
         write_atomic(folder.path / name, "some bytes")
     write_json(folder.path / "config.json", config)
     write_json(folder.path / "key.json", {"key": key.short, "digest": key.digest, **key.parts})
-    summary = {"metrics": {"loss": 1.0}, "unkeyed": {}, "outputs_sha256": left(folder.path)}
+    summary = {"metrics": {"loss": 1.0}, "unkeyed": {}, "outputs_sha256": digests_of_results(folder.path)}
     write_sealed(folder.summary, summary)
     folder.write_result(key=key, summary=summary, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None)
     return folder, key

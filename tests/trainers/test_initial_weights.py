@@ -27,7 +27,7 @@ def network(classes: int = 3) -> nn.Module:
 
 
 def fitted(target: nn.Module, weights: dict[str, Tensor], classes: int = 3) -> Initial:
-    return fit(target, weights, [], "0" * 64, num_classes=classes, said=SAID)
+    return fit(target, weights, [], "0" * 64, num_classes=classes, setting=SAID)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from trainers.contract import run_folder
 from trainers.core.files import sha256_file
@@ -55,9 +55,10 @@ class Results:
         node, outputs = self.node, self.node.outputs
         folder = folder_of(node.run_dir, node.rank)
         if outputs.is_symlink() or (outputs.exists() and not outputs.is_dir()):
-            what = "a link" if outputs.is_symlink() else "a file"
+            obstacle = "a link" if outputs.is_symlink() else "a file"
             say(
-                f"error: {self.name} has put {what} in the place of its folder {{run}}, {outputs}; it is to write there"
+                f"error: {self.name} has put {obstacle} in the place of its folder {{run}}, {outputs}; it is to write "
+                "there"
             )
             return 1
         try:
@@ -127,14 +128,16 @@ class Results:
         if self.settings.seal != "off" and (outside := [*record["files"]]):
             say(f"{WARNING}{outside_warning(outside)}")
         write_sealed(run_dir / run_folder.DEPENDENCIES, record)
-        write_json(run_dir / run_folder.OUTPUT_DIGESTS, gathered.digests)
+        digests = {name: digest.as_json() for name, digest in gathered.digests.items()}
+        write_json(run_dir / run_folder.OUTPUT_DIGESTS, digests)
+        nonfinite = {name: values.as_json() for name, values in metrics.left_out.items()}
         summary = {
             "steps": metrics.step,
             "metrics": metrics.last,
-            **({"nonfinite": nonfinite} if (nonfinite := recorder.left_out()) else {}),
+            **({"nonfinite": nonfinite} if nonfinite else {}),
             "unkeyed": unkeyed_inputs.as_json(unkeyed),
             "duration_s": round(time.time() - self.begun, 3),
-            "outputs_sha256": left(run_dir, unkept),
+            "outputs_sha256": digests_of_results(run_dir, unkept),
             **({"not_kept": {printable(name): why for name, why in unkept.items()}} if unkept else {}),
         }
         write_sealed(run_dir / run_folder.SUMMARY, summary)
@@ -144,16 +147,28 @@ class MissingOutputsError(Exception):
     """A pattern matched nothing. The text names all such patterns."""
 
 
+class OutputDigest(NamedTuple):
+    """Content of a requested output."""
+
+    sha256: str
+    size_bytes: int
+
+    def as_json(self) -> dict[str, str | int]:
+        return {"sha256": self.sha256, "bytes": self.size_bytes}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
     """The files that were gathered.
 
-    ``digests``: of the requested ones, path below the folder of outputs → sha256 and bytes. ``besides``: others that
-    were kept, ``over``: files above the limit, both as path in the working directory → size. ``renamed``: path in the
-    working directory → path below the folder of outputs, of files whose name was taken there.
+    Attributes:
+        digests: of the requested files, by path below the folder of outputs.
+        besides: other files that were kept: path in the working directory → size in bytes.
+        over: files above the limit, which stay: path in the working directory → size in bytes.
+        renamed: files whose name was taken: path in the working directory → path below the folder of outputs.
     """
 
-    digests: dict[str, dict[str, Any]]
+    digests: dict[str, OutputDigest]
     besides: dict[str, int]
     over: dict[str, int]
     renamed: dict[str, str]
@@ -211,7 +226,7 @@ def gather(node: Node, settings: ScriptConfig) -> Gathered:
     besides = {path: size for path, size in besides.items() if places[path] not in unmoved}
     return Gathered(
         digests={
-            name: {"sha256": sha256_file(outputs / name), "bytes": (outputs / name).stat().st_size}
+            name: OutputDigest(sha256_file(outputs / name), (outputs / name).stat().st_size)
             for name in sorted(in_run | {places[path] for path in requested})
         },
         besides={places[path].removeprefix(f"{WORKDIR}/"): size for path, size in besides.items()},
@@ -246,19 +261,19 @@ def _within(paths: Sequence[Path], limit_bytes: int) -> tuple[dict[Path, int], d
     return kept, {path: size for path, size in sizes.items() if path not in kept}
 
 
-def left(run_dir: Path, lost: Collection[str] = ()) -> dict[str, str]:
+def digests_of_results(run_dir: Path, unreadable_names: Collection[str] = ()) -> dict[str, str]:
     """Return each file that an attempt leaves, relative to the run folder → its sha256, to detect later changes.
 
     Links to folders are not followed. Raises OSError.
 
     Args:
-        lost: names of files that can't be read.
+        unreadable_names: names of files that can't be read, which are left out.
     """
     folders = (run_dir / run_folder.CHECKPOINTS, run_dir / run_folder.OUTPUTS)
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
     kept = [path for name in (run_folder.METRICS, run_folder.OUTPUT_DIGESTS) if (path := run_dir / name).exists()]
     names = {path.relative_to(run_dir).as_posix(): path for path in [*files, *kept]}
-    return {name: sha256_file(path) for name, path in names.items() if name not in lost}
+    return {name: sha256_file(path) for name, path in names.items() if name not in unreadable_names}
 
 
 def unreadable(run_dir: Path, *folders: Path) -> dict[str, str]:

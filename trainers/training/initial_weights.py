@@ -32,11 +32,15 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # terminal colours in torch's m
 class Initial:
     """How a file of weights was applied to the network.
 
-    ``loaded`` counts the tensors copied. ``fresh`` names the network's tensors that stayed fresh because the file has
-    other classes. ``left_out`` names the file's tensors that were not used. ``notes`` say how the file was unwrapped.
+    Attributes:
+        setting: by which the user named the file, as ``init.run=…``.
+        loaded: number of tensors that were copied.
+        fresh: names of the network's tensors that stayed fresh because the file has other classes.
+        left_out: names of the file's tensors that were not used.
+        notes: how the file was unwrapped.
     """
 
-    said: str
+    setting: str
     sha256: str
     loaded: int
     fresh: tuple[str, ...]
@@ -45,7 +49,7 @@ class Initial:
 
     def line(self) -> str:
         """Return a line for the user."""
-        parts = [f"{self.loaded} tensors of {self.said}", *self.notes]
+        parts = [f"{self.loaded} tensors of {self.setting}", *self.notes]
         if self.fresh:
             parts.append(f"{_listed(self.fresh)} fresh, as the file has other classes")
         if self.left_out:
@@ -54,7 +58,7 @@ class Initial:
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry of summary.json."""
-        return {"said": self.said, "sha256": self.sha256, "fresh": [*self.fresh], "left_out": [*self.left_out]}
+        return {"said": self.setting, "sha256": self.sha256, "fresh": [*self.fresh], "left_out": [*self.left_out]}
 
 
 def load(
@@ -67,37 +71,37 @@ def load(
     Raises:
         TrainerError: the file is missing, altered or no file of weights, or its tensors don't fit the network.
     """
-    said = config.init.setting
-    if not said:
+    setting = config.init.setting
+    if not setting:
         return None
     initial = None
     if context.is_rank_zero:
         path = run_dir / run_folder.INITIAL_WEIGHTS
-        initial = fit(network, *read(path, said, config.init.sha256), num_classes=num_classes, said=said)
+        initial = fit(network, *read(path, setting, config.init.sha256), num_classes=num_classes, setting=setting)
     context.broadcast(network.state_dict().values())
     return initial
 
 
-def read(path: Path, said: str, sha256: str | None) -> tuple[dict[str, Tensor], list[str], str]:
+def read(path: Path, setting: str, sha256: str | None) -> tuple[dict[str, Tensor], list[str], str]:
     """Return a file's tensors by name, notes on how it was unwrapped, and its sha256. Raises TrainerError."""
     try:
         actual_sha256 = sha256_file(path)
         if sha256 is not None and actual_sha256 != sha256:
-            raise TrainerError(f"{path}, the weights of {said}, was altered: sha256 {actual_sha256}, not {sha256}")
+            raise TrainerError(f"{path}, the weights of {setting}, was altered: sha256 {actual_sha256}, not {sha256}")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise TrainerError(f"{path}, the weights of {said}, can't be read ({error.strerror})") from error
+        raise TrainerError(f"{path}, the weights of {setting}, can't be read ({error.strerror})") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
         why = " ".join(_COLOURS.sub("", str(error)).split())[:200]
         raise TrainerError(
-            f"{said} is no file of weights alone, and nothing else of a file is run here ({why}); write one where its "
-            "network is: torch.save(network.state_dict(), 'weights.pt')"
+            f"{setting} is no file of weights alone, and nothing else of a file is run here ({why}); write one where "
+            "its network is: torch.save(network.state_dict(), 'weights.pt')"
         ) from error
-    weights, notes = unwrapped(content, said)
+    weights, notes = unwrapped(content, setting)
     return weights, notes, actual_sha256
 
 
-def unwrapped(content: Any, said: str) -> tuple[dict[str, Tensor], list[str]]:
+def unwrapped(content: Any, setting: str) -> tuple[dict[str, Tensor], list[str]]:
     """Find the state dict in a file's content, with the network's own names, and notes on how it was unwrapped.
 
     Raises:
@@ -112,7 +116,7 @@ def unwrapped(content: Any, said: str) -> tuple[dict[str, Tensor], list[str]]:
     weights = dict(content) if isinstance(content, Mapping) else {}
     if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
         held = ", ".join(map(str, weights)) if weights else type(content).__name__
-        raise TrainerError(f"{said} holds no state dict (names with tensors) but {held[:200]}")
+        raise TrainerError(f"{setting} holds no state dict (names with tensors) but {held[:200]}")
     # wrappers nest: DistributedDataParallel around a compiled network gives module._orig_mod.
     while prefix := next((item for item in _PREFIXES if all(name.startswith(item) for name in weights)), None):
         weights = {name.removeprefix(prefix): value for name, value in weights.items()}
@@ -128,7 +132,7 @@ def fit(
     sha256: str,
     *,
     num_classes: int,
-    said: str,
+    setting: str,
 ) -> Initial:
     """Copy ``weights`` into the network. One layer may differ in its number of classes: it stays fresh.
 
@@ -141,20 +145,20 @@ def fit(
     left_out = [name for name in weights if name not in own and name.startswith(_AUXILIARY)]
     if misfits := _misfits(own, weights, {*head, *left_out}):
         raise TrainerError(
-            f"{said} doesn't fit the network; tensors {misfits}. The network has to be the one that they were trained "
-            "in, but for the number of classes; torchvision's are model=torchvision model.arch=NAME"
+            f"{setting} doesn't fit the network; tensors {misfits}. The network has to be the one that they were "
+            "trained in, but for the number of classes; torchvision's are model=torchvision model.arch=NAME"
         )
     taken = [name for name in own if name in weights and name not in head]
     if broken := [name for name in taken if not _is_finite(weights[name]) and _is_finite(own[name])]:
         raise TrainerError(
-            f"{said} holds NaN or infinite values in {_listed(broken)}: the training that wrote it had diverged; take "
-            "one of its earlier checkpoints"
+            f"{setting} holds NaN or infinite values in {_listed(broken)}: the training that wrote it had diverged; "
+            "take one of its earlier checkpoints"
         )
     # copy only after all checks, so that a refused file leaves the network unchanged
     for name in taken:
         own[name].copy_(weights[name])
     return Initial(
-        said=said,
+        setting=setting,
         sha256=sha256,
         loaded=len(taken),
         fresh=tuple(head),
@@ -167,8 +171,8 @@ def _head(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], num_classes:
     """Return the tensors of the classifier layer, if exactly one layer differs in its number of classes alone."""
     names = []
     for name in own.keys() & weights.keys():
-        here, there = own[name].shape, weights[name].shape
-        if here != there and len(here) == len(there) > 0 and here[1:] == there[1:] and here[0] == num_classes:
+        wanted, given = own[name].shape, weights[name].shape
+        if wanted != given and len(wanted) == len(given) > 0 and wanted[1:] == given[1:] and wanted[0] == num_classes:
             names.append(name)
     return [name for name in own if name in names] if len({name.rpartition(".")[0] for name in names}) == 1 else []
 
@@ -182,7 +186,7 @@ def _misfits(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], spared: C
     kinds = [
         f"{name}: {_kind(weights[name])} there, {_kind(own[name])} here"
         for name in own
-        if name in weights and name not in spared and not _has_kind(weights[name], own[name])
+        if name in weights and name not in spared and not _can_be_copied(weights[name], own[name])
     ]
     wrong = {
         "missing there": missing,
@@ -193,11 +197,11 @@ def _misfits(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], spared: C
     return "; ".join(f"{len(names)} {what} ({_listed(names)})" for what, names in wrong.items() if names)
 
 
-def _has_kind(there: Tensor, here: Tensor) -> bool:
-    """Return True if values can be copied, apart from rounding: both dense, and both real, complex or integer."""
-    if there.is_meta or there.is_quantized or there.layout != torch.strided:
+def _can_be_copied(source: Tensor, target: Tensor) -> bool:
+    """Return True if both are dense, and both real, complex or integer; values may be rounded."""
+    if source.is_meta or source.is_quantized or source.layout != torch.strided:
         return False
-    return (there.is_floating_point(), there.is_complex()) == (here.is_floating_point(), here.is_complex())
+    return (source.is_floating_point(), source.is_complex()) == (target.is_floating_point(), target.is_complex())
 
 
 def _kind(tensor: Tensor) -> str:

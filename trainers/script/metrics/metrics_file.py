@@ -46,6 +46,10 @@ class LeftOut:
     step: int
     count: int = 0
 
+    def as_json(self) -> dict[str, str | int]:
+        """Return the entry of summary.json; ``first`` as text, as JSON has no such number."""
+        return {"first": str(self.first), "step": self.step, "count": self.count}
+
 
 class _RecordedRow(NamedTuple):
     """A row of metrics.jsonl that an earlier attempt wrote: its ``line``, and what decides whether it stays."""

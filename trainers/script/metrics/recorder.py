@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from trainers.contract import run_folder
 from trainers.script.files import write_json, write_text
@@ -130,13 +130,6 @@ class Recorder:
             self.metrics.append(row)
         names = dict.fromkeys(name for row in [*rows.earlier, *rows.own] for name in row.metrics)
         return list(names), len(rows.earlier)
-
-    def left_out(self) -> dict[str, dict[str, Any]]:
-        """Return the values of each metric that aren't finite, for the summary; ``first`` as text, as JSON has none."""
-        return {
-            name: {"first": str(some.first), "step": some.step, "count": some.count}
-            for name, some in self.metrics.left_out.items()
-        }
 
     def notes(self, *, ended_well: bool) -> list[str]:
         """Return notes for the user about the metrics, when the script has ended."""
