@@ -62,9 +62,9 @@ def _leave_snapshot_and_installed() -> None:
     another.
     """
     snapshot = str(Path(__file__).parents[1])
-    given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    of_pythonpath = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     folders = _installation()
-    kept = [entry for entry in sys.path if _is_installed(entry, folders) or _is_any(entry, given)]
+    kept = [entry for entry in sys.path if _is_installed(entry, folders) or _is_any(entry, of_pythonpath)]
     sys.path[:] = [snapshot, *(entry for entry in kept if not _is_any(entry, [snapshot]))]
     sys.meta_path[:] = [finder for finder in sys.meta_path if not _is_editable(finder)]
 

@@ -90,8 +90,8 @@ def load_target(target: str) -> Callable[..., Any]:
 
 def accepted(function: Callable[..., Any], args: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``args`` plus those keyword arguments of ``offered`` that the function accepts."""
-    known = inspect.signature(function).parameters
-    return {**{name: value for name, value in offered.items() if name in known}, **args}
+    parameters = inspect.signature(function).parameters
+    return {**{name: value for name, value in offered.items() if name in parameters}, **args}
 
 
 def where(target: str) -> str:

@@ -145,9 +145,9 @@ class TrainerConfig:
             return
         check_target("trainer.loss", self.loss)
         if self.label_smoothing or self.class_weights is not None:
-            what = "label_smoothing" if self.label_smoothing else "class_weights"
+            field_name = "label_smoothing" if self.label_smoothing else "class_weights"
             raise ConfigError(
-                f"trainer.{what} belongs to cross-entropy, and trainer.loss={self.loss} has its own arguments "
+                f"trainer.{field_name} belongs to cross-entropy, and trainer.loss={self.loss} has its own arguments "
                 "(trainer.loss_args)"
             )
 

@@ -69,10 +69,10 @@ class Attempt:
             return
         ids = _read(self.run_dir)
         if not ids or ids[-1] != self.id:
-            what = (
+            state = (
                 f"belongs to attempt {ids[-1]} by now" if ids else f"has no readable {run_folder.ATTEMPT_IDS} any more"
             )
-            raise TrainerError(f"the run folder {self.run_dir} {what}; attempt {self.id} ends")
+            raise TrainerError(f"the run folder {self.run_dir} {state}; attempt {self.id} ends")
 
 
 def read_attempt(run_dir: Path) -> Attempt:

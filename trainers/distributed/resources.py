@@ -32,15 +32,15 @@ def take_cores(ranks: Ranks) -> int:
     Returns:
         How many cores of this rank's share its threads leave idle.
     """
-    given = _given()
+    cores = _given()
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     if threads.isdecimal() and int(threads) not in (0, torch.get_num_threads()):
         # torch itself takes at most one thread per core, and the number of cores must not change the results
         torch.set_num_threads(int(threads))
-    mine = share(given, ranks.local_rank, ranks.local_world_size)
-    if mine and _is_unbound() and torch.get_num_threads() <= len(mine):
-        os.sched_setaffinity(0, mine)
-    return max(0, len(given) // ranks.local_world_size - torch.get_num_threads())
+    own_cores = share(cores, ranks.local_rank, ranks.local_world_size)
+    if own_cores and _is_unbound() and torch.get_num_threads() <= len(own_cores):
+        os.sched_setaffinity(0, own_cores)
+    return max(0, len(cores) // ranks.local_world_size - torch.get_num_threads())
 
 
 def share(cores: list[int], local_rank: int, local_world_size: int) -> list[int]:

@@ -91,18 +91,18 @@ class Results:
 
     def _report(self, gathered: Gathered) -> None:
         """Print which files of the working directory were kept, renamed, or stay on this host because of the limit."""
-        place = self.node.place(self.node.outputs, run_folder.OUTPUTS)
+        folder = self.node.place(self.node.outputs, run_folder.OUTPUTS)
         if gathered.renamed:
-            names = in_words([f"{name} is {place}/{target}" for name, target in gathered.renamed.items()])
+            names = in_words([f"{name} is {folder}/{target}" for name, target in gathered.renamed.items()])
             say(f"{WARNING}files of the working directory whose place another file of the run has: {names}")
         if gathered.besides:
-            what = in_words([*gathered.besides], sum(gathered.besides.values()))
-            say(f"{NOTE}wrote in its working directory: {what}; kept in {place}/{WORKDIR}")
+            files = in_words([*gathered.besides], sum(gathered.besides.values()))
+            say(f"{NOTE}wrote in its working directory: {files}; kept in {folder}/{WORKDIR}")
         if gathered.over:
-            what = in_words([*gathered.over], sum(gathered.over.values()))
+            files = in_words([*gathered.over], sum(gathered.over.values()))
             gib = self.settings.outputs_limit or 0.0
             say(
-                f"{WARNING}wrote in its working directory more than program.outputs_limit={gib:g} GiB: {what}; they "
+                f"{WARNING}wrote in its working directory more than program.outputs_limit={gib:g} GiB: {files}; they "
                 f"stay on this host in {self._keep_on_host() / run_folder.WORK_COPY}; program.outputs=['GLOB'] or a "
                 "higher limit bring such files back"
             )
@@ -194,20 +194,20 @@ def gather(node: Node, settings: ScriptConfig) -> Gathered:
     workdir, outputs = copy_of(node.run_dir, node.rank) / settings.workdir, node.outputs
     wrote, limit_bytes = written_by_script(node.run_dir, node.rank), settings.outputs_limit_bytes
     lost = [node.run_dir / name for name in unreadable(node.run_dir, outputs)]
-    in_run: set[str] = set()
+    matching_in_run: set[str] = set()
     requested: dict[Path, str] = {}
     missing = []
     for pattern in settings.outputs:
         glob = pattern.removeprefix("{run}/")
-        matched = {path.relative_to(outputs).as_posix() for path in _files(outputs, glob) if path not in lost}
-        own = set(wrote) & set(_files(workdir, glob)) if glob == pattern else set()
-        requested |= {path: path.relative_to(workdir).as_posix() for path in own}
-        in_run |= matched
-        missing += [] if matched or own else [pattern]
+        found_in_run = {path.relative_to(outputs).as_posix() for path in _files(outputs, glob) if path not in lost}
+        matching = set(wrote) & set(_files(workdir, glob)) if glob == pattern else set()
+        requested |= {path: path.relative_to(workdir).as_posix() for path in matching}
+        matching_in_run |= found_in_run
+        missing += [] if found_in_run or matching else [pattern]
     if missing and node.is_first:
         raise MissingOutputsError(", ".join(missing))
-    rest = sorted(set(wrote) - requested.keys()) if limit_bytes is not None else []
-    besides, over = _within(rest, limit_bytes or 0)
+    others = sorted(set(wrote) - requested.keys()) if limit_bytes is not None else []
+    besides, over = _within(others, limit_bytes or 0)
     places = {path: requested[path] for path in sorted(requested)}
     # files below the working directory first: up/x and ../x both become up/x, and the first one keeps the name
     for path in sorted(besides, key=lambda path: (not path.is_relative_to(workdir), path)):
@@ -227,7 +227,7 @@ def gather(node: Node, settings: ScriptConfig) -> Gathered:
     return Gathered(
         digests={
             name: OutputDigest(sha256_file(outputs / name), (outputs / name).stat().st_size)
-            for name in sorted(in_run | {places[path] for path in requested})
+            for name in sorted(matching_in_run | {places[path] for path in requested})
         },
         besides={places[path].removeprefix(f"{WORKDIR}/"): size for path, size in besides.items()},
         over={below(path, workdir): size for path, size in over.items()},

@@ -103,14 +103,14 @@ class ScriptConfig(ProgramConfig):
         for where, text in self.texts():
             for name in names(text):
                 _check_glob(where, name.partition(":")[2] or None)
-                given = _number_of_data(name)
-                if name not in PLACEHOLDERS and given is None and not is_resume(name):
-                    known = ", ".join(f"{{{one}}}" for one in PLACEHOLDERS)
+                data_number = _number_of_data(name)
+                if name not in PLACEHOLDERS and data_number is None and not is_resume(name):
+                    known = ", ".join(f"{{{placeholder}}}" for placeholder in PLACEHOLDERS)
                     raise ConfigError(
                         f"{where}={text}: {{{name}}} is no placeholder; there are {known}, and {{{{{name}}}}} is "
                         f"{{{name}}} as it stands"
                     )
-                if given is not None and given >= len(data_paths(self.data)):
+                if data_number is not None and data_number >= len(data_paths(self.data)):
                     raise ConfigError(
                         f"{where}={text}: {{{name}}} is named and there is none; set program.data=<a file or folder>"
                     )

@@ -233,16 +233,16 @@ def set_aside(run_dir: Path, node_rank: int, to: Path, *, with_checkpoints: bool
     folder, work = folder_of(run_dir, node_rank), copy_of(run_dir, node_rank)
     target = to if node_rank == 0 else to / run_folder.NODES / str(node_rank)
     nodes = [node.relative_to(run_dir).as_posix() for node in run_dir.glob(f"{run_folder.NODES}/*")]
-    parts = ["outputs", *(f"{node}/{name}" for node in nodes for name in ("outputs", run_folder.WORK))]
-    parts += ["checkpoints", *(f"{node}/checkpoints" for node in nodes)] if with_checkpoints else []
-    parts = parts if node_rank == 0 else []
+    moved_folders = ["outputs", *(f"{node}/{name}" for node in nodes for name in ("outputs", run_folder.WORK))]
+    moved_folders += ["checkpoints", *(f"{node}/checkpoints" for node in nodes)] if with_checkpoints else []
+    moved_folders = moved_folders if node_rank == 0 else []
     moves = [(path, target / "workdir" / below(path, work)) for path in written_by_script(run_dir, node_rank)]
-    for name in parts:
+    for name in moved_folders:
         moves += [(path, to / path.relative_to(run_dir)) for path in files_changed_since(run_dir / name, run_dir, {})]
     for path, place in moves:
         place.parent.mkdir(parents=True, exist_ok=True)
         path.replace(place)
-    for place in (folder / run_folder.ABOVE, *(run_dir / name for name in parts)):
+    for place in (folder / run_folder.ABOVE, *(run_dir / name for name in moved_folders)):
         shutil.rmtree(place, ignore_errors=True)
     if (left := folder.with_name(f"{folder.name}-left")).exists():  # what was above program.outputs_limit
         target.mkdir(parents=True, exist_ok=True)

@@ -49,22 +49,22 @@ class MetricsFile:
         """Fsync the file. If it was damaged since the last write, rewrite it and return a description of the damage."""
         os.fsync(self._file.fileno())
         self._file.close()
-        seen, wanted = self._path.read_bytes() if self._path.exists() else b"", self.text.encode()
-        if seen == wanted or not seen:  # a removed file is reported with the run folder
+        actual, expected = self._path.read_bytes() if self._path.exists() else b"", self.text.encode()
+        if actual == expected or not actual:  # a removed file is reported with the run folder
             return ""
-        write_bytes(self._path, wanted)
-        return _damage(self._path.name, seen, wanted, "was written")
+        write_bytes(self._path, expected)
+        return _damage(self._path.name, actual, expected, "was written")
 
 
 def _restore(path: Path, text: str) -> str:
     """Truncate the file after ``text``, or rewrite it if it does not begin with ``text``. Returns the damage, or ''."""
-    seen, wanted = path.read_bytes() if path.exists() else b"", text.encode()
-    if seen.startswith(wanted):  # intact: drop only the lines that a stopped attempt wrote after its checkpoint
+    actual, expected = path.read_bytes() if path.exists() else b"", text.encode()
+    if actual.startswith(expected):  # intact: drop only the lines that a stopped attempt wrote after its checkpoint
         path.touch()
-        os.truncate(path, len(wanted))
+        os.truncate(path, len(expected))
     else:
-        write_bytes(path, wanted)
-    return _damage(path.name, seen, wanted, "the checkpoint knows")
+        write_bytes(path, expected)
+    return _damage(path.name, actual, expected, "the checkpoint knows")
 
 
 def _damage(name: str, seen: bytes, wanted: bytes, known: str) -> str:
