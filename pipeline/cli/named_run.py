@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline.cluster import earlier, launchers, starts
+from pipeline.cluster import launchers, starts
 from pipeline.config import compose
 from pipeline.config.cluster import build_cluster
 from pipeline.core import documents
@@ -101,7 +101,7 @@ def cluster(folder: RunFolder, invocation: Invocation, root: Path, local_gpus: i
     if not path.exists():
         raise UsageError(f"run {folder.key} was never started: there is no {path}")
     section: Section = _composed(folder, invocation)["cluster"]
-    plan, launcher = earlier.newest_plan(folder.path), section["launcher"]
+    plan, launcher = starts.newest_plan(folder.path), section["launcher"]
     nodes = plan.nodes if plan is not None and plan.launcher == launcher else ()
     if not section["hosts"] and section["hostfile"] is None and _takes_host_names(launcher):
         section = {**section, "hosts": [_host_entry(node.host) for node in nodes]}
@@ -153,7 +153,7 @@ def _refuse_other_ways(folder: RunFolder, invocation: Invocation, launcher: str,
 
 def _launchers(folder: RunFolder) -> list[str]:
     """Return the launchers by which something of the run may be under way."""
-    newest = earlier.newest_plan(folder.path)
+    newest = starts.newest_plan(folder.path)
     plans = [start.plan for start in starts.open_starts(folder.path)] + ([newest] if newest is not None else [])
     names: list[Any] = [plan.launcher for plan in plans] or [_stored_section(folder, "cluster").get("launcher")]
     return list(dict.fromkeys(name for name in names if isinstance(name, str) and name.isidentifier()))
@@ -170,7 +170,7 @@ def _cluster_to_follow(folder: RunFolder, composed: Section) -> Section:
         composed_hosts = {
             starts.host_of(str(host["name"])).label: host for host in (*composed["hosts"], *composed["spares"])
         }
-        plan = earlier.newest_plan(folder.path)
+        plan = starts.newest_plan(folder.path)
         stored_hosts = stored.get("hosts") or [
             {**_host_entry(node.host), "nproc_per_node": node.nproc_per_node}
             for node in (plan.nodes if plan is not None else ())

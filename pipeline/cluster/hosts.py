@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.cluster import earlier, launchers, preflight
+from pipeline.cluster import launchers, left_folders, preflight
 from pipeline.cluster.agent.requests import WarmEnvironment
 from pipeline.cluster.launchers.base import AttemptSpec, PackSource
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
@@ -86,7 +86,7 @@ class Hosts:
 
         ``runs_dir``: the project's runs.
         """
-        lines = earlier.clear_leftovers(self.launcher, self._facts, runs_dir)
+        lines = left_folders.clear(self.launcher, self._facts, runs_dir)
         self._facts = [fact._replace(left_folders=()) for fact in self._facts]
         return lines
 

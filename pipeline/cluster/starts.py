@@ -26,6 +26,7 @@ from pipeline.core.specs import SCRIPT_OUTPUTS, TRAINING_OUTPUTS, Cluster, Host,
 from pipeline.runs import journal
 from trainers.contract import run_folder
 
+_COLLECTED = "collected"  # file of attempts/N: run id of the start whose outputs are all here
 _CONNECT_S = 5.0  # short, because hosts that the command doesn't name may no longer exist
 _NOT_RECORDED = ("argv", "env")  # fields of a node
 _RUN_ID = re.compile(r"(?P<key>\w+)-[0-9a-f]{6}-(?P<attempt>\d+)-[0-9a-f]+")
@@ -89,6 +90,44 @@ def read_plan(path: Path, run_dir: Path) -> LaunchPlan | None:
         return plan_of(documents.read(path), run_dir)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
+
+
+def mark_collected(plan: LaunchPlan, run_dir: Path) -> None:
+    """Record that later attempts need nothing from the hosts of ``plan``, unless the run folder was removed."""
+    folder = run_dir / run_folder.ATTEMPTS / str(plan.attempt)
+    if folder.is_dir():
+        (folder / _COLLECTED).write_text(plan.run_id, encoding="utf-8")
+        remove(plan.run_id, run_dir)
+
+
+def is_collected(run_id: str, run_dir: Path) -> bool:
+    """True if nothing on the attempt's hosts is needed: all was fetched, or a later attempt has begun without it."""
+    known = journal.known_attempts(run_dir)
+    if run_id not in known or is_open(run_id, run_dir):
+        return False
+    return known[-1] != run_id or _collected_run_id(run_dir, journal.attempt_number(run_id)) == run_id
+
+
+def is_open(run_id: str, run_dir: Path) -> bool:
+    return is_recorded(run_id, run_dir) and not (run_dir / run_folder.RESULT).exists()
+
+
+def _collected_run_id(run_dir: Path, attempt: int | str) -> str:
+    path = run_dir / run_folder.ATTEMPTS / str(attempt) / _COLLECTED
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def newest_plan(run_dir: Path) -> LaunchPlan | None:
+    """Return the plan of the newest attempt; None if there is none."""
+    return read_plan(run_dir / run_folder.PLAN, run_dir)
+
+
+def unfinished_plan(run_dir: Path) -> LaunchPlan | None:
+    """Return the plan of the newest attempt; None if its hosts hold nothing more."""
+    plan = newest_plan(run_dir)
+    if plan is None or not plan.nodes or journal.known_attempts(run_dir)[-1:] != [plan.run_id]:
+        return None
+    return None if _collected_run_id(run_dir, plan.attempt) == plan.run_id else plan
 
 
 def plan_of(value: Mapping[str, Any], run_dir: Path) -> LaunchPlan:

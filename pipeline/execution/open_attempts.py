@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.cluster import earlier, launchers
+from pipeline.cluster import launchers, standings, starts
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import UNDER_WAY
 from pipeline.execution.restarts import next_start
@@ -15,7 +15,7 @@ from pipeline.runs import journal
 
 def unfinished_attempt(run: Run) -> OpenAttempt:
     """Return the newest attempt and its hosts. Raises UsageError: it is over, or runs on hosts not in cluster.hosts."""
-    cluster, plan = run.config.cluster, earlier.unfinished_plan(run.folder.path)
+    cluster, plan = run.config.cluster, starts.unfinished_plan(run.folder.path)
     if launchers.capabilities(cluster).hosts_are_granted:  # its job may also be queued or over
         raise UsageError(
             f"{cluster.launcher} grants the hosts of run {run.key.short} to a job, and only doit train finds it again",
@@ -26,7 +26,7 @@ def unfinished_attempt(run: Run) -> OpenAttempt:
     hosts_by_label = {host.label: host for host in (*cluster.hosts, *cluster.spares)}
     unknown = [node.host for node in plan.nodes if node.host not in hosts_by_label]
     if unknown:
-        relabelled = earlier.with_current_labels(cluster, plan)
+        relabelled = standings.with_current_labels(cluster, plan)
         if relabelled is None:
             raise UsageError(
                 f"the attempt that is under way is on {', '.join(unknown)}, which cluster.hosts doesn't name",
@@ -48,7 +48,10 @@ def attempt_to_attach(run: Run, say: Say) -> OpenAttempt:
     attempt = unfinished_attempt(run)
     last = journal.read(run.folder.journal)[-1:]
     has_ended = bool(last) and last[0].state not in UNDER_WAY
-    if has_ended and not earlier.can_be_followed(attempt.cluster, attempt.plan, run.folder.path, say):
+    why_over = standings.why_over(attempt.cluster, attempt.plan, run.folder.path) if has_ended else None
+    if why_over is not None:
+        for line in why_over:
+            say(line)
         raise UsageError(
             f"nothing of run {run.key.short} is under way: it is {last[0].state}, {last[0].first_line}",
             hint=f"its command again; it starts {next_start(run)}",
@@ -67,10 +70,12 @@ def surviving_attempt(work: Work) -> OpenAttempt | None:
         return None
     work.say.doing(f"asking the hosts of attempt {attempt.plan.attempt} whether it still runs")
     try:
-        follows = earlier.can_be_followed(attempt.cluster, attempt.plan, work.run.folder.path, work.say)
+        why_over = standings.why_over(attempt.cluster, attempt.plan, work.run.folder.path)
     except HostError as error:
         cluster = work.run.config.cluster
         if cluster.settings.max_restarts > 0 or not {host.label for host in cluster.hosts}.issuperset(error.hosts):
             return None
         raise
-    return attempt if follows else None
+    for line in why_over or ():
+        work.say(line)
+    return attempt if why_over is None else None

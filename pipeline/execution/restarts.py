@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from pipeline.cluster import earlier, spares
+from pipeline.cluster import spares, starts
 from pipeline.core.errors import TrainingError
 from pipeline.core.specs import Cluster, LaunchPlan
 from pipeline.execution.run import Run
@@ -123,7 +123,7 @@ def next_start(run: Run, lost: Collection[str] = ()) -> str:
 
 def next_start_in(run_dir: Path, script: ScriptConfig | None, lost: Collection[str] = ()) -> str:
     """Return the same text for a run folder. ``script``: None for Paceline's own trainer."""
-    unfinished = earlier.unfinished_plan(run_dir)
+    unfinished = starts.unfinished_plan(run_dir)
     is_lost = unfinished is not None and unfinished.nodes[0].host in lost and not _wrote_here(unfinished, run_dir)
     within_reach = None if is_lost else unfinished
     if script is not None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster import earlier
+from pipeline.cluster import starts
 from pipeline.cluster.attempt.tracebacks import is_worth_showing
 from pipeline.cluster.events import LogLine
 from pipeline.cluster.launchers.transport.answers import log_line
@@ -143,7 +143,7 @@ def may_go_on_until(folder: RunFolder) -> float:
 
     They end it ``lease_s`` after the command's last sign of life, of which the files that it writes tell.
     """
-    entries, plan = journal.read(folder.journal), earlier.unfinished_plan(folder.path)
+    entries, plan = journal.read(folder.journal), starts.unfinished_plan(folder.path)
     if plan is None or not entries or entries[-1].state is not State.RUNNING:
         return 0.0
     attempt, planned = folder.path / run_folder.ATTEMPTS / str(plan.attempt), folder.path / run_folder.PLAN
@@ -197,7 +197,7 @@ class AttemptFiles:
         self._beaten = 0
 
     def look(self) -> Iterator[Any]:
-        plan = earlier.newest_plan(self._folder.path)
+        plan = starts.newest_plan(self._folder.path)
         if plan is None:
             return
         if self._plan is None or plan.run_id != self._plan.run_id:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from pipeline.cluster import earlier, launchers
+from pipeline.cluster import launchers, starts
 from pipeline.cluster.attempt.run import stop_run
 from pipeline.cluster.events import FollowedEvent
 from pipeline.core.errors import (
@@ -66,7 +66,7 @@ def end_leftovers(run: Run, say: Callable[[str], None]) -> None:
     lock = RunLock(run.folder)
     if not lock.take():
         return
-    cluster, plan = run.config.cluster, earlier.newest_plan(run.folder.path)
+    cluster, plan = run.config.cluster, starts.newest_plan(run.folder.path)
     key = run.key.short
     try:
         if plan is not None and plan.launcher != cluster.launcher:

@@ -32,6 +32,8 @@ def leave(lab: Lab, run_id: str, *, pid: int, born: str = "7") -> None:
     host, place = lab.hosts[1], f".cache/paceline/runs/{run_id}/node1"
     folder, registry = host.home / place, host.home / ".cache" / "paceline" / "agents"
     entry = {
+        "run_key": KEY,
+        "run_id": run_id,
         "pid": pid,
         "born": born,
         "mark": f"{run_id}:1",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.cluster import earlier, starts
+from pipeline.cluster.earlier import EarlierStarts
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.core.specs import SCRIPT_OUTPUTS, Cluster, Host, LaunchPlan, LaunchSettings, NodePlan
 from pipeline.runs import journal
@@ -95,10 +96,8 @@ def begin(run_dir: Path, attempt: int, cluster: Cluster, **plan: Any) -> LaunchP
 
 def bring(hosts: Hosts, run_dir: Path, *now: str, is_restart: bool = False) -> list[str]:
     """What is said when the next attempt begins on the hosts ``now``."""
-    said = list[str]()
     facts: Any = [Fact(name) for name in now]
-    earlier.end_and_collect(hosts.create(on(*now)), facts, run_dir, said.append, is_restart=is_restart)
-    return said
+    return EarlierStarts(hosts.create(on(*now)), facts, run_dir, is_restart=is_restart).end_and_collect()
 
 
 @pytest.fixture
@@ -120,7 +119,7 @@ def test_an_attempt_on_other_hosts_is_ended_there_and_its_checkpoints_come(hosts
     ]
     assert hosts.told == [("stop", "ann@node0"), ("clean", "ann@node0")]
     assert steps(tmp_path) == ["step-00000007"]
-    assert earlier.is_collected(plan.run_id, tmp_path)
+    assert starts.is_collected(plan.run_id, tmp_path)
     assert bring(hosts, tmp_path, "node2") == []
     assert len(hosts.told) == 2, "once"
 
@@ -148,9 +147,8 @@ def placed(run_dir: Path, cluster: Cluster) -> None:
 def test_a_host_at_another_of_its_addresses_is_asked_by_that_one(hosts: Hosts, tmp_path: Path) -> None:
     placed(tmp_path, on("node0"))
     hosts.steps["other"] = 7
-    said = list[str]()
     facts: Any = [Fact("other", "node0 198.51.100.1:22 uid 0", "m0")]
-    earlier.end_and_collect(hosts.create(on("other")), facts, tmp_path, said.append, is_restart=False)
+    said = EarlierStarts(hosts.create(on("other")), facts, tmp_path, is_restart=False).end_and_collect()
     assert (said, hosts.told) == ([], [("stop", "other"), ("clean", "other")])
     assert steps(tmp_path) == ["step-00000007"]
 
@@ -159,7 +157,7 @@ def test_a_host_at_another_of_its_addresses_is_asked_by_that_one(hosts: Hosts, t
 def test_another_user_or_machine_is_another_host(hosts: Hosts, tmp_path: Path, uid: int, machine: str | None) -> None:
     placed(tmp_path, on("node0"))
     facts: Any = [Fact("other", f"node0 198.51.100.1:22 uid {uid}", machine)]
-    earlier.end_and_collect(hosts.create(on("other")), facts, tmp_path, lambda _: None, is_restart=False)
+    EarlierStarts(hosts.create(on("other")), facts, tmp_path, is_restart=False).end_and_collect()
     assert hosts.told == [("stop", "node0"), ("clean", "node0")]
 
 
@@ -167,11 +165,11 @@ def test_of_a_host_that_another_launcher_has_reached_is_said_that_the_start_ends
     hosts: Hosts, tmp_path: Path
 ) -> None:
     placed(tmp_path, dataclasses.replace(on("node0"), launcher="mpi"))
-    said, run_id = list[str](), journal.known_attempts(tmp_path)[0]
+    run_id = journal.known_attempts(tmp_path)[0]
     launcher = hosts.create(on("localhost"))
     launcher.capabilities = Capabilities(shares_run_dir=True)
     facts: Any = [Fact("localhost", "node0 127.0.0.1:0 uid 0", "m0")]
-    earlier.end_and_collect(launcher, facts, tmp_path, said.append, is_restart=False)
+    said = EarlierStarts(launcher, facts, tmp_path, is_restart=False).end_and_collect()
     assert said == [
         "node0: attempt 1 was started there by cluster.launcher=mpi, and node0 is localhost: its processes are ended "
         f"before this one starts; files that only it has stay in /w/runs/{run_id}/node0 and are not used"
@@ -190,7 +188,7 @@ def test_of_a_host_that_does_not_answer_is_said_until_when_it_may_train_on(hosts
         f"on until {until} (cluster.lease_s=600); the same command fetches its checkpoints once it answers"
     ]
     begin(tmp_path, 2, on("node2"))
-    assert not earlier.is_collected(plan.run_id, tmp_path), "no leftover that may go"
+    assert not starts.is_collected(plan.run_id, tmp_path), "no leftover that may go"
 
     hosts.silent = ()
     bring(hosts, tmp_path, "node0")

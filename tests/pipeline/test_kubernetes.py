@@ -186,7 +186,7 @@ def test_the_pods_are_told_to_leave_though_the_api_does_not_answer(
 def test_doit_attach_names_the_command_that_finds_a_job_again(
     monkeypatch: pytest.MonkeyPatch, plan: SimpleNamespace | None
 ) -> None:
-    monkeypatch.setattr("pipeline.cluster.earlier.unfinished_plan", lambda _: plan)
+    monkeypatch.setattr("pipeline.cluster.starts.unfinished_plan", lambda _: plan)
     cluster = Cluster(launcher="kubernetes", hosts=(), settings=SETTINGS(**NEEDED))
     run = SimpleNamespace(
         config=SimpleNamespace(cluster=cluster), folder=SimpleNamespace(path=None), key=SimpleNamespace(short="0f77")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
-from pipeline.cluster import earlier, launchers, preflight, starts
+from pipeline.cluster import launchers, preflight, starts
 from pipeline.cluster.agent.wire import BUSY
 from pipeline.cluster.attempt.failures import (
     cause,
@@ -23,6 +23,7 @@ from pipeline.cluster.attempt.failures import (
 from pipeline.cluster.attempt.running import RunningAttempt
 from pipeline.cluster.attempt.silent_hosts import lines_on_lost
 from pipeline.cluster.attempt.stalls import HOST_CAUSED, stall_text
+from pipeline.cluster.earlier import EarlierStarts, stop_elsewhere
 from pipeline.cluster.events import Doing, Emit, HostNote, HostsProbed, Notice
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
@@ -131,7 +132,9 @@ def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, emit: Emit, signals: Interrup
     facts = _checked_hosts(spec, hosts)
     emit(HostsProbed(facts=facts))
     if spec.outputs.resume:
-        earlier.end_and_collect(hosts.launcher, facts, spec.run_dir, note_host, is_restart=spec.is_restart)
+        starts_before = EarlierStarts(hosts.launcher, facts, spec.run_dir, is_restart=spec.is_restart)
+        for line in starts_before.end_and_collect():
+            note_host(line)
     if spec.outputs.resume and not hosts.launcher.capabilities.shares_run_dir:
         for note in hosts.clear_leftovers(spec.run_dir.parent):
             note_host(note)
@@ -207,13 +210,13 @@ def stop_run(cluster: Cluster, run_dir: Path, run_key: str) -> list[str]:
     These are the cluster's hosts, the spares that the newest attempt used, and hosts of earlier attempts whose end no
     command has seen. Raises HostError that lists hosts that failed.
     """
-    plan = earlier.unfinished_plan(run_dir)
+    plan = starts.unfinished_plan(run_dir)
     used = {node.host for node in plan.nodes} if plan is not None else set()
     spares = tuple(spare for spare in cluster.spares if spare.label in used)
     cluster = dataclasses.replace(cluster, hosts=(*cluster.hosts, *spares))
     with closing(launchers.create(cluster)) as launcher:
         failures = launcher.stop(run_key, run_dir.resolve())
-    others, failed = earlier.stop_elsewhere(cluster, run_dir)
+    others, failed = stop_elsewhere(cluster, run_dir)
     if failures | failed:
         rows = [f"  {host}: {why}" for host, why in (failures | failed).items()]
         raise HostError("\n".join([f"run {run_key} could not be stopped on every host:", *rows]))

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from pipeline.cluster import earlier, starts
+from pipeline.cluster import starts
 from pipeline.cluster.agent.requests import ExamineOrder
 from pipeline.cluster.agent.running.follow import newest_change
 from pipeline.cluster.attempt.checkpoint_fetch import CheckpointFetch
@@ -373,7 +373,7 @@ class RunningAttempt:
             self._emit(CheckpointSaved())
         self._launcher.clean(self.plan)
         if not shares_run_dir:
-            earlier.mark_collected(self.plan, self._run_dir)
+            starts.mark_collected(self.plan, self._run_dir)
 
 
 def _not_stopped(why: str, lease_s: float) -> str:

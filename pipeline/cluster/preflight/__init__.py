@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster import launchers, validation
-from pipeline.cluster.earlier import clear_leftovers
+from pipeline.cluster import launchers, left_folders, validation
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.preflight import gpus, occupation, resources, versions
 from pipeline.cluster.preflight.judgement import ALL, Check, State, from_error, refuse, warnings
@@ -100,7 +99,7 @@ def examine(
         facts = launcher.probe(None, names_to_probe(key_versions))
         if deep:  # again: a round trip over an open connection is shorter, so clocks are compared more exactly
             facts = launcher.probe(None, names_to_probe(key_versions), gpu_s=_DEEP_GPU_S)
-        for note in clear_leftovers(launcher, facts, runs_dir) if runs_dir else ():
+        for note in left_folders.clear(launcher, facts, runs_dir) if runs_dir else ():
             on_note(note)
         refusals = []
         try:
