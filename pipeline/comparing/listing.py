@@ -1,7 +1,7 @@
-"""The table of `doit runs`: what all listed runs share stands once above it, then one line a run.
+"""The table of `doit runs`: a heading with what all listed runs share, then a line for each run.
 
 A line has the run's key, state, age, name, test accuracy (or a script's first metrics), training time, hosts, and the
-fields in which it differs from the other runs and that its name doesn't say already.
+fields in which it differs from the other runs, unless its name has them already.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from pipeline.core.errors import without_place
 from pipeline.core.printable import printable
 from pipeline.core.tables import aligned, counted, cut, duration, file_size, padded
-from pipeline.core.tables import columns as columns_of
+from pipeline.core.tables import columns as width_of
 from pipeline.runs.contents import short_field_names
 from pipeline.runs.index import RunRow
 from pipeline.runs.result import first_metrics
@@ -35,11 +35,13 @@ _NAMES_WIDTH = 24  # characters; longer lists of hosts are a number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listed:
+class ListedRun:
     """A run of the list.
 
-    ``name`` is its short name, as MLflow has it ('': its configuration wasn't read); ``marks`` what has to be known of
-    it, never cut; ``differing`` the fields in which the listed runs differ, with this run's values.
+    Attributes:
+        name: its short name, as in MLflow; '' if its configuration wasn't read.
+        marks: remarks that are never cut off.
+        differing: the fields in which the listed runs differ, with this run's values.
     """
 
     row: RunRow
@@ -56,58 +58,59 @@ class Table(NamedTuple):
     left_out: list[str]
 
 
-def table(listed: Sequence[Listed], *, width: int, now: float) -> Table:
+def table(runs: Sequence[ListedRun], *, width: int, now: float) -> Table:
     """Return a heading line, the titles and a line for each run (at least one), in at most ``width`` columns."""
-    ranks, hosts = [one.row.nodes for one in listed], [_hosts(one.row) for one in listed]
-    cells = _cells(
-        listed,
-        age=[age(now - one.row.unix_time, one.row.unix_time) for one in listed],
-        name=[one.name or one.row.what for one in listed],
+    ranks, hosts = [run.row.nodes for run in runs], [_hosts(run.row) for run in runs]
+    columns = _columns(
+        runs,
+        age=[age(now - run.row.unix_time, run.row.unix_time) for run in runs],
+        name=[run.name or run.row.what for run in runs],
         hosts=hosts,
-        differs=_differing(listed),
+        differs=_differing(runs),
     )
-    shared = [values[0] for values in ([one.row.what for one in listed], ranks, hosts) if len({*values}) == 1]
+    shared = [values[0] for values in ([run.row.what for run in runs], ranks, hosts) if len({*values}) == 1]
     for title, values in (("ranks", ranks), ("hosts", hosts)):
-        if len({*values}) == 1:  # in the heading instead
-            cells.pop(title, None)
-    heading = ": ".join(filter(None, (counted(len(listed), "run"), ", ".join(filter(None, shared)))))
-    shown, left_out = _fitted(cells, [columns_of(_marked(one)) for one in listed], width)
-    errors = [without_place(one.row.error) for one in listed]  # hosts would have no room
-    failures = [_joined(_marked(one), error) if error else "" for one, error in zip(listed, errors, strict=True)]
+        if len({*values}) == 1:  # the heading has it
+            columns.pop(title, None)
+    heading = ": ".join(filter(None, (counted(len(runs), "run"), ", ".join(filter(None, shared)))))
+    shown, left_out = _fitted(columns, [width_of(_remarks(run)) for run in runs], width)
+    errors = [without_place(run.row.error) for run in runs]  # there is no room for hosts
+    failures = [_joined(_remarks(run), error) if error else "" for run, error in zip(runs, errors, strict=True)]
     lines = _lines(shown, ["", *failures])
     return Table([cut(heading, width), *(cut(line, width) for line in lines)], left_out)
 
 
-def wide_table(listed: Sequence[Listed]) -> Table:
-    """Return all columns at their full lengths, with dates for ages and the full names of fields."""
-    cells = _cells(
-        listed,
-        when=[day(one.row.unix_time) for one in listed],
-        name=[one.name for one in listed],
-        what=[one.row.what for one in listed],
-        hosts=[", ".join(one.row.hosts) for one in listed],
-        differs=[_joined(_marked(one), one.row.error, *_fields(one.differing, {})) for one in listed],
+def wide_table(runs: Sequence[ListedRun]) -> Table:
+    """Return all columns at their full widths, with dates instead of ages and the full names of fields."""
+    columns = _columns(
+        runs,
+        when=[day(run.row.unix_time) for run in runs],
+        name=[run.name for run in runs],
+        what=[run.row.what for run in runs],
+        hosts=[", ".join(run.row.hosts) for run in runs],
+        differs=[_joined(_remarks(run), run.row.error, *_fields(run.differing, {})) for run in runs],
     )
-    return Table(aligned(_rows(cells)).split("\n"), [])
+    return Table(aligned(_rows(columns)).split("\n"), [])
 
 
-def _cells(listed: Sequence[Listed], **own: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Return title → cells: the columns that both tables have and ``own``, in their order, without empty ones.
+def _columns(runs: Sequence[ListedRun], **own: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Return title → cells of the columns that both tables have and of ``own``, in _ORDER, without empty columns.
 
-    The figures are called ``accuracy`` where no script is among the runs, else ``metrics``, each with its name.
+    Without a script among the runs, the column of figures is called ``accuracy``. Otherwise it is called ``metrics``,
+    and each figure has its name.
     """
-    figures = [_figures(one.row) for one in listed]
+    figures = [_figures(run.row) for run in runs]
     title = _ACCURACY if all(text.startswith(_ACCURACY) or not text for text in figures) else "metrics"
-    cells: dict[str, Sequence[str]] = {
-        "key": [one.row.key for one in listed],
-        "state": [one.row.state for one in listed],
+    columns: dict[str, Sequence[str]] = {
+        "key": [run.row.key for run in runs],
+        "state": [run.row.state for run in runs],
         title: [text.removeprefix(f"{_ACCURACY} ") for text in figures] if title == _ACCURACY else figures,
-        "time": ["" if one.row.train_s is None else duration(one.row.train_s) for one in listed],
-        "size": ["" if one.size_bytes is None else file_size(one.size_bytes) for one in listed],
-        "ranks": [one.row.nodes for one in listed],  # such as ``2 + 2 ranks``
+        "time": ["" if run.row.train_s is None else duration(run.row.train_s) for run in runs],
+        "size": ["" if run.size_bytes is None else file_size(run.size_bytes) for run in runs],
+        "ranks": [run.row.nodes for run in runs],  # such as ``2 + 2 ranks``
         **own,
     }
-    return {title: cells[title] for title in _ORDER if any(cells.get(title, ()))}
+    return {title: columns[title] for title in _ORDER if any(columns.get(title, ()))}
 
 
 def age(seconds: float, unix_time: float) -> str:
@@ -123,33 +126,36 @@ def day(unix_time: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_time))
 
 
-def _lines(cells: Mapping[str, Sequence[str]], failures: Sequence[str]) -> list[str]:
-    """Return the table's lines; where one of ``failures`` isn't '', that text stands where the figures would."""
-    first = {title: cells[title] for title in cells if title in _FIRST}
-    rest = {title: cells[title] for title in cells if title not in _FIRST}
+def _lines(columns: Mapping[str, Sequence[str]], failures: Sequence[str]) -> list[str]:
+    """Return the table's lines. A text of ``failures`` that isn't '' replaces the columns behind the name."""
+    first = {title: columns[title] for title in columns if title in _FIRST}
+    others = {title: columns[title] for title in columns if title not in _FIRST}
     starts = aligned(_rows(first)).split("\n")
-    ends = aligned(_rows(rest)).split("\n") if rest else [""] * len(starts)
-    width = max(map(columns_of, starts))
+    ends = aligned(_rows(others)).split("\n") if others else [""] * len(starts)
+    width = max(map(width_of, starts))
     texts = [failure or end for failure, end in zip(failures, ends, strict=True)]
     return [f"{padded(start, width)}  {text}".rstrip() for start, text in zip(starts, texts, strict=True)]
 
 
-def _rows(cells: Mapping[str, Sequence[str]]) -> list[Sequence[str]]:
+def _rows(columns: Mapping[str, Sequence[str]]) -> list[Sequence[str]]:
     """Return the titles, then the cells of each run."""
-    return [[*cells], *zip(*cells.values(), strict=True)]
+    return [[*columns], *zip(*columns.values(), strict=True)]
 
 
 def _fitted(
-    cells: Mapping[str, Sequence[str]], marks: Sequence[int], width: int
+    columns: Mapping[str, Sequence[str]], remark_widths: Sequence[int], width: int
 ) -> tuple[dict[str, Sequence[str]], list[str]]:
-    """Fit the columns into ``width``: first those of _FIRST_TO_GO go, then the names are cut.
+    """Fit the columns into ``width``: leave out those of _FIRST_TO_GO in order, then cut the names.
 
-    ``cells``: title → the cells below it; ``marks``: of each run the width of its last cell that is not to be cut.
+    Args:
+        remark_widths: the width of each run's remarks, which begin its last cell and are not cut.
+
+    Returns the columns, and the titles of those left out.
     """
-    widths = {title: max(map(columns_of, (title, *values))) for title, values in cells.items()}
+    widths = {title: max(map(width_of, (title, *cells))) for title, cells in columns.items()}
     name, differs = widths.pop(_NAME, 0), widths.pop(_DIFFERS, 0)
-    least = min(name, _LEAST_NAME) + min(differs, max(_LEAST_DIFFERS, *(mark + 1 for mark in marks)))
-    flexible = [title for title in (_NAME, _DIFFERS) if title in cells]
+    least = min(name, _LEAST_NAME) + min(differs, max(_LEAST_DIFFERS, *(remark + 1 for remark in remark_widths)))
+    flexible = [title for title in (_NAME, _DIFFERS) if title in columns]
     left_out = []
     for title in (title for title in _FIRST_TO_GO if title in widths):
         if sum(widths.values()) + 2 * (len(widths) + len(flexible) - 1) + least <= width:
@@ -157,13 +163,13 @@ def _fitted(
         del widths[title]
         left_out.append(title)
     room = width - sum(widths.values()) - 2 * (len(widths) + len(flexible) - 1)
-    names = max(min(name, _LEAST_NAME), min(name, max(room // 2, room - differs)))
-    if differs and room - names < _LEAST_DIFFERS // 2 and not any(marks):
+    name_width = max(min(name, _LEAST_NAME), min(name, max(room // 2, room - differs)))
+    if differs and room - name_width < _LEAST_DIFFERS // 2 and not any(remark_widths):
         flexible.remove(_DIFFERS)
         left_out.append(_DIFFERS)
     return {
-        title: [cut(value, names) for value in values] if title == _NAME else values
-        for title, values in cells.items()
+        title: [cut(cell, name_width) for cell in cells] if title == _NAME else cells
+        for title, cells in columns.items()
         if title in widths or title in flexible
     }, left_out
 
@@ -179,38 +185,34 @@ def _hosts(row: RunRow) -> str:
     return names if len(names) <= _NAMES_WIDTH else counted(len(row.hosts), "host")
 
 
-def _differing(listed: Sequence[Listed]) -> list[str]:
-    """Return for each run its marks, then the fields in which the runs differ, without what its name says already."""
-    short = short_field_names([*dict.fromkeys(name for one in listed for name in one.differing)])
-    kinds = [one.row.what.split() for one in listed]  # dataset, model and optimizer; or the word script and its file
-    known = [kind for kind in kinds if len(kind) > 1 and not kind[0].startswith("(")]  # else it has no configuration
-    scripts = any(kind[0] == "script" for kind in known)
+def _differing(runs: Sequence[ListedRun]) -> list[str]:
+    """Return for each run its remarks, then the fields in which the runs differ, without those that its name has."""
+    short = short_field_names([*dict.fromkeys(name for run in runs for name in run.differing)])
+    kinds = [run.row.what.split() for run in runs]  # data set, model and optimizer; or ``script`` and its file
+    known = [kind for kind in kinds if len(kind) > 1 and not kind[0].startswith("(")]  # of runs with a configuration
     ours = [kind for kind in known if kind[0] != "script"]
-    # Beside scripts, a run of the classifier is set apart by what differs from the classifier's other runs.
-    alike = ours if scripts and ours else known
-    shared = {word for word in (alike[0] if alike else ()) if all(word in kind for kind in alike)}
+    # Beside scripts, a run of the classifier is compared with the other runs of the classifier.
+    compared = ours or known
+    shared = {word for word in (compared[0] if compared else ()) if all(word in kind for kind in compared)}
     lines = []
-    for one, kind in zip(listed, kinds, strict=True):
-        said = {*one.name.split()} if one.name else {*kind}
-        # words of its own; the name of a script's run has the stem of its file
-        apart = [word for word in kind if word not in shared | said and PurePosixPath(word).stem not in said]
-        apart = apart if kind in known else []
-        fields = [word for word in _fields(one.differing, short) if word not in said]
-        lines.append(_joined(_marked(one), *(word for word in apart if word != "script"), *fields))
+    for run, kind in zip(runs, kinds, strict=True):
+        in_name = {*run.name.split()} if run.name else {*kind}
+        own_words = [word for word in kind if word not in shared | in_name | {"script"}] if kind in known else []
+        own_words = [word for word in own_words if PurePosixPath(word).stem not in in_name]  # a script's name is a stem
+        fields = [word for word in _fields(run.differing, short) if word not in in_name]
+        lines.append(_joined(_remarks(run), *own_words, *fields))
     return lines
 
 
 def _fields(differing: Mapping[str, Any], short: Mapping[str, str]) -> list[str]:
-    return [f"{short.get(name, name)}={_shown(value)}" for name, value in differing.items()]
+    """Return ``lr=0.1`` for each differing field; ``short`` maps fields to shorter names."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in differing.items()}
+    return [f"{short.get(name, name)}={printable(text)}" for name, text in texts.items()]
 
 
-def _shown(value: Any) -> str:
-    return printable(value) if isinstance(value, str) else json.dumps(value)
-
-
-def _marked(one: Listed) -> str:
-    row = one.row
-    return _joined("SYNTHETIC DATA" if row.synthetic else "", row.note, row.nonfinite, one.marks)
+def _remarks(run: ListedRun) -> str:
+    row = run.row
+    return _joined("SYNTHETIC DATA" if row.synthetic else "", row.note, row.nonfinite, run.marks)
 
 
 def _joined(*parts: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.cli.commands import runs
 from pipeline.cli.commands.runs import RunFilter, differences
-from pipeline.comparing.listing import Listed, age, table
+from pipeline.comparing.listing import ListedRun, age, table
 from pipeline.comparing.reading import read
 from pipeline.config import compose
 from pipeline.core.specs import State
@@ -190,7 +190,7 @@ def test_the_table_says_once_what_the_runs_share_and_fits_the_width(width: int, 
         train_s=754.2, accuracy=0.9944, synthetic=True, unix_time=1e9, note="unproven",
     )  # fmt: skip
     differing = {"optimizer.lr": 0.1, "trainer.epochs": 20, "trainer.max_steps": 100}
-    listed = [Listed(row=row(key=key * 12), name="lr=0.1 seed=2", differing=differing) for key in "ab"]
+    listed = [ListedRun(row=row(key=key * 12), name="lr=0.1 seed=2", differing=differing) for key in "ab"]
     shown = table(listed, width=width, now=1e9 + 300)
     assert shown.lines[0] == cut("2 runs: digits small_cnn sgd, 1 + 1 ranks, node0, node1", width)
     assert max(map(len, shown.lines)) <= width
@@ -210,7 +210,9 @@ def test_what_neither_the_name_nor_the_heading_says_stands_in_the_last_column() 
     )
     rows = [row(key=key * 12, what=f"digits {model} sgd") for key, model in (("a", "mlp"), ("b", "resnet18"))]
     scripts = [row(key=key * 12, what=f"script {path}") for key, path in (("c", "x/train.py"), ("d", "y/train.py"))]
-    named = [Listed(row=one, name=name) for one, name in zip([*rows, *scripts], ["lr=1", "lr=1", "", "b"], strict=True)]
+    named = [
+        ListedRun(row=one, name=name) for one, name in zip([*rows, *scripts], ["lr=1", "lr=1", "", "b"], strict=True)
+    ]
     lines = table(named, width=200, now=0).lines[2:]
     beside_script = table(named[:1] + named[2:3], width=200, now=0).lines
     assert beside_script[2].endswith("  lr=1")

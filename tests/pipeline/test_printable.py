@@ -36,7 +36,11 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("shown", [printable, short_value, groups.shown, listing._shown])
+def in_a_list(value: str) -> str:
+    return listing._fields({"x": value}, {})[0].removeprefix("x=")
+
+
+@pytest.mark.parametrize("shown", [printable, short_value, groups.shown, in_a_list])
 def test_a_value_is_one_piece_of_a_line_and_no_escape(shown: Callable[[str], str]) -> None:
     assert shown(HOSTILE) == SHOWN
     assert shown("été 类\u3000别") == "été 类\u3000别"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pipeline.cli.finished import other_hardware
 from pipeline.cli.output import STATE_INKS, answer, note, say, wants_json, width
 from pipeline.cli.session import Session, relative
-from pipeline.comparing.listing import STATE_AT, Listed, table, wide_table
+from pipeline.comparing.listing import STATE_AT, ListedRun, table, wide_table
 from pipeline.config.overrides.origins import stands_for
 from pipeline.config.overrides.words import for_hydra
 from pipeline.core.errors import UsageError, suggestion
@@ -176,7 +176,7 @@ def runs(current: Session) -> None:
         say(f"no run under {relative(runs_dir)} matches these values")
     else:
         listed = [
-            Listed(
+            ListedRun(
                 row=row,
                 name=RunFolder(runs_dir / row.key).short_name(comparable[row.key]) if comparable[row.key] else "",
                 marks="other hardware" if other_hardware({"hosts": row.hosts, "hardware": row.hardware}) else "",
