@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.core.tables import counted, first_of
 from pipeline.keys.content_key import Difference, differences
@@ -48,7 +48,7 @@ _QUIET = ("hostname", "memory_bytes")  # differ from host to host and decide not
 
 
 def is_time(name: str) -> bool:
-    """Whether a metric, field or column is a time or a rate by its name."""
+    """Return True if a metric, field or column is a time or a rate by its name."""
     return _TIME.search(name) is not None
 
 
@@ -56,15 +56,20 @@ def is_time(name: str) -> bool:
 class Verdict:
     """The result of a comparison.
 
-    - ``outcome``: differences in weights, metrics or steps (empty: reproduced); ``key`` and ``surroundings`` give
-      possible causes.
-    - ``compared``: what stands for the weights; for a script, its outputs.
-    - ``besides``: a script's files in its working directory, checkpoints or on other hosts. They may contain times, so
-      if some differ, the rest decides; without a rest, nothing is decided.
-    - ``times``: metrics that were left out, as times or rates or at the user's request.
-    - ``nothing``: the run left nothing that could differ.
-    - ``hardware``: the difference in hardware that makes bitwise comparison impossible; ``reach`` then holds the
-      allowed difference of each comparable metric.
+    Attributes:
+        run: the key of the recorded run.
+        again: the key of its reproduction.
+        outcome: differences in weights, metrics or steps; none if the run was reproduced.
+        key: differences of the keys, as possible causes.
+        surroundings: differences of hosts and lock, as possible causes.
+        compared: the name of the results that were compared: weights_sha256, or a script's ``outputs`` or ``files``.
+        besides: files that a script left in its working directory, in its checkpoints or on other hosts. They may
+            contain times, so if some differ, the other results decide; without other results, nothing is decided.
+        besides_differing: those of ``besides`` that differ.
+        times: metrics that were left out: times and rates, and those that the user named.
+        nothing: the run left nothing that could be compared.
+        hardware: the difference in hardware because of which bits can't be compared; None: there is none.
+        reach: metric → allowed difference on other hardware.
     """
 
     run: str
@@ -122,34 +127,63 @@ def compare(
     again_result, parts = again.read_result(), again.read_json(run_folder.KEY) or {}
     result = again_result.fields if again_result is not None else {}
     old, new = (_outcome(fields, recipe.parts) for fields in (recipe.result, result))
-    times, same, besides, besides_differing = list[str](), list[str](), list[str](), list[str]()
-    if recipe.result.get("program"):
-        same = _same_but_times(recipe.folder, again, [name for name in old if old[name] != new.get(name)])
+    is_script = bool(recipe.result.get("program"))
+    files = _compare_files(recipe, again, result, [name for name in old if old[name] != new.get(name)])
+    times = list[str]()
+    if is_script:
         names = {*(recipe.result.get("metrics") or {}), *(result.get("metrics") or {})}
-        times = [name for name in sorted(names) if is_time(name) or any(fnmatch(name, one) for one in ignored)]
-        old, new = ({name: fields[name] for name in fields if name not in {*same, *times}} for fields in (old, new))
-        besides, besides_differing = _besides(recipe.folder, recipe.result, again, result)
-    decided = bool({*old, *new} - {*_COMPARED, *_RANKS} or same)
+        times = [name for name in sorted(names) if is_time(name) or any(fnmatch(name, glob) for glob in ignored)]
+        left_out = {*files.equal, *times}
+        old, new = ({name: fields[name] for name in fields if name not in left_out} for fields in (old, new))
+    decided = bool({*old, *new} - {*_COMPARED, *_RANKS} or files.equal)
     provenance = again.read_json(run_folder.PROVENANCE) or {}
     # The number of nodes is compared in ``outcome``.
     nodes = min(len(_hosts(recipe.provenance)), len(_hosts(provenance)))
+    before, after = (
+        _surroundings(origin, fields, nodes)
+        for origin, fields in ((recipe.provenance, recipe.result), (provenance, result))
+    )
     return Verdict(
         run=recipe.folder.key,
-        compared=("outputs" if decided else "files") if recipe.result.get("program") else "weights_sha256",
+        compared=("outputs" if decided else "files") if is_script else "weights_sha256",
         again=again.key,
         times=tuple(times),
-        besides=tuple(besides),
-        besides_differing=tuple(besides_differing),
-        nothing=bool(recipe.result.get("program")) and not decided and (not besides or bool(besides_differing)),
+        besides=files.besides,
+        besides_differing=files.besides_differing,
+        nothing=is_script and not decided and (not files.besides or bool(files.besides_differing)),
         outcome=tuple(differences({"config": old}, {"config": new})),
         key=tuple(differences(recipe.parts, parts)),
         hardware=hardware or recorded_hardware.difference(recipe.result, result),
         reach={name: value for name, value in (reach or {}).items() if name in old and name in new},
-        surroundings=tuple(
-            differences(
-                _surroundings(recipe.provenance, recipe.result, nodes), _surroundings(provenance, result, nodes)
-            )
-        ),
+        surroundings=tuple(differences(before, after)),
+    )
+
+
+class _Files(NamedTuple):
+    """The compared files of a script; none for the classifier.
+
+    ``equal``: result files that are equal except for times. ``besides``: see Verdict.
+    """
+
+    equal: tuple[str, ...] = ()
+    besides: tuple[str, ...] = ()
+    besides_differing: tuple[str, ...] = ()
+
+
+def _compare_files(recipe: Recipe, again: RunFolder, result: Mapping[str, Any], differing: Sequence[str]) -> _Files:
+    """Compare a script's files with those of its reproduction; ``differing``: names of results that differ."""
+    if not recipe.result.get("program"):
+        return _Files()
+    before, after = (
+        {name: file["sha256"] for name, file in _files(fields, _BESIDES).items()} for fields in (recipe.result, result)
+    )
+    besides = sorted({*before, *after})
+    others = [name for name in besides if before.get(name) != after.get(name)]
+    equal = _same_but_times(recipe.folder, again, others)
+    return _Files(
+        equal=tuple(_same_but_times(recipe.folder, again, differing)),
+        besides=tuple(besides),
+        besides_differing=tuple(name for name in others if name not in equal),
     )
 
 
@@ -159,17 +193,6 @@ def _outcome(result: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, A
     named = _files(result, (_OF_SCRIPT,)) if result.get("program") else {}
     made = {name: file["sha256"] for name, file in named.items() if not name.startswith(_BESIDES)}
     return {**{name: result.get(name) for name in names}, **made, **(result.get("metrics") or {})}
-
-
-def _besides(
-    first: RunFolder, old: Mapping[str, Any], second: RunFolder, new: Mapping[str, Any]
-) -> tuple[list[str], list[str]]:
-    """Return a script's undeclared result files, and those of them that differ. Logs don't count."""
-    before, after = ({name: file["sha256"] for name, file in _files(result, _BESIDES).items()} for result in (old, new))
-    names = sorted({*before, *after})
-    differing = [name for name in names if before.get(name) != after.get(name)]
-    same = _same_but_times(first, second, differing)
-    return names, [name for name in differing if name not in same]
 
 
 def _same_but_times(first: RunFolder, second: RunFolder, names: Sequence[str]) -> list[str]:
@@ -300,7 +323,7 @@ def text(verdict: Verdict) -> str:
             why = f"{beyond} differ more than that" if beyond else "finished runs of two more seeds tell by how much"
             lines.append(f"computed by {verdict.hardware}: other bits were to be expected; {why}")
     if verdict.besides:
-        lines.append(_of_besides(verdict))
+        lines.append(_about_besides(verdict))
     if verdict.times:
         lines.append(f"not compared: {', '.join(verdict.times)}")
     if verdict.again != verdict.run:
@@ -314,11 +337,10 @@ def text(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
-def _of_besides(verdict: Verdict) -> str:
+def _about_besides(verdict: Verdict) -> str:
     """Describe the comparison of the undeclared files."""
-    count, differing = len(verdict.besides), verdict.besides_differing
-    what = f"{counted(count, 'file')} of its working directory, checkpoints and other hosts"
-    if not differing:
-        return f"{what}: equal"
+    files = f"{counted(len(verdict.besides), 'file')} of its working directory, checkpoints and other hosts"
+    if not (differing := verdict.besides_differing):
+        return f"{files}: equal"
     differ = "differs" if len(differing) == 1 else "differ"
-    return f"{what}: {first_of(differing, _SHOWN)} {differ}, not compared to the bit"
+    return f"{files}: {first_of(differing, _SHOWN)} {differ}, not compared to the bit"

@@ -72,9 +72,9 @@ def read(folder: RunFolder, root: Path) -> Recipe:
     if provenance is None or key is None or config is None:
         parts = {run_folder.PROVENANCE: provenance, run_folder.KEY: key, run_folder.CONFIG: config}
         absent = [name for name, value in parts.items() if value is None]
-        what = "damaged" if any((folder.path / name).exists() for name in absent) else "missing"
+        state = "damaged" if any((folder.path / name).exists() for name in absent) else "missing"
         raise PacelineError(
-            f"run {folder.key} can't be made again: {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} {what}",
+            f"run {folder.key} can't be made again: {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} {state}",
             hint=_ANOTHER_COPY,
         )
     if provenance.get("git_commit") is None and not folder.code.is_dir():
@@ -104,26 +104,13 @@ def checkout(
     shutil.rmtree(place, ignore_errors=True)  # left by a killed call
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
-        known = recipe.commit is not None and git.has_commit(root, recipe.commit)
-        repository = git.common_folder(root) if known else None
         if recipe.commit is None:
             _copy_project(root, place, recipe)
-        elif repository is not None:
-            clone(repository, place, recipe.commit)
-        elif packs := sorted((recipe.folder.path / SOURCE).glob("*.pack")):
-            unpack(packs, place, recipe.commit)
-        elif (why := git.refusal(root)) is not None:
-            raise PacelineError(f"commit {recipe.commit} of run {recipe.folder.key} can't be read: {why}")
+            _apply_patch(recipe, place)
         else:
-            raise PacelineError(
-                f"commit {recipe.commit} of run {recipe.folder.key} is not in this clone ({root})",
-                hint="git fetch --all (or git fetch from the clone that has it), then the same command; or an export "
-                "that brings the commit: doit export KEY, once more, where it is",
-            )
-        if recipe.patch:
-            _patch(recipe, place, ("--cached",) if recipe.commit is not None else ())
-        if recipe.commit is not None:
-            check_out(place, without_settings=not known)
+            is_of_clone = _read_commit(recipe, recipe.commit, root, place)
+            _apply_patch(recipe, place, "--cached")
+            check_out(place, without_settings=not is_of_clone)
             for name in submodules(place, recipe.commit):
                 say(f"  submodule    {name} is not checked out: of its files the run's own copies are taken")
         project = _inside(place / recipe.provenance.get("git_prefix", ""), place)
@@ -140,6 +127,27 @@ def checkout(
             shutil.rmtree(place, ignore_errors=True)
 
 
+def _read_commit(recipe: Recipe, commit: str, root: Path, place: Path) -> bool:
+    """Read the commit into the index of a new repository at ``place``: from the clone, else from an archive's packs.
+
+    Return True if it is from the clone. Raises PacelineError: neither has the commit.
+    """
+    repository = git.common_folder(root) if git.has_commit(root, commit) else None
+    if repository is not None:
+        clone(repository, place, commit)
+        return True
+    if packs := sorted((recipe.folder.path / SOURCE).glob("*.pack")):
+        unpack(packs, place, commit)
+        return False
+    if (why := git.refusal(root)) is not None:
+        raise PacelineError(f"commit {commit} of run {recipe.folder.key} can't be read: {why}")
+    raise PacelineError(
+        f"commit {commit} of run {recipe.folder.key} is not in this clone ({root})",
+        hint="git fetch --all (or git fetch from the clone that has it), then the same command; or an export "
+        "that brings the commit: doit export KEY, once more, where it is",
+    )
+
+
 def _copy_project(root: Path, place: Path, recipe: Recipe) -> None:
     """Copy the project's current small files (conf/, dodo.py) for a run without a commit.
 
@@ -147,8 +155,8 @@ def _copy_project(root: Path, place: Path, recipe: Recipe) -> None:
     """
     folders = (recipe.config.get("paths") or {}).values()
     results = {place.absolute(), *((root / str(path)).absolute() for path in folders)}
-    for here, names, files in os.walk(root):
-        folder = Path(here)
+    for walked, names, files in os.walk(root):
+        folder = Path(walked)
         inside = [folder / name for name in names if not name.startswith(".") and name != "__pycache__"]
         names[:] = [path.name for path in inside if path not in results and not (path / "pyvenv.cfg").exists()]
         for path in (folder / name for name in files if not name.startswith(".")):
@@ -190,14 +198,17 @@ def _is_installed(name: str, project: Path) -> bool:
     return name.partition("/")[0].removesuffix(".py") in places.MODULES and places.code_of(project) != project
 
 
-def _are_equal(one: Path, other: Path) -> bool:
-    return one.is_file() and one.read_bytes() == other.read_bytes()
+def _are_equal(path: Path, copy: Path) -> bool:
+    return path.is_file() and path.read_bytes() == copy.read_bytes()
 
 
-def _patch(recipe: Recipe, place: Path, where: tuple[str, ...]) -> None:
+def _apply_patch(recipe: Recipe, place: Path, *options: str) -> None:
+    """Apply the run's uncommitted changes, if there are any; ``options`` of git apply. Raises PacelineError."""
+    if not recipe.patch:
+        return
     path = recipe.folder.path.absolute() / run_folder.CHANGES
     ceiling = {"GIT_CEILING_DIRECTORIES": str(place.absolute().parent)}  # a copied project is no repository
-    done = git.git(place, "apply", *where, "--binary", "--whitespace=nowarn", str(path), env=ceiling)
+    done = git.git(place, "apply", *options, "--binary", "--whitespace=nowarn", str(path), env=ceiling)
     if done is None or done.code != 0:
         why = done.stderr.strip() if done else "git is missing"
         raise PacelineError(

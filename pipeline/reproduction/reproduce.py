@@ -65,7 +65,7 @@ def reproduce(
     say: Say,
     train: Train | None = None,
 ) -> Verdict:
-    """Repeat the run below ``work`` and compare.
+    """Repeat the run below ``work`` and compare. Also writes verdict.json there.
 
     Args:
         root: the project, whose repository has the run's commit (or the folder comes from an archive that has it).
@@ -112,19 +112,19 @@ def reproduce(
     return verdict
 
 
-def _other_hardware(recipe: Recipe, given: Sequence[str]) -> str | None:
+def _other_hardware(recipe: Recipe, overrides: Sequence[str]) -> str | None:
     """Describe how this host differs from the run's host.
 
     None with another cluster: its hosts are compared after the training, from the two results.
     """
-    if any(_name(word) == "cluster" for word in given):
+    if any(_name(word) == "cluster" for word in overrides):
         return None
     return recorded_hardware.other_than_here(recipe.result, hardware())
 
 
-def _ignored(recipe: Recipe, given: Sequence[str]) -> list[str]:
+def _ignored(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
     """Return the metrics that aren't compared: from this call, else from the run's configuration."""
-    typed = [word.partition("=")[2] for word in given if _name(word) == IGNORED]
+    typed = [word.partition("=")[2] for word in overrides if _name(word) == IGNORED]
     if typed:
         return [name.strip(" '\"") for name in typed[-1].strip("[]").split(",")]
     return [*((recipe.config.get("program") or {}).get("ignore_metrics") or ())]
@@ -171,12 +171,12 @@ def _made(recipe: Recipe, code: int, work: Path) -> RunFolder:
 
 # ------------------------------------------------------------------------------- overrides and data
 def _overrides(
-    recipe: Recipe, given: Sequence[str], *, root: Path, project: Path, source: str | None
+    recipe: Recipe, overrides: Sequence[str], *, root: Path, project: Path, source: str | None
 ) -> list[str]:  # fmt: skip
     """Return the run's own overrides, with locations from this call and absolute paths to files of the project."""
-    overridden = {_name(word) for word in given}
+    overridden = {_name(word) for word in overrides}
     words = _own_words(recipe, overridden)
-    words += [word for word in given if _is_of(word, ("cluster",))]
+    words += [word for word in overrides if _is_of(word, ("cluster",))]
     if source is not None:
         words.append(f"dataset.source={hydra_quoted(source)}")
     if (sha256 := _initial_sha256(recipe)) is not None:
@@ -196,34 +196,36 @@ def _overrides(
 
 
 def _own_words(recipe: Recipe, overridden: Collection[str]) -> list[str]:
-    """Return the run's overrides without those that set something in ``overridden``.
+    """Return the run's overrides without those of the fields and groups in ``overridden``.
 
-    Before them stand the secret ones of the defaults of the user who trained it. Masked secrets are replaced by
+    The first ones are masked secrets from the defaults of the user who trained the run. Masked secrets are replaced by
     references to environment variables of the same name.
     """
-    anew = ("paths", "tracking", "dataset.source", *overridden)
+    replaced = ("paths", "tracking", "dataset.source", *overridden)
     values = {name: f"'${{oc.env:{name}}}'" for name in os.environ if re.fullmatch(r"\w+", name)}
     values |= {name.rpartition(".")[2]: "''" for name in overridden if name.startswith("cluster.env.")}
     hidden = [word for word in own_defaults.words(recipe.provenance.get("defaults") or {}) if redact.HIDDEN in word]
     words = [*hidden, *recipe.provenance["overrides"]]
-    return [redact.restored(word, values) for word in words if not _is_of(word, anew)]
+    return [redact.restored(word, values) for word in words if not _is_of(word, replaced)]
 
 
-def _defaults(recipe: Recipe, given: Sequence[str]) -> dict[str, Any]:
-    """Return the defaults of the user who trained the run, without the sections that this call chooses anew."""
-    anew = {"paths", "tracking", *(_name(word) for word in given)}
-    kept = {name: section for name, section in (recipe.provenance.get("defaults") or {}).items() if name not in anew}
+def _defaults(recipe: Recipe, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the defaults of the user who trained the run, without the sections that this call replaces."""
+    replaced = {"paths", "tracking", *(_name(word) for word in overrides)}
+    kept = {
+        name: section for name, section in (recipe.provenance.get("defaults") or {}).items() if name not in replaced
+    }
     if "defaults" in kept:
-        kept["defaults"] = [entry for entry in kept["defaults"] if not {*map(own_defaults.group, entry)} & anew]
+        kept["defaults"] = [entry for entry in kept["defaults"] if not {*map(own_defaults.group, entry)} & replaced]
     return kept
 
 
-def _refuse_missing_secrets(recipe: Recipe, given: Sequence[str]) -> None:
+def _refuse_missing_secrets(recipe: Recipe, overrides: Sequence[str]) -> None:
     """Check that all secrets of the run, which no file stores, are given again or set as variables.
 
     Raises PacelineError.
     """
-    overridden = {_name(word) for word in given}
+    overridden = {_name(word) for word in overrides}
     source = (recipe.config.get("dataset") or {}).get("source")
     words = [
         *_own_words(recipe, overridden),
@@ -253,12 +255,12 @@ def _is_of(word: str, names: Sequence[str]) -> bool:
     return any(f"{_name(word)}.".startswith(f"{name}.") for name in names)
 
 
-def _source(recipe: Recipe, given: Sequence[str], roots: Sequence[Path]) -> str | None:
+def _source(recipe: Recipe, overrides: Sequence[str], roots: Sequence[Path]) -> str | None:
     """Return the source of the data: from this call, else from the run's configuration; paths become absolute.
 
     ``roots``: a relative path starts at the first of them that has it (the patch may contain it).
     """
-    sources = [word.partition("=")[2] for word in given if _name(word) == "dataset.source"]
+    sources = [word.partition("=")[2] for word in overrides if _name(word) == "dataset.source"]
     source = sources[-1].strip("'\"") if sources else (recipe.config.get("dataset") or {}).get("source")
     if source is None or "://" in source:
         return source
@@ -285,12 +287,12 @@ def _of_step(recipe: Recipe, source: str, root: Path) -> str:
 def _check_data(recipe: Recipe, source: str | None, data_dir: Path, say: Say) -> None:
     """Find or fetch the run's data and initial weights. Raises PacelineError: missing, or different."""
     _keep_initial_weights(recipe, data_dir)
-    wanted = str(recipe.parts["data"])
+    recorded = str(recipe.parts["data"])
     try:
         dataset = train_config({**recipe.config, "dataset": {**recipe.config["dataset"], "source": source}}).dataset
     except (UsageError, KeyError):
         return  # fields of another version: the run's own code finds the data
-    lost = f"the data of run {recipe.folder.key} (digest {wanted[:12]}) is gone"
+    lost = f"the data of run {recipe.folder.key} (digest {recorded[:12]}) is gone"
     hint = "dataset.source=<where it is now>, or paths.data=<a folder that has its pack>"
     try:
         with waiting(say, "looking for the run's data"):
@@ -298,8 +300,8 @@ def _check_data(recipe: Recipe, source: str | None, data_dir: Path, say: Say) ->
         pack = pack or store.fetch(dataset, data_dir)
     except DataError as error:
         raise PacelineError(f"{lost}: {error.what}", hint=hint) from error
-    if pack.digest != wanted:
-        item = Difference(part="data", field="digest", old=wanted, new=pack.digest)
+    if pack.digest != recorded:
+        item = Difference(part="data", field="digest", old=recorded, new=pack.digest)
         raise PacelineError(f"{lost}; what is found in its place is other data\n  {item}", hint=hint)
 
 

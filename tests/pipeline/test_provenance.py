@@ -78,9 +78,12 @@ def test_a_large_untracked_file_is_named_and_left_out(repository: Path) -> None:
     assert (found.left_out, found.git_dirty, patch) == (said, True, b"")
 
 
-def test_without_a_repository_there_is_no_commit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_repository", [False, True])
+def test_without_a_repository_or_its_first_commit_there_is_no_commit(tmp_path: Path, is_repository: bool) -> None:
+    if is_repository:
+        git(tmp_path, "init", "-q")
     found, patch = of(tmp_path)
-    assert (found.git_commit, found.git_dirty, patch) == (None, None, b"")
+    assert (found.git_commit, found.git_dirty, found.left_out, patch) == (None, None, (), b"")
 
 
 def test_a_password_in_an_address_is_not_kept(repository: Path) -> None:
@@ -128,12 +131,11 @@ def test_what_no_patch_can_keep_is_named_and_the_rest_is_kept(repository: Path, 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"diff.noprefix": "true", "diff.mnemonicPrefix": "true", "color.ui": "always", "diff.context": "0"},
-        {"core.quotepath": "false", "diff.external": "false", "diff.orderFile": "/no/such/file",
+        {"diff.noprefix": "true", "diff.mnemonicPrefix": "true", "color.ui": "always", "diff.context": "0",
+         "core.quotepath": "false", "diff.external": "false", "diff.orderFile": "/no/such/file",
          "diff.relative": "true"},
-        {"core.autocrlf": "true", "core.safecrlf": "true", "core.eol": "crlf"},
-        {"submodule.recurse": "true", "diff.algorithm": "patience", "diff.renames": "copies",
-         "core.fsmonitor": "false"},
+        {"core.autocrlf": "true", "core.safecrlf": "true", "core.eol": "crlf", "submodule.recurse": "true",
+         "diff.algorithm": "patience", "diff.renames": "copies", "core.fsmonitor": "false"},
     ],
 )  # fmt: skip
 def test_modes_links_deletions_and_settings_come_back(
@@ -205,12 +207,6 @@ def test_a_shallow_clone_and_a_merge_in_progress_come_back(repository: Path, tmp
     assert tree(again) == tree(copy)
 
 
-def test_a_repository_without_a_commit_is_like_none_as_the_run_has_its_own_copy(tmp_path: Path) -> None:
-    git(tmp_path, "init", "-q")
-    found, _ = of(tmp_path)
-    assert (found.git_commit, found.left_out) == (None, ())
-
-
 def test_a_repository_that_git_refuses_says_why_and_what_mends_it(
     repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -250,24 +246,6 @@ def test_a_file_with_a_secret_of_the_run_stays_out_of_the_patch(repository: Path
     found, patch = collect(repository, [], NO_DETAILS, outputs=[], secrets={"abc-123-def"})
     assert changed_in(patch) == ["fine.py"]
     assert found.left_out == tuple(f"{name}: a secret of this run stands in it" for name in ("code.py", "mine.yaml"))
-
-
-def test_code_that_git_does_not_have_is_taken_from_the_runs_own_copy(repository: Path, tmp_path: Path) -> None:
-    (repository / ".gitignore").write_text("local.py\n")
-    (repository / "local.py").write_text("x = 1\n")
-    _, patch = of(repository)
-    folder = RunFolder(tmp_path / "0123456789ab")
-    folder.code.mkdir(parents=True)
-    for name in ("local.py", "code.py"):
-        (folder.code / name).write_bytes((repository / name).read_bytes())
-    (folder.path / "changes.patch").write_bytes(patch)
-    told = {"git_commit": git(repository, "rev-parse", "HEAD").strip()}
-    parts = {"code": {"local.py": "", "code.py": ""}}
-    made = Recipe(folder=folder, result={}, parts=parts, config={}, provenance=told, patch=patch)
-    said: list[str] = []
-    with checkout(made, root=repository, place=tmp_path / "again", keep=False, say=said.append) as project:
-        assert (project / "local.py").read_text() == "x = 1\n"
-    assert said == ["  snapshot     local.py is the run's own copy: its commit and patch have another, or none"]
 
 
 def test_a_submodule_is_named_and_its_code_taken_from_the_runs_own_copy(nested: Path, tmp_path: Path) -> None:

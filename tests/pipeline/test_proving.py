@@ -31,6 +31,8 @@ from trainers.script.settings import ScriptConfig
 VERDICT = Verdict(run="a", again="a", outcome=(), key=(), surroundings=())
 ALL = frozenset({OPTIMIZER, RANDOM})
 RESTORES = Code(restores_random=True)
+SCHEDULED = replace(RESTORES, has_schedule=True)
+LOADS = replace(RESTORES, loads_optimizer=True)
 NOT_SAVED = Kill(after_s=1.0, checkpoint=None)
 
 
@@ -58,15 +60,18 @@ def saved(*holds: str) -> Kill:
         (evidence(saved(*ALL), differs_at=22), Culprit.OPTIMIZER),  # saved, and not loaded
         (evidence(saved(*ALL), differs_at=23), Culprit.ORDER),
         (evidence(saved(*ALL), differs_at=None), Culprit.UNKNOWN),
+        (evidence(saved(*ALL), code=Code()), Culprit.RANDOM),  # no code sets a random state
+        (evidence(saved(*ALL), differs_at=24, code=SCHEDULED), Culprit.SCHEDULE),
+        (evidence(saved(*ALL, SCHEDULE), differs_at=24, code=SCHEDULED), Culprit.ORDER),
+        (evidence(saved(*ALL), differs_at=22, ranks=2, code=LOADS), Culprit.RANDOM),  # that of another rank
+        (evidence(saved(*ALL), differs_at=22, ranks=1, code=LOADS), Culprit.OPTIMIZER),
+        (evidence(saved(RANDOM), is_dense=False), Culprit.OPTIMIZER),  # the names in the checkpoint decide
+        (evidence(saved(), is_dense=False), Culprit.OPTIMIZER_AND_RANDOM),
     ],
 )
 def test_the_culprit_is_told_from_checkpoints_and_the_first_step_that_differs(left: Evidence, culprit: Culprit) -> None:
     assert culprits.culprit(left) is culprit
     assert culprits.culprit(replace(left, files_alone=True)) is Culprit.TIME_OR_PATH
-
-
-def test_a_random_state_that_no_code_sets_was_not_restored() -> None:
-    assert culprits.culprit(evidence(saved(*ALL), code=Code())) is Culprit.RANDOM
 
 
 @pytest.mark.parametrize(
@@ -86,18 +91,6 @@ def test_a_random_state_that_no_code_sets_was_not_restored() -> None:
 def test_what_a_script_restores_is_told_from_the_calls_in_its_code(line: str, does: Code, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(f"import torch\n{line}\n")
     assert Code.read(tmp_path) == does
-
-
-def test_a_schedule_that_no_checkpoint_holds_is_the_culprit_where_all_else_was_saved() -> None:
-    left = evidence(saved(*ALL), differs_at=24, code=replace(RESTORES, has_schedule=True))
-    assert culprits.culprit(left) is Culprit.SCHEDULE
-    assert culprits.culprit(evidence(saved(*ALL, SCHEDULE), differs_at=24, code=left.code)) is Culprit.ORDER
-
-
-def test_another_rank_s_random_state_shows_one_step_late_and_is_not_taken_for_the_optimizer_s() -> None:
-    code = replace(RESTORES, loads_optimizer=True)
-    assert culprits.culprit(evidence(saved(*ALL), differs_at=22, ranks=2, code=code)) is Culprit.RANDOM
-    assert culprits.culprit(evidence(saved(*ALL), differs_at=22, ranks=1, code=code)) is Culprit.OPTIMIZER
 
 
 def test_equal_results_over_other_tensors_are_no_proof() -> None:
@@ -167,11 +160,6 @@ def test_a_metric_of_the_whole_training_is_told_from_one_of_each_step() -> None:
     for name, is_total in (("train_loss", True), ("loss", False), ("outputs/model.pt", False)):
         verdict = replace(VERDICT, outcome=(Difference(part="config", field=name, old=1.5, new=0.0),))
         assert culprits._only_totals(before, verdict) is is_total
-
-
-def test_where_steps_are_logged_now_and_then_the_names_in_the_checkpoint_decide() -> None:
-    assert culprits.culprit(evidence(saved(RANDOM), is_dense=False)) is Culprit.OPTIMIZER
-    assert culprits.culprit(evidence(saved(), is_dense=False)) is Culprit.OPTIMIZER_AND_RANDOM
 
 
 @pytest.mark.parametrize(

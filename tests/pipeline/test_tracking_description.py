@@ -1,6 +1,5 @@
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,13 +41,6 @@ def test_parameters_are_what_decides_the_result_and_where_it_ran_stands_in_tags(
 )
 def test_names_that_mlflow_refuses_stay_readable(name: str, key: str) -> None:
     assert mlflow_key(name) == key
-
-
-def test_names_that_become_equal_are_kept_apart(tmp_path: Path) -> None:
-    names: dict[str, Any] = {"a=b": 1, "a,b": 2}
-    run = folder.started(tmp_path, **names)
-    params = describe(run).params
-    assert (params["a_b"], params["a_b_"]) == ("1", "2")
 
 
 def test_a_long_value_says_that_it_was_cut(tmp_path: Path) -> None:

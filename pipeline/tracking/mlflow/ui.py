@@ -280,10 +280,7 @@ _FIRST_METRICS = ("val/accuracy", "test/accuracy", "val/loss")
 _MAX_METRICS, _MAX_PARAMS = 5, 8
 _USUAL_WIDTH, _WIDEST = 100, 300  # pixels of a column of the table
 _FIRST_CHARTS = ("val/accuracy", "train/loss", "val/loss")
-_FIRST_SECTION = "curves"  # of the page with charts
-_SECTIONS = ("train", "val", "test", "Model metrics")  # those before others
-_LAST_SECTIONS = ("network", "system")  # the hosts, of whom each has a section
-_MOST_SECTIONS = 20  # the tag of a view holds 5,000 characters; MLflow appends the others
+_FIRST_SECTION = "curves"  # of the page with charts; MLflow appends the others, by name
 _TRAINING = {"workflowType": "machine_learning"}  # otherwise the page may show runs as agent evaluations
 
 
@@ -337,28 +334,21 @@ def _width(letters: int) -> int:
 
 
 def _charts(metrics: Sequence[str]) -> dict[str, Any]:
-    """Return the order of the charts: by itself MLflow sorts sections by name, so traffic comes before accuracy.
+    """Return a first section with the important charts. MLflow adds the other charts to sections by their names.
 
-    Charts that are not listed here are added by the page, each to the section of its name.
+    By itself MLflow sorts all sections by name, so that traffic of the network comes before accuracy.
     """
     first = [name for name in _FIRST_CHARTS if name in metrics]
-    names = {name.rpartition("/")[0] or "Model metrics" for name in metrics if name not in first}
-    sections = [*([_FIRST_SECTION] if first else []), *sorted(names, key=_place)[:_MOST_SECTIONS]]
+    if not first:
+        return {}
     return {
         "compareRunCharts": [
             {"uuid": name, "metricKey": name, "metricSectionId": _FIRST_SECTION, "type": "BAR", "isGenerated": True}
             for name in first  # of type BAR: the page draws a line where a metric has several steps
         ],
-        "compareRunSections": [{"uuid": name, "name": name, "display": True, "isReordered": True} for name in sections],
+        "compareRunSections": [{"uuid": _FIRST_SECTION, "name": _FIRST_SECTION, "display": True, "isReordered": True}],
         "isAccordionReordered": True,
     }
-
-
-def _place(section: str) -> tuple[int, str]:
-    """Return the sort key of a section of charts: the training's, those of a script by name, the hosts'."""
-    if section in _SECTIONS:
-        return _SECTIONS.index(section), section
-    return len(_SECTIONS) + (section.partition("/")[0] in _LAST_SECTIONS), section
 
 
 def runs_page(url: str, experiment_id: str, view_name: str, *, charts: bool = True) -> str:
