@@ -17,7 +17,6 @@ from markupsafe import Markup, escape
 from pipeline.comparing import drawing, tables
 from pipeline.comparing.reading import ComparedRun
 from pipeline.comparing.report import COLOURS, MOST_AGAINST, Report, hosts, time_text, verdict_text
-from pipeline.core.tables import duration
 from pipeline.evaluation import overview
 from pipeline.runs.contents import short_field_names, short_value
 from trainers.contract import run_folder
@@ -52,8 +51,6 @@ def html(report: Report) -> str:
         tables=tables,
         against=report.comparison.against[:MOST_AGAINST],
         forest=Markup(_forest(report)),
-        duration=duration,
-        at_time=time_text,
         grid=Markup("" if grid is None else drawing.cells(grid.rows, grid.columns, grid.cells, about=grid.about)),
         evaluation=_evaluation(report.groups[0].first),
         hosts=hosts(report),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +11,11 @@ from pipeline.config.overrides.script_overrides import line_of
 from pipeline.core import documents
 from pipeline.core.printable import printable, shell_line
 from pipeline.core.redact import hide, without_secrets
-from pipeline.core.specs import UNDER_WAY, State
+from pipeline.core.specs import State
 from pipeline.keys.canonical import canonical_config
-from pipeline.runs import acceptance, index, journal, ranks
+from pipeline.runs import acceptance, index, journal
 from pipeline.runs.contents import nodes_of, overrides_in
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.metrics_file import MetricsRow
 from pipeline.runs.result import AlteredError, Result
 from pipeline.steps.data_step import PastStep, past_step
 from trainers.contract import run_folder
@@ -27,7 +23,6 @@ from trainers.contract import run_folder
 SPEEDS = ("images_per_s", "train_s")
 """Figures of a result that are no metrics but are compared like metrics."""
 _PARTS = ("version", "config", "code", "data", "environment", "topology")
-_PAUSE_S, _PAUSE = 30.0, 10.0  # a pause is longer than this, and than so many times the usual time between two lines
 _VERDICT = Path(".reproduced")  # the folder of verdicts of `doit reproduce`, next to the runs
 
 
@@ -46,8 +41,6 @@ class ComparedRun:
         nodes: those of plan.json.
         verdict: the latest result of `doit reproduce`, or None.
         made_with: the user-defined step that its data comes from, or None.
-        entries: those of its journal, which tell its attempts, with the first lines of their details.
-        notes: attempt → what was noted about ranks that held the others up.
         nonfinite: a script's metric that was NaN or infinite, and how often, or ''.
     """
 
@@ -69,8 +62,6 @@ class ComparedRun:
     synthetic: bool = False
     made_with: PastStep | None = None
     nonfinite: str = ""
-    entries: tuple[journal.Entry, ...] = ()
-    notes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def counts(self) -> bool:
@@ -148,7 +139,7 @@ def read(folder: RunFolder) -> ComparedRun:
         folder=folder.path,
         parts=_parts(known, config),
         figures=_figures(result),
-        failure=_first_line(entries[-1]) if entries and not counts else "",
+        failure=printable(hide(entries[-1].first_line)) if entries and not counts else "",
         overrides=tuple(map(hide, overrides_in(provenance))),
         provenance={name: hide(value) if isinstance(value, str) else value for name, value in provenance.items()},
         nodes=tuple(nodes_of(folder.read_json(run_folder.PLAN) or {})),
@@ -158,8 +149,6 @@ def read(folder: RunFolder) -> ComparedRun:
         synthetic=row.synthetic,
         made_with=past_step(folder, config),
         nonfinite=row.nonfinite,
-        entries=tuple(replace(entry, detail=_first_line(entry)) for entry in entries),
-        notes=_notes(folder, entries),
     )
 
 
@@ -190,68 +179,3 @@ def _figures(result: Result | None) -> dict[str, float]:
         return {}
     speeds = {name: getattr(result, name) for name in SPEEDS}
     return {**result.metrics, **{name: value for name, value in speeds.items() if value is not None}}
-
-
-def _notes(folder: RunFolder, entries: Sequence[journal.Entry]) -> dict[int, tuple[str, ...]]:
-    """Return what was noted about ranks that held the others up, by attempt."""
-    numbers = {entry.attempt for entry in entries}
-    notes = {at: ranks.read(folder.path / run_folder.ATTEMPTS / f"{at}")[1] for at in numbers}
-    return {at: tuple(printable(hide(note)) for note in of_attempt) for at, of_attempt in notes.items() if of_attempt}
-
-
-def _first_line(entry: journal.Entry) -> str:
-    return printable(hide(entry.first_line))
-
-
-# -------------------------------------------------------------------------------------------- attempts
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """One start of a run; times are unix seconds.
-
-    Attributes:
-        started: when its ranks were started; None if they were not.
-        state: how it ended; '' if the end was not noted.
-        why: the reason of a failure, and what was noted about ranks that held the others up.
-        pauses: beginning and end of the stretches in which no metrics were logged, though they usually are.
-    """
-
-    number: int
-    begun: float
-    started: float | None
-    ended: float
-    state: str
-    why: str
-    pauses: tuple[tuple[float, float], ...] = ()
-
-
-def attempts(run: ComparedRun, rows: Sequence[MetricsRow]) -> list[Attempt]:
-    """Return the attempts of a run, the first one first. ``rows`` are those of its metrics.jsonl."""
-    by_number: dict[int, list[journal.Entry]] = {}
-    for entry in run.entries:
-        by_number.setdefault(entry.attempt, []).append(entry)
-    logged: dict[int, list[float]] = {}
-    for row in rows:
-        with suppress(ValueError, IndexError):  # a row without the id of an attempt
-            logged.setdefault(journal.attempt_number(row.attempt), []).append(row.time_s)
-    return [
-        _attempt(number, entries, sorted(logged.get(number, [])), run.notes.get(number, ()))
-        for number, entries in sorted(by_number.items())
-    ]
-
-
-def _attempt(number: int, entries: Sequence[journal.Entry], logged: Sequence[float], notes: Sequence[str]) -> Attempt:
-    end = next((entry for entry in reversed(entries) if entry.state not in UNDER_WAY), None)
-    started = next((entry.time for entry in entries if entry.state is State.RUNNING), None)
-    last = max([entries[-1].time, *logged[-1:]])
-    reason = [] if end is None or not end.detail else [end.detail]
-    gaps = [after - before for before, after in pairwise(logged)]
-    pause_s = max(_PAUSE_S, _PAUSE * statistics.median(gaps)) if gaps else _PAUSE_S
-    return Attempt(
-        number=number,
-        begun=entries[0].time,
-        started=started,
-        ended=max(entries[0].time, started or 0.0, last if end is None else end.time),  # clocks may be set back
-        state="" if end is None else end.state,
-        why="; ".join([*reason, *notes]),
-        pauses=tuple((before, after) for before, after in pairwise(logged) if after - before > pause_s),
-    )

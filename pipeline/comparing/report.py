@@ -25,7 +25,7 @@ from pipeline.comparing.groups import (
     metrics_of,
     shown,
 )
-from pipeline.comparing.reading import SPEEDS, Attempt, ComparedRun, attempts
+from pipeline.comparing.reading import SPEEDS, ComparedRun
 from pipeline.core.redact import hide
 from pipeline.core.tables import counted, fenced, first_of
 from pipeline.keys.content_key import Difference
@@ -191,16 +191,6 @@ class Report:
     def grid(self) -> Grid | None:
         """The means by two fields; None unless two fields differ and most of their combinations were run."""
         return _grid(self.groups, self.by, self.direction)
-
-    @cached_property
-    def attempts(self) -> dict[str, list[Attempt]]:
-        """Run key → its attempts, of a single run or of those that paused or were started again."""
-        of_runs = {run.key: attempts(run, self.rows.get(run.key, ())) for run in self.runs}
-        return {
-            key: known
-            for key, known in of_runs.items()
-            if known and (len(of_runs) == 1 or len(known) > 1 or known[0].pauses)
-        }
 
 
 def report(
