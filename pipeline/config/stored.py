@@ -53,8 +53,10 @@ def _refuse_secrets_of_the_trainer(resolved: Mapping[str, Any], shown: Mapping[s
             continue
         for name, value in section.items():
             if shown[group][name] != value and (group, name) != ("dataset", "source"):
+                field = next(iter(placeholders({group: {name: shown[group][name]}})), f"{group}.{name}")
+                reader = "script" if group == programs.SECTION else "trainer"
                 raise UsageError(
-                    f"{group}.{name} is secret by its name or form, and the ranks would read it from config.json, "
+                    f"{field} is secret by its name or form, and the ranks would read it from config.json, "
                     "where no secret may stand",
-                    hint="++cluster.env.MY_TOKEN='${oc.env:MY_TOKEN}', which the trainer finds in its environment",
+                    hint=f"++cluster.env.MY_TOKEN='${{oc.env:MY_TOKEN}}', which the {reader} finds in its environment",
                 )

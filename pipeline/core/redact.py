@@ -25,6 +25,10 @@ _NAME = re.compile(
     r"|(?<![A-Z])(?:AUTH|AUTHORIZATION|BEARER|COOKIE|JWT|PASS)(?![A-Z])|_PWD(?![A-Z])"
 )
 _PLACE = re.compile(r"_(?:FILE|PATH|DIR|SOCK)$")  # names of paths to secrets
+# tokens of a vocabulary (transformers' special tokens, `--image_token '<image>'`)
+_VOCABULARY = re.compile(
+    r"(?:^|_)(?:BOS|EOS|EOT|EOD|UNK|SEP|PAD|CLS|MASK|START|STOP|END|SPECIAL|IMAGE|VIDEO|AUDIO|TRIGGER|PLACEHOLDER)_TOKEN$"
+)
 _OPTION = re.compile(r"-{0,2}([A-Za-z_][\w.-]*)=")
 _REFERENCED = re.compile(r"\$\{oc\.env:(\w+)")
 
@@ -65,9 +69,9 @@ class Secret(str):
 # ---------------------------------------------------------------------------------------- names and texts
 @cache
 def is_secret_name(name: str) -> bool:
-    """Return True if this name marks a secret: ``API_TOKEN``, ``dbPassword``, but not ``MAX_TOKENS``."""
+    """Return True if this name marks a secret: ``API_TOKEN``, ``dbPassword``, not ``MAX_TOKENS`` or ``EOS_TOKEN``."""
     parts = re.sub(r"[^A-Z0-9]+", "_", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).upper())
-    return _NAME.search(parts) is not None and _PLACE.search(parts) is None
+    return _NAME.search(parts) is not None and not (_PLACE.search(parts) or _VOCABULARY.search(parts))
 
 
 def needs_masking(value: str) -> bool:

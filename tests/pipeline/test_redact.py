@@ -48,7 +48,8 @@ def test_a_name_says_that_its_value_is_secret(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["MAX_TOKENS", "TOKENIZERS_PARALLELISM", "GIT_AUTHOR_NAME", "SSH_AUTH_SOCK", "PASSWORD_FILE", "PWD", "KEYBOARD",
-     "COMPASS", "NCCL_DEBUG", "OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED", "optimizer.lr"],
+     "COMPASS", "NCCL_DEBUG", "OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED", "optimizer.lr",
+     "eos-token", "padToken", "program.args.mask_token"],
 )  # fmt: skip
 def test_other_names_say_nothing(name: str) -> None:
     assert not is_secret_name(name)
@@ -153,6 +154,15 @@ def test_what_ranks_read_from_a_file_may_hold_no_secret() -> None:
     resolved["model"] = {**resolved["model"], "hub_token": "abcdefgh"}
     with pytest.raises(UsageError, match=r"model\.hub_token is secret by its name or form"):
         stored_config(resolved, redact.secret_values(resolved))
+
+
+def test_the_option_of_a_script_that_holds_a_secret_is_named() -> None:
+    resolved = resolve(
+        compose_config(["program=script", "program.script=train.py", "program.args=[--api-key,abcdefgh]"])
+    )
+    with pytest.raises(UsageError, match=r"program\.args\.api-key is secret .*") as error:
+        stored_config(resolved, redact.secret_values(resolved))
+    assert "which the script finds" in str(error.value.hint)
 
 
 @pytest.mark.parametrize(
