@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.core import documents
 from pipeline.core.errors import DataError, os_reason
-from pipeline.core.files import FINGERPRINTS, canonical_json, fingerprints, sha256_text, write_json
+from pipeline.core.files import FINGERPRINTS, Stamp, canonical_json, fingerprints, sha256_text, write_json
 from pipeline.core.temporary_files import temporary_prefix
 from pipeline.data.manifest import MANIFEST
 from pipeline.keys.script_files import DataPath
@@ -26,15 +26,15 @@ class Tree(NamedTuple):
     """The data of a script as one pack.
 
     ``path`` is the folder that a host receives (None: the script names no data), ``digest`` covers names and contents.
-    ``inside`` are the paths in the pack that {data}, {data2}, … stand for, ``sources`` their local paths. ``sizes``
-    (bytes) and ``contents`` (sha256) are keyed by path; ``empty`` are the empty folders.
+    ``inside`` are the paths in the pack that {data}, {data2}, … stand for, ``sources`` their local paths. ``stamps``
+    and ``contents`` (sha256) are keyed by path; ``empty`` are the empty folders.
     """
 
     path: Path | None
     digest: str
     inside: tuple[str, ...] = ()
     sources: tuple[Path, ...] = ()
-    sizes: Mapping[str, int] = {}
+    stamps: Mapping[str, Stamp] = {}
     contents: Mapping[str, str] = {}
     empty: tuple[str, ...] = ()
     rank_modules: tuple[str, ...] = ()
@@ -48,7 +48,8 @@ class Tree(NamedTuple):
             return
         for inside, source in zip(self.inside, self.sources, strict=True):
             _link(self.path, self.path / inside, source)
-        described = {"files": dict(self.sizes), "sha256": dict(self.contents), "empty": [*self.empty]}
+        sizes_bytes = {name: stamp.size_bytes for name, stamp in self.stamps.items()}
+        described = {"files": sizes_bytes, "sha256": dict(self.contents), "empty": [*self.empty]}
         write_json(self.path / MANIFEST, {"digest": self.digest, **described})
 
 
@@ -81,7 +82,7 @@ def tree(data: Sequence[DataPath], data_dir: Path) -> Tree:
         digest=digest,
         inside=tuple(inside for part in parts for inside in part.inside),
         sources=tuple(one.path for one in data),
-        sizes={name: size for part in parts for name, size in part.sizes.items()},
+        stamps={name: stamp for part in parts for name, stamp in part.stamps.items()},
         contents={name: sha256 for part in parts for name, sha256 in part.contents.items()},
         empty=tuple(name for part in parts for name in part.empty),
     )
@@ -105,6 +106,38 @@ def changed_files(now: Tree, old_digest: str, data_dir: Path) -> list[str]:
             change = "added" if name not in before else "removed" if name not in now.contents else "changed"
             changes.append(f"{_below_source(name, now)} {change}")
     return changes
+
+
+class ChangesMeanwhile(NamedTuple):
+    """The files of a script's data that are other than when the run began.
+
+    ``replaced`` have another content or are gone; ``added`` are new; ``touched`` have the same content and another
+    stamp: they were written to, or their attributes changed.
+    """
+
+    replaced: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    touched: tuple[str, ...] = ()
+
+
+def changes_meanwhile(before: Tree, data: Sequence[DataPath], data_dir: Path) -> ChangesMeanwhile:
+    """Compare a script's data with ``before``, as it was when the run began. Hashes only files with changed stamps."""
+    if before.path is None:
+        return ChangesMeanwhile()
+    try:
+        now = tree(data, data_dir)
+    except DataError as error:  # gone, or being written to
+        return ChangesMeanwhile(replaced=(error.what,))
+
+    def names(chosen: Iterable[str]) -> tuple[str, ...]:
+        return tuple(_below_source(name, before) for name in sorted(chosen))
+
+    same = [name for name, sha256 in now.contents.items() if before.contents.get(name) == sha256]
+    return ChangesMeanwhile(
+        replaced=names(before.contents.keys() - same),
+        added=names(now.contents.keys() - before.contents.keys()),
+        touched=names(name for name in same if now.stamps[name] != before.stamps[name]),
+    )
 
 
 def _below_source(name: str, tree: Tree) -> str:
@@ -132,7 +165,7 @@ def _part(one: DataPath, top: str, data_dir: Path) -> Tree:
         path=None,
         digest=sha256_text(canonical_json({**contents, **dict.fromkeys([*empty, *alone], "")})),
         inside=(top if source.is_dir() else f"{top}/{source.name}",),
-        sizes={f"{top}/{below[path]}": known.stamp.size_bytes for path, known in prints.items()},
+        stamps={f"{top}/{below[path]}": known.stamp for path, known in prints.items()},
         contents={f"{top}/{name}": sha256 for name, sha256 in contents.items()},
         empty=tuple(f"{top}/{name}" for name in empty),
     )

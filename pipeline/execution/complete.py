@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.build import RunConfig
 from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, TrainingError, os_reason
@@ -18,6 +19,7 @@ from pipeline.core.processes.wait_reports import WaitReports
 from pipeline.core.specs import State
 from pipeline.core.temporary_files import remove_leftovers
 from pipeline.data import store, weight_files
+from pipeline.data.trees import Tree, changes_meanwhile
 from pipeline.evaluation import stored_report
 from pipeline.execution import initial_weights
 from pipeline.execution.attempting import attach, run_attempts
@@ -29,6 +31,7 @@ from pipeline.execution.work import RunServices, Say, Work, note
 from pipeline.keys import rank_environment
 from pipeline.runs import acceptance, journal, preparation
 from pipeline.runs.checkpoint_mirror import CheckpointMirror
+from pipeline.runs.contents import REPLACED
 from pipeline.runs.folder import removed
 from pipeline.runs.lock import locked
 from pipeline.runs.result import Result
@@ -261,13 +264,37 @@ def _complete(work: Work, signals: Interruptible) -> None:
     work.lock.check()
     run.folder.write_result(
         key=run.key,
-        summary=summary,
+        summary=_with_changes_of_data(run, summary, say),
         hosts=_hosts(run),
         attempts=number,
         duration_s=_duration_s(run, work.started),
         mlflow_run_id=mlflow_run_id,
     )
     signals.left = f"; run {run.key.short} is finished"
+
+
+def _with_changes_of_data(run: Run, summary: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+    """Add the files of a script's data that were replaced while its ranks read them: the run then doesn't count.
+
+    Hosts that don't share the run folder had a copy of their own.
+    """
+    shared = launchers.capabilities(run.config.cluster).shares_run_dir
+    if not (shared and run.config.script is not None and isinstance(run.pack, Tree)):
+        return summary
+    changes = changes_meanwhile(run.pack, run.config.script.data, run.config.data_dir)
+    if changes.added:
+        say(
+            f"WARNING: new in the data, so the same command trains anew: {first_of(changes.added, _NAMES_SHOWN)}; "
+            "a folder that the script writes to: program.args.NAME={run}/NAME"
+        )
+    if changes.touched:
+        say(
+            f"WARNING: written to while the run went on, with the content from before now: "
+            f"{first_of(changes.touched, _NAMES_SHOWN)}; doit reproduce {run.key.short} repeats the run and compares"
+        )
+    if not changes.replaced:
+        return summary
+    return {**summary, "unkeyed": {**summary.get("unkeyed", {}), **dict.fromkeys(changes.replaced, REPLACED)}}
 
 
 def _note_end(work: Work, error: BaseException) -> None:

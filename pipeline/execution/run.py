@@ -244,13 +244,18 @@ def unkeyed(nodes: Sequence[Mapping[str, Any]], field: str = "program.inputs") -
     """Return a text that names the files that the key lacks; None if it is complete.
 
     Args:
-        nodes: a record of each node (summary.json for node 0), in which ``unkeyed`` maps a path to ``read`` or to how
-        the program looked for it.
+        nodes: a record of each node (summary.json for node 0), in which ``unkeyed`` maps a path to ``read``, to
+            ``contents.REPLACED`` or to how the program looked for it.
         field: the setting that these paths belong in.
     """
     kinds = contents.unkeyed(nodes)
     if not kinds:
         return None
+    if replaced := [name for name, how in kinds.items() if how == contents.REPLACED]:
+        return (
+            f"{_names_were(replaced)} changed while the run went on, and the key has the content from before; a folder "
+            "that the script writes to: program.args.NAME={run}/NAME"
+        )
     read = [name for name, how in kinds.items() if how == "read"]
     absent = [name for name, how in kinds.items() if how != "read"]
     parts = [f"{_names_were(read)} read"] if read else []

@@ -13,6 +13,9 @@ from pipeline.core.printable import printable
 from pipeline.keys.content_key import KEY_VERSION
 from trainers.core.config import OWN
 
+REPLACED = "replaced"
+"""In the record ``unkeyed``: the key has the content of the file at the start of the run, which then changed."""
+
 _WHERE = ("cluster", "tracking", "paths", "sweep", "search", "hydra")
 _KEY_DIGITS = 4
 _MAX_VALUE = 32  # characters of one value
@@ -166,7 +169,7 @@ def nodes_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
 def unkeyed(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return what a run read although its key lacks it: path → ``read``, or how it was looked up.
 
-    ``nodes`` are the records of its nodes.
+    A file of the data that was replaced while the run went on has ``REPLACED``. ``nodes`` are the records of the nodes.
     """
     records = [record for node in nodes if isinstance(record := node.get("unkeyed"), Mapping)]
     return {str(name): str(how) for record in records for name, how in record.items()}

@@ -427,6 +427,28 @@ def test_a_run_that_read_what_its_key_lacks_does_not_count_until_that_is_added(p
 
 @pytest.mark.ci
 @pytest.mark.long
+def test_a_run_whose_data_changed_while_it_went_on_does_not_count(project: Project, tmp_path: Path) -> None:
+    data = tmp_path / "texts/a.txt"
+    data.parent.mkdir()
+    data.write_text("0.25")
+    once = tmp_path / "once"
+    (project.folder / "my scripts/train.py").write_text(
+        "import os, sys, paceline\npath = sys.argv[sys.argv.index('--data') + 1] + '/a.txt'\n"
+        f"if not os.path.exists({str(once)!r}):\n    open({str(once)!r}, 'w').close()\n"
+        "    open(path, 'w').write('0.75')\npaceline.log(1, loss=float(open(path).read()))\n"
+    )
+    words = (f"program.args.data='{data.parent}'", "cluster.nproc_per_node=1")
+    said = project.doit("train", *words).stdout
+    assert "texts/a.txt was changed while the run went on, and the key has the content from before" in said
+    data.write_text("0.25")
+    assert "train     to do  texts/a.txt was changed while the run went on" in project.doit("plan", *words).stdout
+    assert "FINISHED" in project.doit("train", *words).stdout
+    assert project.result()["metrics"] == {"loss": 0.25}
+    assert "is finished" in project.doit("train", *words).stdout
+
+
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_file_outside_of_the_project_that_changes_repeats_the_run_and_why_names_it(
     project: Project, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -204,7 +205,24 @@ def test_the_data_of_a_script_counts_by_names_and_contents(tmp_path: Path) -> No
     assert trees.changed_files(other, one.digest, tmp_path / "packs") == changed
     assert trees.changed_files(other, "0" * 64, tmp_path / "packs") == []
     alone = trees.tree(named(data / "a.txt"), tmp_path / "packs")
-    assert (alone.inside, dict(alone.sizes)) == (("content/a.txt",), {"content/a.txt": 1})
+    assert (alone.inside, [*alone.stamps]) == (("content/a.txt",), ["content/a.txt"])
+
+
+def test_data_that_changed_while_a_run_went_on_is_told_apart_from_data_that_was_only_touched(tmp_path: Path) -> None:
+    data = tmp_path / "texts"
+    data.mkdir()
+    for name in ("same.txt", "touched.txt", "replaced.txt", "removed.txt"):
+        (data / name).write_text("a")
+    before = trees.tree(named(data), tmp_path / "packs")._replace(path=tmp_path / "packs")
+    status = (data / "replaced.txt").stat()
+    (data / "replaced.txt").write_text("b")
+    os.utime(data / "replaced.txt", ns=(status.st_atime_ns, status.st_mtime_ns))
+    (data / "touched.txt").write_text("a")
+    (data / "removed.txt").unlink()
+    (data / "added.txt").write_text("a")
+    assert trees.changes_meanwhile(before, named(data), tmp_path / "packs") == (
+        ("texts/removed.txt", "texts/replaced.txt"), ("texts/added.txt",), ("texts/touched.txt",)
+    )  # fmt: skip
 
 
 def test_a_folder_and_its_only_file_are_two_data_and_laying_down_either_leaves_the_file(tmp_path: Path) -> None:
@@ -366,7 +384,7 @@ def test_each_path_in_the_arguments_has_a_placeholder_and_a_line(folder: Path, t
     assert "is not in the key: by its name the script writes there" in told["output_dir"]
     assert "isn't here: the key has its name and not its contents" in told["far"]
     pack = trees.tree(config.script.data, config.data_dir)
-    assert (pack.inside, sorted(pack.sizes)) == (("content", "content2"), ["content/a.txt", "content2/b.txt"])
+    assert (pack.inside, sorted(pack.stamps)) == (("content", "content2"), ["content/a.txt", "content2/b.txt"])
     pack.lay_down()
     assert pack.path is not None
     assert (pack.path / "content2/b.txt").read_text() == "sets/y/b.txt"

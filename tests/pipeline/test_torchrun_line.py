@@ -237,6 +237,8 @@ def test_words_in_front_of_the_script_are_answered_with_the_line_that_was_meant(
 
 def test_paceline_s_own_flags_stand_before_the_script(folder: Path) -> None:
     assert translated("run --json --dry-run train.py --json", folder)[:3] == ["train", "--json", "--dry-run"]
+    assert translated("run --budget 8s train.py --budget 1", folder)[:3] == ["train", "--budget", "8s"]
+    assert translated("run --budget=8s train.py", folder)[:2] == ["train", "--budget=8s"]
     assert "program.args.json=true" in translated("run train.py --json", folder)
 
 

@@ -16,7 +16,7 @@ _LOOK_S = 0.5
 
 
 class Child:
-    """A process in this process's group. SIGTERM and SIGINT are passed on to it."""
+    """A process in this process's group. SIGTERM and SIGINT are passed on to it; ``was_stopped``: one has come."""
 
     def __init__(self, command: Sequence[str], workdir: Path, env: dict[str, str], log_dir: Path | None) -> None:
         """Start it.
@@ -28,10 +28,11 @@ class Child:
         Raises:
             OSError: it can't be started.
         """
+        self._process: subprocess.Popen[bytes] | None = None
+        self.was_stopped = False
         # the agent signals every process of a run, other senders only this one
         signal.signal(signal.SIGTERM, self._pass_on)
         signal.signal(signal.SIGINT, self._pass_on)
-        self._process: subprocess.Popen[bytes] | None = None
         with ExitStack() as logs:
             stdout, stderr = (None, None) if log_dir is None else _logs_of_rank_0(log_dir, logs)
             self._process = subprocess.Popen(
@@ -55,6 +56,7 @@ class Child:
             raise
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self.was_stopped = True
         if self._process is not None:
             self._process.send_signal(number)
 

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ from trainers.script.settings import ScriptConfig
 from trainers.script.workdir import Node
 
 _METRICS_SHOWN = 8
+_STOPPED = 128 + signal.SIGTERM  # a shell's exit code for it
 SENT = ".paceline"
 """The agent puts this file into a run folder that was sent to this host; one that all hosts share lacks it."""
 
@@ -97,6 +99,7 @@ class Attempt:
         self.id = os.environ.get(variables.NODE, "").rpartition(":")[0]
         number = self.id.rsplit("-", 2)[-2:][0]  # of KEY-ATTEMPT-RANDOM
         self.number = int(number) if number.isdecimal() else 0
+        self.was_stopped = False
 
     @property
     def name(self) -> str:
@@ -122,6 +125,10 @@ class Attempt:
         if code:
             self.report_failure(code, unkeyed, paths, recorder)
             return code
+        if self.was_stopped and not (recorder is not None and recorder.stopping):
+            say(f"{NOTE}{self.name} ended with exit code 0, but was stopped: it does not count as finished")
+            self.report_written_files()
+            return _STOPPED
         for line in unkeyed_warnings(unkeyed):  # of which the controller warns
             say(line)
         if self.is_first and (ranks := self.group_warning()):
@@ -302,6 +309,7 @@ class Attempt:
         log_dir = None if self.settings.torchrun or self.log_dir is None else Path(self.log_dir)
         child = Child(command, self.work / self.settings.workdir, env, log_dir)
         code = child.wait(recorder.look if recorder is not None else lambda: None)
+        self.was_stopped = child.was_stopped
         if recorder is not None:
             recorder.look(last=True)
             if code == 0:

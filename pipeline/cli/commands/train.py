@@ -159,24 +159,8 @@ def _report_end(current: Session, run: Run, result: Result) -> None:
     say("  compare  doit ui", is_detail=True)
     say(f"  repeat   doit reproduce {run.key.short}", is_detail=True)
     answer_with(result, run.folder)
-    if folders := _changed_data(current, run):
-        note(
-            f"WARNING: {folders}, which is data in the key, was changed while the run went on, so the same command "
-            "trains anew; a folder that the script writes to: program.args.NAME={run}/NAME"
-        )
     if (lacks := run.key_lacks) is not None:
         note(f"WARNING: {lacks}; until then it does not count as finished, and the same command runs it again")
-
-
-def _changed_data(current: Session, run: Run) -> str:
-    """Return a script's folders of data if one has changed since the run began, else ''."""
-    if current.config.script is None or not current.config.script.data:
-        return ""
-    digest_before = run.pack.digest
-    current.forget_pack()
-    if current.pack is None or current.pack.digest == digest_before:
-        return ""
-    return ", ".join(str(item.path) for item in current.config.script.data)
 
 
 def refuse_unfit(cluster: Cluster) -> None:

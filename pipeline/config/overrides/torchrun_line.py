@@ -36,6 +36,8 @@ _NOT_NEEDED = {
     **dict.fromkeys(_OUTPUT, "the output of every rank is kept in runs/KEY/attempts"),
 }
 _OWN_FLAGS = ("--json", "--dry-run", "--force", "--detach", "--prove")
+_OWN_OPTIONS = ("--budget", "--max-trials")
+"""Paceline's own too, each with a value."""
 _TRANSLATED = ("nnodes", "nproc_per_node", "max_restarts", "module", "no_python")
 
 
@@ -70,9 +72,13 @@ def translated(
 
 def _own_flags(typed: Sequence[str]) -> tuple[list[str], list[str]]:
     """Take Paceline's own flags out of the words before the script; return them and the other words."""
-    end = next((at for at, word in enumerate(typed) if word.endswith(".py") or word == "-m"), len(typed))
-    own = [word for word in typed[:end] if word in _OWN_FLAGS]
-    return own, [word for at, word in enumerate(typed) if at >= end or word not in _OWN_FLAGS]
+    script = next((at for at, word in enumerate(typed) if word.endswith(".py") or word == "-m"), len(typed))
+    own, others = list[str](), list[str]()
+    for word in typed[:script]:
+        is_value = bool(own) and own[-1] in _OWN_OPTIONS
+        is_own = is_value or word in _OWN_FLAGS or word.partition("=")[0] in _OWN_OPTIONS
+        (own if is_own else others).append(word)
+    return own, [*others, *typed[script:]]
 
 
 def _refuse_misplaced(line: ScriptLine, typed: Sequence[str]) -> None:
@@ -188,11 +194,12 @@ def _unknown_option(typed: Sequence[str], at: int) -> UsageError:
     name, equals, value = typed[at].partition("=")
     script = next((number for number, word in enumerate(typed) if word.endswith(".py")), None)
     words: Sequence[str] | None = None
-    if meant := nearest(name, ("--cluster", "--sweep", *_OWN_FLAGS), likeness=0.75):
+    if meant := nearest(name, ("--cluster", "--sweep", *_OWN_FLAGS, *_OWN_OPTIONS), likeness=0.75):
         words = [*typed[:at], f"{meant}{equals}{value}", *typed[at + 1 :]]
     elif script is not None:
         words = [*typed[:at], *typed[script:], *typed[at:script]]
     return UsageError(
-        f"run has no option {typed[at]}; it has -m, --cluster NAME, --sweep NAME=VALUES, {', '.join(_OWN_FLAGS)}",
+        f"run has no option {typed[at]}; it has -m, --cluster NAME, --sweep NAME=VALUES, "
+        f"{', '.join([*_OWN_FLAGS, *_OWN_OPTIONS])}",
         hint=f"doit run {shlex.join(words)}" if words else None,
     )

@@ -124,6 +124,22 @@ def test_term_reaches_the_script_and_one_that_ignores_it_is_waited_for(run: Scri
     assert process.returncode == 4
 
 
+def test_a_script_that_saves_and_ends_well_when_it_is_stopped_has_not_finished(run: ScriptRun) -> None:
+    script = (
+        "import time, paceline\npaceline.should_stop()\nprint('ready', flush=True)\n"
+        "while not paceline.should_stop(): time.sleep(0.01)\nopen('state.txt', 'w').write('step 1')\n"
+    )
+    process = run.write(script).begin()
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    said = process.communicate(timeout=60)[0]
+    assert "train.py ended with exit code 0, but was stopped: it does not count as finished" in said
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not (run.path / "summary.json").exists()
+    assert [path.read_text() for path in run.path.rglob("state.txt")] == ["step 1"]
+
+
 def test_an_idle_daemon_of_the_script_does_not_hold_up_the_end(run: ScriptRun, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     script = (
