@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from pipeline.cluster import launchers
 from pipeline.config.build import RunConfig
 from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, TrainingError, os_reason
 from pipeline.core.files import write_hint
@@ -17,6 +18,7 @@ from pipeline.core.processes import process, threads
 from pipeline.core.processes.signals import Interruptible
 from pipeline.core.processes.wait_reports import WaitReports
 from pipeline.core.specs import State
+from pipeline.core.tables import first_of
 from pipeline.core.temporary_files import remove_leftovers
 from pipeline.data import store, weight_files
 from pipeline.data.trees import Tree, changes_meanwhile
@@ -84,6 +86,7 @@ def _train_parent(parent: RunConfig, setting: str, root: Path, *, argv: Sequence
         say(f"FINISHED {run.key.short}, whose weights are the next run's")
 
 
+_NAMES_SHOWN = 5  # in a message
 _SHOW_ERROR_AFTER_S = 2.0  # seconds of recording after which the error is shown
 
 
