@@ -46,16 +46,17 @@ class Session:
     """What the verbs share. Raises UsageError from ``config`` if an override is wrong."""
 
     def __init__(self, invocation: Invocation, composed: DictConfig | None = None) -> None:
+        """``composed`` is the configuration that the Hydra application has composed already."""
         self.invocation = invocation
-        self._given = composed  # the Hydra application has composed already
+        self._composed = composed
 
     @cached_property
     def config(self) -> RunConfig:
         """The typed configuration; for a sweep that of its first trial."""
         if self.sweeps:
-            chosen = [self.search_plan.representative_trial] if self.searches else self.space.trials
-            masking.remember(text for trial in chosen for text in trial.config.secrets)
-            config = chosen[0].config
+            trials = [self.search_plan.representative_trial] if self.searches else self.space.trials
+            masking.remember(secret for trial in trials for secret in trial.config.secrets)
+            config = trials[0].config
         else:
             with waiting(note, "composing the configuration"):
                 config = self._built()
@@ -78,7 +79,7 @@ class Session:
 
     def _built(self) -> RunConfig:
         resolved, words = self._resolved(), self.invocation.overrides
-        if self._of_named_run:
+        if self._is_of_named_run:
             from pipeline.cli import named_run  # not before: attempts and their plans, where run=KEY stands for a run
 
             resolved, words = named_run.configuration(self.invocation, resolved, ROOT)
@@ -94,7 +95,7 @@ class Session:
                 steps=_step_source,
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:  # of a damaged config.json
-            if not self._of_named_run:
+            if not self._is_of_named_run:
                 raise
             raise named_run.damaged(self.invocation.options["run"], error, self.invocation.verb) from error
         if self.invocation.verb == "train":
@@ -107,25 +108,26 @@ class Session:
         return config
 
     @property
-    def _of_named_run(self) -> bool:
+    def _is_of_named_run(self) -> bool:
         """Whether ``run=KEY`` stands for the words of that run, for a verb that needs its whole configuration."""
         return self.invocation.verb in ("why", "attach") and "run" in self.invocation.options
 
     def _resolved(self) -> dict[str, Any]:
-        """Compose with Hydra; for a training whose words were composed before, read the memo."""
-        memo = ComposeMemo(ROOT, self._own_words) if self._given is None else None  # else Hydra's application composed
-        known = memo.recall() if memo else None
-        if known is not None:
-            return known
+        """Compose with Hydra; of words that a training has composed before, read the memo."""
+        memo = ComposeMemo(ROOT, self._composed_words)
+        if self._composed is None and (remembered := memo.recall()) is not None:
+            return remembered
         from pipeline.config import compose  # not before: Hydra, half a second, which the memo spares
 
-        resolved = compose.resolve(self._given if self._given is not None else compose.compose_config(self._own_words))
-        if memo and self.invocation.verb == "train":
+        if self._composed is not None:
+            return compose.resolve(self._composed)
+        resolved = compose.resolve(compose.compose_config(self._composed_words))
+        if self.invocation.verb == "train":
             memo.keep(resolved)
         return resolved
 
     @property
-    def _own_words(self) -> tuple[str, ...]:
+    def _composed_words(self) -> tuple[str, ...]:
         """The overrides, without those of `doit reproduce` about the cluster, which concern the named run."""
         if self.invocation.verb != "reproduce":
             return self.invocation.overrides
@@ -144,8 +146,8 @@ class Session:
     @property
     def searches(self) -> bool:
         """Whether a search chooses the trials."""
-        chosen = [word for word in self.invocation.overrides if word.startswith("search=")]
-        return self.sweeps and chosen[-1:] not in ([], ["search=none"])
+        words = [word for word in self.invocation.overrides if word.startswith("search=")]
+        return self.sweeps and bool(words) and words[-1] != "search=none"
 
     @cached_property
     def search_plan(self) -> SearchPlan:
@@ -203,9 +205,8 @@ class Session:
 
     def folder(self) -> RunFolder:
         """Return the run that ``run=KEY`` names, or this configuration's. Raises UsageError."""
-        named = self.invocation.options.get("run")
-        if named is not None:
-            return index.find(self.config.runs_dir, named)
+        if (key := self.invocation.options.get("run")) is not None:
+            return index.find(self.config.runs_dir, key)
         self.refuse_data()
         if self.run is None:
             raise UsageError(f"{self.why_no_key}; or name a run: run=KEY")
@@ -216,8 +217,9 @@ class Session:
         """Return what must be done before the run has a key, in words."""
         if self.pack is None:
             return "the data set isn't fetched, so this run has no key yet; try doit fetch"
-        start = self.initial_weights
-        return f"{start.setting if start else 'init'}: {start.pending if start else ''}, so this run has no key yet"
+        weights = self.initial_weights
+        reason = f"{weights.setting}: {weights.pending}" if weights else "init: "
+        return f"{reason}, so this run has no key yet"
 
 
 @cache

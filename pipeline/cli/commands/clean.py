@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli.commands.runs import filter_of, in_state
-from pipeline.cli.invocation import is_on
+from pipeline.cli.invocation import Invocation
 from pipeline.cli.output import note, say
 from pipeline.cli.session import Session, relative
 from pipeline.cluster import launchers, left_folders
@@ -38,7 +38,7 @@ from pipeline.tracking import state as tracking_state
 from trainers.contract import run_folder
 
 _DAY_S = 86_400.0
-_DECIDES = ("config", "data", "topology")  # of a key; the rest is code and environment
+_DECISIVE_PARTS = ("config", "data", "topology")  # of a key; the others are code and environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +54,13 @@ class Rules:
     checkpoints: bool = False
 
     @property
-    def none_given(self) -> bool:
+    def is_default(self) -> bool:
         return self.state is None and not self.superseded and self.older_than_days is None
 
 
-def rules_of(options: Mapping[str, str]) -> Rules:
+def rules_of(invocation: Invocation) -> Rules:
     """Return the rules of a command line. Raises UsageError: an impossible value."""
+    options = invocation.options
     try:
         days = float(options["older_than"]) if "older_than" in options else None
     except ValueError:
@@ -68,24 +69,31 @@ def rules_of(options: Mapping[str, str]) -> Rules:
         raise UsageError(f"older_than={options['older_than']} must be a number of days, such as older_than=30")
     return Rules(
         state=options.get("state"),
-        superseded=is_on(options, "superseded"),
+        superseded=invocation.is_on("superseded"),
         older_than_days=days,
-        checkpoints=is_on(options, "checkpoints"),
+        checkpoints=invocation.is_on("checkpoints"),
     )
 
 
 def superseded(rows: Sequence[RunRow], parts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return key → key of the newest finished run alike, for each older run. ``parts``: key → content of key.json."""
-    alike = {key: repr([known.get(part) for part in _DECIDES]) for key, known in parts.items() if known.get("config")}
-    newest = {alike[row.key]: row for row in rows if row.state == State.FINISHED and row.key in alike}
-    pairs = [(row, newest[alike[row.key]]) for row in rows if alike.get(row.key) in newest]
+    """Return key → key of the newest finished run of the same configuration, data and ranks, for each older run.
+
+    ``parts``: key → content of key.json.
+    """
+    subjects = {
+        key: repr([content.get(part) for part in _DECISIVE_PARTS])
+        for key, content in parts.items()
+        if content.get("config")
+    }
+    newest = {subjects[row.key]: row for row in rows if row.state == State.FINISHED and row.key in subjects}
+    pairs = [(row, newest[subjects[row.key]]) for row in rows if subjects.get(row.key) in newest]
     return {row.key: last.key for row, last in pairs if row.unix_time < last.unix_time}
 
 
 def why_chosen(row: RunRow, rules: Rules, *, newer: str | None, now: float) -> str:
     """Return why the rules choose the run, in a few words; '' if they don't. ``newer`` supersedes it."""
     by_newer = f"superseded by {newer}" if newer else ""
-    if rules.none_given:
+    if rules.is_default:
         return "finished" if rules.checkpoints else "failed" if row.state == State.FAILED else by_newer
     reasons = [row.state.lower()] if rules.state is not None else []
     if rules.superseded:
@@ -161,14 +169,14 @@ class Item:
 def clean(current: Session) -> None:
     """Remove runs. Raises UsageError: a word that no run can be chosen by. PacelineError: a run can't be removed."""
     options, runs_dir = current.invocation.options, current.config.runs_dir
-    others = (("hosts", clean_hosts, "what lies on hosts"), ("steps", clean_steps, "the outputs of steps"))
-    for name, remove, about in others:
-        if is_on(options, name):
-            if wrong := [other for other in options if other not in (name, "yes")]:
-                raise UsageError(f"{wrong[0]}={options[wrong[0]]} chooses runs, and {name}=1 is about {about}")
+    other_subjects = (("hosts", clean_hosts, "what lies on hosts"), ("steps", clean_steps, "the outputs of steps"))
+    for name, remove, subject in other_subjects:
+        if current.invocation.is_on(name):
+            if wrong := [option for option in options if option not in (name, "yes")]:
+                raise UsageError(f"{wrong[0]}={options[wrong[0]]} chooses runs, and {name}=1 is about {subject}")
             remove(current)
             return
-    rules = rules_of(options)
+    rules = rules_of(current.invocation)
     with WaitReports(note) as reports:
         reports.doing("removing what killed commands have left")
         for path in remove_leftovers([runs_dir]):
@@ -197,10 +205,10 @@ def agreed(current: Session, amount: str) -> bool:
         say(f"nothing was removed; to remove {amount}: {shlex.join(['doit', *sys.argv[1:], '--yes'])}")
         return False
     print(f"remove {amount}? [y/N] ", end="", flush=True)
-    wanted = sys.stdin.readline().strip().lower() in ("y", "yes")
-    if not wanted:
+    is_agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
+    if not is_agreed:
         say("nothing was removed")
-    return wanted
+    return is_agreed
 
 
 # ------------------------------------------------------------------------------------------- what is looked up

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline import tracking
 from pipeline.cli import clone
@@ -56,8 +57,8 @@ def record(current: Session) -> None:
     folder = holder(current.folder())
     folder.read_summary(), folder.read_result(), folder.refuse_altered_config()  # what was altered is no record
     config = current.config
-    nowhere = not tracking.destinations(vars(config.tracking), ROOT)
-    recorder = Recorder(folder.path, config, ROOT, enabled=True if nowhere else None)
+    has_no_destination = not tracking.destinations(vars(config.tracking), ROOT)
+    recorder = Recorder(folder.path, config, ROOT, enabled=True if has_no_destination else None)
     with waiting(note, f"recording in {recorder.titles()}"):
         recorded = recorder.replay()
     if not recorded:
@@ -117,33 +118,46 @@ def finished_classifier(folder: RunFolder) -> Result:
 
 
 # ------------------------------------------------------------------------------------------- predictions
+class ClassShare(NamedTuple):
+    """A class of an image and its probability."""
+
+    name: str
+    probability: float
+
+
+class ClassifiedImage(NamedTuple):
+    """An image's most probable classes, best first; ``error``: why it can't be read, or ''."""
+
+    path: Path
+    classes: Sequence[ClassShare]
+    error: str
+
+    def as_json(self) -> dict[str, Any]:
+        classes = [{"class": share.name, "probability": share.probability} for share in self.classes]
+        return {"image": str(self.path), **({"error": self.error} if self.error else {}), "top": classes}
+
+    def as_row(self, folder: Path) -> tuple[str, str]:
+        """Return the cells of a table; paths in ``folder`` are shown relative to it."""
+        classes = "  ".join(f"{share.name} {share.probability:.3f}" for share in self.classes)
+        shown_path = self.path.relative_to(folder) if self.path.is_relative_to(folder) else self.path
+        return str(shown_path), f"can't be read: {self.error}" if self.error else classes
+
+
 def predict(current: Session) -> None:
     """Classify images. Raises UsageError: no finished classifier, or no image; PacelineError: an unreadable image."""
-    folder, images = _named_images(current)
-    top = current.invocation.numbers("top").get("top", _TOP)
+    folder, paths = _named_images(current)
     result = finished_classifier(folder)
     with waiting(note, "exporting the network, once for its weights"):
         network = exported_file(folder)
-    manifest = folder.read_json(f"{run_folder.DATA}/{MANIFEST}") or {}
-    names = dict(enumerate(map(str, manifest.get("classes") or ())))
-    rows = _classified(folder, network, images, top)
-    for row in rows:
-        row["top"] = [
-            {"class": names.get(int(number), str(int(number))), "probability": value}
-            for number, value in row.get("top", [])
-        ]
-    broken = [row for row in rows if "error" in row]
-    first = f"{broken[0]['image']} can't be read: {broken[0]['error']}" if broken else ""
-    error = PacelineError(f"{first}; {len(broken)} of {len(rows)} images") if broken else None
+    images = _classified(folder, network, paths, current.invocation.numbers("top").get("top", _TOP))
+    broken, error = [image for image in images if image.error], None
+    if broken:
+        error = PacelineError(
+            f"{broken[0].path} can't be read: {broken[0].error}; {len(broken)} of {len(images)} images"
+        )
     if wants_json():
-        answer({"key": folder.key, "images": rows}, error=error)
-    here, shown = clone.typed_in(), list[tuple[str, str]]()
-    for row in rows:
-        path = Path(row["image"])
-        classes = "  ".join(f"{item['class']} {item['probability']:.3f}" for item in row["top"])
-        name = path.relative_to(here) if path.is_relative_to(here) else path
-        shown.append((str(name), f"can't be read: {row['error']}" if "error" in row else classes))
-    say(aligned(shown))
+        answer({"key": folder.key, "images": [image.as_json() for image in images]}, error=error)
+    say(aligned([image.as_row(clone.typed_in()) for image in images]))
     if result.synthetic:
         say("SYNTHETIC DATA: the network was trained on noise, so this means nothing", folds=True)
     if error is not None:
@@ -169,7 +183,8 @@ def _image(word: str) -> Path:
     return clone.typed_in() / Path(word).expanduser()
 
 
-def _classified(folder: RunFolder, network: Path, images: list[Path], top: int) -> list[dict[str, Any]]:
+def _classified(folder: RunFolder, network: Path, images: Sequence[Path], top: int) -> list[ClassifiedImage]:
+    """Classify the images by the exported network, in a process with torch (trainers/predicting.py)."""
     manifest = folder.read_json(f"{run_folder.DATA}/{MANIFEST}")
     if manifest is None:
         raise PacelineError(f"the data pack of run {folder.key} isn't here, which tells the size of its images")
@@ -181,11 +196,18 @@ def _classified(folder: RunFolder, network: Path, images: list[Path], top: int) 
         "resize": dataset.get("resize"),
         "top": top,
     }
-    code = {**os.environ, "PYTHONPATH": str(HOME), "CUDA_VISIBLE_DEVICES": ""}
+    env = {**os.environ, "PYTHONPATH": str(HOME), "CUDA_VISIBLE_DEVICES": ""}
     argv = [sys.executable, "-P", str(_PREDICTOR)]
     with waiting(note, "classifying"):
-        done = process.run(argv, input=json.dumps(request).encode(), env=code, timeout_s=_TIMEOUT_S)
+        done = process.run(argv, input=json.dumps(request).encode(), env=env, timeout_s=_TIMEOUT_S)
     if done.code != 0:
         raise PacelineError(f"the network of run {folder.key} can't be used here: {done.why.splitlines()[-1]}")
-    answer: list[dict[str, Any]] = json.loads(done.stdout)
-    return answer
+    names = dict(enumerate(map(str, manifest.get("classes") or ())))
+    return [
+        ClassifiedImage(
+            path=Path(item["image"]),
+            classes=[ClassShare(names.get(number, str(number)), share) for number, share in item.get("top", [])],
+            error=item.get("error", ""),
+        )
+        for item in json.loads(done.stdout)
+    ]

@@ -134,8 +134,8 @@ def _results(ended: Sequence[Settled]) -> list[TrialResult]:
     return [result_of(item) for item in sorted(ended, key=lambda item: item.trial.number)]
 
 
-def _at_once(what: Space | SearchPlan) -> int:
-    return max(1, len(what.slots))
+def _at_once(trials: Space | SearchPlan) -> int:
+    return max(1, len(trials.slots))
 
 
 # ------------------------------------------------------------------------------------------- of both kinds
@@ -178,18 +178,18 @@ def _cannot_keep(folder: SweepFolder, error: OSError) -> PacelineError:
 
 
 def run_trials(
-    what: Space | SearchPlan, source: TrialSource, folder: SweepFolder, headline: str, flags: Flags
+    trials: Space | SearchPlan, source: TrialSource, folder: SweepFolder, headline: str, flags: Flags
 ) -> list[Settled]:
     """Run the trials of a grid or a search to their end, with output on the terminal. Raises Killed."""
-    if any(slot.spares for slot in what.slots):
+    if any(slot.spares for slot in trials.slots):
         note("cluster.spares: a sweep takes none; a trial that loses its hosts is tried again on those that are left")
-    first = (what.representative_trial if isinstance(what, SearchPlan) else what.trials[0]).config
+    first = (trials.representative_trial if isinstance(trials, SearchPlan) else trials.trials[0]).config
     refuse_unfit(first.cluster)
     metric, maximize = tables.BY, True  # what chooses the best trial
-    if isinstance(what, SearchPlan):
-        goal = objectives(what.config)[0]
+    if isinstance(trials, SearchPlan):
+        goal = objectives(trials.config)[0]
         metric, maximize = goal.metric, goal.direction == "maximize"
-    state = SweepState(name=folder.name, total=source.total, at_once=_at_once(what), metric=metric, maximize=maximize)
+    state = SweepState(name=folder.name, total=source.total, at_once=_at_once(trials), metric=metric, maximize=maximize)
     name = f"{counted(source.total, 'trial')} of {what_runs(first.resolved)}"
     with (
         screen_of_sweep(state, folder.path.parent.parent) as screen,
@@ -200,9 +200,9 @@ def run_trials(
             Sweep(
                 source=source,
                 folder=folder,
-                key=what.key,
-                slots=what.slots,
-                retries=what.settings.retries,
+                key=trials.key,
+                slots=trials.slots,
+                retries=trials.settings.retries,
                 retry_failed=flags.retry_failed,
                 root=ROOT,
                 argv=sys.argv,
@@ -229,8 +229,8 @@ def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequenc
     say(f"\nsweep {folder.name}: {', '.join(shown)}; {started} run just now{others}")
     record = folder.read_begun() if wants_json() else folder.read()
     done = {entry.key for entry in folder.entries()[0] if entry.state in _ENDS}
-    if left := record.total - sum(trial.key in done for trial in record.trials):
-        say(f"  left     {counted(left, 'trial')} of {record.total}; the same command goes on with them")
+    if remaining := record.total - sum(trial.key in done for trial in record.trials):
+        say(f"  left     {counted(remaining, 'trial')} of {record.total}; the same command goes on with them")
     say(f"  report   doit report {folder.name}\n  compare  doit ui")
     failed, error = [item for item in results if item.state == State.FAILED], None
     if failed:
@@ -241,7 +241,7 @@ def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequenc
         )
     if wants_json():
         table = tables.as_json(results, record.total, record.by, record.goals)
-        answer({"sweep": folder.name, "left": left, **table}, error=error)
+        answer({"sweep": folder.name, "left": remaining, **table}, error=error)
     if error is not None:
         raise error
 
