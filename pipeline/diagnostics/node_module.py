@@ -29,12 +29,12 @@ _ENTRY = "trainers.measuring.measure"
 Say = Callable[[str], None]
 
 
-def new_folder(runs_dir: Path, what: str) -> Path:
-    """``runs/diagnostics/<local time>-<what>``, made and empty. Raises OSError."""
+def new_folder(runs_dir: Path, measurement: str) -> Path:
+    """Create and return ``runs/diagnostics/<local time>-<measurement>``. Raises OSError."""
     start = runs_dir / FOLDER / time.strftime("%Y%m%d-%H%M%S")
     number = 1
     while True:
-        path = start.with_name(f"{start.name}-{what}{'' if number == 1 else f'-{number}'}")
+        path = start.with_name(f"{start.name}-{measurement}{'' if number == 1 else f'-{number}'}")
         try:
             path.mkdir(parents=True)
         except FileExistsError:
@@ -52,17 +52,17 @@ def run(
     root: Path,
     say: Say,
     pack: PackSource | None = None,
-    more: tuple[str, ...] = (),
+    other_results: tuple[str, ...] = (),
     chosen: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Run ``trainers.measuring.measure`` on all ranks; return its result. Rank 0's lines are said as they come.
+    """Run ``trainers.measuring.measure`` on all ranks, print rank 0's lines as they come, and return the result.
 
     Args:
-        config: a section says what is measured.
+        config: the content of config.json; a section of it says what is measured.
         result: the JSON file that rank 0 writes last.
         folder: where config.json, the code snapshot, plan, logs and results lie; created if it doesn't exist.
         root: the project, from which the entry's import closure is taken.
-        more: other files that rank 0 leaves.
+        other_results: other files that rank 0 leaves.
         chosen: the modules of the options that the configuration chose.
 
     Raises:
@@ -81,7 +81,7 @@ def run(
         attempt=1,
         trainer=_ENTRY,
         pack=pack,
-        outputs=Outputs(final=(*more, result), needed=(result,)),
+        outputs=Outputs(final=(*other_results, result), needed=(result,)),
     )
     with WaitReports(say) as reports:
         reports.doing("asking the hosts")
@@ -113,5 +113,5 @@ def _shown_by(say: WaitReports) -> Emit:
 
 
 def _shown(line: LogLine) -> str:
-    """Rank 0 speaks for all; what another rank says is named."""
+    """Return a line of rank 0 as it is, and one of another rank with its host and rank."""
     return line.text if line.rank == 0 else f"{line.host}:{line.rank} | {line.text}"

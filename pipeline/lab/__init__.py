@@ -28,13 +28,13 @@ _LOCK_POLL_S = 0.02
 
 
 def up(root: Path, hosts: int) -> Lab:
-    """The running lab of ``root`` with that many hosts: found, repaired, or made (about a second).
+    """Return the running lab of ``root`` with that many hosts: found, repaired, or made (about a second).
 
     A host whose ssh server died is started again with its files kept; a lab that was left by a crash
-    or by a restart of the machine is removed and made anew.
+    or by a restart of the computer is removed and made anew.
 
     Raises:
-        HostError: this machine can't run a lab, or a part of it did not come up.
+        HostError: this computer can't run a lab, or a part of it did not come up.
         UsageError: a wrong number of hosts, or a lab with another number runs here.
     """
     root = _checked_root(root)
@@ -54,13 +54,13 @@ def up(root: Path, hosts: int) -> Lab:
 
 
 def down(root: Path) -> tuple[str, ...]:
-    """Remove the lab of ``root``, whatever is left of it; the names of what was removed (empty: nothing)."""
+    """Remove all that is left of the lab of ``root``, and return the names of what was removed."""
     with _lock():
         return _remove(_checked_root(root))
 
 
 def status(root: Path) -> Lab | None:
-    """The lab of ``root`` as it is now (``lab.running``: every ssh server lives); None: there is none."""
+    """Return the lab of ``root`` as it is now (``lab.running``: every ssh server lives); None: there is none."""
     return state.load(root.resolve())
 
 
@@ -80,7 +80,7 @@ def _checked_root(root: Path) -> Path:
 
 @contextlib.contextmanager
 def _lock() -> Iterator[None]:
-    """One lab operation at a time per network namespace; the kernel lets go of it when a process dies."""
+    """Hold the lock of all lab operations in this network namespace. The kernel releases it when a process dies."""
     with Path("/proc/self/ns/net").open("rb") as file:
         deadline = time.monotonic() + _LOCK_S
         while not try_lock(file.fileno()):
@@ -91,7 +91,7 @@ def _lock() -> Iterator[None]:
 
 
 def _usable(lab: Lab, root: Path) -> bool:
-    """True if the lab was made whole, in this very place, and its namespaces stand."""
+    """Whether the lab was made completely, in this folder, and its namespaces exist."""
     expected = {lab.switch, *(host.namespace for host in lab.hosts)}
     return lab.root == root and lab.ssh_config.exists() and expected == set(network.namespaces(lab.id))
 

@@ -90,10 +90,10 @@ while :; do sleep 2147483647 & wait $!; done  # the first process also collects 
 
 
 def write_files(lab: Lab) -> None:
-    """Keys, ssh_config, known_hosts, and each host's folder with what it will see as its own /etc files."""
-    place = folder(lab.root)
+    """Write keys, ssh_config, known_hosts, and each host's folder with the files that it has as its /etc."""
+    lab_folder = folder(lab.root)
     user = pwd.getpwuid(os.geteuid())
-    identity = place / "id_ed25519"
+    identity = lab_folder / "id_ed25519"
     _new_key(identity, "paceline-lab")
     # torch's store listens on IPv6 and looks its clients' names up by their mapped addresses
     names = "".join(f"{host.address} {host.name}\n::ffff:{host.address} {host.name}.mapped\n" for host in lab.hosts)
@@ -101,13 +101,13 @@ def write_files(lab: Lab) -> None:
         _write_host(lab, host, names, user, identity, cores)
         for host, cores in zip(lab.hosts, share_of_cores(sorted(os.sched_getaffinity(0)), len(lab.hosts)), strict=True)
     ]
-    write_atomic(place / "known_hosts", "".join(known))
-    entries = [ssh_client_entry(host, user.pw_name, identity, place / "known_hosts") for host in lab.hosts]
+    write_atomic(lab_folder / "known_hosts", "".join(known))
+    entries = [ssh_client_entry(host, user.pw_name, identity, lab_folder / "known_hosts") for host in lab.hosts]
     write_atomic(lab.ssh_config, "\n".join(entries))
 
 
 def share_of_cores(cores: Sequence[int], hosts: int) -> list[list[int]]:
-    """Neighbouring cores for each host; where there are more hosts than cores, some share one."""
+    """Return neighbouring cores for each host; if there are more hosts than cores, some share one."""
     size = max(1, len(cores) // hosts)
     return [[cores[(first * size + offset) % len(cores)] for offset in range(size)] for first in range(hosts)]
 
@@ -115,7 +115,7 @@ def share_of_cores(cores: Sequence[int], hosts: int) -> list[list[int]]:
 def _write_host(
     lab: Lab, host: LabHost, names: str, user: pwd.struct_passwd, identity: Path, cores: Sequence[int]
 ) -> str:
-    """Write one host's folder; its line for known_hosts."""
+    """Write one host's folder, and return its line for known_hosts."""
     ssh, etc = host.folder / "ssh", host.folder / "etc"
     for made, mode in ((ssh, 0o755), (etc, 0o755), (host.home, 0o700)):
         made.mkdir(parents=True, exist_ok=True)
@@ -146,11 +146,14 @@ def _new_key(path: Path, comment: str) -> None:
 
 # ----------------------------------------------------------------------------------- texts of a host
 def boot_script(host: LabHost, root: Path, home: Path, kept: Sequence[Path], cores: Sequence[int]) -> str:
-    """The shell script that turns fresh namespaces into the host.
+    """Return the shell script that turns fresh namespaces into the host.
 
     It gives the host its own name, /proc, /run, /tmp, home, ssh and machine identity and hides the
-    project folder, so that nothing is shared by accident; ``kept`` (read-only) is what stays visible. ``cores`` are
-    those it computes on: with each host taking them all, training is ten times slower.
+    project folder, so that nothing is shared by accident.
+
+    Args:
+        kept: folders that stay visible, read-only.
+        cores: the host computes on these; if each host took all, training would be ten times slower.
     """
     covered = {"/tmp": "tmp", "/var/tmp": "var-tmp", str(home): "home", str(root): "project"}
     shallow_first = sorted(covered.items(), key=lambda item: len(Path(item[0]).parts))
@@ -167,7 +170,7 @@ def boot_script(host: LabHost, root: Path, home: Path, kept: Sequence[Path], cor
 
 
 def kept_folders(covered: Sequence[Path]) -> list[Path]:
-    """This Python's own folders (virtual environment and base) that lie in a folder which the host covers."""
+    """Return this Python's folders (virtual environment and base) that lie in a folder which the host covers."""
     hidden = [*covered, Path("/tmp"), Path("/var/tmp")]
     wanted = {Path(sys.prefix), Path(sys.base_prefix), *_links_of(Path(sys.executable))}
     inside = [path for path in wanted if any(path.is_relative_to(cover) for cover in hidden)]
@@ -176,7 +179,7 @@ def kept_folders(covered: Sequence[Path]) -> list[Path]:
 
 
 def _links_of(executable: Path) -> list[Path]:
-    """The installation folder (…/bin/..) of each step of the executable's chain of links."""
+    """Return the installation folder (…/bin/..) of each link from the executable to the real file."""
     steps = [executable]
     while steps[-1].is_symlink() and len(steps) < 16:
         steps.append(Path(steps[-1].parent, steps[-1].readlink()))
@@ -184,13 +187,13 @@ def _links_of(executable: Path) -> list[Path]:
 
 
 def sshd_config(host: LabHost, user: str) -> str:
-    """The host's /etc/ssh/sshd_config: one user, keys only; this Python is first on its PATH."""
+    """Return the host's /etc/ssh/sshd_config: one user, keys only; this Python is first on its PATH."""
     path = f"{Path(sys.prefix) / 'bin'}:{PATH}"
     return _SSHD.format(address=host.address, user=user, path=path)
 
 
 def ssh_client_entry(host: LabHost, user: str, identity: Path, known_hosts: Path) -> str:
-    """The host's entry of the lab's ssh_config."""
+    """Return the host's entry of the lab's ssh_config."""
     files = {"identity": _ssh_path(identity), "known_hosts": _ssh_path(known_hosts)}
     return _SSH.format(name=host.name, address=host.address, user=user, **files)
 
@@ -224,7 +227,7 @@ def wait_ready(lab: Lab) -> None:
 
 
 def answers(host: LabHost, timeout_s: float = 0.5) -> bool:
-    """True if an ssh server greets the controller on the host's address."""
+    """Whether an ssh server greets the controller on the host's address."""
     try:
         with socket.create_connection((host.address, 22), timeout=timeout_s) as connection:
             return connection.recv(4) == b"SSH-"
@@ -242,12 +245,12 @@ def _log_tail(host: LabHost) -> str:
 
 def remove_files(root: Path) -> None:
     """Remove the lab's own files from ``root/.lab``, and the folder unless other files lie there."""
-    place = folder(root)
-    if not place.is_dir():
+    lab_folder = folder(root)
+    if not lab_folder.is_dir():
         return
     ours = ("node[0-9]*", "id_ed25519*", "known_hosts", "ssh_config", ".*.*", "state.json")  # .*.*: half-written
     for pattern in ours:
-        for path in sorted(place.glob(pattern)):
+        for path in sorted(lab_folder.glob(pattern)):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    if not any(place.iterdir()):
-        place.rmdir()
+    if not any(lab_folder.iterdir()):
+        lab_folder.rmdir()

@@ -1,4 +1,4 @@
-"""The lab's wires: a bridge in a namespace of its own, one port per host, one uplink; and what they need here.
+"""The lab's network: a bridge in a namespace of its own, one port per host, one uplink; and what it needs here.
 
 The bridge does not stand in the controller's namespace, so that firewall rules for forwarded packets
 (Docker's ``FORWARD DROP`` with br_netfilter) never meet the traffic between two hosts.
@@ -41,7 +41,7 @@ _COMMAND_TIMEOUT_S = 30.0
 
 
 def missing() -> HostError | None:
-    """Why no lab can run here, with the way to get what is missing; None where all is there."""
+    """Return the error if no lab can run here, with the way to get what is missing; None: nothing is."""
     if sys.platform != "linux":
         return HostError(
             f"the lab needs Linux (network namespaces); this is {sys.platform}",
@@ -76,16 +76,16 @@ def _effective_capabilities() -> int:
 
 
 def command(*argv: str, stdin: str = "") -> str:
-    """Standard output of a system command in a clean environment.
+    """Run a system command in a clean environment and return its standard output.
 
     Raises:
         HostError: it ended with another code than 0; the text holds the command and what it said.
     """
     done = process.run(argv, input=stdin.encode(), timeout_s=_COMMAND_TIMEOUT_S, env={"PATH": PATH, "LC_ALL": "C"})
     if done.code != 0:
-        said = " ".join(done.stderr.split()) or "(nothing)"
+        stderr = " ".join(done.stderr.split()) or "(nothing)"
         raise HostError(
-            f"lab: `{' '.join(argv)}` ended with {done.code} and said: {said}", hint="doit lab --down, then again"
+            f"lab: `{' '.join(argv)}` ended with {done.code} and said: {stderr}", hint="doit lab --down, then again"
         )
     return done.stdout
 

@@ -62,7 +62,7 @@ class Lab:
         return all(host.sshd_pid is not None for host in self.hosts)
 
     def host(self, name: str) -> LabHost:
-        """The host of that name. Raises HostError with the valid names."""
+        """Return the host of that name. Raises HostError with the valid names."""
         for host in self.hosts:
             if host.name == name:
                 return host
@@ -74,7 +74,7 @@ def folder(root: Path) -> Path:
 
 
 def lab_id(root: Path) -> str:
-    """Eight hex digits that follow from the path, so that a lab is found again when its folder was lost."""
+    """Return eight hex digits of the path's digest, so that a lab is found again when its folder was lost."""
     return hashlib.sha256(str(root).encode()).hexdigest()[:8]
 
 
@@ -83,18 +83,18 @@ def namespace(id_: str, name: str) -> str:
 
 
 def uplink(id_: str) -> str:
-    """The controller's interface into the lab (at most 15 characters, IFNAMSIZ)."""
+    """Return the controller's interface into the lab (at most 15 characters, IFNAMSIZ)."""
     return f"pl{id_}"
 
 
 def journal(root: Path, id_: str, hosts: int, subnet: str) -> None:
-    """Write down what is about to be made; everything else follows from these four values."""
+    """Record the lab that is about to be made; everything else follows from these four values."""
     record = {"version": _VERSION, "id": id_, "root": str(root), "hosts": hosts, "subnet": subnet}
     write_json(folder(root) / "state.json", record)
 
 
 def load(root: Path) -> Lab | None:
-    """The lab of the journal, with the processes that live now; None where there is no journal."""
+    """Return the lab of the journal, with the processes that live now; None: there is no journal."""
     record = _read(root)
     if record is None or _is_copy(root, record):
         return None
@@ -112,31 +112,31 @@ def _read(root: Path) -> dict[str, Any] | None:
 
 
 def _is_copy(root: Path, record: dict[str, Any]) -> bool:
-    """True where the whole checkout was copied: the lab then belongs to the place it was copied from."""
+    """Whether the whole checkout was copied: the lab then belongs to the folder it was copied from."""
     origin = Path(record["root"])
     if origin == root:
         return False
-    there = _read(origin)
-    return there is not None and there["id"] == record["id"]
+    record_there = _read(origin)
+    return record_there is not None and record_there["id"] == record["id"]
 
 
 def _host(root: Path, id_: str, name: str, address: str) -> LabHost:
-    place = folder(root) / name
-    init = _live_init(place)
+    host_folder = folder(root) / name
+    init = _live_init(host_folder)
     return LabHost(
         name=name,
         address=address,
         namespace=namespace(id_, name),
-        folder=place,
+        folder=host_folder,
         init_pid=init,
         sshd_pid=None if init is None else _child(init, "sshd"),
     )
 
 
-def _live_init(place: Path) -> int | None:
-    """Return the pid in ``place/init`` if that very process (same start time) still runs."""
+def _live_init(host_folder: Path) -> int | None:
+    """Return the pid in ``host_folder/init`` if that very process (same start time) still runs."""
     try:
-        pid, started = (place / "init").read_text().split()
+        pid, started = (host_folder / "init").read_text().split()
         return int(pid) if _stat(int(pid))[19] == started else None
     except (FileNotFoundError, ProcessLookupError, ValueError):
         return None

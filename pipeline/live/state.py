@@ -108,16 +108,16 @@ def after(state: RunState, event: object, now: float) -> RunState:
     """Return the state after ``event``; most kinds change nothing. ``now`` in seconds of a monotonic clock."""
     match event:
         case NodeBeat():
-            known = state.hosts.get(event.host) or HostState(ranks=len(event.ranks), doing=state.first_doing)
-            if known.over not in ("", LOST):  # a beat from before its end that arrived later
+            host = state.hosts.get(event.host) or HostState(ranks=len(event.ranks), doing=state.first_doing)
+            if host.over not in ("", LOST):  # a beat from before its end that arrived later
                 return state
-            return _with_host(state, event.host, _beaten(known, event, now))
+            return _with_host(state, event.host, _after_beat(host, event, now))
         case MetricsRow():
-            return _measured(state, event, now)
+            return _after_metrics(state, event, now)
         case LogLine():
-            return _said(state, event.text)
+            return _after_line(state, event.text)
         case Said():
-            return state if _OF_RANK.match(event.text) else _said(state, event.text)
+            return state if _OF_RANK.match(event.text) else _after_line(state, event.text)
         case Wait():
             return replace(state, doing=event)
         case Saved():
@@ -129,41 +129,41 @@ def after(state: RunState, event: object, now: float) -> RunState:
                 left_s=None,
             )  # fmt: skip
         case NodeExit():
-            return _over(state, event.host, "ended" if event.code == 0 else f"failed ({event.code})")
+            return _with_end(state, event.host, "ended" if event.code == 0 else f"failed ({event.code})")
         case NodeLost() | NodeSilent():
-            return _over(state, event.host, LOST)
+            return _with_end(state, event.host, LOST)
         case _:
             return state
 
 
-def _over(state: RunState, name: str, how: str) -> RunState:
-    known = state.hosts.get(name) or HostState(ranks=0)
-    return _with_host(state, name, replace(known, over=how))
+def _with_end(state: RunState, name: str, end: str) -> RunState:
+    host = state.hosts.get(name) or HostState(ranks=0)
+    return _with_host(state, name, replace(host, over=end))
 
 
 def _with_host(state: RunState, name: str, host: HostState) -> RunState:
     return replace(state, hosts={**state.hosts, name: host})
 
 
-def _beaten(known: HostState, beat: NodeBeat, now: float) -> HostState:
-    usage = beat.usage or known.usage
+def _after_beat(host: HostState, beat: NodeBeat, now: float) -> HostState:
+    usage = beat.usage or host.usage
     if not beat.ranks:
-        return replace(known, usage=usage, over="")
+        return replace(host, usage=usage, over="")
     # The others wait for the one that is furthest behind, preferably one that isn't waiting itself.
     slowest = min(beat.ranks, key=lambda rank: (rank.step, rank.phase == Phase.WAITING, -rank.for_s))
     step = min(rank.step for rank in beat.ranks)
-    since, rate = known.since, known.steps_per_s
+    since, steps_per_s = host.since, host.steps_per_s
     if since is None or step < since[1]:
-        since, rate = (now, step), None
+        since, steps_per_s = (now, step), None
     elif now - since[0] >= _RATE_S:
-        since, rate = (now, step), (step - since[1]) / (now - since[0])
+        since, steps_per_s = (now, step), (step - since[1]) / (now - since[0])
     return replace(
-        known, ranks=max(known.ranks, len(beat.ranks)), step=step, doing=phase_words(slowest.phase),
-        for_s=slowest.for_s, steps_per_s=rate, usage=usage, over="", since=since,
+        host, ranks=max(host.ranks, len(beat.ranks)), step=step, doing=phase_words(slowest.phase),
+        for_s=slowest.for_s, steps_per_s=steps_per_s, usage=usage, over="", since=since,
     )  # fmt: skip
 
 
-def _measured(state: RunState, row: MetricsRow, now: float) -> RunState:
+def _after_metrics(state: RunState, row: MetricsRow, now: float) -> RunState:
     metrics = {**state.metrics, **row.metrics}
     bad = [name for name, value in row.metrics.items() if not math.isfinite(value)]
     began, left_s = state.began, state.left_s
@@ -176,19 +176,19 @@ def _measured(state: RunState, row: MetricsRow, now: float) -> RunState:
         state, step=row.step, epoch=row.epoch or 0, metrics=metrics, images_per_s=speed, began=began, left_s=left_s,
         left_at=now,
     )  # fmt: skip
-    return _warned(state, f"{bad[0]} is {row.metrics[bad[0]]} at step {row.step}") if bad else state
+    return _with_warning(state, f"{bad[0]} is {row.metrics[bad[0]]} at step {row.step}") if bad else state
 
 
-def _said(state: RunState, text: str) -> RunState:
+def _after_line(state: RunState, text: str) -> RunState:
     if match := STEPS.search(text):
         per_epoch, total = (int(number.replace(",", "")) for number in match.groups())
         state = replace(state, steps_per_epoch=per_epoch, steps=total)
     if match := _WARNING.search(text):
-        return _warned(state, text[match.end() :].partition("\n")[0])
+        return _with_warning(state, text[match.end() :].partition("\n")[0])
     return state
 
 
-def _warned(state: RunState, text: str) -> RunState:
+def _with_warning(state: RunState, text: str) -> RunState:
     return replace(state, warnings=state.warnings + 1, warning=text)
 
 
@@ -245,24 +245,24 @@ def after_trial_event(state: SweepState, event: TrialBegan | TrialEnded, now: fl
     if isinstance(event, TrialBegan):
         run = RunState(key=event.key, title="")
         trial = TrialState(words=words_of_trial(event.chosen), began=now, run=run)
-        begun = {**state.running, event.number: trial}
-        ended = {number: how for number, how in state.ended.items() if number != event.number}  # it is tried again
-        return replace(state, running=begun, ended=ended)
+        running = {**state.running, event.number: trial}
+        ended = {number: trial for number, trial in state.ended.items() if number != event.number}  # it is tried again
+        return replace(state, running=running, ended=ended)
     running = {number: trial for number, trial in state.running.items() if number != event.number}
-    known = state.running.get(event.number)
+    known = state.running.get(event.number)  # None: it ended before this command looked
     if event.again:
         return replace(state, running=running)
-    took = (now - known.began,) if known is not None and event.state is State.FINISHED else ()
+    took_s = (now - known.began,) if known is not None and event.state is State.FINISHED else ()
     value = event.metrics.get(state.metric, math.nan)
-    over = EndedTrial(
+    ended_trial = EndedTrial(
         words=words_of_trial(event.chosen),
         state=event.state,
         value=_best_of(state, value, math.nan if known is None else known.best),
         epochs=0 if known is None else known.run.epoch,
     )
-    ended = {**state.ended, event.number: over}
-    best = _better(state, replace(over, value=value))
-    return replace(state, running=running, ended=ended, took_s=(*state.took_s, *took), best=best)
+    ended = {**state.ended, event.number: ended_trial}
+    best = _better(state, replace(ended_trial, value=value))
+    return replace(state, running=running, ended=ended, took_s=(*state.took_s, *took_s), best=best)
 
 
 def after_run_event(state: SweepState, number: int, event: object, now: float) -> SweepState:
@@ -277,23 +277,23 @@ def after_run_event(state: SweepState, number: int, event: object, now: float) -
 
 def left_s(state: SweepState, now: float) -> float | None:
     """Return the estimated seconds until the last trial ends, by the durations so far; None: unknown yet."""
-    part = {number: trial.run.done for number, trial in state.running.items()}
-    times = [*state.took_s] or [
-        (now - trial.began) / part[number] for number, trial in state.running.items() if part[number] >= 0.05
+    done = {number: trial.run.done for number, trial in state.running.items()}  # from 0 to 1
+    times_s = [*state.took_s] or [
+        (now - trial.began) / done[number] for number, trial in state.running.items() if done[number] >= 0.05
     ]
-    if not times:
+    if not times_s:
         return None
-    usual_s = sum(times) / len(times)
-    rest = [max(0.0, usual_s * (1 - part[number])) for number in state.running]
+    usual_s = sum(times_s) / len(times_s)
+    remaining_s = [max(0.0, usual_s * (1 - done[number])) for number in state.running]
     waiting = max(0, state.total - state.done - len(state.running))
     if not waiting:
-        return max(rest, default=0.0)
-    return max(usual_s, (sum(rest) + waiting * usual_s) / max(1, state.at_once))
+        return max(remaining_s, default=0.0)
+    return max(usual_s, (sum(remaining_s) + waiting * usual_s) / max(1, state.at_once))
 
 
-def _best_of(state: SweepState, one: float, other: float) -> float:
-    known = [value for value in (one, other) if not math.isnan(value)]
-    return (max if state.maximize else min)(known, default=math.nan)
+def _best_of(state: SweepState, *values: float) -> float:
+    numbers = [value for value in values if not math.isnan(value)]
+    return (max if state.maximize else min)(numbers, default=math.nan)
 
 
 def _better(state: SweepState, candidate: EndedTrial) -> EndedTrial | None:

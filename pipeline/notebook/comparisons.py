@@ -101,7 +101,7 @@ def plot(*runs: Run | str, metric: str | None = None, x: str = "step", log: bool
 
 
 def _chosen(verb: str, runs: tuple[Run | str, ...]) -> tuple[Session, list[str]]:
-    """The session and the keys of what was named: a text with = is an override."""
+    """Return the session and the keys of the named runs; a text with = is an override."""
     texts = [item.key if isinstance(item, Run) else item for item in runs]
     keys = [text for text in texts if "=" not in text]
     return Session(Invocation(verb=verb, overrides=tuple(text for text in texts if "=" in text))), keys

@@ -119,8 +119,8 @@ class Run:
     def __repr__(self) -> str:
         row = self._row
         figures = [*row.figures.items()][:_SHOWN_METRICS]
-        said = [row.what, *(f"{name} {quantity(name, value, '.4g')}" for name, value in figures)]
-        return f"<Run {self.key} {row.state}: {', '.join(said)}>"
+        facts = [row.what, *(f"{name} {quantity(name, value, '.4g')}" for name, value in figures)]
+        return f"<Run {self.key} {row.state}: {', '.join(facts)}>"
 
     def __str__(self) -> str:
         return run_status.status(self._folder)
@@ -166,8 +166,8 @@ def runs(*overrides: str, state: str | None = None) -> Any:
     Raises:
         UsageError: an override or a state that no run can be chosen by.
     """
-    found = listing.selected(Session(Invocation(verb="runs", overrides=overrides)), state)
-    differing = listing.differences(found.comparable)
+    selection = listing.selected(Session(Invocation(verb="runs", overrides=overrides)), state)
+    differing = listing.differences(selection.comparable)
     rows = [
         {
             "key": row.key,
@@ -179,13 +179,13 @@ def runs(*overrides: str, state: str | None = None) -> Any:
             **row.figures,
             **differing[row.key],
         }
-        for row in reversed(found.rows)
+        for row in reversed(selection.rows)
     ]
     return table(rows, key="key")
 
 
 def table(rows: list[dict[str, Any]], *, key: str | None = None) -> Any:
-    """A DataFrame where pandas is installed, else the rows as they are."""
+    """Return a DataFrame if pandas is installed, else the rows as they are."""
     if importlib.util.find_spec("pandas") is None:
         return rows
     import pandas as pd  # type: ignore[import-untyped]  # not before: half a second, for who asks for a table

@@ -143,7 +143,7 @@ def profile(current: Session) -> None:
         root=ROOT,
         say=note,
         pack=pack,
-        more=(_TRACE,),
+        other_results=(_TRACE,),
         chosen=config.chosen,
     )
     say(f"\n  trace  {relative(folder / _TRACE)}   (open it in ui.perfetto.dev)")

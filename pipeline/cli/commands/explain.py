@@ -57,7 +57,7 @@ def why(current: Session) -> None:
     accepted = run.accepted if run is not None and not reason else None
     nearest, differences, damage, hardware = None, list[Difference](), None, None
     if run is not None and reason:
-        parts = _keys_of_finished_runs(current)
+        parts = _parts_of_finished_runs(current)
         nearest, differences = index.nearest(current.config.runs_dir, parts, run.key.parts) or (None, [])
     elif run is not None:
         damage = _damage(run) if accepted is None else None
@@ -108,11 +108,11 @@ def _say_nearest(nearest: str | None, differences: Sequence[Difference], data_fi
             say(f"    {first_of(data_files, _MOST_FILES)}", folds=True)
 
 
-def _keys_of_finished_runs(current: Session) -> dict[str, dict[str, Any]]:
+def _parts_of_finished_runs(current: Session) -> dict[str, dict[str, Any]]:
     """Return key → key parts of the finished runs to compare with; only of the one that ``run=`` names, if any."""
     parts = index.finished_parts(current.config.runs_dir)
-    named = current.folder().key if "run" in current.invocation.options else ""
-    return {named: parts[named]} if named in parts else parts
+    key = current.folder().key if "run" in current.invocation.options else ""
+    return {key: parts[key]} if key in parts else parts
 
 
 def _changed_data(current: Session, differing: Sequence[Difference]) -> list[str]:

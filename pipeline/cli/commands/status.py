@@ -1,4 +1,4 @@
-"""`doit status`, `logs`, `wait` and `triage`: the progress of a run, the output of its hosts, and why it failed."""
+"""`doit status`, `logs` and `wait`: the progress of a run or a sweep, the output of its hosts, and its end."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ def _await_next(runs_dir: Path) -> RunFolder | None:
         while True:
             if any(locks.is_held(sweep.lock) for sweep in sweeps.all_sweeps(runs_dir)[-1:]):
                 return None
-            locked = (path for path in runs_dir.glob(".*.lock") if locks.is_held(path))  # rows take ten times as long
-            begun = [RunFolder(runs_dir / path.name[1:].removesuffix(".lock")) for path in locked]
-            if begun := [folder for folder in begun if index.is_run(folder)]:
-                return max(begun, key=lambda folder: folder.path.stat().st_mtime)
+            held = (path for path in runs_dir.glob(".*.lock") if locks.is_held(path))  # rows take ten times as long
+            folders = [RunFolder(runs_dir / path.name[1:].removesuffix(".lock")) for path in held]
+            if runs := [folder for folder in folders if index.is_run(folder)]:
+                return max(runs, key=lambda folder: folder.path.stat().st_mtime)
             time.sleep(_POLL_S)
 
 
@@ -138,31 +138,35 @@ def wait(current: Session) -> None:
 
 
 def _not_finished(folder: RunFolder, state: str) -> PacelineError:
-    what = f"run {folder.key} is {state}"
+    message = f"run {folder.key} is {state}"
     if state == State.RUNNING:
-        return PacelineError(f"{what}, but no command attends it", hint=f"doit attach {folder.key}")
-    return PacelineError(what, hint=f"doit logs {folder.key}")
+        return PacelineError(f"{message}, but no command attends it", hint=f"doit attach {folder.key}")
+    return PacelineError(message, hint=f"doit logs {folder.key}")
 
 
 def _wait_for_sweep(folder: SweepFolder) -> None:
     _wait(folder, f"sweep {folder.name}")
     trials.show(folder)
-    bad = [trial.number for trial in trials.results_of(folder) if trial.state not in (State.FINISHED, State.PRUNED)]
-    if bad:
-        what = f"{counted(len(bad), 'trial')} of sweep {folder.name} didn't finish, the first is trial {bad[0]}"
-        raise PacelineError(what, hint="the sweep's command again; it goes on where it was")
+    results = trials.results_of(folder)
+    unfinished = [trial.number for trial in results if trial.state not in (State.FINISHED, State.PRUNED)]
+    if unfinished:
+        number = counted(len(unfinished), "trial")
+        raise PacelineError(
+            f"{number} of sweep {folder.name} didn't finish, the first is trial {unfinished[0]}",
+            hint="the sweep's command again; it goes on where it was",
+        )
 
 
 def _wait(folder: RunFolder | SweepFolder, name: str) -> None:
     with waiting(note, f"waiting for {name}"):
-        for _ in _looks(folder):
+        for _ in _polls(folder):
             pass
 
 
-def _looks(folder: RunFolder | SweepFolder) -> Iterator[None]:
-    """Yield twice a second until no command works on it, and the hosts of a run hold no lease of a killed one.
+def _polls(folder: RunFolder | SweepFolder) -> Iterator[None]:
+    """Yield twice a second until no command works on the run or sweep, and a killed one's hosts hold no lease.
 
-    Says once if a run goes on without a command.
+    Print once that a run goes on without a command.
     """
     is_reported = False
     while is_under_way(folder) or (isinstance(folder, RunFolder) and time.time() < may_go_on_until(folder)):
@@ -193,7 +197,7 @@ def logs(current: Session) -> None:
 def _follow_logs(folder: RunFolder, host: str | None) -> None:
     """Print the newest lines of the run's newest attempt, and all further ones."""
     files = AttemptFiles(folder)
-    for _ in chain(_looks(folder), [None]):  # and once after its end
+    for _ in chain(_polls(folder), [None]):  # and once after its end
         for event in files.look():
             if isinstance(event, LogLine) and host in (None, event.host):
                 say_log(event.shown)
