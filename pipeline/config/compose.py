@@ -102,7 +102,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         raise explain_interpolation(error, config) from error
     assert isinstance(container, dict)  # the root of a Hydra configuration is a mapping
     names = redact.referenced(OmegaConf.to_container(config, resolve=False))
-    values = [value for name in names if (value := os.environ.get(name)) and redact.needs_masking(value)]
+    values = [value for name in names if (value := os.environ.get(name)) and redact.needs_masking(name, value)]
     whole = redact.marked(container, values) if values else container
     return {str(key): value for key, value in whole.items()}
 

@@ -24,6 +24,7 @@ _NAME = re.compile(
     r"|(?:API|ACCESS|PRIVATE|ACCOUNT|SIGNING|ENCRYPTION)_?KEYS?(?![A-Z])"
     r"|(?<![A-Z])(?:AUTH|AUTHORIZATION|BEARER|COOKIE|JWT|PASS)(?![A-Z])|_PWD(?![A-Z])"
 )
+_PASSWORD = re.compile(r"PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIAL|_PWD(?![A-Z])")
 _PLACE = re.compile(r"_(?:FILE|PATH|DIR|SOCK)$")  # names of paths to secrets
 # tokens of a vocabulary (transformers' special tokens, `--image_token '<image>'`)
 _VOCABULARY = re.compile(
@@ -70,13 +71,23 @@ class Secret(str):
 @cache
 def is_secret_name(name: str) -> bool:
     """Return True if this name marks a secret: ``API_TOKEN``, ``dbPassword``, not ``MAX_TOKENS`` or ``EOS_TOKEN``."""
-    parts = re.sub(r"[^A-Z0-9]+", "_", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).upper())
-    return _NAME.search(parts) is not None and not (_PLACE.search(parts) or _VOCABULARY.search(parts))
+    words = _words(name)
+    return _NAME.search(words) is not None and not (_PLACE.search(words) or _VOCABULARY.search(words))
 
 
-def needs_masking(value: str) -> bool:
-    """Return True if the value of a secret name needs masking: no switch, no number of less than four digits."""
-    return value.lower() not in _SWITCHES and not (value.isdecimal() and len(value) < _LEAST)
+@cache
+def _words(name: str) -> str:
+    """Return ``dbPassword`` and ``db-password`` as ``DB_PASSWORD``."""
+    return re.sub(r"[^A-Z0-9]+", "_", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).upper())
+
+
+def needs_masking(name: str, value: str) -> bool:
+    """Return True if the value of a secret name needs masking: it is no switch and no number that is a setting.
+
+    A number is one below eight digits (``N_TOKEN=32768``), of a password below four.
+    """
+    fewest_digits = _LEAST if _PASSWORD.search(_words(name)) else ANYWHERE
+    return value.lower() not in _SWITCHES and not (value.isdecimal() and len(value) < fewest_digits)
 
 
 def rules(values: Iterable[str] = ()) -> tuple[Rule, ...]:
@@ -251,7 +262,7 @@ def _masked(word: str, names: Collection[str]) -> tuple[str, list[str]]:
 def _is_secret(name: str, value: str, names: Collection[str]) -> bool:
     if _REFERENCE.fullmatch(value):
         return False
-    return name in names or (is_secret_name(name) and needs_masking(_unquoted(value)))
+    return name in names or (is_secret_name(name) and needs_masking(name, _unquoted(value)))
 
 
 def _unquoted(value: str) -> str:
@@ -288,11 +299,12 @@ def secret_values(config: Mapping[str, Any]) -> frozenset[str]:
     names = _own_names(config)
     values: set[str] = set()
     for path, value in _leaves(config, ()):
-        if not isinstance(value, str) or value == HIDDEN:
+        text = _as_text(value)
+        if text is None or text == HIDDEN:
             continue
-        if _is_whole(path, value, names):
-            values.update(_parts(value))
-        values.update(in_forms(value))
+        if _is_whole(path, text, names):
+            values.update(_parts(text))
+        values.update(in_forms(text))
     return frozenset(values)
 
 
@@ -325,7 +337,14 @@ def _is_whole(path: Sequence[str], value: str, names: Collection[str]) -> bool:
     """Return True if the whole value is secret, not only a part."""
     if isinstance(value, Secret) or (path and path[-1] in names):
         return True
-    return any(map(is_secret_name, path)) and needs_masking(value)
+    return any(is_secret_name(name) and needs_masking(name, value) for name in path)
+
+
+def _as_text(value: Any) -> str | None:
+    """Return a text, or a whole number as one, because a password may have digits alone; None for anything else."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return value if isinstance(value, str) else None
 
 
 def _shown(value: Any, path: tuple[str, ...], names: Collection[str], values: frozenset[str]) -> Any:
@@ -335,10 +354,11 @@ def _shown(value: Any, path: tuple[str, ...], names: Collection[str], values: fr
         placed = _in_list(value, path)
         return [f"{begin}{_shown(inner, at, names, values)}" if begin else _shown(inner, at, names, values)
                 for begin, at, inner in placed]  # fmt: skip
+    text = _as_text(value)
+    if text is not None and _is_whole(path, text, names):
+        return HIDDEN
     if not isinstance(value, str):
         return value
-    if _is_whole(path, value, names):
-        return HIDDEN
     return hide(value, [text for text in values if len(text) >= ANYWHERE]) if len(value) >= ANYWHERE else value
 
 
@@ -380,7 +400,7 @@ def _in_list(items: Sequence[Any], path: tuple[str, ...]) -> Iterator[tuple[str,
     name = ""
     for item in items:
         if not isinstance(item, str):
-            yield "", path, item
+            yield "", (*path, name) if name else path, item
             name = ""
         elif option := _OPTION.match(item):
             yield option[0], (*path, option[1]), item[option.end() :]

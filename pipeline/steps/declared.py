@@ -112,10 +112,11 @@ def _secrets(written: Mapping[str, Any], fields: Mapping[Any, Any], composed: Ma
     They come from secret names in ``env``, references to secret variables, values with a secret form, and the
     configuration's own secrets.
     """
-    of_variables = {os.environ[name] for name in redact.referenced(written) if os.environ.get(name)}
+    of_variables = {name: os.environ[name] for name in redact.referenced(written) if os.environ.get(name)}
     env = fields.get("env")
     named = env.items() if isinstance(env, Mapping) else ()  # another type is refused later
-    of_env = {str(value) for name, value in named if redact.is_secret_name(str(name))}
-    values = {text for text in of_variables | of_env if redact.needs_masking(text)}
+    of_env = {str(name): str(value) for name, value in named if redact.is_secret_name(str(name))}
+    pairs = [*of_variables.items(), *of_env.items()]
+    values = {text for name, text in pairs if redact.needs_masking(name, text)}
     forms = {part for text in texts(fields) for part in redact.in_forms(text)}
     return frozenset(values | forms | redact.secret_values(composed))

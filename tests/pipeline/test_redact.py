@@ -156,6 +156,28 @@ def test_what_ranks_read_from_a_file_may_hold_no_secret() -> None:
         stored_config(resolved, redact.secret_values(resolved))
 
 
+@pytest.mark.parametrize(
+    ("args", "field"),
+    [
+        ("{password: 87654321}", "program.args.password"),
+        ("[--password,87654321,--x,1]", "program.args.password"),
+        ("{api_token: 12345678}", "program.args.api_token"),
+    ],
+)
+def test_a_secret_of_digits_alone_is_one(args: str, field: str) -> None:
+    resolved = resolve(compose_config(["program=script", "program.script=train.py", f"program.args={args}"]))
+    with pytest.raises(UsageError, match=f"{field} is secret"):
+        stored_config(resolved, redact.secret_values(resolved))
+
+
+@pytest.mark.parametrize("words", ["{n_token: 32768}", "{bos_token_id: 50256}", "{pass_k: 10000}", "[--n-token,32768]"])
+def test_a_number_that_counts_tokens_is_a_setting(words: str) -> None:
+    typed = ["program=script", "program.script=train.py", f"program.args={words}"]
+    resolved = resolve(compose_config(typed))
+    assert stored_config(resolved, redact.secret_values(resolved))["program"]["args"] == resolved["program"]["args"]
+    assert [redact.in_word(word) for word in typed] == typed
+
+
 def test_the_option_of_a_script_that_holds_a_secret_is_named() -> None:
     resolved = resolve(
         compose_config(["program=script", "program.script=train.py", "program.args=[--api-key,abcdefgh]"])
