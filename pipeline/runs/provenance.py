@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import stat
 import tempfile
@@ -12,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.cache import FOLDER
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import link_or_copy, sha256_bytes, sha256_file, write_atomic, write_json
 from pipeline.core.processes import git
@@ -21,6 +23,7 @@ from trainers.contract import run_folder
 from trainers.contract.host_facts import HostFacts
 from trainers.contract.records import as_json
 
+_KEY = re.compile(r"[0-9a-f]{12}")  # the name of a run folder
 _LARGEST_UNTRACKED_BYTES = 8 << 20
 _LARGEST_READ_BYTES = 64 << 20  # of a changed file that is searched for secrets
 _DIFF = (  # what the user's own configuration could change about a diff is said here
@@ -105,7 +108,7 @@ class _Index:
         inside = [f"{self._prefix}{output}/" for output in outputs]
         places = (self._prefix or ".", *self._beside)
         for name in self._names("ls-files", "--others", "--exclude-standard", "-z", "--", *places):
-            if any(f"{name}/".startswith(output) for output in inside):
+            if any(f"{name}/".startswith(output) for output in inside) or self._is_of_a_run(name):
                 continue
             why = _unfit(self._top / name)
             if why is None:
@@ -120,6 +123,14 @@ class _Index:
         if done is not None:
             there = set(self._names("ls-files", "-z"))
             self._left_out |= {name: f"git can't take it ({done})" for name in taken if name not in there}
+
+    def _is_of_a_run(self, name: str) -> bool:
+        """Return True for a file in a run folder, and for Paceline's caches, in any folder of runs."""
+        return any(
+            parent.name == FOLDER
+            or (_KEY.fullmatch(parent.name) and (self._top / parent / run_folder.JOURNAL).is_file())
+            for parent in Path(name).parents
+        )
 
     def _name_submodules(self) -> None:
         """Name submodules, whose commits and changes belong to their own repositories."""

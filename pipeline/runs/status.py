@@ -107,6 +107,8 @@ def status(folder: RunFolder) -> str:
 
 def added(folder: RunFolder) -> list[str]:
     """Return files in a script's outputs that appeared after it finished."""
+    if folder.program.is_ours:  # also where config.json is damaged, so that the program isn't known
+        return []
     recorded = folder.recorded_files()
     return [name for name in folder.program.files(folder.path) if name not in recorded] if recorded else []
 

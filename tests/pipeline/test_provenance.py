@@ -70,6 +70,18 @@ def test_weights_of_which_the_run_keeps_a_copy_are_no_changes(repository: Path) 
     assert (found.left_out, found.git_dirty, patch) == ((), False, b"")
 
 
+def test_runs_in_another_folder_of_runs_are_no_sources(repository: Path) -> None:
+    run = repository / "other" / "0123456789ab"
+    (run / "code").mkdir(parents=True)
+    for name in ("journal.jsonl", "changes.patch", "code/train.py"):
+        (run / name).write_text("x")
+    (repository / "other" / ".paceline").mkdir()
+    (repository / "other" / ".paceline" / "composed.json").write_text("{}")
+    assert of(repository)[1] == b""
+    (repository / "other" / "notes.py").write_text("x")
+    assert changed_in(of(repository)[1]) == ["other/notes.py"]
+
+
 def test_a_large_untracked_file_is_named_and_left_out(repository: Path) -> None:
     with (repository / "big.bin").open("wb") as file:
         file.truncate(9 << 20)

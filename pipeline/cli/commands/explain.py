@@ -92,7 +92,8 @@ def why(current: Session) -> None:
         _say_nearest(nearest, differences, data_files)
     for task in tasks:
         say(f"{task.name:<9} {'done' if task.done else 'to do':<6} {task.why}", folds=True)
-    if reason and not current.invocation.overrides and index.rows(current.config.runs_dir):
+    named = "run" in current.invocation.options
+    if reason and not named and not current.invocation.overrides and index.rows(current.config.runs_dir):
         say("without overrides this is the default configuration; doit why last explains the newest run")
 
 
