@@ -31,7 +31,7 @@ from pipeline.cli.invocation import without_verbosity  # noqa: E402
 from pipeline.cli.output import as_typed, begin_answer, inked, note, outlive_reader, refuse  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
 from pipeline.cli.words import flags  # noqa: E402
-from pipeline.config import option_groups  # noqa: E402
+from pipeline.config.overrides import option_groups  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
 from pipeline.core.processes.wait_reports import waiting  # noqa: E402

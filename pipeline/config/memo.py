@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import own_defaults
-from pipeline.config.option_groups import choice_of, config_file, runs_dir
+from pipeline.config.overrides.option_groups import choice_of, config_file, runs_dir
 from pipeline.config.schema import OPTIONS, installed_programs
 from pipeline.core.cache import Cache
 from pipeline.core.files import canonical_json, sha256_bytes, sha256_text

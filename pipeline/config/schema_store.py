@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline.cluster.launchers.settings import ClusterConfig
 from pipeline.config import own_defaults
-from pipeline.config.option_groups import choice_of
+from pipeline.config.overrides.option_groups import choice_of
 from pipeline.config.schema import OPTIONS, PROGRAMS, RootConfig, SearchConfig, TrackingConfig, installed_programs
 from pipeline.core.options import Options
 from pipeline.core.places import ROOT, conf_dirs

@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config import compose, own_defaults
-from pipeline.config.option_groups import choice_of
+from pipeline.config.overrides.option_groups import choice_of
 from pipeline.config.overrides.trial_composer import parsed_words
 from pipeline.config.overrides.words import for_hydra
 from pipeline.core.places import ROOT, shown
