@@ -32,7 +32,7 @@ from pipeline.cli import clone  # noqa: E402
 from pipeline.cli.commands import sweep, train  # noqa: E402
 from pipeline.cli.invocation import Invocation  # noqa: E402
 from pipeline.cli.loader import for_verb, leave, runs_dir_before_composing  # noqa: E402
-from pipeline.cli.output import outlive_reader  # noqa: E402
+from pipeline.cli.output import outlive_closed_stdout  # noqa: E402
 from pipeline.cli.session import Session  # noqa: E402
 from pipeline.config.compose import CONF_DIRS, CONFIG_NAME, HYDRA_VERSION_BASE, compose_config  # noqa: E402
 from pipeline.config.errors.hydra_errors import explain  # noqa: E402
@@ -54,7 +54,7 @@ def main(config: DictConfig) -> None:
     """Fetch, train, evaluate and record one composed configuration."""
     os.environ.pop(_FULL_ERROR, None)  # ranks don't need it
     signals.begin()
-    masking.outlive(outlive_reader)
+    masking.on_lost_output(outlive_closed_stdout)
     overrides = tuple(HydraConfig.get().overrides.task)
     session = Session(Invocation(verb="train", overrides=overrides), composed=config)
     _or_leave(lambda: train.train_all(session))
@@ -62,7 +62,7 @@ def main(config: DictConfig) -> None:
 
 def train_jobs(overrides: Sequence[tuple[str, ...]], typed: Sequence[str]) -> None:
     """Train the jobs of --multirun as one sweep (hydra_plugins/paceline_plugins.py)."""
-    masking.outlive(outlive_reader)
+    masking.on_lost_output(outlive_closed_stdout)
     _or_leave(lambda: sweep.run_jobs(overrides, typed))
 
 

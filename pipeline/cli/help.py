@@ -125,11 +125,11 @@ def verb_page(name: str) -> str:
         f"{verb.summary[0].upper()}{verb.summary[1:]}. {verb.details}",
         "",
         *([head, *_table(options), ""] if options else []),
-        *(_groups() if verb.shows_groups else []),
+        *(_groups() if verb.takes_all_overrides else []),
         "Examples:",
         *_examples(verb.examples),
     ]
-    if verb.overrides and not verb.shows_groups:
+    if verb.overrides and not verb.takes_all_overrides:
         lines += ["", "paths.runs=FOLDER and tracking.uri=ADDRESS set where runs and records are stored."]
     return _page_of(lines)
 

@@ -28,7 +28,7 @@ from doit.task import Task  # noqa: E402
 
 from pipeline.cli import clone, invocation  # noqa: E402
 from pipeline.cli.invocation import without_verbosity  # noqa: E402
-from pipeline.cli.output import as_typed, begin_answer, inked, note, outlive_reader, refuse  # noqa: E402
+from pipeline.cli.output import as_typed, begin_answer, inked, note, outlive_closed_stdout, refuse  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
 from pipeline.cli.words import flags  # noqa: E402
 from pipeline.config.overrides import option_groups  # noqa: E402
@@ -113,8 +113,8 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
     def _begin(self) -> None:
         """Refuse a bad override now, with exit code 3, and not in the middle of a task; take signals and --budget."""
         verb = self._invocation.verb
-        if verb is not None and VERBS[verb].outlives_reader:
-            masking.outlive(outlive_reader)
+        if verb is not None and VERBS[verb].outlives_closed_stdout:
+            masking.on_lost_output(outlive_closed_stdout)
         try:
             if verb is not None and VERBS[verb].overrides:
                 from pipeline.cli.session import session  # what composes: not for `doit list` and help
@@ -187,7 +187,7 @@ def for_verb(error: PacelineError, verb: str) -> PacelineError:
 
     if not isinstance(error, UnknownKeyError):
         return error
-    if error.key == "run" and VERBS[verb].shows_groups:
+    if error.key == "run" and VERBS[verb].takes_all_overrides:
         return UsageError(
             f"doit {verb} takes the words of the run, as doit train got them, and not its key",
             hint=f"doit {verb} experiment=…",

@@ -57,8 +57,8 @@ class NamedConfiguration(NamedTuple):
 def configuration(invocation: Invocation, resolved: Section, root: Path) -> NamedConfiguration:
     """Return the configuration of the run that ``run=KEY`` names.
 
-    ``resolved``, composed of conf/ and the typed words, decides alone where runs lie, and if typed also where data and
-    records do.
+    ``resolved``, composed of conf/ and the typed words, decides where runs and records lie; for `attach` the run's own
+    options decide where records lie. Data lie where the run had them, unless the words say otherwise.
 
     Raises UsageError: no such run, it has no configuration, another word would change it, or conf/ and the words don't
     reach its hosts; AlteredError: its key.json or config.json was altered.
@@ -160,14 +160,18 @@ def _launchers(folder: RunFolder) -> list[str]:
 
 
 def _cluster_to_follow(folder: RunFolder, composed: Section) -> Section:
-    """Return the section ``cluster`` for following a run: its ranks and host labels, reached by conf/ and the words."""
+    """Return the section ``cluster`` for following a run: its ranks and host labels, reached by conf/ and the words.
+
+    A label is USER@NAME:PORT.
+    """
     stored = _stored_section(folder, "cluster")
     ranks = {name: stored[name] for name in _OF_RANKS if name in stored}
+    # a run folder must start nothing: following it by its key makes no further attempts
     section = {**composed, **ranks, "max_restarts": 0, "min_nodes": 0}
     if not _takes_host_names(composed["launcher"]):
         return section
     try:
-        composed_hosts = {
+        composed_hosts = {  # by label, USER@NAME:PORT, which is how a stored host is named
             starts.host_of(str(host["name"])).label: host for host in (*composed["hosts"], *composed["spares"])
         }
         plan = starts.newest_plan(folder.path)

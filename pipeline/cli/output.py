@@ -128,8 +128,8 @@ def width() -> int:
     return shutil.get_terminal_size((ENDLESS, 24)).columns if sys.stdout.isatty() else ENDLESS
 
 
-def outlive_reader(error: BaseException) -> bool:
-    """For ``masking.outlive``: if stdout takes no more (``| head -1``, a full disk), say so once and continue."""
+def outlive_closed_stdout(error: BaseException) -> bool:
+    """Say once that stdout takes no more (``| head -1``, a full disk), and continue: for ``masking.on_lost_output``."""
     if not unexpected.is_of_output(error):
         return False
     masking.silence(1)

@@ -88,7 +88,7 @@ class Verb(NamedTuple):
         after: verbs whose tasks come first, unless ``run=KEY`` names an existing run.
         answers: only its output is shown, without doit's line about the task.
         arguments: its bare arguments in the usage line, if it takes any number of files, folders, keys or names.
-        outlives_reader: whether it continues when nobody reads its output any more (`| head`).
+        outlives_closed_stdout: whether it continues when nobody reads its output any more (`| head`).
     """
 
     summary: str
@@ -102,10 +102,10 @@ class Verb(NamedTuple):
     after: tuple[str, ...] = ()
     answers: bool = False
     arguments: str = ""
-    outlives_reader: bool = False
+    outlives_closed_stdout: bool = False
 
     @property
-    def shows_groups(self) -> bool:
+    def takes_all_overrides(self) -> bool:
         """Whether its help lists the groups of the configuration."""
         return self.overrides in ("train", "set")
 
@@ -178,7 +178,7 @@ _VERBS: Mapping[str, Verb] = {
         "inputs, parameters or code change. Its outputs are in runs/steps. See docs/steps.md.",
         options={"n": Option("N", "so many independent steps at once", stands_for="-n")},
         examples=("step", "step clean", "step clean split -n 2", "step clean step.clean.args.rate=0.3")),
-    "train": Verb(is_done="is_trained", after=("fetch",), outlives_reader=True,
+    "train": Verb(is_done="is_trained", after=("fetch",), outlives_closed_stdout=True,
         summary="train: fetch data, launch torchrun on every host, evaluate, record",
         details="A finished run is not repeated; --force repeats it and compares. The same command takes up what "
         "still trains of an interrupted run, or resumes it from its last checkpoint. With doit's option -v 0 only "
@@ -193,7 +193,7 @@ _VERBS: Mapping[str, Verb] = {
         },
         examples=("train experiment=quickstart",
             "train model=resnet50 optimizer=adam optimizer.lr=1e-3 trainer.epochs=20 cluster=two_node")),
-    "torchrun": Verb(overrides="name", outlives_reader=True,
+    "torchrun": Verb(overrides="name", outlives_closed_stdout=True,
         summary="train with a torchrun command line as it is: torchrun … train.py …",
         details="torchrun's options mean what they mean there, and what follows the script is the script's. "
         "Overrides, --cluster NAME and --sweep NAME=VALUES stand before the script. Without --nproc-per-node there is "
@@ -203,14 +203,14 @@ _VERBS: Mapping[str, Verb] = {
         examples=("torchrun --nproc-per-node 2 train.py --lr 0.1",
             "torchrun --cluster two_node -m my_package.train --lr 0.1",
             "torchrun --nproc-per-node 2 --sweep lr=0.1,0.01 train.py --epochs 3")),
-    "attach": Verb(outlives_reader=True,
+    "attach": Verb(outlives_closed_stdout=True,
         summary="take over a running training whose command was closed or killed",
         details="Its hosts continue for cluster.lease_s (600 s). attach shows their further output, fetches the "
         "results and records them. `doit train` with the same words does so too, and starts the run where nothing is "
         "left.",
         options={"run": RUN},
         examples=("attach experiment=quickstart cluster=two_node", "attach cf0848")),
-    "sweep": Verb(module="sweep", sweeps=True, outlives_reader=True,
+    "sweep": Verb(module="sweep", sweeps=True, outlives_closed_stdout=True,
         summary="train every combination of values, or values that a search chooses",
         details="Values with commas, range(…) and choice(…), or a named grid (sweep=NAME); with search=NAME Optuna "
         "chooses. Each trial is an ordinary run; a finished one is not repeated.",

@@ -50,7 +50,7 @@ class Hosts:
         """Wait until a scheduler grants the hosts of one attempt, if the cluster has one. Raises HostError."""
         if isinstance(self.launcher, GrantedLauncher):
             self.cluster = self.launcher.grant(spec, modules, say, check)
-            self.forget()
+            self.forget_facts()
 
     def give_back(self, spec: AttemptSpec) -> None:
         """Return granted hosts to the scheduler."""
@@ -125,7 +125,7 @@ class Hosts:
         self._reported.update(new)
         return new
 
-    def forget(self) -> None:
+    def forget_facts(self) -> None:
         """Drop the answers, which a failure may have made outdated."""
         self._facts = []
 

@@ -69,7 +69,7 @@ def silence(number: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
-def outlive(lost: Callable[[BaseException], bool]) -> None:
+def on_lost_output(lost: Callable[[BaseException], bool]) -> None:
     """Set the handler of a stream that no longer accepts output; it returns True if it has handled the error."""
     _lost[:] = [lost]
 
@@ -81,8 +81,8 @@ class OutputError(OSError):
 class _Masked:
     """A stream that masks secrets in written text and delegates everything else.
 
-    Write errors go to the handler of ``outlive``, or are raised. For stderr (``is_last``) they are dropped, because
-    there is no place left to report them.
+    Write errors go to the handler of ``on_lost_output``, or are raised. For stderr (``is_last``) they are dropped,
+    because there is no place left to report them.
     """
 
     def __init__(self, stream: TextIO, *, is_last: bool = False) -> None:

@@ -52,6 +52,7 @@ def write(raw: RawSet, config: DatasetConfig, folder: Path, report: OnProgress) 
         report(f"hashing {config.name}", 0, None)
         made = _manifest(raw, config, counts, folder, writer)
         write_json(folder / MANIFEST, made.seal())
+        # so that a later command needn't hash the files again
         manifest.note_stamps(folder, made, raw.origin)
     return made
 

@@ -39,7 +39,7 @@ def sha256_of(path: Path, data_dir: Path) -> str:
     return fingerprints([path], data_dir)[path].sha256
 
 
-def sha256_of_saved(path: Path, data_dir: Path) -> str:
+def sha256_of_torch_file(path: Path, data_dir: Path) -> str:
     """Return the sha256 of a torch.save file: an intact zip archive, or a pickle from before torch 1.6.
 
     Raises:

@@ -90,7 +90,7 @@ class KeptHosts:
         if self._hosts is None or self._hosts.cluster is not cluster:
             self.close()
             self._hosts = Hosts(cluster)
-        self._hosts.forget()
+        self._hosts.forget_facts()
         return nullcontext(self._hosts)
 
     def close(self) -> None:

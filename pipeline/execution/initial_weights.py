@@ -132,7 +132,7 @@ def _of_setting(config: RunConfig, root: Path) -> InitialWeights:
                 f"{init.setting}: a file of weights ends in {', '.join(_SUFFIXES)}", hint=_SAFETENSORS_HINT
             )
         return InitialWeights(
-            setting=init.setting, sha256=weight_files.sha256_of_saved(path, config.data_dir), path=path
+            setting=init.setting, sha256=weight_files.sha256_of_torch_file(path, config.data_dir), path=path
         )
     # a file of that name would have come first
     if _PUBLISHED_NAME.fullmatch(text):
@@ -164,4 +164,4 @@ def _of_address(setting: str, url: str, data_dir: Path) -> InitialWeights:
     path = weight_files.fetched(url, data_dir)
     if path is None:
         return InitialWeights(setting=setting, url=url, pending="to be fetched first")
-    return InitialWeights(setting=setting, sha256=weight_files.sha256_of_saved(path, data_dir), path=path)
+    return InitialWeights(setting=setting, sha256=weight_files.sha256_of_torch_file(path, data_dir), path=path)

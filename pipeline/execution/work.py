@@ -37,7 +37,8 @@ class RunServices:
         on_trained: called when the hosts are free again, before outputs, report and record are complete; not if another
             command finished the run.
         code: files to copy the code snapshot from; None: the project's own.
-        hosts: open connections to the run's hosts, which stay open; None: the run opens its own.
+        hosts: open connections to the run's hosts, which a sweep lends to its trials. The sweep itself replaces silent
+            hosts, so a trial neither waits for them nor takes spares. None: the run opens its own.
         stop: ends an attempt that isn't in the main thread.
         on_event: receives an attempt's plan and events, for the live view; it must not block.
         on_wait: called every second with the step under way and its start, for the live view, in place of lines about

@@ -58,7 +58,7 @@ class Verdict:
 
     Attributes:
         run: the key of the recorded run.
-        again: the key of its reproduction.
+        repeated_key: the key of its reproduction.
         outcome: differences in weights, metrics or steps; none if the run was reproduced.
         key: differences of the keys, as possible causes.
         surroundings: differences of hosts and lock, as possible causes.
@@ -73,7 +73,7 @@ class Verdict:
     """
 
     run: str
-    again: str
+    repeated_key: str
     outcome: tuple[Difference, ...]
     key: tuple[Difference, ...]
     surroundings: tuple[Difference, ...]
@@ -146,7 +146,7 @@ def compare(
     return Verdict(
         run=recipe.folder.key,
         compared=("outputs" if decided else "files") if is_script else "weights_sha256",
-        again=again.key,
+        repeated_key=again.key,
         times=tuple(times),
         besides=files.besides,
         besides_differing=files.besides_differing,
@@ -326,8 +326,8 @@ def text(verdict: Verdict) -> str:
         lines.append(_about_besides(verdict))
     if verdict.times:
         lines.append(f"not compared: {', '.join(verdict.times)}")
-    if verdict.again != verdict.run:
-        lines.append(f"its key is {verdict.again} here, because of:")
+    if verdict.repeated_key != verdict.run:
+        lines.append(f"its key is {verdict.repeated_key} here, because of:")
         lines += [f"  {item}" for item in verdict.key]
     else:
         lines.append("its key is the same")

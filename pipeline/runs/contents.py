@@ -167,7 +167,7 @@ def nodes_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def unkeyed(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return what a run read although its key lacks it: path → ``read``, or how it was looked up.
+    """Return what a run read although its key lacks it: path → ``read``, or ``looked for`` if it wasn't there.
 
     A file of the data that was replaced while the run went on has ``REPLACED``. ``nodes`` are the records of the nodes.
     """
@@ -176,6 +176,6 @@ def unkeyed(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def python_path(config: Mapping[str, Any]) -> str:
-    """Return the ranks' PYTHONPATH behind their code, by this config.json."""
+    """Return the PYTHONPATH of ``cluster.env``, which follows the run's code on the ranks' path."""
     cluster: Any = config.get("cluster")
     return str(((cluster or {}).get("env") or {}).get("PYTHONPATH") or "")

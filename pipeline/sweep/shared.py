@@ -106,7 +106,7 @@ class Shared:
     def forget(self, slot: int) -> None:
         """Drop the state of a slot's hosts after a failure; they are probed again before the next trial."""
         if slot in self._hosts:
-            self._hosts[slot].forget()
+            self._hosts[slot].forget_facts()
 
     def _provenance(
         self, run: Run, argv: Sequence[str], now: float, say: Callable[[str], None]

@@ -84,12 +84,13 @@ def test_a_node_whose_first_node_has_ended_does_not_wait_for_the_lease_of_a_cont
 
 def test_a_bar_holds_for_an_hour_of_the_same_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bar = tmp_path / "run.tombstone"
-    write_json(str(bar), {"monotonic_s": 1000.0})
+    write_json(str(bar), {"identity": "host1", "monotonic_s": 1000.0})
     for now, outdated in ((1000.0, False), (4500.0, False), (4700.0, True), (30.0, True)):
         monkeypatch.setattr(time, "monotonic", lambda now=now: now)
-        assert registry.outdated(str(bar)) is outdated, now
+        assert registry.outdated(str(bar), "host1") is outdated, now
+        assert not registry.outdated(str(bar), "host2"), "another node's clock says nothing"
     bar.write_text("7")
-    assert registry.outdated(str(bar))
+    assert registry.outdated(str(bar), "host1")
 
 
 @pytest.fixture

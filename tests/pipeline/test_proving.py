@@ -28,7 +28,7 @@ from pipeline.runs.folder import RunFolder
 from trainers.script import workdir
 from trainers.script.settings import ScriptConfig
 
-VERDICT = Verdict(run="a", again="a", outcome=(), key=(), surroundings=())
+VERDICT = Verdict(run="a", repeated_key="a", outcome=(), key=(), surroundings=())
 ALL = frozenset({OPTIMIZER, RANDOM})
 RESTORES = Code(restores_random=True)
 SCHEDULED = replace(RESTORES, has_schedule=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trainers.core.fields import LATER as LATER
+from trainers.core.fields import KEYED_UNLESS_DEFAULT as KEYED_UNLESS_DEFAULT
 from trainers.core.fields import ConfigError as ConfigError
 from trainers.core.fields import at_least as at_least
 from trainers.core.fields import below_one as below_one
@@ -68,9 +68,9 @@ class DatasetConfig(Settings):
     crop_border: str = "black"
     flip: bool = False
     alternate_flip: bool = False
-    random_resized_crop: float = field(default=0.0, metadata=LATER)
-    augmentation: str | None = field(default=None, metadata=LATER)
-    augmentation_args: dict[str, Any] = field(default_factory=dict, metadata=LATER)
+    random_resized_crop: float = field(default=0.0, metadata=KEYED_UNLESS_DEFAULT)
+    augmentation: str | None = field(default=None, metadata=KEYED_UNLESS_DEFAULT)
+    augmentation_args: dict[str, Any] = field(default_factory=dict, metadata=KEYED_UNLESS_DEFAULT)
     cutout: int = 0
     normalise: bool = True
 
@@ -149,7 +149,7 @@ class OptimizerConfig(Settings):
     lr: float = 0.1
     weight_decay: float = 0.0
     lr_scaling: str = "none"
-    decay_bias_and_norm: bool = field(default=True, metadata=LATER)
+    decay_bias_and_norm: bool = field(default=True, metadata=KEYED_UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         if not self.lr > 0:

@@ -6,7 +6,7 @@ import re
 from dataclasses import fields
 from typing import Any
 
-LATER = {"later": True}
+KEYED_UNLESS_DEFAULT = {"later": True}
 """Metadata of a field that was added later: at its default it is left out of the run key, so older keys stay valid."""
 
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -53,6 +53,6 @@ def image_sides(name: str, value: Any) -> tuple[int, int] | None:
 
 
 def later_fields(settings: type[Any]) -> dict[str, Any]:
-    """Return name → default of the fields marked with ``LATER``."""
-    later = [item for item in fields(settings) if item.metadata == LATER]
+    """Return name → default of the fields marked with ``KEYED_UNLESS_DEFAULT``."""
+    later = [item for item in fields(settings) if item.metadata == KEYED_UNLESS_DEFAULT]
     return {item.name: item.default_factory() if callable(item.default_factory) else item.default for item in later}

@@ -93,7 +93,7 @@ def write_json(path: Path, value: Any) -> str:
 
 
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
-    """``write_atomic`` of sealed JSON."""
+    """Write JSON that holds its own sha256 (``trainers.contract.seal``) with ``write_atomic``."""
     write_bytes(path, sealed_text(value).encode())
 
 

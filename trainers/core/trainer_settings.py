@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainers.core.fields import LATER, ConfigError, at_least, below_one, check_target, choice
+from trainers.core.fields import KEYED_UNLESS_DEFAULT, ConfigError, at_least, below_one, check_target, choice
 
 _METRIC = re.compile(r"[A-Za-z][\w-]*")
 
@@ -56,15 +56,15 @@ class TrainerConfig:
     max_steps: int | None = None
     global_batch_size: int = 128
     accumulate_steps: int = 1
-    clip_norm: float = field(default=0.0, metadata=LATER)
-    shards: int = field(default=0, metadata=LATER)
+    clip_norm: float = field(default=0.0, metadata=KEYED_UNLESS_DEFAULT)
+    shards: int = field(default=0, metadata=KEYED_UNLESS_DEFAULT)
     precision: str = "auto"
     compile: bool = False
     compile_mode: str = "default"
     deterministic: bool = True
-    loss: str | None = field(default=None, metadata=LATER)
-    loss_args: dict[str, Any] = field(default_factory=dict, metadata=LATER)
-    metrics: dict[str, str] = field(default_factory=dict, metadata=LATER)
+    loss: str | None = field(default=None, metadata=KEYED_UNLESS_DEFAULT)
+    loss_args: dict[str, Any] = field(default_factory=dict, metadata=KEYED_UNLESS_DEFAULT)
+    metrics: dict[str, str] = field(default_factory=dict, metadata=KEYED_UNLESS_DEFAULT)
     label_smoothing: float = 0.0
     tta: str = "none"
     log_every_steps: int = 10
@@ -75,12 +75,12 @@ class TrainerConfig:
     keep_checkpoints: int = 2
     keep_best: bool = False
     skip_nonfinite: bool = False
-    patience: int | None = field(default=None, metadata=LATER)
-    ema: float = field(default=0.0, metadata=LATER)
-    class_weights: Any = field(default=None, metadata=LATER)
-    sync_batchnorm: bool = field(default=False, metadata=LATER)
-    freeze: list[str] = field(default_factory=list, metadata=LATER)
-    digests: int = field(default=0, metadata=LATER)
+    patience: int | None = field(default=None, metadata=KEYED_UNLESS_DEFAULT)
+    ema: float = field(default=0.0, metadata=KEYED_UNLESS_DEFAULT)
+    class_weights: Any = field(default=None, metadata=KEYED_UNLESS_DEFAULT)
+    sync_batchnorm: bool = field(default=False, metadata=KEYED_UNLESS_DEFAULT)
+    freeze: list[str] = field(default_factory=list, metadata=KEYED_UNLESS_DEFAULT)
+    digests: int = field(default=0, metadata=KEYED_UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         for name in ("epochs", "global_batch_size", "log_every_steps", "eval_every_epochs"):

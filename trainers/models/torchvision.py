@@ -45,8 +45,8 @@ class TorchvisionConfig(ModelConfig):
             raise ConfigError(f"model.arch={self.arch!r} is no classifier of torchvision.models; {near}")
         for name in self.args:
             if name in _OWN:
-                instead = "init.weights" if name == "weights" else "nothing: the training needs one output of logits"
-                raise ConfigError(f"model.args.{name} is not for you to set; take {instead}")
+                instead = "take init.weights" if name == "weights" else "the training sets it"
+                raise ConfigError(f"model.args.{name} is not for you to set; {instead}")
 
     def _known(self) -> list[str]:
         """Return the names of classifiers in torchvision's sources, which are not imported; [] without torchvision."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainers.core.fields import LATER, ConfigError, at_least, choice
+from trainers.core.fields import KEYED_UNLESS_DEFAULT, ConfigError, at_least, choice
 
 PLACEHOLDERS = ("data", "run", "checkpoints", "resume", "seed")
 """Names of placeholders in args and env; filled on the host, so their values are no part of the key."""
@@ -41,7 +41,7 @@ class ProgramConfig:
 class ScriptConfig(ProgramConfig):
     """A training script, or any other program, that runs under torchrun as it is.
 
-    In args and env stand for what only the host knows: {data}, {run} (a folder for what it writes), {checkpoints},
+    Placeholders in args and env are filled on the host: {data}, {run} (a folder for what it writes), {checkpoints},
     {resume} (the newest whole checkpoint; its argument is left out where there is none), {resume:GLOB}, {seed}. {{x}}
     is {x}.
 
@@ -61,7 +61,7 @@ class ScriptConfig(ProgramConfig):
             recorded (docs/own-scripts.md); off: they are left.
         ignore_metrics: names (globs) of metrics that doit reproduce doesn't compare, besides times and rates.
         resume_pattern: a glob in {checkpoints} or the working directory that {resume} stands for the newest match of;
-            null: by the layouts of docs/own-scripts.md. One that matches nothing (none) starts over.
+            null: by the layouts of docs/own-scripts.md. A pattern that matches no file, such as none, starts over.
         outputs_limit: GiB of each host; what it writes in its working directory besides outputs is kept up to so much;
             null: nothing of it.
         seal: what becomes of a run that read a file which its key lacks: fail, warn (it never counts as finished), off.
@@ -72,7 +72,7 @@ class ScriptConfig(ProgramConfig):
 
     name: str = "script"
     script: str | None = None
-    module: str | None = field(default=None, metadata=LATER)
+    module: str | None = field(default=None, metadata=KEYED_UNLESS_DEFAULT)
     command: list[str] = field(default_factory=list)
     args: Any = None
     workdir: str = ""
@@ -80,14 +80,14 @@ class ScriptConfig(ProgramConfig):
     outputs: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     metrics_pattern: str | None = None
-    metrics: str = field(default="auto", metadata=LATER)
-    ignore_metrics: list[str] = field(default_factory=list, metadata=LATER)
+    metrics: str = field(default="auto", metadata=KEYED_UNLESS_DEFAULT)
+    ignore_metrics: list[str] = field(default_factory=list, metadata=KEYED_UNLESS_DEFAULT)
     resume_pattern: str | None = None
     outputs_limit: float | None = 1.0
     seal: str = "warn"
     data: Any = None
-    untracked: list[str] = field(default_factory=list, metadata=LATER)
-    torchrun: bool = field(default=True, metadata=LATER)
+    untracked: list[str] = field(default_factory=list, metadata=KEYED_UNLESS_DEFAULT)
+    torchrun: bool = field(default=True, metadata=KEYED_UNLESS_DEFAULT)
 
     def __post_init__(self) -> None:
         choice("program.seal", self.seal, ("fail", "warn", "off"))

@@ -118,13 +118,15 @@ def _refuse_choice(parts: dict[str, dict[str, object]], run: Run, nearest: tuple
         )
 
 
-def settle(current: Session, folder: RunFolder, *, equal: bool, again: str) -> str:
+def settle_acceptance(current: Session, folder: RunFolder, *, equal: bool, repeated_key: str) -> str:
     """Mark an accepted run as proven, or withdraw the acceptance. Return a line. Raises PacelineError."""
     accepted = acceptance.read(folder)
     if accepted is None:
         return ""
-    if again != folder.key:
-        raise PacelineError(f"{folder.key} can't be proven here: made again, its key is {again}; it stays {accepted}")
+    if repeated_key != folder.key:
+        raise PacelineError(
+            f"{folder.key} can't be proven here: made again, its key is {repeated_key}; it stays {accepted}"
+        )
     here = _of_this_clone(current, folder, accepted)
     if equal:
         accepted = replace(accepted, proven=True)

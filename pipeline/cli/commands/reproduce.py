@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline import tracking
 from pipeline.cli import clone
-from pipeline.cli.commands.accept import settle
+from pipeline.cli.commands.accept import settle_acceptance
 from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.core import documents
@@ -25,7 +25,7 @@ from pipeline.core.temporary_files import system_temporary_prefix
 from pipeline.reproduction import archive as exports
 from pipeline.reproduction import compare as verdicts
 from pipeline.reproduction import divergence, proving, recipe
-from pipeline.reproduction import reproduce as again
+from pipeline.reproduction import reproduce as reproducing
 from pipeline.reproduction.divergence import Origin, Parting
 from pipeline.reproduction.proving import Proof
 from pipeline.runs import acceptance, index
@@ -51,13 +51,13 @@ def export(current: Session) -> None:
     except PacelineError as error:
         say(f"  it tells of the run, but can't be made again: {error.what}")
         return
-    again = f"doit reproduce {shlex.quote(str(to))}"
+    command = f"doit reproduce {shlex.quote(str(to))}"
     if made_of.commit is None:
-        say(f"  not from a commit: made again in this project by  {again}")
+        say(f"  not from a commit: made again in this project by  {command}")
     elif git.has_commit(ROOT, made_of.commit):
-        say(f"  make it again anywhere  {again}")
+        say(f"  make it again anywhere  {command}")
     else:
-        say(f"  commit {made_of.commit} isn't here, so it was not packed; in a clone that has it: {again}")
+        say(f"  commit {made_of.commit} isn't here, so it was not packed; in a clone that has it: {command}")
 
 
 def reproduce(current: Session) -> None:
@@ -66,10 +66,10 @@ def reproduce(current: Session) -> None:
     if named is None:
         raise UsageError("which run? doit reproduce KEY, an MLflow run id, or an exported archive; doit runs")
     for word in invocation.overrides:
-        if not word.lstrip("+~").startswith(again.WHERE):
+        if not word.lstrip("+~").startswith(reproducing.WHERE):
             raise UsageError(
                 f"doit reproduce takes no {word!r}: the run's own configuration is used; "
-                f"only {', '.join(again.WHERE)} may be set anew"
+                f"only {', '.join(reproducing.WHERE)} may be set anew"
             )
     with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("reproduce")) as scratch:
         with waiting(note, "reading how the run was made"):
@@ -80,25 +80,26 @@ def reproduce(current: Session) -> None:
 def reproduce_run(current: Session, folder: RunFolder) -> None:
     """Repeat a finished run and report the comparison. Raises PacelineError: it came out otherwise, or can't be."""
     config, invocation = current.config, current.invocation
-    work = config.runs_dir.absolute() / again.FOLDER / folder.key
+    work = config.runs_dir.absolute() / reproducing.FOLDER / folder.key
     note(f"run {folder.key}, made again in {relative(work)}")
-    verdict = again.reproduce(
+    verdict = reproducing.reproduce(
         folder,
         root=ROOT,
         work=work,
         data_dir=config.data_dir,
-        overrides=[word for word in invocation.overrides if word.lstrip("+~").startswith(again.WHERE)],
+        overrides=[word for word in invocation.overrides if word.lstrip("+~").startswith(reproducing.WHERE)],
         keep=invocation.is_on("keep"),
         say=note,
     )
     shown, written = verdicts.text(verdict), f"  {relative(work / 'verdict.json')}"
     if verdict.nothing:
+        # {run}: the placeholder, which a user writes so
         hint = "paceline.log(step, loss=…) or a file in {run} gives it something to compare"
         raise PacelineError(f"{shown}\n{written}", hint=hint)
     if verdict.within_spread:  # neither proven nor refuted
         say(f"{printable_lines(shown)}\n{written}")
         return
-    if settled := settle(current, folder, equal=verdict.reproduced, again=verdict.again):
+    if settled := settle_acceptance(current, folder, equal=verdict.reproduced, repeated_key=verdict.repeated_key):
         say(settled)
     if not verdict.reproduced:
         raise PacelineError(f"{shown}\n{written}")
@@ -138,7 +139,7 @@ def prove(current: Session, *, once: bool = False) -> None:
     Raises UsageError: no valid number of kills; PacelineError: it comes out otherwise, or can't be repeated.
     """
     config, folder = current.config, current.folder()
-    work = config.runs_dir.absolute() / again.FOLDER / f"{folder.key}{proving.FOLDER_SUFFIX}"
+    work = config.runs_dir.absolute() / reproducing.FOLDER / f"{folder.key}{proving.FOLDER_SUFFIX}"
     written = work / "proof.json"
     if once and documents.read_or_empty(written).get("proven") is True:
         say(f"PROVEN {folder.key} before: {relative(written)}")
@@ -195,7 +196,7 @@ def _data(proof: Proof) -> dict[str, Any]:
         "kills": [{"after_s": kill.after_s, "checkpoint": kill.checkpoint} for kill in proof.evidence.kills],
         "resumed_at": [*proof.evidence.resumed_at],
         "started_over": proof.evidence.started_over,
-        "offer": proof.offer or None,
+        "offer": proof.offer or None,  # the argument that would give the script its checkpoint
         "differs_at": None if proof.proven else proof.evidence.differs_at,
         "culprit": culprit.name.lower() if culprit is not None else None,
         "finding": culprit.value[0] if culprit is not None else None,
@@ -237,7 +238,7 @@ def _pair(runs_dir: Path, named: Sequence[str]) -> list[RunFolder]:
         case [first, second]:
             return [first, second]
         case [run]:
-            made = [*(runs_dir / again.FOLDER / run.key / "runs").glob(f"*/{run_folder.RESULT}")]
+            made = [*(runs_dir / reproducing.FOLDER / run.key / "runs").glob(f"*/{run_folder.RESULT}")]
             if made:
                 return [run, RunFolder(made[0].parent)]
             raise UsageError(
@@ -250,7 +251,7 @@ def _replayed(current: Session, runs: Sequence[RunFolder], parting: Parting, ran
     """Replay both runs up to where they part; return a line and the origin. Raises PacelineError."""
     if not runs[0].program.is_ours:
         return "none, as a script's steps can't be trained one by one", None
-    place = current.config.runs_dir.absolute() / again.FOLDER / f"{runs[0].key}-diff"
+    place = current.config.runs_dir.absolute() / reproducing.FOLDER / f"{runs[0].key}-diff"
     lines = []
     for folder, name in zip(runs, ("first", "second"), strict=True):
         with waiting(note, f"training steps {parting.equal + 1} to {parting.step} of {folder.key} again"):

@@ -1,4 +1,8 @@
-"""What agents report of runs: records in their answers and in the files of a run's node."""
+"""What agents report of runs: records in their answers and in the files of a run's node.
+
+A *start* is one launch of torchrun on all nodes; ``run_id`` is its id, made of the run's key, the run folder, the
+number of the attempt and a random part.
+"""
 
 # No ``from __future__ import annotations``: ``from_json`` needs the types. Python 3.9 has no ``X | None``.
 # ruff: noqa: UP045
@@ -9,7 +13,7 @@ from trainers.contract.host_facts import Container
 
 
 class RankFailure(NamedTuple):
-    """The error of one rank, as its own files or torchrun tell it; ``rank`` is global."""
+    """The error of one rank, from its own files or from torchrun; ``rank`` is global."""
 
     rank: int
     unix_time: float  # by the node's clock
@@ -32,7 +36,7 @@ class NodeEnd(NamedTuple):
 class Standing(NamedTuple):
     """Whether a node's part of a start still runs."""
 
-    identity: str
+    identity: str  # of the node, as ``agent.node.identity`` makes it: the same for two names of one node
     alive: bool
     code: Optional[int] = None  # None: it runs, nothing of it is there, or its agent was killed
     reason: str = ""
@@ -64,7 +68,7 @@ class TarTrailer(NamedTuple):
 class RegistryEntry(NamedTuple):
     """A registered supervisor: a file in the registry, and ``agent.json`` in its state folder."""
 
-    identity: str  # of its node
+    identity: str  # of its node, as in ``Standing``
     run_key: str
     run_id: str
     mark: str  # in the environment of all its processes
@@ -79,7 +83,7 @@ class RegistryEntry(NamedTuple):
 class JobReport(NamedTuple):
     """A line of a job's node: its facts, the end of a start, or an examination of the ranks."""
 
-    restart: int
+    restart: int  # how often the scheduler had requeued the job; 0 at first
     now: float  # unix time of the node
     facts: Optional[dict[str, Any]] = None  # ``HostFacts`` as JSON, which the controller checks field by field
     run_id: str = ""  # of the start that the following fields belong to

@@ -82,9 +82,11 @@ class ProbeRequest(NamedTuple):
     workdir: str
     registry: str = ""  # folder in which agents register
     tests_writing: bool = False  # files will be sent there: try to write, and report what earlier attempts have left
-    env_names: tuple[str, ...] = ()  # patterns of variables to report
-    env_families: tuple[str, ...] = ()  # patterns of variables that matter for a training, …
-    env_passed: tuple[str, ...] = ()  # … of those that reach the ranks
+    env_names: tuple[str, ...] = ()  # patterns of variables to report, as they choose network interfaces
+    env_families: tuple[
+        str, ...
+    ] = ()  # patterns of variables that change arithmetic; those that are set are reported, …
+    env_passed: tuple[str, ...] = ()  # … without these, which reach the ranks anyway
     modules: tuple[str, ...] = ()  # distributions and modules whose versions to report
     python_path: tuple[str, ...] = ()
     pack_digest: str = ""  # of the data pack to look for; "": none

@@ -120,7 +120,7 @@ def _run_once(spec: AttemptSpec, hosts: Hosts, emit: Emit, signals: Interruptibl
         signals.release()
         # if each of two runs claimed one host, both have released it: avoid that they try again at the same moment
         _pause(random.uniform(0.0, PROBE_AGAIN_S), spec, signals.check)
-        hosts.forget()
+        hosts.forget_facts()
 
 
 def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, emit: Emit, signals: Interruptible) -> RunningAttempt:
@@ -147,7 +147,7 @@ def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, emit: Emit, signals: Interrup
         running.run()
         if running.ended_well:
             break
-        hosts.forget()
+        hosts.forget_facts()
         if not port_was_taken(plan, running.ends):
             break
         signals.release()
@@ -269,7 +269,7 @@ def until_free(hosts: Hosts, spec: AttemptSpec, emit: Emit, check: Callable[[], 
                 reported = text
                 emit(Notice(text=text))
             _pause(PROBE_AGAIN_S, spec, check)
-            hosts.forget()
+            hosts.forget_facts()
     finally:
         waiting.is_over()
 

@@ -54,7 +54,8 @@ class AttemptSpec:
         outputs: what rank 0 leaves.
         versions: those of the run's key; a host with others is refused. Empty: the run has no key.
         is_restart: the same command has had the hosts before, so if they are busy now it waits.
-        replaceable: another host would replace one that can't be reached, so the lease of its ranks isn't waited for.
+        replaceable: another host would replace one that can't be reached, so nobody waits for the end of its ranks
+            (``lease_s`` after they last heard of the controller).
         script: its path in the snapshot; '' for another program.
         project: the checkout that the script belongs to.
     """
@@ -85,7 +86,8 @@ class Place:
 def place(cluster: Cluster, number: int, facts: HostFacts, spec: AttemptSpec, run_id: str) -> Place:
     """Return the folders of a run on node ``number``. Without a pack ``data_dir`` is empty.
 
-    Hosts that don't share the run folder have one for each run id and node, because homes are often shared over NFS.
+    Hosts that don't share the run folder have one for each start (run id) and node, because homes are often shared
+    over NFS.
     """
     able = capabilities(cluster)
     if able.shares_run_dir:
@@ -173,7 +175,7 @@ class Transport(ABC):
     Attributes:
         silent_s: how long a live agent may be silent before it counts as lost; 0: until ssh notices a lost host.
         starts_s: the least time that a further connection takes.
-        access: how hosts know themselves, as it stands in every request.
+        access: how a host makes its identity, by its addresses or as this computer; it stands in every request.
         lock_file: from which hosts get their environment.
         pythons: host label → the interpreter of its environment.
         outputs: host label → the file that receives what its command prints, where there is one.
@@ -264,10 +266,10 @@ class JobState:
         is_running: its nodes may take a start.
         is_leaving: the scheduler is about to take these nodes away.
         is_over: the job won't run any more.
-        is_idle: nothing runs in ``GrantedJob.restart`` any more.
+        is_idle: nothing runs any more on the nodes that the job had in its restart ``GrantedJob.restart``.
         is_settled: the scheduler has decided what becomes of the job.
         why_halted: why its ranks stand still.
-        why_gone: why the nodes of ``GrantedJob.restart`` are no longer the run's.
+        why_gone: why the nodes that the job had in its restart ``GrantedJob.restart`` are no longer the run's.
         remains: of a job that should have ended: the part that still runs, and the command that ends it.
         outcome: what the scheduler did to it.
         error: why it ended before anything was started in it.

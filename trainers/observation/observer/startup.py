@@ -89,6 +89,7 @@ def leave_project(zones: Iterable[tuple[str, str]]) -> None:
     watch = Watch(zones, "")
 
     def stays(entry: str) -> bool:
+        # the run's copy, folders outside of the project, and those that are never noted (Python, its packages)
         return not entry or watch.locate(os.path.realpath(entry))[0] in (WORK, OUTSIDE, SKIP)
 
     def is_of_editable_install(finder: Any) -> bool:

@@ -32,12 +32,15 @@ def note_stacks() -> None:
 
 
 def read_beats(node: NodeStart) -> list[tuple[str, RankBeat]]:
-    """Return each readable rank's heartbeat, which it keeps in its memory, behind the folder of its files."""
+    """Return (folder of the rank's files, heartbeat) of each readable rank.
+
+    ``FILE`` there is a link to a memory file of the rank, so it is gone with the rank's process.
+    """
     beats = []
     ranks = os.path.join(glob.escape(node.state_dir), "ranks/*/attempt_*/*")
     for path in sorted(glob.glob(os.path.join(ranks, FILE))):
         with contextlib.suppress(OSError, struct.error, ValueError):
-            with open(path, "rb") as file:  # gone with the rank's process
+            with open(path, "rb") as file:
                 pid, step, phase, moves, since_ns, collectives, own_ns, _ = CELLS.unpack(file.read(CELLS.size))
             folder = os.path.dirname(path)
             beat = RankBeat(

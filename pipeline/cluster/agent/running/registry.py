@@ -1,4 +1,8 @@
-"""The supervisors on this node: registered, stopped, and kept from starting late."""
+"""The supervisors on this node: registered, stopped, and kept from starting late.
+
+A supervisor is the agent process that stays on a node for one start (``run_id``) and owns its torchrun. The processes
+that it starts carry its mark, ``run_id:node_rank``, by which ``find_processes`` finds them.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ from .processes import (
 )
 
 LONGEST_START_S = 3600.0
+OTHERS_STAY_S = 86_400.0
 TOMBSTONE = "tombstone"
 
 
@@ -36,7 +41,7 @@ class Registry:
     """The registered supervisors of this node, in a folder that other nodes may share (homes on NFS).
 
     Args:
-        folder: where agents register; "~/" begins the login's home.
+        folder: where supervisors register; "~/" begins the login's home.
     """
 
     def __init__(self, folder: str, access: Access) -> None:
@@ -53,7 +58,7 @@ class Registry:
         """Return path → entry of this node's supervisors.
 
         Args:
-            attempt_prefix: of the ids of one run folder's attempts, with which their marks begin too.
+            attempt_prefix: the beginning of the run ids, and so of the marks, of all starts in one run folder.
         """
         paths = sorted(glob.glob(os.path.join(glob.escape(self.folder), "*.json")))
         pairs = [(path, entry) for path in paths if (entry := read_record(RegistryEntry, path)) is not None]
@@ -78,7 +83,7 @@ class Registry:
     def refuse_start(self, run_id: str) -> None:
         """Make a start fail that is still on its way: it checks for the tombstone after it has registered."""
         os.makedirs(self.folder, exist_ok=True)
-        write_json(self.tombstone_path(run_id), {"monotonic_s": time.monotonic()})
+        write_json(self.tombstone_path(run_id), {"identity": self.identity, "monotonic_s": time.monotonic()})
 
     def forget_dead(self) -> None:
         """Remove the registrations of dead supervisors whose folders are gone, and outdated tombstones."""
@@ -89,15 +94,21 @@ class Registry:
         self.remove_outdated()
 
     def remove_outdated(self) -> None:
-        """Remove tombstones of starts that would have come by now, or of a time before the host's last boot."""
+        """Remove tombstones of starts that would have come by now, or of a time before the host's last boot.
+
+        The clock of ``monotonic_s`` is each node's own, so those of other nodes stay for a day.
+        """
         for tombstone in glob.glob(os.path.join(glob.escape(self.folder), f"*.{TOMBSTONE}")):
             with contextlib.suppress(OSError):
-                if outdated(tombstone):
+                if outdated(tombstone, self.identity):
                     os.unlink(tombstone)
 
 
-def outdated(tombstone: str) -> bool:
+def outdated(tombstone: str, identity: str) -> bool:
+    """Whether a tombstone is of no use any more; ``identity``: of this node."""
     value = read_json(tombstone)
+    if isinstance(value, dict) and value.get("identity") != identity:
+        return time.time() - os.path.getmtime(tombstone) > OTHERS_STAY_S
     at = value.get("monotonic_s") if isinstance(value, dict) else None
     return not isinstance(at, float) or not 0 <= time.monotonic() - at <= LONGEST_START_S
 
@@ -120,7 +131,7 @@ def end_entry(path: str, entry: RegistryEntry) -> None:
 
 
 def doubtful(entry: RegistryEntry) -> dict[int, str]:
-    """Find processes in the folders where an attempt's script writes, once its agent is dead.
+    """Find processes in the folders where an attempt's script writes, once its supervisor is dead.
 
     A child that has left session, parent and environment may belong to it, and nothing proves it.
 

@@ -85,7 +85,7 @@ def start(
 
 
 def start_in_job(plan: LaunchPlan, registry: str, *, keeps_run_dir: bool) -> StartRequest:
-    """Return the start of a plan, without what the nodes of a scheduler's job know themselves.
+    """Return the start of a plan without secrets, claims and masking rules, as a scheduler's job gets it.
 
     Args:
         registry: the folder there in which agents register.

@@ -144,9 +144,10 @@ def weights_bytes(run_dir: Path) -> int:
 
 
 def _of_script(run_dir: Path) -> Iterator[tuple[Path, str]]:
-    """Yield what earlier attempts of a script left, with its name on the host. Each rank reads its part itself.
+    """Yield what earlier attempts of a script left, with its name on the host.
 
-    What only one node gets lies in ``carried/RANK``, from where trainers/script/workdir.py takes it.
+    Checkpoints and working directories go to every node, and each process reads its part. What one node alone gets lies
+    in ``carried/NODE_RANK``, from where trainers/script/workdir.py takes it.
     """
     for name in ("checkpoints", "work", run_folder.METRICS):
         yield run_dir / name, name

@@ -33,8 +33,8 @@ class Connection:
         host: its label.
         argv: the command of the agent there.
         again: returns the command of a further connection, after one broke or hung (None: the same).
-        slow_s: how long the connection may take until it answers, beyond the usual limit.
-        silent_s: how long the agent may be silent at any time, beyond the usual limit.
+        slow_s: how long the connection may take until it answers, where that is longer than ``_SILENT_S``.
+        silent_s: how long the agent may be silent at any time, where that is longer than ``_SILENT_S``.
     """
 
     host: str
@@ -110,7 +110,7 @@ class Streams:
         self._send_to_all(b"prune\n")
 
     def examine(self, order: ExamineOrder) -> None:
-        """Let every node examine its ranks, or try the ssh servers of the order; NodeExamination events follow."""
+        """Let every node examine its ranks, or try to reach ``order.peers``; NodeExamination events follow."""
         self._send_to_all(b"examine " + json.dumps(as_json(order)).encode() + b"\n")
 
     def stop(self) -> None:
