@@ -6,7 +6,7 @@ import dataclasses
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +15,7 @@ from pipeline.cluster.launchers.base import NOT_ENDED
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.cluster.starts import Start
 from pipeline.core.errors import PacelineError
-from pipeline.core.specs import Cluster, LaunchPlan, NodePlan
+from pipeline.core.specs import Cluster, LaunchPlan, NodePlan, Outputs
 from pipeline.core.temporary_files import temporary_prefix
 from pipeline.runs import journal
 from pipeline.runs.checkpoints import newest_step
@@ -24,6 +24,9 @@ from trainers.contract.host_facts import HostFacts
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers import Launcher
+
+
+_LOG = "agent/log"  # the merged output of a node's ranks, in its run folder
 
 
 class _Route(NamedTuple):
@@ -80,10 +83,28 @@ class EarlierStarts:
             lines = []
             failures = {host: why for route in routes for host, why in route.stop(self._run_dir).items()}
             if routes and routes[0].plan.nodes[0].host not in failures and self._collected(routes[0]):
+                if not self._is_restart:
+                    self._fetch_logs(routes[0], start)
                 lines += self._clear(routes, start)
         if not self._is_restart:
             lines += [_unreached_line(start, host, why) for host, why in failures.items()]
         return lines
+
+    def _fetch_logs(self, route: _Route, start: Start) -> None:
+        """Replace logs that are shorter here than on their hosts, because nobody followed the start to its end.
+
+        Metrics that a script printed are read from them. A log that can't be fetched stays as it is here.
+        """
+        outputs = Outputs(resume=(_LOG,), final=(), needed=(), others=(_LOG,))
+        here = self._run_dir / run_folder.ATTEMPTS / str(start.plan.attempt)
+        with tempfile.TemporaryDirectory(prefix=temporary_prefix(".collect"), dir=self._run_dir) as name:
+            with suppress(PacelineError):
+                route.launcher.collect(dataclasses.replace(route.plan, outputs=outputs), Path(name), final=False)
+            for node in start.plan.nodes:
+                folder = Path(name) / run_folder.NODES / str(node.node_rank) if node.node_rank else Path(name)
+                fetched, log = folder / _LOG, here / f"{node.host}.log"
+                if fetched.is_file() and log.is_file() and fetched.stat().st_size > log.stat().st_size:
+                    fetched.replace(log)
 
     def _clear(self, routes: Sequence[_Route], start: Start) -> list[str]:
         """Clear the hosts of a start whose outputs were fetched."""

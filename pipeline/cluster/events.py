@@ -148,6 +148,11 @@ class HostsProbed:
 
 
 @dataclass(frozen=True)
+class EarlierStartsEnded:
+    """Nothing of an earlier attempt runs any more, and what it left on hosts is here; this one hasn't started."""
+
+
+@dataclass(frozen=True)
 class CheckpointSaved:
     """The run folder has a new checkpoint; after a failure, the last one. It may come from another thread."""
 
@@ -159,6 +164,16 @@ class AllSucceeded:
 
 FollowedEvent = LaunchPlan | Event | Verdict
 """What following an attempt yields: its plan when all nodes have started, the events of its nodes, a stall's cause."""
-AttemptEvent = FollowedEvent | ShownLine | HostNote | Notice | Doing | HostsProbed | CheckpointSaved | AllSucceeded
+AttemptEvent = (
+    FollowedEvent
+    | ShownLine
+    | HostNote
+    | Notice
+    | Doing
+    | HostsProbed
+    | EarlierStartsEnded
+    | CheckpointSaved
+    | AllSucceeded
+)
 Emit = Callable[[AttemptEvent], None]
 """Takes each event; it must not block, but for the copy of a ``CheckpointSaved``."""

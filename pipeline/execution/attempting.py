@@ -15,6 +15,7 @@ from pipeline.cluster.events import (
     AttemptEvent,
     CheckpointSaved,
     Doing,
+    EarlierStartsEnded,
     Emit,
     HostNote,
     HostsProbed,
@@ -119,7 +120,6 @@ class Attempts:
             for number in range(first, self.last + 1):
                 work.lock.check()
                 note(work.run, State.PLANNED, number)
-                _keep_printed_lines(work.run)
                 try:
                     self.make_one(number)
                     return
@@ -275,6 +275,8 @@ def _subscriber(work: Work, number: int, *, notes: bool) -> Emit:
                 say.doing(activity if activity is not None else partial(status.under_way, work.run.folder))
             case HostsProbed(facts=facts):
                 _record_hosts(work, number, facts)
+            case EarlierStartsEnded():
+                _keep_printed_lines(work.run)
             case CheckpointSaved():
                 if work.mirror is not None:
                     work.mirror.push()

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,41 @@ def test_what_a_killed_attempt_printed_is_recorded_up_to_where_the_next_one_goes
         (4, 0.25),
         (5, 0.2),
     ]
+
+
+PRINTS_ON = """
+import os, pathlib, sys, time
+saved = pathlib.Path(sys.argv[1]) / "step.txt"
+for step in range(int(saved.read_text()) + 1 if saved.exists() else 1, 61):
+    print(f"step {step} loss {1 / step:.3f}", flush=True)
+    saved.with_suffix(".tmp").write_text(str(step))
+    os.replace(saved.with_suffix(".tmp"), saved)
+    time.sleep(0.25)
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.long
+@pytest.mark.lab
+def test_what_a_host_printed_after_its_command_was_killed_is_kept_and_recorded(project: Project, lab: Lab) -> None:
+    (project.folder / "my scripts/train.py").write_text(PRINTS_ON)
+    project.words = [word for word in project.words if "nproc" not in word and "args" not in word]
+    words = ["program.args=['{checkpoints}']", "cluster.nproc_per_node=1", "cluster.lease_s=5"]
+    words += ["cluster=pssh", f"cluster.ssh_config='{lab.ssh_config}'", "cluster.hosts=[node0]"]
+    child = project.start("train", *words)
+    wait_until(
+        lambda: any("step 3 " in log.read_text() for log in project.folder.glob("runs/*/attempts/1/*.log")), child
+    )
+    child.kill()
+    child.communicate()
+    run = project.only_run()
+    log = run / "attempts/1/node0.log"
+    seen = log.read_text().count("step ")
+    time.sleep(9.0)  # its ranks go on for the lease
+    done = project.doit("train", *words)
+    assert done.returncode == 0, done.stdout
+    assert log.read_text().count("step ") > seen + 8
+    assert sorted(row["step"] for row in rows_of(run / "metrics.jsonl")) == [*range(1, 61)]
 
 
 @pytest.mark.ci

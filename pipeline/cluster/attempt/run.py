@@ -24,7 +24,7 @@ from pipeline.cluster.attempt.running import RunningAttempt
 from pipeline.cluster.attempt.silent_hosts import lines_on_lost
 from pipeline.cluster.attempt.stalls import HOST_CAUSED, stall_text
 from pipeline.cluster.earlier import EarlierStarts, stop_elsewhere
-from pipeline.cluster.events import Doing, Emit, HostNote, HostsProbed, Notice
+from pipeline.cluster.events import Doing, EarlierStartsEnded, Emit, HostNote, HostsProbed, Notice
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import AttemptSpec, Outcome
@@ -135,6 +135,7 @@ def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, emit: Emit, signals: Interrup
         starts_before = EarlierStarts(hosts.launcher, facts, spec.run_dir, is_restart=spec.is_restart)
         for line in starts_before.end_and_collect():
             note_host(line)
+        emit(EarlierStartsEnded())
     if spec.outputs.resume and not hosts.launcher.capabilities.shares_run_dir:
         for note in hosts.clear_leftovers(spec.run_dir.parent):
             note_host(note)
