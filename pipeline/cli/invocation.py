@@ -39,6 +39,11 @@ class Invocation(NamedTuple):
     repeats: bool = False
     arguments: tuple[str, ...] = ()
 
+    @property
+    def place_of_runs(self) -> tuple[str, ...]:
+        """The overrides that say where runs lie: a command that is shown to the user needs them too."""
+        return tuple(word for word in self.overrides if word.startswith("paths.runs="))
+
     def is_on(self, option: str) -> bool:
         """Whether the switch is on; off by default. Raises UsageError: its value is no switch."""
         return is_on(self.options, option)

@@ -108,11 +108,15 @@ def verdict_of(folder: RunFolder) -> dict[str, Any] | None:
     return documents.read_or_none(folder.path.parent / _VERDICT / folder.key / "verdict.json")
 
 
-def command_line(verb: str, words: Sequence[str]) -> str:
-    """Return a command without the overrides of paths, which mean nothing elsewhere; of a script as one types it."""
+def command_line(verb: str, words: Sequence[str], place_of_runs: Sequence[str] = ()) -> str:
+    """Return a command, for a script as one types it.
+
+    The overrides of paths, which mean nothing elsewhere, are left out, apart from ``place_of_runs``.
+    """
     kept = [word for word in words if not word.lstrip("+").startswith("paths.")]
     line = line_of(kept) if verb == "train" else None
-    return shell_line(["doit", *([verb, *kept] if line is None else line)])
+    verb, *others = [verb, *kept] if line is None else line
+    return shell_line(["doit", verb, *place_of_runs, *others])
 
 
 def read(folder: RunFolder) -> ComparedRun:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.cli.commands import triage
+from pipeline.comparing.reading import command_line
 from tests.pipeline.comparing_folders import failed
 from tests.pipeline.conftest import Printed
 from tests.pipeline.finished_folder import CONFIG, finished, key_of
@@ -90,6 +91,15 @@ def test_the_next_step_mends_what_failed(tmp_path: Path, triaged: Printed, reaso
     attempt.mkdir(parents=True, exist_ok=True)
     ended(attempt, "node1", 3, 10.0, trace.format(key=run.key))
     assert data(triaged, tmp_path, run.key)["next"].startswith(mend)
+
+
+def test_the_next_command_finds_the_runs_where_this_one_found_them(tmp_path: Path) -> None:
+    place = (f"paths.runs={tmp_path}",)
+    words = ("experiment=quickstart", "paths.runs=elsewhere")
+    assert command_line("train", words, place) == f"doit train paths.runs={tmp_path} experiment=quickstart"
+    line = command_line("train", ("program.script=train.py", "cluster.nproc_per_node=2"), place)
+    assert line.startswith(f"doit torchrun paths.runs={tmp_path} ")
+    assert line.endswith(" train.py")
 
 
 def test_a_rank_that_only_lost_its_peer_is_not_blamed(tmp_path: Path, triaged: Printed) -> None:

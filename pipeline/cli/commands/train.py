@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import replace
 
@@ -157,7 +158,8 @@ def _report_end(current: Session, run: Run, result: Result) -> None:
     if current.config.script is not None and any(path.is_file() for path in outputs.rglob("*")):
         say(f"  files    {relative(outputs)}", is_detail=True)
     say("  compare  doit ui", is_detail=True)
-    say(f"  repeat   doit reproduce {run.key.short}", is_detail=True)
+    place = current.invocation.place_of_runs
+    say(f"  repeat   doit {shlex.join(['reproduce', run.key.short, *place])}", is_detail=True)
     answer_with(result, run.folder)
     if (lacks := run.key_lacks) is not None:
         note(f"WARNING: {lacks}; until then it does not count as finished, and the same command runs it again")

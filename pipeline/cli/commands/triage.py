@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -77,7 +78,8 @@ class Triage:
 def triage(current: Session) -> None:
     """Print why a run failed, the evidence, and the next command. Raises UsageError: no such run."""
     invocation, runs_dir = current.invocation, current.config.runs_dir
-    known = examine(index.find(runs_dir, invocation.options.get("run") or _newest_unfinished(runs_dir)))
+    folder = index.find(runs_dir, invocation.options.get("run") or _newest_unfinished(runs_dir))
+    known = examine(folder, invocation.place_of_runs)
     if wants_json():
         answer(asdict(known))
         return
@@ -96,8 +98,8 @@ def _newest_unfinished(runs_dir: Path) -> str:
     return next((row.key for row in reversed(index.rows(runs_dir)) if row.state in unfinished), LAST)
 
 
-def examine(folder: RunFolder) -> Triage:
-    """Read from a run's folder why it failed."""
+def examine(folder: RunFolder, place_of_runs: Sequence[str] = ()) -> Triage:
+    """Read from a run's folder why it failed. ``place_of_runs``: overrides for the next command."""
     run, entries = reading.read(folder), journal.read(folder.journal)
     attempt = entries[-1].attempt if entries else 0
     errors = _errors(folder, attempt)
@@ -118,7 +120,7 @@ def examine(folder: RunFolder) -> Triage:
         failed=failed,
         where=", ".join(dict.fromkeys(f"{name} rank {error.rank}" for name, error in errors)),
         evidence=evidence,
-        next=as_typed(_next_step(folder, run, host, traceback)),
+        next=as_typed(_next_step(folder, run, place_of_runs, host, traceback)),
     )
 
 
@@ -154,9 +156,9 @@ def _log(folder: RunFolder, attempt: int, host: str, rank: int | None) -> str:
     return _last_lines("\n".join(texts[:end]), _MOST_LOG)
 
 
-def _next_step(folder: RunFolder, run: ComparedRun, host: str, traceback: str) -> str:
+def _next_step(folder: RunFolder, run: ComparedRun, place_of_runs: Sequence[str], host: str, traceback: str) -> str:
     """Return what to do now: the fix, and the command that continues."""
-    train = command_line("train", run.overrides)
+    train = command_line("train", run.overrides, place_of_runs)
     if locks.is_held(folder.lock):
         return f"doit status {run.key} --watch; it is under way"
     if run.state == State.FINISHED and (lacks := lacking_files(folder)) is not None:
