@@ -32,13 +32,17 @@ class DestinationRecorder:
         self.run_dir = run_dir
         self.to = to
         self._child: subprocess.Popen[bytes] | None = None
+        self._of_earlier_attempts: list[subprocess.Popen[bytes]] = []
 
     @property
     def log(self) -> Path:
         return self.run_dir / (LOG if self.to.tracker is None else f"recorder.{self.to.tracker}.log")
 
     def start(self) -> None:
-        """Record while the run goes on."""
+        """Record while the run goes on. An earlier attempt's process ends by itself, and holds the lock until then."""
+        if self._child is not None and self._child.poll() is None:
+            self.restore_priority()
+            self._of_earlier_attempts.append(self._child)
         self._child = self._spawn(follow=True)
         # by the parent: the child itself might get its first time slice only after the training ended
         process.set_priority(self._child.pid, process.LEAST)
@@ -51,6 +55,8 @@ class DestinationRecorder:
     def finish(self) -> None:
         """Wait until the recorder is done; restart it once if it died."""
         self.restore_priority()
+        for earlier in self._of_earlier_attempts:
+            _wait(earlier)
         died = self._child is not None and _wait(self._child) and self._says_nothing()
         if died or (self._child is None and not self.is_recorded()):
             _wait(self._spawn())
@@ -118,7 +124,7 @@ class Recorder:
         self._recorders = [make(run_dir, to) for to in destinations]
 
     def start(self) -> None:
-        """Record while the run goes on. An earlier attempt's recorder ends by itself; a lock separates the two."""
+        """Record while the run goes on."""
         for recorder in self._recorders:
             recorder.start()
 

@@ -15,6 +15,8 @@ import pytest
 
 from pipeline import tracking
 from pipeline.tracking import recorder
+from pipeline.tracking.client import DestinationRecorder
+from pipeline.tracking.destinations import Destination
 from pipeline.tracking.state import DONE, RECORDING, TrackingState
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
@@ -135,3 +137,21 @@ def _is_zombie(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+def test_the_recorder_of_an_earlier_attempt_is_waited_for_as_it_holds_the_lock(tmp_path: Path) -> None:
+    class Sleeping(DestinationRecorder):
+        def _spawn(self, *, follow: bool = False, check: bool = False) -> subprocess.Popen[bytes]:
+            children.append(subprocess.Popen(["sleep", "0" if children else "1"]))
+            return children[-1]
+
+        def _says_nothing(self) -> bool:
+            ended.append(children[0].poll() is not None)
+            return False
+
+    children, ended = list[subprocess.Popen[bytes]](), list[bool]()
+    one = Sleeping(tmp_path, Destination(uri="sqlite:///x", experiment=EXPERIMENT))
+    one.start()
+    one.start()
+    one.finish()
+    assert ended == [True]
