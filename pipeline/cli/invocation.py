@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from pipeline.cli.verbs import VERBS
 from pipeline.core.errors import UsageError, nearest
+from pipeline.core.places import REPRODUCTIONS
 
 QUIET, USUAL, VERBOSE = range(3)
 _VERBOSITY_WITH_LEVEL = re.compile(r"(?:-v|--verbosity=)([012])")
@@ -41,8 +42,10 @@ class Invocation(NamedTuple):
 
     @property
     def place_of_runs(self) -> tuple[str, ...]:
-        """The overrides that say where runs lie: a command that is shown to the user needs them too."""
-        return tuple(word for word in self.overrides if word.startswith("paths.runs="))
+        """The overrides that say where runs lie, for commands shown to the user; none where a run is made again."""
+        return tuple(
+            word for word in self.overrides if word.startswith("paths.runs=") and f"/{REPRODUCTIONS}/" not in word
+        )
 
     def is_on(self, option: str) -> bool:
         """Whether the switch is on; off by default. Raises UsageError: its value is no switch."""

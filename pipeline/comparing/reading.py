@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.config.overrides.script_overrides import line_of
 from pipeline.core import documents
+from pipeline.core.places import REPRODUCTIONS
 from pipeline.core.printable import printable, shell_line
 from pipeline.core.redact import hide, without_secrets
 from pipeline.core.specs import State
@@ -23,7 +24,6 @@ from trainers.contract import run_folder
 SPEEDS = ("images_per_s", "train_s")
 """Figures of a result that are no metrics but are compared like metrics."""
 _PARTS = ("version", "config", "code", "data", "environment", "topology")
-_VERDICT = Path(".reproduced")  # the folder of verdicts of `doit reproduce`, next to the runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class ComparedRun:
 
 def verdict_of(folder: RunFolder) -> dict[str, Any] | None:
     """Return the latest result of `doit reproduce`, or None."""
-    return documents.read_or_none(folder.path.parent / _VERDICT / folder.key / "verdict.json")
+    return documents.read_or_none(folder.path.parent / REPRODUCTIONS / folder.key / "verdict.json")
 
 
 def command_line(verb: str, words: Sequence[str], place_of_runs: Sequence[str] = ()) -> str:

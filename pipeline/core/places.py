@@ -17,6 +17,8 @@ MODULES = frozenset({*PACKAGES, "paceline", "paceline_huggingface", "paceline_li
 
 IS_INSTALLED = (HOME / "pipeline" / "conf").is_dir()  # only a wheel has conf/ there
 _MARK = "pipeline.cli.project"  # the module that a project's dodo.py imports
+REPRODUCTIONS = ".reproduced"
+"""The folder beside the runs for runs that are made again, and for the verdicts about them."""
 
 
 def enclosing(folder: Path) -> Path | None:

@@ -45,7 +45,6 @@ IGNORED = "program.ignore_metrics"
 _PATTERN = "program.metrics_pattern"
 WHERE = ("cluster", "paths", "tracking", "dataset.source", IGNORED)
 """Settings that a reproduction may change. None counts in the key, except the topology of ranks."""
-FOLDER = ".reproduced"
 DEFAULTS = "defaults.yaml"
 _ADDRESSES = ("ssh_config", "hostfile")  # fields of the cluster group that name files relative to the project
 _MIRROR = "cluster.checkpoint_mirror"

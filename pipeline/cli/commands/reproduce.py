@@ -17,6 +17,7 @@ from pipeline.cli.session import ROOT, Session, relative
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import expanded, replaceable_path, write_json
+from pipeline.core.places import REPRODUCTIONS
 from pipeline.core.printable import printable_lines
 from pipeline.core.processes import git
 from pipeline.core.processes.wait_reports import waiting
@@ -80,7 +81,7 @@ def reproduce(current: Session) -> None:
 def reproduce_run(current: Session, folder: RunFolder) -> None:
     """Repeat a finished run and report the comparison. Raises PacelineError: it came out otherwise, or can't be."""
     config, invocation = current.config, current.invocation
-    work = config.runs_dir.absolute() / reproducing.FOLDER / folder.key
+    work = config.runs_dir.absolute() / REPRODUCTIONS / folder.key
     note(f"run {folder.key}, made again in {relative(work)}")
     verdict = reproducing.reproduce(
         folder,
@@ -139,7 +140,7 @@ def prove(current: Session, *, once: bool = False) -> None:
     Raises UsageError: no valid number of kills; PacelineError: it comes out otherwise, or can't be repeated.
     """
     config, folder = current.config, current.folder()
-    work = config.runs_dir.absolute() / reproducing.FOLDER / f"{folder.key}{proving.FOLDER_SUFFIX}"
+    work = config.runs_dir.absolute() / REPRODUCTIONS / f"{folder.key}{proving.FOLDER_SUFFIX}"
     written = work / "proof.json"
     if once and documents.read_or_empty(written).get("proven") is True:
         say(f"PROVEN {folder.key} before: {relative(written)}")
@@ -238,7 +239,7 @@ def _pair(runs_dir: Path, named: Sequence[str]) -> list[RunFolder]:
         case [first, second]:
             return [first, second]
         case [run]:
-            made = [*(runs_dir / reproducing.FOLDER / run.key / "runs").glob(f"*/{run_folder.RESULT}")]
+            made = [*(runs_dir / REPRODUCTIONS / run.key / "runs").glob(f"*/{run_folder.RESULT}")]
             if made:
                 return [run, RunFolder(made[0].parent)]
             raise UsageError(
@@ -251,7 +252,7 @@ def _replayed(current: Session, runs: Sequence[RunFolder], parting: Parting, ran
     """Replay both runs up to where they part; return a line and the origin. Raises PacelineError."""
     if not runs[0].program.is_ours:
         return "none, as a script's steps can't be trained one by one", None
-    place = current.config.runs_dir.absolute() / reproducing.FOLDER / f"{runs[0].key}-diff"
+    place = current.config.runs_dir.absolute() / REPRODUCTIONS / f"{runs[0].key}-diff"
     lines = []
     for folder, name in zip(runs, ("first", "second"), strict=True):
         with waiting(note, f"training steps {parting.equal + 1} to {parting.step} of {folder.key} again"):
