@@ -281,7 +281,7 @@ def waiting(tmp_path: Path, when_busy: str, answers: list[Any]) -> tuple[list[st
         launcher="pssh", hosts=(Host(name="node0"),), device="cuda", settings=LaunchSettings(when_busy=when_busy)
     )
     launcher = SimpleNamespace()
-    hosts: Any = SimpleNamespace(cluster=cluster, launcher=launcher, facts=facts, forget=lambda: None)
+    hosts: Any = SimpleNamespace(cluster=cluster, launcher=launcher, facts=facts, forget_facts=lambda: None)
     spec: Any = SimpleNamespace(run_key="0123456789ab", run_dir=tmp_path, pack=None, versions={}, is_restart=False)
     return [], hosts, spec
 
