@@ -25,7 +25,7 @@ from pipeline.data.trees import Tree, changes_meanwhile
 from pipeline.evaluation import stored_report
 from pipeline.execution import initial_weights
 from pipeline.execution.attempting import attach, run_attempts
-from pipeline.execution.launch_folder import collect_provenance, prepare_folder, remarks
+from pipeline.execution.launch_folder import NAMES_SHOWN, collect_provenance, prepare_folder, remarks
 from pipeline.execution.open_attempts import attempt_to_attach, surviving_attempt
 from pipeline.execution.restarts import next_start
 from pipeline.execution.run import Run, initial_weights_of, pattern_before, prepare, unkeyed
@@ -86,7 +86,6 @@ def _train_parent(parent: RunConfig, setting: str, root: Path, *, argv: Sequence
         say(f"FINISHED {run.key.short}, whose weights are the next run's")
 
 
-_NAMES_SHOWN = 5  # in a message
 _SHOW_ERROR_AFTER_S = 2.0  # seconds of recording after which the error is shown
 
 
@@ -287,13 +286,13 @@ def _with_changes_of_data(run: Run, summary: Mapping[str, Any], say: Say) -> Map
     changes = changes_meanwhile(run.pack, run.config.script.data, run.config.data_dir)
     if changes.added:
         say(
-            f"WARNING: new in the data, so the same command trains anew: {first_of(changes.added, _NAMES_SHOWN)}; "
+            f"WARNING: new in the data, so the same command trains anew: {first_of(changes.added, NAMES_SHOWN)}; "
             "a folder that the script writes to: program.args.NAME={run}/NAME"
         )
     if changes.touched:
         say(
             f"WARNING: written to while the run went on, with the content from before now: "
-            f"{first_of(changes.touched, _NAMES_SHOWN)}; doit reproduce {run.key.short} repeats the run and compares"
+            f"{first_of(changes.touched, NAMES_SHOWN)}; doit reproduce {run.key.short} repeats the run and compares"
         )
     if not changes.replaced:
         return summary

@@ -20,7 +20,7 @@ from pipeline.keys.process_groups import uses_process_group
 from pipeline.runs import acceptance, journal, preparation, provenance
 from trainers.contract import run_folder
 
-_NAMES_SHOWN = 5  # in a message
+NAMES_SHOWN = 5  # in a message
 _LEFT_OUT_SHOWN = 3
 
 
@@ -37,7 +37,7 @@ def remarks(run: Run) -> list[str]:
         names = script_files.unsnapshotted_files(script, run.code, run.config.resolved["program"].get("args"))
         if names:
             lines.append(
-                f"the script names files of the project that aren't in its copy: {first_of(names, _NAMES_SHOWN)}; "
+                f"the script names files of the project that aren't in its copy: {first_of(names, NAMES_SHOWN)}; "
                 f"where it reads them, type program.inputs=[{','.join(names)}] before the script"
             )
     inputs = "program.inputs" if script is not None else "model.inputs"
@@ -46,12 +46,12 @@ def remarks(run: Run) -> list[str]:
     if lacking:
         lines.append(
             f"WARNING: not in the project and not installed here, so the key counts it as absent: "
-            f"{first_of(lacking, _NAMES_SHOWN)}; folders with modules belong in cluster.env.PYTHONPATH"
+            f"{first_of(lacking, NAMES_SHOWN)}; folders with modules belong in cluster.env.PYTHONPATH"
         )
     if run.code.left_out:
         lines.append(
             f"not copied to the hosts, as files next to modules may have {import_closure.LARGEST_BYTES:,} bytes: "
-            f"{first_of(run.code.left_out, _NAMES_SHOWN)}; {inputs} takes files of any size"
+            f"{first_of(run.code.left_out, NAMES_SHOWN)}; {inputs} takes files of any size"
         )
     return lines
 
