@@ -87,7 +87,7 @@ PATCHES = (
     ),
 )
 SHARE_THE_GPU = (
-    "trainers/distributed/connecting.py",
+    "trainers/distributed/process_group.py",
     '        TrainerError: nccl without a GPU for every rank of the host, or mpi where torch has none.\n    """\n',
     '    return torch.device("cuda", 0), "nccl"\n',
 )

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from trainers.core import options
 from trainers.core.config import DatasetConfig, TrainConfig, TrainerConfig
 from trainers.data.pack import MappedPack, open_pack
-from trainers.distributed.connecting import connect
+from trainers.distributed.process_group import connect
 from trainers.distributed.resources import keep_freed_memory
 from trainers.optimizers.sgd import SGDConfig
 from trainers.schedules.constant import ConstantConfig

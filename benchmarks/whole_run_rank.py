@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainers.core.config import DatasetConfig, TrainConfig, TrainerConfig
 from trainers.data.pack import open_pack
-from trainers.distributed.connecting import connect
+from trainers.distributed.process_group import connect
 from trainers.distributed.resources import keep_freed_memory
 from trainers.models.resnet18 import ResNet18Config
 from trainers.models.small_cnn import SmallCNNConfig

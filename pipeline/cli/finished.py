@@ -12,7 +12,7 @@ from typing import Any
 from pipeline import tracking
 from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import ROOT, Session, relative
-from pipeline.cluster.agent.host import processors
+from pipeline.cluster.agent.host import hardware
 from pipeline.core.errors import UsageError
 from pipeline.core.printable import printable
 from pipeline.core.processes.wait_reports import waiting
@@ -129,4 +129,4 @@ def other_hardware(result: Mapping[str, Any]) -> str | None:
 @cache
 def here() -> Hardware:
     """Return the hardware of this computer."""
-    return processors.hardware()
+    return hardware.hardware()

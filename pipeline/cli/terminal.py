@@ -15,7 +15,7 @@ from pipeline.cli import clone
 from pipeline.cli.invocation import QUIET, VERBOSE, verbosity
 from pipeline.cli.output import answer, answer_event, as_typed, is_warning, note, say, wants_json
 from pipeline.cli.session import relative
-from pipeline.cluster.attempt.tracebacks import is_worth_showing
+from pipeline.cluster.attempt.failures import is_worth_showing
 from pipeline.cluster.events import LogLine
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, os_reason

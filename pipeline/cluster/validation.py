@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from pipeline.cluster import networks
-from pipeline.cluster.agent.host.processors import count_gpus
+from pipeline.cluster.agent.host.hardware import count_gpus
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
 from pipeline.core.tables import counted

@@ -31,7 +31,7 @@ from pipeline.keys import rank_environment
 from trainers.core.config import DatasetConfig
 from trainers.observation.input_record import files_changed_meanwhile
 from trainers.observation.notes import Notes
-from trainers.observation.observer import PROJECT, SKIP, startup
+from trainers.observation.observer import PROJECT, SKIP, hooks
 from trainers.observation.processes import ObservedProgram, zones_of_host
 from trainers.observation.unkeyed import joined
 
@@ -123,8 +123,8 @@ def _main(task: dict[str, Any]) -> int:
     """Run in the separate process: build the pack, or write the error file."""
     folder, config = Path(task["folder"]), OwnDatasetConfig(**task["config"])
     os.environ["PYTHONPATH"] = os.pathsep.join([task["site"], os.environ["PYTHONPATH"]])  # for child processes
-    startup.compile_anew()
-    startup.start([(kind, path) for kind, path in task["zones"]], task["notes"])
+    hooks.compile_anew()
+    hooks.start([(kind, path) for kind, path in task["zones"]], task["notes"])
     process_id = os.getpid()
     error: dict[str, Any] = {"errno": None, "hint": None, "filename": None}
     try:

@@ -231,7 +231,7 @@ def _search_log(work: Work) -> None:
     run = work.run
     work.say("searching its log for program.metrics_pattern; nothing is trained again")
     patterns = [str(run.metrics_pattern), *filter(None, [pattern_before(run.folder)])]
-    argv = [sys.executable, "-m", "trainers.script.metrics.stored_logs", str(run.folder.path.resolve()), *patterns]
+    argv = [sys.executable, "-m", "trainers.script.metrics.recorder", str(run.folder.path.resolve()), *patterns]
     run.folder.result.unlink(missing_ok=True)  # _complete writes it anew from the summary
     done = process.run(argv, env=rank_environment.of_report(os.environ, run.root), timeout_s=300.0)
     if done.code != 0:

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from pipeline import tracking
 from pipeline.cluster import launchers
-from pipeline.cluster.agent.host.processors import count_cpus
+from pipeline.cluster.agent.host.hardware import count_cpus
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.plan import render
 from pipeline.config.build import RunConfig

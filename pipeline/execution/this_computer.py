@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from pipeline import lab
-from pipeline.cluster.agent.host.processors import count_cpus
+from pipeline.cluster.agent.host.hardware import count_cpus
 from pipeline.cluster.launchers import capabilities
 from pipeline.cluster.validation import visible_gpus
 from pipeline.core.errors import UsageError

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster import starts
-from pipeline.cluster.attempt.tracebacks import is_worth_showing
+from pipeline.cluster.attempt.failures import is_worth_showing
 from pipeline.cluster.events import LogLine
 from pipeline.cluster.launchers.transport.answers import log_line
 from pipeline.core import locks

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.agent.host.processors import hardware
+from pipeline.cluster.agent.host.hardware import hardware
 from pipeline.cluster.validation import usable_gpus
 from pipeline.config import compose, own_defaults
 from pipeline.config.build import train_config

@@ -47,13 +47,13 @@ def _offenders(allowed: set[str], *wanted: str) -> list[str]:
 def test_processes_are_started_in_the_shell_and_the_agent_alone() -> None:
     starters = [f"subprocess.{name}" for name in ("Popen", "run", "call")]
     starters += [f"os.{name}" for name in ("system", "fork", "execv", "execvp")]
-    starts = [f"host/{name}" for name in ("container", "environments", "processors", "usage")]
+    starts = [f"host/{name}" for name in ("container", "environments", "hardware", "usage")]
     starts += [f"running/{name}" for name in ("processes", "start", "warm")]
     agent = {f"pipeline/cluster/agent/{name}.py" for name in starts}
     own = {
         "pipeline/core/processes/process.py",
         "pipeline/core/processes/guard.py",
-        "trainers/script/child.py",
+        "trainers/script/start.py",
         "trainers/ranks.py",
         "trainers/torchrun.py",
     }

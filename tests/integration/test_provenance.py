@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent.host.processors import hardware
+from pipeline.cluster.agent.host.hardware import hardware
 from pipeline.core import documents
 from pipeline.core.files import sha256_file
 from tests.integration import preloaded

@@ -19,12 +19,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.cluster.agent import log_lines, wire
-from pipeline.cluster.agent.files import folders, leftovers, packs
-from pipeline.cluster.agent.host import processors
+from pipeline.cluster.agent import wire
+from pipeline.cluster.agent.files import folders, leftovers
+from pipeline.cluster.agent.host import hardware
 from pipeline.cluster.agent.reports import Lines
 from pipeline.cluster.agent.requests import ProbeRequest, PutPackRequest, Request, StopRequest
-from pipeline.cluster.agent.running import follow, processes
+from pipeline.cluster.agent.running import follow, output, processes
 from pipeline.cluster.launchers.transport.answers import parse_answer
 from pipeline.cluster.launchers.transport.host_errors import agent_error
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, message
@@ -88,7 +88,7 @@ def test_gpus_are_those_that_cuda_may_see(monkeypatch: pytest.MonkeyPatch, visib
     monkeypatch.setattr("shutil.which", lambda _: None)
     for devices, there in (("/dev/nvidia0", True), ("/dev/kfd", True), ("/dev/null", False)):
         monkeypatch.setattr("glob.glob", lambda pattern, device=devices: fnmatch.filter([device], pattern))
-        assert processors.count_gpus() == (count if there else 0)
+        assert hardware.count_gpus() == (count if there else 0)
 
 
 def test_a_disk_that_is_full_while_the_run_is_unpacked_is_named(tmp_path: Path) -> None:
@@ -123,10 +123,10 @@ def test_truncated_pack_is_not_taken_for_the_whole(tmp_path: Path) -> None:
     from tests.contract.stub import make
 
     stub = make(tmp_path, "")
-    assert packs.holds_pack(str(stub.pack_dir), stub.digest)
-    assert not packs.holds_pack(str(stub.pack_dir), "0" * 64)
+    assert folders.holds_pack(str(stub.pack_dir), stub.digest)
+    assert not folders.holds_pack(str(stub.pack_dir), "0" * 64)
     (stub.pack_dir / "images.bin").write_bytes(bytes(15))
-    assert not packs.holds_pack(str(stub.pack_dir), stub.digest)
+    assert not folders.holds_pack(str(stub.pack_dir), stub.digest)
 
 
 def test_a_pack_with_another_digest_than_its_manifest_names_is_not_put_in_place(
@@ -146,7 +146,7 @@ def test_a_pack_with_another_digest_than_its_manifest_names_is_not_put_in_place(
         with tarfile.open(fileobj=tar, mode="w") as archive:
             archive.add(stub.pack_dir, arcname=".")
         monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(tar.getvalue())))
-        packs.put_pack(request)
+        folders.put_pack(request)
 
     with pytest.raises(SystemExit, match="the data pack arrived damaged in"):
         put("0" * 64)
@@ -222,7 +222,7 @@ def test_start_time_tells_a_recycled_pid_from_ours() -> None:
 
 def test_tail_gives_whole_lines_and_the_last_state_of_a_progress_bar(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    tail = log_lines.Tail(str(path))
+    tail = output.Tail(str(path))
     assert tail.lines() == []
     path.write_bytes(b"one\ntw")
     assert tail.lines() == ["one"]
@@ -234,10 +234,10 @@ def test_tail_gives_whole_lines_and_the_last_state_of_a_progress_bar(tmp_path: P
 
 def test_tail_shows_now_and_then_how_far_a_progress_bar_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "out"
-    tail = log_lines.Tail(str(path), log_lines.Rules(redact.rules(["hunter2-hunter2"])), shows_bars=True)
+    tail = output.Tail(str(path), output.Rules(redact.rules(["hunter2-hunter2"])), shows_bars=True)
     path.write_bytes(b"\r10%\r50% hunter2-hunter2\r70")
     assert tail.lines() == []  # half a minute is not over
-    monkeypatch.setattr(log_lines, "BAR_S", 0.0)
+    monkeypatch.setattr(output, "BAR_S", 0.0)
     assert tail.lines() == ["50% ***" + run_folder.UNFINISHED]
     assert tail.lines() == []
     with path.open("ab") as file:
@@ -247,19 +247,19 @@ def test_tail_shows_now_and_then_how_far_a_progress_bar_is(tmp_path: Path, monke
 
 def test_tail_cuts_what_is_too_long_for_one_line_and_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    tail = log_lines.Tail(str(path))
+    tail = output.Tail(str(path))
     long = "ä" * 400_000
     path.write_bytes(f"{long}\nshort\n".encode() + b"x" * 200_000)
     seen = tail.lines()
     while more := tail.lines():
         seen += more
-    assert all(len(text.encode()) <= log_lines.LONGEST_LINE_BYTES + len(log_lines.CUT) for text in seen)
+    assert all(len(text.encode()) <= output.LONGEST_LINE_BYTES + len(output.CUT) for text in seen)
     assert "\ufffd" not in "".join(seen), "cut in the middle of a character"
     at = seen.index("short")
-    assert "".join(text.removesuffix(log_lines.CUT) for text in seen[:at]) == long
-    assert [text.endswith(log_lines.CUT) for text in seen[:at]] == [True] * (at - 1) + [False]
+    assert "".join(text.removesuffix(output.CUT) for text in seen[:at]) == long
+    assert [text.endswith(output.CUT) for text in seen[:at]] == [True] * (at - 1) + [False]
     rest = seen[at + 1 :] + tail.lines(last=True)
-    assert "".join(text.removesuffix(log_lines.CUT) for text in rest) == "x" * 200_000
+    assert "".join(text.removesuffix(output.CUT) for text in rest) == "x" * 200_000
 
 
 @pytest.mark.parametrize("secret", ["hunter2-hunter2", "https://ann:pw-of-ann@host", "s" * 9000])
@@ -269,7 +269,7 @@ def test_a_secret_in_two_writes_around_the_cut_of_a_long_line_is_hidden(tmp_path
     values = [] if "://" in secret else [secret]
     path = tmp_path / "out"
     for before in (65_536 - 3, 65_536 + 8192, 65_536 + 8192 + 7, 80_000, 140_000):
-        tail = log_lines.Tail(str(path), log_lines.Rules(redact.rules(values)))
+        tail = output.Tail(str(path), output.Rules(redact.rules(values)))
         told = f"{'x ' * (before // 2)}{secret} and more"
         cut = before // 2 * 2 + at % len(secret)
         path.write_text(told[:cut])
@@ -277,14 +277,14 @@ def test_a_secret_in_two_writes_around_the_cut_of_a_long_line_is_hidden(tmp_path
         with path.open("a") as file:
             file.write(told[cut:] + " y" * 50_000 + "\n")
         seen += tail.lines()
-        whole = "".join(text.removesuffix(log_lines.CUT) for text in seen)
+        whole = "".join(text.removesuffix(output.CUT) for text in seen)
         assert whole == redact.hide(told, values) + " y" * 50_000
         assert "***" in whole
-        assert all(len(text) <= log_lines.LONGEST_LINE_BYTES + len(log_lines.CUT) for text in seen)
+        assert all(len(text) <= output.LONGEST_LINE_BYTES + len(output.CUT) for text in seen)
 
 
 def test_a_secret_with_colours_in_the_middle_is_hidden_and_other_colours_stay() -> None:
-    rules = log_lines.Rules(redact.rules(["hunter2-hunter2"]))
+    rules = output.Rules(redact.rules(["hunter2-hunter2"]))
     assert rules.hide("\x1b[1mkey\x1b[0m hunter2\x1b[31m-hunter2") == "key ***"
     assert rules.hide("\x1b[1mkey\x1b[0m hunter2-hunter2") == "\x1b[1mkey\x1b[0m ***"
     assert rules.hide("\x1b[1mkey\x1b[0m hunter2") == "\x1b[1mkey\x1b[0m hunter2"
@@ -358,7 +358,7 @@ def test_a_host_tells_whether_ranks_can_be_bound_beside_their_gpus(
     (place / "cpulist").write_text(f"{cores}\n")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert not processors.can_bind_numa(str(tmp_path))  # no numactl
+    assert not hardware.can_bind_numa(str(tmp_path))  # no numactl
     (tmp_path / "bin/numactl").write_text("")
     (tmp_path / "bin/numactl").chmod(0o755)
-    assert processors.can_bind_numa(str(tmp_path)) == able
+    assert hardware.can_bind_numa(str(tmp_path)) == able

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.running.heartbeats import RankBeats
+from pipeline.cluster.agent.running.examination import RankBeats
 from tests.agent_records import node_start
 from tests.waiting import HANG_S
 from trainers.contract.beats import Phase, RankBeat

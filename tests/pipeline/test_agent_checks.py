@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.host import limits, network, processors
+from pipeline.cluster.agent.host import hardware, network
 from pipeline.cluster.agent.requests import ProbeRequest
 from pipeline.cluster.launchers.transport.answers import host_facts, parse_answer
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, message
@@ -67,14 +67,14 @@ def test_probe_tells_the_cuda_of_torch_and_when_it_began() -> None:
 def test_a_system_that_tells_nothing_has_no_facts(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "none")
     assert (network.links(nowhere), network.infiniband(nowhere)) == ({}, ())
-    assert (limits.shared_memory_free_bytes(nowhere), limits.memory_available_bytes(nowhere)) == (None, None)
-    assert limits.control_group(nowhere, nowhere) == ControlGroup()
+    assert (hardware.shared_memory_free_bytes(nowhere), hardware.memory_available_bytes(nowhere)) == (None, None)
+    assert hardware.control_group(nowhere, nowhere) == ControlGroup()
 
 
 def test_shared_memory_is_that_of_the_mount(tmp_path: Path) -> None:
     with mounted(tmp_path / "shm") as folder:
         (folder / "half").write_bytes(bytes(1 << 20))
-        assert limits.shared_memory_free_bytes(str(folder)) == 1 << 20
+        assert hardware.shared_memory_free_bytes(str(folder)) == 1 << 20
 
 
 # -- names
@@ -156,7 +156,7 @@ def test_the_tightest_group_on_the_way_to_the_root_counts(tmp_path: Path) -> Non
             "slice/job/memory.stat": "anon 4096\ninactive_file 2097152",
         },
     )
-    assert limits.control_group(own, root) == ControlGroup(cpus=2.0, memory_bytes=4 << 30, memory_used_bytes=1 << 20)
+    assert hardware.control_group(own, root) == ControlGroup(cpus=2.0, memory_bytes=4 << 30, memory_used_bytes=1 << 20)
 
 
 def test_groups_of_version_1_are_read_too(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_groups_of_version_1_are_read_too(tmp_path: Path) -> None:
             "memory/docker/ab/memory.stat": "inactive_file 1\ntotal_inactive_file 536870912",
         },
     )
-    assert limits.control_group(f"{own}/cgroup", root) == ControlGroup(1.5, 1 << 30, 512 << 20)
+    assert hardware.control_group(f"{own}/cgroup", root) == ControlGroup(1.5, 1 << 30, 512 << 20)
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_answers_of_nvidia_smi_are_told_as_they_are(smi: Path) -> None:
     smi.write_text(SMI.format(throttle="echo '0, 0x0000000000000000'"))
     smi.chmod(0o755)
-    assert processors.nvidia_smi(30.0) == NvidiaSmi(
+    assert hardware.nvidia_smi(30.0) == NvidiaSmi(
         devices="0, GPU-1, NVIDIA H100 80GB HBM3, 81559, 4, 0\n", throttling="0, 0x0000000000000000\n\n"
     )
 
@@ -232,9 +232,9 @@ def test_the_answers_of_nvidia_smi_are_told_as_they_are(smi: Path) -> None:
 def test_an_nvidia_smi_that_hangs_is_not_waited_for(smi: Path) -> None:
     smi.write_text(SMI.format(throttle="exec sleep 60"))
     smi.chmod(0o755)
-    assert (processors.nvidia_smi(1.0) or NvidiaSmi(throttling="x")).throttling.strip() == ""
+    assert (hardware.nvidia_smi(1.0) or NvidiaSmi(throttling="x")).throttling.strip() == ""
 
 
 def test_a_host_without_nvidia_smi_tells_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert processors.nvidia_smi(1.0) is None
+    assert hardware.nvidia_smi(1.0) is None

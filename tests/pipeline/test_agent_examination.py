@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster.agent.requests import ExamineOrder, NodeStart
-from pipeline.cluster.agent.running.examination import examine
+from pipeline.cluster.agent.running.examination import examine, read_beats
 from pipeline.cluster.agent.running.follow import newest_checkpoint
-from pipeline.cluster.agent.running.heartbeats import read_beats
 from pipeline.cluster.attempt.stalls import judge
 from tests.agent_records import node_start
 from tests.waiting import HANG_S

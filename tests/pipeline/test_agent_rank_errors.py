@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster.agent.reports import RankFailure
-from pipeline.cluster.agent.running import rank_errors
-from pipeline.cluster.agent.running.rank_errors import RankExit
+from pipeline.cluster.agent.running import rank_ends
+from pipeline.cluster.agent.running.rank_ends import RankExit
 
 
 def test_a_rank_that_leaves_with_a_line_of_its_own_is_told_with_it(tmp_path: Path) -> None:
@@ -17,31 +17,31 @@ def test_a_rank_that_leaves_with_a_line_of_its_own_is_told_with_it(tmp_path: Pat
         "usage: train.py [-h]\r\n 10%|#\r100%|##\ntrain.py: error: argument --lr: invalid\n[W1] not called\n"
     )
     for rank_exit, code in ((RankExit(2, 5.0), 0), (None, 2)):
-        error = rank_errors.printed_error(str(path), 0, rank_exit, script_code=code)
+        error = rank_ends.printed_error(str(path), 0, rank_exit, script_code=code)
         assert error is not None
         assert error.message == "ended with exit code 2; it said last: train.py: error: argument --lr: invalid"
     path.write_text("diverged\n")
-    error = rank_errors.printed_error(str(path), 0, None, script_code=1)
+    error = rank_ends.printed_error(str(path), 0, None, script_code=1)
     assert error is not None
     assert (error.message, error.traceback) == ("ended with exit code 1; it said last: diverged", "")
     path.write_text("\n")
-    assert rank_errors.printed_error(str(path), 0, None, script_code=2) is None
+    assert rank_ends.printed_error(str(path), 0, None, script_code=2) is None
 
 
 def test_printed_error_is_the_last_traceback_of_a_rank_that_ended_by_it(tmp_path: Path) -> None:
     path = tmp_path / "stderr.log"
     trace = 'Traceback (most recent call last):\n  File "x.py", line 1\nModuleNotFoundError: No module named x\n'
     path.write_text(f"handled:\n{trace}and on\n")
-    assert rank_errors.printed_error(str(path), 0, None) is None
-    killed = rank_errors.printed_error(str(path), 0, RankExit(-11, 5.0))
+    assert rank_ends.printed_error(str(path), 0, None) is None
+    killed = rank_ends.printed_error(str(path), 0, RankExit(-11, 5.0))
     assert killed is not None
     assert killed.message == "ended with signal 11 (SIGSEGV)"
     path.write_text(f"warning\n{trace}[W1] destroy_process_group() was not called\n")
-    failed = rank_errors.printed_error(str(path), 0, RankExit(1, 5.0))
+    failed = rank_ends.printed_error(str(path), 0, RankExit(1, 5.0))
     assert failed is not None
     assert (failed.message, failed.traceback) == ("ModuleNotFoundError: No module named x", trace.rstrip())
     path.write_text("".join(f"[rank1]: {line}\n" for line in trace.splitlines()))
-    marked = rank_errors.printed_error(str(path), 0, RankExit(1, 5.0))
+    marked = rank_ends.printed_error(str(path), 0, RankExit(1, 5.0))
     assert marked is not None
     assert marked.traceback == trace.rstrip()
 
@@ -55,7 +55,7 @@ def test_the_error_of_a_loader_s_worker_is_the_one_that_it_raised(tmp_path: Path
     ]  # fmt: skip
     path = tmp_path / "stderr.log"
     path.write_text("".join(f"{mark}{line}\n" for line in lines) + f"{mark}\n")
-    error = rank_errors.printed_error(str(path), 0, RankExit(1, 5.0))
+    error = rank_ends.printed_error(str(path), 0, RankExit(1, 5.0))
     assert error is not None
     assert error.message == "OSError: truncated image"
     assert "line 9, in __getitem__" in error.traceback
@@ -69,10 +69,10 @@ def test_all_lines_of_an_exception_are_its_message_and_none_of_what_is_said_afte
     lines = ["Traceback (most recent call last):", '  File "x.py", line 1', "    f()", *message.split("\n")]
     told = "\n".join(f"{mark}{line}" if line else "" for line in lines)
     path.write_text(f"before\n{told}\n[W1123 a.cpp:1] Warning: destroy_process_group() was not called\nmore\n")
-    failed = rank_errors.printed_error(str(path), 0, RankExit(1, 5.0))
+    failed = rank_ends.printed_error(str(path), 0, RankExit(1, 5.0))
     assert failed is not None
     assert (failed.message, failed.traceback) == (message, "\n".join(lines))
-    assert rank_errors.printed_error(str(path), 0, None, script_code=1) == failed
+    assert rank_ends.printed_error(str(path), 0, None, script_code=1) == failed
 
 
 def test_what_a_progress_bar_does_to_the_screen_is_no_part_of_the_error(tmp_path: Path) -> None:
@@ -80,16 +80,16 @@ def test_what_a_progress_bar_does_to_the_screen_is_no_part_of_the_error(tmp_path
     end = "\r          \x1b[A\n\r 17%|#7 | 100/600 [00:01<00:09]\n"
     trace = 'Traceback (most recent call last):\n  File "x.py", line 1\nValueError: no such column\n'
     path.write_text(f" 10%|# | 60/600\r 17%|#7 | 100/600\n{trace}\r      \x1b[A\n")
-    error = rank_errors.printed_error(str(path), 0, RankExit(1, 5.0))
+    error = rank_ends.printed_error(str(path), 0, RankExit(1, 5.0))
     assert error is not None
     assert error.message == "ValueError: no such column"
-    assert rank_errors.without_bars(end) == "\n 17%|#7 | 100/600 [00:01<00:09]\n"
+    assert rank_ends.without_bars(end) == "\n 17%|#7 | 100/600 [00:01<00:09]\n"
 
 
 def test_of_a_traceback_that_breaks_off_no_frame_is_taken_for_the_error(tmp_path: Path) -> None:
     path = tmp_path / "stderr.log"
     path.write_text('Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f()\n  File "lo')
-    failed = rank_errors.printed_error(str(path), 0, RankExit(1, 5.0))
+    failed = rank_ends.printed_error(str(path), 0, RankExit(1, 5.0))
     assert failed is not None
     assert failed.message == "its traceback breaks off: is the disk full, or ulimit -f too low?"
     assert failed.traceback.endswith('\n  File "lo')
@@ -104,26 +104,26 @@ def test_of_a_rank_that_crashed_the_reason_and_its_own_stack_are_told(tmp_path: 
         '  File "listen.py", line 75 in _listen\n\nCurrent thread 0x2 (most recent call first):\n'
         '  File "sum.py", line 2 in inner\n  File "net.py", line 1 in outer\n\nExtension modules: numpy (total: 1)\n'
     )
-    crashed = rank_errors.printed_error(str(path), 0, RankExit(-6, 5.0))
+    crashed = rank_ends.printed_error(str(path), 0, RankExit(-6, 5.0))
     assert crashed is not None
     assert crashed.message == (
         "[enforce fail] 24 vs 8. Is there a distributed collective mismatch in your code? (signal 6 (SIGABRT))"
     )
     assert crashed.traceback == '  File "net.py", line 1 in outer\n  File "sum.py", line 2 in inner'
-    untold = rank_errors.printed_error(str(path), 0, RankExit(0, 5.0))
+    untold = rank_ends.printed_error(str(path), 0, RankExit(0, 5.0))
     assert untold == crashed, "torchrun was ended before it could tell the signal"
 
 
 def test_what_a_rank_says_of_its_error_is_cut_and_has_no_half_characters() -> None:
     text = "ValueError: \udcff " + "x" * 5000
     error = RankFailure(rank=0, unix_time=1.0, message=text, traceback=f"Traceback …\n{text}\n")
-    told = rank_errors.masked_and_cut(error, lambda text: text.replace("Trace", "***"))
+    told = rank_ends.masked_and_cut(error, lambda text: text.replace("Trace", "***"))
     assert told.message.startswith("ValueError: ? xxx")
     assert told.message.endswith("x… (cut: 3,014 more characters are in the log)")
     assert told.traceback == f"***back …\n{told.message}"
     lines = "\n".join(f"line {number}" for number in range(1000))
-    told = rank_errors.masked_and_cut(RankFailure(0, 1.0, lines, f"Trace\n{lines}"), str)
+    told = rank_ends.masked_and_cut(RankFailure(0, 1.0, lines, f"Trace\n{lines}"), str)
     assert told.message.split("\n")[7:10] == ["line 7", "… 988 lines, see the log", "line 996"]
     assert told.traceback == f"Trace\n{told.message}"
     short = RankFailure(rank=0, unix_time=1.0, message="KeyError: 1")
-    assert rank_errors.masked_and_cut(short, str) == short
+    assert rank_ends.masked_and_cut(short, str) == short

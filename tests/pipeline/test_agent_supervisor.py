@@ -23,8 +23,7 @@ from pipeline.cluster.agent.node import identity
 from pipeline.cluster.agent.requests import NodeStart, StartRequest, StopRequest
 from pipeline.cluster.agent.running import processes, registry, supervisor
 from pipeline.cluster.agent.running.supervisor import Supervisor
-from pipeline.cluster.agent.running.watches import Silence
-from pipeline.cluster.agent.wire import write_json
+from pipeline.cluster.agent.wire import Silence, write_json
 from pipeline.runs import journal
 from tests.agent_records import HERE, node_start, start_request
 from tests.waiting import HANG_S, promised_s

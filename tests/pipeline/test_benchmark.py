@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.specs import Cluster, Host
-from pipeline.diagnostics.benchmark import Benchmark, Point, clusters_to_measure, table
+from pipeline.diagnostics import Benchmark, Point, clusters_to_measure, table
 
 
 def cluster(*ranks: int) -> Cluster:

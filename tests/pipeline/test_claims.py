@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent.host import processors
+from pipeline.cluster.agent.host import hardware
 from pipeline.cluster.agent.node import user_name
 from pipeline.cluster.agent.requests import ClaimRequest
 from pipeline.cluster.agent.running import claims
@@ -260,12 +260,12 @@ def test_whose_a_process_on_a_gpu_is_and_since_when_is_told_with_nvidia_smis_ans
     fake.write_text(f"#!/bin/sh\ncase $1 in *compute-apps*) echo 'GPU-ab, {os.getpid()}, 10, python'; esac\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    output = processors.nvidia_smi(5.0)
+    output = hardware.nvidia_smi(5.0)
     assert output is not None
     pid, user, since, mark = output.owners.split(", ")
     assert (int(pid), user, mark) == (os.getpid(), user_name(os.getuid()), "")
     assert 0 <= time.time() - float(since) < 86400
-    assert processors.owner("0") == ""
+    assert hardware.owner("0") == ""
 
 
 def waiting(tmp_path: Path, when_busy: str, answers: list[Any]) -> tuple[list[str], Any, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from pipeline.cluster.agent.running.watches import EarlyExits
+from pipeline.cluster.agent.running.rank_ends import EarlyExits
 
 
 def test_a_rank_whose_end_only_torchrun_knows_gets_its_time_to_tell(tmp_path: Path) -> None:

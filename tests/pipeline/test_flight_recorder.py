@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent.running import flight_recorder
+from pipeline.cluster.agent.running import examination
 from trainers.contract.beats import FLIGHT_DUMP, FLIGHT_PIPE, Collectives
-from trainers.distributed.connecting import record_flights
+from trainers.distributed.process_group import record_flights
 
 
 def entry(number: int, name: str = "nccl:all_reduce", group: str = "0", **other: Any) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def dump(given: int, ended: int, *entries: dict[str, Any]) -> bytes:
 
 
 def now(path: Path) -> tuple[Collectives, ...]:
-    return flight_recorder.read_dump(str(path), until=time.monotonic())
+    return examination.read_dump(str(path), until=time.monotonic())
 
 
 def test_the_first_collective_that_has_not_ended_is_told_with_its_place(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_rank_is_asked_over_its_pipe_and_an_old_dump_is_not_believed(
     environment = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
     record_flights(environment)
     assert environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] == str(tmp_path / FLIGHT_PIPE)
-    assert flight_recorder.request_dump(str(tmp_path), 5) is None  # no NCCL there
+    assert examination.request_dump(str(tmp_path), 5) is None  # no NCCL there
     (tmp_path / f"{FLIGHT_DUMP}5").write_bytes(dump(9, 9))
     os.mkfifo(tmp_path / f"{FLIGHT_PIPE}5.pipe")  # torch does
 
@@ -74,8 +74,8 @@ def test_a_rank_is_asked_over_its_pipe_and_an_old_dump_is_not_believed(
     rank.start()
     place = None
     while place is None:  # until the thread has opened it
-        place = flight_recorder.request_dump(str(tmp_path), 5)
-    (row,) = flight_recorder.read_dump(place, until=time.monotonic() + 30)
+        place = examination.request_dump(str(tmp_path), 5)
+    (row,) = examination.read_dump(place, until=time.monotonic() + 30)
     rank.join()
     assert (row.given, row.ended) == (3, 2)
 

@@ -160,7 +160,7 @@ def test_a_pod_waits_for_others_as_long_as_its_controller_does(tmp_path: Path, m
 
     fake = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
     monkeypatch.setattr("pipeline.cluster.agent.running.job.time", fake)
-    monkeypatch.setattr("pipeline.cluster.agent.running.watches.time", fake)
+    monkeypatch.setattr("pipeline.cluster.agent.wire.time", fake)
     assert list(JobNode(job_request(scheduler="kubernetes", folder=str(folder.path))).starts(5.0)) == []
     assert 103 <= clock[0] <= 105
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.running.watches import OutOfMemory, memory_events_file, oom_kills
+from pipeline.cluster.agent.running.rank_ends import OutOfMemory, memory_events_file, oom_kills
 from pipeline.cluster.agent.wire import reason, room_in
 from pipeline.cluster.attempt.failures import failure_text
 from pipeline.cluster.events import NodeExit, RankError
@@ -37,7 +37,7 @@ for start in (threading.Thread(target=print).start, lambda: subprocess.run(["tru
 EATER = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from pipeline.cluster.agent.running.watches import OutOfMemory
+from pipeline.cluster.agent.running.rank_ends import OutOfMemory
 Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
 memory = OutOfMemory()
 code = subprocess.run([sys.executable, "-c", "bytearray(512 << 20)"]).returncode

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.running import watches as agent_meeting
-from pipeline.cluster.agent.running.watches import Rendezvous
+from pipeline.cluster.agent.running import supervisor
+from pipeline.cluster.agent.running.supervisor import Rendezvous
 from pipeline.runs import status
 from pipeline.runs.folder import RunFolder
 
@@ -19,7 +19,7 @@ from pipeline.runs.folder import RunFolder
 @pytest.fixture(params=["127.0.0.1", "::1"])
 def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """A socket that is bound and doesn't listen yet."""
-    monkeypatch.setattr(agent_meeting, "RENDEZVOUS_LOOK_S", 0.0)
+    monkeypatch.setattr(supervisor, "RENDEZVOUS_LOOK_S", 0.0)
     family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
     with socket.socket(family) as one:
         one.bind((request.param, 0))

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from pipeline import diagnostics
 from pipeline.cluster import preflight
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.cluster.preflight import Check, Report, State, judgement
 from pipeline.core.errors import HostError
-from pipeline.diagnostics import host_speed
 from tests.pipeline.test_plan import facts, rendered
 from tests.pipeline.test_preflight_checks import ONE, limits, told
 
@@ -81,7 +81,7 @@ def test_a_training_shows_a_warning_once() -> None:
 
 def test_every_check_has_its_line_in_the_documentation() -> None:
     package = Path(preflight.__file__).parent
-    modules = [*package.glob("*.py"), Path(host_speed.__file__)]
+    modules = [*package.glob("*.py"), Path(diagnostics.__file__)]
     source = "".join(path.read_text(encoding="utf-8") for path in modules)
     names = set(
         re.findall(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pipeline.cluster.preflight import State
 from pipeline.cluster.preflight.judgement import lines
-from pipeline.diagnostics.host_speed import Figure, checks, figures
+from pipeline.diagnostics import Figure, checks, figures
 
 
 def product(host: str, gflop_per_s: float, on: str = "1 × EPYC") -> Figure:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent.host.processors import hardware
+from pipeline.cluster.agent.host.hardware import hardware
 from pipeline.runs import recorded_hardware
 from trainers.contract.host_facts import Hardware
 from trainers.contract.records import as_json

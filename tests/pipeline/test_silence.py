@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster.agent.running.follow import FROZEN_S
-from pipeline.cluster.agent.running.watches import LONGEST_LOOK_S, Silence
+from pipeline.cluster.agent.wire import LONGEST_LOOK_S, Silence
 
 
 def test_silence_counts_changes_and_no_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

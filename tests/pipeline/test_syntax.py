@@ -24,7 +24,7 @@ RUNS = (
     ("models.own", "optimizers.own", "optimizers.torch"),
     ("measuring.measure", "models.torchvision", "optimizers.adamw", "schedules.cosine"),
     ("script.start",),
-    ("script.metrics.stored_logs",),
+    ("script.metrics.recorder",),
     ("classifier", "data.encoded"),
     ("data.torchvision_images",),
     ("exporting",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cluster.attempt.tracebacks import HeldTracebacks, is_worth_showing, shortened
+from pipeline.cluster.attempt.failures import HeldTracebacks, is_worth_showing, shortened
 from pipeline.cluster.events import LogLine
 
 UNCAUGHT = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', "    f()", "E: a", "", "b"]

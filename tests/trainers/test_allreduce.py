@@ -9,8 +9,8 @@ import torch
 
 from tests.trainers.ranks import call_on_ranks, next_port
 from trainers.measuring import speeds
-from trainers.measuring.bandwidth import Timing, count_wrong, fill
-from trainers.measuring.hardware import peak_flop_per_s
+from trainers.measuring.speeds import Timing, count_wrong, fill
+from trainers.measuring.throughput import peak_flop_per_s
 
 
 def measure_on_this_rank(folder: Path) -> None:

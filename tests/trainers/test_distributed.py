@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from trainers.core.errors import TrainerError
-from trainers.distributed.connecting import choose_device, usable_gpus
+from trainers.distributed.process_group import choose_device, usable_gpus
 from trainers.distributed.ranks import Ranks, read_ranks
 
 

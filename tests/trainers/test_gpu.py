@@ -20,7 +20,7 @@ from tests.trainers.tiny_runs import ROOT, MakeRun, read_summary
 from tests.waiting import HANG_S
 from trainers.core.errors import TrainerError
 from trainers.data import pack
-from trainers.distributed import connecting
+from trainers.distributed import process_group
 from trainers.training.session import run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -160,7 +160,7 @@ def test_two_ranks_over_nccl_go_on_where_sigterm_ended_them(make_run: MakeRun, t
     whole, broken = make_run("whole", **settings), make_run("broken", **settings)
     log = tmp_path / "nccl.log"
     train_on(whole, 2, NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=f"{log}.%p")
-    told = [connecting.nccl_fallback(path.read_text()) or "" for path in tmp_path.glob("nccl.log.*")]
+    told = [process_group.nccl_fallback(path.read_text()) or "" for path in tmp_path.glob("nccl.log.*")]
     assert [text.startswith("NCCL sends over sockets ([0]lo:127.0.0.1") for text in told] == [True, True], told
     ranks = start_ranks(broken, 2)
     wait_for_step(broken, 12)

@@ -15,10 +15,9 @@ from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.tiny_runs import config
 from trainers.core.errors import TrainerError
 from trainers.core.options import parse
-from trainers.distributed.connecting import connect
-from trainers.distributed.process_group import RankContext
+from trainers.distributed.process_group import RankContext, connect
 from trainers.strategies import Strategy, build
-from trainers.strategies.shared_memory import SharedSum, share_memory, shared_memory_hook
+from trainers.strategies.sums import SharedSum, share_memory, shared_memory_hook
 
 STEPS, PARTS, WIDTH = 4, 3, 520  # a layer of that width fills a bucket
 

@@ -15,9 +15,7 @@ from trainers.core.options import load
 from trainers.data.pack import open_pack
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
-from trainers.measuring.reference_loop import ReferenceLoop
-from trainers.measuring.throughput import OwnLoop, flop_per_image
-from trainers.measuring.throughput import run as measure
+from trainers.measuring.throughput import OwnLoop, ReferenceLoop, flop_per_image, measure
 from trainers.training.loop import Trainer
 
 CUDNN = torch.backends.cudnn

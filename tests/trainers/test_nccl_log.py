@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainers.distributed import connecting
+from trainers.distributed import process_group
 
 INFINIBAND = """\
 testgpu2:3255:3262 [1] NCCL INFO NCCL_IB_HCA set to mlx5_0
@@ -39,13 +39,13 @@ PLUGIN = "qh100-gpu19:49355:49414 [1] NCCL INFO Using network IBext\n"
     ],
 )
 def test_sockets_are_told_with_the_interface_and_the_reason(text: str, told: str | None) -> None:
-    assert connecting.nccl_fallback(text) == told
+    assert process_group.nccl_fallback(text) == told
 
 
 def test_a_rank_reads_its_own_log_and_warns_where_there_is_infiniband(tmp_path: Path) -> None:
     (tmp_path / f"nccl.{os.getpid()}").write_text(SOCKETS)
     told = {"NCCL_IB_HCA": "=mlx5_0:1", "NCCL_DEBUG_FILE": f"{tmp_path}/nccl.%p"}
-    text = connecting.nccl_warning(told) or ""
+    text = process_group.nccl_warning(told) or ""
     assert text.startswith("warning: NCCL sends over sockets ([0]ibp12s0")
     assert "though this host has InfiniBand (mlx5_0:1), so" in text
 
@@ -56,4 +56,4 @@ def test_nothing_is_said_where_sockets_are_meant_or_nothing_is_known(
 ) -> None:
     (tmp_path / f"nccl.{os.getpid()}").write_text(SOCKETS)
     told = {"NCCL_IB_HCA": "=mlx5_0:1", "NCCL_DEBUG_FILE": f"{tmp_path}/nccl.%p", **change}
-    assert connecting.nccl_warning({name: value for name, value in told.items() if value is not None}) is None
+    assert process_group.nccl_warning({name: value for name, value in told.items() if value is not None}) is None

@@ -18,7 +18,7 @@ from trainers.core.config import ConfigError, TrainerConfig
 from trainers.core.options import parse
 from trainers.data.augment import EpochPlan
 from trainers.distributed.rank_state import pairwise_sum
-from trainers.strategies.parts import EarlierParts
+from trainers.strategies.sums import EarlierParts
 from trainers.training.loop import Trainer
 from trainers.training.session import run
 

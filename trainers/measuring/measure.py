@@ -20,13 +20,13 @@ from trainers.entry import leave, start
 
 def _run(path: Path) -> None:
     # these import torch: only after start has set sys.path
-    from trainers.measuring import speeds, throughput, trace
+    from trainers.measuring import speeds, throughput
 
     config = json.loads(path.read_text(encoding="utf-8"))
     if "measure" in config:
-        throughput.run(path, config["measure"])
+        throughput.measure(path, config["measure"])
     elif "profile" in config:
-        trace.run(path, config["profile"])
+        throughput.trace(path, config["profile"])
     else:
         speeds.run(config["strategy"]["backend"], path.parent / run_folder.HOST_SPEED)
 

@@ -1,22 +1,31 @@
-"""Measure matrix products of each rank, and all-reduces of each node and each pair of nodes. Imports torch."""
+"""Measure matrix products of each rank, and all-reduces of each node and each pair of nodes.
+
+All ranks start together, the slowest rank's time counts, and the sum must be exact. Bandwidths are defined as in
+nccl-tests (doc/PERFORMANCE.md there): algorithm = bytes ÷ time, and for an all-reduce bus = algorithm × 2(n−1)/n, the
+load of the slowest link whatever the number of ranks.
+"""
 
 from __future__ import annotations
 
 import itertools
+import socket
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
+from trainers.core.errors import TrainerError
 from trainers.core.files import write_json
-from trainers.distributed.connecting import connect
-from trainers.distributed.process_group import RankContext
+from trainers.distributed.node_hardware import device_name
+from trainers.distributed.process_group import RankContext, connect
 from trainers.distributed.ranks import read_ranks
 from trainers.distributed.resources import take_cores
-from trainers.measuring.bandwidth import RankInfo, gather_rank_infos, measure_nodes, settle
 
 _SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices: large enough for the full speed of a training
 _MESSAGE_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
@@ -86,3 +95,158 @@ def _surroundings(context: RankContext) -> dict[str, Any]:
         "backend": context.backend,
         "device": context.device.type,
     }
+
+
+FLOAT_BYTES = 4
+_LONGEST_SIZE_S = 10.0  # time spent on one size; fewer measurements where the network is slow
+_FEWEST = 3
+_SMALL_BYTES = 1 << 16  # up to this size, a call is as short as the spread of the ranks' start times,
+_SMALL_CALLS = 20  # so a measurement consists of this many calls
+_PERIOD = 7
+_BLOCK = _PERIOD << 17  # elements filled and compared at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankInfo:
+    """A rank's identity, as the rank itself reports it."""
+
+    rank: int
+    node_rank: int
+    host: str
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Results for one message size: seconds per call on the slowest rank; ``n`` measurements of ``calls`` calls."""
+
+    size_bytes: int
+    ranks: int
+    n: int
+    calls: int
+    min_s: float
+    median_s: float
+    max_s: float
+    wrong_elements: int
+
+    @property
+    def algorithm_bytes_per_s(self) -> float:
+        return self.size_bytes / self.median_s
+
+    @property
+    def bus_bytes_per_s(self) -> float:
+        return self.algorithm_bytes_per_s * 2 * (self.ranks - 1) / self.ranks
+
+    def as_json(self) -> dict[str, float]:
+        """Return all fields and both bandwidths."""
+        return {
+            **self.__dict__,
+            "algorithm_bytes_per_s": self.algorithm_bytes_per_s,
+            "bus_bytes_per_s": self.bus_bytes_per_s,
+        }
+
+
+def gather_rank_infos(context: RankContext) -> list[RankInfo]:
+    """Exchange the identities of all ranks, as a smoke test. Raises TrainerError."""
+    ranks = context.ranks
+    device = f"{context.device} {device_name(context.device)}"
+    mine = RankInfo(rank=ranks.rank, node_rank=ranks.node_rank, host=socket.gethostname(), device=device)
+    try:
+        infos = [RankInfo(**content) for content in context.share(vars(mine))]
+    except (ValueError, TypeError) as error:
+        raise TrainerError(f"what a rank sent arrived damaged at rank {ranks.rank}: {error}") from error
+    for rank, info in enumerate(infos):
+        if info.rank != rank:
+            raise TrainerError(f"in rank {rank}'s place rank {ranks.rank} got what rank {info.rank} sent")
+    return infos
+
+
+def measure_nodes(
+    context: RankContext, infos: Sequence[RankInfo], nodes: Sequence[int], size_bytes: int, iterations: int
+) -> Timing:
+    """Time all-reduces of the ranks of some nodes while the others wait. Every rank calls it and gets the result.
+
+    Args:
+        nodes: their numbers; together they have at least two ranks.
+    """
+    members = [info.rank for info in infos if info.node_rank in nodes]
+    group = dist.new_group(members)
+    timing: Timing | None = None
+    if isinstance(group, dist.ProcessGroup) and context.ranks.rank in members:
+        timing = measure(size_bytes, device=context.device, iterations=iterations, group=group)
+        dist.destroy_process_group(group)
+    # ranks outside of the group wait here, so only one pair uses the network at a time
+    return Timing(**context.share(vars(timing) if timing else {})[members[0]])
+
+
+def measure(size_bytes: int, *, device: torch.device, iterations: int, group: dist.ProcessGroup | None) -> Timing:
+    """Time all-reduces of ``size_bytes`` (float32, in place) over a group (None: all ranks), then check one.
+
+    Every rank of the group calls it with the same arguments and gets the same result.
+    """
+    buffer = torch.zeros(size_bytes // FLOAT_BYTES, device=device)
+    calls = _SMALL_CALLS if size_bytes <= _SMALL_BYTES else 1
+    _call(buffer, calls, group)  # the first call creates connections and buffers
+    estimate = _slowest([_call(buffer, calls, group)], device, group)[0]
+    n = max(min(iterations, _FEWEST), min(iterations, int(_LONGEST_SIZE_S / (estimate * calls))))
+    times = _slowest([_call(buffer, calls, group) for _ in range(n)], device, group)
+    return Timing(
+        size_bytes=buffer.nbytes,
+        ranks=dist.get_world_size(group),
+        n=n,
+        calls=calls,
+        min_s=min(times),
+        median_s=statistics.median(times),
+        max_s=max(times),
+        wrong_elements=_check(buffer, group),
+    )
+
+
+def fill(buffer: Tensor, factor: int) -> None:
+    """Set element i to ``factor × (i mod 7 + 1)``: sums over ranks are integers that float32 represents exactly."""
+    pattern = factor * (torch.arange(_BLOCK, device=buffer.device) % _PERIOD + 1).to(buffer.dtype)
+    for part in torch.split(buffer, _BLOCK):
+        part.copy_(pattern[: part.numel()])
+
+
+def count_wrong(buffer: Tensor, factor: int) -> int:
+    """Count the elements that differ from those of ``fill`` with this factor."""
+    expected = torch.empty(min(_BLOCK, buffer.numel()), device=buffer.device, dtype=buffer.dtype)
+    fill(expected, factor)
+    parts = torch.split(buffer, _BLOCK)
+    return sum(int((part != expected[: part.numel()]).sum()) for part in parts)
+
+
+def settle(device: torch.device) -> None:
+    """Wait until the device has finished all work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _call(buffer: Tensor, calls: int, group: dist.ProcessGroup | None) -> float:
+    """Return the seconds of one call on this rank, after a common start."""
+    dist.all_reduce(torch.zeros(1, device=buffer.device), group=group)
+    settle(buffer.device)
+    began = time.perf_counter()
+    for _ in range(calls):
+        dist.all_reduce(buffer, group=group)
+    settle(buffer.device)
+    return (time.perf_counter() - began) / calls
+
+
+def _slowest(times_s: list[float], device: torch.device, group: dist.ProcessGroup | None) -> list[float]:
+    """Return the slowest rank's time of each measurement."""
+    both = torch.tensor(times_s, dtype=torch.float64, device=device)
+    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
+    slowest: list[float] = both.tolist()
+    return slowest
+
+
+def _check(buffer: Tensor, group: dist.ProcessGroup | None) -> int:
+    """Count the wrong elements of one all-reduce, over all ranks of the group."""
+    ranks = dist.get_world_size(group)
+    fill(buffer, dist.get_rank(group) + 1)
+    dist.all_reduce(buffer, group=group)
+    wrong = torch.tensor([count_wrong(buffer, ranks * (ranks + 1) // 2)], device=buffer.device)
+    dist.all_reduce(wrong, group=group)
+    return int(wrong)

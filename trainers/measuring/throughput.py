@@ -1,34 +1,39 @@
-"""Throughput of the Trainer against a plain PyTorch loop, for ``trainers.measuring.measure``.
-
-Blocks of both loops' steps alternate in one process.
-"""
+"""The Trainer's steps, timed against a plain PyTorch loop or traced, for ``trainers.measuring.measure``."""
 
 from __future__ import annotations
 
 import math
+import platform
+import re
 import time
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainers.contract import run_folder
 from trainers.core.config import TrainConfig
+from trainers.core.errors import TrainerError
 from trainers.core.files import write_json
 from trainers.core.options import load
 from trainers.data.augment import EpochPlan
 from trainers.data.pack import MappedPack, open_pack, prepare_for
-from trainers.distributed.connecting import connect
-from trainers.distributed.process_group import RankContext
+from trainers.distributed.node_hardware import device_name
+from trainers.distributed.process_group import RankContext, connect
 from trainers.distributed.ranks import read_ranks
 from trainers.distributed.resources import take_cores
-from trainers.measuring import bandwidth, hardware
-from trainers.measuring.reference_loop import ReferenceLoop
+from trainers.measuring.speeds import settle
+from trainers.optimizers.adam import AdamConfig
+from trainers.optimizers.sgd import SGDConfig
 from trainers.training.loop import Trainer
 from trainers.training.model_setup import fresh_network
 
@@ -64,7 +69,7 @@ class OwnLoop:
                 trainer.losses.read(trainer.step)
 
 
-def run(path: Path, options: Mapping[str, Any]) -> None:
+def measure(path: Path, options: Mapping[str, Any]) -> None:
     """Measure with the configuration ``config.json`` at ``path``. Raises ConfigError, TrainerError.
 
     Args:
@@ -128,10 +133,10 @@ def _pairs(own: OwnLoop, plain: ReferenceLoop, count: int, block_s: float) -> tu
 def timed(loop: Loop, steps: int, context: RankContext) -> float:
     """Return the seconds of ``steps`` steps on the slowest rank, after a common start."""
     context.sum(torch.zeros(1, device=context.device))
-    bandwidth.settle(context.device)
+    settle(context.device)
     began = time.perf_counter()
     loop.run(steps)
-    bandwidth.settle(context.device)
+    settle(context.device)
     slowest = torch.tensor([time.perf_counter() - began], dtype=torch.float64, device=context.device)
     if context.ranks.world_size > 1:
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
@@ -164,6 +169,227 @@ def _surroundings(trainer: Trainer) -> dict[str, Any]:
         "world_size": context.ranks.world_size,
         "nnodes": context.ranks.nnodes,
         "backend": context.backend,
-        "hardware": hardware.describe(context.device, trainer.precision),
+        "hardware": describe_hardware(context.device, trainer.precision),
         "flop_per_image": flop_per_image(config, pack, context),
     }
+
+
+RESULT, TRACE = run_folder.PROFILE, "trace.json.gz"
+_STEPS = 5
+_SHOWN = 15
+
+
+def trace(path: Path, options: Mapping[str, Any]) -> None:
+    """Trace ``steps`` steps with the configuration ``config.json`` at ``path``. Raises ConfigError, TrainerError."""
+    steps = int(options.get("steps", _STEPS))
+    with prepared(path) as trainer:
+        context, loop = trainer.context, OwnLoop(trainer)
+        loop.run(WARM_UP[context.device.type])
+        settle(context.device)
+        trainer.say(f"tracing {steps} steps of rank 0")
+        with _tracing(context.device) if context.is_rank_zero else nullcontext() as tracer:
+            for _ in range(steps):
+                with record_function("paceline step"):
+                    loop.run(1)
+            settle(context.device)
+        if tracer is not None:
+            tracer.export_chrome_trace(str(path.parent / TRACE))
+            rows = _longest(tracer, context.device, steps)
+            trainer.say("\n".join([f"{'operation':<48}{'calls a step':>14}{'ms a step':>12}", *map(_line, rows)]))
+            surroundings = describe_hardware(context.device, trainer.precision)
+            write_json(path.parent / RESULT, {"version": 1, "steps": steps, "hardware": surroundings, "rows": rows})
+
+
+def _tracing(device: torch.device) -> profile:
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    return profile(activities=activities, record_shapes=True)
+
+
+def _longest(tracer: profile, device: torch.device, steps: int) -> list[dict[str, Any]]:
+    """Return the longest operations by their own time (on the GPU if there is one), in seconds per step."""
+    rows = [
+        {
+            "name": item.key,
+            "calls_a_step": item.count / steps,
+            "self_s": (item.self_device_time_total if device.type == "cuda" else item.self_cpu_time_total)
+            / 1e6
+            / steps,
+        }
+        for item in tracer.key_averages()
+    ]
+    return sorted(rows, key=lambda row: -row["self_s"])[:_SHOWN]
+
+
+def _line(row: dict[str, Any]) -> str:
+    return f"{row['name'][:46]:<48}{row['calls_a_step']:>14,.1f}{row['self_s'] * 1e3:>12,.3f}"
+
+
+# Dense peaks in 1e12 FLOP/s from the makers' data sheets: (bf16, TF32, fp32 without tensor cores).
+# The first entry contained in a device's name counts, so longer names come first. None: not supported.
+_PEAKS: tuple[tuple[str, tuple[float | None, float | None, float]], ...] = (
+    ("B200", (2250.0, 1125.0, 75.0)),
+    ("H200", (989.4, 494.7, 66.9)),
+    ("H100 PCIe", (756.0, 378.0, 51.2)),
+    ("H100 NVL", (835.0, 417.5, 60.0)),
+    ("H100", (989.4, 494.7, 66.9)),
+    ("A100", (312.0, 156.0, 19.5)),
+    ("A30", (165.0, 82.0, 10.3)),
+    ("A40", (149.7, 74.8, 37.4)),
+    ("A10G", (70.0, 35.0, 31.2)),
+    ("A10", (125.0, 62.5, 31.2)),
+    ("L40S", (362.0, 183.0, 91.6)),
+    ("L40", (181.0, 90.5, 90.5)),
+    ("L4", (121.0, 60.0, 30.3)),
+    ("RTX 4090", (165.2, 82.6, 82.6)),
+    ("RTX 3090", (71.0, 35.6, 35.6)),
+    ("V100", (None, None, 15.7)),
+    ("T4", (None, None, 8.1)),
+)
+
+
+def peak_flop_per_s(name: str, precision: str, *, tf32: bool) -> float | None:
+    """Return the dense peak of one device for ``fp32`` or ``bf16``; None if unknown (all CPUs).
+
+    Args:
+        name: the device name from ``torch.cuda.get_device_name``.
+        tf32: fp32 convolutions may use TF32, which is torch's default.
+    """
+    if "MIG" in name:  # a slice of a GPU
+        return None
+    for known, (bf16, tensor32, fp32) in _PEAKS:
+        if re.search(rf"\b{known}\b", name):
+            peak = bf16 if precision == "bf16" else (tensor32 if tf32 and tensor32 else fp32)
+            return None if peak is None else peak * 1e12
+    return None
+
+
+def describe_hardware(device: torch.device, precision: str) -> dict[str, Any]:
+    """Describe device, versions, threads and peak (FLOP/s of one device or None) of a measurement."""
+    cuda = device.type == "cuda"
+    name = device_name(device)
+    tf32 = cuda and torch.backends.cudnn.allow_tf32
+    return {
+        "device": device.type,
+        "name": name,
+        "peak_flop_per_s": peak_flop_per_s(name, precision, tf32=tf32) if cuda else None,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if cuda else None,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,  # type: ignore[no-untyped-call]
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }
+
+
+_LR_SHARE = 0.04  # of the configured learning rate, constant: the loss stays finite, and only speed is measured
+
+
+class ReferenceLoop:
+    """The reference loop: trains in plain PyTorch, epoch after epoch."""
+
+    def __init__(self, config: TrainConfig, pack: MappedPack, context: RankContext, *, precision: str) -> None:
+        if precision == "fp16":
+            raise TrainerError("the reference loop knows fp32 and bf16; measure with trainer.precision=bf16")
+        self.config, self.context, self.precision = config, context, precision
+        start, stop = pack.manifest.splits["train"]
+        if pack.places is not None:  # the pack has encoded image files
+            raise TrainerError("the reference loop decodes no image files; a larger dataset.decoded_limit packs pixels")
+        self.images = pack.images[start:stop].to(context.device, copy=True)
+        self.labels = pack.labels[start:stop].to(context.device, copy=True)
+        manifest, shape = pack.manifest, (1, pack.manifest.channels, 1, 1)
+        on = config.dataset.normalise
+        self.mean = torch.tensor(manifest.mean if on else (0.0,) * shape[1], device=context.device).view(shape) * 255
+        self.std = torch.tensor(manifest.std if on else (1.0,) * shape[1], device=context.device).view(shape) * 255
+        self.std[self.std == 0] = 1.0
+        self.batch = config.trainer.global_batch_size // context.ranks.world_size
+        self.model = _distributed(fresh_network(config.model, manifest, context, seed=config.seed), context)
+        self.optimizer = _optimizer(config, self.model)
+        self.order = torch.empty(0, dtype=torch.int64)
+        self.step = 0
+        self.model.train()
+
+    def run(self, steps: int) -> None:
+        """Train ``steps`` steps; return when they are queued on the device, except that a logged loss is waited for.
+
+        cuDNN uses the fastest algorithms here, whatever the configuration sets for the Trainer.
+        """
+        cudnn = torch.backends.cudnn
+        before = cudnn.benchmark, cudnn.deterministic
+        cudnn.benchmark, cudnn.deterministic = True, False
+        try:
+            self._run(steps)
+        finally:
+            cudnn.benchmark, cudnn.deterministic = before
+
+    def _run(self, steps: int) -> None:
+        per_epoch = self.labels.numel() // self.config.trainer.global_batch_size
+        for _ in range(steps):
+            position = self.step % per_epoch
+            if position == 0:
+                generator = torch.Generator().manual_seed(self.step)  # the same order on all ranks
+                self.order = torch.randperm(self.labels.numel(), generator=generator).to(self.context.device)
+            first = (position * self.context.ranks.world_size + self.context.ranks.rank) * self.batch
+            loss = self._train(self.order[first : first + self.batch])
+            self.step += 1
+            if self.step % self.config.trainer.log_every_steps == 0:
+                loss.item()
+
+    def _train(self, index: Tensor) -> Tensor:
+        trainer = self.config.trainer
+        images = ((self._augment(self.images[index]) - self.mean) / self.std).to(memory_format=torch.channels_last)
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.context.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            logits = self.model(images)
+            loss = functional.cross_entropy(logits, self.labels[index], label_smoothing=trainer.label_smoothing)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss.detach()
+
+    def _augment(self, images: Tensor) -> Tensor:
+        padding, (count, channels, height, width) = self.config.dataset.crop_padding, images.shape
+        if padding:
+            padded = functional.pad(images, (padding,) * 4)
+            corner = torch.randint(0, 2 * padding + 1, (2, count, 1), device=images.device)
+            rows = (corner[0] + torch.arange(height, device=images.device)).view(count, 1, height, 1)
+            columns = (corner[1] + torch.arange(width, device=images.device)).view(count, 1, 1, width)
+            batch = torch.arange(count, device=images.device).view(count, 1, 1, 1)
+            images = padded[batch, torch.arange(channels, device=images.device).view(1, -1, 1, 1), rows, columns]
+        if self.config.dataset.flip:
+            mirrored = torch.rand(count, 1, 1, 1, device=images.device) < 0.5
+            images = torch.where(mirrored, images.flip(3), images)
+        return images
+
+
+def _distributed(model: nn.Module, context: RankContext) -> nn.Module:
+    if context.ranks.world_size == 1:
+        return model
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # newer torch has another name for broadcast_buffers
+        return DistributedDataParallel(
+            model,
+            device_ids=[context.device] if context.device.type == "cuda" else None,
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+            static_graph=True,
+        )
+
+
+def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """Return torch's optimizer of the configured kind; AdamW replaces one that torch lacks.
+
+    Options that don't change a step's work, such as Adam's betas, stay torch's defaults.
+    """
+    settings, lr = config.optimizer, config.optimizer.lr * _LR_SHARE
+    decay = settings.weight_decay
+    if isinstance(settings, SGDConfig):
+        return torch.optim.SGD(
+            model.parameters(),
+            lr=lr,
+            momentum=settings.momentum,
+            nesterov=settings.nesterov,
+            weight_decay=decay,
+            fused=True,
+        )
+    if isinstance(settings, AdamConfig):
+        return torch.optim.Adam(model.parameters(), lr=lr, weight_decay=decay, fused=True)
+    return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay, fused=True)

@@ -19,7 +19,7 @@ from trainers.contract import run_folder, variables
 from trainers.observation import notes, unkeyed
 from trainers.observation.input_record import InputRecord, record_inputs
 from trainers.observation.notes import Notes
-from trainers.observation.observer import ORIGIN, PROJECT, SKIP, WORK, startup
+from trainers.observation.observer import ORIGIN, PROJECT, SKIP, WORK, hooks
 from trainers.observation.unkeyed import OUTSIDE_PREFIX, Places, unkeyed_files
 
 _SYSTEM = (
@@ -98,7 +98,7 @@ class ObservedProgram:
         self.notes_folder, self.site = folder / notes.FOLDER, folder / "site"
         for path in (self.notes_folder, self.site):
             path.mkdir(parents=True)
-        package = Path(startup.__file__).parent
+        package = Path(hooks.__file__).parent
         shutil.copytree(package, self.site / _PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
         arguments = {
             "folder": str(self.site),
@@ -107,7 +107,7 @@ class ObservedProgram:
             "is_noting": is_noting,
             "in_copy": in_copy,
         }
-        begin = f"from {_PACKAGE}.startup import begin\n{first}\nbegin(**{arguments!r})\n"
+        begin = f"from {_PACKAGE}.hooks import begin\n{first}\nbegin(**{arguments!r})\n"
         (self.site / "sitecustomize.py").write_text(begin, encoding="utf-8")
 
     def notes(self) -> Notes:
@@ -142,7 +142,7 @@ class ObservedRank:
             project=project_of(config, run_dir),
             bytewise=(config.get("model") or {}).get("inputs") or (),
         )
-        startup.start(zones_of(self.places), str(self._notes_folder))
+        hooks.start(zones_of(self.places), str(self._notes_folder))
 
     def close(self) -> InputRecord:
         """Return the record of this node's ranks, with the files of the project that the key lacks.

@@ -11,13 +11,15 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import IO, Any, NoReturn
 
 import paceline
 from trainers.contract import run_folder, variables
@@ -29,7 +31,6 @@ from trainers.observation.processes import ObservedProgram, origin_of, project_o
 from trainers.observation.unkeyed import Places, Unkeyed, unkeyed_files, unkeyed_warnings
 from trainers.script import command, rank_hook
 from trainers.script import workdir as workdirs
-from trainers.script.child import Child, end_as, how_it_ended
 from trainers.script.command import Paths, argv, make_executable, program, require_program
 from trainers.script.files import NOTE, WARNING, in_words, say, write_json
 from trainers.script.metrics.recorder import Recorder, earlier_log, keep_unrecorded, mlflow_variables
@@ -339,6 +340,79 @@ class Attempt:
         metrics = recorder.metrics
         write_json(self.run_dir / run_folder.PRUNED, {"step": metrics.step or 0, "epoch": 0, "metrics": metrics.last})
         say(f"pruned at step {metrics.step or 0}")
+
+
+_LOOK_S = 0.5
+
+
+class Child:
+    """A process in this process's group. SIGTERM and SIGINT are passed on to it; ``was_stopped``: one has come."""
+
+    def __init__(self, command: Sequence[str], workdir: Path, env: dict[str, str], log_dir: Path | None) -> None:
+        """Start it.
+
+        Args:
+            log_dir: folder for the output of a process that torchrun doesn't start, where torchrun would write it;
+                None: the output is that of this process.
+
+        Raises:
+            OSError: it can't be started.
+        """
+        self._process: subprocess.Popen[bytes] | None = None
+        self.was_stopped = False
+        # the agent signals every process of a run, other senders only this one
+        signal.signal(signal.SIGTERM, self._pass_on)
+        signal.signal(signal.SIGINT, self._pass_on)
+        with ExitStack() as logs:
+            stdout, stderr = (None, None) if log_dir is None else _logs_of_rank_0(log_dir, logs)
+            self._process = subprocess.Popen(
+                command, cwd=workdir, env=env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
+            )
+
+    def wait(self, look: Callable[[], None]) -> int:
+        """Return the exit code (negative: the signal that ended it); until then ``look`` is called twice a second.
+
+        An error of ``look``, such as a full disk, ends the process and is raised.
+        """
+        assert self._process is not None
+        try:
+            while True:
+                try:
+                    return self._process.wait(_LOOK_S)
+                except subprocess.TimeoutExpired:
+                    look()
+        except BaseException:
+            self._process.terminate()
+            raise
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self.was_stopped = True
+        if self._process is not None:
+            self._process.send_signal(number)
+
+
+def _logs_of_rank_0(log_dir: Path, stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
+    folder = log_dir / "alone" / "attempt_0" / "0"
+    folder.mkdir(parents=True)
+    stdout, stderr = (stack.enter_context((folder / f"{name}.log").open("ab")) for name in ("stdout", "stderr"))
+    return stdout, stderr
+
+
+def how_it_ended(code: int) -> str:
+    """Describe the exit code of a child (negative: the signal that ended it)."""
+    if code > 0:
+        return f"ended with exit code {code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was ended by {names.get(-code, f'signal {-code}')}"
+
+
+def end_as(code: int) -> NoReturn:
+    """End with an exit code, or by the signal that ended the child (negative), for the agent to see."""
+    if code < 0:
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

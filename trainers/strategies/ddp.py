@@ -20,8 +20,16 @@ from trainers.core.config import ConfigError, StrategyConfig, TrainConfig, Train
 from trainers.core.errors import TrainerError
 from trainers.distributed.process_group import RankContext
 from trainers.strategies import GradientSync, Layout, Strategy, named_trainable, trainable
-from trainers.strategies.parts import EarlierParts, OrderedSum, PartGradients, ordered_sum_hook
-from trainers.strategies.shared_memory import SharedMemory, SharedSum, share_memory, shared_memory_hook
+from trainers.strategies.sums import (
+    EarlierParts,
+    OrderedSum,
+    PartGradients,
+    SharedMemory,
+    SharedSum,
+    ordered_sum_hook,
+    share_memory,
+    shared_memory_hook,
+)
 
 _WARM_UP_PASSES = 3
 """With a static graph, the first pass counts gradients, the second finds their order, and the third uses the final

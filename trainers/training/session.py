@@ -14,8 +14,7 @@ from trainers.core.options import load
 from trainers.data.manifest import DamagedPackError, Manifest, set_aside
 from trainers.data.pack import PackWatch, check_digests, open_pack, prepare_for
 from trainers.data.step_plan import Steps
-from trainers.distributed.connecting import connect, nccl_warning
-from trainers.distributed.process_group import RankContext
+from trainers.distributed.process_group import RankContext, connect, nccl_warning
 from trainers.distributed.ranks import Ranks, read_ranks
 from trainers.distributed.resources import keep_freed_memory, take_cores
 from trainers.observation.processes import ObservedRank

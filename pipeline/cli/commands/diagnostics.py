@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from pipeline import diagnostics
 from pipeline.cli.output import answer, note, say, wants_json, width
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster import preflight as checks
@@ -15,8 +16,6 @@ from pipeline.core.errors import HostError, PacelineError, UsageError
 from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.specs import Cluster
 from pipeline.core.tables import counted
-from pipeline.diagnostics import benchmark as benchmarks
-from pipeline.diagnostics import host_speed, node_module
 from pipeline.execution import this_computer
 from pipeline.execution.run import code_of, versions
 from trainers.contract import run_folder
@@ -72,13 +71,13 @@ def preflight(current: Session) -> None:
 def _measured(current: Session, report: Report, *, say: Callable[[str], None]) -> Report:
     """Add the hosts' speeds, compared with each other."""
     config = current.config
-    folder, figures = host_speed.measure(
+    folder, figures = diagnostics.measure_hosts(
         config.cluster, backend=config.train.strategy.backend, runs_dir=config.runs_dir, root=ROOT, say=say
     )
     for figure in figures:
         say(f"{figure.quantity}  {' – '.join(figure.hosts)}  {figure.shown(figure.per_s)}  ({figure.setup})")
     say(f"  figures  {relative(folder / run_folder.HOST_SPEED)}")
-    return replace(report, checks=[*report.checks, *host_speed.checks(figures)])
+    return replace(report, checks=[*report.checks, *diagnostics.checks(figures)])
 
 
 def refuse_unfit_hosts(current: Session) -> None:
@@ -107,9 +106,9 @@ def benchmark(current: Session) -> None:
     settings: dict[str, float] = {**invocation.numbers("pairs")}
     if "block_s" in invocation.options:
         settings["block_s"] = _seconds("block_s", invocation.options["block_s"])
-    measured = benchmarks.measure(config, _pack(current), settings=settings, root=ROOT, say=note)
-    say(f"\n{benchmarks.table(measured)}")
-    say(f"  figures  {relative(measured.folder / benchmarks.RESULT)}")
+    measured = diagnostics.measure_scaling(config, _pack(current), settings=settings, root=ROOT, say=note)
+    say(f"\n{diagnostics.table(measured)}")
+    say(f"  figures  {relative(measured.folder / diagnostics.BENCHMARK)}")
 
 
 def _seconds(name: str, text: str) -> float:
@@ -129,9 +128,9 @@ _QUIET = {"KINETO_LOG_LEVEL": "99"}  # torch's tracer reports a missing GPU as a
 def profile(current: Session) -> None:
     """Record a trace of some training steps."""
     config, pack = current.config, _pack(current)
-    folder = node_module.new_folder(config.runs_dir, "profile")
+    folder = diagnostics.new_folder(config.runs_dir, "profile")
     hosts = tuple(replace(host, env={**_QUIET, **host.env}) for host in config.cluster.hosts)
-    node_module.run(
+    diagnostics.run(
         {
             **config.resolved,
             "init": {},

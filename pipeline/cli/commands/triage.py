@@ -9,8 +9,7 @@ from pathlib import Path
 
 from pipeline.cli.output import answer, as_typed, say, say_log, wants_json
 from pipeline.cli.session import Session
-from pipeline.cluster.attempt.failures import is_consequence
-from pipeline.cluster.attempt.tracebacks import shortened, without_message
+from pipeline.cluster.attempt.failures import is_consequence, shortened, without_message
 from pipeline.cluster.events import RankError
 from pipeline.comparing import reading
 from pipeline.comparing.reading import ComparedRun, command_line

@@ -263,7 +263,7 @@ HANDLERS: dict[type, str] = {
     ReachRequest: "host.reach:reach",
     FindEnvironmentRequest: "host.environments:find_environment",
     MakeEnvironmentRequest: "host.environments:make_environment",
-    PutPackRequest: "files.packs:put_pack",
+    PutPackRequest: "files.folders:put_pack",
     PutWheelsRequest: "files.folders:put_wheels",
     StartRequest: "running.start:start",
     FollowRequest: "running.follow:follow",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import shlex
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -23,6 +25,7 @@ LARGE_LOST = "small packets pass, large ones are lost"
 UNRESOLVED = "can't resolve it: "
 """Answers of one host about its way to another one."""
 REMOVED = "the run's folder %s was removed while the run was going on; the same command goes on with what is left"
+LONGEST_LOOK_S = 1.5  # between two looks at a silent file; in any longer time this process was stopped itself
 token = ""
 """The token of the request, in front of each answer: random, so no other output is taken for an answer."""
 
@@ -85,6 +88,33 @@ def in_thread(target: Callable[..., Any], *args: Any, on_error: Callable[[str], 
 def touch(path: str) -> None:
     with open(path, "a", encoding="utf-8"):
         os.utime(path)
+
+
+class Silence:
+    """The seconds for which a file has not changed, as seen by this process.
+
+    Only changes count, neither the system's clock (which may be set) nor the file's time stamp. Times in which this
+    process, its machine or its container was stopped don't count, because it could see no change then.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.seconds = 0.0
+        self.looked = time.monotonic()
+        self.seen = self.state()
+
+    def state(self) -> tuple[int, int] | None:
+        with contextlib.suppress(OSError):
+            status = os.stat(self.path)
+            return status.st_mtime_ns, status.st_ino
+        return None
+
+    def look(self) -> float:
+        now, seen = time.monotonic(), self.state()
+        changed = seen is not None and seen != self.seen
+        self.seconds = 0.0 if changed else self.seconds + min(now - self.looked, LONGEST_LOOK_S)
+        self.looked, self.seen = now, seen or self.seen
+        return self.seconds
 
 
 # Error messages for the controller, and the free space on a disk, which they state.

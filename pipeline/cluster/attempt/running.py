@@ -13,9 +13,9 @@ from pipeline.cluster import starts
 from pipeline.cluster.agent.requests import ExamineOrder
 from pipeline.cluster.agent.running.follow import newest_change
 from pipeline.cluster.attempt.checkpoint_fetch import CheckpointFetch
+from pipeline.cluster.attempt.failures import HeldTracebacks, is_worth_showing
 from pipeline.cluster.attempt.silent_hosts import SilentHosts
 from pipeline.cluster.attempt.stall_watch import StallWatch
-from pipeline.cluster.attempt.tracebacks import HeldTracebacks, is_worth_showing
 from pipeline.cluster.events import (
     AllSucceeded,
     CheckpointSaved,

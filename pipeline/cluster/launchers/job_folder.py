@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.agent.log_lines import Tail
 from pipeline.cluster.agent.reports import JobBeat, JobReport
 from pipeline.cluster.agent.requests import ExamineOrder, JobOrder, JobRequest, StartRequest
+from pipeline.cluster.agent.running.output import Tail
 from pipeline.cluster.agent.wire import REMOVED
 from pipeline.cluster.events import Event, NodeLost
 from pipeline.cluster.launchers.transport.answers import log_line, node_end, of_host

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.trainers.script.test_tensorboard import WRITTEN
-from trainers.script.metrics import growing_files
-from trainers.script.metrics.growing_files import FilesBelow
+from trainers.script.metrics import sources
 from trainers.script.metrics.metrics_file import MetricsFile, Row
 from trainers.script.metrics.recorder import Recorder
-from trainers.script.metrics.sources import CsvTables, EventFiles, JsonLines, Logged, PatternLines
+from trainers.script.metrics.sources import CsvTables, EventFiles, FilesBelow, JsonLines, Logged, PatternLines
 from trainers.script.metrics.tensorboard import EventFile, Scalar
 from trainers.script.settings import ScriptConfig
 
@@ -61,7 +60,7 @@ def test_a_name_that_two_files_give_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_event_files_of_further_folders_carry_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing_files, "_PAUSE_FACTOR", 0.0)  # on busy cores the first listing may take long
+    monkeypatch.setattr(sources, "_PAUSE_FACTOR", 0.0)  # on busy cores the first listing may take long
     (tmp_path / "events.out.tfevents.0.old").write_bytes(WRITTEN)
     source = EventFiles(FilesBelow(tmp_path))
     for folder, name in (("tb/train", "1"), ("tb/val", "2"), ("tb/val/deep", "3")):

@@ -8,8 +8,7 @@ import pytest
 
 from tests.trainers.script.runs import ScriptRun
 from trainers.contract import run_folder
-from trainers.script.metrics.printed import keep_lines
-from trainers.script.metrics.printed_line import parse_line
+from trainers.script.metrics.printed import keep_lines, parse_line
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.trainers.script.runs import ScriptRun
 from trainers.core.files import sha256_file
-from trainers.script.metrics.stored_logs import add_matches
+from trainers.script.metrics.recorder import add_matches
 
 PATTERN = r"step (?P<step>\d+) loss (?P<loss>\S+)"
 

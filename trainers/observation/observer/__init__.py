@@ -6,7 +6,7 @@ ranks of the built-in trainer and processes of user-defined data sets import it.
 Python >= 3.8, as a script may start another interpreter. Nothing here may raise: an exception in an audit hook would
 abort the observed operation.
 
-``watch`` writes the notes, ``audit_hook`` and ``replacements`` report accesses to it, and ``startup`` installs both.
+``watch`` writes the notes, and ``hooks`` report accesses to it.
 A note has the zone in which a path lies and the access that was made; these are their names.
 """
 

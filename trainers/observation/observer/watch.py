@@ -48,7 +48,7 @@ HASHED_BYTES = 64 << 20  # a larger file is identified by size and modification 
 MOST_CACHED = 20_000  # largest number of paths in each set and cache of the observer
 CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC  # flags of an open that may change the file
 IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
-original_stat, original_open = os.stat, os.open  # ``replacements`` puts others into their places
+original_stat, original_open = os.stat, os.open  # ``hooks`` puts others into their places
 
 _ALL_HASHED_BYTES = 512 << 20  # total of one process; later files are identified by size and modification time, too
 _MOST_NOTES = 20_000  # of one process

@@ -1,4 +1,4 @@
-"""Folders on this node that appear completely or not at all, and are removed together with what is unfinished."""
+"""Folders on this node that appear completely or not at all, such as data packs, and their removal."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
-from ..node import own_node
-from ..requests import CleanRequest, PutWheelsRequest
+from ..node import own_node, sha256_of_rest
+from ..requests import CleanRequest, PutPackRequest, PutWheelsRequest
 from ..running.processes import start_time
-from ..wire import say
+from ..wire import Json, read_json, say
 
 FOREIGN_S = 86400.0  # age after which an unfinished folder of another host counts as dead
 TRIED_BYTES = 64 << 10  # written and removed again, to try a folder
@@ -164,3 +164,63 @@ def idle_s(folder: str) -> float:
         with contextlib.suppress(OSError):
             times.append(os.path.getmtime(os.path.join(folder, name)))
     return time.time() - max(times)
+
+
+def holds_pack(folder: str, digest: str) -> bool:
+    """Whether ``folder`` is the complete data pack: its digest, and the sizes that the manifest implies."""
+    manifest = read_json(os.path.join(folder, "manifest.json"))
+    if not isinstance(manifest, dict) or manifest.get("digest") != digest:
+        return False
+    try:
+        sizes = manifest.get("files") or image_sizes(manifest)
+        return all(os.path.getsize(os.path.join(folder, name)) == size for name, size in sizes.items())
+    except (KeyError, TypeError, AttributeError, OSError):
+        return False
+
+
+def image_sizes(manifest: Json) -> Json:
+    """Return the sizes of the files in a pack of images, in bytes. Raises KeyError, TypeError."""
+    count = manifest["count"]
+    image_bytes = manifest["channels"] * manifest["height"] * manifest["width"]
+    return {"images.bin": count * image_bytes, "labels.bin": count * 8}
+
+
+def pack_folder(request: PutPackRequest) -> str:
+    """Return the data pack's folder; anything there that isn't the pack is removed."""
+    folder = os.path.join(os.path.expanduser(request.workdir), "data", request.pack_digest)
+    if os.path.isdir(folder) and not holds_pack(folder, request.pack_digest):
+        shutil.rmtree(folder)
+    return folder
+
+
+def put_pack(request: PutPackRequest) -> None:
+    """Unpack the data pack from the tar on stdin to ``workdir/data/<digest>``, once, completely."""
+    folder = pack_folder(request)
+
+    def check(unpacked: str) -> None:
+        if not holds_pack(unpacked, request.pack_digest) or not has_digests(unpacked):
+            raise SystemExit(f"the data pack arrived damaged in {folder}")
+
+    if not os.path.isdir(folder):
+        unpack(sys.stdin.buffer, folder, check)
+    say(pack_path=folder)
+
+
+def has_digests(folder: str) -> bool:
+    """Whether every file of a data pack has the sha256 in the manifest."""
+    manifest = read_json(os.path.join(folder, "manifest.json"))
+    digests = manifest.get("sha256") if isinstance(manifest, dict) else None
+    for name, sha256 in (digests or {}).items():
+        with open(os.path.join(folder, name), "rb") as file:
+            if sha256_of_rest(file) != sha256:
+                return False
+    return True
+
+
+def link_pack(run_dir: str, data_dir: str) -> None:
+    """Link ``run_dir/data`` to the data pack. Raises SystemExit: it is missing."""
+    link = os.path.join(run_dir, "data")
+    if not os.path.lexists(link):
+        os.symlink(data_dir, link)
+    if not os.path.exists(os.path.join(link, "manifest.json")):
+        raise SystemExit(f"the data pack is missing: no manifest.json in {data_dir}; the same command makes it again")

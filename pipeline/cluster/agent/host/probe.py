@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from trainers.contract.host_facts import Container, HostFacts, ProbeTimes
 from trainers.contract.records import as_json
 
+from ..files.folders import holds_pack
 from ..files.leftovers import tidy_workdir
-from ..files.packs import holds_pack
 from ..node import address_and_port, from_environment, identity, machine
 from ..requests import ProbeRequest
 from ..running.claims import claims_here
 from ..running.warm import warm_up
 from ..wire import Json, free_bytes, say
-from . import container, limits, network, processors
+from . import container, hardware, network
 from .software import software
 
 
@@ -45,18 +45,18 @@ def facts(request: ProbeRequest) -> HostFacts:
         home=os.path.expanduser("~"),
         **ranks_software,
         container=ranks_container,
-        cpus=processors.count_cpus(),
-        gpus=processors.count_gpus(),
-        hardware=processors.hardware(),
+        cpus=hardware.count_cpus(),
+        gpus=hardware.count_gpus(),
+        hardware=hardware.hardware(),
         # in a container numactl would have to be in the image, and may not bind memory there
-        can_bind_numa=ranks_container is None and processors.can_bind_numa(),
-        nvidia_smi=processors.nvidia_smi(request.gpu_s) if request.gpu_s else None,
+        can_bind_numa=ranks_container is None and hardware.can_bind_numa(),
+        nvidia_smi=hardware.nvidia_smi(request.gpu_s) if request.gpu_s else None,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        memory_available_bytes=limits.memory_available_bytes(),
-        shared_memory_free_bytes=limits.shared_memory_free_bytes(),
+        memory_available_bytes=hardware.memory_available_bytes(),
+        shared_memory_free_bytes=hardware.shared_memory_free_bytes(),
         disk_free_bytes=free_bytes(workdir),
-        control_group=limits.control_group(),
-        limits=limits.limits(),
+        control_group=hardware.control_group(),
+        limits=hardware.limits(),
         interface=interfaces.get(address),
         ssh_address=address,
         interfaces=interfaces,

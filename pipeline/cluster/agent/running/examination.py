@@ -6,17 +6,34 @@ Their states, processor time, sockets, stacks and NCCL's collectives. Ends nothi
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
+import pickle
 import re
 import socket
+import struct
 import time
+from typing import NamedTuple
 
-from trainers.contract.beats import STACKS, STACKS_SIGNAL, NodeExamination, RankBeat, RankExamination, Socket
+from trainers.contract import run_folder
+from trainers.contract.beats import (
+    CELLS,
+    FILE,
+    FLIGHT_DUMP,
+    FLIGHT_PIPE,
+    STACKS,
+    STACKS_SIGNAL,
+    Collectives,
+    NodeExamination,
+    Phase,
+    RankBeat,
+    RankExamination,
+    Socket,
+)
 
-from ..node import read_text
+from ..node import RANK_OUTPUTS, read_text
 from ..requests import ExamineOrder, NodeStart
-from .flight_recorder import DUMP_S, read_dump, request_dump
-from .heartbeats import note_stacks, read_beats
+from ..wire import Json
 from .processes import LINUX, ip_address, open_files, pids_of_tree, process_state, stat_fields, tcp_table
 
 WINDOW_S = 1.5  # in which processor time is counted and stacks are written
@@ -155,3 +172,194 @@ def _try_ssh_server(address: str, port: int) -> str:
             return "answers" if connection.recv(4) else "silent"
         except OSError:
             return "silent"
+
+
+_CORES = 0.02  # processor time per second
+_WAKES_PER_S = 30.0  # of the main thread: a download wakes for each packet, a wait only a few times a second
+_stacks_at = [0.0]  # monotonic time when ranks last wrote their stacks, which is no work of their own
+
+
+def note_stacks() -> None:
+    """Note that ranks are writing their stacks."""
+    _stacks_at[0] = time.monotonic()
+
+
+def read_beats(node: NodeStart) -> list[tuple[str, RankBeat]]:
+    """Return (folder of the rank's files, heartbeat) of each readable rank.
+
+    ``FILE`` there is a link to a memory file of the rank, so it is gone with the rank's process.
+    """
+    beats = []
+    ranks = os.path.join(glob.escape(node.state_dir), "ranks/*/attempt_*/*")
+    for path in sorted(glob.glob(os.path.join(ranks, FILE))):
+        with contextlib.suppress(OSError, struct.error, ValueError):
+            with open(path, "rb") as file:
+                pid, step, phase, moves, since_ns, collectives, own_ns, _ = CELLS.unpack(file.read(CELLS.size))
+            folder = os.path.dirname(path)
+            beat = RankBeat(
+                rank=node.first_rank + int(os.path.basename(folder)),
+                pid=pid,
+                step=step,
+                phase=phase,
+                moves=moves,
+                for_s=round((time.monotonic_ns() - since_ns) / 1e9, 3),
+                collectives=collectives,
+                own_s=round(own_ns / 1e9, 3),
+            )
+            beats.append((folder, beat))
+    return beats
+
+
+class RankBeats:
+    """The heartbeats of a node's ranks. For a script, ``moves`` counts the calls of ``read`` that found new work of it.
+
+    Work is processor time, bytes read or written and pages read from a disk, by the rank and its children; wake-ups of
+    its main thread; a printed line or a metric, which count for all ranks.
+    """
+
+    def __init__(self, node: NodeStart) -> None:
+        self._node = node
+        self._works: dict[int, tuple[float, dict[int, _Work]]] = {}  # rank's pid → when, and work of each process
+        self._moves: dict[int, tuple[int, float]] = {}  # rank's pid → number of moves, and when the last one was
+        self._sizes: dict[str, int] = {}  # of files that grow when a rank prints
+
+    def read(self) -> list[RankBeat]:
+        """Return each readable rank's heartbeat."""
+        beats = [beat for _, beat in read_beats(self._node)]
+        wrote = any(beat.phase == Phase.RUNNING_A_SCRIPT for beat in beats) and self._wrote()
+        return [self._script_beat(beat, wrote) if beat.phase == Phase.RUNNING_A_SCRIPT else beat for beat in beats]
+
+    def _script_beat(self, beat: RankBeat, wrote: bool) -> RankBeat:
+        pid, now = beat.pid, time.monotonic()
+        at, before = self._works.get(pid, (now, {}))
+        works = {member: _work_of(member, is_rank=member == pid) for member in pids_of_tree(pid)}
+        moved = wrote or not before or (_has_worked(before, works, now - at) and _stacks_at[0] < at)
+        moves, since = self._moves.get(pid, (0, now))
+        self._works[pid] = now, works
+        moves, since = self._moves[pid] = (moves + 1, now) if moved else (moves, since)
+        return beat._replace(moves=moves, for_s=round(now - since, 3))
+
+    def _wrote(self) -> bool:
+        """Whether a rank printed or logged a metric since the last call; checkpoints count as written bytes.
+
+        The node's log isn't looked at, because the agent's own lines (of a stopped process) are in it, too.
+        """
+        state = self._node.state_dir
+        paths = glob.glob(os.path.join(glob.escape(state), RANK_OUTPUTS))
+        paths += [os.path.join(state, "torchrun.log"), os.path.join(self._node.run_dir, run_folder.METRICS)]
+        before, self._sizes = self._sizes, {path: _size(path) for path in paths}
+        return self._sizes != before
+
+
+class _Work(NamedTuple):
+    """The work of one process so far."""
+
+    cpu_s: float = 0.0
+    bytes: int = 0  # read and written, and pages read from a disk
+    wakes: int = 0  # of the main thread of a rank
+    is_ready: bool = False  # it has a core, or waits for one
+
+
+def _has_worked(before: dict[int, _Work], now: dict[int, _Work], passed_s: float) -> bool:
+    """Whether the processes of a rank have worked between two calls."""
+    pairs = [(before.get(pid, _Work()), work) for pid, work in now.items()]
+    cpu_s = sum(work.cpu_s - old.cpu_s for old, work in pairs)
+    wakes = sum(work.wakes - old.wakes for old, work in pairs)
+    return (
+        any(work.is_ready or work.bytes != old.bytes for old, work in pairs)
+        or cpu_s >= _CORES * passed_s
+        or wakes >= _WAKES_PER_S * passed_s
+    )
+
+
+def _work_of(pid: int, *, is_rank: bool) -> _Work:
+    """Return the work of one process. ``is_rank``: its wake-ups count."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        fields = stat_fields(pid)
+        ticks = sum(map(int, fields[11:15]))  # its own and those of children that have ended
+        amount = int(fields[9]) + sum(_numbers_in(f"/proc/{pid}/io", "rchar", "wchar"))  # fields[9]: major faults
+        wakes = sum(_numbers_in(f"/proc/{pid}/status", "voluntary_ctxt_switches")) if is_rank else 0
+        return _Work(ticks / os.sysconf("SC_CLK_TCK"), amount, wakes, is_ready=fields[0] == "R")
+    return _Work()
+
+
+def _numbers_in(path: str, *names: str) -> list[int]:
+    return [
+        int(number) for name, number in re.findall(r"^(\w+):\s*(\d+)$", read_text(path), re.MULTILINE) if name in names
+    ]
+
+
+def _size(path: str) -> int:
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_size
+    return -1
+
+
+DUMP_S = 6.0
+"""Until a dump is complete: torch reads the pipe once a second, and took 4 to 5 s for 30 collectives."""
+
+_MOST_FRAMES = 12
+_POLL_S = 0.2
+_DAMAGED = (pickle.UnpicklingError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+
+
+class _Plain(pickle.Unpickler):
+    """Unpickles numbers, texts, lists and dictionaries alone: nothing in a rank's file is imported or called."""
+
+    def find_class(self, module: str, name: str) -> None:
+        raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
+
+
+def request_dump(folder: str, rank: int) -> str | None:
+    """Ask the rank with files in ``folder`` for a dump; return its path. None: it has no flight recorder."""
+    pipe, dump = (os.path.join(folder, name) for name in (f"{FLIGHT_PIPE}{rank}.pipe", f"{FLIGHT_DUMP}{rank}"))
+    with contextlib.suppress(OSError):
+        os.unlink(dump)
+    try:
+        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        os.write(descriptor, b"1\n")
+    os.close(descriptor)
+    return dump
+
+
+def read_dump(dump: str, until: float) -> tuple[Collectives, ...]:
+    """Return the collectives of each process group: started, ended, the first unfinished one and its place in the code.
+
+    Empty if no complete dump exists by ``until`` (of ``time.monotonic``).
+    """
+    while True:
+        with contextlib.suppress(OSError, *_DAMAGED), open(dump, "rb") as file:
+            return _collectives_of(_Plain(file).load())
+        if time.monotonic() >= until:
+            return ()
+        time.sleep(_POLL_S)
+
+
+def _collectives_of(dump: Json) -> tuple[Collectives, ...]:
+    rows = []
+    for group, status in dump["pg_status"].items():
+        given, ended = int(status["last_enqueued_collective"]), int(status["last_completed_collective"])
+        if given <= 0:
+            continue
+        waits = [
+            entry
+            for entry in dump["entries"]
+            if str(entry["process_group"][0]) == str(group)
+            and entry["collective_seq_id"] == ended + 1
+            and not entry["is_p2p"]
+        ]
+        which = _next_collective(waits[-1]) if waits else {}
+        rows.append(Collectives(group=str(group), given=given, ended=max(ended, 0), **which))
+    return tuple(rows)
+
+
+def _next_collective(entry: Json) -> dict[str, str]:
+    name = str(entry["profiling_name"]).rpartition(":")[2]
+    sizes = " and ".join("×".join(map(str, size)) or "1" for size in entry["input_sizes"])
+    kinds = " and ".join(sorted({str(kind) for kind in entry["input_dtypes"]}))
+    frames = [frame for frame in entry.get("frames", [])[:_MOST_FRAMES] if "/torch/" not in frame["filename"]]
+    at = f"{frames[0]['filename']}:{frames[0]['line']} in {frames[0]['name']}" if frames else ""
+    return {"next": f"{name} of {sizes} {kinds}", "at": at}

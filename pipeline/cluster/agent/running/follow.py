@@ -21,12 +21,10 @@ from ..host.usage import UsageSampler
 from ..node import own_node
 from ..reports import Lines, NodeEnd, RegistryEntry
 from ..requests import ExamineOrder, FollowRequest, NodeStart
-from ..wire import REMOVED, in_thread, read_record, say, touch, write_json
-from .examination import examine
-from .heartbeats import RankBeats
+from ..wire import REMOVED, Silence, in_thread, read_record, say, touch, write_json
+from .examination import RankBeats, examine
 from .processes import POLL_S, end_tree, send_all
 from .registry import is_alive
-from .watches import Silence
 
 FROZEN_S = 12.0  # long for a supervisor that looks twice a second, and short for a user who waits
 HEARTBEAT_TIMEOUT_S = 8.0

@@ -29,14 +29,12 @@ from ..node import own_node
 from ..reports import JobBeat, JobReport, NodeEnd
 from ..requests import Access, ExamineOrder, JobOrder, JobRequest, NodeStart, Secrets, StartRequest
 from ..schedulers import SCHEDULERS
-from ..wire import in_thread, read_record, refuse
-from .examination import examine
-from .heartbeats import RankBeats
+from ..wire import Silence, in_thread, read_record, refuse
+from .examination import RankBeats, examine
 from .processes import Orphans
 from .registry import Registry
 from .start import end_earlier, lay_out
 from .supervisor import Supervisor
-from .watches import Silence
 
 POLL_S = 0.1
 BEAT_S = 1.0

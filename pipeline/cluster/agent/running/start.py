@@ -6,9 +6,8 @@ import contextlib
 import os
 import sys
 
-from ..files.folders import remove_ours, unpack
+from ..files.folders import link_pack, remove_ours, unpack
 from ..files.leftovers import remove_leftovers
-from ..files.packs import link_pack
 from ..node import own_node
 from ..requests import NodeStart, StartRequest
 from ..wire import THERE, say, touch

@@ -17,13 +17,24 @@ from trainers.contract.host_facts import Container
 
 from ..host import container as engine
 from ..host.reach import encoded_name
-from ..log_lines import Rules
 from ..node import from_environment, peers_of
 from ..reports import NodeEnd, RankFailure, RegistryEntry
 from ..requests import NodeStart, StartRequest
-from ..wire import FULL, REMOVED, free_bytes, full_disk, in_thread, no_inodes, reason, room_in, touch, write_json
+from ..wire import (
+    FULL,
+    REMOVED,
+    Silence,
+    free_bytes,
+    full_disk,
+    in_thread,
+    no_inodes,
+    reason,
+    room_in,
+    touch,
+    write_json,
+)
 from . import warm
-from .output import NodeOutput
+from .output import NodeOutput, Rules
 from .processes import (
     POLL_S,
     TERM_GRACE_S,
@@ -32,12 +43,13 @@ from .processes import (
     command_of,
     end_tree,
     find_processes,
+    ip_address,
     remove_container,
     start_time,
+    tcp_table,
 )
-from .rank_errors import RankExit, describe, has_only_exit_code, masked_and_cut, rank_failures
+from .rank_ends import EarlyExits, OutOfMemory, RankExit, describe, has_only_exit_code, masked_and_cut, rank_failures
 from .registry import Registry
-from .watches import EarlyExits, OutOfMemory, Rendezvous, Silence
 
 CHECK_S = 0.5
 BEAT_STALE_S = 3.0  # the controller sends a heartbeat every second
@@ -50,6 +62,8 @@ UNATTENDED_S = 20.0
 RESERVE_BYTES = 64 << 10  # room on a full disk for exit.json, and as much for the last output of ranks
 RESERVES = ("reserve", "reserve-of-ranks")
 _TAIL_LINES = 12
+RENDEZVOUS_LOOK_S = 0.5
+ESTABLISHED, CLOSE_WAIT, LISTEN = "01", "08", "0A"  # states in the kernel's table
 _OUTLIVED = "paceline: WARNING: went on after the script's end, and was ended: "
 
 
@@ -377,3 +391,49 @@ def answers(address: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+class Rendezvous:
+    """Watches until this node has joined. ``endpoint``: address and port of the first node; None: a single node."""
+
+    def __init__(self, endpoint: tuple[str, int] | None, *, first: bool) -> None:
+        self.endpoint, self.first = endpoint, first
+        self.has_joined = False
+        self.left_at: float | None = None  # when the first node closed its connections
+        self.looked = time.monotonic()  # torchrun takes at least a second until it connects
+
+    def news(self) -> list[str]:
+        """Return a line for the node's log once this node has joined."""
+        now = time.monotonic()
+        if self.endpoint is None or self.has_joined or now - self.looked < RENDEZVOUS_LOOK_S:
+            return []
+        self.looked = now
+        self.has_joined = (LISTEN if self.first else ESTABLISHED) in self.states(*self.endpoint)
+        return (
+            ["paceline: torchrun is at {}:{}, where the hosts meet".format(*self.endpoint)] if self.has_joined else []
+        )
+
+    def left_s(self) -> float:
+        """Return for how long the first node's torchrun has closed its connections to this node; 0: it hasn't.
+
+        A frozen host sees that when it continues. Its ranks may wait for the others anyway, because gloo doesn't notice
+        every connection that was closed in the meantime.
+        """
+        if self.endpoint is None or self.first or not self.has_joined:
+            return 0.0
+        states = self.states(*self.endpoint)
+        # CLOSE_WAIT: the first node has closed the connection, and torchrun here hasn't noticed
+        if CLOSE_WAIT not in states or ESTABLISHED in states:
+            self.left_at = None
+            return 0.0
+        now = time.monotonic()
+        self.left_at = self.left_at or now
+        return now - self.left_at
+
+    def states(self, address: str, port: int) -> set[str]:
+        """Return the states of this host's connections to the endpoint; on the first node those of all its sockets."""
+        end = f":{port:04X}"
+        rows = [fields[1:4] for fields in tcp_table("/proc/net")]  # local and remote address, state
+        if self.first:
+            return {state for local, _, state in rows if local.endswith(end)}
+        return {state for _, remote, state in rows if remote.endswith(end) and ip_address(remote) == address}

@@ -22,7 +22,7 @@ from typing import Union
 
 from trainers.contract import variables
 
-from ..host.processors import count_cpus
+from ..host.hardware import count_cpus
 from ..node import from_environment, sha256
 from ..requests import WarmEnvironment
 from ..wire import Json

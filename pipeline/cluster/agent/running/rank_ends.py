@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from trainers.contract.beats import ENDED
+from trainers.contract.beats import ENDED, RUNNING
 
+from ..node import control_groups, read_text
 from ..reports import RankFailure
 from ..wire import Json, read_json
+from .processes import start_time
 
 LONGEST_MESSAGE, LONGEST_TRACEBACK = 2000, 20_000  # characters; the rank's log has the whole
 FIRST_LINES, LAST_LINES = 8, 4  # of a message
@@ -26,6 +28,10 @@ _MARK = r"\[rank\d+\]: "  # torch's, before every line of an uncaught exception 
 _AFTER_EXCEPTION = re.compile(  # output of torch, Python and wandb after the exception
     r"^(?:\[[WIEF]\d|\[rank\d+\]:|Exception ignored |\S+:\d+: \w*Warning: |terminate called |wandb: )", re.MULTILINE
 )
+
+_CLOSING = re.compile(r"Sending process (\d+) closing signal")  # torchrun does this after another rank's failure
+_CODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)")
+MEMORY_HINT = "fewer ranks, a smaller batch, or a larger limit for the group (docker run --memory=…)"
 
 FATAL = {
     "Aborted": signal.SIGABRT,
@@ -204,3 +210,97 @@ def masked_and_cut(failure: RankFailure, hide: Callable[[str], str]) -> RankFail
     if short != message and trace.endswith(message):
         trace = trace.removesuffix(message) + short
     return failure._replace(message=short, traceback=trace[-LONGEST_TRACEBACK:])
+
+
+class EarlyExits:
+    """Watches the ranks of one node, whose state folder is ``state``, for ends before the run is over."""
+
+    def __init__(self, state: str) -> None:
+        self._pattern = os.path.join(glob.escape(state), f"ranks/*/attempt_*/*/{RUNNING}*")
+        self._ended_by_others: set[int] = set()
+        self._codes: dict[int, int] = {}
+        self._begun: set[int] | None = None  # the ranks that had begun when all were ended
+
+    def read(self, line: str) -> None:
+        """Read a line of torchrun."""
+        closing, code = _CLOSING.search(line), _CODE.match(line)
+        if closing:
+            self._ended_by_others.add(int(closing[1]))
+        if code:
+            self._codes[int(code[2])] = int(code[1])
+
+    @property
+    def torchrun_ends_others(self) -> bool:
+        """Whether torchrun has seen a failure, and will report it after ending the other ranks."""
+        return bool(self._ended_by_others)
+
+    def about_to_end_all(self) -> None:
+        """Note that the agent now ends all living ranks."""
+        if self._begun is None:
+            self._begun = {pid for _, pid in self._unfinished()}
+        self._ended_by_others |= {pid for _, pid in self._unfinished() if start_time(pid) is not None}
+
+    def torchrun_ended(self, code: int) -> None:
+        """Note the end of torchrun. A signal that ended it may have ended ranks too, and nothing shows which."""
+        if code < 0 and self._begun is None:
+            self._begun = {pid for _, pid in self._unfinished()}
+            self._ended_by_others |= self._begun
+
+    def ranks(self) -> dict[int, int]:
+        """Return local ranks that have ended by themselves, with their exit codes; 0 also if torchrun reported none."""
+        unfinished = [(rank, pid) for rank, pid in self._unfinished() if self._begun is None or pid in self._begun]
+        ended = (
+            (rank, pid) for rank, pid in unfinished if pid not in self._ended_by_others and start_time(pid) is None
+        )
+        return {rank: self._codes.get(pid, 0) for rank, pid in ended}
+
+    def _unfinished(self) -> list[tuple[int, int]]:
+        """Return (local rank, process id) of each rank without a good end."""
+        places = (path.rsplit("/", 2) for path in glob.glob(self._pattern))
+        return [(int(rank), int(name.removeprefix(RUNNING))) for _, rank, name in places]
+
+
+class OutOfMemory:
+    """Counts the kernel's kills from now on, in this process's control group and on the whole host."""
+
+    def __init__(self) -> None:
+        self.host, self.group = "/proc/vmstat", memory_events_file()
+        self.before = oom_kills(self.group), oom_kills(self.host)
+
+    def explained(self, message: str) -> str:
+        """Return ``message``, with the memory counters if it ends with SIGKILL; other messages unchanged.
+
+        The control group counts its kills even if the whole host was out of memory, so the host's counter decides only
+        without a group.
+        """
+        if not message.endswith(("SIGKILL", "(SIGKILL)")):
+            return message
+        in_group = counter_increase(self.before[0], oom_kills(self.group))
+        on_host = counter_increase(self.before[1], oom_kills(self.host))
+        if in_group:
+            return f"{message}: the kernel ended it, as its control group had no memory left; {MEMORY_HINT}"
+        if in_group is None and on_host:
+            return f"{message}: the kernel ended a process there, as the host had no memory left; {MEMORY_HINT}"
+        if in_group is None and on_host is None:
+            return message
+        where = "on that host" if in_group is None else "in its control group"
+        return f"{message}; the kernel has counted no out-of-memory kill {where}"
+
+
+def memory_events_file(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> str:
+    """Return the control group's file with the counter; '': there is none. Versions 1 and 2 of Linux' interface."""
+    groups = control_groups(own)
+    if "memory" in groups:
+        return f"{root}/memory{groups['memory']}/memory.oom_control"
+    return f"{root}{groups['']}/memory.events" if "" in groups else ""
+
+
+def oom_kills(path: str) -> int | None:
+    """Return the number behind ``oom_kill`` in a table of the kernel; None without one."""
+    found = re.search(r"^oom_kill (\d+)$", read_text(path), re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def counter_increase(before: int | None, after: int | None) -> int | None:
+    """Return the increase; None if one of the two could not be read."""
+    return None if before is None or after is None else after - before

@@ -1,0 +1,419 @@
+"""Measurements on the hosts (trainers.measuring), launched like runs: results lie under runs/diagnostics/.
+
+`doit preflight --measure` compares the hosts' speeds, `doit benchmark` one rank, more ranks and more hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipeline.cluster.attempt.run import run_attempt
+from pipeline.cluster.events import AllSucceeded, AttemptEvent, Doing, Emit, HostNote, LogLine, Notice, ShownLine
+from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.launchers.base import AttemptSpec, PackSource
+from pipeline.cluster.preflight.judgement import ALL, Check, State
+from pipeline.config.build import RunConfig
+from pipeline.core.errors import TrainingError, UsageError
+from pipeline.core.files import write_atomic, write_json
+from pipeline.core.processes.wait_reports import WaitReports
+from pipeline.core.program import TORCHRUN
+from pipeline.core.specs import Cluster, LaunchPlan, Outputs
+from pipeline.core.tables import counted
+from pipeline.data import manifest
+from pipeline.keys.import_closure import import_closure
+from pipeline.runs import provenance
+from trainers.contract import run_folder
+
+FOLDER = "diagnostics"  # beside the runs, whose folders have a key for a name
+_ENTRY = "trainers.measuring.measure"
+
+Say = Callable[[str], None]
+
+
+def new_folder(runs_dir: Path, measurement: str) -> Path:
+    """Create and return ``runs/diagnostics/<local time>-<measurement>``. Raises OSError."""
+    start = runs_dir / FOLDER / time.strftime("%Y%m%d-%H%M%S")
+    number = 1
+    while True:
+        path = start.with_name(f"{start.name}-{measurement}{'' if number == 1 else f'-{number}'}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def run(
+    config: Mapping[str, Any],
+    result: str,
+    *,
+    cluster: Cluster,
+    folder: Path,
+    root: Path,
+    say: Say,
+    pack: PackSource | None = None,
+    other_results: tuple[str, ...] = (),
+    chosen: Collection[str] = (),
+) -> dict[str, Any]:
+    """Run ``trainers.measuring.measure`` on all ranks, print rank 0's lines as they come, and return the result.
+
+    Args:
+        config: the content of config.json; a section of it says what is measured.
+        result: the JSON file that rank 0 writes last.
+        folder: where config.json, the code snapshot, plan, logs and results lie; created if it doesn't exist.
+        root: the project, from which the entry's import closure is taken.
+        other_results: other files that rank 0 leaves.
+        chosen: the modules of the options that the configuration chose.
+
+    Raises:
+        HostError, TrainingError, Killed: as ``cluster.attempt.run_attempt`` does.
+    """
+    write_json(folder / run_folder.CONFIG, config)
+    pack_manifest = manifest.read(pack.path) if pack is not None else None
+    reading = pack_manifest.rank_modules if pack_manifest is not None else ()
+    entries = (_ENTRY, TORCHRUN, *chosen, *reading)
+    code = import_closure(root, entries, cluster.python_path, may_lack=True)
+    for name, source in code.sources.items():
+        write_atomic(folder / "code" / name, source.read_bytes())
+    spec = AttemptSpec(
+        run_dir=folder.resolve(),
+        run_key=f"{folder.name}-{secrets.token_hex(3)}",  # a fixed one would end somebody else's on the same hosts
+        attempt=1,
+        trainer=_ENTRY,
+        pack=pack,
+        outputs=Outputs(final=(*other_results, result), needed=(result,)),
+    )
+    with WaitReports(say) as reports:
+        reports.doing("asking the hosts")
+        run_attempt(spec, closing(Hosts(cluster)), _shown_by(reports))
+    try:
+        value: dict[str, Any] = json.loads((folder / result).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"every rank ended well, but {folder / result} is not readable: {error}") from error
+    return value
+
+
+def _shown_by(say: WaitReports) -> Emit:
+    """Return the receiver of an attempt's events: rank 0's lines, remarks, and what is waited for."""
+
+    def show(event: AttemptEvent) -> None:
+        match event:
+            case ShownLine(line=line):
+                say(_shown(line))
+            case HostNote(text=text) | Notice(text=text):
+                say(text)
+            case Doing(what=what) if what is not None:
+                say.doing(what)
+            case LaunchPlan() | Doing():
+                say.doing("measuring on the hosts, whose ranks import torch first")
+            case AllSucceeded():
+                say.doing("fetching the results")
+
+    return show
+
+
+def _shown(line: LogLine) -> str:
+    """Return a line of rank 0 as it is, and one of another rank with its host and rank."""
+    return line.text if line.rank == 0 else f"{line.host}:{line.rank} | {line.text}"
+
+
+def measure_hosts(cluster: Cluster, *, backend: str, runs_dir: Path, root: Path, say: Say) -> tuple[Path, list[Figure]]:
+    """Measure the cluster, and return the folder of the results and the figures of each host and pair.
+
+    Raises:
+        HostError, TrainingError, Killed: as a launch does.
+    """
+    folder = new_folder(runs_dir, "host-speed")
+    result = run(
+        {"strategy": {"backend": backend}}, run_folder.HOST_SPEED, cluster=cluster, folder=folder,
+        root=root, say=say,
+    )  # fmt: skip
+    return folder, figures(result, [host.label for host in cluster.hosts])
+
+
+# -------------------------------------------------------------------------------------------------- comparisons (pure)
+ENOUGH = 0.8  # of the others' median
+_LOOK = "doit preflight --deep shows limits, heat and who computes there"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A measured speed of one host or a pair of hosts.
+
+    Attributes:
+        hosts: labels: one, or two.
+        quantity: ``matrix product`` or ``all-reduce``.
+        setup: what must be equal for figures to be compared: devices, ranks, backend.
+        per_s: operations or bytes a second.
+        wrong_elements: of one sum, which is compared with the right one.
+    """
+
+    hosts: tuple[str, ...]
+    quantity: str
+    setup: str
+    per_s: float
+    wrong_elements: int = 0
+
+    def shown(self, per_s: float) -> str:
+        """Return a rate with its unit."""
+        return f"{per_s / 1e9:,.1f} GFLOP/s" if self.quantity == "matrix product" else f"{per_s / 1e9:.3f} GB/s"
+
+
+def figures(result: Mapping[str, Any], labels: Sequence[str]) -> list[Figure]:
+    """Return the slowest rank's matrix products of each host, and the bus bandwidth of each group.
+
+    Args:
+        result: host_speed.json.
+        labels: the hosts' labels by node rank.
+    """
+    measured = []
+    for node_rank, label in enumerate(labels):
+        ranks = [rank for rank in result["ranks"] if rank["node_rank"] == node_rank]
+        device = ranks[0]["device"].partition(" ")[2] or result["device"]
+        slowest_per_s = min(float(rank["flop_per_s"]) for rank in ranks)
+        setup = f"{len(ranks)} × {device}"
+        measured.append(Figure(hosts=(label,), quantity="matrix product", setup=setup, per_s=slowest_per_s))
+    for group in result["groups"]:
+        measured.append(
+            Figure(
+                hosts=tuple(labels[node_rank] for node_rank in group["nodes"]),
+                quantity="all-reduce",
+                setup=f"{group['ranks']} ranks, {result['backend']}",
+                per_s=float(group["bus_bytes_per_s"]),
+                wrong_elements=int(group["wrong_elements"]),
+            )
+        )
+    return measured
+
+
+def checks(measured: Sequence[Figure]) -> Iterator[Check]:
+    """Compare each host, and each pair, with the others of its kind. A wrong sum is a failed check."""
+    for figure in measured:
+        peers = [other.per_s for other in measured if other is not figure and _is_comparable(figure, other)]
+        usual_per_s = statistics.median(peers) if peers else 0.0
+        host, pair = (figure.hosts[0], "") if len(figure.hosts) == 1 else (ALL, f"{' – '.join(figure.hosts)}: ")
+        seen, wanted, hint = f"{pair}{figure.shown(figure.per_s)}", "", ""
+        state = State.OK
+        if figure.wrong_elements:
+            state, hint = State.FAILED, "the network or a device is faulty"
+            seen, wanted = f"{pair}{figure.wrong_elements:,} elements of a sum are wrong", "right sums"
+        elif figure.per_s < ENOUGH * usual_per_s:
+            state, hint = State.WARNING, _LOOK
+            seen, wanted = (
+                f"{seen} ({figure.setup})",
+                f"at least {ENOUGH:.0%} of the others' {figure.shown(usual_per_s)}",
+            )
+        yield Check(host=host, name=figure.quantity, state=state, seen=seen, wanted=wanted, hint=hint)
+
+
+def _is_comparable(figure: Figure, other: Figure) -> bool:
+    return (figure.quantity, figure.setup, len(figure.hosts)) == (other.quantity, other.setup, len(other.hosts))
+
+
+BENCHMARK = "benchmark.json"
+_ALL_UP_TO = 4  # ranks or hosts: every number up to here is measured, beyond it the powers of two and the last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """The measurement of one number of hosts and ranks.
+
+    Attributes:
+        own_per_s: images a second of Paceline's loop over all ranks, one figure a block.
+        reference_per_s: the same of the plain PyTorch loop; its blocks alternate with those of Paceline's.
+        threads: of each rank.
+        peak_flop_per_s: of one rank's hardware; None: unknown.
+    """
+
+    model: str
+    parameters: int
+    dataset: str
+    synthetic: bool
+    precision: str
+    global_batch_size: int
+    backend: str
+    nnodes: int
+    world_size: int
+    device: str
+    hardware: str
+    torch: str
+    threads: int
+    peak_flop_per_s: float | None
+    flop_per_image: float
+    own_per_s: Sequence[float]
+    reference_per_s: Sequence[float]
+
+    @classmethod
+    def from_json(cls, throughput: Mapping[str, Any]) -> Point:
+        """Return the point of a throughput.json (trainers.measuring.throughput)."""
+        hardware, pairs = throughput["hardware"], throughput["pairs"]
+        same_names = (
+            *("model", "parameters", "dataset", "synthetic", "precision", "global_batch_size", "backend"),
+            *("nnodes", "world_size", "flop_per_image"),
+        )
+        return cls(
+            **{name: throughput[name] for name in same_names},
+            **{name: hardware[name] for name in ("device", "torch", "threads", "peak_flop_per_s")},
+            hardware=hardware["name"],
+            own_per_s=[pair["paceline_images_per_s"] for pair in pairs],
+            reference_per_s=[pair["plain_images_per_s"] for pair in pairs],
+        )
+
+    @property
+    def images_per_s(self) -> float:
+        """The median of Paceline's blocks."""
+        return statistics.median(self.own_per_s)
+
+    @property
+    def ratios(self) -> list[float]:
+        """Paceline's speed divided by that of the reference loop, pair of blocks by pair."""
+        return [own / reference for own, reference in zip(self.own_per_s, self.reference_per_s, strict=True)]
+
+    @property
+    def flop_per_s(self) -> float:
+        return self.images_per_s * self.flop_per_image
+
+    @property
+    def peak_share(self) -> float | None:
+        """The reached part of all ranks' peak; None: no peak is known."""
+        peak = self.peak_flop_per_s
+        return self.flop_per_s / (peak * self.world_size) if peak else None
+
+
+class Benchmark(NamedTuple):
+    """All points, the first one with one rank; ``left_out``: what could not be measured, with the reason."""
+
+    folder: Path
+    commit: str
+    points: Sequence[Point]
+    left_out: Sequence[str]
+
+
+def measure_scaling(
+    config: RunConfig, pack: PackSource, *, settings: Mapping[str, float], root: Path, say: Say
+) -> Benchmark:
+    """Measure all points of the scaling table, and write benchmark.json.
+
+    Args:
+        settings: ``pairs`` and ``block_s`` (seconds), as far as they were typed.
+
+    Raises:
+        UsageError: no number of ranks can share the global batch.
+        HostError, TrainingError, Killed: as a launch does; the points measured before stay in their folders.
+    """
+    clusters, left_out = clusters_to_measure(config.cluster, config.train.trainer.global_batch_size)
+    folder = new_folder(config.runs_dir, "benchmark")
+    request = {**config.resolved, "init": {}, "measure": settings}  # a measurement needs no initial weights
+    results: list[dict[str, Any]] = []
+    for number, cluster in enumerate(clusters, start=1):
+        nodes, ranks = cluster.nnodes, cluster.world_size
+        say(f"\n{number} of {len(clusters)}: {counted(nodes, 'host')}, {counted(ranks, 'rank')}")
+        result = run(
+            request,
+            run_folder.THROUGHPUT,
+            cluster=cluster,
+            folder=folder / f"{folder.name}-{nodes}x{ranks}",
+            root=root,
+            say=say,
+            pack=pack,
+            chosen=config.chosen,
+        )
+        results.append({**result, "hosts": [host.label for host in cluster.hosts]})
+    commit = _commit(config, root)
+    content = {
+        "version": 1,
+        "unix_time": time.time(),
+        "commit": commit,
+        "overrides": list(config.overrides),
+        "launcher": config.cluster.launcher,
+        "left_out": left_out,
+        "points": results,
+    }
+    write_json(folder / BENCHMARK, content)
+    return Benchmark(folder, commit, [Point.from_json(result) for result in results], left_out)
+
+
+def _commit(config: RunConfig, root: Path) -> str:
+    """Return the commit that is measured."""
+    run = {"overrides": (), "hosts": (), "data_digest": "", "unix_time": time.time()}
+    origin, _ = provenance.collect(root, (), run, outputs=[config.runs_dir, config.data_dir])
+    if origin.git_commit is None:
+        return "unknown"
+    return f"{origin.git_commit[:10]}{'-dirty' if origin.git_dirty else ''}"
+
+
+# ------------------------------------------------------------------------------- clusters and tables (pure)
+def clusters_to_measure(cluster: Cluster, global_batch_size: int) -> tuple[list[Cluster], list[str]]:
+    """Return 1…N ranks on the first host, then 1…M hosts with all their ranks; and what was left out, with the reason.
+
+    Raises:
+        UsageError: none of them can share the global batch.
+    """
+    first = cluster.hosts[0]
+    clusters = [
+        replace(cluster, hosts=(replace(first, nproc_per_node=ranks),)) for ranks in _counts(first.nproc_per_node)
+    ]
+    clusters += [replace(cluster, hosts=cluster.hosts[:hosts]) for hosts in _counts(cluster.nnodes) if hosts > 1]
+    even = [part for part in clusters if global_batch_size % part.world_size == 0]
+    left_out = [
+        f"{counted(part.nnodes, 'host')} with {counted(part.world_size, 'rank')}: "
+        f"they can't share a global batch of {global_batch_size}"
+        for part in clusters
+        if part not in even
+    ]
+    if not even:
+        raise UsageError("\n".join(["nothing can be measured:", *left_out]), hint="another trainer.global_batch_size")
+    return even, left_out
+
+
+def _counts(last: int) -> list[int]:
+    if last <= _ALL_UP_TO:
+        return list(range(1, last + 1))
+    powers = [1 << exponent for exponent in range(last.bit_length()) if 1 << exponent < last]
+    return [*powers, last]
+
+
+def table(benchmark: Benchmark) -> str:
+    """Format the points for a terminal."""
+    first = benchmark.points[0]
+    lines = [
+        f"{first.model} ({first.parameters:,} parameters) on {first.dataset}, {first.precision}, "
+        f"global batch {first.global_batch_size}",
+        f"{first.hardware}; torch {first.torch}, {first.backend}; commit {benchmark.commit}",
+        "",
+        "images/s over all ranks; the reference loop took turns with Paceline, block by block",
+        f"{'hosts':>5}{'ranks':>6}{'threads':>8}{'median':>11}{'min':>11}{'max':>11}{'n':>4}{'scaling':>9}"
+        f"{'reference loop':>16}  {'ratio (min – max)':<20}{'TFLOP/s':>9}{'of peak':>9}",
+        *(_table_row(point, first) for point in benchmark.points),
+        "",
+        *(f"left out: {text}" for text in benchmark.left_out),
+    ]
+    if first.peak_flop_per_s is None:
+        lines.append(f"share of the peak is left out: no peak is known for {first.hardware}")
+    if first.device == "cpu":
+        lines.append("ranks on one computer share its cores (threads: what each rank was given)")
+    if first.synthetic:
+        lines.append("SYNTHETIC DATA: the speed counts, an accuracy would not")
+    return "\n".join(lines)
+
+
+def _table_row(point: Point, first: Point) -> str:
+    """Return a line of the table; the scaling is against the ``first`` point."""
+    own, ratios = point.own_per_s, point.ratios
+    scaling, reference = point.images_per_s / first.images_per_s, statistics.median(point.reference_per_s)
+    ratio = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} – {max(ratios):.3f})"
+    peak_share = "–" if point.peak_share is None else f"{point.peak_share:.1%}"
+    return (
+        f"{point.nnodes:>5}{point.world_size:>6}{point.threads:>8}{point.images_per_s:>11,.1f}{min(own):>11,.1f}"
+        f"{max(own):>11,.1f}{len(own):>4}{scaling:>9.2f}{reference:>16,.1f}  {ratio:<20}"
+        f"{point.flop_per_s / 1e12:>9.3f}{peak_share:>9}"
+    )

@@ -1,1 +1,0 @@
-"""Node modules that measure instead of train; ``node_module`` launches one."""
