@@ -1,4 +1,4 @@
-"""The lab's network: a bridge in a namespace of its own, one port per host, one uplink; and what it needs here.
+"""What a lab is, and its network: a bridge in a namespace of its own, one port per host, one uplink.
 
 The bridge does not stand in the controller's namespace, so that firewall rules for forwarded packets
 (Docker's ``FORWARD DROP`` with br_netfilter) never meet the traffic between two hosts.
@@ -6,20 +6,25 @@ The bridge does not stand in the controller's namespace, so that firewall rules 
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import ipaddress
 import json
 import os
+import re
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pipeline.core.errors import HostError
+from pipeline.core.errors import HostError, suggestion
+from pipeline.core.files import write_json
 from pipeline.core.processes import process
-from pipeline.lab.state import Lab, LabHost, namespace, uplink
 
+_VERSION = 1  # of state.json
 _END_S = 10.0
 # Hosts that all speak with all learn n² neighbours, and all network namespaces of a kernel together may hold 1,024
 # learned ones (gc_thresh3). For more hosts than this all addresses are set; a dead one is silent, not unreachable.
@@ -40,6 +45,151 @@ _OWN_HOSTS = "or train on hosts of your own: doit train cluster=pssh cluster.hos
 _COMMAND_TIMEOUT_S = 30.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class LabHost:
+    """One host of the lab. Process ids are the ones that the controller sees; None: not running.
+
+    ``scratch`` holds the folders that the host has as its home, /tmp and /var/tmp.
+    """
+
+    name: str
+    address: str
+    namespace: str
+    folder: Path
+    init_pid: int | None
+    sshd_pid: int | None
+
+    @property
+    def scratch(self) -> Path:
+        return self.folder / "scratch"
+
+    @property
+    def home(self) -> Path:
+        """Where the controller sees the files that the host has in its ``~``."""
+        return self.scratch / "home"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lab:
+    """The lab of one project folder. ``subnet`` like ``10.83.7.0/24``; hosts ordered by number."""
+
+    id: str
+    root: Path
+    subnet: str
+    hosts: tuple[LabHost, ...]
+
+    @property
+    def ssh_config(self) -> Path:
+        return folder(self.root) / "ssh_config"
+
+    @property
+    def switch(self) -> str:
+        """Name of the namespace that holds the bridge and one port per host, named as the host."""
+        return namespace(self.id, "switch")
+
+    @property
+    def running(self) -> bool:
+        return all(host.sshd_pid is not None for host in self.hosts)
+
+    def host(self, name: str) -> LabHost:
+        """Return the host of that name. Raises HostError with the valid names."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        raise HostError(f"lab: no host {name!r}; {suggestion(name, [host.name for host in self.hosts])}")
+
+
+def folder(root: Path) -> Path:
+    return root / ".lab"
+
+
+def lab_id(root: Path) -> str:
+    """Return eight hex digits of the path's digest, so that a lab is found again when its folder was lost."""
+    return hashlib.sha256(str(root).encode()).hexdigest()[:8]
+
+
+def namespace(id_: str, name: str) -> str:
+    return f"pl-{id_}-{name}"
+
+
+def uplink(id_: str) -> str:
+    """Return the controller's interface into the lab (at most 15 characters, IFNAMSIZ)."""
+    return f"pl{id_}"
+
+
+def journal(root: Path, id_: str, hosts: int, subnet: str) -> None:
+    """Record the lab that is about to be made; everything else follows from these four values."""
+    record = {"version": _VERSION, "id": id_, "root": str(root), "hosts": hosts, "subnet": subnet}
+    write_json(folder(root) / "state.json", record)
+
+
+def load(root: Path) -> Lab | None:
+    """Return the lab of the journal, with the processes that live now; None: there is no journal."""
+    record = _read(root)
+    if record is None or _is_copy(root, record):
+        return None
+    base = record["subnet"].rsplit(".", 1)[0]
+    hosts = tuple(_host(root, record["id"], index, base) for index in range(record["hosts"]))
+    return Lab(id=record["id"], root=Path(record["root"]), subnet=record["subnet"], hosts=hosts)
+
+
+def _read(root: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads((folder(root) / "state.json").read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return record if isinstance(record, dict) and record.get("version") == _VERSION else None
+
+
+def _is_copy(root: Path, record: dict[str, Any]) -> bool:
+    """Whether the whole checkout was copied: the lab then belongs to the folder it was copied from."""
+    origin = Path(record["root"])
+    if origin == root:
+        return False
+    record_there = _read(origin)
+    return record_there is not None and record_there["id"] == record["id"]
+
+
+def _host(root: Path, id_: str, index: int, base: str) -> LabHost:
+    name = f"node{index}"
+    host_folder = folder(root) / name
+    init = _live_init(host_folder)
+    return LabHost(
+        name=name,
+        address=f"{base}.{10 + index}",
+        namespace=namespace(id_, name),
+        folder=host_folder,
+        init_pid=init,
+        sshd_pid=None if init is None else _child(init, "sshd"),
+    )
+
+
+def _live_init(host_folder: Path) -> int | None:
+    """Return the pid in ``host_folder/init`` if that very process (same start time) still runs."""
+    try:
+        pid, started = (host_folder / "init").read_text().split()
+        return int(pid) if _stat(int(pid))[19] == started else None
+    except (FileNotFoundError, ProcessLookupError, ValueError):
+        return None
+
+
+def _child(parent: int, name: str) -> int | None:
+    with contextlib.suppress(OSError):  # one has just ended
+        for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+            if Path(f"/proc/{pid}/comm").read_bytes() == f"{name}\n".encode() and _stat(int(pid)):
+                return int(pid)
+    return None
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat behind the name. Raises ProcessLookupError, FileNotFoundError: it is gone."""
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    if fields[0] in "ZX":
+        raise ProcessLookupError(pid)
+    return fields
+
+
+# ------------------------------------------------------------------------------------------- this computer, its network
 def missing() -> HostError | None:
     """Return the error if no lab can run here, with the way to get what is missing; None: nothing is."""
     if sys.platform != "linux":
@@ -59,20 +209,15 @@ def missing() -> HostError | None:
             f"the lab needs root (network namespaces); this is uid {os.geteuid()}",
             hint=f'sudo "$(command -v doit)" lab --hosts 2   ({_OWN_HOSTS})',
         )
-    lacking = [name for name, bit in _CAPABILITIES.items() if not _effective_capabilities() >> bit & 1]
+    effective = re.search(r"^CapEff:\s*(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    mask = int(effective[1], 16) if effective else 0
+    lacking = [name for name, bit in _CAPABILITIES.items() if not mask >> bit & 1]
     if lacking:
         return HostError(
             f"the lab needs {' and '.join(lacking)}, which this container's root does not have",
             hint=f"docker run --privileged …   ({_OWN_HOSTS})",
         )
     return None
-
-
-def _effective_capabilities() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return int(line.split()[1], 16)
-    return 0
 
 
 def command(*argv: str, stdin: str = "") -> str:
@@ -95,23 +240,18 @@ def free_subnet(id_: str) -> str:
 
     The kernel's own tables are the register: call it, and give the uplink its address, under one lock.
     """
-    taken = [ipaddress.ip_network(text, strict=False) for text in _taken()]
+    links = json.loads(command("ip", "-4", "-j", "addr") or "[]")
+    taken = [f"{own['local']}/{own['prefixlen']}" for link in links for own in link.get("addr_info", ())]
+    routes = json.loads(command("ip", "-4", "-j", "route", "show", "table", "all") or "[]")
+    taken += [route["dst"] for route in routes if route["dst"] != "default"]
+    others = [ipaddress.ip_network(text, strict=False) for text in taken]
     start = int(id_, 16)
     for block in ("10.83", "198.18", "198.19"):
         for index in range(256):
             subnet = ipaddress.ip_network(f"{block}.{(start + index) % 256}.0/24")
-            if not any(subnet.overlaps(other) for other in taken):
+            if not any(subnet.overlaps(other) for other in others):
                 return str(subnet)
     raise HostError("lab: no free /24 in 10.83.0.0/16 and 198.18.0.0/15", hint="ip route, and free one of them")
-
-
-def _taken() -> Iterator[str]:
-    for link in json.loads(command("ip", "-4", "-j", "addr") or "[]"):
-        for address in link.get("addr_info", ()):
-            yield f"{address['local']}/{address['prefixlen']}"
-    for route in json.loads(command("ip", "-4", "-j", "route", "show", "table", "all") or "[]"):
-        if route["dst"] != "default":
-            yield route["dst"]
 
 
 def connect(lab: Lab) -> None:
@@ -156,19 +296,16 @@ def namespaces(id_: str) -> list[str]:
 
 def disconnect(id_: str) -> list[str]:
     """End every process in the lab's namespaces, remove them and the uplink; return the names of what was removed."""
-    removed = []
-    had_uplink = _exists(uplink(id_))
+    removed = [*namespaces(id_), *([uplink(id_)] if _exists(uplink(id_)) else [])]
     for name in namespaces(id_):
         end_processes(name)
         command("ip", "netns", "delete", name)
-        removed.append(name)
-    if had_uplink:
+    if uplink(id_) in removed:
         try:
             command("ip", "link", "delete", uplink(id_))
         except HostError:
             if _exists(uplink(id_)):  # the kernel removes it by itself, a moment after the namespace of its other end
                 raise
-        removed.append(uplink(id_))
     _leave_no_netns_folder()
     return removed
 

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline import lab as labs
 from pipeline.core.errors import HostError
-from pipeline.lab import Lab, host
+from pipeline.lab import Lab
 from tests.lab_fixture import on
 from tests.waiting import HANG_S
 
@@ -49,11 +49,11 @@ def test_hosts_share_the_cores_of_the_machine(lab: Lab) -> None:
 def test_a_cut_host_is_silent_until_it_is_mended(lab: Lab) -> None:
     labs.cut(lab, "node1")
     try:
-        assert not host.answers(lab.hosts[1])
-        assert host.answers(lab.hosts[0], timeout_s=HANG_S)
+        assert not labs.answers(lab.hosts[1])
+        assert labs.answers(lab.hosts[0], timeout_s=HANG_S)
     finally:
         labs.restore(lab, "node1")
-    host.wait_ready(lab)
+    labs.wait_ready(lab)
 
 
 def test_a_limit_holds_both_ways_and_mend_lifts_it(lab: Lab) -> None:
@@ -70,7 +70,7 @@ def test_a_limit_holds_both_ways_and_mend_lifts_it(lab: Lab) -> None:
     labs.limit(lab, "node0", 100)
     try:
         assert rates() == [True, True]
-        assert host.answers(lab.hosts[0])
+        assert labs.answers(lab.hosts[0])
     finally:
         labs.restore(lab, "node0")
     assert rates() == [False, False]

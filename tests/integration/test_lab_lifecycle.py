@@ -15,7 +15,7 @@ import pytest
 
 from pipeline import lab as labs
 from pipeline.core.errors import HostError, UsageError
-from pipeline.lab import Lab, network, state
+from pipeline.lab import Lab, network
 from tests.lab_fixture import on, require_lab
 from tests.waiting import HANG_S, wait_until
 
@@ -71,7 +71,7 @@ def test_a_number_out_of_range_is_refused(root: Path, hosts: int) -> None:
 
 def test_down_twice_removes_everything_once(root: Path) -> None:
     lab = labs.up(root, 2)
-    assert set(labs.down(root)) == {lab.switch, *(host.namespace for host in lab.hosts), state.uplink(lab.id)}
+    assert set(labs.down(root)) == {lab.switch, *(host.namespace for host in lab.hosts), network.uplink(lab.id)}
     assert traces(lab.id, root) == []
     assert labs.down(root) == ()
     assert list(root.iterdir()) == []
@@ -168,7 +168,7 @@ def test_down_cleans_up_after_a_killed_up(root: Path, delay_s: float) -> None:
     raising.kill()
     raising.communicate()
     labs.down(root)
-    assert traces(state.lab_id(root), root) == []
+    assert traces(network.lab_id(root), root) == []
     assert list(root.iterdir()) == []
 
 
