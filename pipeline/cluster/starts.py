@@ -1,4 +1,4 @@
-"""Open starts of a run: those whose hosts may still hold processes or files of it.
+"""Open starts of a run, whose hosts may still hold processes or files of it; folders there that nobody needs.
 
 plan.json describes only the newest start, and a run may go on with other hosts, because its key doesn't contain their
 names. So each start whose hosts have copies of the run folder first writes attempts/N/start-*.json. That file is
@@ -17,18 +17,23 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.core import documents
 from pipeline.core.errors import UsageError
 from pipeline.core.files import write_json
 from pipeline.core.specs import SCRIPT_OUTPUTS, TRAINING_OUTPUTS, Cluster, Host, LaunchPlan, NodePlan, unfit_name
+from pipeline.core.tables import counted, file_size
 from pipeline.runs import journal
 from trainers.contract import run_folder
+from trainers.contract.host_facts import HostFacts, LeftFolder
+
+if TYPE_CHECKING:
+    from pipeline.cluster.launchers import Launcher
+
 
 _COLLECTED = "collected"  # file of attempts/N: run id of the start whose outputs are all here
 _CONNECT_S = 5.0  # short, because hosts that the command doesn't name may no longer exist
-_NOT_RECORDED = ("argv", "env")  # fields of a node
 _RUN_ID = re.compile(r"(?P<key>\w+)-[0-9a-f]{6}-(?P<attempt>\d+)-[0-9a-f]+")
 _LABEL = re.compile(r"(?:(?P<user>[^@]*)@)?(?P<name>[^@]+?)(?::(?P<port>\d{1,5}))?")
 _ADDRESS = re.compile(r"[\w.-]{0,255}|[0-9A-Fa-f.:]*(%[\w.-]+)?", re.ASCII)
@@ -57,7 +62,8 @@ def record(plan: LaunchPlan, run_dir: Path) -> None:
     path = _path(plan.run_id, run_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
     value = dataclasses.asdict(dataclasses.replace(plan, submission=""))
-    nodes = [{name: field for name, field in node.items() if name not in _NOT_RECORDED} for node in value["nodes"]]
+    not_recorded = {"argv", "env", "container"}
+    nodes = [{name: node[name] for name in node if name not in not_recorded} for node in value["nodes"]]
     write_json(path, {**value, "nodes": nodes})
 
 
@@ -227,3 +233,48 @@ def _read(path: Path, run_dir: Path) -> Start | None:
     with suppress(OSError):
         return Start(plan=plan, followed_at=path.stat().st_mtime)
     return None
+
+
+# ----------------------------------------------------------------------------- folders that old attempts left on hosts
+OUTPUTS_KEPT_S = 7 * 86_400.0  # for a run that this project doesn't know, whose outputs another clone may fetch
+EMPTY_KEPT_S = 3600.0  # for folders without outputs; then their controller counts as gone
+
+
+def why_kept(left: LeftFolder, runs_dir: Path) -> str:
+    """Return the reason to keep a folder; '' if it may be removed.
+
+    ``runs_dir``: this project's folder of runs.
+    """
+    prefix = journal.prefix_of_attempt(left.run_id)
+    key = prefix[: -len("-abcdef-")]
+    run_dir = runs_dir.resolve() / key
+    is_ours = prefix == journal.attempt_prefix(key, run_dir)
+    if is_ours and is_collected(left.run_id, run_dir):
+        return ""
+    is_newest = journal.known_attempts(run_dir)[-1:] == [left.run_id]
+    if is_ours and left.holds_outputs and (is_newest or is_open(left.run_id, run_dir)):  # the next attempt fetches them
+        return f"run {key} goes on from its checkpoints: the same command fetches them"
+    may_be_fetched = left.holds_outputs and (not is_ours or run_dir.exists())
+    if left.idle_s > (OUTPUTS_KEPT_S if may_be_fetched else EMPTY_KEPT_S):
+        return ""
+    outputs = ", and has outputs of a run unknown here" if may_be_fetched else ""
+    return f"it was in use {idle_words(left.idle_s)} ago{outputs}"
+
+
+def clear_leftovers(launcher: Launcher, facts: Sequence[HostFacts], runs_dir: Path) -> list[str]:
+    """Remove the folders of old attempts that nobody needs; return a line for each host that had one."""
+    unneeded = {fact.host: [left for left in fact.left_folders if not why_kept(left, runs_dir)] for fact in facts}
+    names = [(fact, [left.name for left in unneeded[fact.host]]) for fact in facts if unneeded[fact.host]]
+    lines = []
+    for host, removed in launcher.remove_folders(names).items():
+        size_bytes = sum(left.bytes for left in unneeded[host] if left.name in removed)
+        if removed:
+            lines.append(
+                f"{host}: removed what was left of {counted(len(removed), 'attempt')}, {file_size(size_bytes)}"
+            )
+    return lines
+
+
+def idle_words(seconds: float) -> str:
+    """Return a duration in words."""
+    return f"{seconds / 86_400:.0f} days" if seconds >= 2 * 86_400 else f"{seconds / 60:.0f} minutes"

@@ -9,8 +9,7 @@ from typing import Any
 
 from pipeline.cluster.launchers import LAUNCHERS, containers
 from pipeline.cluster.launchers.settings import ClusterConfig, HostConfig
-from pipeline.cluster.spares import why_unfit
-from pipeline.cluster.validation import visible_gpus
+from pipeline.cluster.validation import visible_gpus, why_unfit
 from pipeline.config import hostfile
 from pipeline.config.errors.unknown_key import HOST_FIELDS, not_of_a_host
 from pipeline.config.values import encodable, typed

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainers.contract import run_folder
+from trainers.contract.host_facts import Container
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +183,7 @@ class NodePlan:
     first_rank: int
     nproc_per_node: int
     machine: str = ""  # of the host alone: equal for all its names, addresses and users; "" if unknown
-    container: Mapping[str, Any] | None = None  # engine, image, digest, gpus, mounts: ``argv`` is run in it
+    container: Container | None = None  # ``argv`` is run in it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -244,7 +244,7 @@ def commands(plan: LaunchPlan) -> str:
     rows = [plan.submission] if plan.submission else []
     for node in plan.nodes:
         env = [f"{name}={shlex.quote(value)}" for name, value in node.env.items()]
-        within = f", in {node.container['image']} by {node.container['engine']}" if node.container else ""
+        within = f", in {node.container.image} by {node.container.engine}" if node.container else ""
         rows.append(f"{node.host}{within}:\n  {' '.join(env)} {shlex.join(node.argv)}")
     return "\n".join(rows)
 

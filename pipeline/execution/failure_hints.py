@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from pipeline.cluster import launchers
-from pipeline.cluster.launchers.transport.host_errors import ssh_command
+from pipeline.cluster.launchers.transport.answers import ssh_command
 from pipeline.core.errors import TrainingError, nearest
 from pipeline.core.specs import Cluster
 from pipeline.execution.run import Run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.cluster import launchers, standings, starts
+from pipeline.cluster import earlier, launchers, starts
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import UNDER_WAY
 from pipeline.execution.restarts import next_start
@@ -26,7 +26,7 @@ def unfinished_attempt(run: Run) -> OpenAttempt:
     hosts_by_label = {host.label: host for host in (*cluster.hosts, *cluster.spares)}
     unknown = [node.host for node in plan.nodes if node.host not in hosts_by_label]
     if unknown:
-        relabelled = standings.with_current_labels(cluster, plan)
+        relabelled = earlier.with_current_labels(cluster, plan)
         if relabelled is None:
             raise UsageError(
                 f"the attempt that is under way is on {', '.join(unknown)}, which cluster.hosts doesn't name",
@@ -48,7 +48,7 @@ def attempt_to_attach(run: Run, say: Say) -> OpenAttempt:
     attempt = unfinished_attempt(run)
     last = journal.read(run.folder.journal)[-1:]
     has_ended = bool(last) and last[0].state not in UNDER_WAY
-    why_over = standings.why_over(attempt.cluster, attempt.plan, run.folder.path) if has_ended else None
+    why_over = earlier.why_over(attempt.cluster, attempt.plan, run.folder.path) if has_ended else None
     if why_over is not None:
         for line in why_over:
             say(line)
@@ -70,7 +70,7 @@ def surviving_attempt(work: Work) -> OpenAttempt | None:
         return None
     work.say.doing(f"asking the hosts of attempt {attempt.plan.attempt} whether it still runs")
     try:
-        why_over = standings.why_over(attempt.cluster, attempt.plan, work.run.folder.path)
+        why_over = earlier.why_over(attempt.cluster, attempt.plan, work.run.folder.path)
     except HostError as error:
         cluster = work.run.config.cluster
         if cluster.settings.max_restarts > 0 or not {host.label for host in cluster.hosts}.issuperset(error.hosts):

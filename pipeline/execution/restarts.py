@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from pipeline.cluster import spares, starts
+from pipeline.cluster import starts, validation
 from pipeline.core.errors import TrainingError
 from pipeline.core.specs import Cluster, LaunchPlan
 from pipeline.execution.run import Run
@@ -73,9 +73,9 @@ class Restarts:
         """
         if not gone or self._keeps_hosts:
             return []
-        replaced = spares.replace(self.cluster, gone)
+        replaced = validation.replace_lost(self.cluster, gone)
         if replaced is None and self.shards:
-            replaced = spares.shrink(self.cluster, gone, lambda ranks: self.shards % ranks == 0)
+            replaced = validation.go_on_with_fewer(self.cluster, gone, lambda ranks: self.shards % ranks == 0)
         if replaced is None:
             return []
         self.cluster, lines = replaced
@@ -83,7 +83,7 @@ class Restarts:
 
     def idle_spares(self, gone: Sequence[str]) -> list[str]:
         """Return a line for each spare that stays idle although hosts are ``gone``, with the reason."""
-        return [] if self._keeps_hosts else spares.idle(self.cluster, gone)
+        return [] if self._keeps_hosts else validation.unfit_spares(self.cluster, gone)
 
 
 class Pauses:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster import launchers, sync
+from pipeline.cluster import hosts, launchers
 from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.processes.wait_reports import WaitReports
@@ -62,12 +62,12 @@ def test_runs_use_the_environment_that_sync_made_and_refuse_a_host_without_one(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports = WaitReports(lambda _: None)
-    with closing(sync.remote(cluster)) as launcher:
+    with closing(hosts.remote_launcher(cluster)) as launcher:
         assert launcher.lock_file is not None
         with pytest.raises(HostError, match=r"node1: there is no environment of a lock") as caught:
             launcher.probe(None)
         assert "try: doit sync with the same words makes it" in str(caught.value)
-        (made,) = sync.ensure(launcher, launcher.lock_file, reports)
+        (made,) = hosts.ensure_environments(launcher, launcher.lock_file, reports)
         assert made.python == f"{made.place}/bin/python"
         assert made.place.startswith(f"/root/{WORKDIR}/environments/")
         (fact,) = launcher.probe(None)
@@ -77,8 +77,8 @@ def test_runs_use_the_environment_that_sync_made_and_refuse_a_host_without_one(
             "tiny-two": "1.0",
             "torch": None,
         }
-        monkeypatch.setattr(sync, "_send_wheels", None)  # the wheels are brought once
-        assert [sync.ensure(launcher, launcher.lock_file, reports)] == [[made]]
+        monkeypatch.setattr(hosts, "_send_wheels", None)  # the wheels are brought once
+        assert [hosts.ensure_environments(launcher, launcher.lock_file, reports)] == [[made]]
     with closing(launchers.create(cluster)) as another:
         assert another.probe(None)[0].python == made.python
 
@@ -90,10 +90,10 @@ def test_a_failure_leaves_nothing_and_names_host_last_lines_and_the_command(
 ) -> None:
     lock = wheels.parent / "a lock"
     lock.write_text(f"tiny_one==1.0 --hash=sha256:{'0' * 64}\n")
-    with closing(sync.remote(cluster)) as launcher:
+    with closing(hosts.remote_launcher(cluster)) as launcher:
         assert launcher.lock_file is not None
         with pytest.raises(HostError) as caught:
-            sync.ensure(launcher, launcher.lock_file, WaitReports(lambda _: None))
+            hosts.ensure_environments(launcher, launcher.lock_file, WaitReports(lambda _: None))
     text = str(caught.value)
     assert "the environment could not be made on 1 of 1 hosts\n  node1: python ended with code 1 while" in text
     assert "THESE PACKAGES DO NOT MATCH THE HASHES" in text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cluster import sync
+from pipeline.cluster import hosts
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.lab
 
 def test_hosts_that_share_this_computers_files_need_nothing_brought() -> None:
     with pytest.raises(UsageError, match="lets ranks read files of this computer"):
-        sync.remote(Cluster(launcher="local", hosts=(Host(name="localhost"),)))
+        hosts.remote_launcher(Cluster(launcher="local", hosts=(Host(name="localhost"),)))
 
 
 @pytest.mark.ci

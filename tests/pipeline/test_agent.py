@@ -25,8 +25,7 @@ from pipeline.cluster.agent.host import hardware
 from pipeline.cluster.agent.reports import Lines
 from pipeline.cluster.agent.requests import ProbeRequest, PutPackRequest, Request, StopRequest
 from pipeline.cluster.agent.running import follow, output, processes
-from pipeline.cluster.launchers.transport.answers import parse_answer
-from pipeline.cluster.launchers.transport.host_errors import agent_error
+from pipeline.cluster.launchers.transport.answers import agent_error, parse_answer
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, message
 from pipeline.core import redact
 from tests.agent_records import node_start, start_request

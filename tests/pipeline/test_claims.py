@@ -24,7 +24,7 @@ from pipeline.cluster.agent.requests import ClaimRequest
 from pipeline.cluster.agent.running import claims
 from pipeline.cluster.attempt import run as attempt
 from pipeline.cluster.launchers import settings
-from pipeline.cluster.launchers.transport.agent_requests import resources
+from pipeline.cluster.launchers.transport.agent_client import resources
 from pipeline.cluster.preflight import State, occupation
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host, LaunchSettings

@@ -11,8 +11,7 @@ import pytest
 from pipeline.cluster.agent import wire
 from pipeline.cluster.agent.files import folders
 from pipeline.cluster.launchers.pssh import output_of, remote_command
-from pipeline.cluster.launchers.transport.answers import Answer, Output
-from pipeline.cluster.launchers.transport.host_errors import explain_over_ssh
+from pipeline.cluster.launchers.transport.answers import Answer, Output, explain_over_ssh
 from pipeline.core.specs import Host
 
 GPU1 = Host(name="gpu1")
@@ -61,7 +60,7 @@ def test_a_login_without_a_useful_path_is_told_with_the_path_and_where_it_is_set
     assert why == f"no such interpreter there: {controllers}; its login has PATH=/nowhere"
     assert hint == (
         "cluster.python=/path/to/python, or install Python there (ssh gpu1 ls /usr/bin/python3), or fix PATH in the "
-        "start file of its login shell (~/.bashrc, ~/.profile, ~/.zshenv)"
+        "start files of its login shell (~/.bashrc, ~/.profile, ~/.zshenv)"
     )
 
 

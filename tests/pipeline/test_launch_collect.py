@@ -27,7 +27,7 @@ from pipeline.cluster.agent.running.follow import newest_change
 from pipeline.cluster.attempt.checkpoint_fetch import of_step
 from pipeline.cluster.launchers import agent_launcher
 from pipeline.cluster.launchers.pssh import PsshConfig
-from pipeline.cluster.launchers.transport import downloads, tar_answers
+from pipeline.cluster.launchers.transport import downloads
 from pipeline.cluster.launchers.transport.downloads import Received, Source, receive
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.cluster.launchers.transport.streams import Connection
@@ -193,7 +193,7 @@ STUCK = [sys.executable, "-c", SAYS_TAR]
 def test_a_connection_that_brings_nothing_is_given_up_and_another_one_brings_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tar_answers, "SILENT_S", 1.0)
+    monkeypatch.setattr(downloads, "SILENT_S", 1.0)
     began = time.monotonic()
     with pytest.raises(
         TrainingError, match="node0 ended well, but its outputs could not be collected yet: nothing came for 1 s"
@@ -201,7 +201,7 @@ def test_a_connection_that_brings_nothing_is_given_up_and_another_one_brings_it(
         receive(source(tmp_path, STUCK), make(tmp_path / "run"), final=True)
     assert not receive(source(tmp_path, STUCK), tmp_path / "run", final=False).is_complete
     assert time.monotonic() - began < promised_s(10)
-    monkeypatch.setattr(tar_answers, "SILENT_S", 5.0)  # what the second connection may take to begin
+    monkeypatch.setattr(downloads, "SILENT_S", 5.0)  # what the second connection may take to begin
     run_dir = make(tmp_path / "again")
     node = node_folder(tmp_path / "node")
     assert receive(source(node, STUCK, lambda: AGENT), run_dir, final=True).is_complete

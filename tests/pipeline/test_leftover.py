@@ -17,7 +17,7 @@ from pipeline.cluster.agent.files import leftovers
 from pipeline.cluster.agent.requests import RemoveFoldersRequest
 from pipeline.cluster.agent.running import processes
 from pipeline.cluster.hosts import Hosts
-from pipeline.cluster.left_folders import why_kept
+from pipeline.cluster.starts import why_kept
 from pipeline.runs import journal
 from tests.agent_records import HERE
 from tests.pipeline.test_plan import cluster, facts

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.cluster import preflight
 from pipeline.cluster.preflight import State, judgement
-from pipeline.cluster.preflight.resources import offset
+from pipeline.cluster.preflight.hardware import offset
 from pipeline.core.specs import Cluster
 from tests.pipeline.test_plan import cluster, facts
 from trainers.contract.host_facts import (

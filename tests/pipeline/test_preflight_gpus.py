@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.cluster.preflight import State, gpus
+from pipeline.cluster.preflight import State, hardware
 from pipeline.core.specs import Host
 from tests.pipeline.test_preflight_checks import CUDA, ONE, found, told
 from trainers.contract.host_facts import NvidiaSmi
@@ -25,12 +25,12 @@ GEFORCE = NvidiaSmi(
 
 
 def test_the_answers_of_nvidia_smi_are_read_whole() -> None:
-    first, second = gpus.parse(A100)
+    first, second = hardware.parse_gpus(A100)
     assert (first.index, first.name, first.memory_mib) == (0, "NVIDIA A100-SXM4-80GB", 81920)
     assert (first.uncorrected_errors, first.slowed_by, first.processes) == (0, (), ())
     assert second.slowed_by == ("heat (software)", "heat (hardware)")
-    assert second.processes == (gpus.Process(pid=4242, memory_mib=61230, program="/opt/venv/bin/python, -u"),)
-    (other,) = gpus.parse(GEFORCE)
+    assert second.processes == (hardware.Process(pid=4242, memory_mib=61230, program="/opt/venv/bin/python, -u"),)
+    (other,) = hardware.parse_gpus(GEFORCE)
     assert (other.uncorrected_errors, other.slowed_by) == (None, ())  # no ECC; a power cap is somebody's wish
 
 
@@ -38,7 +38,7 @@ def test_the_answers_of_nvidia_smi_are_read_whole() -> None:
     "text", ["", "No devices were found\n", "NVIDIA-SMI has failed because it couldn't communicate"]
 )
 def test_a_driver_without_an_answer_has_no_gpus(text: str) -> None:
-    assert gpus.parse(NvidiaSmi(text, text, text)) == []
+    assert hardware.parse_gpus(NvidiaSmi(text, text, text)) == []
 
 
 def test_errors_heat_and_foreign_processes_of_a_gpu_are_named() -> None:
@@ -73,10 +73,10 @@ def test_hosts_with_other_gpus_are_shown() -> None:
 def test_nvidia_smi_that_is_missing_silent_or_fails_is_a_warning_of_the_deep_form() -> None:
     outputs = [None, NvidiaSmi(), NvidiaSmi(devices="No devices were found\n"), A100]
     hosts = [told(number, host=host, nvidia_smi=outputs[number]) for number, host in enumerate("abcd")]
-    checks = list(gpus.unanswered(CUDA, hosts, 5.0))
+    checks = list(hardware.unanswered(CUDA, hosts, 5.0))
     assert [(check.host, check.state, check.seen) for check in checks] == [
         ("a", State.WARNING, "nvidia-smi isn't on the login's PATH"),
         ("b", State.WARNING, "nvidia-smi gave no answer within 5 s"),
         ("c", State.WARNING, "nvidia-smi says 'No devices were found\\n'"),
     ]
-    assert list(gpus.unanswered(ONE, hosts, 5.0)) == []
+    assert list(hardware.unanswered(ONE, hosts, 5.0)) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster import hosts
-from pipeline.cluster.launchers.transport.agent_requests import ENV_NAMES
+from pipeline.cluster.launchers.transport.agent_client import ENV_NAMES
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core import places
 from pipeline.keys.rank_environment import FAMILIES, PASSED, decides, left_behind, matches, of_report, passed

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pipeline.cluster import spares
+from pipeline.cluster import validation
 from pipeline.cluster.attempt import checkpoint_fetch, silent_hosts
 from pipeline.cluster.attempt.checkpoint_fetch import CheckpointFetch
 from pipeline.config.build import build
@@ -32,17 +32,17 @@ CLUSTER = Cluster(launcher="pssh", hosts=HOSTS, spares=SPARES)
 
 
 def test_a_spare_with_the_same_ranks_and_variables_takes_the_place_of_a_host_that_is_gone() -> None:
-    replaced = spares.replace(CLUSTER, ["b"])
+    replaced = validation.replace_lost(CLUSTER, ["b"])
     assert replaced is not None
     cluster, lines = replaced
     assert [host.name for host in cluster.hosts] == ["a", "d"]
     assert [host.name for host in cluster.spares] == ["c", "e"]
     assert lines == ["d takes the place of b, as node 1"]
-    assert spares.replace(cluster, ["d"]) is None, "no other has four ranks"
-    first = spares.replace(CLUSTER, ["a"])
+    assert validation.replace_lost(cluster, ["d"]) is None, "no other has four ranks"
+    first = validation.replace_lost(CLUSTER, ["a"])
     assert first is not None
     assert [host.name for host in first[0].hosts] == ["c", "b"], "rank 0 moves with its place"
-    assert spares.replace(CLUSTER, ["a", "c"]) is None, "a spare that is gone itself is none"
+    assert validation.replace_lost(CLUSTER, ["a", "c"]) is None, "a spare that is gone itself is none"
 
 
 def test_a_spare_that_stays_idle_is_named_with_the_reason() -> None:
@@ -51,7 +51,7 @@ def test_a_spare_that_stays_idle_is_named_with_the_reason() -> None:
         "spare e can't take its place: it has 1 rank (nproc_per_node=1), and a has 2",
     ]
     assert Restarts(CLUSTER, keeps_hosts=True).idle_spares(["a"]) == []
-    assert spares.idle(CLUSTER, []) == []
+    assert validation.unfit_spares(CLUSTER, []) == []
 
 
 def test_a_host_that_could_not_be_asked_is_told_of_until_its_lease_ends() -> None:
@@ -65,9 +65,9 @@ def test_a_host_that_could_not_be_asked_is_told_of_until_its_lease_ends() -> Non
 
 
 def test_spares_without_a_further_attempt_are_remarked_on() -> None:
-    assert "cluster.max_restarts=0 allows none" in spares.unused_warning(CLUSTER)
-    assert spares.unused_warning(CLUSTER.with_settings(max_restarts=1)) == ""
-    assert spares.unused_warning(replace(CLUSTER, spares=())) == ""
+    assert "cluster.max_restarts=0 allows none" in validation.unused_warning(CLUSTER)
+    assert validation.unused_warning(CLUSTER.with_settings(max_restarts=1)) == ""
+    assert validation.unused_warning(replace(CLUSTER, spares=())) == ""
 
 
 def test_no_spare_takes_the_place_of_a_host_that_a_sweep_has_dealt_out() -> None:

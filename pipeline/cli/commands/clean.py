@@ -18,7 +18,7 @@ from pipeline.cli.commands.runs import filter_of, in_state
 from pipeline.cli.invocation import Invocation
 from pipeline.cli.output import note, say
 from pipeline.cli.session import Session, relative
-from pipeline.cluster import launchers, left_folders
+from pipeline.cluster import launchers, starts
 from pipeline.comparing.listing import day
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError, os_reason
@@ -326,9 +326,7 @@ def clean_hosts(current: Session) -> None:
         with waiting(note, "asking the hosts"):
             facts = launcher.probe(None)
         reasons = [
-            (fact.host, left, left_folders.why_kept(left, config.runs_dir))
-            for fact in facts
-            for left in fact.left_folders
+            (fact.host, left, starts.why_kept(left, config.runs_dir)) for fact in facts for left in fact.left_folders
         ]
         going = [(host, left) for host, left, why in reasons if not why]
         for host, left, why in reasons:
@@ -338,12 +336,12 @@ def clean_hosts(current: Session) -> None:
             say(f"nothing to remove on {', '.join(fact.host for fact in facts)}")
             return
         rows = [("host", "attempt", "unused for", "frees")]
-        rows += [(host, left.name, left_folders.idle_words(left.idle_s), file_size(left.bytes)) for host, left in going]
+        rows += [(host, left.name, starts.idle_words(left.idle_s), file_size(left.bytes)) for host, left in going]
         say(aligned(rows))
         size_bytes = sum(left.bytes for _, left in going)
         amount = f"what was left of {counted(len(going), 'attempt')}, {file_size(size_bytes)}"
         if agreed(current, amount):
             with waiting(note, "removing it"):
-                lines = left_folders.clear(launcher, facts, config.runs_dir)
+                lines = starts.clear_leftovers(launcher, facts, config.runs_dir)
             for line in lines or ["it is in use again, so nothing was removed"]:
                 say(line)

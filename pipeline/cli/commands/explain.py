@@ -10,7 +10,7 @@ from pipeline.cli.commands import steps as own_steps
 from pipeline.cli.finished import other_hardware
 from pipeline.cli.output import answer, note, say, say_log, wants_json
 from pipeline.cli.session import ROOT, Session, relative
-from pipeline.cluster.spares import unused_warning
+from pipeline.cluster.validation import unused_warning
 from pipeline.config.overrides import origins
 from pipeline.core.tables import first_of
 from pipeline.data.trees import Tree, changed_files
@@ -21,6 +21,7 @@ from pipeline.runs import acceptance, index
 from pipeline.runs import status as run_status
 from pipeline.runs.folder import check_parts
 from pipeline.runs.result import AlteredError
+from trainers.contract.records import as_json
 
 _MOST_FILES = 5  # of changed data
 
@@ -38,7 +39,7 @@ def plan(current: Session) -> None:
     else:
         trials = [dry_run.planned(current.config, current.pack, current.run, root=ROOT)]
     if wants_json():
-        answer([asdict(item) for item in trials])
+        answer(as_json([asdict(item) for item in trials]))
         return
     say(formats[chosen_format](trials))
     if chosen_format == "text" and not current.sweeps and (idle := unused_warning(current.config.cluster)):

@@ -12,8 +12,7 @@ from pipeline.cli import named_run
 from pipeline.cli.commands import train
 from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import ROOT, Session, relative
-from pipeline.cluster import launchers
-from pipeline.cluster import sync as syncing
+from pipeline.cluster import hosts, launchers
 from pipeline.cluster.agent.running.claims import clock
 from pipeline.cluster.attempt.run import stop_run
 from pipeline.cluster.hosts import Hosts
@@ -36,15 +35,15 @@ from trainers.contract.host_facts import HostFacts
 def sync(current: Session) -> None:
     """Bring the environment and the data pack to the hosts. Raises UsageError, HostError."""
     sends_data = current.invocation.is_on("data") or "data" not in current.invocation.options
-    with Interruptible() as signals, closing(syncing.remote(current.config.cluster.with_spares)) as launcher:
+    with Interruptible() as signals, closing(hosts.remote_launcher(current.config.cluster.with_spares)) as launcher:
         signals.left = "; hosts that have everything keep it, and the same command continues"
         lock_file = launcher.lock_file
         if not (sends_data or lock_file):
             raise UsageError("data=0 leaves nothing to bring", hint="cluster.environment_from=lock, or without data=0")
         pack = _pack(current) if sends_data else None
         with WaitReports(note) as reports:
-            environments = syncing.ensure(launcher, lock_file, reports) if lock_file is not None else []
-            facts = syncing.send_pack(launcher, pack, reports) if pack is not None else []
+            environments = hosts.ensure_environments(launcher, lock_file, reports) if lock_file is not None else []
+            facts = hosts.send_pack(launcher, pack, reports) if pack is not None else []
     for made in environments:
         say(f"{made.host}: environment {made.place}: ok, Python {made.python_version}")
     for fact in facts:

@@ -11,8 +11,7 @@ from pipeline.cli.invocation import process_count
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cli.terminal import screen, start_detached, subscriber
-from pipeline.cluster.spares import unused_warning
-from pipeline.cluster.validation import usable_gpus
+from pipeline.cluster.validation import unused_warning, usable_gpus
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.processes.wait_reports import waiting
 from pipeline.core.specs import Cluster

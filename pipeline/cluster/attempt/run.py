@@ -41,6 +41,7 @@ from pipeline.runs import journal
 from pipeline.runs.lock import Waiting
 from trainers.contract import run_folder
 from trainers.contract.host_facts import HostFacts
+from trainers.contract.records import as_json
 
 
 def run_attempt(
@@ -200,7 +201,7 @@ def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[HostFacts], port: 
     plan = dataclasses.replace(plan, submission=launchers.submission(hosts.cluster, spec), warm=warm)
     if not hosts.launcher.capabilities.shares_run_dir:  # ranks that share it see there that a later attempt began
         starts.record(plan, spec.run_dir)
-    write_json(spec.run_dir / run_folder.PLAN, dataclasses.asdict(plan))
+    write_json(spec.run_dir / run_folder.PLAN, as_json(dataclasses.asdict(plan)))
     journal.register_attempt(spec.run_dir, run_id)
     return plan
 

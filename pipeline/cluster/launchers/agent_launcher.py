@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -26,7 +25,7 @@ from pipeline.cluster.agent.requests import (
 from pipeline.cluster.events import Event
 from pipeline.cluster.launchers.base import NOT_ENDED, Environment, LockFile, Outcome, PackSource, Transport, workdir_of
 from pipeline.cluster.launchers.settings import Capabilities, capabilities
-from pipeline.cluster.launchers.transport import agent_requests
+from pipeline.cluster.launchers.transport import agent_client
 from pipeline.cluster.launchers.transport.agent_client import AgentClient, Payload
 from pipeline.cluster.launchers.transport.answers import Answer, host_facts
 from pipeline.cluster.launchers.transport.downloads import Source, receive, receive_others
@@ -86,7 +85,7 @@ class AgentLauncher:
         modules: Sequence[str] = (),
         warm: WarmEnvironment | None = None,
         *,
-        gpu_s: float = agent_requests.GPU_S,
+        gpu_s: float = agent_client.GPU_S,
     ) -> list[HostFacts]:
         """Return the facts of every host, in the cluster's order.
 
@@ -102,7 +101,7 @@ class AgentLauncher:
         self.transport.shares_connections, self._silent = True, set()
         if self.lock_file is not None and not self.transport.pythons:
             self.transport.pythons = self._interpreters(self.lock_file)
-        request = agent_requests.probe(self.cluster, pack, modules, self.registry(Path()), gpu_s, warm)
+        request = agent_client.probe_request(self.cluster, pack, modules, self.registry(Path()), gpu_s, warm)
         asked, began = time.time(), time.monotonic()
         answers = self.client.demand("probe", request)
         answered_s = min(time.monotonic() - began, self.client.short_s)  # longer if this process was stopped itself
@@ -111,10 +110,7 @@ class AgentLauncher:
         return [self._facts(host, answers[host.label], asked, answered) for host in self.cluster.hosts]
 
     def _facts(self, host: Host, answer: Answer, asked: float, answered: float) -> HostFacts:
-        """Return the facts of a host, with the address and interface that the configuration chooses.
-
-        ``asked``, ``answered``: unix times here, to compare the host's clock.
-        """
+        """Return a host's facts with the configured address and interface, and unix times here to compare its clock."""
         facts = host_facts(host.label, answer.value or {})
         address, interface = networks.address_and_interface(host, facts.address, facts.interfaces)
         times = facts.times and facts.times._replace(controller_asked=asked, controller_answered=answered)
@@ -171,22 +167,21 @@ class AgentLauncher:
 
     def _interpreters(self, lock: LockFile) -> dict[str, str]:
         """Return host label → the interpreter of its environment. Raises HostError that names hosts without one."""
-        pythons = {one.host: one.python for one in self.environments(lock)}
-        lacking = [label for label, python in pythons.items() if python is None]
-        if lacking:
+        environments = self.environments(lock)
+        if lacking := [one.host for one in environments if one.python is None]:
             raise HostError(
                 f"{', '.join(lacking)}: there is no environment of {lock.path.name} (cluster.environment_from)",
                 hint="doit sync with the same words makes it",
                 hosts=lacking,
             )
-        return {label: python for label, python in pythons.items() if python is not None}
+        return {one.host: one.python for one in environments if one.python is not None}
 
     def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[HostFacts], run_dir: Path) -> None:
         """Send what is missing and start torchrun on all nodes at once. Raises HostError: some may have started."""
         if pack is not None:
             self.send_pack(pack, facts)
-        digest = pack.digest if pack else ""
-        request = agent_requests.start(self.cluster, plan, run_dir, digest, self.registry(run_dir), self.client.slow_s)
+        registry, digest = self.registry(run_dir), pack.digest if pack else ""
+        request = agent_client.start_request(self.cluster, plan, run_dir, digest, registry, self.client.slow_s)
         files = Payload(name="code and data", append=lambda stdin: append_run(stdin, run_dir))
         self.client.demand(
             "start",
@@ -211,13 +206,13 @@ class AgentLauncher:
 
         Raises HostError: a host has no room for it, or could not receive it.
         """
-        lacking = {fact.host for fact in facts if fact.pack_path is None}
+        lacking = [host for host, fact in zip(self.cluster.hosts, facts, strict=True) if fact.pack_path is None]
         if not lacking:
             return
         self.client.demand(
             "sending the data pack",
             PutPackRequest(self.workdir, pack.digest),
-            hosts=[host for host in self.cluster.hosts if host.label in lacking],
+            hosts=lacking,
             timeout_s=self.client.short_s + pack_bytes(pack.path) * len(lacking) / SLOWEST_BYTES_PER_S,
             payload=Payload(name="the data pack", append=lambda stdin: append(stdin, pack.path, ".")),
         )
@@ -227,7 +222,7 @@ class AgentLauncher:
         return self.client.ask(StandingRequest(self._nodes(plan)))
 
     def _nodes(self, plan: LaunchPlan) -> tuple[NodeStart, ...]:
-        return agent_requests.nodes_of(plan, keeps_run_dir=self.capabilities.shares_run_dir)
+        return agent_client.nodes_of(plan, keeps_run_dir=self.capabilities.shares_run_dir)
 
     def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> Streams:
         """Stream all nodes' output and ends into ``emit`` (called from several threads).
@@ -242,18 +237,12 @@ class AgentLauncher:
             is_script=bool(plan.outputs.whole),
             access=self.transport.access,
         )
-        connections = [self.connection(hosts[node.host]) for node in plan.nodes]
-        token, lock = new_token(), threading.Lock()
+        connections, token = [self.connection(hosts[node.host]) for node in plan.nodes], new_token()
 
-        @lru_cache(maxsize=1)
-        def encoded(log_bytes: int, metrics_bytes: int) -> bytes:
+        @lru_cache(maxsize=1)  # nearly all streams begin at the same bytes
+        def opening(log_bytes: int, metrics_bytes: int) -> bytes:
             offsets = request._replace(log_offset_bytes=log_bytes, metrics_offset_bytes=metrics_bytes)
             return message(offsets, token)
-
-        def opening(log_bytes: int, metrics_bytes: int) -> bytes:
-            """Return the request for all streams; nearly all begin at the same bytes, so it is encoded once."""
-            with lock:
-                return encoded(log_bytes, metrics_bytes)
 
         # no network lies between this computer and itself that could break
         lease_s = 0.0 if self.capabilities.is_this_computer else plan.lease_s
@@ -279,10 +268,11 @@ class AgentLauncher:
         prefix = journal.attempt_prefix(run_key, run_dir)
         request = StopRequest(prefix, self.registry(run_dir), refused_run_id=start)
         answers = self.client.ask(request, timeout_s=self.client.short_s + 8.0)
-        failures = dict[str, str]()
-        for host in self.cluster.hosts:
-            if (answer := answers[host.label]).error is not None:
-                failures[host.label] = self.transport.explain(host, answer)[0]
+        failures = {
+            host.label: self.transport.explain(host, answer)[0]
+            for host in self.cluster.hosts
+            if (answer := answers[host.label]).error is not None
+        }
         survivors = {label: (answer.value or {}).get("survivors") for label, answer in answers.items()}
         self._silent = set(failures)
         return failures | {label: f"{NOT_ENDED}{', '.join(names)}" for label, names in survivors.items() if names}
@@ -299,15 +289,15 @@ class AgentLauncher:
         Args:
             final: the attempt has ended well; else only what a later attempt resumes from is fetched.
 
-        Returns:
-            False: the outputs could not be fetched and are still there.
-
-        Raises:
-            TrainingError, OSError: as ``downloads.receive`` does.
+        Returns False if the outputs could not be fetched and are still there. Raises what ``downloads.receive`` does.
         """
         if self.capabilities.shares_run_dir:
             return True
-        sources, first_host = self._sources(plan), plan.nodes[0].host
+        hosts, first_host = {host.label: host for host in self.cluster.hosts}, plan.nodes[0].host
+        sources = {
+            node.host: Source(connection=self.connection(hosts[node.host]), node=node, access=self.transport.access)
+            for node in self._nodes(plan)
+        }
         others = {label: source for label, source in sources.items() if label not in self._silent}
         if final and plan.outputs.others:  # before the first node's files, as its summary.json marks the run complete
             self._notes += receive_others(plan, others, run_dir, final=True)
@@ -320,14 +310,6 @@ class AgentLauncher:
             for folder in [run_dir / "work", *run_dir.glob("nodes/*/work")]:
                 shutil.rmtree(folder, ignore_errors=True)
         return received.is_complete
-
-    def _sources(self, plan: LaunchPlan) -> dict[str, Source]:
-        """Return host label → how its files are fetched."""
-        hosts = {host.label: host for host in self.cluster.hosts}
-        return {
-            node.host: Source(connection=self.connection(hosts[node.host]), node=node, access=self.transport.access)
-            for node in self._nodes(plan)
-        }
 
     def clean(self, plan: LaunchPlan) -> None:
         """Remove the attempt's own folders from the nodes; the data pack stays for later runs."""
@@ -345,7 +327,8 @@ class AgentLauncher:
         folders = {fact.identity: tuple(names) for fact, names in unwanted}
         request = RemoveFoldersRequest(self.workdir, self.registry(Path()), folders)
         answers = self.client.ask(request, hosts=hosts) if hosts else {}
-        done = {
-            label: answer.value for label, answer in answers.items() if answer.value and answer.reported_error is None
+        return {
+            label: list(answer.value["removed"])
+            for label, answer in answers.items()
+            if answer.value and answer.reported_error is None
         }
-        return {label: list(value["removed"]) for label, value in done.items()}

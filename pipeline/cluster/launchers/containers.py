@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pipeline.cluster.agent.requests import RequestedContainer
 from pipeline.cluster.launchers.settings import Capabilities
@@ -17,7 +16,7 @@ from pipeline.core.cache import Cache
 from pipeline.core.errors import UsageError, os_reason
 from pipeline.core.files import sha256_file
 from pipeline.core.specs import Cluster
-from trainers.contract.host_facts import HostFacts
+from trainers.contract.host_facts import Container, HostFacts
 
 _FILES = (".sif", ".sqsh")
 _SEPARATORS = ",:"  # of srun's and apptainer's lists of folders
@@ -50,19 +49,18 @@ def requested(cluster: Cluster) -> RequestedContainer | None:
     """Return the container that agents are to start; None: they start none."""
     if cluster.container is None or not cluster.asks_environment:  # Slurm's, which can't be asked, are in it already
         return None
-    return RequestedContainer(cluster.container, tuple(mounts(cluster)), gpus=cluster.device == "cuda")
+    return RequestedContainer(cluster.container, tuple(_mounts(cluster)), gpus=cluster.device == "cuda")
 
 
-def of_node(cluster: Cluster, fact: HostFacts) -> dict[str, Any] | None:
+def of_node(cluster: Cluster, fact: HostFacts) -> Container | None:
     """Return a node's container in a plan; None: its agent starts none."""
     if (container := requested(cluster)) is None:
         return None
-    if (found := fact.container) is None:  # the host wasn't asked
-        return {"engine": f"<engine of {fact.host}>", **container._asdict()}
-    return {**container._asdict(), "engine": found.engine, "image": found.image, "digest": found.digest}
+    found = fact.container or Container(f"<engine of {fact.host}>", container.image, "", container.gpus)
+    return found._replace(gpus=container.gpus, mounts=container.mounts)
 
 
-def mounts(cluster: Cluster) -> list[str]:
+def _mounts(cluster: Cluster) -> list[str]:
     """Return the folders and files of the hosts that the ranks see besides those of their run."""
     folders = [path for path in cluster.python_path if path.startswith("/")]
     return list(dict.fromkeys([*cluster.container_mounts, *folders]))
@@ -103,7 +101,7 @@ def srun(cluster: Cluster, shared: Sequence[str]) -> tuple[str, str]:
     image = cluster.container
     if image is None:
         return "", ""
-    folders = list(dict.fromkeys([*shared, *mounts(cluster)]))
+    folders = list(dict.fromkeys([*shared, *_mounts(cluster)]))
     for folder in folders:
         if any(mark in folder for mark in _SEPARATORS):
             raise UsageError(

@@ -16,7 +16,7 @@ from pipeline.cluster.events import Event
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, GrantedJob, JobState, Outcome, PackSource, Scheduler
 from pipeline.cluster.launchers.job_folder import JobFolder, JobFollower
 from pipeline.cluster.launchers.settings import Capabilities, capabilities
-from pipeline.cluster.launchers.transport import agent_requests
+from pipeline.cluster.launchers.transport import agent_client
 from pipeline.cluster.launchers.transport.answers import Answer, host_facts
 from pipeline.core.errors import HostError, PacelineError
 from pipeline.core.specs import Cluster, Host, LaunchPlan
@@ -207,7 +207,7 @@ class GrantedLauncher:
 
     def _request(self, spec: AttemptSpec, modules: Sequence[str], folder: Path) -> JobRequest:
         """Return the first request to every node of the job."""
-        probe = agent_requests.probe(self.cluster, spec.pack, modules, registry="", gpu_s=0.0)
+        probe = agent_client.probe_request(self.cluster, spec.pack, modules, registry="", gpu_s=0.0)
         return JobRequest(
             scheduler=self.scheduler.agent,
             folder=str(folder),
@@ -254,7 +254,7 @@ class GrantedLauncher:
             state_dir.mkdir(mode=0o700, parents=True)
             for name in ("log", "lease", "attached"):
                 (state_dir / name).touch()
-        start = agent_requests.start_in_job(plan, str(run_dir.parent / ".agents"), keeps_run_dir=True)
+        start = agent_client.job_start_request(plan, str(run_dir.parent / ".agents"), keeps_run_dir=True)
         job = self.job
         self._job = dataclasses.replace(job, is_started=True, printed_bytes=job.folder.output_bytes())
         job.folder.start(job.restart, start)

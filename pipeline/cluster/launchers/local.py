@@ -9,8 +9,7 @@ from typing import IO, ClassVar
 
 from pipeline.cluster.launchers.base import Transport
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
-from pipeline.cluster.launchers.transport.answers import Answer, Output
-from pipeline.cluster.launchers.transport.host_errors import quoted, too_old
+from pipeline.cluster.launchers.transport.answers import Answer, Output, quoted, too_old
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.core.files import expanded
 from pipeline.core.specs import Host

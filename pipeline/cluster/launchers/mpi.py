@@ -19,8 +19,9 @@ from typing import IO, ClassVar, cast
 from pipeline.cluster.agent.requests import Access
 from pipeline.cluster.launchers.base import AttemptSpec, Transport, refuse_missing_ssh_config
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
-from pipeline.cluster.launchers.transport.answers import Answer, Output
-from pipeline.cluster.launchers.transport.host_errors import (
+from pipeline.cluster.launchers.transport.answers import (
+    Answer,
+    Output,
     agent_error,
     interpreter_error,
     quoted,

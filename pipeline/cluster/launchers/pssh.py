@@ -24,8 +24,7 @@ from typing import IO, cast
 
 from pipeline.cluster.launchers.base import LockFile, Transport, refuse_missing_ssh_config
 from pipeline.cluster.launchers.settings import ClusterConfig
-from pipeline.cluster.launchers.transport.answers import ENDLESS, LATE, Answer, Output
-from pipeline.cluster.launchers.transport.host_errors import explain_over_ssh
+from pipeline.cluster.launchers.transport.answers import ENDLESS, LATE, Answer, Output, explain_over_ssh
 from pipeline.cluster.launchers.transport.payload import agent_argv
 from pipeline.core.errors import HostError, PacelineError, UsageError
 from pipeline.core.files import expanded

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster import launchers, left_folders, validation
+from pipeline.cluster import launchers, starts, validation
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
-from pipeline.cluster.preflight import gpus, occupation, resources, versions
+from pipeline.cluster.preflight import hardware, occupation, versions
 from pipeline.cluster.preflight.judgement import ALL, Check, State, from_error, refuse, warnings
 from pipeline.cluster.preflight.versions import common_versions, names_to_probe, refuse_different
 from pipeline.core.errors import HostError, UsageError
@@ -68,7 +68,7 @@ class Report:
 
 def judge(cluster: Cluster, facts: Sequence[HostFacts]) -> list[Check]:
     """Return all checks of the facts. Pure."""
-    return [*versions.checks(cluster, facts), *resources.checks(cluster, facts), *gpus.checks(cluster, facts)]
+    return [*versions.checks(cluster, facts), *hardware.checks(cluster, facts)]
 
 
 def examine(
@@ -99,7 +99,7 @@ def examine(
         facts = launcher.probe(None, names_to_probe(key_versions))
         if deep:  # again: a round trip over an open connection is shorter, so clocks are compared more exactly
             facts = launcher.probe(None, names_to_probe(key_versions), gpu_s=_DEEP_GPU_S)
-        for note in left_folders.clear(launcher, facts, runs_dir) if runs_dir else ():
+        for note in starts.clear_leftovers(launcher, facts, runs_dir) if runs_dir else ():
             on_note(note)
         refusals = []
         try:
@@ -110,7 +110,7 @@ def examine(
             refusals.append(error)
         checks = judge(cluster, facts)
         if deep:
-            checks += gpus.unanswered(cluster, facts, _DEEP_GPU_S)
+            checks += hardware.unanswered(cluster, facts, _DEEP_GPU_S)
     return Report(facts=facts, checks=[*checks, *occupation.checks(cluster, facts)], refusals=refusals)
 
 

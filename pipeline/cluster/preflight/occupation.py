@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from pipeline.cluster.agent.running.claims import clock, collide, printable
 from pipeline.cluster.launchers.settings import REFUSE, WHEN_BUSY_HINT, busy_policy
-from pipeline.cluster.launchers.transport.agent_requests import claim, resources
-from pipeline.cluster.preflight import gpus
+from pipeline.cluster.launchers.transport.agent_client import claim, resources
+from pipeline.cluster.preflight import hardware
 from pipeline.cluster.preflight.judgement import Check, State, judged
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host
@@ -50,10 +50,10 @@ def _processes(host: Host, fact: HostFacts, own_attempts: str) -> Iterator[str]:
     devices_of_ranks = set(resources(host, "cuda"))
     owners = {
         int(pid): (printable(user), f" since {clock(float(since))}", mark)  # its PACELINE_NODE
-        for pid, user, since, mark in gpus.rows(fact.nvidia_smi.owners if fact.nvidia_smi else "", 4)
+        for pid, user, since, mark in hardware.rows(fact.nvidia_smi.owners if fact.nvidia_smi else "", 4)
         if pid.isdecimal() and since.isdecimal()
     }
-    for gpu in gpus.parse(fact.nvidia_smi):
+    for gpu in hardware.parse_gpus(fact.nvidia_smi):
         if devices_of_ranks.isdisjoint({f"gpu:{gpu.index}", f"gpu:{gpu.uuid}"}):
             continue
         for process in gpu.processes:

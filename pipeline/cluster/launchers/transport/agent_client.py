@@ -1,27 +1,47 @@
-"""Requests to the agents on all hosts of a cluster at once: their answers, their failures, the progress of files."""
+"""Requests to the agents on all hosts of a cluster at once: how they are made of cluster and plan, and their answers.
+
+What a run claims on its hosts: docs/sharing-hosts.md.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import secrets
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import IO
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, NamedTuple
 
-from pipeline.cluster.agent.requests import Request
+from pipeline.cluster.agent.requests import (
+    ClaimRequest,
+    NodeStart,
+    ProbeRequest,
+    Request,
+    StartRequest,
+    WarmEnvironment,
+)
 from pipeline.cluster.agent.wire import BUSY
-from pipeline.cluster.launchers.base import Transport
-from pipeline.cluster.launchers.settings import WHEN_BUSY_HINT
+from pipeline.cluster.launchers import containers
+from pipeline.cluster.launchers.base import PackSource, Transport, workdir_of
+from pipeline.cluster.launchers.settings import SHARE, WHEN_BUSY_HINT, busy_policy, capabilities
 from pipeline.cluster.launchers.transport.answers import Answer, parse_answer, received_bytes
 from pipeline.cluster.launchers.transport.payload import message, new_token
 from pipeline.core.errors import HostError
-from pipeline.core.specs import Host
+from pipeline.core.redact import hidden_by, rules
+from pipeline.core.specs import Cluster, Host, LaunchPlan
 from pipeline.core.tables import counted
+from pipeline.keys import rank_environment
+from pipeline.runs import journal
+from trainers.contract import run_folder
 
 _ANSWER_S = 8.0  # what a short command takes once it is connected
 _CONNECT_AGAIN_S = 5.0  # to a host that has answered before
 _ROWS, _HINTS = 20, 3  # most lines of an error, whose beginning must stay on the screen
+_NAMED = 4  # hosts in a line of progress
 
 Explain = Callable[[Host, Answer], tuple[str, str | None]]
 """Returns why a host's answer failed, and the command that fixes it (None: not known)."""
@@ -35,12 +55,21 @@ class Payload:
     append: Callable[[IO[bytes]], None]
 
 
+class _Transfer(NamedTuple):
+    """A payload on its way to hosts."""
+
+    name: str
+    labels: Sequence[str]
+    total_bytes: int  # for each host
+    began: float  # monotonic seconds
+
+
 class AgentClient:
     """Sends requests to the agents of a cluster, which a transport starts on its hosts."""
 
     def __init__(self, transport: Transport) -> None:
         self.cluster, self.transport = transport.cluster, transport
-        self._transfer: Transfer | None = None  # the newest payload
+        self._transfer: _Transfer | None = None  # the newest payload
         self._tokens: dict[str, str] = {}  # host label → that of the newest request
 
     @property
@@ -71,8 +100,7 @@ class AgentClient:
         Args:
             timeout_s: None: that of a short command.
 
-        Returns:
-            Host label → its answer.
+        Returns: host label → its answer.
         """
         token, hosts = new_token(), self.cluster.hosts if hosts is None else hosts
         labels = [host.label for host in hosts]
@@ -82,7 +110,7 @@ class AgentClient:
             begin = stdin.tell()
             if payload is not None:
                 payload.append(stdin)
-                self._transfer = Transfer(payload.name, labels, stdin.tell() - begin)
+                self._transfer = _Transfer(payload.name, labels, stdin.tell() - begin, time.monotonic())
             stdin.flush()
             outputs = self.transport.exchange(stdin, hosts, timeout_s or self.short_s)
         return {
@@ -141,40 +169,160 @@ class AgentClient:
         return counts
 
     def transfer_progress(self) -> str:
-        """Return how far the newest payload is, for another thread; '' before any of it has arrived."""
-        arrived = self.reported_counts(self._transfer.hosts) if self._transfer is not None else {}
-        return self._transfer.text(arrived, time.monotonic()) if self._transfer and any(arrived.values()) else ""
+        """Return the progress and mean rate of the newest payload on each host; of many on those furthest behind.
 
-
-_NAMED = 4  # hosts in a line
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """A payload on its way to hosts.
-
-    ``what``: its name; ``hosts``: labels; ``total_bytes``: for each host; ``began``: monotonic seconds.
-    """
-
-    what: str
-    hosts: Sequence[str]
-    total_bytes: int
-    began: float = field(default_factory=time.monotonic)
-
-    def text(self, arrived: Mapping[str, int], now: float) -> str:
-        """Return the progress and mean rate of each host; of many hosts those that are furthest behind.
-
-        Args:
-            arrived: host → bytes that it has reported.
-            now: monotonic seconds.
+        For another thread; '' before any of it has arrived.
         """
-        order = sorted(self.hosts, key=lambda host: arrived.get(host, 0)) if len(self.hosts) > _NAMED else self.hosts
-        rows = [self._part(host, arrived.get(host, 0), now) for host in order[:_NAMED]]
-        if len(self.hosts) > _NAMED:
-            done = sum(arrived.get(host, 0) >= self.total_bytes for host in self.hosts)
-            rows = [f"{done} of {counted(len(self.hosts), 'host')} have it; furthest behind {rows[0]}", *rows[1:]]
-        return f"sending {self.what}: {', '.join(rows)}"
+        transfer = self._transfer
+        arrived = self.reported_counts(transfer.labels) if transfer is not None else {}
+        if transfer is None or not any(arrived.values()):
+            return ""
+        seconds, rows = max(time.monotonic() - transfer.began, 1e-3), []
+        for label in sorted(transfer.labels, key=lambda label: arrived.get(label, 0))[:_NAMED]:
+            mega = arrived.get(label, 0) / 1e6
+            rows.append(f"{label} {mega:,.1f} of {transfer.total_bytes / 1e6:,.1f} MB ({mega / seconds:,.1f} MB/s)")
+        if len(transfer.labels) > _NAMED:
+            done = sum(count >= transfer.total_bytes for count in arrived.values())
+            rows[0] = f"{done} of {counted(len(transfer.labels), 'host')} have it; furthest behind {rows[0]}"
+        return f"sending {transfer.name}: {', '.join(rows)}"
 
-    def _part(self, host: str, count_bytes: int, now: float) -> str:
-        rate = count_bytes / max(now - self.began, 1e-3)
-        return f"{host} {count_bytes / 1e6:,.1f} of {self.total_bytes / 1e6:,.1f} MB ({rate / 1e6:,.1f} MB/s)"
+
+# --------------------------------------------------------------------------------- requests, made of cluster and plan
+# variables that a host may have set, which then stay
+ENV_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DEBUG*")
+GPU_S = 1.0  # how long a probe waits for nvidia-smi, which takes seconds where no GPU is in use
+
+
+def probe_request(
+    cluster: Cluster,
+    pack: PackSource | None,
+    modules: Sequence[str],
+    registry: str,
+    gpu_s: float = GPU_S,
+    warm: WarmEnvironment | None = None,
+) -> ProbeRequest:
+    """Return the request for the facts of a host; ``registry`` is the folder there in which agents register."""
+    return ProbeRequest(
+        workdir=workdir_of(cluster),
+        registry=registry,
+        tests_writing=not capabilities(cluster).shares_run_dir,
+        env_names=ENV_NAMES,
+        env_families=tuple(rank_environment.FAMILIES),
+        env_passed=tuple(rank_environment.PASSED),
+        modules=tuple(modules),
+        python_path=tuple(cluster.python_path),
+        pack_digest=pack.digest if pack else "",
+        pack_folders=(str(pack.path),) if pack else (),
+        gpu_s=gpu_s if cluster.device == "cuda" else 0.0,
+        container=containers.requested(cluster),
+        warm=warm,
+    )
+
+
+def start_request(
+    cluster: Cluster, plan: LaunchPlan, run_dir: Path, pack_digest: str, registry: str, slow_s: float
+) -> StartRequest:
+    """Return the request that starts a run, with secrets, claims and the rules that mask secrets.
+
+    Args:
+        pack_digest: of the data pack; '': the run needs none.
+        registry: the folder there in which agents register.
+        slow_s: how much longer than usual a login may take.
+    """
+    hosts = {host.label: host for host in cluster.hosts}
+    hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))
+    request = job_start_request(plan, registry, keeps_run_dir=capabilities(cluster).shares_run_dir)
+    nodes = [
+        node._replace(
+            env={**node.env, **hosts[node.host].secrets},
+            claim=claim(cluster, hosts[node.host], request.attempt_prefix, _title(run_dir, plan.run_key)),
+        )
+        for node in request.nodes
+    ]
+    return request._replace(
+        nodes=tuple(nodes),
+        env_passed=tuple(rank_environment.IN_CONTAINER if cluster.container else rank_environment.PASSED),
+        masking_rules=rules(hidden),
+        rendezvous=(plan.master_addr, plan.master_port) if plan.nnodes > 1 else None,
+        pack_digest=pack_digest,
+        sends_files=not capabilities(cluster).shares_run_dir,
+        uses_warm_parent=plan.warm,
+        slow_s=slow_s,
+    )
+
+
+def job_start_request(plan: LaunchPlan, registry: str, *, keeps_run_dir: bool) -> StartRequest:
+    """Return the start of a plan without secrets, claims and masking rules, as a scheduler's job gets it.
+
+    Args:
+        registry: the folder there in which agents register.
+        keeps_run_dir: the nodes share the run folder with this computer, so only the agent's own files are removed.
+    """
+    return StartRequest(
+        run_key=plan.run_key,
+        run_id=plan.run_id,
+        attempt_prefix=journal.prefix_of_attempt(plan.run_id),
+        registry=registry,
+        lease_s=plan.lease_s,
+        nodes=tuple(
+            part._replace(
+                nproc_per_node=node.nproc_per_node,
+                argv=node.argv,
+                env=dict(node.env),
+                data_dir=node.data_dir,
+                container=node.container,
+            )
+            for part, node in zip(nodes_of(plan, keeps_run_dir=keeps_run_dir), plan.nodes, strict=True)
+        ),
+    )
+
+
+def nodes_of(plan: LaunchPlan, *, keeps_run_dir: bool) -> tuple[NodeStart, ...]:
+    """Return the nodes of a start without what only the start itself needs; every host finds its own part in them."""
+    return tuple(
+        NodeStart(
+            host=node.host,
+            identity=node.identity,
+            node_rank=node.node_rank,
+            first_rank=node.first_rank,
+            run_dir=node.run_dir,
+            state_dir=node.state_dir,
+            own_folders=(node.state_dir if keeps_run_dir else node.run_dir,),
+        )
+        for node in plan.nodes
+    )
+
+
+def resources(host: Host, device: str) -> list[str]:
+    """Return what a host's ranks compute on: ``gpu:0``, …, or ``cpu``."""
+    if device != "cuda":
+        return ["cpu"]
+    chosen = {**host.placement, **host.env}.get("CUDA_VISIBLE_DEVICES")
+    names = [str(number) for number in range(host.nproc_per_node)] if chosen is None else chosen.split(",")
+    return [f"gpu:{name.strip()}" for name in names[: host.nproc_per_node] if name.strip()]
+
+
+@cache
+def _group() -> str:
+    """Return the mark of this process, whose runs don't refuse each other: a sweep arranges its trials itself."""
+    return secrets.token_hex(8)
+
+
+def claim(cluster: Cluster, host: Host, attempt_prefix: str, title: str) -> ClaimRequest:
+    """Return a run's claim on a host."""
+    return ClaimRequest(
+        resources=tuple(resources(host, cluster.device)),
+        attempt_prefix=attempt_prefix,
+        group=_group(),
+        title=title,
+        refuses_others=busy_policy(cluster) != SHARE,
+    )
+
+
+def _title(run_dir: Path, run_key: str) -> str:
+    """Return the words by which other users of a host recognize a run: ``run KEY (small_cnn)``."""
+    model = ""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        config = json.loads((run_dir / run_folder.CONFIG).read_text(encoding="utf-8"))
+        model = f" ({config['model']['name']})"
+    return f"run {run_key}{model}"

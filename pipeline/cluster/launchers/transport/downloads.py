@@ -6,36 +6,49 @@ of the run folder.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
+from subprocess import Popen, TimeoutExpired
+from typing import IO, Any
 
-from pipeline.cluster.agent.reports import TarTrailer
+from pipeline.cluster.agent.reports import TarHead, TarTrailer
 from pipeline.cluster.agent.requests import Access, CollectRequest, NodeStart
 from pipeline.cluster.agent.running.follow import SETTLED_S
-from pipeline.cluster.launchers.transport.streams import Connection
-from pipeline.cluster.launchers.transport.tar_answers import FAILURES, TarAnswer, extract
+from pipeline.cluster.launchers.transport.answers import parse
+from pipeline.cluster.launchers.transport.payload import message, new_token
+from pipeline.cluster.launchers.transport.streams import Connection, read_some
 from pipeline.core import tars
-from pipeline.core.errors import TrainingError, os_reason
+from pipeline.core.errors import PacelineError, TrainingError, os_reason
 from pipeline.core.files import write_hint
 from pipeline.core.printable import printable
+from pipeline.core.processes import process
 from pipeline.core.specs import TRAINING_OUTPUTS, LaunchPlan, NodePlan, Outputs
 from pipeline.core.tables import file_size
 from pipeline.core.temporary_files import temporary_prefix
 from pipeline.runs.checkpoints import DAMAGE, read_verified
 from trainers.contract import run_folder
+from trainers.contract.records import from_json
 
+SILENT_S = 10.0  # of a connection, which is then replaced
 _AT_ONCE = 8  # hosts at a time
 _OF_THIS_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO}
 _BROKEN = (ConnectionError, TimeoutError, EOFError, tarfile.ReadError)  # errors of the connection, not of the files
+_FAILURES = (OSError, PacelineError, *tars.DAMAGE)  # what ``_extract`` raises
+_NAMES = {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ}  # names that this computer's file system doesn't accept
 _SHOWN = 10  # files that a host could not send
+_LOOK_S = 0.5
+_MOST_BYTES = 1 << 42  # of one answer
+_LONGEST_LINE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +85,10 @@ def receive(source: Source, run_dir: Path, *, final: bool, outputs: Outputs = TR
     request = _request(source, outputs, final=final)
     temporary = Path(tempfile.mkdtemp(prefix=temporary_prefix(".collect"), dir=run_dir))
     try:
-        answer = extract(source.connection, request, temporary)
+        answer = _extract(source.connection, request, temporary)
         damaged = [] if outputs.whole else _drop_damaged(temporary)
-        needed = _needed(outputs, temporary)
+        is_pruned = outputs.pruned is not None and (temporary / outputs.pruned).exists()
+        needed = (outputs.pruned,) if outputs.pruned and is_pruned else outputs.needed
         missing = [name for name in needed if not (temporary / name).exists()]
         if final and (damaged or missing):
             what = f"damaged on the way: {', '.join(damaged)}" if damaged else f"missing: {', '.join(missing)}"
@@ -87,7 +101,7 @@ def receive(source: Source, run_dir: Path, *, final: bool, outputs: Outputs = TR
         received = _settle(temporary, run_dir, target, needed[-1] if needed else "")
         if not outputs.whole:
             _drop_older(run_dir, received)
-    except FAILURES as error:
+    except _FAILURES as error:
         _refuse(error, host, run_dir, final=final)
         return Received(is_complete=False)
     finally:
@@ -155,7 +169,7 @@ def _request(source: Source, outputs: Outputs, *, final: bool) -> CollectRequest
     return request
 
 
-def _notes(host: str, answer: TarAnswer, request: CollectRequest, outputs: Outputs) -> list[str]:
+def _notes(host: str, answer: _TarAnswer, request: CollectRequest, outputs: Outputs) -> list[str]:
     """Return a line for each reason for which files stay on the host."""
     (node,), notes = request.nodes, []
     if answer.head.too_large_bytes is not None and request.limit_bytes is not None:
@@ -169,22 +183,12 @@ def _notes(host: str, answer: TarAnswer, request: CollectRequest, outputs: Outpu
     if answer.unwritable:
         names = "; ".join(answer.unwritable)
         notes.append(f"{host}: can't be written here, so it stays in {node.run_dir} there: {names}")
-    if answer.trailer.unsent and outputs.until_s is None:
-        notes.append(f"{host}: not brought from there: {_unsent(answer.trailer)}")
+    trailer = answer.trailer
+    if trailer.unsent and outputs.until_s is None:
+        files = [f"{printable(name)} ({printable(why)})" for name, why in trailer.unsent.items()]
+        more = f" and {trailer.unsent_count - _SHOWN} more" if trailer.unsent_count > _SHOWN else ""
+        notes.append(f"{host}: not brought from there: {', '.join(files[:_SHOWN])}{more}")
     return notes
-
-
-def _unsent(trailer: TarTrailer) -> str:
-    """Return the files that the host could not send, each with the reason."""
-    files = [f"{printable(name)} ({printable(why)})" for name, why in trailer.unsent.items()]
-    more = f" and {trailer.unsent_count - _SHOWN} more" if trailer.unsent_count > _SHOWN else ""
-    return f"{', '.join(files[:_SHOWN])}{more}"
-
-
-def _needed(outputs: Outputs, folder: Path) -> tuple[str, ...]:
-    """Return the files that a good end has left."""
-    pruned = outputs.pruned is not None and (folder / outputs.pruned).exists()
-    return (outputs.pruned,) if outputs.pruned and pruned else outputs.needed
 
 
 def _drop_damaged(folder: Path) -> list[str]:
@@ -235,3 +239,135 @@ def _drop_older(run_dir: Path, received: list[Path]) -> None:
         for old in checkpoints.glob("step-*"):
             if old.relative_to(run_dir) not in received:
                 shutil.rmtree(old) if old.is_dir() else old.unlink()  # what was set aside may be a folder
+
+
+# ----------------------------------------------------------------------------- the answer: a tar between two lines
+@dataclass(frozen=True, kw_only=True)
+class _TarAnswer:
+    """What a node answered besides its files; ``unwritable``: those with names that this computer doesn't accept."""
+
+    head: TarHead
+    trailer: TarTrailer
+    unwritable: tuple[str, ...]
+
+
+def _extract(connection: Connection, request: CollectRequest, folder: Path) -> _TarAnswer:
+    """Extract the files that a node sends into ``folder``; a connection that breaks or is silent is tried once more.
+
+    Raises ``_FAILURES``: nothing, or not everything, came; or something that wasn't requested.
+    """
+    silent_s = SILENT_S + connection.slow_s
+    try:
+        return _extract_once(connection.argv, request, folder, silent_s)
+    except _FAILURES:
+        shutil.rmtree(folder)
+        folder.mkdir()
+        return _extract_once(connection.retry(), request, folder, silent_s)
+
+
+def _extract_once(argv: list[str], request: CollectRequest, folder: Path, silent_s: float) -> _TarAnswer:
+    token = new_token()
+    with tempfile.TemporaryFile(prefix="paceline-") as stdin:
+        stdin.write(message(request, token))
+        stdin.seek(0)
+        child = process.stream(argv, stdin=stdin)
+    if child.stdout is None or child.stderr is None:
+        raise RuntimeError("a stream has pipes")
+    try:
+        pipe = _Pipe(child, child.stdout, silent_s)
+        head = _next_answer(pipe, token, "tar")
+        if head is None:
+            raise ConnectionError(_last_words(child))
+        unwritable = tuple(_written(pipe, [*request.patterns, *request.work_patterns], folder))
+        trailer = _next_answer(pipe, token, "trailer")
+        if trailer is None:
+            raise ConnectionError(f"its answer broke off behind the tar: {_last_words(child)}")
+        return _TarAnswer(head=from_json(TarHead, head), trailer=from_json(TarTrailer, trailer), unwritable=unwritable)
+    finally:
+        child.kill()  # also if it is stopped; after a full answer it has nothing left to do
+        child.wait()
+        child.stdout.close()
+        child.stderr.close()
+
+
+def _next_answer(pipe: _Pipe, token: str, name: str) -> Any:
+    """Return what the agent's next line with that name holds; None: the answer ends before.
+
+    Raises PacelineError: the agent reports an error.
+    """
+    for line in iter(pipe.readline, b""):
+        value = parse(line, token)
+        if value is not None and "error" in value:
+            raise PacelineError(str(value["error"]))
+        if value is not None and name in value:
+            return value[name]
+    return None
+
+
+def _written(pipe: _Pipe, patterns: list[str], folder: Path) -> Iterator[str]:
+    """Write the files of a tar into ``folder``; yield those that can't be written here, with the reason.
+
+    Raises UnfitError: no pattern matches a file.
+    """
+    for member in tars.members(pipe, most_bytes=_MOST_BYTES):
+        if not any(_fits(member.name.split("/"), pattern.split("/"), member) for pattern in patterns):
+            raise tars.UnfitError(f"it sent {member.name[:200]!r}, which it was not asked for")
+        try:
+            member.write(folder)
+        except OSError as error:
+            if error.errno not in _NAMES:
+                raise
+            yield f"{member.name[:200]!r} ({error.strerror})"
+
+
+def _fits(parts: list[str], pattern: list[str], member: tars.Member) -> bool:
+    """True if a pattern matches the file, a folder that contains it, or a folder on the way to it."""
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        return any(_fits(parts[at:], pattern[1:], member) for at in range(len(parts) + 1))
+    if not parts:
+        return member.is_folder
+    if not fnmatchcase(parts[0], pattern[0]):
+        return False
+    # the name of a folder stands for all that lies in it
+    return (pattern[1:] == [] and "*" not in pattern[0]) or _fits(parts[1:], pattern[1:], member)
+
+
+class _Pipe:
+    """A child's output; the time limit is for the silence between two pieces."""
+
+    def __init__(self, child: Popen[bytes], pipe: IO[bytes], silent_s: float) -> None:
+        self._child, self._pipe, self._silent_s = child, pipe, silent_s
+        self._rest = b""
+
+    def read(self, size: int = 1 << 16) -> bytes:
+        """Return at most ``size`` bytes; none at the end. Raises TimeoutError when nothing comes."""
+        data = self._rest or read_some(self._child, self._pipe, self._silent_s)
+        self._rest = data[size:]
+        return data[:size]
+
+    def readline(self) -> bytes:
+        """Return a line, or the rest at the end. Raises TimeoutError."""
+        data = b""
+        while b"\n" not in data:
+            more = self.read()
+            if not more:
+                return data
+            data += more
+            if len(data) > _LONGEST_LINE:
+                raise ValueError(f"a line of its answer has more than {_LONGEST_LINE:,} bytes")
+        end = data.index(b"\n") + 1
+        self._rest = data[end:] + self._rest
+        return data[:end]
+
+
+def _last_words(child: Popen[bytes]) -> str:
+    """Return what a child that has closed its output printed on stderr."""
+    with contextlib.suppress(TimeoutExpired):
+        child.wait(timeout=_LOOK_S)
+    text = b""
+    if child.stderr is not None:
+        os.set_blocking(child.stderr.fileno(), False)
+        text = child.stderr.read() or b""
+    return text.decode(errors="replace").strip()[-400:] or "no answer"
