@@ -28,7 +28,7 @@ Stamps = dict[str, list[int]]
 def remove_leftovers(request: StartRequest, node: NodeStart) -> None:
     """Remove half-unpacked files of dead processes below the workdir, and the folders of earlier attempts of this run.
 
-    The controller decides about other runs (pipeline/cluster/left_folders.py).
+    The controller decides about other runs (pipeline/cluster/starts.py).
     """
     runs = os.path.dirname(os.path.dirname(node.run_dir))
     remove_half_unpacked(os.path.dirname(runs))
