@@ -20,7 +20,7 @@ TARGET = 1.25
 OVERRIDES = ["experiment=quickstart", "trainer.max_steps=2", "tracking=none"]
 BARE_DODO = """\
 from hydra import compose, initialize_config_dir
-from pipeline.config.schema_store import register
+from pipeline.config.compose import register
 
 register()  # conf/ refers to the schemas
 with initialize_config_dir({conf!r}, version_base="1.3"):

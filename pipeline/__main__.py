@@ -34,19 +34,17 @@ from pipeline.cli.invocation import Invocation  # noqa: E402
 from pipeline.cli.loader import for_verb, leave, runs_dir_before_composing  # noqa: E402
 from pipeline.cli.output import outlive_closed_stdout  # noqa: E402
 from pipeline.cli.session import Session  # noqa: E402
-from pipeline.config.compose import CONF_DIRS, CONFIG_NAME, HYDRA_VERSION_BASE, compose_config  # noqa: E402
+from pipeline.config import compose as composing  # noqa: E402
+from pipeline.config.compose import CONF_DIRS, CONFIG_NAME, HYDRA_VERSION_BASE  # noqa: E402
 from pipeline.config.errors.hydra_errors import explain  # noqa: E402
-from pipeline.config.overrides import hydra_flags  # noqa: E402
-from pipeline.config.overrides.trial_composer import jobs  # noqa: E402
 from pipeline.config.overrides.words import for_hydra  # noqa: E402
-from pipeline.config.schema_store import register  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
-from pipeline.core.errors import PacelineError  # noqa: E402
+from pipeline.core.errors import PacelineError, UsageError  # noqa: E402
 from pipeline.core.processes import signals  # noqa: E402
 from pipeline.core.redact import by_environment  # noqa: E402
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
-register()
+composing.register()
 
 
 @hydra.main(config_path=str(CONF_DIRS[0]), config_name=CONFIG_NAME, version_base=HYDRA_VERSION_BASE)
@@ -88,12 +86,12 @@ def refuse_another_clone() -> None:
 def checked_words() -> tuple[str, ...]:
     """The overrides, which Hydra finds in the form that it takes. What `doit` refuses is refused with the same line."""
     try:
-        typed = hydra_flags.read(sys.argv[1:])
+        typed = composing.read_flags(sys.argv[1:])
         flags = [word for word in sys.argv[1:] if word not in typed.words]
         sys.argv[1:] = [*for_hydra(typed.words), *flags]  # argparse takes words on one side of the flags alone
-        trials = jobs(typed.words) if typed.multirun else []
+        trials = composing.jobs(typed.words) if typed.multirun else []
         if trials and typed.composes:
-            compose_config(trials[0])  # Hydra's own error knows no other words than these
+            composing.compose_config(trials[0])  # Hydra's own error knows no other words than these
         elif typed.composes:
             Session(Invocation(verb="train", overrides=typed.words)).config  # noqa: B018  (composed and checked)
     except PacelineError as error:
@@ -116,3 +114,5 @@ if __name__ == "__main__":
         leave(error)
     except HydraException as error:  # of what only Hydra composes: --config-name, --config-dir, --multirun
         leave(explain(error, [*words], lambda _: None))
+    except ValueError as error:  # of flags that can't be taken together
+        leave(UsageError(str(error)))

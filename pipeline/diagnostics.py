@@ -23,7 +23,7 @@ from pipeline.cluster.preflight.judgement import ALL, Check, State
 from pipeline.config.build import RunConfig
 from pipeline.core.errors import TrainingError, UsageError
 from pipeline.core.files import write_atomic, write_json
-from pipeline.core.processes.wait_reports import WaitReports
+from pipeline.core.processes.threads import WaitReports
 from pipeline.core.program import TORCHRUN
 from pipeline.core.specs import Cluster, LaunchPlan, Outputs
 from pipeline.core.tables import counted

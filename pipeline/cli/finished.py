@@ -15,7 +15,7 @@ from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster.agent.host import hardware
 from pipeline.core.errors import UsageError
 from pipeline.core.printable import printable
-from pipeline.core.processes.wait_reports import waiting
+from pipeline.core.processes.threads import waiting
 from pipeline.core.tables import counted
 from pipeline.runs import acceptance, recorded_hardware
 from pipeline.runs.folder import RunFolder

@@ -18,7 +18,7 @@ from pipeline.cli.doit_plugins import COMMANDS
 from pipeline.cli.invocation import is_override
 from pipeline.cli.output import width
 from pipeline.cli.verbs import VERBS
-from pipeline.config.overrides.option_groups import OptionGroup, groups
+from pipeline.config.conf_files import OptionGroup, groups
 from pipeline.config.schema import OPTIONS, RootConfig, installed_programs
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.places import HOME, IS_INSTALLED

@@ -31,10 +31,10 @@ from pipeline.cli.invocation import without_verbosity  # noqa: E402
 from pipeline.cli.output import as_typed, begin_answer, inked, note, outlive_closed_stdout, refuse  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
 from pipeline.cli.words import flags  # noqa: E402
-from pipeline.config.overrides import option_groups  # noqa: E402
+from pipeline.config import conf_files  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
-from pipeline.core.processes.wait_reports import waiting  # noqa: E402
+from pipeline.core.processes.threads import waiting  # noqa: E402
 
 _GARBAGE_THRESHOLD = 200_000
 """Objects made before Python looks for garbage. Its default of 700 is due twenty times in a no-op; with 20,000 a first
@@ -131,7 +131,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
 def runs_dir_before_composing() -> Path:
     """Return the folder of runs as far as the words and conf/ show it without Hydra."""
     with suppress(OSError, RuntimeError):  # defaults that can't be read are refused later
-        if (runs_dir := option_groups.runs_dir(places.ROOT, sys.argv[1:])) is not None:
+        if (runs_dir := conf_files.runs_dir(places.ROOT, sys.argv[1:])) is not None:
             return runs_dir
     return places.ROOT / "runs"
 

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from pipeline.core.processes import signals
+import importlib.util
+import keyword
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.core import places
+from pipeline.core.errors import PacelineError, UsageError, os_reason
+from pipeline.core.files import temporary_prefix, write_atomic
+from pipeline.core.processes import git, signals
 
 signals.leave_on_ctrl_c()  # before the other imports, as in pipeline.cli.loader, which comes behind doit's own
 
-import os  # noqa: E402
-import sys  # noqa: E402
-from pathlib import Path  # noqa: E402
 
 from doit.doit_cmd import DoitMain  # noqa: E402
 
-from pipeline.cli import clone, new_project  # noqa: E402
+from pipeline.cli import clone  # noqa: E402
 from pipeline.cli import help as pages  # noqa: E402
 from pipeline.cli.invocation import HELP_WORDS  # noqa: E402
 from pipeline.cli.loader import leave  # noqa: E402
 from pipeline.cli.output import TYPED, answer, as_typed, wants_json  # noqa: E402
-from pipeline.core import places  # noqa: E402
-from pipeline.core.errors import PacelineError, UsageError  # noqa: E402
 
 
 def main() -> int:
@@ -27,7 +35,7 @@ def main() -> int:
     os.environ[TYPED] = "paceline"
     try:
         if words[:1] == ["init"]:
-            message = new_project.init(words[1:])
+            message = init(words[1:])
             if wants_json():
                 answer({"lines": message.splitlines()})
             else:
@@ -62,3 +70,117 @@ def _without_project(words: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+# ------------------------------------------------------------------------------- paceline init
+TEMPLATE = places.HOME / "pipeline" / "template"
+"""The files of a project called ``NAME_THERE``; each has .txt behind its name, as none is code of Paceline's."""
+
+NAME_THERE = "my_project"
+_WITHOUT_GIT = ("git=false", "--no-git")
+_TAKEN = {"conf", "data", "dodo", "runs", "tests"}
+
+
+def init(words: Sequence[str]) -> str:
+    """Create the project that the words after ``init`` name, completely or not at all. Return the message for users.
+
+    It becomes a git repository with one commit, because runs are repeated from their commit; not with ``git=false``
+    (``--no-git``), inside another repository, or without git. ``.`` makes a project of a folder that holds something.
+
+    Raises UsageError: not exactly one word, a name that can't be a package's, or a folder that isn't empty;
+    PacelineError: the folder can't be written.
+    """
+    without_git = [word for word in words if word in _WITHOUT_GIT]
+    words = [word for word in words if word not in (*_WITHOUT_GIT, "--json", "json=1")]
+    if len(words) != 1 or words[0].startswith("-") or not words[0].strip():
+        raise UsageError("paceline init takes one word, the name of the project", hint=f"paceline init {NAME_THERE}")
+    folder = Path(os.path.abspath(Path(words[0]).expanduser()))  # noqa: PTH100 (".": by its name, links as typed)
+    if folder == Path(os.path.abspath(".")) and any(folder.iterdir()):  # noqa: PTH100
+        return _init_around(folder)
+    refuse_name(folder.name)
+    try:
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise UsageError(f"{folder} is there already, and is no folder", hint="another name")
+        if folder.is_dir() and any(folder.iterdir()):
+            raise UsageError(
+                f"{folder} is there already, and holds something",
+                hint="another name, or cd there, then paceline init . which leaves its files as they are",
+            )
+        _write(folder)
+    except OSError as error:
+        hint = "make room, or paceline init <a folder that you can write to>/" + folder.name
+        raise PacelineError(f"the project {folder} can't be made: {os_reason(error)}", hint=hint) from error
+    if not without_git and git.answer(folder, "rev-parse", "--is-inside-work-tree") is None:
+        for step in (("init", "-q"), ("add", "-A"), ("commit", "-q", "-m", "paceline init")):
+            git.git(folder, *step)  # without a name and an address of the user git makes no commit, which is no error
+    there = [] if folder.samefile(Path.cwd()) else [f"cd {shlex.quote(words[0])}"]
+    steps = [*there, "paceline train experiment=example", "paceline ui"]
+    return "\n".join([f"made {folder}; what to try next:", *(f"  {step}" for step in steps)])
+
+
+def _init_around(folder: Path) -> str:
+    """Make a project of a folder with files, of which pyproject.toml alone is changed: it gets the tables of doit.
+
+    Raises UsageError: it is a project already, or its pyproject.toml has other tables of doit.
+    """
+    about, dodo = folder / "pyproject.toml", folder / "dodo.py"
+    known = about.read_text("utf-8") if about.exists() else ""
+    if dodo.exists() or "[tool.doit" in known:
+        taken = "a dodo.py" if dodo.exists() else "[tool.doit] in pyproject.toml"
+        raise UsageError(f"{folder} has {taken} already", hint="paceline help; docs/projects.md has a project's files")
+    tables = _template(about.name).partition("[tool.pytest")[0].rstrip() + "\n"
+    if not (folder / ".gitignore").exists():
+        write_atomic(folder / ".gitignore", _template(".gitignore"))
+    write_atomic(about, f"{known.rstrip()}\n\n{tables}".lstrip())
+    write_atomic(dodo, _template(dodo.name))
+    scripts = sorted(path.name for path in folder.glob("*.py") if path.name not in ("dodo.py", "setup.py"))
+    script = scripts[0] if len(scripts) == 1 else "SCRIPT.py"
+    return f"{folder} is a project now, by its dodo.py; what to try next:\n  paceline run {script}\n  paceline ui"
+
+
+def _template(name: str) -> str:
+    return (TEMPLATE / f"{name}.txt").read_text("utf-8")
+
+
+def refuse_name(name: str) -> None:
+    """Refuse a name by which ``import name`` would not find the project's package alone. Raises UsageError."""
+    if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name) or name.startswith("__"):
+        plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_").lower()
+        near = plain if plain.isidentifier() and not keyword.iskeyword(plain) else f"my_{plain or 'project'}"
+        raise UsageError(f"{name!r} can't be the name of a Python package", hint=f"paceline init {near}")
+    if name in _TAKEN:
+        raise UsageError(f"{name} is a name that the project needs itself", hint=f"paceline init my_{name}")
+    spec = importlib.util.find_spec(name)
+    if name in sys.stdlib_module_names or (spec is not None and spec.origin):  # else any folder of that name
+        raise UsageError(f"there is a module {name} in this Python already", hint=f"paceline init my_{name}")
+
+
+def _write(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.parent / temporary_prefix(f".{folder.name}")
+    try:
+        for source in sorted(path for path in TEMPLATE.rglob("*.txt") if path.is_file()):
+            name = source.relative_to(TEMPLATE).as_posix().removesuffix(".txt")
+            target = temporary / name.replace(NAME_THERE, folder.name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(source.read_text("utf-8").replace(NAME_THERE, folder.name), encoding="utf-8")
+        if folder.is_dir():
+            _fill(folder, temporary)
+        else:
+            temporary.rename(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _fill(folder: Path, made: Path) -> None:
+    """Move all of ``made`` into an empty folder that a shell may stand in; last dodo.py, which makes it a project."""
+    moved: list[Path] = []
+    try:
+        for item in sorted(made.iterdir(), key=lambda item: item.name == "dodo.py"):
+            moved.append(item.rename(folder / item.name))
+        made.rmdir()
+    except BaseException:
+        for item in moved:
+            shutil.rmtree(item) if item.is_dir() else item.unlink()
+        raise

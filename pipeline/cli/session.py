@@ -17,13 +17,13 @@ from pipeline.cluster.validation import usable_gpus
 from pipeline.config import build, step_source
 from pipeline.config.build import RunConfig
 from pipeline.config.memo import ComposeMemo
-from pipeline.config.overrides.script_words import for_project
+from pipeline.config.overrides.words import for_project
 from pipeline.core import masking
 from pipeline.core.cache import remember_in
 from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT as ROOT
 from pipeline.core.processes import unexpected
-from pipeline.core.processes.wait_reports import waiting
+from pipeline.core.processes.threads import waiting
 from pipeline.data import store, trees
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
@@ -138,7 +138,7 @@ class Session:
         """Whether the overrides stand for the trials of a sweep; `doit plan` takes both kinds. Raises UsageError."""
         verb = VERBS.get(self.invocation.verb or "")
         if self.invocation.verb == "plan":
-            from pipeline.config.overrides.trial_composer import jobs  # not before: Hydra's parser of overrides
+            from pipeline.config.compose import jobs  # not before: Hydra's parser of overrides
 
             return len(jobs(self.invocation.overrides)) > 1
         return verb is not None and verb.sweeps

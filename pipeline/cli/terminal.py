@@ -20,7 +20,7 @@ from pipeline.cluster.events import LogLine
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, os_reason
 from pipeline.core.processes import process
-from pipeline.core.processes.wait_reports import waiting
+from pipeline.core.processes.threads import waiting
 from pipeline.live.screen import Picture, Screen, is_live, plain_width
 from pipeline.live.state import SweepState
 from pipeline.live.watching import SweepPicture

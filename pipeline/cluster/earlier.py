@@ -18,8 +18,8 @@ from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.cluster.starts import Start
 from pipeline.core import documents
 from pipeline.core.errors import HostError, PacelineError
+from pipeline.core.files import temporary_prefix
 from pipeline.core.specs import Cluster, LaunchPlan, NodePlan, Outputs
-from pipeline.core.temporary_files import temporary_prefix
 from pipeline.runs import journal
 from pipeline.runs.checkpoints import newest_step
 from trainers.contract import run_folder

@@ -17,7 +17,7 @@ from pipeline.cluster.launchers.transport.answers import Answer, ssh_command
 from pipeline.cluster.launchers.transport.payload import SLOWEST_BYTES_PER_S, append
 from pipeline.core import places
 from pipeline.core.errors import HostError, UsageError
-from pipeline.core.processes.wait_reports import WaitReports
+from pipeline.core.processes.threads import WaitReports
 from pipeline.core.specs import Cluster, Host, LaunchPlan
 from pipeline.keys import rank_environment
 from trainers.contract.host_facts import HostFacts

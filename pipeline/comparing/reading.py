@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.overrides.script_overrides import line_of
+from pipeline.config.overrides.torchrun_line import line_of
 from pipeline.core import documents
 from pipeline.core.places import REPRODUCTIONS
 from pipeline.core.printable import printable, shell_line

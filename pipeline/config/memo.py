@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import own_defaults
-from pipeline.config.overrides.option_groups import choice_of, config_file, runs_dir
+from pipeline.config import conf_files
+from pipeline.config.conf_files import choice_of, config_file, runs_dir
 from pipeline.config.schema import OPTIONS, installed_programs
 from pipeline.core.cache import Cache
 from pipeline.core.files import canonical_json, sha256_bytes, sha256_text
@@ -77,7 +77,7 @@ class ComposeMemo:
         ending_by_folder = {str(folder): ".yaml" for folder in conf_dirs(self._root)}
         ending_by_folder |= {f"{code_of(self._root)}/{name}": ".py" for name in _CODE}
         below = (path for folder, ending in ending_by_folder.items() for path in _files_below(folder, ending))
-        own = (str(path) for path in own_defaults.files(self._root).values())
+        own = (str(path) for path in conf_files.own_files(self._root).values())
         return {path: Path(path).read_bytes() for path in (*below, *own)}
 
     def _takes_values_from_outside(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Literal
 from pipeline.core.errors import DataError
 from pipeline.core.files import FULL
 from pipeline.core.printable import takes_colours
-from pipeline.core.processes.wait_reports import WaitReports
+from pipeline.core.processes.threads import WaitReports
 
 OnProgress = Callable[[str, int, int | None], None]
 """Called with the current step ("downloading x.tar.gz"), bytes done, and total bytes (None: unknown)."""

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.core.errors import DataError, os_reason
-from pipeline.core.files import fsync
+from pipeline.core.files import fsync, remove_leftovers, temporary_prefix
 from pipeline.core.locks import held
-from pipeline.core.temporary_files import remove_leftovers, temporary_prefix
 from pipeline.data import datasets, request
 from pipeline.data.base import ImageFilesConfig, ImageSource, Workspace
 from pipeline.data.manifest import Pack

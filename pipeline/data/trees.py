@@ -10,8 +10,15 @@ from typing import NamedTuple
 
 from pipeline.core import documents
 from pipeline.core.errors import DataError, os_reason
-from pipeline.core.files import FINGERPRINTS, Stamp, canonical_json, fingerprints, sha256_text, write_json
-from pipeline.core.temporary_files import temporary_prefix
+from pipeline.core.files import (
+    FINGERPRINTS,
+    Stamp,
+    canonical_json,
+    fingerprints,
+    sha256_text,
+    temporary_prefix,
+    write_json,
+)
 from pipeline.data.manifest import MANIFEST
 from pipeline.keys.script_files import DataPath
 

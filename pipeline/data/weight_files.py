@@ -10,10 +10,9 @@ from pathlib import Path
 
 from pipeline.core.cache import Cache
 from pipeline.core.errors import DataError, PacelineError, UsageError, suggestion
-from pipeline.core.files import changing, fingerprints, sha256_file, sha256_text
+from pipeline.core.files import changing, fingerprints, sha256_file, sha256_text, temporary_prefix
 from pipeline.core.locks import held
 from pipeline.core.processes.process import python_answer
-from pipeline.core.temporary_files import temporary_prefix
 from pipeline.data.progress import reporting
 from pipeline.data.sources.download import DownloadRequest, retrieve
 from pipeline.data.sources.source import file_name, shown

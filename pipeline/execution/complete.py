@@ -13,13 +13,12 @@ from typing import Any
 from pipeline.cluster import launchers
 from pipeline.config.build import RunConfig
 from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, TrainingError, os_reason
-from pipeline.core.files import write_hint
+from pipeline.core.files import remove_leftovers, write_hint
 from pipeline.core.processes import process, threads
 from pipeline.core.processes.signals import Interruptible
-from pipeline.core.processes.wait_reports import WaitReports
+from pipeline.core.processes.threads import WaitReports
 from pipeline.core.specs import State
 from pipeline.core.tables import first_of
-from pipeline.core.temporary_files import remove_leftovers
 from pipeline.data import store, weight_files
 from pipeline.data.trees import Tree, changes_meanwhile
 from pipeline.evaluation import stored_report

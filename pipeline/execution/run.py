@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.cluster.launchers import containers
 from pipeline.cluster.launchers.base import PackSource
-from pipeline.config import own_defaults
+from pipeline.config import conf_files
 from pipeline.config.build import RunConfig
 from pipeline.core import program as programs
 from pipeline.core.cache import remember_in
@@ -116,7 +116,7 @@ class Run:
             "hosts": tuple(host.label for host in self.config.cluster.hosts),
             "data_digest": self.pack.digest,
             "unix_time": unix_time,
-            "defaults": without_secrets(own_defaults.merged(), self.config.secrets),
+            "defaults": without_secrets(conf_files.own_merged(), self.config.secrets),
         }
 
     @property

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pipeline.cluster.events import FollowedEvent
 from pipeline.cluster.hosts import Hosts
 from pipeline.core.processes.signals import Stop
-from pipeline.core.processes.wait_reports import WaitReports
+from pipeline.core.processes.threads import WaitReports
 from pipeline.core.specs import Cluster, LaunchPlan, State, Wait
 from pipeline.execution.run import Run
 from pipeline.runs import journal

@@ -15,10 +15,9 @@ from pathlib import Path, PurePosixPath
 
 from pipeline.core import documents, tars
 from pipeline.core.errors import PacelineError, UsageError
-from pipeline.core.files import sha256_bytes, sha256_file, write_atomic
+from pipeline.core.files import sha256_bytes, sha256_file, system_temporary_prefix, temporary_prefix, write_atomic
 from pipeline.core.processes import git
 from pipeline.core.redact import hide
-from pipeline.core.temporary_files import system_temporary_prefix, temporary_prefix
 from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.reproduction.recipe import SOURCE, pack
 from pipeline.runs import acceptance

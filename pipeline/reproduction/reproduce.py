@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.cluster.agent.host.hardware import hardware
 from pipeline.cluster.validation import usable_gpus
-from pipeline.config import compose, own_defaults
+from pipeline.config import compose, conf_files
 from pipeline.config.build import train_config
 from pipeline.config.cluster import HOSTS, build_cluster
 from pipeline.config.program_section import with_ranks
@@ -29,7 +29,7 @@ from pipeline.core.places import ROOT
 from pipeline.core.printable import hydra_quoted
 from pipeline.core.processes import git, process
 from pipeline.core.processes.signals import Interruptible
-from pipeline.core.processes.wait_reports import waiting
+from pipeline.core.processes.threads import waiting
 from pipeline.data import store, weight_files
 from pipeline.keys import ABSENT, content_key
 from pipeline.keys.content_key import Difference, differences
@@ -91,7 +91,7 @@ def reproduce(
         with waiting(say, "checking out the run's code"):
             project = stack.enter_context(checkout(recipe, root=root, place=work / run_folder.CODE, keep=keep, say=say))
         defaults = _defaults(recipe, overrides)
-        stack.enter_context(own_defaults.replaced(defaults))
+        stack.enter_context(conf_files.own_replaced(defaults))
         write_json(work / DEFAULTS, defaults)
         shutil.rmtree(runs_dir, ignore_errors=True)  # from an earlier reproduction; this one must train again
         source = _source(recipe, overrides, (root, project))
@@ -102,7 +102,7 @@ def reproduce(
         where = [f"paths.runs={hydra_quoted(str(runs_dir))}", f"paths.data={hydra_quoted(str(data_dir.absolute()))}"]
         words, secrets = redact.by_environment(words)
         say(f"training {_origin(recipe)}: {' '.join(words)}")
-        variables = {**secrets, own_defaults.VARIABLE: str((work / DEFAULTS).absolute())}
+        variables = {**secrets, conf_files.OWN_VARIABLE: str((work / DEFAULTS).absolute())}
         code = (train or train_again)([*words, *where], variables, project=project, database=work / "doit.db")
     reach = reach_of_seeds(recipe, work.parents[1])
     verdict = compare(recipe, _made(recipe, code, work), _ignored(recipe, overrides), hardware=other, reach=reach)
@@ -203,7 +203,7 @@ def _own_words(recipe: Recipe, overridden: Collection[str]) -> list[str]:
     replaced = ("paths", "tracking", "dataset.source", *overridden)
     values = {name: f"'${{oc.env:{name}}}'" for name in os.environ if re.fullmatch(r"\w+", name)}
     values |= {name.rpartition(".")[2]: "''" for name in overridden if name.startswith("cluster.env.")}
-    hidden = [word for word in own_defaults.words(recipe.provenance.get("defaults") or {}) if redact.HIDDEN in word]
+    hidden = [word for word in conf_files.own_words(recipe.provenance.get("defaults") or {}) if redact.HIDDEN in word]
     words = [*hidden, *recipe.provenance["overrides"]]
     return [redact.restored(word, values) for word in words if not _is_of(word, replaced)]
 
@@ -215,7 +215,7 @@ def _defaults(recipe: Recipe, overrides: Sequence[str]) -> dict[str, Any]:
         name: section for name, section in (recipe.provenance.get("defaults") or {}).items() if name not in replaced
     }
     if "defaults" in kept:
-        kept["defaults"] = [entry for entry in kept["defaults"] if not {*map(own_defaults.group, entry)} & replaced]
+        kept["defaults"] = [entry for entry in kept["defaults"] if not {*map(conf_files.group_of, entry)} & replaced]
     return kept
 
 

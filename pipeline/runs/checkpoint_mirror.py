@@ -17,8 +17,7 @@ from typing import NamedTuple
 from pipeline.core import documents
 from pipeline.core import program as programs
 from pipeline.core.errors import DataError
-from pipeline.core.files import Stamp, sha256_file, stamp
-from pipeline.core.temporary_files import system_temporary_prefix, temporary_prefix
+from pipeline.core.files import Stamp, sha256_file, stamp, system_temporary_prefix, temporary_prefix
 from pipeline.data.sources.source import ObjectStore
 from pipeline.runs import journal
 from pipeline.runs.checkpoints import DAMAGE, newest_step, read_side

@@ -14,11 +14,10 @@ from typing import NamedTuple
 
 from pipeline.core import cache, documents, locks
 from pipeline.core.errors import Killed, PacelineError, TrainingError, os_reason
-from pipeline.core.files import write_json
+from pipeline.core.files import remove_leftovers, remove_system_leftovers, temporary_prefix, write_json
 from pipeline.core.locks import FileLock
 from pipeline.core.processes.signals import Stop
 from pipeline.core.specs import UNDER_WAY, State
-from pipeline.core.temporary_files import remove_leftovers, remove_system_leftovers, temporary_prefix
 from pipeline.runs import journal
 from pipeline.runs.folder import RunFolder, refuse_links
 from trainers.contract import run_folder

@@ -15,10 +15,16 @@ from typing import Any
 
 from pipeline.core.cache import FOLDER
 from pipeline.core.errors import PacelineError
-from pipeline.core.files import link_or_copy, sha256_bytes, sha256_file, write_atomic, write_json
+from pipeline.core.files import (
+    link_or_copy,
+    sha256_bytes,
+    sha256_file,
+    system_temporary_prefix,
+    write_atomic,
+    write_json,
+)
 from pipeline.core.processes import git
 from pipeline.core.redact import hide, in_word
-from pipeline.core.temporary_files import system_temporary_prefix
 from trainers.contract import run_folder
 from trainers.contract.host_facts import HostFacts
 from trainers.contract.records import as_json

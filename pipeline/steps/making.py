@@ -15,11 +15,10 @@ from pathlib import Path
 
 from pipeline.core import masking
 from pipeline.core.errors import Killed, PacelineError, os_reason
-from pipeline.core.files import fsync, sha256_file, write_hint, write_json
+from pipeline.core.files import fsync, remove_leftovers, sha256_file, temporary_prefix, write_hint, write_json
 from pipeline.core.locks import held
 from pipeline.core.places import shown
 from pipeline.core.processes.signals import CTRL_C, Interruptible, Stop
-from pipeline.core.temporary_files import remove_leftovers, temporary_prefix
 from pipeline.data.reads import record_reads
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps import step_folders

@@ -29,7 +29,7 @@ from pipeline.core.files import write_hint
 from pipeline.core.printable import printable
 from pipeline.core.processes import threads
 from pipeline.core.processes.signals import Interruptible, Stop
-from pipeline.core.processes.wait_reports import waiting
+from pipeline.core.processes.threads import waiting
 from pipeline.core.specs import UNDER_WAY, Cluster, State, Wait
 from pipeline.execution import complete as training
 from pipeline.execution.run import Run

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import build, compose
-from pipeline.config.build import RunConfig
-from pipeline.config.overrides.trial_composer import Overrides, TrialComposer, jobs
+from pipeline.config.build import RunConfig, stored_overrides
+from pipeline.config.compose import Overrides, TrialComposer, jobs
 from pipeline.config.schema import SweepConfig
 from pipeline.config.step_source import StepSource, refuse_idle_words
-from pipeline.config.stored import stored_overrides
 from pipeline.core.errors import UsageError
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.core.specs import Cluster

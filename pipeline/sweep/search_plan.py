@@ -9,7 +9,6 @@ from typing import Any
 
 from pipeline.config import compose
 from pipeline.config.build import RunConfig, search_config
-from pipeline.config.overrides import trial_composer
 from pipeline.config.overrides.search_space import Choice, SearchSpace, space
 from pipeline.config.schema import SearchConfig, SweepConfig
 from pipeline.core import program as programs
@@ -190,7 +189,7 @@ def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
         UsageError: an invalid override or combination.
     """
     with compose.hydra_ready():
-        return _plan(space(trial_composer.parsed_words(words)), TrialFactory(root=root, local_gpus=local_gpus))
+        return _plan(space(compose.parsed_words(words)), TrialFactory(root=root, local_gpus=local_gpus))
 
 
 def _plan(search_space: SearchSpace, factory: TrialFactory) -> SearchPlan:

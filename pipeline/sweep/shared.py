@@ -22,7 +22,7 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_atomic
 from pipeline.core.processes import process
 from pipeline.core.processes.signals import Stop
-from pipeline.core.processes.wait_reports import waiting
+from pipeline.core.processes.threads import waiting
 from pipeline.core.specs import Cluster
 from pipeline.evaluation import stored_report
 from pipeline.execution.launch_folder import collect_provenance

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import yaml  # type: ignore[import-untyped]
 
 from pipeline.cluster.launchers.settings import HostConfig
-from pipeline.config.overrides.option_groups import OptionGroup, groups
+from pipeline.config.conf_files import OptionGroup, groups
 from pipeline.config.schema import OPTIONS, PROGRAMS, RootConfig
 from pipeline.core.places import HOME
 

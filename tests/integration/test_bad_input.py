@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.core.temporary_files import temporary_prefix
+from pipeline.core.files import temporary_prefix
 from tests.integration import preloaded
 from tests.integration.commands import ALONE, ROOT, Project, mlflow_states, wait_for_step
 from tests.small_disk import mounted

@@ -13,7 +13,7 @@ import pytest
 from pipeline.cluster import hosts, launchers
 from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.errors import HostError, UsageError
-from pipeline.core.processes.wait_reports import WaitReports
+from pipeline.core.processes.threads import WaitReports
 from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab
 from tests.lab_fixture import on

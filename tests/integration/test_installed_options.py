@@ -202,7 +202,7 @@ print(made.script.path, made.script.file, [name for name in made.script.closure(
 def test_help_lists_the_options_of_other_packages(tmp_path: Path) -> None:
     done = unpacked(
         tmp_path,
-        "from pipeline.cli.help import installed_options; from pipeline.config.overrides.option_groups import groups; "
+        "from pipeline.cli.help import installed_options; from pipeline.config.conf_files import groups; "
         "print([installed_options(group) for group in groups()])",
     )
     assert "'tiny': 'Of an installed package (acme_parts.tiny).'" in done.stdout

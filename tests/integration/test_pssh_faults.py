@@ -25,8 +25,8 @@ from pipeline.cluster.events import LogLine
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.core.errors import TrainingError
+from pipeline.core.files import temporary_prefix
 from pipeline.core.specs import Cluster, Host
-from pipeline.core.temporary_files import temporary_prefix
 from pipeline.lab import Lab, cut, restore
 from tests.contract.conftest import Bench, count_here
 from tests.contract.listening import listener

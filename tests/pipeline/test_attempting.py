@@ -15,7 +15,7 @@ from pipeline.cluster.events import LogLine
 from pipeline.cluster.hosts import Hosts
 from pipeline.core.errors import DataError, HostError, TrainingError
 from pipeline.core.files import write_json
-from pipeline.core.processes.wait_reports import WaitReports
+from pipeline.core.processes.threads import WaitReports
 from pipeline.core.specs import Cluster, Host, LaunchSettings, State
 from pipeline.execution import attempting
 from pipeline.execution.attempting import Attempts

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import TrainingError
-from pipeline.core.processes.wait_reports import WaitReports
+from pipeline.core.processes.threads import WaitReports
 from pipeline.core.specs import State
 from pipeline.execution import complete
 from pipeline.execution.work import note

@@ -16,8 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config import compose
-from pipeline.config.compose import CONF_DIRS, compose_config, resolve
-from pipeline.config.schema_store import register
+from pipeline.config.compose import CONF_DIRS, compose_config, register, resolve
 from pipeline.core.errors import UsageError
 from pipeline.core.printable import printable
 from tests.quick_composition import quickly

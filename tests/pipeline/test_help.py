@@ -11,7 +11,7 @@ from pipeline.cli import clone, main
 from pipeline.cli import help as pages
 from pipeline.cli.output import TYPED
 from pipeline.cli.verbs import VERBS
-from pipeline.config.overrides.option_groups import groups
+from pipeline.config.conf_files import groups
 from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT
 from tests.integration import preloaded

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster.launchers.settings import HostConfig
-from pipeline.config.cluster import build_cluster
+from pipeline.config.cluster import build_cluster, parse_ssh
 from pipeline.config.compose import compose_config, resolve
-from pipeline.config.hostfile import parse_ssh
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Host, unfit_name
 

@@ -15,7 +15,7 @@ from doit.task import Task
 from pipeline.cli import invocation
 from pipeline.cli.loader import refuse_unknown
 from pipeline.cli.words import flags
-from pipeline.config.overrides import hydra_flags
+from pipeline.config.compose import read_flags
 from pipeline.core.errors import UsageError
 from pipeline.core.processes import process
 from tests.integration.commands import ROOT
@@ -26,9 +26,6 @@ from tests.waiting import unhurried
     ("line", "said"),
     [
         ("--shell-completion", "--shell-completion needs install=SHELL or uninstall=SHELL"),
-        ("-m --cfg job seed=1,2", "--multirun and --cfg can't be taken together; choose one\n  try: doit plan"),
-        ("--cfg all -r", "--run and --cfg can't be taken together"),
-        ("--resolve", "try: --cfg job --resolve"),
         ("--experimental-rerun /nope", "try: doit reproduce KEY"),
         ("-cn quickstart", "/conf\n  try: experiment=quickstart"),
         ("-cp nowhere", "there is no folder "),
@@ -38,14 +35,14 @@ from tests.waiting import unhurried
 )
 def test_flags_that_hydra_answers_with_a_traceback_are_refused(line: str, said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
-        hydra_flags.read(line.split())
+        read_flags(line.split())
 
 
 def test_the_words_behind_good_flags() -> None:
-    assert hydra_flags.read(["--cfg", "job", "--resolve", "seed=1"]) == (("seed=1",), False, True)
-    assert hydra_flags.read(["-m", "seed=1,2"]) == (("seed=1,2",), True, True)
-    assert not hydra_flags.read(["--shell-completion", "install=bash"]).composes
-    assert not hydra_flags.read(["-cd", "/", "-m", "+mine=x"]).composes
+    assert read_flags(["--cfg", "job", "--resolve", "seed=1"]) == (("seed=1",), False, True)
+    assert read_flags(["-m", "seed=1,2"]) == (("seed=1,2",), True, True)
+    assert not read_flags(["--shell-completion", "install=bash"]).composes
+    assert not read_flags(["-cd", "/", "-m", "+mine=x"]).composes
 
 
 @pytest.mark.parametrize("line", ["-cn elsewhere train", "train -cd /", "train --config-path=/"])

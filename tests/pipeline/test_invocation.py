@@ -15,7 +15,7 @@ from pipeline.cli.output import TYPED, is_warning, note, say, say_log
 from pipeline.cli.session import Session
 from pipeline.config import compose
 from pipeline.core.errors import UsageError
-from pipeline.core.processes import wait_reports
+from pipeline.core.processes import threads
 from tests.waiting import HANG_S
 
 
@@ -108,7 +108,7 @@ def test_a_configuration_or_a_key_that_takes_long_says_so(
         assert told.wait(HANG_S)
         raise UsageError("it took long")
 
-    monkeypatch.setattr(wait_reports.WaitReports.__init__, "__defaults__", (0.05,))
+    monkeypatch.setattr(threads.WaitReports.__init__, "__defaults__", (0.05,))
     monkeypatch.setattr(finished, "note", hear)
     monkeypatch.setattr("pipeline.cli.session.note", hear)
     monkeypatch.setattr(compose, "compose_config", slowly)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.files import write_atomic
-from pipeline.core.temporary_files import remove_leftovers, temporary_prefix
+from pipeline.core.files import remove_leftovers, temporary_prefix, write_atomic
 
 WRITER = """
 import os, sys, time

@@ -12,7 +12,7 @@ from pipeline.cluster.agent.node import address_towards
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.mpi import command, explain, lost_its_folder, unfit_for_mpirun
 from pipeline.cluster.launchers.transport.answers import Answer, Output
-from pipeline.config.hostfile import parse_mpi
+from pipeline.config.cluster import parse_mpi
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
 from tests.pipeline.test_planning import planned

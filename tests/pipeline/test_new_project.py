@@ -14,10 +14,11 @@ import pytest
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 
 from hydra_plugins.paceline_plugins import PacelineSearchPath
-from pipeline.cli import clone, new_project
+from pipeline.cli import clone
+from pipeline.cli import main as new_project
 from pipeline.config import compose
+from pipeline.config.conf_files import groups
 from pipeline.config.overrides import origins
-from pipeline.config.overrides.option_groups import groups
 from pipeline.core import places
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.keys.import_closure import import_closure

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from pipeline.notebook.commands import Trial, _best_first, _overrides, _script_line
+from pipeline.notebook import Trial, _best_first, _overrides, _script_line
 
 
 @pytest.mark.parametrize(

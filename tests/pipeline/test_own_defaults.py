@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import compose, memo, own_defaults
+from pipeline.config import compose, conf_files, memo
 from pipeline.config.overrides import origins
 from pipeline.core.errors import UsageError
 from pipeline.keys.canonical import canonical_config
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project and a home without defaults; the file for all projects."""
-    monkeypatch.delenv(own_defaults.VARIABLE)
+    monkeypatch.delenv(conf_files.OWN_VARIABLE)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     for module in ("own_defaults", "errors.config_files", "overrides.origins"):
         monkeypatch.setattr(f"pipeline.config.{module}.ROOT", tmp_path)
@@ -51,7 +51,7 @@ def test_an_entry_of_their_defaults_list_chooses_an_option_unless_a_word_does(mi
     (tmp_path / "conf" / "local.yaml").write_text("defaults:\n  - override /optimizer: muon\n")
     assert (found()["optimizer.name"][0], found()["tracking.tracker"][0]) == ("muon", None)
     assert found("optimizer=sgd")["optimizer.name"] == ("sgd", "conf/optimizer/sgd.yaml")
-    assert own_defaults.merged() == {"defaults": [{"override /optimizer": "muon"}, {"override /tracking": "none"}]}
+    assert conf_files.own_merged() == {"defaults": [{"override /optimizer": "muon"}, {"override /tracking": "none"}]}
 
 
 def test_they_count_in_a_key_by_the_values_that_they_set(mine: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_file_named_by_the_variable_stands_for_both(
     mine.write_text("seed: 1\n")
     (tmp_path / "conf" / "local.yaml").write_text("seed: 2\n")
     (tmp_path / "other.yaml").write_text("paths: {data: d}\n")
-    monkeypatch.setenv(own_defaults.VARIABLE, str(tmp_path / "other.yaml"))
+    monkeypatch.setenv(conf_files.OWN_VARIABLE, str(tmp_path / "other.yaml"))
     assert (found()["seed"], found()["paths.data"]) == ((0, "conf/config.yaml"), ("d", "other.yaml"))
-    monkeypatch.setenv(own_defaults.VARIABLE, "")
-    assert own_defaults.files() == {}
+    monkeypatch.setenv(conf_files.OWN_VARIABLE, "")
+    assert conf_files.own_files() == {}

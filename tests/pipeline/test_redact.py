@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.build import RunConfig, build
+from pipeline.config.build import RunConfig, build, stored_config
 from pipeline.config.compose import compose_config, resolve
-from pipeline.config.stored import stored_config
 from pipeline.core import redact
 from pipeline.core.errors import UsageError
 from pipeline.core.redact import hide, in_word, is_secret_name, without_secrets

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pipeline.cli.verbs import VERBS
-from pipeline.config.overrides import script_overrides, torchrun_line
-from pipeline.config.overrides.script_overrides import ScriptLine, line_of, overrides_of
+from pipeline.config.overrides import torchrun_line
+from pipeline.config.overrides.torchrun_line import ScriptLine, line_of, overrides_of
 from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT
 from tests.pipeline.composed import composed
@@ -66,7 +66,7 @@ def test_a_line_becomes_the_overrides_that_start_the_same_words(line: str, overr
 
 @pytest.mark.parametrize("line", ["--lr 0.1 --debug", "fit --lr=0.1", "-- --x", "--neg -1", "-v -v", "--a b c --d"])
 def test_the_arguments_are_passed_on_as_they_are(line: str) -> None:
-    named = script_overrides._named(line.split())
+    named = torchrun_line._named(line.split())
     assert named is None or words(named) == line.split()
 
 
@@ -290,7 +290,7 @@ def test_a_number_that_the_key_cannot_hold_is_refused(options: dict[str, Any], s
 def test_torchrun_alone_starts_one_rank_and_a_named_cluster_its_own_number(tmp_path: Path) -> None:
     for cluster, ranks in ((None, ["cluster.nproc_per_node=1"]), ("two_node", [])):
         line = ScriptLine(script="train.py", args=[], cluster=cluster)
-        assert list(script_overrides._ranks(line)) == ranks
+        assert list(torchrun_line._ranks(line)) == ranks
 
 
 @pytest.mark.parametrize("line", ["--x ???", "--x ??? y", "a ???", "--a ??? ??? --b"])

@@ -22,9 +22,8 @@ from hydra.core.config_store import ConfigStore
 
 from pipeline import tracking
 from pipeline.config.build import tracking_config
-from pipeline.config.compose import compose_config
+from pipeline.config.compose import compose_config, register
 from pipeline.config.schema import OPTIONS, TrackingConfig
-from pipeline.config.schema_store import register
 from pipeline.core.errors import UsageError
 from pipeline.sweep.folder import SweepFolder
 from pipeline.sweep.shared import Shared

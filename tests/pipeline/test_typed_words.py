@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import terminal
-from pipeline.config.overrides.script_words import for_project
+from pipeline.config.overrides.words import for_project
 from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT
 

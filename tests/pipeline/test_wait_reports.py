@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from pipeline.core.processes import wait_reports
-from pipeline.core.processes.wait_reports import WaitReports, waiting
+from pipeline.core.processes import threads
+from pipeline.core.processes.threads import WaitReports, waiting
 from tests.waiting import HANG_S
 
 
@@ -37,7 +37,7 @@ def test_quick_work_says_nothing_and_slow_work_what_it_is(monkeypatch: pytest.Mo
     with waiting(said.append, "packing the archive"):
         pass
     assert said == []
-    monkeypatch.setattr(wait_reports.WaitReports.__init__, "__defaults__", (0.05,))
+    monkeypatch.setattr(threads.WaitReports.__init__, "__defaults__", (0.05,))
     told = threading.Event()
 
     def hear(text: str) -> None:

@@ -22,10 +22,10 @@ from pipeline.cluster import launchers, starts
 from pipeline.comparing.listing import day
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError, os_reason
-from pipeline.core.processes.wait_reports import WaitReports, waiting
+from pipeline.core.files import remove_leftovers
+from pipeline.core.processes.threads import WaitReports, waiting
 from pipeline.core.specs import UNDER_WAY, State
 from pipeline.core.tables import aligned, counted, file_size, first_of
-from pipeline.core.temporary_files import remove_leftovers
 from pipeline.runs import acceptance, index, lock
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import RunRow

@@ -13,7 +13,7 @@ from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.preflight import Report
 from pipeline.config.build import refuse_uneven
 from pipeline.core.errors import HostError, PacelineError, UsageError
-from pipeline.core.processes.wait_reports import waiting
+from pipeline.core.processes.threads import waiting
 from pipeline.core.specs import Cluster
 from pipeline.core.tables import counted
 from pipeline.execution import this_computer

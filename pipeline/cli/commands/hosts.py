@@ -21,7 +21,7 @@ from pipeline.cluster.preflight import occupation
 from pipeline.cluster.validation import usable_gpus
 from pipeline.core.errors import UsageError
 from pipeline.core.processes.signals import Interruptible
-from pipeline.core.processes.wait_reports import WaitReports, waiting
+from pipeline.core.processes.threads import WaitReports, waiting
 from pipeline.core.specs import LAST, UNDER_WAY, Cluster
 from pipeline.core.tables import aligned
 from pipeline.data.trees import Tree

@@ -17,7 +17,7 @@ from pipeline.cli.session import ROOT, Session, relative
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.places import HOME
 from pipeline.core.processes import process
-from pipeline.core.processes.wait_reports import waiting
+from pipeline.core.processes.threads import waiting
 from pipeline.core.specs import LAST, UNDER_WAY
 from pipeline.core.tables import aligned
 from pipeline.data.manifest import MANIFEST

@@ -16,13 +16,12 @@ from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
-from pipeline.core.files import expanded, replaceable_path, write_json
+from pipeline.core.files import expanded, replaceable_path, system_temporary_prefix, write_json
 from pipeline.core.places import REPRODUCTIONS
 from pipeline.core.printable import printable_lines
 from pipeline.core.processes import git
-from pipeline.core.processes.wait_reports import waiting
+from pipeline.core.processes.threads import waiting
 from pipeline.core.tables import counted, file_size
-from pipeline.core.temporary_files import system_temporary_prefix
 from pipeline.reproduction import archive as exports
 from pipeline.reproduction import compare as verdicts
 from pipeline.reproduction import divergence, proving, recipe

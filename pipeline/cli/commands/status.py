@@ -19,7 +19,7 @@ from pipeline.cli.terminal import screen, screen_of_sweep
 from pipeline.cluster.events import LogLine
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError
-from pipeline.core.processes.wait_reports import waiting
+from pipeline.core.processes.threads import waiting
 from pipeline.core.specs import State
 from pipeline.core.tables import counted
 from pipeline.live.watching import (

@@ -18,12 +18,11 @@ from pipeline.cli.trials import result_of
 from pipeline.cluster.validation import usable_gpus
 from pipeline.config import compose
 from pipeline.core.errors import DECIDED, Killed, PacelineError, UsageError, os_reason
-from pipeline.core.files import write_hint
+from pipeline.core.files import remove_leftovers, write_hint
 from pipeline.core.locks import FileLock
-from pipeline.core.processes.wait_reports import WaitReports
+from pipeline.core.processes.threads import WaitReports
 from pipeline.core.specs import State
 from pipeline.core.tables import aligned, counted
-from pipeline.core.temporary_files import remove_leftovers
 from pipeline.data import store
 from pipeline.execution.complete import provide_weights
 from pipeline.live.notices import Notifier

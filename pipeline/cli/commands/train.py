@@ -13,7 +13,7 @@ from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cli.terminal import screen, start_detached, subscriber
 from pipeline.cluster.validation import unused_warning, usable_gpus
 from pipeline.core.errors import PacelineError, UsageError
-from pipeline.core.processes.wait_reports import waiting
+from pipeline.core.processes.threads import waiting
 from pipeline.core.specs import Cluster
 from pipeline.core.tables import counted
 from pipeline.data import store

@@ -10,9 +10,9 @@ from pathlib import Path
 from pipeline.cli.invocation import Invocation
 from pipeline.cli.verbs import VERBS
 from pipeline.config import compose
+from pipeline.config.conf_files import groups
 from pipeline.config.errors import unknown_key
 from pipeline.config.errors.unknown_key import GOES_ON
-from pipeline.config.overrides.option_groups import groups
 from pipeline.config.overrides.words import NAME_A_SCRIPT
 from pipeline.core.errors import UsageError, nearest
 

@@ -30,9 +30,9 @@ from pipeline.cluster.launchers.transport.answers import (
 )
 from pipeline.cluster.launchers.transport.payload import agent_argv
 from pipeline.core.errors import HostError, UsageError
+from pipeline.core.files import temporary_prefix
 from pipeline.core.processes import process
 from pipeline.core.specs import Cluster, Host
-from pipeline.core.temporary_files import temporary_prefix
 from trainers.core.config import ConfigError
 
 INSTALL = "apt install openmpi-bin (Debian, Ubuntu), dnf install openmpi (Fedora), or module load openmpi"

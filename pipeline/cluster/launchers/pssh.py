@@ -27,11 +27,10 @@ from pipeline.cluster.launchers.settings import ClusterConfig
 from pipeline.cluster.launchers.transport.answers import ENDLESS, LATE, Answer, Output, explain_over_ssh
 from pipeline.cluster.launchers.transport.payload import agent_argv
 from pipeline.core.errors import HostError, PacelineError, UsageError
-from pipeline.core.files import expanded
+from pipeline.core.files import expanded, system_temporary_prefix, temporary_prefix
 from pipeline.core.places import ROOT
 from pipeline.core.processes import process
 from pipeline.core.specs import Cluster, Host, unfit_name
-from pipeline.core.temporary_files import system_temporary_prefix, temporary_prefix
 
 INSTALL = {
     "darwin": "brew install pssh",

@@ -14,7 +14,7 @@ from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
 from yaml.reader import ReaderError  # type: ignore[import-untyped]
 
 from pipeline.cluster.launchers.settings import HostConfig
-from pipeline.config import own_defaults
+from pipeline.config import conf_files
 from pipeline.config.errors.failure import FULL_KEY, IN_FILE, CompositionFailure, plain_reason
 from pipeline.config.errors.unknown_key import group_names, unknown_key, within
 from pipeline.config.schema import OPTIONS, PROGRAMS
@@ -116,7 +116,7 @@ def _files(failure: CompositionFailure) -> Iterator[ConfigFile]:
 
     An error about an option doesn't say which file chooses it.
     """
-    own = own_defaults.files()
+    own = conf_files.own_files()
     choices = IN_FILE.findall(failure.text)[:1]
     group, equals, option = failure.culprit.text.lstrip("+").partition("=")
     choices += [f"{group.partition('@')[0]}/{option}"] if equals else []
@@ -124,7 +124,7 @@ def _files(failure: CompositionFailure) -> Iterator[ConfigFile]:
         paths = (folder / f"{choice}.yaml" for folder in conf_dirs(ROOT))
         path = own.pop(choice, None) or next((path for path in paths if path.is_file()), None)
         if path is not None:
-            yield ConfigFile.read(path, "" if choice.startswith(own_defaults.GROUP) else choice.rpartition("/")[0])
+            yield ConfigFile.read(path, "" if choice.startswith(conf_files.OWN_GROUP) else choice.rpartition("/")[0])
     for path in reversed(own.values()):
         yield ConfigFile.read(path, "")
 
@@ -142,7 +142,7 @@ def _not_yaml(error: MarkedYAMLError) -> UsageError:
 def _not_text(error: UnicodeDecodeError) -> UsageError:
     """Find the file that is no UTF-8 text: the error doesn't name it."""
     in_conf = (path for folder in conf_dirs(ROOT) for path in sorted(folder.rglob("*.yaml")) if path.is_file())
-    for path in (*in_conf, *own_defaults.files().values()):
+    for path in (*in_conf, *conf_files.own_files().values()):
         try:
             path.read_bytes().decode("utf-8")
         except UnicodeDecodeError as reason:
@@ -214,7 +214,7 @@ def _unknown_field(place: str, field: str, settings_name: str, failure: Composit
                 hint="- override /program: script, in the defaults list of the file",
             )
         return UsageError(f"{place}: unknown key {field!r}; {within(group, name, names)}")
-    with own_defaults.replaced({}):  # the file may be among them
+    with conf_files.own_replaced({}):  # the file may be among them
         config = failure.try_compose([])
     valid = OmegaConf.to_container(config) if config is not None else {}
     return UsageError(f"{place}: {unknown_key(field, None, valid)}")

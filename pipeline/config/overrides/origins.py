@@ -14,9 +14,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.config import compose, own_defaults
-from pipeline.config.overrides.option_groups import choice_of
-from pipeline.config.overrides.trial_composer import parsed_words
+from pipeline.config import compose, conf_files
+from pipeline.config.compose import parsed_words
+from pipeline.config.conf_files import choice_of
 from pipeline.config.overrides.words import for_hydra
 from pipeline.core.places import ROOT, shown
 from pipeline.core.redact import without_secrets
@@ -100,7 +100,7 @@ def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
 
 def _files(words: Sequence[str]) -> Iterator[tuple[ResultDefault, str, dict[Any, Any]]]:
     """Yield Hydra's entry, name in messages and content of each file that it merges, in its order."""
-    loader, own = GlobalHydra.instance().config_loader(), own_defaults.files()
+    loader, own = GlobalHydra.instance().config_loader(), conf_files.own_files()
     for item in loader.compute_defaults_list(compose.CONFIG_NAME, list(words), RunMode.RUN).defaults:
         name = f"{item.config_path}.yaml"
         folder = next((folder for folder in compose.CONF_DIRS if (folder / name).is_file()), None)

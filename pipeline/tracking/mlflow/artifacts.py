@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.core import documents
+from pipeline.core.files import system_temporary_prefix
 from pipeline.core.tables import file_size, first_of
-from pipeline.core.temporary_files import system_temporary_prefix
 from pipeline.runs.contents import hosts_of
 from pipeline.runs.folder import leads_out, not_read
 from pipeline.tracking.address import redact

@@ -26,9 +26,9 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from pipeline.core.errors import PacelineError
+from pipeline.core.files import system_temporary_prefix
 from pipeline.core.processes import process
-from pipeline.core.processes.wait_reports import waiting
-from pipeline.core.temporary_files import system_temporary_prefix
+from pipeline.core.processes.threads import waiting
 from pipeline.tracking.address import database_login, has_credentials, is_here, recorder_env, redact, shown, sqlite_path
 from pipeline.tracking.destinations import prepare_command
 

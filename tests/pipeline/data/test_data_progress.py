@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pipeline.core.processes import wait_reports
+from pipeline.core.processes import threads
 from pipeline.data import progress
 from tests.waiting import HANG_S
 
@@ -20,7 +20,7 @@ def test_a_log_gets_a_line_every_few_seconds_also_while_nothing_is_reported(monk
 
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     monkeypatch.setattr(sys, "stderr", Log())
-    monkeypatch.setattr(wait_reports.WaitReports.__init__, "__defaults__", (0.05,))
+    monkeypatch.setattr(threads.WaitReports.__init__, "__defaults__", (0.05,))
 
     def next_line(after: str) -> str:
         """The first that isn't ``after``, without its seconds."""

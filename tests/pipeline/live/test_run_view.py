@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 from pipeline.core.specs import Wait
-from pipeline.live.run_view import run_view
 from pipeline.live.state import HostState, RunState
+from pipeline.live.views import run_view
 from trainers.contract.beats import Gpu, Phase, Usage, phase_words
 
 USAGE = Usage(

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pipeline.config import compose
-from pipeline.config.overrides.trial_composer import jobs
+from pipeline.config.compose import jobs
 from pipeline.core.errors import UsageError
 
 

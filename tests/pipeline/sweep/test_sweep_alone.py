@@ -14,7 +14,7 @@ import pytest
 from pipeline.cli.commands import sweep
 from pipeline.core.errors import PacelineError
 from pipeline.core.locks import held
-from pipeline.core.processes import wait_reports
+from pipeline.core.processes import threads
 from pipeline.sweep.folder import SweepFolder
 
 
@@ -33,7 +33,7 @@ def test_a_full_disk_in_the_middle_of_a_sweep_is_told_with_its_mend(tmp_path: Pa
 def test_who_waits_for_another_sweep_is_not_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(wait_reports.WaitReports.__init__, "__defaults__", (0.1,))
+    monkeypatch.setattr(threads.WaitReports.__init__, "__defaults__", (0.1,))
     folder = SweepFolder(tmp_path / "abc")
     folder.path.mkdir()
     taken = threading.Event()

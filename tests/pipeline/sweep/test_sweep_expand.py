@@ -12,7 +12,7 @@ import hydra
 import pytest
 
 from pipeline.config import compose
-from pipeline.config.overrides.trial_composer import Overrides, TrialComposer, jobs
+from pipeline.config.compose import Overrides, TrialComposer, jobs
 from pipeline.core.errors import UsageError
 from pipeline.sweep.expand import Space, expand
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from pipeline.live import run_view
+from pipeline.live import views
 from pipeline.sweep.results import TrialResult, as_json, best, direction_of, groups, statistic, text
 
 
@@ -87,8 +87,8 @@ def test_a_figure_that_four_places_have_no_room_for_keeps_three_digits() -> None
     rows = [trial(n, f"program.args.lr={n}", loss=loss) for n, loss in enumerate([2.1e-5, 3e-10])]
     assert "2.1e-05" in text(rows, 2)
     assert "3e-10 *" in text(rows, 2)
-    assert run_view.figure("loss", 2.123e-5) == "loss 2.123e-05"
-    assert run_view.figure("loss", 0.0) == "loss 0.0000"
+    assert views.figure("loss", 2.123e-5) == "loss 2.123e-05"
+    assert views.figure("loss", 0.0) == "loss 0.0000"
 
 
 def test_the_same_as_data() -> None:

@@ -29,12 +29,11 @@ from pipeline.cluster.launchers.transport.payload import message, new_token
 from pipeline.cluster.launchers.transport.streams import Connection, read_some
 from pipeline.core import tars
 from pipeline.core.errors import PacelineError, TrainingError, os_reason
-from pipeline.core.files import write_hint
+from pipeline.core.files import temporary_prefix, write_hint
 from pipeline.core.printable import printable
 from pipeline.core.processes import process
 from pipeline.core.specs import TRAINING_OUTPUTS, LaunchPlan, NodePlan, Outputs
 from pipeline.core.tables import file_size
-from pipeline.core.temporary_files import temporary_prefix
 from pipeline.runs.checkpoints import DAMAGE, read_verified
 from trainers.contract import run_folder
 from trainers.contract.records import from_json
