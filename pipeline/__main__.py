@@ -36,7 +36,7 @@ from pipeline.cli.output import outlive_closed_stdout  # noqa: E402
 from pipeline.cli.session import Session  # noqa: E402
 from pipeline.config import compose as composing  # noqa: E402
 from pipeline.config.compose import CONF_DIRS, CONFIG_NAME, HYDRA_VERSION_BASE  # noqa: E402
-from pipeline.config.errors.hydra_errors import explain  # noqa: E402
+from pipeline.config.composition_errors import explain  # noqa: E402
 from pipeline.config.overrides.words import for_hydra  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError  # noqa: E402

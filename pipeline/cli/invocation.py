@@ -1,6 +1,7 @@
 """Parse the typed command line: the verb, the Hydra overrides in their order, and the verb's own options.
 
-doit would lose the order of ``key=value`` words and would take ``~key`` for a task, so this module reads sys.argv.
+doit would lose the order of ``key=value`` words and would take ``~key`` for a task, so this module reads sys.argv. A
+verb's flags, and a run's bare key, become words before: ``stop cf0848 --json`` is ``stop run=cf0848 json=1``.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pipeline.cli.verbs import VERBS
+from pipeline.cli.verbs import VERBS, Option
 from pipeline.core.errors import UsageError, nearest
 from pipeline.core.places import REPRODUCTIONS
+from pipeline.core.specs import LAST
 
 QUIET, USUAL, VERBOSE = range(3)
 _VERBOSITY_WITH_LEVEL = re.compile(r"(?:-v|--verbosity=)([012])")
@@ -21,6 +23,9 @@ _ALWAYS_EXECUTE = re.compile(r"-[csk]*a[acsk]*|--always-execute")  # short optio
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 HELP_WORDS = frozenset({"-h", "--help", "help", "info", "--version"})
 """The words that ask for help. ``pipeline.cli.help`` is imported only if the command line has one of them."""
+_KEY = re.compile(rf"[0-9a-f]{{2,32}}|{LAST}")  # of a run, the beginning of one, or the id of an MLflow run
+_SHORT_FLAG = re.compile(r"-\w(\d*)")  # -f, -n 4, -n4
+_STARTS_SCRIPT = ("torchrun", "run")  # what follows these is a script's command line
 
 
 class Invocation(NamedTuple):
@@ -150,3 +155,89 @@ def process_count() -> int:
     """Return how many steps may run concurrently: doit's own option -n, default 1."""
     match = re.search(r"(?:^|\0)(?:-n|--process)[\0=]?(\d+)(?:\0|$)", "\0".join(sys.argv[1:]))
     return max(1, int(match[1])) if match else 1
+
+
+# ------------------------------------------------------------------- flags and a bare key
+class TypedOption(NamedTuple):
+    """An option of a verb as it stands in the table."""
+
+    name: str
+    option: Option
+
+
+def as_words(argv: Sequence[str]) -> list[str]:
+    """Translate the flags and the bare key after a verb into ``name=value``; other words stay.
+
+    Raises UsageError: a flag without its value, a switch that is neither 1 nor 0, or two runs where one is taken.
+    """
+    is_verb = [word in VERBS for word in argv]
+    if True not in is_verb or any(word in _STARTS_SCRIPT for word in argv):
+        return [*argv]
+    position = is_verb.index(True)
+    doit_options, verb, remaining = [*argv[:position]], argv[position], [*argv[position + 1 :]]
+    verb_to_run, words, keys = verb, list[str](), list[str]()
+    while remaining:
+        word = remaining.pop(0)
+        if found := option_of(word, verb):
+            name, option = found
+            value = _value(word, option, remaining, verb)
+            if option.stands_for and option.is_switch and not is_on({name: value}, name):
+                continue
+            if option.stands_for in VERBS:
+                verb_to_run = option.stands_for
+            elif option.stands_for.startswith("-"):
+                doit_options += [option.stands_for] if option.is_switch else [option.stands_for, value]
+            else:
+                words.append(f"{option.stands_for or name}={value}")
+        elif _names_run(word, verb):
+            keys.append(word)
+            words.append(f"run={word}")
+        else:
+            words.append(word)
+    runs = [word.removeprefix("run=") for word in words if word.startswith("run=")]
+    if keys and len(runs) > 1:
+        raise UsageError(f"doit {verb} takes one run at a time, not {' and '.join(runs)}", hint="doit runs")
+    unknown_there = VERBS[verb].options.keys() - VERBS[verb_to_run].options.keys()
+    return [*doit_options, verb_to_run, *(word for word in words if word.partition("=")[0] not in unknown_there)]
+
+
+def option_of(word: str, verb: str) -> TypedOption | None:
+    """Return the verb's option that a flag names, or ``name=value`` if the option stands for something else."""
+    options = VERBS[verb].options
+    if word.startswith("--"):
+        flag = word[2:].partition("=")[0].replace("_", "-")
+        names = (name for name, option in options.items() if flag in option.flags(name))
+    elif word.startswith("-"):
+        names = (name for name, option in options.items() if _is_short(word, name, option))
+    else:
+        names = (name for name in options if word.startswith(f"{name}=") and options[name].stands_for)
+    name = next(names, None)
+    return None if name is None else TypedOption(name, options[name])
+
+
+def _is_short(word: str, name: str, option: Option) -> bool:
+    short, match = option.short or (name if len(name) == 1 else ""), _SHORT_FLAG.fullmatch(word)
+    return bool(short) and match is not None and word[1] == short and not (match[1] and option.is_switch)
+
+
+def _value(typed: str, option: Option, following: list[str], verb: str) -> str:
+    """Return an option's value. If it stands behind the flag, remove it from ``following``."""
+    flag, equals, value = typed.partition("=")
+    if match := _SHORT_FLAG.fullmatch(typed):
+        flag, equals, value = typed[:2], match[1], match[1]
+    if not equals and option.is_switch:
+        return option.value
+    if not equals and following and not following[0].startswith("--"):
+        value = following.pop(0)
+    if not value.strip():
+        form = "1 or 0" if option.is_switch else option.value
+        raise UsageError(f"{flag} of doit {verb} needs a value: {flag} {form}", hint=f"doit help {verb}")
+    return value
+
+
+def _names_run(word: str, verb: str) -> bool:
+    """Whether a bare word after a verb is a run's key; any word is, if it may also be a sweep or a file."""
+    entry = VERBS[verb]
+    if "run" not in entry.options or entry.arguments or is_override(word) or word.startswith("-"):
+        return False
+    return word not in VERBS and (_KEY.fullmatch(word) is not None or "|" in entry.options["run"].value)

@@ -30,7 +30,6 @@ from pipeline.cli import clone, invocation  # noqa: E402
 from pipeline.cli.invocation import without_verbosity  # noqa: E402
 from pipeline.cli.output import as_typed, begin_answer, inked, note, outlive_closed_stdout, refuse  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
-from pipeline.cli.words import flags  # noqa: E402
 from pipeline.config import conf_files  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
@@ -72,7 +71,9 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
                     print(as_typed(text), flush=True)
                     raise SystemExit(0)
             if any(word.startswith("-") for word in sys.argv[1:]):
-                flags.check(sys.argv[1:], self._invocation, self.cmd_options)
+                from pipeline.cli import wrong_words  # the groups and settings: for options that stay options
+
+                wrong_words.check(sys.argv[1:], self._invocation, self.cmd_options)
         except (PacelineError, OSError) as error:
             leave(error)
 
@@ -138,7 +139,7 @@ def runs_dir_before_composing() -> Path:
 
 def _start_with_overrides() -> None:
     """Restart doit, which has copied the words, if flags, a key or a torchrun line among them are translated."""
-    words, notes = flags.as_words(sys.argv[1:]), list[str]()
+    words, notes = invocation.as_words(sys.argv[1:]), list[str]()
     if "torchrun" in words or "run" in words:
         from pipeline.config.overrides import torchrun_line  # the settings of scripts: for such a line alone
 
@@ -161,7 +162,7 @@ def refuse_unknown(tasks: list[Task], words: list[str], verb: str | None, argv: 
         is_subtask = ":" in word and (verb is None or word.partition(":")[0] in names - VERBS.keys())
         if word in names or "*" in word or is_subtask or _is_target(tasks, word):
             continue
-        from pipeline.cli.words import wrong_words  # the groups of conf/: for this error alone
+        from pipeline.cli import wrong_words  # the groups of conf/: for this error alone
 
         if advice := wrong_words.advice(word, argv or words, verb):
             raise invalid(
@@ -183,7 +184,7 @@ def _is_target(tasks: list[Task], word: str) -> bool:
 
 def for_verb(error: PacelineError, verb: str) -> PacelineError:
     """Add suggestions from the options of this verb and of others to the error about an unknown key."""
-    from pipeline.config.errors.unknown_key import UnknownKeyError  # the settings classes: whoever composes has them
+    from pipeline.config.unknown_key import UnknownKeyError  # the settings classes: whoever composes has them
 
     if not isinstance(error, UnknownKeyError):
         return error

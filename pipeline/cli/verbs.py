@@ -1,6 +1,6 @@
 """The verbs: purpose, options and examples of each.
 
-This table drives parsing (pipeline.cli.words.flags) and help.
+This table drives parsing (pipeline.cli.invocation) and help.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from typing import Any
 
 from pipeline.cluster.validation import check_batch
 from pipeline.config.cluster import build_cluster
-from pipeline.config.errors.unknown_key import unknown_key
 from pipeline.config.own_targets import check_targets
 from pipeline.config.program_section import check_script, describes_script, with_ranks, with_script
 from pipeline.config.schema import OPTIONS, NotifyConfig, RootConfig, SearchConfig, SweepConfig, TrackingConfig
 from pipeline.config.step_source import Steps, StepSource, with_step, with_step_named
+from pipeline.config.unknown_key import MEANT, unknown_key
 from pipeline.config.values import refuse_non_finite, refuse_unprintable, typed
 from pipeline.core import program as programs
 from pipeline.core.errors import UsageError, nearest
@@ -243,8 +243,6 @@ def _with_suggestion(text: str) -> str:
     match = re.match(r"(?P<group>\w+)\.(?P<name>\w+) is not a field of [^;]*; it has: (?P<fields>.*)", text)
     if match is None:
         return text
-    from pipeline.config.errors.unknown_key import MEANT  # for this error alone
-
     close = nearest(match["name"], match["fields"].split(", "), 0.7)
     meant = MEANT.get(match["name"]) or (f"{match['group']}.{close}" if close else None)
     return text.replace("; it has: ", f"; did you mean {meant}? it has: ", 1) if meant else text

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.cluster.launchers import LAUNCHERS, containers
 from pipeline.cluster.launchers.settings import ClusterConfig, HostConfig
 from pipeline.cluster.validation import visible_gpus, why_unfit
-from pipeline.config.errors.unknown_key import HOST_FIELDS, not_of_a_host
+from pipeline.config.unknown_key import HOST_FIELDS, not_of_a_host
 from pipeline.config.values import encodable, typed
 from pipeline.core.errors import UsageError, os_reason, suggestion
 from pipeline.core.files import expanded

@@ -23,8 +23,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.cluster.launchers.settings import MISSING, ClusterConfig
 from pipeline.config import conf_files
+from pipeline.config.composition_errors import explain, explain_interpolation, no_value
 from pipeline.config.conf_files import choice_of
-from pipeline.config.errors.hydra_errors import explain, explain_interpolation, no_value
 from pipeline.config.overrides.search_space import refuse_grid_size
 from pipeline.config.overrides.words import NAME_A_SCRIPT, for_hydra, quoted_run
 from pipeline.config.schema import OPTIONS, PROGRAMS, RootConfig, SearchConfig, TrackingConfig, installed_programs

@@ -55,7 +55,7 @@ def own_content(name: str) -> dict[str, Any]:
         return {}
     loaded = OmegaConf.load(path)
     if not isinstance(loaded, DictConfig):
-        raise ValueError(f"In '{OWN_GROUP}/{name}': a list stands there")  # errors/config_files.py adds the place
+        raise ValueError(f"In '{OWN_GROUP}/{name}': a list stands there")  # composition_errors.py adds the place
     fields: dict[str, Any] = OmegaConf.to_container(loaded)  # type: ignore[assignment]  # a mapping
     if "defaults" in fields:
         fields["defaults"] = _choices(fields["defaults"], path)

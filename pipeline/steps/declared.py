@@ -59,7 +59,7 @@ def load(name: str, composed: Mapping[str, Any], root: Path) -> Step:
         fields = OmegaConf.to_container(whole[SECTION][name], resolve=True, throw_on_missing=True)
         parameters = {ref: _plain(OmegaConf.select(whole, ref)) for ref in references}
     except OmegaConfBaseException as error:
-        from pipeline.config.errors.hydra_errors import explain_interpolation  # late import: it needs Hydra
+        from pipeline.config.composition_errors import explain_interpolation  # late import: it needs Hydra
 
         raise StepError(f"step {name}: {explain_interpolation(error, whole).what}") from error
     assert isinstance(fields, dict)

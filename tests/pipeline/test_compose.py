@@ -243,7 +243,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of conf/, which is composed from and named in messages."""
     shutil.copytree(CONF_DIRS[0], tmp_path / "conf")
     monkeypatch.setattr(compose, "CONF_DIRS", (tmp_path / "conf",))
-    monkeypatch.setattr("pipeline.config.errors.config_files.ROOT", tmp_path)
+    monkeypatch.setattr("pipeline.config.composition_errors.ROOT", tmp_path)
     return tmp_path / "conf"
 
 

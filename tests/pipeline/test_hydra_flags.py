@@ -12,9 +12,8 @@ import yaml  # type: ignore[import-untyped]
 from doit.exceptions import InvalidCommand
 from doit.task import Task
 
-from pipeline.cli import invocation
+from pipeline.cli import invocation, wrong_words
 from pipeline.cli.loader import refuse_unknown
-from pipeline.cli.words import flags
 from pipeline.config.compose import read_flags
 from pipeline.core.errors import UsageError
 from pipeline.core.processes import process
@@ -49,7 +48,7 @@ def test_the_words_behind_good_flags() -> None:
 def test_doit_says_that_it_takes_no_other_configuration(line: str) -> None:
     argv = line.split()
     with pytest.raises(UsageError, match=r"is an option of Hydra's command line, and doit always takes conf/config"):
-        flags.check(argv, invocation.parse(argv), [])
+        wrong_words.check(argv, invocation.parse(argv), [])
 
 
 @pytest.mark.slow
@@ -72,7 +71,7 @@ def test_an_override_with_dashes_is_shown_without(line: str, hint: str) -> None:
     with pytest.raises(
         UsageError, match=r"^--\S+ is no option of doit \w+, which has --\S+.*; overrides have no dashes"
     ) as refused:
-        flags.check(argv, invocation.parse(argv), [])
+        wrong_words.check(argv, invocation.parse(argv), [])
     assert refused.value.hint == hint
 
 
@@ -91,7 +90,7 @@ def test_an_override_with_dashes_is_shown_without(line: str, hint: str) -> None:
 def test_a_flag_that_is_no_override_is_answered_in_its_own_words(line: str, said: str) -> None:
     argv = line.split()
     with pytest.raises(UsageError) as refused:
-        flags.check(argv, invocation.parse(argv), [])
+        wrong_words.check(argv, invocation.parse(argv), [])
     assert str(refused.value).startswith(said)
 
 
@@ -116,7 +115,7 @@ def test_hydras_short_flags_behind_the_verb_are_hydras(line: str, monkeypatch: p
     monkeypatch.setattr(process, "replace", started.append)
     argv = line.split()
     with contextlib.suppress(UsageError):  # the process would have been replaced before
-        flags.check(argv, invocation.parse(argv), [])
+        wrong_words.check(argv, invocation.parse(argv), [])
     assert started == [[sys.executable, "-m", "pipeline", *argv[1:]]]
 
 

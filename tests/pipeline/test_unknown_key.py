@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.cli.loader import for_verb
 from pipeline.config.compose import compose_config
-from pipeline.config.errors.unknown_key import MEANT
+from pipeline.config.unknown_key import MEANT
 from pipeline.core.errors import UsageError
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli import invocation
 from pipeline.cli.verbs import VERBS
-from pipeline.cli.words import flags
 from pipeline.core.errors import UsageError
 from pipeline.runs import index
 from tests.integration import preloaded
@@ -41,30 +41,30 @@ from tests.pipeline import finished_folder as folder
     ],
 )
 def test_flags_and_a_bare_key_become_words(line: str, words: str) -> None:
-    assert flags.as_words(shlex.split(line)) == shlex.split(words)
+    assert invocation.as_words(shlex.split(line)) == shlex.split(words)
 
 
 def test_every_option_of_every_verb_has_a_flag() -> None:
     for name, verb in VERBS.items():
         for option, about in verb.options.items():
             flag = about.typed(option)
-            known = flags.option_of(flag, name)
+            known = invocation.option_of(flag, name)
             assert known == (option, about), (name, flag)
 
 
 def test_a_flag_without_its_value_is_refused_with_its_form() -> None:
     with pytest.raises(UsageError, match=r"^--metric of doit plot needs a value: --metric NAME\n  try: doit help plot"):
-        flags.as_words(["plot", "--metric", "--log"])
+        invocation.as_words(["plot", "--metric", "--log"])
 
 
 def test_a_switch_that_is_neither_on_nor_off_is_refused() -> None:
     with pytest.raises(UsageError, match=r"^force=maybe must be 1 or 0$"):
-        flags.as_words(["train", "force=maybe"])
+        invocation.as_words(["train", "force=maybe"])
 
 
 def test_two_runs_are_refused_where_a_verb_takes_one() -> None:
     with pytest.raises(UsageError, match=r"^doit stop takes one run at a time, not cf0848 and 495e1d\n"):
-        flags.as_words(["stop", "cf0848", "495e1d"])
+        invocation.as_words(["stop", "cf0848", "495e1d"])
 
 
 @pytest.mark.ci

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli import wrong_words
 from pipeline.cli.verbs import VERBS
-from pipeline.cli.words import wrong_words
 from tests.integration import preloaded
 
 
@@ -37,16 +37,6 @@ def test_a_word_that_is_no_command_is_answered_with_what_was_meant(line: str, wo
     argv = line.split()
     verb = argv[0] if argv[0] in VERBS else None
     assert meant in (wrong_words.advice(word, argv, verb) or "")
-
-
-def test_a_path_with_a_blank_is_answered_with_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my dir").mkdir()
-    (tmp_path / "my dir" / "my net.py").touch()
-    monkeypatch.chdir(tmp_path)
-    argv = ["train", "program.script=my", "dir/my", "net.py", "seed=1"]
-    assert wrong_words.advice("dir/my", argv, "train") == (
-        "a shell splits words at blanks: \"program.script='my dir/my net.py'\""
-    )
 
 
 def test_a_word_that_means_nothing_has_no_answer() -> None:

@@ -1,26 +1,29 @@
-"""Answers to wrong words: one that is no command, a flag that no verb has, an override without its equals sign."""
+"""Answers to wrong words: options that neither a verb nor doit has, words that are no command, overrides without =."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
-from pipeline.cli.invocation import Invocation
+from doit.cmd_run import Run
+from doit.cmdparse import CmdOption, CmdParse, CmdParseError
+
+from pipeline.cli.doit_plugins import COMMANDS
+from pipeline.cli.invocation import HELP_WORDS, Invocation, is_override, without_verbosity
 from pipeline.cli.verbs import VERBS
-from pipeline.config import compose
 from pipeline.config.conf_files import groups
-from pipeline.config.errors import unknown_key
-from pipeline.config.errors.unknown_key import GOES_ON
 from pipeline.config.overrides.words import NAME_A_SCRIPT
+from pipeline.config.unknown_key import GOES_ON, MEANT, RESUMES, UnknownKeyError
 from pipeline.core.errors import UsageError, nearest
+from pipeline.core.processes import process
 
 _OF_AN_OLD_RUN = ("resume", "continue", "restart", "retry")
 NO_RUN = "no run has such a key; doit runs lists them"
 _NUMBER = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?,?", re.IGNORECASE)
 _PYTHON = ("python", "python3")
-_MEANT = {
+_COMMANDS_MEANT = {
     **dict.fromkeys(("delete", "remove", "rm", "gc", "purge"), "doit clean"),
     **dict.fromkeys(("ls", "list-runs", "history", "experiments", "sacct"), "doit runs"),
     **dict.fromkeys(("show", "describe", "ps", "progress"), "doit status"),
@@ -51,8 +54,6 @@ def advice(word: str, argv: Sequence[str], verb: str | None) -> str | None:
     following = argv[position + 1] if position + 1 < len(argv) else ""
     if before.count("[") > before.count("]") or before.count("{") > before.count("}"):
         return f"a shell splits words at blanks: {shlex.quote(before + word)}"
-    if "=" in before and (path := _path_with_blanks(argv, position)) is not None:
-        return f"a shell splits words at blanks: \"{before.partition('=')[0]}='{path}'\""
     if line := _without_blanks_around_equals(argv, position):
         return f"no blanks stand around =: {line}"
     if verb is None:
@@ -90,7 +91,7 @@ def _line(words: Iterable[str]) -> str:
 def _another_verb(word: str) -> str | None:
     if word in _OF_AN_OLD_RUN:
         return f"{GOES_ON}; doit attach takes over what still runs"
-    return f"did you mean {_MEANT[word]}?" if word in _MEANT else None
+    return f"did you mean {_COMMANDS_MEANT[word]}?" if word in _COMMANDS_MEANT else None
 
 
 def _without_blanks_around_equals(argv: Sequence[str], position: int) -> str | None:
@@ -128,16 +129,6 @@ def _about_key(word: str, verb: str) -> str | None:
     )
 
 
-def _path_with_blanks(argv: Sequence[str], position: int) -> str | None:
-    """Return the existing path that the shell has split at blanks: the value before ``position`` with later words."""
-    start = argv[position - 1].partition("=")[2]
-    for end in range(position + 1, len(argv) + 1):
-        path = " ".join([start, *argv[position:end]])
-        if Path(path).exists():
-            return path
-    return None
-
-
 def _choices(word: str) -> list[str]:
     """Return ``experiment=quickstart`` for ``quickstart``, and for the path of its file."""
     file = re.fullmatch(r"(?:conf/)?(?:(\w+)/)?([\w-]+)\.ya?ml", word)
@@ -146,6 +137,90 @@ def _choices(word: str) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------- flags
+_OF_HYDRA = (
+    *("--cfg", "--info", "--multirun", "-m", "--resolve", "--package"),
+    *("--hydra-help", "--shell-completion", "--experimental-rerun"),
+)
+_SHORT = {"-c": ("job", "hydra", "all"), "-i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")}
+"""Hydra's --cfg and --info in short, with what may follow: doit has a -c of its own."""
+_ELSEWHERE = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}
+
+
+DoitOptions = Sequence[Mapping[str, object]]
+"""Options as doit's classes declare them: dicts with ``long``, ``short``, ``inverse``, …"""
+
+
+def check(argv: Sequence[str], invocation: Invocation, loader_options: DoitOptions) -> None:
+    """Pass a training with Hydra's options on to Hydra's command line; refuse options that doit doesn't know.
+
+    ``loader_options`` are those of doit's loader, which stand before a verb like doit's own. Raises UsageError.
+    """
+    for word in argv:
+        name = word.partition("=")[0]
+        if name in _ELSEWHERE or name in _ELSEWHERE.values():  # -cd is read by doit as its own options -c and -d
+            raise UsageError(
+                f"{word} is an option of Hydra's command line, and doit always takes conf/config.yaml",
+                hint=f"a file of your own in conf/experiment, then experiment=NAME; or python -m pipeline {word} … "
+                "(doit's own options -c -n, -c -d are written apart)",
+            )
+    if invocation.verb is not None:
+        _refuse_dashed_overrides(argv, invocation, loader_options)
+        for word, following in zip(argv, [*argv[1:], ""], strict=True):
+            if word.partition("=")[0] in _OF_HYDRA or following in _SHORT.get(word, ()):
+                _take_hydra_option(word, argv, invocation)
+    _refuse_unknown_options(argv, invocation.verb, loader_options)
+
+
+def _take_hydra_option(word: str, argv: Sequence[str], invocation: Invocation) -> None:
+    """Become Hydra's command line, if it is a training without options of its own. Raises UsageError: it isn't."""
+    if invocation.verb == "train" and not invocation.options:
+        process.replace([sys.executable, "-m", "pipeline", *(typed for typed in argv if typed != "train")])
+    overrides = shlex.join(invocation.overrides)
+    options = shlex.join(f"{name}={value}" for name, value in invocation.options.items())
+    hint = f"doit config {overrides}, or doit train {word} …"
+    if word in ("--multirun", "-m"):
+        hint = f"doit sweep {overrides} {options}".rstrip()
+    with_options = f" beside {options}" if invocation.verb == "train" else ""
+    message = f"{word} is an option of Hydra's command line, which doit {invocation.verb} doesn't take{with_options}"
+    raise UsageError(message, hint=hint)
+
+
+def _refuse_dashed_overrides(argv: Sequence[str], invocation: Invocation, loader_options: DoitOptions) -> None:
+    """Refuse an override written as an option: ``--epochs=3`` or ``--epochs 3``. Raises UsageError."""
+    known = {*_OF_HYDRA, *HELP_WORDS}
+    for option in (*Run.base_options, *Run.cmd_options, *loader_options):
+        known |= {f"--{option.get('long')}", f"--{option.get('inverse')}"}
+    values_by_flag = dict[str, str]()
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        flag, equals, value = word.partition("=")
+        if not flag.startswith("--") or any(option.startswith(flag) for option in known):  # doit takes shortened ones
+            continue
+        if not equals and following and not (following in VERBS or following.startswith("-") or "=" in following):
+            value = following
+        values_by_flag[flag] = value
+    if values_by_flag:
+        raise refused_flags(argv, values_by_flag, invocation)
+
+
+def _refuse_unknown_options(argv: Sequence[str], verb: str | None, loader_options: DoitOptions) -> None:
+    """Refuse an unknown option; doit would print the list of its option objects."""
+    _, words = without_verbosity([word for word in argv if not is_override(word)])
+    command = next((word for word in words if word in COMMANDS), "run")
+    options = (*getattr(COMMANDS[command], "base_options", ()), *loader_options, *COMMANDS[command].cmd_options)
+    try:
+        _, unparsed = CmdParse([CmdOption(item) for item in options]).parse([word for word in words if word != command])
+    except CmdParseError as error:
+        message = str(error).removeprefix("Error parsing Command: ").partition(" (parsing options")[0]
+        raise UsageError(f"doit {command}: {' '.join(message.split())}", hint=f"doit help {command}") from error
+    if verb is None and command == "run" and unparsed and not unparsed[0].startswith("-"):
+        return  # behind a task of one's own stand its own options
+    for word in unparsed:
+        if word.startswith("-"):
+            right_order = f"doit {word} {verb or command}"
+            hint = f"doit help {command} lists them"
+            raise UsageError(f"doit's own options come before the verb: {right_order}", hint=hint)
+
+
 def refused_flags(argv: Sequence[str], values_by_flag: Mapping[str, str], invocation: Invocation) -> UsageError:
     """Return the error about flags that a verb doesn't have. A flag without a value has ''."""
     assert invocation.verb is not None
@@ -153,7 +228,7 @@ def refused_flags(argv: Sequence[str], values_by_flag: Mapping[str, str], invoca
     flags_of_verb = [option.typed(name) for name, option in VERBS[verb].options.items()]
     if first in flags_of_verb:
         return UsageError(f"the options of doit {verb} stand behind it", hint=f"doit {verb} {first}")
-    if first[2:].replace("-", "_") in unknown_key.RESUMES:
+    if first[2:].replace("-", "_") in RESUMES:
         return UsageError(
             f"{first} is no option of doit {verb}: {GOES_ON}, and init.weights=KEY begins another one with its weights"
         )
@@ -204,16 +279,18 @@ def _similar(name: str, value: str, verb: str) -> str | None:
         return f"{name}={value or 1}"
     names = {option.replace("_", ""): option for option in options}
     close = nearest(name.replace("_", ""), names, 0.8)
-    if close is not None and name not in unknown_key.MEANT:
+    if close is not None and name not in MEANT:
         return options[names[close]].spelt(names[close])
     if not VERBS[verb].overrides:
         return None
-    if file := re.fullmatch(rf"(?:conf/)?{unknown_key.MEANT.get(name, name)}/([\w-]+)\.ya?ml", value):
+    if file := re.fullmatch(rf"(?:conf/)?{MEANT.get(name, name)}/([\w-]+)\.ya?ml", value):
         value = file[1]
+    from pipeline.config import compose  # Hydra, for these answers alone
+
     override = f"{name}={value or 'VALUE'}"
     try:
         compose.compose_config([override])
-    except unknown_key.UnknownKeyError as error:
+    except UnknownKeyError as error:
         return error.meant
     except UsageError:  # the name is right, and so the value is wrong or missing
         return override

@@ -1,1 +1,0 @@
-"""Words that begin with a dash, and answers to wrong words."""
