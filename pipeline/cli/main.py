@@ -68,10 +68,6 @@ def _without_project(words: list[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 # ------------------------------------------------------------------------------- paceline init
 TEMPLATE = places.HOME / "pipeline" / "template"
 """The files of a project called ``NAME_THERE``; each has .txt behind its name, as none is code of Paceline's."""
@@ -184,3 +180,7 @@ def _fill(folder: Path, made: Path) -> None:
         for item in moved:
             shutil.rmtree(item) if item.is_dir() else item.unlink()
         raise
+
+
+if __name__ == "__main__":
+    sys.exit(main())
