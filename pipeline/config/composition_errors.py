@@ -276,8 +276,8 @@ def _unknown_field(place: str, field: str, settings_name: str) -> UsageError:
     group, _, name = field.rpartition(".")
     options = OPTIONS.get(group)
     classes = [*map(options.settings, options.names())] if options else []
-    classes += [kind for kind in typing.get_type_hints(RootConfig).values() if dataclasses.is_dataclass(kind)]
-    settings = next((kind for kind in classes if kind.__name__ == settings_name), RootConfig)
+    classes += typing.get_type_hints(RootConfig).values()
+    settings: type[Any] = next((kind for kind in classes if kind.__name__ == settings_name), RootConfig)
     settings = PROGRAMS[SCRIPT.name] if group == SECTION else settings
     names = [item.name for item in dataclasses.fields(settings)]
     if group == SECTION and name in names:
