@@ -7,8 +7,17 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.launchers.kubernetes_api import KINDS, UnansweredError, help_for, refusal
-from pipeline.cluster.launchers.kubernetes_job import Pod, is_over, pod_of, waiting, why_it_ended
+from pipeline.cluster.launchers.kubernetes_api import (
+    KINDS,
+    Pod,
+    UnansweredError,
+    help_for,
+    is_over,
+    pod_of,
+    refusal,
+    waiting,
+    why_it_ended,
+)
 
 
 # ------------------------------------------------------------------------------------------ what the API tells of pods

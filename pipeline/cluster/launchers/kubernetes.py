@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -13,10 +15,24 @@ import yaml  # type: ignore[import-untyped]
 
 from pipeline.cluster.agent.requests import JobRequest
 from pipeline.cluster.agent.schedulers import POD_IP, POD_NAME
+from pipeline.cluster.agent.wire import SAYS
 from pipeline.cluster.launchers.base import AttemptSpec, GrantedJob, JobState, Outcome, Scheduler
 from pipeline.cluster.launchers.job_folder import REQUEST, JobFolder
-from pipeline.cluster.launchers.kubernetes_api import JOB, KINDS, RUN, Api, Object, UnansweredError
-from pipeline.cluster.launchers.kubernetes_job import claim_words, pod_of, state_of
+from pipeline.cluster.launchers.kubernetes_api import (
+    JOB,
+    KINDS,
+    RUN,
+    Api,
+    Object,
+    Pod,
+    UnansweredError,
+    conditions,
+    help_for,
+    is_over,
+    pod_of,
+    waiting,
+    why_it_ended,
+)  # fmt: skip
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.core.errors import HostError, UsageError, suggestion
@@ -45,8 +61,7 @@ _NEEDED = {
     "pvc": "the claim of the volume that holds paths.runs",
     "mount_path": "where that volume is mounted, here and in the pods",
 }
-_KINDS = ("job", "trainjob")
-_LARGEST_ID = 2147483647
+_KINDS, _LARGEST_ID = ("job", "trainjob"), 2147483647
 FOLDERS = "kubernetes"
 """The folder below a run's for those of its jobs."""
 
@@ -128,28 +143,20 @@ class KubernetesConfig(ClusterConfig):
 # ------------------------------------------------------------------------------------------------ the manifest (pure)
 _KEPT_S = 3600  # how long an ended job is kept, so that its pods can be examined; TrainJobs have no such field
 _GRACE_S = 60  # for a checkpoint, before SIGKILL
-_PATCHED = (
+_PATCHED = (  # the fields of its runtime's pods that a TrainJob may change
     *("serviceAccountName", "nodeSelector", "tolerations", "imagePullSecrets", "securityContext", "volumes"),
     "terminationGracePeriodSeconds",
 )
-"""The fields of its runtime's pods that a TrainJob may change."""
 
 
 def _settings(cluster: Cluster) -> KubernetesConfig:
     return cast("KubernetesConfig", cluster.settings)
 
 
-def _mount_path(cluster: Cluster) -> str:
-    return str(_settings(cluster).mount_path)  # the settings refuse null
-
-
 def manifest(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Object:
-    """Return the manifest of a run's job. Raises UsageError: pods can't work in this run folder, or as this user.
-
-    Both kinds run the same pod on each node: one agent, with its request in a file on the volume that all mount.
-    """
+    """Return the manifest of a run's job. Raises UsageError: pods can't work in this run folder, or as this user."""
     settings = _settings(cluster)
-    _refuse_elsewhere("paths.runs", run_dir, _mount_path(cluster))
+    _refuse_elsewhere("paths.runs", run_dir, cluster)
     if names := sorted({name for one in cluster.hosts for name in one.secrets}):  # many users may read a manifest
         raise UsageError(
             f"cluster.env holds secrets ({', '.join(names)}), which pods get from a Secret of the namespace alone: "
@@ -162,23 +169,14 @@ def manifest(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Objec
         )
     kind, name = KINDS[settings.kind], f"paceline-{_word(run_key)}-{nonce}"
     template = _pod_template(cluster, name, run_dir / FOLDERS / nonce)
+    # one pod a node, numbered by the API; none is retried alone, as the others would wait for it
+    count = {"completionMode": "Indexed", "completions": cluster.nnodes, "parallelism": cluster.nnodes}
+    indexed = {**count, "backoffLimit": 0, "ttlSecondsAfterFinished": _KEPT_S}
     return {
         "apiVersion": kind.api_version,
         "kind": kind.name,
         "metadata": {"name": name, "labels": {**settings.labels, RUN: _label(run_key, run_dir)}},
-        "spec": _trainjob(cluster, template) if settings.kind == "trainjob" else _indexed_job(cluster.nnodes, template),
-    }
-
-
-def _indexed_job(nnodes: int, template: Object) -> Object:
-    """Return one pod a node, numbered by the API. No pod is retried alone, as the others would wait for it."""
-    return {
-        "completionMode": "Indexed",
-        "completions": nnodes,
-        "parallelism": nnodes,
-        "backoffLimit": 0,
-        "ttlSecondsAfterFinished": _KEPT_S,
-        "template": template,
+        "spec": _trainjob(cluster, template) if settings.kind == "trainjob" else {**indexed, "template": template},
     }
 
 
@@ -218,7 +216,7 @@ def _pod_template(cluster: Cluster, name: str, folder: Path) -> Object:
         "serviceAccountName": settings.service_account,
         "nodeSelector": dict(settings.node_selector),
         "tolerations": [dict(item) for item in settings.tolerations],
-        "imagePullSecrets": [{"name": name} for name in settings.registry_logins],
+        "imagePullSecrets": [{"name": login} for login in settings.registry_logins],
     }
     spec = {
         "restartPolicy": "Never",
@@ -244,14 +242,9 @@ def _container(cluster: Cluster, folder: Path) -> Object:
     host, settings = cluster.hosts[0], _settings(cluster)
     agent = [host.python or "python3", "-E", "-c", BOOTSTRAP]
     command = ["sh", "-c", 'exec "$@" < "$0"', f"{folder}/{REQUEST}", *agent]
-    gpus = settings.gpus
-    if gpus is None:
-        gpus = host.nproc_per_node if cluster.device == "cuda" else 0
-    limits = {
-        "cpu": settings.cpu,
-        "memory": settings.memory,
-        settings.gpu_resource: str(gpus) if gpus else None,
-    }
+    one_a_rank = host.nproc_per_node if cluster.device == "cuda" else 0
+    gpus = one_a_rank if settings.gpus is None else settings.gpus
+    limits = {"cpu": settings.cpu, "memory": settings.memory, settings.gpu_resource: str(gpus) if gpus else None}
     resources = {name: value for name, value in limits.items() if value is not None}
     return {
         "name": "node",
@@ -266,10 +259,7 @@ def _container(cluster: Cluster, folder: Path) -> Object:
 
 
 def _environment(settings: KubernetesConfig) -> list[Object]:
-    """Return who the pod is, a home and a user's name, and the variables that come from Secrets, by name.
-
-    torch's caches need home and user name, which an unknown user id doesn't have.
-    """
+    """Return who the pod is, the home and user name that torch's caches need, and the variables from Secrets."""
     fields = {POD_NAME: "metadata.name", POD_IP: "status.podIP"}
     secrets = [place.partition("/") for place in settings.env_from]
     return [
@@ -288,20 +278,17 @@ class KubernetesScheduler(Scheduler):
     requeues = False
     end_s = 75.0  # a pod has 60 s for its end
     settle_s = 10.0  # from a node's last report until the API knows what ended it
-    _api: Api | None = None
 
-    @property
+    @cached_property
     def api(self) -> Api:
         """The API, connected on first use, because rendering needs no cluster. Raises HostError."""
-        if self._api is None:
-            settings, connect_s = _settings(self.cluster), self.cluster.settings.connect_timeout_s
-            self._api = Api(settings.kind, context=settings.context, namespace=settings.namespace, connect_s=connect_s)
-        return self._api
+        settings, connect_s = _settings(self.cluster), self.cluster.settings.connect_timeout_s
+        return Api(settings.kind, context=settings.context, namespace=settings.namespace, connect_s=connect_s)
 
     @classmethod
     def render(cls, cluster: Cluster, spec: AttemptSpec, nonce: str = "<random>") -> str:
         if spec.pack is not None:
-            _refuse_elsewhere("paths.data", spec.pack.path, _mount_path(cluster))
+            _refuse_elsewhere("paths.data", spec.pack.path, cluster)
         return yaml_of(manifest(cluster, spec.run_key, spec.run_dir, nonce))
 
     def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: JobRequest) -> GrantedJob:
@@ -323,7 +310,6 @@ class KubernetesScheduler(Scheduler):
         )
 
     def jobs(self, run_key: str, run_dir: Path) -> list[GrantedJob]:
-        """Return the jobs with the run's label, the newest first."""
         names = [job["metadata"]["name"] for job in reversed(self.api.jobs(_label(run_key, run_dir)))]
         folders = run_dir / FOLDERS
         return [self._granted(name, JobFolder(folders / name.rpartition("-")[2], self.script)) for name in names]
@@ -332,21 +318,18 @@ class KubernetesScheduler(Scheduler):
         try:
             value, pods = self.api.get(job.id), [pod_of(pod) for pod in self.api.pods(job.id)]
         except UnansweredError as error:
-            return JobState(
-                is_unanswered=True,
-                words=f"waiting for {job.title}: {error.what}",
-                remains=error.what,
-                outcome=Outcome(text=error.what),
-            )
+            words, outcome = f"waiting for {job.title}: {error.what}", Outcome(text=error.what)
+            return JobState(is_unanswered=True, words=words, remains=error.what, outcome=outcome)
         is_waited_for = not job.is_started and sum(pod.phase == "Running" for pod in pods) < job.nnodes
         warnings = self.api.warnings(job.id) if is_waited_for else []
-        return state_of(job, value, pods, before, self.api, warnings)
+        return _state_of(job, value, pods, before, self.api.kubectl, warnings)
 
     def cancel(self, job: GrantedJob) -> None:
         self.api.delete(job.id)
 
     def rehearse(self) -> list[str]:
-        mount_path, kind, claim = _mount_path(self.cluster), self.api.kind, str(_settings(self.cluster).pvc)
+        settings, kind = _settings(self.cluster), self.api.kind
+        mount_path, claim = str(settings.mount_path), str(settings.pvc)
         made = manifest(self.cluster, "preflight", Path(mount_path), "rehearsal")
         self.api.create(made, dry_run=True)
         if not os.access(mount_path, os.W_OK | os.X_OK):
@@ -356,14 +339,100 @@ class KubernetesScheduler(Scheduler):
             )
         return [
             f"namespace {self.api.namespace} would take such a {kind.name}",
-            f"cluster.pvc={claim}: {claim_words(self.api.claim(claim), self.cluster.nnodes)}",
+            f"cluster.pvc={claim}: {_claim_words(self.api.claim(claim), self.cluster.nnodes)}",
             f"cluster.mount_path={mount_path} is there and can be written",
         ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PodsState(JobState):
+    """A job's state with all its ``pods`` when last seen: the API soon forgets one that is taken away."""
+
+    pods: tuple[Pod, ...] = ()
+
+
+def _state_of(
+    job: GrantedJob,
+    shown: Object | None,
+    now: Sequence[Pod],
+    before: JobState | None,
+    kubectl: str,
+    warnings: Sequence[str],
+) -> _PodsState:
+    """Return the state of ``job`` with the pods ``now``; ``shown`` is what the API shows of it, None: no such job."""
+    seen = before.pods if isinstance(before, _PodsState) else ()
+    pods = tuple({pod.uid: pod for pod in (*seen, *now)}.values())  # each when last seen
+    facts = job.folder.facts(job.restart, job.nnodes)
+    labels = {fact["host"]: f"pod{number}" for number, fact in enumerate(facts) if len(facts) == job.nnodes}
+    started = [order.start.run_id for order in job.folder.orders() if order.start is not None]
+    reports = [job.folder.end_of(number, started[-1]) for number in range(job.nnodes)] if started else []
+    end_times = {name: report.now for name, report in zip(labels, reports, strict=False) if report is not None}
+    # the pod that ended first has caused the end of the others
+    outcome = why_it_ended(sorted(pods, key=lambda pod: end_times.get(pod.name, math.inf)), now, labels)
+    silent = [pod for pod in now if pod.phase == "Succeeded" and pod.name not in end_times]
+    why_gone = outcome.text or (f"{silent[0].title} ended without a word" if silent else "")
+    is_deleted = shown is None or bool(shown["metadata"].get("deletionTimestamp"))
+    has_ended = shown is None or is_over(shown)
+    is_broken = any(pod.taken or pod.code or pod.leaving or pod.phase in ("Failed", "Succeeded") for pod in now)
+    over = has_ended or is_broken or bool(outcome.text)
+    error = _ended_early(job, shown, now, outcome, kubectl) if over and not job.is_started else None
+    if is_deleted:
+        outcome = Outcome(text=f"{job.title} was deleted", hint="the same command creates another one")
+        why_gone = f"was taken away: {job.title} was deleted"
+    suspended = conditions(shown or {}).get("Suspended")
+    why = suspended or waiting(now, job.nnodes, warnings)
+    words, hint = f"waiting for {job.title}: {why}", "" if suspended else help_for(why)
+    left = ", ".join(pod.title for pod in now)
+    return _PodsState(
+        words=words,
+        warning=f"{words}; {hint}" if hint else "",
+        is_running=not over,
+        is_over=over,
+        is_idle=has_ended or not any(pod.phase == "Running" for pod in now),
+        # a node without a report, or ended by a signal from outside, was lost
+        is_settled=bool(outcome.text) or all(report is not None and not report.was_terminated for report in reports),
+        why_gone=why_gone,
+        remains=f"{left} goes on; {kubectl} delete pods --force -l {JOB}={job.id}" if left else "",
+        outcome=outcome,
+        error=error,
+        nodes={pod.name: pod.node for pod in pods},
+        pods=pods,
+    )
+
+
+def _ended_early(
+    job: GrantedJob, shown: Object | None, pods: Sequence[Pod], outcome: Outcome, kubectl: str
+) -> HostError:
+    if shown is None:
+        return HostError(
+            f"{job.title} was deleted before the run began",
+            hint=f"the same command creates another one; {kubectl} get events shows who may have done it",
+        )
+    lines = [line for pod in pods if pod.code for line in pod.last_words.splitlines()]
+    printed = list(dict.fromkeys([line for line in lines if line.startswith(SAYS)] or lines))[-4:]
+    why = outcome.text or "; ".join(filter(None, conditions(shown).values())) or "it doesn't say why"
+    hint = outcome.hint if outcome.cause == "memory" else None
+    if any(re.search(r"(cannot|can't) open|/request: No such file", line) for line in printed):
+        hint = "cluster.pvc= the volume that holds paths.runs, cluster.mount_path= where it is mounted on this computer"
+    elif any("not found" in line or "No such file" in line for line in printed):
+        hint = "cluster.python=<an interpreter that the image has>"
+    text = f"{job.title} ended before the run began: {why}"
+    return HostError("\n".join([text, *(f"  {line}" for line in printed)]), hint=hint)
 
 
 def yaml_of(value: Object) -> str:
     """Return a manifest as a file that kubectl takes."""
     return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120))
+
+
+def _claim_words(claim: Object | None, nnodes: int) -> str:
+    """Return the state of a volume claim (None: it may not be read), and whether pods on several nodes may share it."""
+    if claim is None:
+        return "may not be looked at"
+    modes = (claim.get("spec") or {}).get("accessModes") or []
+    alone = nnodes > 1 and "ReadWriteMany" not in modes
+    held = "; pods on several nodes can't share it, which takes ReadWriteMany" if alone else ""
+    return f"{(claim.get('status') or {}).get('phase') or 'not bound'}, {', '.join(modes)}{held}"
 
 
 def _label(run_key: str, run_dir: Path) -> str:
@@ -376,7 +445,8 @@ def _word(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[-24:].strip("-")
 
 
-def _refuse_elsewhere(name: str, path: Path, mount_path: str) -> None:
+def _refuse_elsewhere(name: str, path: Path, cluster: Cluster) -> None:
+    mount_path = str(_settings(cluster).mount_path)  # the settings refuse null
     if not path.is_relative_to(mount_path):
         raise UsageError(
             f"{name} is {path}, which is not on the volume that pods mount at cluster.mount_path={mount_path}; "

@@ -1,18 +1,20 @@
-"""The cluster's API through its official client: requests about one kind of job, and the meaning of its refusals."""
+"""The API of Kubernetes through its official client: requests about one kind of job, refusals, and a job's state."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import urllib3
 
+from pipeline.cluster.launchers.base import Outcome
 from pipeline.core.errors import HostError, suggestion
 from pipeline.core.printable import printable
 from trainers.core.errors import install
@@ -25,27 +27,25 @@ RUN, JOB = "paceline/run", "paceline/job"
 
 _READ_S = 30.0
 _SHOWN = 100  # characters of an answer that isn't understood
-_LOG_LINES = 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
+class Kind(NamedTuple):
     """A resource of the API that runs a number of pods to their end."""
 
     name: str
     group: str
     version: str
-    plural: str
+
+    @property
+    def plural(self) -> str:
+        return f"{self.name.lower()}s"
 
     @property
     def api_version(self) -> str:
         return f"{self.group}/{self.version}"
 
 
-KINDS = {
-    "job": Kind(name="Job", group="batch", version="v1", plural="jobs"),
-    "trainjob": Kind(name="TrainJob", group="trainer.kubeflow.org", version="v1alpha1", plural="trainjobs"),
-}
+KINDS = {"job": Kind("Job", "batch", "v1"), "trainjob": Kind("TrainJob", "trainer.kubeflow.org", "v1alpha1")}
 """``cluster.kind=`` → the resource."""
 
 
@@ -64,10 +64,8 @@ class RefusalError(HostError):
 class Api:
     """One namespace of one cluster, and one kind of job in it. Every method may raise HostError.
 
-    Args:
-        context: of kubectl's configuration; None: its current one, or the cluster around this pod.
-        namespace: None: the context's.
-        connect_s: time limit for reaching the server.
+    ``context``: of kubectl's configuration (None: its current one, or the cluster around this pod); ``namespace``:
+    None: the context's; ``connect_s``: time limit for reaching the server.
     """
 
     def __init__(self, kind: str, *, context: str | None, namespace: str | None, connect_s: float) -> None:
@@ -129,14 +127,6 @@ class Api:
         of_job.sort(key=lambda row: str(row.get("lastTimestamp") or row.get("eventTime") or ""))
         return [f"{row.get('reason')}: {' '.join((row.get('message') or '').split())}" for row in of_job]
 
-    def log(self, pod: str) -> list[str]:
-        """Return the last lines of a pod's output; [] where they can't be read."""
-        try:
-            text = self._call(self._core.read_namespaced_pod_log, pod, self.namespace, tail_lines=_LOG_LINES)
-        except HostError:
-            return []
-        return [line for line in text.splitlines() if line.strip()]
-
     def claim(self, name: str) -> Object | None:
         """Return a volume claim; None: it may not be read."""
         try:
@@ -156,10 +146,7 @@ class Api:
         return items or []
 
     def _object(self, holds: str, method: Callable[..., Any], *args: Any, **options: Any) -> Object:
-        """Return the object in the answer, which has the field ``holds``.
-
-        Raises RefusalError, UnansweredError: also where something else answers, such as the login page of a proxy.
-        """
+        """Return the object in the answer, which has the field ``holds``; UnansweredError: a proxy's login page."""
         text = self._call(method, *args, **options)
         try:
             answer = json.loads(text)
@@ -173,10 +160,7 @@ class Api:
         return answer
 
     def _call(self, method: Callable[..., Any], *args: Any, **options: Any) -> str:
-        """Return the text of the answer, because the client's own models refuse fields of newer servers.
-
-        Raises RefusalError, UnansweredError.
-        """
+        """Return the text of the answer, because the client's own models refuse fields of newer servers."""
         try:
             answer = method(*args, **options, _preload_content=False, _request_timeout=self._timeout)
         except self._library.client.exceptions.ApiException as error:
@@ -217,18 +201,12 @@ def _connected(client: Any, config: Any, context: str | None) -> tuple[Any, str]
             hint="your cluster's login command writes it; KUBECONFIG=<file> names another one",
         )
     config.load_incluster_config(client_configuration=settings)
-    try:  # the namespace of the pod around this process
-        own = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace").read_text(encoding="utf-8").strip()
-    except OSError:
-        own = "default"
-    return client.ApiClient(settings), own
+    around = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # of the pod around this process
+    return client.ApiClient(settings), around.read_text(encoding="utf-8").strip() if around.is_file() else "default"
 
 
 def _load(config: Any, files: str, context: str | None, settings: Any) -> str:
-    """Read kubectl's configuration into ``settings`` and return its namespace. Raises HostError.
-
-    ``config``: the client's module.
-    """
+    """Read kubectl's configuration into ``settings`` and return its namespace. Raises HostError."""
     try:
         rows, current = config.list_kube_config_contexts(files)
         contexts = {row["name"]: row["context"] for row in rows}
@@ -280,7 +258,6 @@ _FIELDS = {
     "mountPath": "cluster.mount_path",
     "sizeLimit": "cluster.shm_size",
     "runAs": "cluster.run_as_user",
-    "secretKeyRef": "cluster.env_from",
     "env": "cluster.env_from",
     "imagePullSecrets": "cluster.registry_logins",
     "serviceAccountName": "cluster.service_account",
@@ -290,9 +267,8 @@ _FIELDS = {
 }
 """A part of a field's path → the setting of that field."""
 
-STUCK = {
-    "ImagePullBackOff": "cluster.image=, and cluster.registry_logins= for a registry that wants a login",
-    "ErrImagePull": "cluster.image=, and cluster.registry_logins= for a registry that wants a login",
+_STUCK = {
+    "ImagePull": "cluster.image=, and cluster.registry_logins= for a registry that wants a login",
     "InvalidImageName": "cluster.image=",
     "CreateContainerConfigError": "cluster.env_from=, cluster.run_as_user=",
     "CreateContainerError": "kubectl describe pod shows more",
@@ -310,18 +286,20 @@ STUCK = {
 
 
 def help_for(reason: str) -> str:
-    """Return what helps if a pod may wait for ever for this reason; '': it may only take its time."""
-    return next((hint for words, hint in STUCK.items() if words in reason), "")
+    """Return what helps where a pod may wait for ever for this reason; '': it may only take its time."""
+    return next((hint for words, hint in _STUCK.items() if words in reason), "")
 
 
 def refusal(status: int, reason: str, body: Any, kind: Kind, kubectl: str) -> HostError:
     """Return the refusal in the API's own words; an UnansweredError if the same request may succeed later.
 
-    Args:
-        body: the answer, a ``Status`` if the API itself has made it.
-        kubectl: the first words of a command for the same namespace.
+    ``body``: the answer, a ``Status`` if the API itself has made it.
     """
-    answer = _status(body)
+    try:
+        value = json.loads(body)
+    except (TypeError, ValueError):
+        value = None
+    answer = value if isinstance(value, dict) and value.get("kind") == "Status" else {}
     message, details = str(answer.get("message") or reason).strip(), answer.get("details") or {}
     absent = str(details.get("kind") or "") if details.get("name") else ""  # '': the whole resource is absent
     causes = [(str(cause.get("field")), cause.get("message")) for cause in details.get("causes") or []]
@@ -350,9 +328,125 @@ def refusal(status: int, reason: str, body: Any, kind: Kind, kubectl: str) -> Ho
     return RefusalError(what, hint=hint or None, status=status)
 
 
-def _status(body: Any) -> Object:
-    try:
-        value = json.loads(body)
-    except (TypeError, ValueError):
-        return {}
-    return value if isinstance(value, dict) and value.get("kind") == "Status" else {}
+# ----------------------------------------------------------------------------- a job and its pods as the API shows them
+_STARTING = ("ContainerCreating", "PodInitializing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pod:
+    """One pod of a job. Empty texts: the API doesn't say."""
+
+    name: str
+    uid: str
+    node: str = ""
+    phase: str = ""
+    waits: str = ""  # why it doesn't run yet
+    end_reason: str = ""  # why its container ended, with this exit code and these last lines
+    code: int = 0
+    last_words: str = ""
+    taken: str = ""  # why it is taken off its node
+    leaving: bool = False  # it is about to be deleted, perhaps only because its job has failed
+
+    @property
+    def title(self) -> str:
+        """``pod NAME on NODE``."""
+        return f"pod {self.name}" + (f" on {self.node}" if self.node else "")
+
+
+def pod_of(shown: Mapping[str, Any]) -> Pod:
+    """Read one pod as the API shows it."""
+    meta, spec, status = shown["metadata"], shown.get("spec") or {}, shown.get("status") or {}
+    states = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    waiting_states = [(state.get("state") or {}).get("waiting") or {} for state in states]
+    rows = {(row["type"], row["status"]): row for row in status.get("conditions") or []}
+    waits = [state for state in waiting_states if state.get("reason") and state["reason"] not in _STARTING]
+    waits += [row for row in [rows.get(("PodScheduled", "False"))] if row]
+    # Evicted, Preempting, NodeShutdown, NodeLost, …
+    is_taken = status.get("phase") == "Failed" and status.get("reason")
+    taken = rows.get(("DisruptionTarget", "True")) or (status if is_taken else {})
+    # the last container that ended, in this life or the one before
+    ends = [(state.get(name) or {}).get("terminated") for state in reversed(states) for name in ("state", "lastState")]
+    terminated: Mapping[str, Any] = next(filter(None, ends), {})
+    return Pod(
+        name=meta["name"],
+        uid=meta["uid"],
+        node=spec.get("nodeName") or "",
+        phase=status.get("phase") or "",
+        waits=_words(waits[0]) if waits else "",
+        end_reason=terminated.get("reason") or "",
+        code=int(terminated.get("exitCode") or 0),
+        last_words=(terminated.get("message") or "").strip(),
+        taken=_words(taken),
+        leaving=bool(meta.get("deletionTimestamp")),
+    )
+
+
+def _words(state: Mapping[str, Any]) -> str:
+    reason, message = state.get("reason") or "", printable(" ".join((state.get("message") or "").split()))
+    return f"{reason}: {message}" if reason and message else reason or message
+
+
+def waiting(pods: Sequence[Pod], nnodes: int, warnings: Sequence[str]) -> str:
+    """Return why a job doesn't run yet, in a few words; ``warnings`` are those of the API's events, the newest last."""
+    running = sum(pod.phase == "Running" for pod in pods)
+    for pod in pods:
+        if pod.waits:
+            return f"{running} of {nnodes} pods run; {pod.title}: {pod.waits}"
+    if len(pods) < nnodes or running < nnodes:
+        why = f": {warnings[-1]}" if warnings else ""
+        return f"{running} of {nnodes} pods run, {len(pods)} were made{why}"
+    return f"all {nnodes} pods run; their agents have not answered yet"
+
+
+def conditions(shown: Mapping[str, Any]) -> dict[str, str]:
+    """Return the conditions of a job that hold, with their words."""
+    rows = (shown.get("status") or {}).get("conditions") or []
+    return {row["type"]: _words(row) for row in rows if row["status"] == "True"}
+
+
+def is_over(shown: Mapping[str, Any]) -> bool:
+    """True if a job of any kind won't run any more."""
+    ends = ("Complete", "Failed", "FailureTarget")
+    return bool(shown["metadata"].get("deletionTimestamp")) or not conditions(shown).keys().isdisjoint(ends)
+
+
+def why_it_ended(before: Sequence[Pod], now: Sequence[Pod], labels: Mapping[str, str]) -> Outcome:
+    """Return why a start ended badly, by what became of its pods since ``before``; empty if all are as they were.
+
+    A job that fails because of one pod deletes the others, so a pod that was only deleted comes last. ``labels``: a
+    pod's name → its node's name in this run.
+    """
+    current = {pod.uid: pod for pod in now}
+    gone = [old for old in before if old.uid not in current]
+    pods = [current[old.uid] for old in before if old.uid in current]
+    deleted = [*gone, *(pod for pod in pods if pod.leaving)]
+    outcomes = itertools.chain(
+        (_taken_away(pod, pod.taken, labels) for pod in [*pods, *gone] if pod.taken),
+        (_ended_badly(pod, labels) for pod in pods if pod.code and not pod.leaving),
+        (_taken_away(pod, "it was deleted", labels) for pod in deleted),
+    )
+    return next(outcomes, Outcome())
+
+
+def _taken_away(pod: Pod, why: str, labels: Mapping[str, str]) -> Outcome:
+    text = f"{_who(pod, labels)} was taken away ({why}); another job takes the place of this one, and the run will "
+    return Outcome(text=f"{text}start again in it", again=True)
+
+
+def _ended_badly(pod: Pod, labels: Mapping[str, str]) -> Outcome:
+    if pod.end_reason == "OOMKilled":
+        return Outcome(
+            text=f"{_who(pod, labels)} was out of memory (OOMKilled)",
+            hint="cluster.memory=<memory of each node>, or a smaller trainer.global_batch_size",
+            cause="memory",
+        )
+    last_words = f": {pod.last_words.splitlines()[-1]}" if pod.last_words else ""
+    return Outcome(
+        text=f"{_who(pod, labels)} ended with exit code {pod.code} ({pod.end_reason}){last_words}",
+        hint="the same command again",
+        cause="host",
+    )
+
+
+def _who(pod: Pod, labels: Mapping[str, str]) -> str:
+    return f"{labels[pod.name]}, {pod.title}," if pod.name in labels else pod.title
