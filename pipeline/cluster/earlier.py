@@ -55,10 +55,8 @@ class StopElsewhere(NamedTuple):
 class EarlierStarts:
     """The earlier starts of a run whose hosts may still hold something of it, as a new attempt finds them.
 
-    Args:
-        launcher: the launcher of the new attempt, whose hosts are those of ``facts``.
-        is_restart: this command ran the earlier attempts itself and has reported their lost hosts, so only its current
-            hosts are asked.
+    ``launcher``: the launcher of the new attempt, whose hosts are those of ``facts``. ``is_restart``: this command ran
+    the earlier attempts itself and has reported their lost hosts, so only its current hosts are asked.
     """
 
     def __init__(self, launcher: Launcher, facts: Sequence[HostFacts], run_dir: Path, *, is_restart: bool) -> None:

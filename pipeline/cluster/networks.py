@@ -18,9 +18,7 @@ from trainers.contract.host_facts import HostFacts, InfinibandPort
 def address_and_interface(host: Host, ssh_address: str, interfaces: Mapping[str, str]) -> tuple[str, str | None]:
     """Return the address at which other hosts reach this one, and its interface (None: not known).
 
-    Args:
-        ssh_address: the address at which ssh reached the host.
-        interfaces: address → interface, from its probe.
+    ``ssh_address``: the address at which ssh reached the host. ``interfaces``: address → interface, from its probe.
     """
     if host.address is not None or host.interface is None:
         address = host.address or ssh_address

@@ -28,9 +28,7 @@ def render(
 ) -> LaunchPlan:
     """Return every command, environment and folder of one attempt. Node ranks follow the order of the hosts.
 
-    Args:
-        run_id: TORCHELASTIC_RUN_ID, new for each start.
-        master_port: a port that was free on node 0.
+    ``run_id``: TORCHELASTIC_RUN_ID, new for each start. ``master_port``: a port that was free on node 0.
     """
     address = facts[0].address if cluster.nnodes > 1 else LOOPBACK
     devices = networks.nccl_devices(facts) if cluster.device == "cuda" else [None for _ in facts]

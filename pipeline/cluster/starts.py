@@ -241,10 +241,7 @@ EMPTY_KEPT_S = 3600.0  # for folders without outputs; then their controller coun
 
 
 def why_kept(left: LeftFolder, runs_dir: Path) -> str:
-    """Return the reason to keep a folder; '' if it may be removed.
-
-    ``runs_dir``: this project's folder of runs.
-    """
+    """Return the reason to keep a folder; '' if it may be removed. ``runs_dir``: this project's folder of runs."""
     prefix = journal.prefix_of_attempt(left.run_id)
     key = prefix[: -len("-abcdef-")]
     run_dir = runs_dir.resolve() / key

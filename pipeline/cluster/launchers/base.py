@@ -326,8 +326,7 @@ class Scheduler(ABC):
     def render(cls, cluster: Cluster, spec: AttemptSpec, nonce: str = "<random>") -> str:
         """Return the text that the scheduler gets. Pure. Raises UsageError: its nodes can't do this.
 
-        Args:
-            nonce: a job's own part of its name, and the name of its folder.
+        ``nonce``: a job's own part of its name, and the name of its folder.
         """
 
     @abstractmethod
@@ -342,8 +341,7 @@ class Scheduler(ABC):
     def poll(self, job: GrantedJob, before: JobState | None = None) -> JobState:
         """Return the state of a job. Raises HostError: the scheduler refuses to say.
 
-        Args:
-            before: an earlier state, which may hold what the scheduler has forgotten since.
+        ``before``: an earlier state, which may hold what the scheduler has forgotten since.
         """
 
     @abstractmethod

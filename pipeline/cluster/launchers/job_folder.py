@@ -39,11 +39,7 @@ _TAIL_BYTES = 64 << 10
 
 
 class JobFolder:
-    """One job's folder.
-
-    Args:
-        script_name: the file with what the scheduler got.
-    """
+    """One job's folder. ``script_name``: the file with what the scheduler got."""
 
     def __init__(self, path: Path, script_name: str) -> None:
         self.path, self._script = path, path / script_name

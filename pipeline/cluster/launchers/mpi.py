@@ -103,8 +103,7 @@ class MpiTransport(Transport):
     """Runs one mpirun for each host and command.
 
     A single mpirun for all hosts would end all their processes when it loses a host, and nothing could stop them any
-    more.
-    mpirun starts a daemon on the host first, so a connection takes longer than one of ssh.
+    more. mpirun starts a daemon on the host first, so a connection takes longer than one of ssh.
     """
 
     starts_s = _STARTS_S

@@ -253,9 +253,8 @@ def pssh_name(host: Host) -> str:
 def output_of(folder: Path, name: str, report: str, timeout_s: float) -> Output:
     """Return the output of one host's command and how it ended, by pssh's report.
 
-    Args:
-        name: the host's line in pssh's host file, which also names its two output files.
-        timeout_s: the limit that pssh was given.
+    ``name``: the host's line in pssh's host file, which also names its two output files. ``timeout_s``: the limit that
+    pssh was given.
     """
     out, err = folder / "out" / name, folder / "err" / name
     stderr = err.read_text(encoding="utf-8", errors="replace") if err.exists() else ""

@@ -271,9 +271,7 @@ def stuck(job: ShownJob) -> bool:
 def why_it_ended(restart: int, now: ShownJob, output: Sequence[str]) -> Outcome:
     """Return what Slurm did to a job in which a start ended badly.
 
-    Args:
-        restart: the restart of the job in which that start ran.
-        output: the last lines of the job's output.
+    ``restart``: the restart of the job in which that start ran. ``output``: the last lines of the job's output.
     """
     errors = "".join(f"\n  {line}" for line in complaints(output))
     name = f"job {now.id}"
@@ -328,12 +326,7 @@ class SlurmState(JobState):
 
 
 def state_of(job: GrantedJob, now: ShownJob, place: str, before: JobState | None) -> SlurmState:
-    """Return the state of ``job``.
-
-    Args:
-        place: its place in the queue.
-        before: the state at an earlier poll.
-    """
+    """Return the state of ``job``. ``place``: its place in the queue. ``before``: the state at an earlier poll."""
     since = time.monotonic()
     if isinstance(before, SlurmState) and before.reason == now.reason:
         since = before.reason_since

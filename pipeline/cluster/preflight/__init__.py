@@ -120,9 +120,8 @@ _versions_by_request: dict[str, dict[str, str]] = {}
 def versions_on_hosts(cluster: Cluster, key: Mapping[str, str]) -> dict[str, str]:
     """Return the names of ``key`` with their versions on the hosts; probe once for all runs of this process.
 
-    Raises:
-        HostError: a host doesn't answer, or the hosts differ.
-        UsageError: a scheduler grants the hosts, so they can't be probed beforehand.
+    Raises HostError: a host doesn't answer, or the hosts differ. Raises UsageError: a scheduler grants the hosts, so
+    they can't be probed beforehand.
     """
     hosts = [(host.label, host.python, host.env.get("PYTHONPATH")) for host in cluster.hosts]
     where = [cluster.launcher, cluster.ssh_config, cluster.container, *cluster.container_mounts]

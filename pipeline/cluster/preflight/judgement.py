@@ -96,10 +96,8 @@ def compared(
 ) -> list[Check]:
     """Check that all hosts have the same value: the most frequent one, on a tie the first host's.
 
-    Args:
-        values: host → its value; hosts with unknown values are left out.
-        state: the state of a host with another value.
-        where: host → text that is shown after its value but not compared.
+    ``values``: host → its value; hosts with unknown values are left out. ``state``: the state of a host with another
+    value. ``where``: host → text that is shown after its value but not compared.
     """
     if not values:
         return []

@@ -95,12 +95,7 @@ class AgentClient:
         """Send one request to all hosts (or some) at once; never raises for a host.
 
         The request goes into a file without a name: it may hold secrets, and nothing of it stays if this process is
-        killed.
-
-        Args:
-            timeout_s: None: that of a short command.
-
-        Returns: host label → its answer.
+        killed. ``timeout_s``: None: that of a short command. Returns: host label → its answer.
         """
         token, hosts = new_token(), self.cluster.hosts if hosts is None else hosts
         labels = [host.label for host in hosts]
@@ -224,10 +219,8 @@ def start_request(
 ) -> StartRequest:
     """Return the request that starts a run, with secrets, claims and the rules that mask secrets.
 
-    Args:
-        pack_digest: of the data pack; '': the run needs none.
-        registry: the folder there in which agents register.
-        slow_s: how much longer than usual a login may take.
+    ``pack_digest``: of the data pack; '': the run needs none. ``registry``: the folder there in which agents register.
+    ``slow_s``: how much longer than usual a login may take.
     """
     hosts = {host.label: host for host in cluster.hosts}
     hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))
@@ -254,9 +247,8 @@ def start_request(
 def job_start_request(plan: LaunchPlan, registry: str, *, keeps_run_dir: bool) -> StartRequest:
     """Return the start of a plan without secrets, claims and masking rules, as a scheduler's job gets it.
 
-    Args:
-        registry: the folder there in which agents register.
-        keeps_run_dir: the nodes share the run folder with this computer, so only the agent's own files are removed.
+    ``registry``: the folder there in which agents register. ``keeps_run_dir``: the nodes share the run folder with this
+    computer, so only the agent's own files are removed.
     """
     return StartRequest(
         run_key=plan.run_key,

@@ -215,10 +215,8 @@ def explain_over_ssh(
 ) -> tuple[str, str | None]:
     """Return why a host gave no answer over ssh, with the value seen, and the command that fixes it.
 
-    Args:
-        connect_s: how long ssh tried to connect.
-        is_setting: True if that was cluster.connect_timeout_s, False if it was the shorter limit of a host that has
-            answered.
+    ``connect_s``: how long ssh tried to connect. ``is_setting``: True if that was cluster.connect_timeout_s, False if
+    it was the shorter limit of a host that has answered.
     """
     ssh, output = ssh_command(host, ssh_config), answer.output
     if answer.reported_error is not None:
