@@ -39,18 +39,6 @@ class _Route(NamedTuple):
     launcher: Launcher
     plan: LaunchPlan
 
-    def stop(self, run_dir: Path) -> dict[str, str]:
-        """End the run on these hosts; return host of the plan → why that failed."""
-        failures = self.launcher.stop(self.plan.run_key, run_dir)
-        return {node.host: failures[node.host] for node in self.plan.nodes if node.host in failures}
-
-
-class StopElsewhere(NamedTuple):
-    """What came of ending a run on the hosts of earlier starts."""
-
-    hosts: list[str]  # that were asked
-    failures: dict[str, str]  # host → why its processes may still run
-
 
 class EarlierStarts:
     """The earlier starts of a run whose hosts may still hold something of it, as a new attempt finds them.
@@ -67,23 +55,35 @@ class EarlierStarts:
 
         Return a line for each start that was fetched from other hosts, and for each host that doesn't answer.
         """
+        open_starts, newest = starts.open_starts(self._run_dir), starts.unfinished_plan(self._run_dir)
+        if newest is not None and newest.run_id not in [start.plan.run_id for start in open_starts]:  # not recorded
+            followed_at = (self._run_dir / run_folder.PLAN).stat().st_mtime
+            open_starts.append(Start(plan=newest, followed_at=followed_at))
         lines = []
-        for start in _open_starts(self._run_dir):
-            with ExitStack() as stack:
+        for start in reversed(open_starts):  # the newest first, so that the latest checkpoint is fetched first
+            with ExitStack() as stack:  # of connections to its hosts
                 lines += self._end_start(start, stack)
         return lines
 
     def _end_start(self, start: Start, stack: ExitStack) -> list[str]:
-        """End one start; ``stack`` keeps the connections to its hosts."""
         try:
             routes = self._routes(start, stack)
         except PacelineError as error:  # such as a start by another launcher
             hosts = [(node, self._current_host(node)) for node in start.plan.nodes]
-            lines = [_ended_by_this_start(start, node, fact.host) for node, fact in hosts if fact is not None]
+            lines = [  # this start ends all processes of the run on its hosts
+                f"{node.host}: attempt {start.plan.attempt} was started there by cluster.launcher="
+                f"{start.plan.launcher}, and {node.host} is {fact.host}: its processes are ended before this one "
+                f"starts; files that only it has stay in {node.run_dir} and are not used"
+                for node, fact in hosts
+                if fact is not None
+            ]
             failures = {node.host: error.what for node, fact in hosts if fact is None}
         else:
             lines = []
-            failures = {host: why for route in routes for host, why in route.stop(self._run_dir).items()}
+            failures = {}
+            for launcher, plan in routes:
+                stopped = launcher.stop(plan.run_key, self._run_dir)
+                failures |= {node.host: stopped[node.host] for node in plan.nodes if node.host in stopped}
             if routes and routes[0].plan.nodes[0].host not in failures and self._collected(routes[0]):
                 if not self._is_restart:
                     self._fetch_logs(routes[0], start)
@@ -182,10 +182,10 @@ class EarlierStarts:
         return route.launcher.collect(route.plan, self._run_dir, final=False)
 
 
-def stop_elsewhere(cluster: Cluster, run_dir: Path) -> StopElsewhere:
+def stop_elsewhere(cluster: Cluster, run_dir: Path) -> tuple[list[str], dict[str, str]]:
     """End processes of the run on hosts of earlier starts that aren't hosts of ``cluster``.
 
-    A failure after the end of the lease doesn't count, because nothing runs there any more.
+    Return these hosts, and host → why its processes may still run: until the end of the lease, or if it said so.
     """
     stopped, failed = list[str](), dict[str, str]()
     known = {host.label for host in cluster.hosts}
@@ -205,18 +205,7 @@ def stop_elsewhere(cluster: Cluster, run_dir: Path) -> StopElsewhere:
             for host, why in failures.items()
             if why.startswith(NOT_ENDED) or start.lease_ends > time.time()
         }
-    return StopElsewhere(stopped, failed)
-
-
-def _open_starts(run_dir: Path) -> list[Start]:
-    """Return the open starts, the newest first, so that the latest checkpoint is fetched first.
-
-    Include the newest attempt even if an earlier version of Paceline started it, which recorded no starts.
-    """
-    open_starts, newest = starts.open_starts(run_dir), starts.unfinished_plan(run_dir)
-    if newest is not None and newest.run_id not in [start.plan.run_id for start in open_starts]:
-        open_starts.append(Start(plan=newest, followed_at=(run_dir / run_folder.PLAN).stat().st_mtime))
-    return open_starts[::-1]
+    return stopped, failed
 
 
 def _with_hosts(plan: LaunchPlan, hosts: dict[int, HostFacts]) -> LaunchPlan:
@@ -231,23 +220,12 @@ def _with_hosts(plan: LaunchPlan, hosts: dict[int, HostFacts]) -> LaunchPlan:
 
 
 def _user(identity: str) -> str:
-    """Return the user id, the last part of an identity."""
     return identity.rpartition(" ")[2]
 
 
 def _capabilities(plan: LaunchPlan) -> Capabilities:
-    """Return the capabilities of the launcher that started the plan."""
     capabilities: Capabilities = launchers.LAUNCHERS.settings(plan.launcher).capabilities
     return capabilities
-
-
-def _ended_by_this_start(start: Start, node: NodePlan, host: str) -> str:
-    """Describe a host that an earlier start reached by another launcher; this start ends all processes of the run."""
-    return (
-        f"{node.host}: attempt {start.plan.attempt} was started there by cluster.launcher={start.plan.launcher}, and "
-        f"{node.host} is {host}: its processes are ended before this one starts; files that only it has stay in "
-        f"{node.run_dir} and are not used"
-    )
 
 
 def _unreached_line(start: Start, host: str, why: str) -> str:
@@ -298,18 +276,15 @@ def why_over(cluster: Cluster, plan: LaunchPlan, run_dir: Path) -> list[str] | N
             hint="the same command again",
             hosts=[*silent],
         )
-    standings = {host: answer.record(Standing) for host, answer in answers.items()}
-    over = {
-        host: standing
-        for host, standing in standings.items()
-        if standing is None or not (standing.alive or standing.code == 0)
-    }
-    lines = []
-    for host, standing in over.items():
+    lines, is_over = [], False
+    for host, standing in [(host, answer.record(Standing)) for host, answer in answers.items()]:
+        if standing is not None and (standing.alive or standing.code == 0):
+            continue
+        is_over = True
         if standing is not None and standing.reason:
             how = recorded.get(host) or _end_in_words(standing.reason, as_json(standing.errors))
             lines.append(f"attempt {plan.attempt} is over on {host}: {how}")
-    return lines if over else None
+    return lines if is_over else None
 
 
 def with_current_labels(cluster: Cluster, plan: LaunchPlan) -> LaunchPlan | None:

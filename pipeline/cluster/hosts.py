@@ -185,32 +185,25 @@ def ensure_environments(launcher: AgentLauncher, lock: LockFile, reports: WaitRe
     lacking = [host for host, one in zip(launcher.cluster.hosts, environments, strict=True) if one.python is None]
     if not lacking:
         return environments
-    wheelhouse = None
     if lock.wheelhouse is not None:
         reports.doing(launcher.starting)
-        wheelhouse = _send_wheels(launcher, lock.wheelhouse, lacking)
-    _make(launcher, lock, wheelhouse, lacking, reports)
+        _send_wheels(launcher, lock.wheelhouse, lacking)
+    _make(launcher, lock, lacking, reports)
     return launcher.environments(lock)
 
 
-def _send_wheels(launcher: AgentLauncher, folder: Path, hosts: Sequence[Host]) -> str:
-    """Send a folder of wheels, and return its place on the hosts. Raises HostError."""
-    place = f"{launcher.workdir}/wheelhouse"
+def _send_wheels(launcher: AgentLauncher, folder: Path, hosts: Sequence[Host]) -> None:
     total_bytes = sum(path.stat().st_size for path in folder.iterdir()) * len(hosts)
     launcher.client.demand(
         "sending the wheelhouse",
-        PutWheelsRequest(folder=place),
+        PutWheelsRequest(folder=f"{launcher.workdir}/wheelhouse"),
         hosts=hosts,
         timeout_s=launcher.client.short_s + total_bytes / SLOWEST_BYTES_PER_S,
         payload=Payload(name="the wheelhouse", append=lambda stdin: append(stdin, folder, ".")),
     )
-    return place
 
 
-def _make(
-    launcher: AgentLauncher, lock: LockFile, wheelhouse: str | None, hosts: Sequence[Host], reports: WaitReports
-) -> None:
-    """Let hosts make their environments. Raises HostError if one failed."""
+def _make(launcher: AgentLauncher, lock: LockFile, hosts: Sequence[Host], reports: WaitReports) -> None:
     count = len(re.findall(r"^[A-Za-z0-9]", lock.text, re.MULTILINE))  # includes packages for other systems
     labels = [host.label for host in hosts]
 
@@ -226,6 +219,7 @@ def _make(
         return str(answer.reported_error), f"{ssh_command(host, launcher.cluster.ssh_config)} '{repeat}'"
 
     reports.doing(so_far)
+    wheelhouse = None if lock.wheelhouse is None else f"{launcher.workdir}/wheelhouse"
     request = MakeEnvironmentRequest(launcher.workdir, lock.sha256, lock.text, wheelhouse)
     answers = launcher.client.ask(request, hosts=hosts, timeout_s=_INSTALL_TIMEOUT_S)
     rows, hints = launcher.client.failures(answers, explained)

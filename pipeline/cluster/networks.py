@@ -68,13 +68,10 @@ def common_interfaces(facts: Sequence[HostFacts]) -> dict[str, list[str]]:
 
     Leave out interfaces with an address that several hosts share, such as a container bridge's.
     """
-    common: dict[str, list[str]] = {}
-    addresses_by_host = [by_interface(fact.interfaces) for fact in facts]
-    for name in sorted(set(addresses_by_host[0]).intersection(*addresses_by_host[1:])):
-        addresses = [by_name[name][0] for by_name in addresses_by_host]
-        if len(set(addresses)) == len(facts) and not any(fact.interface == name for fact in facts):
-            common[name] = addresses
-    return common
+    held = [by_interface(fact.interfaces) for fact in facts]
+    names = sorted(set(held[0]).intersection(*held[1:]) - {fact.interface for fact in facts})
+    common = {name: [by_name[name][0] for by_name in held] for name in names}
+    return {name: addresses for name, addresses in common.items() if len(set(addresses)) == len(facts)}
 
 
 def active_infiniband(fact: HostFacts) -> list[InfinibandPort]:
@@ -85,9 +82,8 @@ def active_infiniband(fact: HostFacts) -> list[InfinibandPort]:
 def nccl_devices(facts: Sequence[HostFacts]) -> list[str | None]:
     """Return NCCL_IB_HCA of each host, its active InfiniBand ports by full name; None unless all hosts have one."""
     ports = [active_infiniband(fact) for fact in facts]
-    if not all(ports):
-        return [None for _ in facts]
-    return ["=" + ",".join(f"{port.device}:{port.port}" for port in of_host) for of_host in ports]
+    names = ["=" + ",".join(f"{port.device}:{port.port}" for port in of_host) for of_host in ports]
+    return [name if all(ports) else None for name in names]
 
 
 def over_infiniband(hosts: Sequence[Host], facts: Sequence[HostFacts]) -> list[HostFacts] | None:
@@ -180,9 +176,19 @@ def unreached_error(failures: Sequence[Unreached], facts: Sequence[HostFacts]) -
     unresolved = [item for item in failures if item.why.startswith(UNRESOLVED)]
     foreign = next((fact for item in failures if is_foreign_address(fact := facts[item.target])), None)
     if unresolved:
-        hint = _fix_name(facts[unresolved[0].target])
+        named = facts[unresolved[0].target]
+        instead = f" for {named.ssh_address}, where ssh reached it" if named.ssh_address else ""
+        hint = (
+            f"address: of {named.host}'s entry in cluster.hosts is an IP address or a name that every host can look "
+            f"up; leave it out{instead}, or put the name into /etc/hosts of every host"
+        )
     elif foreign is not None:
-        hint = _fix_address(foreign)
+        held = by_interface(foreign.interfaces).items()
+        has = ", ".join(f"{', '.join(addresses)} ({name})" for name, addresses in held)
+        hint = (
+            f"cluster.hosts says that {foreign.host} has the address {foreign.address}; it has {has}: write one of "
+            "them as address: of its entry, or leave address: out"
+        )
     else:
         hint = _fix_network(failures[0], facts)
     return HostError("\n".join([head, *rows[:_MAX_ROWS], *more]), hint=hint)
@@ -200,30 +206,8 @@ def _failure_row(
     where = f"{address}, ports {', '.join(map(str, ports))}" if len(ports) > 1 else f"{address}:{ports[0]}"
     over = {interface for source in sources if (interface := facts[source].interface)}
     where += f" over {' or '.join(sorted(over))}" if over else ""
-    return f"  {who} can't reach {to.host} ({where}): {_with_host_name(why, facts)}"
-
-
-def _with_host_name(why: str, facts: Sequence[HostFacts]) -> str:
-    """Replace the number of ``node 1 answers there`` by the host's name."""
-    number = re.match(r"node (\d+)(?= )", why)
-    return f"{facts[int(number[1])].host}{why[number.end() :]}" if number else why
-
-
-def _fix_name(target: HostFacts) -> str:
-    instead = f" for {target.ssh_address}, where ssh reached it" if target.ssh_address else ""
-    return (
-        f"address: of {target.host}'s entry in cluster.hosts is an IP address or a name that every host can look up; "
-        f"leave it out{instead}, or put the name into /etc/hosts of every host"
-    )
-
-
-def _fix_address(fact: HostFacts) -> str:
-    held = by_interface(fact.interfaces).items()
-    has = ", ".join(f"{', '.join(addresses)} ({name})" for name, addresses in held)
-    return (
-        f"cluster.hosts says that {fact.host} has the address {fact.address}; it has {has}: write one of them as "
-        "address: of its entry, or leave address: out"
-    )
+    why = re.sub(r"^node (\d+)(?= )", lambda number: facts[int(number[1])].host, why)  # node 1 answers there
+    return f"  {who} can't reach {to.host} ({where}): {why}"
 
 
 def _fix_network(failure: Unreached, facts: Sequence[HostFacts]) -> str:

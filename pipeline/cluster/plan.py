@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from pipeline.cluster import networks
 from pipeline.cluster.agent.requests import WarmEnvironment
 from pipeline.cluster.launchers import containers
-from pipeline.cluster.launchers.base import AttemptSpec, Place, place
+from pipeline.cluster.launchers.base import AttemptSpec, workdir_of
+from pipeline.cluster.launchers.settings import capabilities
 from pipeline.cluster.validation import visible_gpus
 from pipeline.core.errors import UsageError
 from pipeline.core.program import TORCHRUN_FILE
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodePlan
 from pipeline.keys import rank_environment
-from trainers.contract import variables
+from trainers.contract import run_folder, variables
 from trainers.contract.host_facts import HostFacts
 
 LOOPBACK = "127.0.0.1"
@@ -37,7 +39,7 @@ def render(
     for number, (host, fact, first_rank, nccl_devices) in enumerate(
         zip(cluster.hosts, facts, first_ranks, devices, strict=True)
     ):
-        where = place(cluster, number, fact, spec, run_id)
+        where = _place(cluster, number, fact, spec, run_id)
         options: dict[str, str | int] = {
             "nproc-per-node": host.nproc_per_node,
             "nnodes": cluster.nnodes,
@@ -104,6 +106,35 @@ def render(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Absolute paths on one node: the run folder, the data pack, and the agent's own files."""
+
+    run_dir: str
+    data_dir: str
+    state_dir: str
+
+
+def _place(cluster: Cluster, number: int, facts: HostFacts, spec: AttemptSpec, run_id: str) -> _Place:
+    """Return the folders of a run on node ``number``. Without a pack ``data_dir`` is empty.
+
+    Hosts that don't share the run folder have one for each start (run id) and node, because homes are often shared
+    over NFS.
+    """
+    able = capabilities(cluster)
+    if able.shares_run_dir:
+        state_dir = spec.run_dir / run_folder.ATTEMPTS / str(spec.attempt) / f"agent-{run_id}"
+        state_dir = state_dir / f"node{number}" if able.hosts_are_granted else state_dir
+        data_dir = str(spec.pack.path) if spec.pack else ""
+        return _Place(run_dir=str(spec.run_dir), data_dir=data_dir, state_dir=str(state_dir))
+    workdir = workdir_of(cluster)
+    if workdir == "~" or workdir.startswith("~/"):
+        workdir = facts.home + workdir[1:]
+    node_dir = f"{workdir}/runs/{run_id}/node{number}"
+    data_dir = facts.pack_path or (f"{workdir}/data/{spec.pack.digest}" if spec.pack else "")
+    return _Place(run_dir=node_dir, data_dir=data_dir, state_dir=f"{node_dir}/agent")
+
+
 def _binds_to_numa_nodes(cluster: Cluster, host: Host, fact: HostFacts) -> bool:
     """Return whether host and torchrun can bind each rank to the cores near its GPU."""
     gpus = visible_gpus(fact.gpus, {**host.placement, **host.env})
@@ -112,7 +143,7 @@ def _binds_to_numa_nodes(cluster: Cluster, host: Host, fact: HostFacts) -> bool:
     return cluster.device == "cuda" and is_able and host.nproc_per_node <= gpus
 
 
-def _argv(spec: AttemptSpec, python: str, where: Place, options: Mapping[str, str | int]) -> tuple[str, ...]:
+def _argv(spec: AttemptSpec, python: str, where: _Place, options: Mapping[str, str | int]) -> tuple[str, ...]:
     """Return a node's command; ``options`` are torchrun's."""
     config = ("--config", f"{where.run_dir}/config.json")
     starter: tuple[str, ...] = (

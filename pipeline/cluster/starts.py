@@ -85,7 +85,12 @@ def is_recorded(run_id: str, run_dir: Path) -> bool:
 
 def open_starts(run_dir: Path) -> list[Start]:
     """Return the recorded starts of a run, the oldest first; skip damaged records."""
-    starts = [start for path in run_dir.glob("attempts/*/start-*.json") if (start := _read(path, run_dir)) is not None]
+    starts = []
+    for path in run_dir.glob("attempts/*/start-*.json"):
+        plan = read_plan(path, run_dir)
+        if plan is not None and _path(plan.run_id, run_dir) == path:
+            with suppress(OSError):  # just removed
+                starts.append(Start(plan=plan, followed_at=path.stat().st_mtime))
     order = {run_id: number for number, run_id in enumerate(journal.known_attempts(run_dir))}
     return sorted(starts, key=lambda start: (start.plan.attempt, order.get(start.plan.run_id, len(order))))
 
@@ -221,18 +226,8 @@ def _is_folder_of(run_id: str, place: str, state: str, run_dir: Path) -> bool:
 
 
 def _path(run_id: str, run_dir: Path) -> Path:
-    return (
-        run_dir / run_folder.ATTEMPTS / str(journal.attempt_number(run_id)) / f"start-{run_id.rpartition('-')[2]}.json"
-    )
-
-
-def _read(path: Path, run_dir: Path) -> Start | None:
-    plan = read_plan(path, run_dir)
-    if plan is None or _path(plan.run_id, run_dir) != path:
-        return None
-    with suppress(OSError):
-        return Start(plan=plan, followed_at=path.stat().st_mtime)
-    return None
+    attempt, random_part = str(journal.attempt_number(run_id)), run_id.rpartition("-")[2]
+    return run_dir / run_folder.ATTEMPTS / attempt / f"start-{random_part}.json"
 
 
 # ----------------------------------------------------------------------------- folders that old attempts left on hosts
@@ -248,8 +243,8 @@ def why_kept(left: LeftFolder, runs_dir: Path) -> str:
     is_ours = prefix == journal.attempt_prefix(key, run_dir)
     if is_ours and is_collected(left.run_id, run_dir):
         return ""
-    is_newest = journal.known_attempts(run_dir)[-1:] == [left.run_id]
-    if is_ours and left.holds_outputs and (is_newest or is_open(left.run_id, run_dir)):  # the next attempt fetches them
+    is_needed = journal.known_attempts(run_dir)[-1:] == [left.run_id] or is_open(left.run_id, run_dir)
+    if is_ours and left.holds_outputs and is_needed:  # the next attempt fetches them
         return f"run {key} goes on from its checkpoints: the same command fetches them"
     may_be_fetched = left.holds_outputs and (not is_ours or run_dir.exists())
     if left.idle_s > (OUTPUTS_KEPT_S if may_be_fetched else EMPTY_KEPT_S):
@@ -264,11 +259,9 @@ def clear_leftovers(launcher: Launcher, facts: Sequence[HostFacts], runs_dir: Pa
     names = [(fact, [left.name for left in unneeded[fact.host]]) for fact in facts if unneeded[fact.host]]
     lines = []
     for host, removed in launcher.remove_folders(names).items():
-        size_bytes = sum(left.bytes for left in unneeded[host] if left.name in removed)
+        size = file_size(sum(left.bytes for left in unneeded[host] if left.name in removed))
         if removed:
-            lines.append(
-                f"{host}: removed what was left of {counted(len(removed), 'attempt')}, {file_size(size_bytes)}"
-            )
+            lines.append(f"{host}: removed what was left of {counted(len(removed), 'attempt')}, {size}")
     return lines
 
 

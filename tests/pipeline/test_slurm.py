@@ -17,7 +17,7 @@ from pipeline.cluster.agent.requests import ProbeRequest
 from pipeline.cluster.agent.schedulers import Slurm
 from pipeline.cluster.events import Event, LogLine, NodeLost
 from pipeline.cluster.launchers import LAUNCHERS, job_folder
-from pipeline.cluster.launchers.base import PackSource
+from pipeline.cluster.launchers.base import GrantedJob, JobState, PackSource
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.launchers.job_folder import JobFolder, JobFollower
 from pipeline.cluster.launchers.slurm import SlurmScheduler
@@ -25,10 +25,10 @@ from pipeline.cluster.launchers.slurm_job import (
     Queue,
     ShownJob,
     job_id,
+    means,
     options_of,
     parse_job,
     refused,
-    stuck,
     waiting,
     why_it_ended,
 )
@@ -187,10 +187,10 @@ def test_a_job_is_read_from_what_scontrol_prints() -> None:
 def test_a_waiting_job_tells_its_reason_its_place_and_what_would_let_it_start() -> None:
     usual, never = shown("PENDING", "Resources"), shown("PENDING", "PartitionTimeLimit")
     assert waiting(usual, "place 3 of 12 in partition gpu") == "PENDING (Resources), place 3 of 12 in partition gpu"
-    assert not stuck(usual)
-    assert stuck(never)
-    assert stuck(shown("PENDING", "PartitionInactive"))
-    assert stuck(shown("PENDING", "DependencyNeverSatisfied"))
+    assert not means(usual)
+    assert means(never)
+    assert means(shown("PENDING", "PartitionInactive"))
+    assert means(shown("PENDING", "DependencyNeverSatisfied"))
     assert waiting(never, "") == (
         "PENDING (PartitionTimeLimit), its time limit is more than the partition allows: cluster.time_limit="
     )
@@ -309,17 +309,18 @@ def test_a_scheduler_that_hangs_keeps_neither_beats_nor_output_back(
     monkeypatch.setattr(job_folder, "BEAT_S", 0.1)
     asked, answers, heard = threading.Event(), threading.Event(), list[Event]()
 
-    def gone() -> str:
+    def gone() -> JobState:
         asked.set()
         answers.wait(HANG_S)
-        return "was taken away"
+        return JobState(why_gone="was taken away")
 
     (node,) = (dataclasses.replace(node, state_dir=str(tmp_path)) for node in PLAN.nodes[:1])
     for name in ("log", "lease"):
         (tmp_path / name).touch()
     folder = JobFolder(tmp_path / "job", "job.sh")
     folder.make("", job_request(), 1)
-    follower = JobFollower(dataclasses.replace(PLAN, nodes=(node,)), folder, 0, gone, heard.append)
+    job = GrantedJob(id="1", title="job 1", show_command="", end_command="", folder=folder, nnodes=1)
+    follower = JobFollower(dataclasses.replace(PLAN, nodes=(node,)), job, gone, heard.append)
     try:
         assert asked.wait(HANG_S)
         os.utime(tmp_path / "lease", (0, 0))

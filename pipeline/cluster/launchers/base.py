@@ -18,8 +18,6 @@ from pipeline.core.errors import HostError, PacelineError, TrainingError, UsageE
 from pipeline.core.files import sha256_text
 from pipeline.core.processes import process
 from pipeline.core.specs import TRAINING_OUTPUTS, Cluster, Host, Outputs
-from trainers.contract import run_folder
-from trainers.contract.host_facts import HostFacts
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers.job_folder import JobFolder
@@ -42,65 +40,24 @@ class PackSource:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptSpec:
-    """What one attempt runs, before any host is probed.
+    """What one attempt runs, before any host is probed."""
 
-    Attributes:
-        run_dir: absolute; holds config.json and code/.
-        run_key: names the run on the hosts.
-        attempt: counts from 1.
-        trainer: the module that each rank runs. With a ``script`` it is the module that starts torchrun with the script
-            on each node, or without ``uses_torchrun`` the script alone.
-        pack: None: the attempt needs no data.
-        outputs: what rank 0 leaves.
-        versions: those of the run's key; a host with others is refused. Empty: the run has no key.
-        is_restart: the same command has had the hosts before, so if they are busy now it waits.
-        replaceable: another host would replace one that can't be reached, so nobody waits for the end of its ranks
-            (``lease_s`` after they last heard of the controller).
-        script: its path in the snapshot; '' for another program.
-        project: the checkout that the script belongs to.
-    """
-
-    run_dir: Path
-    run_key: str
-    attempt: int
-    trainer: str
-    pack: PackSource | None = None
-    outputs: Outputs = TRAINING_OUTPUTS
-    versions: Mapping[str, str] = field(default_factory=dict)
-    is_restart: bool = False
+    run_dir: Path  # absolute; holds config.json and code/
+    run_key: str  # names the run on the hosts
+    attempt: int  # counts from 1
+    trainer: (
+        str  # the module of each rank; with a script the module that starts torchrun, or without torchrun the script
+    )
+    pack: PackSource | None = None  # None: the attempt needs no data
+    outputs: Outputs = TRAINING_OUTPUTS  # what rank 0 leaves
+    versions: Mapping[str, str] = field(default_factory=dict)  # of the run's key; a host with others is refused
+    is_restart: bool = False  # the same command has had the hosts before, so if they are busy now it waits
+    # another host would replace one that can't be reached, so nobody waits for the end of its ranks (``lease_s`` after
+    # they last heard of the controller)
     replaceable: bool = False
-    script: str | None = None
-    project: str = ""
+    script: str | None = None  # its path in the snapshot; '' for another program
+    project: str = ""  # the checkout that the script belongs to
     uses_torchrun: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Absolute paths on one node: the run folder, the data pack, and the agent's own files."""
-
-    run_dir: str
-    data_dir: str
-    state_dir: str
-
-
-def place(cluster: Cluster, number: int, facts: HostFacts, spec: AttemptSpec, run_id: str) -> Place:
-    """Return the folders of a run on node ``number``. Without a pack ``data_dir`` is empty.
-
-    Hosts that don't share the run folder have one for each start (run id) and node, because homes are often shared
-    over NFS.
-    """
-    able = capabilities(cluster)
-    if able.shares_run_dir:
-        state_dir = spec.run_dir / run_folder.ATTEMPTS / str(spec.attempt) / f"agent-{run_id}"
-        state_dir = state_dir / f"node{number}" if able.hosts_are_granted else state_dir
-        data_dir = str(spec.pack.path) if spec.pack else ""
-        return Place(run_dir=str(spec.run_dir), data_dir=data_dir, state_dir=str(state_dir))
-    workdir = workdir_of(cluster)
-    if workdir == "~" or workdir.startswith("~/"):
-        workdir = facts.home + workdir[1:]
-    node_dir = f"{workdir}/runs/{run_id}/node{number}"
-    data_dir = facts.pack_path or (f"{workdir}/data/{spec.pack.digest}" if spec.pack else "")
-    return Place(run_dir=node_dir, data_dir=data_dir, state_dir=f"{node_dir}/agent")
 
 
 def workdir_of(cluster: Cluster) -> str:
@@ -110,30 +67,20 @@ def workdir_of(cluster: Cluster) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a launcher knows about a failed attempt beyond the ends of its nodes.
+    """What a launcher knows about a failed attempt beyond the ends of its nodes."""
 
-    Attributes:
-        text: appended to the nodes' own words.
-        hint: what helps.
-        cause: as TrainingError's; '': taken from the nodes' ends.
-        again: the scheduler took the hosts away and will grant others, so the attempt goes on.
-    """
-
-    text: str = ""
-    hint: str | None = None
-    cause: str = ""
-    again: bool = False
+    text: str = ""  # appended to the nodes' own words
+    hint: str | None = None  # what helps
+    cause: str = ""  # as TrainingError's; '': taken from the nodes' ends
+    again: bool = False  # the scheduler took the hosts away and will grant others, so the attempt goes on
 
 
 @dataclass(frozen=True, kw_only=True)
 class LockFile:
-    """A lock file for the hosts (``cluster.environment_from``).
-
-    ``wheelhouse`` is a local folder of wheels for it; None: hosts have a network.
-    """
+    """A lock file for the hosts (``cluster.environment_from``)."""
 
     path: Path
-    wheelhouse: Path | None
+    wheelhouse: Path | None  # a local folder of wheels for it; None: hosts have a network
 
     @property
     def sha256(self) -> str:
@@ -170,29 +117,20 @@ def refuse_missing_ssh_config(cluster: Cluster) -> None:
 
 
 class Transport(ABC):
-    """The way to start the node agent on the hosts of a cluster: on all of them at once, or on one with a live stream.
+    """The way to start the node agent on the hosts of a cluster: on all at once, or on one with a live stream."""
 
-    Attributes:
-        silent_s: how long a live agent may be silent before it counts as lost; 0: until ssh notices a lost host.
-        starts_s: the least time that a further connection takes.
-        access: how a host makes its identity, by its addresses or as this computer; it stands in every request.
-        lock_file: from which hosts get their environment.
-        pythons: host label → the interpreter of its environment.
-        outputs: host label → the file that receives what its command prints, where there is one.
-        slow_s: how long further connections may take until they answer; None: no host has answered yet. Set by the user
-            of the transport, as is the next one.
-        shares_connections: False: a connection broke or hangs, so commands open connections of their own.
-    """
-
-    silent_s: ClassVar[float] = 0.0
-    starts_s: ClassVar[float] = 0.0
+    silent_s: ClassVar[float] = 0.0  # how long a live agent may be silent; 0: until ssh notices a lost host
+    starts_s: ClassVar[float] = 0.0  # the least time that a further connection takes
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        # how a host makes its identity, by its addresses or as this computer; it stands in every request
         self.access = Access(is_local=capabilities(cluster).is_this_computer)
-        self.lock_file: LockFile | None = None
-        self.pythons: dict[str, str] = {}
-        self.outputs: dict[str, Path] = {}
+        self.lock_file: LockFile | None = None  # from which hosts get their environment
+        self.pythons: dict[str, str] = {}  # host label → the interpreter of its environment
+        self.outputs: dict[str, Path] = {}  # host label → the file that receives what its command prints
+        # set by the user of the transport: how long further connections may take (None: no host has answered yet), and
+        # whether a connection broke or hangs, so that commands open connections of their own
         self.slow_s: float | None = None
         self.shares_connections = True
 
@@ -229,94 +167,54 @@ class Transport(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class GrantedJob:
-    """One job of a scheduler for one run.
-
-    Args:
-        id: the scheduler's id.
-        title: its name in messages.
-        show_command: the command with which the user sees it.
-        end_command: the command with which the user may end it.
-        folder: the folder shared by its nodes and the controller.
-        restart: how many times the scheduler had requeued the job when all of its nodes had reported.
-        is_started: an attempt was started in it.
-        printed_bytes: the length of its output before its newest start.
-    """
+    """One job of a scheduler for one run."""
 
     id: str
-    title: str
-    show_command: str
-    end_command: str
-    folder: JobFolder
+    title: str  # its name in messages
+    show_command: str  # with which the user sees it
+    end_command: str  # with which the user may end it
+    folder: JobFolder  # shared by its nodes and the controller
     nnodes: int
-    restart: int = 0
-    is_started: bool = False
-    printed_bytes: int = 0
+    restart: int = 0  # how many times the scheduler had requeued it when all of its nodes had reported
+    is_started: bool = False  # an attempt was started in it
+    printed_bytes: int = 0  # the length of its output before its newest start
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """The state of a job. Texts are empty where there is nothing to say.
+    """The state of a job; its "own nodes" are those that it had in its restart ``GrantedJob.restart``."""
 
-    Args:
-        words: what is waited for, as words that follow "still".
-        phase: the scheduler's own word for it.
-        warning: what somebody has to do before the job can start.
-        is_unanswered: the scheduler doesn't answer now, so none of the following is known.
-        restart: how often the scheduler has taken its nodes away and granted it others; 0 at first.
-        is_running: its nodes may take a start.
-        is_leaving: the scheduler is about to take these nodes away.
-        is_over: the job won't run any more.
-        is_idle: nothing runs any more on the nodes that the job had in its restart ``GrantedJob.restart``.
-        is_settled: the scheduler has decided what becomes of the job.
-        why_halted: why its ranks stand still.
-        why_gone: why the nodes that the job had in its restart ``GrantedJob.restart`` are no longer the run's.
-        remains: of a job that should have ended: the part that still runs, and the command that ends it.
-        outcome: what the scheduler did to it.
-        error: why it ended before anything was started in it.
-        nodes: a node's own name → the name of what it runs on, where that is another one.
-    """
-
-    words: str = ""
-    phase: str = ""
-    warning: str = ""
-    is_unanswered: bool = False
-    restart: int = 0
-    is_running: bool = False
-    is_leaving: bool = False
-    is_over: bool = False
-    is_idle: bool = False
-    is_settled: bool = True
-    why_halted: str = ""
-    why_gone: str = ""
-    remains: str = ""
-    outcome: Outcome = Outcome()
-    error: HostError | TrainingError | None = None
-    nodes: Mapping[str, str] = field(default_factory=dict)
+    words: str = ""  # what is waited for, as words that follow "still"
+    phase: str = ""  # the scheduler's own word for it
+    warning: str = ""  # what somebody has to do before the job can start
+    is_unanswered: bool = False  # the scheduler doesn't answer now, so none of the following is known
+    restart: int = 0  # how often the scheduler has taken its nodes away and granted it others
+    is_running: bool = False  # its nodes may take a start
+    is_leaving: bool = False  # the scheduler is about to take these nodes away
+    is_over: bool = False  # the job won't run any more
+    is_idle: bool = False  # nothing runs any more on its own nodes
+    is_settled: bool = True  # the scheduler has decided what becomes of the job
+    why_halted: str = ""  # why its ranks stand still
+    why_gone: str = ""  # why its own nodes are no longer the run's
+    remains: str = ""  # of a job that should have ended: the part that still runs, and the command that ends it
+    outcome: Outcome = Outcome()  # what the scheduler did to it
+    error: HostError | TrainingError | None = None  # why it ended before anything was started in it
+    nodes: Mapping[str, str] = field(default_factory=dict)  # a node's own name → what it runs on, if that differs
 
 
 class Scheduler(ABC):
-    """A batch system that grants hosts by jobs, one run a job; the nodes share the folder of runs with the controller.
+    """A batch system that grants hosts by jobs, one a run; the nodes share the folder of runs with the controller."""
 
-    Attributes:
-        name: its name in messages.
-        agent: the name in ``agent/schedulers.py`` by which an agent learns on which node of a job it runs.
-        folder: the folder below a run's that holds a folder for each job.
-        script: the file in a job's folder with what the scheduler got.
-        node_name: nodes are called by it and their number; '': by their own names.
-        requeues: the scheduler starts a job again whose nodes it has taken away, and removes an ended job by itself;
-            else jobs of both kinds stay until they are cancelled.
-        end_s: how long the end of a start or of a job may take.
-        settle_s: how long the scheduler may take to decide what becomes of a job.
-    """
-
-    name: ClassVar[str]
-    agent: ClassVar[str]
-    folder: ClassVar[str]
-    script: ClassVar[str]
-    node_name: ClassVar[str] = ""
+    name: ClassVar[str]  # in messages
+    agent: ClassVar[str]  # the name in ``agent/schedulers.py`` by which an agent learns on which node of a job it runs
+    folder: ClassVar[str]  # the folder below a run's that holds a folder for each job
+    script: ClassVar[str]  # the file in a job's folder with what the scheduler got
+    node_name: ClassVar[str] = ""  # nodes are called by it and their number; '': by their own names
+    # it starts a job again whose nodes it has taken away, and removes an ended job by itself; else jobs of both kinds
+    # stay until they are cancelled
     requeues: ClassVar[bool] = True
-    end_s: ClassVar[float] = 20.0
-    settle_s: ClassVar[float] = 20.0
+    end_s: ClassVar[float] = 20.0  # how long the end of a start or of a job may take
+    settle_s: ClassVar[float] = 20.0  # how long it may take to decide what becomes of a job
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

@@ -19,7 +19,7 @@ from pipeline.cluster.launchers.settings import Capabilities, capabilities
 from pipeline.cluster.launchers.transport import agent_client
 from pipeline.cluster.launchers.transport.answers import Answer, host_facts
 from pipeline.core.errors import HostError, PacelineError
-from pipeline.core.specs import Cluster, Host, LaunchPlan
+from pipeline.core.specs import Cluster, LaunchPlan
 from pipeline.keys import rank_environment
 from trainers.contract.host_facts import HostFacts
 
@@ -49,8 +49,7 @@ class GrantedLauncher:
     @property
     def job(self) -> GrantedJob:
         """The job that ``grant`` has waited for."""
-        if self._job is None:
-            raise RuntimeError("no hosts were granted")
+        assert self._job is not None, "no hosts were granted"
         return self._job
 
     def starting(self) -> str:
@@ -98,10 +97,7 @@ class GrantedLauncher:
     def _continue_own_job(
         self, spec: AttemptSpec, say: Callable[[str], None], check: Callable[[], None]
     ) -> GrantedJob | None:
-        """Take over the job that waits or runs for this run already (None: none), and release all others.
-
-        Raises PacelineError.
-        """
+        """Take over the job that waits or runs for this run already (None: none), and release all others."""
         own = None
         for job in self.scheduler.jobs(spec.run_key, spec.run_dir):
             while (state := self.scheduler.poll(job)).is_unanswered:
@@ -120,18 +116,22 @@ class GrantedLauncher:
         return own
 
     def _submit(self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None]) -> None:
-        """Submit a job. Raises HostError: it is refused."""
         folder = JobFolder(spec.run_dir / self.scheduler.folder / secrets.token_hex(3), self.scheduler.script)
-        request = self._request(spec, modules, folder.path)
+        probe = agent_client.probe_request(self.cluster, spec.pack, modules, registry="", gpu_s=0.0)
+        request = JobRequest(
+            scheduler=self.scheduler.agent,
+            folder=str(folder.path),
+            lease_s=self.cluster.settings.lease_s,
+            probe=probe._replace(workdir=str(spec.run_dir)),
+            interface=self.cluster.hosts[0].interface,
+            env_passed=tuple(rank_environment.PASSED),
+        )
         job = self._job = self.scheduler.submit(self.cluster, spec, folder, request)
         self._state, self._unfit_restart = JobState(), -1
         say(f"{job.title} was submitted; {job.show_command} shows it, {job.end_command} ends it")
 
     def _wait(self, say: Callable[[str], None], check: Callable[[], None]) -> bool:
-        """Wait until all nodes have reported. False: they were taken away before, and another job is needed.
-
-        Raises HostError, TrainingError: the job ended before; and what ``check`` raises.
-        """
+        """Wait until all nodes have reported. False: they were taken away before, and another job is needed."""
         job, pause_s, warned = self.job, _FIRST_PAUSE_S, ""
         while True:
             job.folder.beat()  # for nodes that run already and wait for the others
@@ -144,8 +144,10 @@ class GrantedLauncher:
                 self._release(job)
                 return False
             if state.is_over:
-                ended = HostError(f"{job.title} ended before the run began")
-                raise job.folder.removed(job.title) or state.error or ended
+                if not job.folder.path.is_dir():
+                    what = f"{job.title} found its folder {job.folder.path} removed"
+                    raise HostError(what, hint="the same command begins anew")
+                raise state.error or HostError(f"{job.title} ended before the run began")
             if state.warning and state.warning != warned:
                 warned = state.warning
                 say(f"WARNING: {warned}")
@@ -177,7 +179,6 @@ class GrantedLauncher:
         return len(reported) == job.nnodes and job.folder.is_idle(state.restart, job.nnodes)
 
     def _reported(self) -> list[dict[str, Any]]:
-        """Return what each node has reported of itself in this restart of the job."""
         return self.job.folder.facts(self.job.restart, self.job.nnodes)
 
     def _polled(self) -> JobState:
@@ -205,18 +206,6 @@ class GrantedLauncher:
                 return {title: f"{NOT_ENDED}{why}" for title, why in remains.items()}
             time.sleep(LOOK_S)
 
-    def _request(self, spec: AttemptSpec, modules: Sequence[str], folder: Path) -> JobRequest:
-        """Return the first request to every node of the job."""
-        probe = agent_client.probe_request(self.cluster, spec.pack, modules, registry="", gpu_s=0.0)
-        return JobRequest(
-            scheduler=self.scheduler.agent,
-            folder=str(folder),
-            lease_s=self.cluster.settings.lease_s,
-            probe=probe._replace(workdir=str(spec.run_dir)),
-            interface=self.cluster.hosts[0].interface,
-            env_passed=tuple(rank_environment.PASSED),
-        )
-
     # ---------------------------------------------------------------------------- an attempt in it
     def probe(
         self, pack: PackSource | None, modules: Sequence[str] = (), warm: WarmEnvironment | None = None
@@ -230,7 +219,10 @@ class GrantedLauncher:
                 f"{self.cluster.launcher} names the nodes only when a job runs, so none can be asked now",
                 hint="doit preflight tells what can be told without a job",
             )
-        facts = [_host_facts(host, value) for host, value in zip(self.cluster.hosts, self._reported(), strict=True)]
+        facts = []
+        for host, value in zip(self.cluster.hosts, self._reported(), strict=True):
+            fact = host_facts(host.label, value)
+            facts.append(fact._replace(interface=host.interface or fact.interfaces.get(fact.address)))
         blind = [fact.host for fact in facts if pack is not None and fact.pack_path is None]
         if pack is not None and blind:
             raise HostError(
@@ -261,10 +253,7 @@ class GrantedLauncher:
 
     def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> JobFollower:
         """Stream all nodes' output and ends into ``emit`` (called from another thread)."""
-        job = self.job
-        return JobFollower(
-            plan, job.folder, job.restart, lambda: self._polled().why_gone, emit, lambda: self._state.why_halted
-        )
+        return JobFollower(plan, self.job, self._polled, emit)
 
     def outcome(self, plan: LaunchPlan) -> Outcome:
         """Return what the scheduler did to the job after a bad end; waits until that is decided."""
@@ -358,9 +347,3 @@ class GrantedLauncher:
 def _is_left(job: GrantedJob) -> bool:
     """True if the run was stopped, or the job's folder was removed, which ends the agents and fails the start."""
     return not job.folder.path.is_dir() or job.folder.was_left()
-
-
-def _host_facts(host: Host, value: dict[str, Any]) -> HostFacts:
-    """Return a node's facts, with the interface that the configuration chooses."""
-    facts = host_facts(host.label, value)
-    return facts._replace(interface=host.interface or facts.interfaces.get(facts.address))

@@ -22,9 +22,9 @@ from pipeline.cluster.agent.requests import ExamineOrder, JobOrder, JobRequest, 
 from pipeline.cluster.agent.running.output import Tail
 from pipeline.cluster.agent.wire import REMOVED
 from pipeline.cluster.events import Event, NodeLost
+from pipeline.cluster.launchers.base import GrantedJob, JobState
 from pipeline.cluster.launchers.transport.answers import log_line, node_end, of_host
 from pipeline.cluster.launchers.transport.payload import message, new_token
-from pipeline.core.errors import HostError
 from pipeline.core.files import write_atomic
 from pipeline.core.processes import threads
 from pipeline.core.specs import LaunchPlan, NodePlan
@@ -51,12 +51,6 @@ class JobFolder:
         write_atomic(self.path / REQUEST, message(request, new_token()))
         for name in (_ORDERS, OUTPUT, *(f"{kind}-{number}" for kind in ("node", "beats") for number in range(nnodes))):
             (self.path / name).touch()
-
-    def removed(self, job: str) -> HostError | None:
-        """Return the error of a job whose folder was removed while it waited; None: the folder exists."""
-        if self.path.is_dir():
-            return None
-        return HostError(f"{job} found its folder {self.path} removed", hint="the same command begins anew")
 
     @property
     def script(self) -> str:
@@ -178,29 +172,20 @@ _ASK_S = 5.0  # between two polls of the scheduler; a node's own reports come so
 class JobFollower:
     """Follows every node of one start, in one thread for all nodes and one that polls the scheduler.
 
-    Args:
-        restart: the restart of the job in which the start was made; 0: its first run.
-        why_gone: returns why the job runs no more; '' while it does, or while the scheduler doesn't answer.
-        emit: called from the first thread.
-        why_halted: returns why the ranks stand still; '': they don't.
+    ``poll`` returns the state of the job, ``emit`` is called from the first thread.
     """
 
     def __init__(
-        self,
-        plan: LaunchPlan,
-        folder: JobFolder,
-        restart: int,
-        why_gone: Callable[[], str],
-        emit: Callable[[Event], None],
-        why_halted: Callable[[], str] = lambda: "",
+        self, plan: LaunchPlan, job: GrantedJob, poll: Callable[[], JobState], emit: Callable[[Event], None]
     ) -> None:
-        self._plan, self._folder, self._restart, self._why_gone, self._emit = plan, folder, restart, why_gone, emit
-        self._why_halted, self._reported = why_halted, ""
+        self._plan, self._folder, self._restart, self._poll, self._emit = plan, job.folder, job.restart, poll, emit
+        self._halted = ""  # as it was reported
         self._closing = threading.Event()
         self._tails = {node.node_rank: Tail(f"{node.state_dir}/log") for node in plan.nodes}
         self._beat_times: dict[int, float] = {}  # node rank → the node's time of the newest beat
-        self._examined = {node.node_rank: len(folder.examinations(node.node_rank, plan.run_id)) for node in plan.nodes}
-        self._whys = ("", "")  # the two newest answers of ``why_gone``
+        examined = {node.node_rank: self._folder.examinations(node.node_rank, plan.run_id) for node in plan.nodes}
+        self._examined = {rank: len(examinations) for rank, examinations in examined.items()}
+        self._states = (JobState(), JobState())  # the two newest answers
         threads.start(self._follow, name="follow the job", on_error=self._failed)
         threads.start(self._ask, name="ask the scheduler", on_error=self._failed)
 
@@ -222,7 +207,7 @@ class JobFollower:
     def _follow(self) -> None:
         alive, beaten = {node.node_rank: node for node in self._plan.nodes}, time.monotonic()
         while alive and not self._closing.wait(_POLL_S):
-            whys = self._whys  # read before the nodes' reports, which are emitted first
+            states = self._states  # read before the nodes' reports, which are emitted first
             for node in list(alive.values()):
                 if self._read(node):
                     del alive[node.node_rank]
@@ -233,19 +218,18 @@ class JobFollower:
                     with contextlib.suppress(OSError):
                         os.utime(f"{node.state_dir}/lease")
                     self._beat(node)
-            before, self._reported = self._reported, self._why_halted()
-            if self._reported and self._reported != before:
-                self._emit(log_line(self._plan.nodes[0].host, f"- | paceline: WARNING: {self._reported}"))
-            if all(whys):  # by the second answer the nodes' last reports have arrived
+            before, self._halted = self._halted, self._halted if states[1].is_unanswered else states[1].why_halted
+            if self._halted and self._halted != before:
+                self._emit(log_line(self._plan.nodes[0].host, f"- | paceline: WARNING: {self._halted}"))
+            if all(state.why_gone for state in states):  # by the second answer the nodes' last reports have arrived
                 for node in alive.values():
-                    self._emit(NodeLost(host=node.host, reason=whys[1]))
+                    self._emit(NodeLost(host=node.host, reason=states[1].why_gone))
                 break
         self._closing.set()
 
     def _ask(self) -> None:
-        """Poll the scheduler until all nodes have ended."""
         while not self._closing.wait(_ASK_S):
-            self._whys = (self._whys[1], self._why_gone())
+            self._states = (self._states[1], self._poll())
 
     def _read(self, node: NodePlan) -> bool:
         """Emit what a node has written since the last read. True: its part has ended."""

@@ -17,7 +17,7 @@ from pipeline.cluster.launchers import containers
 from pipeline.cluster.launchers.base import AttemptSpec, GrantedJob, JobState, PackSource, Scheduler
 from pipeline.cluster.launchers.job_folder import OUTPUT, REQUEST, JobFolder
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
-from pipeline.cluster.launchers.slurm_job import Queue, state_of, unanswered
+from pipeline.cluster.launchers.slurm_job import Queue, state_of
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.core.errors import PacelineError
 from pipeline.core.redact import hidden_by, rules
@@ -84,7 +84,6 @@ class SlurmConfig(ClusterConfig):
             raise ConfigError("\n".join(problems))
 
     def _problems(self) -> Iterator[str]:
-        """Yield the errors in the settings."""
         for name in ("partition", "account", "qos", "constraint", "gres", "mem"):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[^\s'\"\\#]+", value):
@@ -137,22 +136,10 @@ def script(cluster: Cluster, name: str, folder: str, seen: Sequence[str] = ()) -
 
     ``folder`` and, for a container, ``seen`` are folders shared with the nodes.
     """
-    options, into = containers.srun(cluster, seen)
+    settings, ranks = _settings(cluster), cluster.hosts[0].nproc_per_node
+    srun_options, into = containers.srun(cluster, seen)
     python = cluster.hosts[0].python or ("python3" if cluster.container else sys.executable)
     agent = f"{into}{shlex.join([python, '-E', '-c', BOOTSTRAP])} < {shlex.quote(f'{folder}/{REQUEST}')}"
-    lines = [
-        "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in _options(cluster, name)),
-        *_settings(cluster).setup,
-        # one task a node, with all of the job's cores there; a failing node ends the others
-        f"exec srun --ntasks-per-node=1 --cpu-bind=none --mpi=none --kill-on-bad-exit=1 {options}{agent}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _options(cluster: Cluster, name: str) -> list[str]:
-    """Return the options of sbatch, without those that the configuration leaves open."""
-    settings, ranks = _settings(cluster), cluster.hosts[0].nproc_per_node
     chosen: dict[str, object] = {
         "job-name": name,
         "nodes": cluster.nnodes,
@@ -167,8 +154,15 @@ def _options(cluster: Cluster, name: str) -> list[str]:
         "qos": settings.qos,
         "constraint": settings.constraint,
     }
-    options = [f"--{name}={value}" for name, value in chosen.items() if value is not None]
-    return [*options, "--requeue", "--open-mode=append", *settings.sbatch]
+    options = [f"--{option}={value}" for option, value in chosen.items() if value is not None]
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in [*options, "--requeue", "--open-mode=append", *settings.sbatch]),
+        *settings.setup,
+        # one task a node, with all of the job's cores there; a failing node ends the others
+        f"exec srun --ntasks-per-node=1 --cpu-bind=none --mpi=none --kill-on-bad-exit=1 {srun_options}{agent}",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 # ------------------------------------------------------------------------------------------------------ the scheduler
@@ -207,7 +201,6 @@ class SlurmScheduler(Scheduler):
         )
 
     def jobs(self, run_key: str, run_dir: Path) -> list[GrantedJob]:
-        """Return the jobs, recognised by their names."""
         prefix, folders = _name(run_key, run_dir), run_dir / FOLDERS
         return [
             self._granted(id_, JobFolder(folders / name.removeprefix(prefix), self.script))
@@ -218,7 +211,9 @@ class SlurmScheduler(Scheduler):
         try:
             now = self._queue.show(job.id)
         except PacelineError as error:
-            return unanswered(job, error.what)
+            words = f"asking Slurm, which doesn't tell how {job.title} stands: {error.what}"
+            remains = f"it is in a state that Slurm doesn't tell; {job.end_command}"
+            return JobState(is_unanswered=True, words=words, remains=remains)
         place = self._queue.place(now) if now.state == "PENDING" else ""
         return state_of(job, now, place, before)
 

@@ -20,7 +20,7 @@ _TIMEOUT_S = 60.0  # the commands repeat requests to a busy controller
 
 
 # ------------------------------------------------------------------------------- Slurm's commands and their answers
-ENDED = (
+_ENDED = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
     *("REVOKED", "TIMEOUT"),
 )
@@ -86,7 +86,7 @@ class ShownJob:
     @property
     def ended(self) -> bool:
         """True if the job won't run any more."""
-        return self.state in ENDED or not self.state
+        return self.state in _ENDED or not self.state
 
 
 def parse_job(id_: str, text: str) -> ShownJob:
@@ -94,21 +94,18 @@ def parse_job(id_: str, text: str) -> ShownJob:
 
     Free text (comments, paths) comes last and may look like more fields, so the first field of a name counts.
     """
-    fields = dict(reversed(re.findall(r"(?:^|\s)(\w+)=(\S*)", text)))
+    shown = reversed(re.findall(r"(?:^|\s)(\w+)=(\S*)", text))
+    fields = {name: "" if value in ("None", "(null)", "Unknown") else value for name, value in shown}
     return ShownJob(
         id=id_,
         state=fields.get("JobState", ""),
-        reason=_set(fields.get("Reason", "")),
+        reason=fields.get("Reason", ""),
         partition=fields.get("Partition", ""),
-        restarts=int(fields.get("Restarts", "0") or 0),
-        preempted=_set(fields.get("PreemptTime", "")) != "",
+        restarts=int(fields.get("Restarts") or 0),
+        preempted=bool(fields.get("PreemptTime")),
         time_limit=fields.get("TimeLimit", ""),
-        nodes=_set(fields.get("NodeList", "")),
+        nodes=fields.get("NodeList", ""),
     )
-
-
-def _set(value: str) -> str:
-    return "" if value in ("None", "(null)", "Unknown") else value
 
 
 class Queue:
@@ -155,19 +152,16 @@ class Queue:
         if done.code != 0:
             raise refused(done.stderr)
         text = _words(done.stderr or done.stdout)
-        if named := re.search(r"in partition (\S+)", text):
-            self._refuse_partition(named[1])
+        if named := re.search(r"in partition (\S+)", text):  # sbatch names a time of start also where it is down
+            partition = _run("scontrol", "-o", "show", "partition", named[1]).stdout
+            state = re.search(r"\bState=(\S+)", partition)
+            if state and state[1] != "UP":
+                raise HostError(
+                    f"Slurm takes the job and doesn't start it: the state of partition {named[1]} is {state[1]}",
+                    hint=f"scontrol update partitionname={named[1]} state=up (an administrator's); or "
+                    "cluster.partition=<one that sinfo -s shows as up>",
+                )
         return text
-
-    def _refuse_partition(self, name: str) -> None:
-        """Raise HostError for a partition that is down, for which sbatch names a time of start too."""
-        state = re.search(r"\bState=(\S+)", _run("scontrol", "-o", "show", "partition", name).stdout)
-        if state and state[1] != "UP":
-            raise HostError(
-                f"Slurm takes the job and doesn't start it: the state of partition {name} is {state[1]}",
-                hint=f"scontrol update partitionname={name} state=up (an administrator's); or cluster.partition=<one "
-                "that sinfo -s shows as up>",
-            )
 
     def mine(self, name: str) -> list[tuple[str, str]]:
         """Return id and name of this user's jobs, the newest last, whose names begin with ``name``.
@@ -256,16 +250,14 @@ def _helps(output: str) -> str | None:
     return next((hint for words, hint in _REFUSALS.items() if words in output.lower()), None)
 
 
+def means(job: ShownJob) -> str:
+    """Return what it means that a job waits for this reason, if somebody has to act first; '': it only waits."""
+    return next((text for reason, text in WAITS.items() if job.reason.startswith(reason)), "")
+
+
 def waiting(job: ShownJob, place: str) -> str:
     """Return why a job doesn't run yet, in a few words."""
-    means = next((text for reason, text in WAITS.items() if job.reason.startswith(reason)), "")
-    parts = [f"{job.state} ({job.reason or 'no reason yet'})", place, means]
-    return ", ".join(filter(None, parts))
-
-
-def stuck(job: ShownJob) -> bool:
-    """True if somebody has to act before the job can start."""
-    return any(job.reason.startswith(reason) for reason in WAITS)
+    return ", ".join(filter(None, [f"{job.state} ({job.reason or 'no reason yet'})", place, means(job)]))
 
 
 def why_it_ended(restart: int, now: ShownJob, output: Sequence[str]) -> Outcome:
@@ -274,9 +266,13 @@ def why_it_ended(restart: int, now: ShownJob, output: Sequence[str]) -> Outcome:
     ``restart``: the restart of the job in which that start ran. ``output``: the last lines of the job's output.
     """
     errors = "".join(f"\n  {line}" for line in complaints(output))
-    name = f"job {now.id}"
-    if taken := _taken_off(restart, now, errors):
-        return taken
+    name, goes_on = f"job {now.id}", "the run will start again there"
+    if now.restarts > restart or (now.preempted and not now.ended) or now.state in ("PENDING", "REQUEUED"):
+        why = "preempted" if now.preempted or "preempt" in errors.lower() else "taken off its nodes"
+        return Outcome(text=f"{name} was {why} by Slurm and waits in the queue again; {goes_on}", again=True)
+    if now.state == "PREEMPTED":
+        text = f"{name} was preempted by Slurm, which doesn't requeue it; another job takes its place, and {goes_on}"
+        return Outcome(text=text, again=True)
     if now.state == "OUT_OF_MEMORY" or "oom" in errors.lower():
         return Outcome(
             text=f"{name} was out of memory: a process had more than Slurm allows it there{errors}",
@@ -296,18 +292,6 @@ def why_it_ended(restart: int, now: ShownJob, output: Sequence[str]) -> Outcome:
     if now.state == "FAILED" or re.search(r"task \d+: Killed", errors):
         return Outcome(text=f"the node agent in {name} was ended{errors}", hint="the same command again", cause="host")
     return Outcome(text=errors.strip())
-
-
-def _taken_off(restart: int, now: ShownJob, errors: str) -> Outcome | None:
-    """Return that Slurm took the job's nodes away, so that the run continues on others; None: it didn't."""
-    name, goes_on = f"job {now.id}", "the run will start again there"
-    if now.restarts > restart or (now.preempted and not now.ended) or now.state in ("PENDING", "REQUEUED"):
-        why = "preempted" if now.preempted or "preempt" in errors.lower() else "taken off its nodes"
-        return Outcome(text=f"{name} was {why} by Slurm and waits in the queue again; {goes_on}", again=True)
-    if now.state == "PREEMPTED":
-        text = f"{name} was preempted by Slurm, which doesn't requeue it; another job takes its place, and {goes_on}"
-        return Outcome(text=text, again=True)
-    return None
 
 
 def complaints(lines: Sequence[str]) -> list[str]:
@@ -333,7 +317,7 @@ def state_of(job: GrantedJob, now: ShownJob, place: str, before: JobState | None
     words = f"waiting for {job.title}: {waiting(now, place)}"
     if now.state == "RUNNING":
         words = f"waiting for the agents of {job.title} on {now.nodes}"
-    is_stuck = now.state == "PENDING" and stuck(now) and time.monotonic() - since >= _LASTS_S
+    is_stuck = now.state == "PENDING" and bool(means(now)) and time.monotonic() - since >= _LASTS_S
     advice = f"scontrol resume {now.id} lets it go on"
     suspended = f"{job.title} is suspended by Slurm, and the run waits for it; {advice}"
     has_nodes = now.state in ("RUNNING", "SUSPENDED") and now.restarts == job.restart
@@ -356,14 +340,6 @@ def state_of(job: GrantedJob, now: ShownJob, place: str, before: JobState | None
         error=_ended_early(job, now, output) if now.ended and not job.is_started else None,
         reason=now.reason,
         reason_since=since,
-    )
-
-
-def unanswered(job: GrantedJob, why: str) -> JobState:
-    """Return the state of a job while Slurm doesn't answer."""
-    words = f"asking Slurm, which doesn't tell how {job.title} stands: {why}"
-    return JobState(
-        is_unanswered=True, words=words, remains=f"it is in a state that Slurm doesn't tell; {job.end_command}"
     )
 
 
