@@ -33,6 +33,7 @@ RUNS = (
     ("torchrun_options",),
     ("call",),
     ("torchrun",),
+    ("contract.host_facts", "contract.records"),  # of the agent
 )
 
 
