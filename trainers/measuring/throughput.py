@@ -81,11 +81,7 @@ def measure(path: Path, options: Mapping[str, Any]) -> None:
         trainer.say(f"{config.model.name} on {pack.manifest.name}: {ranks}, {context.backend}")
         own, plain = OwnLoop(trainer), ReferenceLoop(config, pack, context, precision=trainer.precision)
         pairs, steps = _pairs(own, plain, options.get("pairs", _PAIRS), options.get("block_s", _BLOCK_S))
-        result = {
-            **_surroundings(trainer),
-            "steps_a_block": steps,
-            "pairs": pairs,
-        }
+        result = {**_surroundings(trainer), "steps_a_block": steps, "pairs": pairs}
         if context.is_rank_zero:
             write_json(path.parent / run_folder.THROUGHPUT, result)
 

@@ -22,15 +22,7 @@ from trainers.core.files import sha256_file
 from trainers.observation import unkeyed as unkeyed_inputs
 from trainers.observation.input_record import InputRecord
 from trainers.observation.unkeyed import Unkeyed, outside_warning
-from trainers.script.files import (
-    NOTE,
-    WARNING,
-    in_words,
-    printable,
-    say,
-    write_json,
-    write_sealed,
-)
+from trainers.script.files import NOTE, WARNING, in_words, printable, say, write_json, write_sealed
 from trainers.script.metrics.recorder import Recorder
 from trainers.script.settings import ScriptConfig
 from trainers.script.workdir import Node, below, copy_of, folder_of, written_by_script

@@ -75,12 +75,7 @@ class ReplicatedGradients(GradientSync):
 
     warm_up_passes = _WARM_UP_PASSES
 
-    def __init__(
-        self,
-        model: nn.Module,
-        network: DistributedDataParallel,
-        earlier: EarlierParts | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, network: DistributedDataParallel, earlier: EarlierParts | None = None) -> None:
         super().__init__(named_trainable(model))
         self._network, self._earlier = network, earlier
 

@@ -13,13 +13,7 @@ from pathlib import Path
 
 from pipeline.cluster import launchers, preflight, starts
 from pipeline.cluster.agent.wire import BUSY
-from pipeline.cluster.attempt.failures import (
-    cause,
-    failure_text,
-    first_error,
-    is_consequence,
-    port_was_taken,
-)
+from pipeline.cluster.attempt.failures import cause, failure_text, first_error, is_consequence, port_was_taken
 from pipeline.cluster.attempt.running import RunningAttempt
 from pipeline.cluster.attempt.silent_hosts import lines_on_lost
 from pipeline.cluster.attempt.stalls import HOST_CAUSED, stall_text

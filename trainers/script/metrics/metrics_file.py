@@ -72,13 +72,7 @@ class MetricsFile:
     """
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        aside: Path,
-        say: Callable[[str], None],
-        attempt: str = "",
-        resumes: bool = False,
+        self, path: Path, *, aside: Path, say: Callable[[str], None], attempt: str = "", resumes: bool = False
     ) -> None:
         """Raises OSError.
 

@@ -16,16 +16,7 @@ from ..node import identity, own_node
 from ..reports import NodeEnd, RegistryEntry, Standing
 from ..requests import Access, StandingRequest, StopRequest
 from ..wire import read_json, read_record, say, write_json
-from .processes import (
-    POLL_S,
-    TERM_GRACE_S,
-    end_tree,
-    find_processes,
-    remove_container,
-    send_all,
-    start_time,
-    works_in,
-)
+from .processes import POLL_S, TERM_GRACE_S, end_tree, find_processes, remove_container, send_all, start_time, works_in
 
 LONGEST_START_S = 3600.0
 OTHERS_STAY_S = 86_400.0
