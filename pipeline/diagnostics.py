@@ -64,18 +64,10 @@ def run(
     other_results: tuple[str, ...] = (),
     chosen: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Run ``trainers.measuring.measure`` on all ranks, print rank 0's lines as they come, and return the result.
+    """Run ``trainers.measuring.measure`` on all ranks, print rank 0's lines, and return the JSON of ``result``.
 
-    Args:
-        config: the content of config.json; a section of it says what is measured.
-        result: the JSON file that rank 0 writes last.
-        folder: where config.json, the code snapshot, plan, logs and results lie; created if it doesn't exist.
-        root: the project, from which the entry's import closure is taken.
-        other_results: other files that rank 0 leaves.
-        chosen: the modules of the options that the configuration chose.
-
-    Raises:
-        HostError, TrainingError, Killed: as ``cluster.attempt.run_attempt`` does.
+    ``config``: the content of config.json. ``other_results``: further files of rank 0. ``chosen``: modules of the
+    options that the configuration chose. Raises HostError, TrainingError, Killed.
     """
     write_json(folder / run_folder.CONFIG, config)
     pack_manifest = manifest.read(pack.path) if pack is not None else None
@@ -127,11 +119,7 @@ def _shown(line: LogLine) -> str:
 
 
 def measure_hosts(cluster: Cluster, *, backend: str, runs_dir: Path, root: Path, say: Say) -> tuple[Path, list[Figure]]:
-    """Measure the cluster, and return the folder of the results and the figures of each host and pair.
-
-    Raises:
-        HostError, TrainingError, Killed: as a launch does.
-    """
+    """Measure the cluster; return the folder, and figures of each host and pair. Raises as a launch does."""
     folder = new_folder(runs_dir, "host-speed")
     result = run(
         {"strategy": {"backend": backend}}, run_folder.HOST_SPEED, cluster=cluster, folder=folder,
@@ -147,15 +135,7 @@ _LOOK = "doit preflight --deep shows limits, heat and who computes there"
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A measured speed of one host or a pair of hosts.
-
-    Attributes:
-        hosts: labels: one, or two.
-        quantity: ``matrix product`` or ``all-reduce``.
-        setup: what must be equal for figures to be compared: devices, ranks, backend.
-        per_s: operations or bytes a second.
-        wrong_elements: of one sum, which is compared with the right one.
-    """
+    """A speed of one host or a pair, in operations or bytes a second; only those of equal ``setup`` are compared."""
 
     hosts: tuple[str, ...]
     quantity: str
@@ -164,16 +144,13 @@ class Figure:
     wrong_elements: int = 0
 
     def shown(self, per_s: float) -> str:
-        """Return a rate with its unit."""
         return f"{per_s / 1e9:,.1f} GFLOP/s" if self.quantity == "matrix product" else f"{per_s / 1e9:.3f} GB/s"
 
 
 def figures(result: Mapping[str, Any], labels: Sequence[str]) -> list[Figure]:
     """Return the slowest rank's matrix products of each host, and the bus bandwidth of each group.
 
-    Args:
-        result: host_speed.json.
-        labels: the hosts' labels by node rank.
+    ``labels``: by node rank.
     """
     measured = []
     for node_rank, label in enumerate(labels):
@@ -225,14 +202,7 @@ _ALL_UP_TO = 4  # ranks or hosts: every number up to here is measured, beyond it
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The measurement of one number of hosts and ranks.
-
-    Attributes:
-        own_per_s: images a second of Paceline's loop over all ranks, one figure a block.
-        reference_per_s: the same of the plain PyTorch loop; its blocks alternate with those of Paceline's.
-        threads: of each rank.
-        peak_flop_per_s: of one rank's hardware; None: unknown.
-    """
+    """The measurement of one number of hosts and ranks: images a second over all ranks, a figure a block of each loop."""
 
     model: str
     parameters: int
@@ -301,14 +271,9 @@ class Benchmark(NamedTuple):
 def measure_scaling(
     config: RunConfig, pack: PackSource, *, settings: Mapping[str, float], root: Path, say: Say
 ) -> Benchmark:
-    """Measure all points of the scaling table, and write benchmark.json.
+    """Measure all points of the scaling table, and write benchmark.json. ``settings``: typed ``pairs`` and ``block_s``.
 
-    Args:
-        settings: ``pairs`` and ``block_s`` (seconds), as far as they were typed.
-
-    Raises:
-        UsageError: no number of ranks can share the global batch.
-        HostError, TrainingError, Killed: as a launch does; the points measured before stay in their folders.
+    Raises UsageError (no number of ranks can share the batch), HostError, TrainingError, Killed.
     """
     clusters, left_out = clusters_to_measure(config.cluster, config.train.trainer.global_batch_size)
     folder = new_folder(config.runs_dir, "benchmark")
@@ -343,7 +308,6 @@ def measure_scaling(
 
 
 def _commit(config: RunConfig, root: Path) -> str:
-    """Return the commit that is measured."""
     run = {"overrides": (), "hosts": (), "data_digest": "", "unix_time": time.time()}
     origin, _ = provenance.collect(root, (), run, outputs=[config.runs_dir, config.data_dir])
     if origin.git_commit is None:
@@ -353,11 +317,7 @@ def _commit(config: RunConfig, root: Path) -> str:
 
 # ------------------------------------------------------------------------------- clusters and tables (pure)
 def clusters_to_measure(cluster: Cluster, global_batch_size: int) -> tuple[list[Cluster], list[str]]:
-    """Return 1…N ranks on the first host, then 1…M hosts with all their ranks; and what was left out, with the reason.
-
-    Raises:
-        UsageError: none of them can share the global batch.
-    """
+    """Return 1…N ranks on the first host and 1…M hosts, and what was left out. Raises UsageError: none is possible."""
     first = cluster.hosts[0]
     clusters = [
         replace(cluster, hosts=(replace(first, nproc_per_node=ranks),)) for ranks in _counts(first.nproc_per_node)
@@ -383,7 +343,6 @@ def _counts(last: int) -> list[int]:
 
 
 def table(benchmark: Benchmark) -> str:
-    """Format the points for a terminal."""
     first = benchmark.points[0]
     lines = [
         f"{first.model} ({first.parameters:,} parameters) on {first.dataset}, {first.precision}, "
@@ -407,7 +366,6 @@ def table(benchmark: Benchmark) -> str:
 
 
 def _table_row(point: Point, first: Point) -> str:
-    """Return a line of the table; the scaling is against the ``first`` point."""
     own, ratios = point.own_per_s, point.ratios
     scaling, reference = point.images_per_s / first.images_per_s, statistics.median(point.reference_per_s)
     ratio = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} – {max(ratios):.3f})"

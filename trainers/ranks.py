@@ -38,14 +38,7 @@ _GO_S = 60.0
 
 
 class Launch(NamedTuple):
-    """A request of the agent.
-
-    Attributes:
-        argv: the equivalent torchrun command, ``PYTHON …/trainers/torchrun.py OPTIONS…``.
-        env: all variables of the ranks.
-        cwd: their working directory.
-        mark: by which the agent finds the processes of the launch.
-    """
+    """A request of the agent: a torchrun command, all variables of the ranks, their folder, and the mark of processes."""
 
     argv: list[str]
     env: dict[str, str]
@@ -54,10 +47,7 @@ class Launch(NamedTuple):
 
 
 def main() -> None:
-    """Run ``NAME FIRST_S IDLE_S ROOM``.
-
-    NAME of the socket, idle limits before the first launch and later, and room for ``show_as``.
-    """
+    """Run ``NAME FIRST_S IDLE_S ROOM``: name of the socket, idle limits at first and later, room for ``show_as``."""
     del sys.path[0]  # where this text came from
     name, first_s, idle_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
     for number in (signal.SIGINT, signal.SIGHUP):  # the end of a terminal must not end it
@@ -126,10 +116,7 @@ def _launch(listener: socket.socket) -> tuple[int, socket.socket]:
 
 
 def show_as(words: list[str]) -> None:
-    """Let lists of processes (ps, nvidia-smi) show this fork as the command that it equals.
-
-    Overwrites the words with which the parent was started, which have room for it.
-    """
+    """Let ps and nvidia-smi show this fork as the command that it equals, in the room of the parent's own words."""
     with contextlib.suppress(Exception):  # not worth an error
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
             # arg_start and arg_end of proc_pid_stat(5), counted behind the name, which may hold spaces

@@ -38,9 +38,8 @@ multiprocessing notes)."""
 def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
     """Do the work of ``python -m torch.distributed.run``.
 
-    Args:
-        show_as: names a rank in ``ps``; given by the warm parent (trainers/ranks.py). Then the ranks are forks that
-            call their module's ``main``, and not new processes that import torch again.
+    ``show_as``, of the warm parent (trainers/ranks.py): names a rank in ``ps``. Then ranks are forks, and not new
+    processes that import torch again.
     """
     options = torchrun.parse_args(sys.argv[1:])  # type: ignore[no-untyped-call]
     if show_as is not None:
@@ -79,10 +78,7 @@ def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
 
 
 def forks_lose_gpus() -> bool:
-    """Whether there are GPUs that no fork of this process could use.
-
-    An import, or ``torch.cuda.is_available`` without NVML, has then initialised CUDA's runtime here.
-    """
+    """Whether there are GPUs that no fork could use, as something has initialised CUDA's runtime here."""
     if not torch.cuda.is_available():
         return False
     pid = os.fork()
@@ -92,7 +88,6 @@ def forks_lose_gpus() -> bool:
 
 
 def _restore_variable(value: str | None) -> None:
-    """Restore the variable to the value that ranks should have."""
     if value is None:
         del os.environ[_COUNT_BY_NVML]
     else:
@@ -112,12 +107,9 @@ def run_rank(module: str, arguments: Sequence[str]) -> None:
 
 
 def listen(address: str, port: int) -> TCPStore | None:
-    """Return this process's store, listening at this address alone; ``port`` 0: any port.
+    """Return a store that listens at this address alone; None if it is of no interface here.
 
-    None if no interface here has the address (behind a NAT): then torchrun's own store listens on all interfaces.
-
-    Raises:
-        OSError: another program has the port.
+    Raises OSError: port taken.
     """
     try:
         listener = bound(address, port)
@@ -144,10 +136,7 @@ def listen(address: str, port: int) -> TCPStore | None:
 
 
 def bound(address: str, port: int) -> socket.socket:
-    """Return a socket that listens at the address, or at a name's first address, IPv4 before IPv6, as gloo does.
-
-    Raises OSError.
-    """
+    """Return a socket that listens at the address, or a name's first one, IPv4 before IPv6, as gloo. Raises OSError."""
     places = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     family, kind, number, _, place = min(places, key=lambda entry: entry[0] != socket.AF_INET)
     listener = socket.socket(family, kind, number)

@@ -104,11 +104,7 @@ class Gpu(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Load of a node.
-
-    ``cpu`` is from 0 to 1 of all its cores. The network is all interfaces except the loopback: bytes since the node's
-    start, and current bytes per second. The disk is that of the run's folder (0: unknown).
-    """
+    """Load of a node: ``cpu`` from 0 to 1 of all cores; network without the loopback; the disk of the run's folder."""
 
     cpu: float
     memory_bytes: int
@@ -125,8 +121,7 @@ class Usage(NamedTuple):
 class NodeBeat(NamedTuple):
     """A node's message of each second.
 
-    ``saved``: the step of its newest checkpoint (0: none, or not rank 0's node); for a script the time of the newest,
-    in ms. ``usage`` is None while unknown.
+    ``saved``: step of its newest checkpoint (0: none), for a script its time in ms.
     """
 
     host: str
@@ -177,9 +172,9 @@ class RankExamination(NamedTuple):
 
 
 class NodeExamination(NamedTuple):
-    """A node's answer to a request for an examination.
+    """A node's answer to an ``ExamineOrder``.
 
-    ``peers``: (``address:port`` of an ssh server; answers, silent, refuses or unreachable).
+    ``peers``: (``address:port``; answers, silent, refuses or unreachable).
     """
 
     host: str

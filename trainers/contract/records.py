@@ -23,16 +23,9 @@ def as_json(value: Any) -> Any:
 
 
 def from_json(kind: "type[Record]", value: Any, path: str = "") -> Record:
-    """Read a record, with the records in it, from JSON.
+    """Read a record, with the records in it, from JSON; absent fields have their defaults, unknown ones are ignored.
 
-    Absent fields have their defaults; fields that ``kind`` lacks are ignored. The types in annotations may be str, int,
-    float, bool, Any, records, Optional, tuples, and dicts with str as keys.
-
-    Args:
-        path: of the record within a larger one, for the error.
-
-    Raises:
-        FieldError: a value is missing or of another type.
+    Types may be str, int, float, bool, Any, records, Optional, tuples, and dicts with str as keys. Raises FieldError.
     """
     if not isinstance(value, dict):
         raise FieldError(path or kind.__name__, value, "object")

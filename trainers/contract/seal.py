@@ -13,10 +13,6 @@ from typing import Any
 
 
 def sealed_text(value: Mapping[str, Any], *, allow_nan: bool = False) -> str:
-    """Write an object as indented JSON with its seal. ``value`` has fields, and none named ``sha256``.
-
-    Raises:
-        ValueError: it holds NaN or an infinity, without ``allow_nan``.
-    """
+    """Write an object as indented JSON with its seal. Raises ValueError: NaN or an infinity, without ``allow_nan``."""
     body = json.dumps(value, allow_nan=allow_nan, indent=2).removesuffix("\n}")
     return f'{body},\n  "sha256": "{hashlib.sha256(body.encode()).hexdigest()}"\n}}\n'

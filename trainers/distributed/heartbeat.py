@@ -88,10 +88,7 @@ class Heartbeat:
         self.enter(before)
 
     def watch_gradients(self, model: nn.Module) -> None:
-        """Enter the waiting phase when the last gradient, that of the first weight, is computed.
-
-        For devices that compute synchronously: there a backward pass includes the wait for the other ranks.
-        """
+        """Where devices compute synchronously, wait from the moment when the first weight's gradient, the last, comes."""
 
         def arrived(_: Tensor) -> None:
             self.wait()

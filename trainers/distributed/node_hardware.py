@@ -24,16 +24,7 @@ _LONGEST_NAME = 120
 
 @dataclass(frozen=True, kw_only=True)
 class NodeHardware:
-    """A node's device and processor.
-
-    Attributes:
-        device: cpu or cuda.
-        device_name: the GPU's name, or the processor's.
-        capability: compute capability of the GPU, such as 9.0; None without one.
-        cpu_capability: the instruction set that torch's own kernels use, such as AVX512.
-        onednn_isa: the instruction set that oneDNN uses; None if unknown.
-        threads_per_rank: threads with which a rank computes on the processor; 0 if unknown.
-    """
+    """A node's device (cpu or cuda) and processor: names, compute capability, instruction sets, threads of a rank."""
 
     device: str
     device_name: str = ""
@@ -62,7 +53,6 @@ class NodeHardware:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the GPU's name, or the processor's."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
@@ -78,11 +68,7 @@ def cpu_name() -> str:
 
 @cache
 def onednn_isa() -> str | None:
-    """Return the instruction set that oneDNN uses, such as ``Intel AVX2``, or None if unknown. Takes 5 ms.
-
-    It decides the bits of convolutions and products. torch has no call for it, but oneDNN's verbose log prints it to
-    standard output.
-    """
+    """Return oneDNN's instruction set, such as ``Intel AVX2``, by its verbose log: it decides the bits of convolutions."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     # redirect file descriptor 1, as oneDNN writes its log from C

@@ -53,10 +53,7 @@ class RankContext:
         return tensor
 
     def read(self, tensor: Tensor) -> Any:
-        """Return the numbers of a collective's result, as ``Tensor.tolist``.
-
-        A GPU's collective is asynchronous, so the wait for the other ranks happens here.
-        """
+        """Return a collective's result as ``Tensor.tolist``; the wait for a GPU's collective happens here."""
         if self.ranks.world_size == 1:
             return tensor.tolist()
         with HEARTBEAT.collective():
@@ -108,10 +105,7 @@ class RankContext:
         return table
 
     def share(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, in rank order, on every rank.
-
-        The values are sent as JSON: torch's all_gather_object unpickles them, and so would run code from the network.
-        """
+        """Return the values of all ranks, on every rank; as JSON, because all_gather_object would unpickle code."""
         data = bytearray(json.dumps(value).encode())
         sizes = self.all_gather(torch.tensor([len(data)], device=self.device)).flatten().tolist()
         row = torch.zeros(max(sizes), dtype=torch.uint8)
@@ -153,16 +147,12 @@ class RankContext:
             self.close()
 
     def close(self) -> None:
-        """Leave the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
     @torch.no_grad()
     def _together(self, tensors: list[Tensor], *, average: bool) -> None:
-        """Average or broadcast tensors in batches.
-
-        Batches, because a network has hundreds of small tensors; not all at once, which would need a second copy.
-        """
+        """Average or broadcast tensors in batches: a network has many small ones, and all at once need a second copy."""
         if self.ranks.world_size == 1:
             return
         for members in _batches(tensors):
@@ -204,10 +194,9 @@ _VARIABLES = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": FLIGHT_PIPE, "TORCH_FR_DUMP_TEM
 
 
 def choose_device(wanted: str, ranks: Ranks, *, gpus: int, host: str) -> tuple[torch.device, str]:
-    """Choose device and backend of a rank on a host with ``gpus`` GPUs; ``wanted`` is auto, gloo or nccl.
+    """Choose device and backend (auto, gloo or nccl) of a rank.
 
-    Raises:
-        TrainerError: nccl without a GPU for every rank of the host.
+    Raises TrainerError: nccl without a GPU for each rank.
     """
     if gpus == 0:
         if wanted == "nccl":
@@ -223,10 +212,9 @@ def choose_device(wanted: str, ranks: Ranks, *, gpus: int, host: str) -> tuple[t
 
 
 def connect(wanted_backend: str) -> RankContext:
-    """Choose the device, join the process group (with more than one rank) and return this rank.
+    """Choose the device, join the process group and return this rank.
 
-    Raises:
-        TrainerError: the backend cannot work here, or the hosts have different kinds of devices.
+    Raises TrainerError: devices or backend don't fit.
     """
     ranks, host = read_ranks(), socket.gethostname()
     gpus = usable_gpus(os.environ.get(variables.DEVICE), host)
@@ -238,10 +226,9 @@ def connect(wanted_backend: str) -> RankContext:
 
 
 def usable_gpus(kind: str | None, host: str) -> int:
-    """Return the number of GPUs to choose from; ``kind`` is the device that the run key names, or None.
+    """Return the number of GPUs to choose from.
 
-    Raises:
-        TrainerError: the key says cuda, and torch can't use a GPU here.
+    Raises TrainerError: ``kind``, the key's, is cuda, and there is none.
     """
     gpus = torch.cuda.device_count() if kind != "cpu" and torch.cuda.is_available() else 0
     if kind == "cuda" and gpus == 0:
@@ -277,11 +264,7 @@ def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> Store:
 
 
 def record_flights(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Configure torch's flight recorder before the process group is created. A user's own settings are kept.
-
-    It keeps the newest collectives in memory, and writes them to a file when the node agent writes a line into a named
-    pipe (torch's "Flight Recorder for Debugging Stuck Jobs").
-    """
+    """Let torch's flight recorder keep collectives and write them on request (pipe); a user's own settings are kept."""
     error_file = environment.get("TORCHELASTIC_ERROR_FILE")
     if error_file is None or any(name in environment for name in (*_VARIABLES, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")):
         return
@@ -290,10 +273,9 @@ def record_flights(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def nccl_fallback(text: str) -> str | None:
-    """Describe that NCCL uses sockets, which ones and why, as far as known; None if it uses another network.
+    """Describe that NCCL uses sockets, which and why; None if it doesn't.
 
-    Args:
-        text: NCCL's log at NCCL_DEBUG=INFO with the subsystem NET or INIT.
+    ``text``: NCCL_DEBUG=INFO with NET or INIT.
     """
     networks = _NETWORK.findall(text)
     if not networks or networks[-1] != "Socket":

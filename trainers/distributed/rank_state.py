@@ -35,10 +35,7 @@ def statistics(model: nn.Module) -> list[Tensor]:
 
 
 class PartBuffers:
-    """One copy of a model's buffers for each of a rank's parts. The model holds those of the part that is computed.
-
-    A rank with one part needs no copies: it uses the model's own buffers.
-    """
+    """One copy of a model's buffers for each of a rank's parts, if it has several; the model holds the computed part's."""
 
     def __init__(self, model: nn.Module, parts: int) -> None:
         self._model = model
@@ -100,23 +97,17 @@ def fill(tensors: Sequence[Tensor], values: Tensor) -> None:
 
 
 def spread(table: Tensor, world_size: int) -> Tensor:
-    """Convert rows [ranks, n] to ``world_size`` rows: their mean, unless the number is the same.
-
-    The mean is what an evaluation uses. (Rows of parts are only regrouped: see ``rows_of_ranks``.)
-    """
+    """Convert rows [ranks, n] to ``world_size`` rows: their mean, as in an evaluation, unless the number is the same."""
     if table.shape[0] == world_size:
         return table
     return table.mean(0, keepdim=True).expand(world_size, -1).contiguous()
 
 
 def rows_of_ranks(table: Tensor, world_size: int) -> Tensor:
-    """Regroup rows of parts [parts, n] to rows of ranks [world_size, parts ÷ world_size × n].
-
-    A rank holds neighbouring parts.
-    """
+    """Regroup rows of parts [parts, n] to rows of ranks [world_size, parts ÷ world_size × n]: neighbouring parts."""
     return table.reshape(world_size, table.numel() // world_size)
 
 
 def rows_of_parts(table: Tensor, parts: int) -> Tensor:
-    """Regroup rows of ranks to rows of parts: the inverse of ``rows_of_ranks``."""
+    """Regroup rows of ranks to rows of parts [parts, n]."""
     return table.reshape(parts, table.numel() // parts)

@@ -24,13 +24,9 @@ _NEVER_BYTES = (1 << 31) - 1
 
 
 def take_cores(ranks: Ranks) -> int:
-    """Set this process's number of threads and bind it to its cores.
+    """Set this process's threads (OMP_NUM_THREADS, else one) and bind it to its cores, before its first thread starts.
 
-    The number is OMP_NUM_THREADS, which the plan sets, else one. Call it before the first thread starts: only threads
-    that start later stay on these cores.
-
-    Returns:
-        How many cores of this rank's share its threads leave idle.
+    Returns how many cores of this rank's share its threads leave idle.
     """
     cores = _given()
     threads = os.environ.get("OMP_NUM_THREADS", "1")

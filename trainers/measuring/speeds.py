@@ -34,14 +34,9 @@ _SAMPLE_S = 0.05  # minimum
 
 
 def run(backend: str, output: Path, *, side: int | None = None, size_bytes: int | None = None) -> None:
-    """Measure and report. Every rank must call it.
+    """Measure and report; every rank must call it.
 
-    Args:
-        side: of the matrices; None: the device's default.
-        size_bytes: of a message; None: the device's default.
-
-    Raises:
-        TrainerError: the ranks can't connect.
+    ``side`` of the matrices, ``size_bytes`` of a message. Raises TrainerError.
     """
     take_cores(read_ranks())
     with connect(backend) as context:
@@ -138,7 +133,6 @@ class Timing:
         return self.algorithm_bytes_per_s * 2 * (self.ranks - 1) / self.ranks
 
     def as_json(self) -> dict[str, float]:
-        """Return all fields and both bandwidths."""
         return {
             **self.__dict__,
             "algorithm_bytes_per_s": self.algorithm_bytes_per_s,
@@ -164,10 +158,9 @@ def gather_rank_infos(context: RankContext) -> list[RankInfo]:
 def measure_nodes(
     context: RankContext, infos: Sequence[RankInfo], nodes: Sequence[int], size_bytes: int, iterations: int
 ) -> Timing:
-    """Time all-reduces of the ranks of some nodes while the others wait. Every rank calls it and gets the result.
+    """Time all-reduces of the ranks of some ``nodes`` while the others wait.
 
-    Args:
-        nodes: their numbers; together they have at least two ranks.
+    Every rank calls it and gets the result.
     """
     members = [info.rank for info in infos if info.node_rank in nodes]
     group = dist.new_group(members)
@@ -180,10 +173,7 @@ def measure_nodes(
 
 
 def measure(size_bytes: int, *, device: torch.device, iterations: int, group: dist.ProcessGroup | None) -> Timing:
-    """Time all-reduces of ``size_bytes`` (float32, in place) over a group (None: all ranks), then check one.
-
-    Every rank of the group calls it with the same arguments and gets the same result.
-    """
+    """Time all-reduces of ``size_bytes`` (float32, in place) over a group, and check one; the same result on its ranks."""
     buffer = torch.zeros(size_bytes // FLOAT_BYTES, device=device)
     calls = _SMALL_CALLS if size_bytes <= _SMALL_BYTES else 1
     _call(buffer, calls, group)  # the first call creates connections and buffers
@@ -235,7 +225,6 @@ def _call(buffer: Tensor, calls: int, group: dist.ProcessGroup | None) -> float:
 
 
 def _slowest(times_s: list[float], device: torch.device, group: dist.ProcessGroup | None) -> list[float]:
-    """Return the slowest rank's time of each measurement."""
     both = torch.tensor(times_s, dtype=torch.float64, device=device)
     dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
     slowest: list[float] = both.tolist()

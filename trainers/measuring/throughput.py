@@ -70,11 +70,7 @@ class OwnLoop:
 
 
 def measure(path: Path, options: Mapping[str, Any]) -> None:
-    """Measure with the configuration ``config.json`` at ``path``. Raises ConfigError, TrainerError.
-
-    Args:
-        options: ``pairs`` (how many blocks of each loop) and ``block_s`` (seconds of a block).
-    """
+    """Measure with config.json at ``path``. ``options``: ``pairs``, ``block_s``. Raises ConfigError, TrainerError."""
     with prepared(path) as trainer:
         config, pack, context = trainer.config, trainer.pack, trainer.context
         ranks = f"{context.ranks.world_size} rank{'s' if context.ranks.world_size > 1 else ''}"
@@ -88,11 +84,7 @@ def measure(path: Path, options: Mapping[str, Any]) -> None:
 
 @contextmanager
 def prepared(path: Path) -> Iterator[Trainer]:
-    """Return a context with a Trainer that is ready for its first step.
-
-    Raises:
-        ConfigError, TrainerError: as a training does.
-    """
+    """Return a context with a Trainer that is ready for its first step. Raises ConfigError, TrainerError."""
     config = load(path)
     take_cores(read_ranks())
     pack = open_pack(path.parent / "data")
@@ -106,7 +98,6 @@ def prepared(path: Path) -> Iterator[Trainer]:
 
 
 def _pairs(own: OwnLoop, plain: ReferenceLoop, count: int, block_s: float) -> tuple[list[dict[str, float]], int]:
-    """Return images per second of both loops per pair, and the steps per block."""
     trainer = own.trainer
     context, batch = trainer.context, trainer.steps.global_batch_size
     for loop in (own, plain):
@@ -244,12 +235,7 @@ _PEAKS: tuple[tuple[str, tuple[float | None, float | None, float]], ...] = (
 
 
 def peak_flop_per_s(name: str, precision: str, *, tf32: bool) -> float | None:
-    """Return the dense peak of one device for ``fp32`` or ``bf16``; None if unknown (all CPUs).
-
-    Args:
-        name: the device name from ``torch.cuda.get_device_name``.
-        tf32: fp32 convolutions may use TF32, which is torch's default.
-    """
+    """Return the dense peak of a device (torch's name of it) for ``fp32`` (with TF32?) or ``bf16``; None: unknown."""
     if "MIG" in name:  # a slice of a GPU
         return None
     for known, (bf16, tensor32, fp32) in _PEAKS:
@@ -305,10 +291,7 @@ class ReferenceLoop:
         self.model.train()
 
     def run(self, steps: int) -> None:
-        """Train ``steps`` steps; return when they are queued on the device, except that a logged loss is waited for.
-
-        cuDNN uses the fastest algorithms here, whatever the configuration sets for the Trainer.
-        """
+        """Train ``steps`` steps with cuDNN's fastest algorithms; return when they are queued on the device."""
         cudnn = torch.backends.cudnn
         before = cudnn.benchmark, cudnn.deterministic
         cudnn.benchmark, cudnn.deterministic = True, False
@@ -371,10 +354,7 @@ def _distributed(model: nn.Module, context: RankContext) -> nn.Module:
 
 
 def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Return torch's optimizer of the configured kind; AdamW replaces one that torch lacks.
-
-    Options that don't change a step's work, such as Adam's betas, stay torch's defaults.
-    """
+    """Return torch's optimizer of the configured kind, AdamW for others; options that cost no time stay defaults."""
     settings, lr = config.optimizer, config.optimizer.lr * _LR_SHARE
     decay = settings.weight_decay
     if isinstance(settings, SGDConfig):

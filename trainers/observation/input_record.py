@@ -74,13 +74,10 @@ def record_inputs(
     bytewise: Collection[str] = (),
     places: Places | None = None,
 ) -> InputRecord:
-    """Return the inputs that decide whether a result is up to date.
+    """Return the inputs that decide whether a result is up to date; without ``root``, only those outside of a project.
 
-    Args:
-        root: the project, in which the program ran: its files count. Without it, files outside of it count.
-        keyed: absolute real paths of files that the key includes.
-        bytewise: those of them that count byte for byte; of others, code may have read the comments.
-        places: of a program that ran in a copy of the project: a file that is missing there may appear in the project.
+    ``keyed``: real paths of files of the key, ``bytewise``: those of them whose comments count. ``places``: of a
+    program in a copy of the project, where a missing file may appear.
     """
     top = "" if root is None else os.path.realpath(root)
     zones = (observer.OUTSIDE,) if root is None else (observer.OUTSIDE, observer.PROJECT)
@@ -109,11 +106,7 @@ def host_identity() -> str:
 
 
 def files_changed_meanwhile(notes: Notes, root: Path, keyed: Mapping[str, str]) -> list[str]:
-    """Return the files of the key that had another content when they were opened than the key includes.
-
-    Args:
-        keyed: absolute real path → sha256 at the start; at the end, the files have this content again.
-    """
+    """Return files of the key that had another content when they were opened. ``keyed``: real path → sha256."""
     top, changed = os.path.realpath(root), set[str]()
     for note in notes.of(observer.READ, zones=(observer.PROJECT, observer.OUTSIDE)):
         path = os.path.realpath(_absolute(note, top))
@@ -203,12 +196,9 @@ def _looked_for(notes: Notes, root: Path, keyed: Collection[str]) -> dict[str, l
 
 
 def first_change(record: Mapping[str, Any], root: Path | None = None, keyed: Collection[str] = ()) -> str | None:
-    """Describe the first difference between a record and the present state; None if there is none.
+    """Describe the first difference between an ``InputRecord`` and the present state.
 
-    Args:
-        record: an ``InputRecord``, which may lack fields.
-        root: the project, if its files count.
-        keyed: distributions whose versions the key includes.
+    ``keyed``: distributions of the key.
     """
     for node in record.get("nodes") or ():
         if (change := first_change(node, root, keyed)) is not None:
@@ -244,12 +234,7 @@ class _Distribution(NamedTuple):
 
 
 def installed(modules: Collection[str], path: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return the distributions that contain these modules: name → version and folder.
-
-    Args:
-        modules: top-level names; for namespace packages, with the next part of the name.
-        path: folders in which distributions may lie, as in ``sys.path``.
-    """
+    """Return the distributions that contain these modules (top-level names): name → version and folder in ``path``."""
     # search the RECORD files, as an optional part or a plug-in need not be a requirement of its importer
     namespaces = {name.partition(".")[0] for name in modules if "." in name}  # shared by several distributions
     names = {name.replace(".", "/") for name in modules if name not in namespaces} - _PACELINE

@@ -15,10 +15,9 @@ FOLDER = "seen"
 
 
 class Note(NamedTuple):
-    """A line of a process's notes. ``trainers.observation.observer`` defines the values of ``access`` and ``zone``.
+    """A line of a process's notes; ``path`` lies inside the zone, and is a name if ``access`` isn't that of a file.
 
-    ``path`` lies inside the zone (OUTSIDE: absolute); of other accesses than those of files it is a name. ``digest``
-    is that of a file's content or of the names in a folder, and ``-`` for other accesses.
+    ``digest`` is that of a file's content or of the names in a folder, else ``-``.
     """
 
     at_ns: int
@@ -32,7 +31,6 @@ class Notes:
     """All notes in a folder by time, except those of files that the processes themselves wrote before."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises OSError."""
         self.all = [*_of_foreign_files(sorted(note for path in folder.iterdir() for note in _parsed(path)))]
 
     def of(self, *accesses: str, zones: Collection[str] = ()) -> Iterator[Note]:

@@ -43,7 +43,6 @@ Zones = list[tuple[str, str]]
 
 
 def zones_of(places: Places) -> Zones:
-    """Return the zones of an attempt."""
     named = [(WORK, places.work), (SKIP, places.run_dir), (PROJECT, places.project), (ORIGIN, places.origin)]
     split = [os.path.split(path) for path in places.data]
     return [
@@ -84,16 +83,9 @@ class ObservedProgram:
         in_copy: bool = False,
         first: str = "",
     ) -> None:
-        """Write ``site``.
+        """Write ``site`` into ``folder`` of this attempt. ``first``: code that each process runs first. Raises OSError.
 
-        Args:
-            folder: belongs to this attempt.
-            is_noting: note what the processes read.
-            in_copy: the program works in a copy of the project, and must import nothing from the project itself.
-            first: code that each process runs first.
-
-        Raises:
-            OSError: a folder can't be made.
+        ``in_copy``: the program works in a copy of the project, and must import nothing from the project itself.
         """
         self.notes_folder, self.site = folder / notes.FOLDER, folder / "site"
         for path in (self.notes_folder, self.site):
@@ -145,13 +137,7 @@ class ObservedRank:
         hooks.start(zones_of(self.places), str(self._notes_folder))
 
     def close(self) -> InputRecord:
-        """Return the record of this node's ranks, with the files of the project that the key lacks.
-
-        Call it once for all ranks of the node.
-
-        Raises:
-            OSError: the notes can't be read.
-        """
+        """Return the record of this node's ranks, once for all of them, with unkeyed files. Raises OSError."""
         read = Notes(self._notes_folder)
         shutil.rmtree(self._notes_folder, ignore_errors=True)
         with suppress(OSError):  # not empty: another node's notes may lie there
@@ -173,12 +159,7 @@ def project_of(config: Mapping[str, Any], run_dir: Path) -> Path | None:
 
 
 def origin_of(config: Mapping[str, Any], script: str) -> Path | None:
-    """Return the folder of a script outside of the project, if it lies on this host.
-
-    Args:
-        config: the content of config.json.
-        script: the path of the script in the copy.
-    """
+    """Return the folder of a script outside of the project, if it lies on this host; ``script``: its path in the copy."""
     typed = str(config["program"].get("script") or "")
     inside = script.removeprefix(OUTSIDE_PREFIX)
     if not script.startswith(OUTSIDE_PREFIX) or not os.path.isabs(typed) or not typed.endswith(f"/{inside}"):  # noqa: PTH117

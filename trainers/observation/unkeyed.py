@@ -60,16 +60,11 @@ def as_json(unkeyed: Iterable[Unkeyed]) -> dict[str, str]:
 
 
 def from_json(unkeyed: dict[str, str]) -> list[Unkeyed]:
-    """Return the files of ``as_json``."""
     return [Unkeyed(path, use == "read") for path, use in unkeyed.items()]
 
 
 def unkeyed_files(notes: Notes, places: Places, *, ended_well: bool) -> list[Unkeyed]:
-    """Return the files of the project that the run's copy lacks, by path.
-
-    If the project doesn't lie on this host, a missing file can't be attributed to the project. It is then reported
-    only if the run failed.
-    """
+    """Return the files of the project that the run's copy lacks; on other hosts only after a failure."""
     keyed = {path.relative_to(places.snapshot).as_posix() for path in places.snapshot.rglob("*")}
     was_read: dict[str, bool] = {}
     written = {note.path for note in notes.of(observer.WRITTEN, zones=(observer.WORK,))}

@@ -43,11 +43,10 @@ class Paths:
 
 
 def argv(settings: ScriptConfig, paths: Paths) -> list[str]:
-    """Return the script (a module: ``-m`` and its name; a program: ``--no-python`` and its words) and its arguments.
+    """Return the script (``-m`` and a module; ``--no-python`` and a program) and its arguments.
 
-    ``--`` ends torchrun's own options. Without it, torchrun's argparse takes a script's ``--log`` for an abbreviation
-    of its own option, and drops a ``--`` of the script. Without a checkpoint, the argument that names {resume} (or
-    {resume:GLOB}) is left out, with its flag.
+    ``--`` ends torchrun's own options: its argparse takes ``--log`` for an abbreviation of one. Without a checkpoint,
+    the argument that names {resume} is left out, with its flag.
     """
     values = _values(settings, paths)
     words: list[str] = []
@@ -86,11 +85,7 @@ def _values(settings: ScriptConfig, paths: Paths) -> dict[str, str]:
 
 
 def program(settings: ScriptConfig, paths: Paths) -> str:
-    """Return the program to start.
-
-    A path becomes its place in the copy of the snapshot; a plain name stays, and is looked up in PATH when it is
-    started.
-    """
+    """Return the program to start: a path in the copy of the snapshot, or a plain name for PATH."""
     word = settings.command[0]
     if "/" not in word:
         return word
@@ -109,11 +104,7 @@ def make_executable(path: Path, work: Path) -> None:
 
 
 def require_program(word: str, env: Mapping[str, str], workdir: Path) -> None:
-    """Check that the program can be started: torchrun's traceback of twenty lines wouldn't name a missing one.
-
-    Raises:
-        ConfigError: there is no such file, or no such program in PATH.
-    """
+    """Raise ConfigError for a missing program, which torchrun's traceback of twenty lines wouldn't name."""
     path = env.get("PATH", os.defpath)
     folders = os.pathsep.join(str(workdir / entry) for entry in path.split(os.pathsep))
     place = str(workdir / word) if "/" in word else shutil.which(word, path=folders)

@@ -35,15 +35,7 @@ class Results:
         self.node, self.settings, self.name, self.begun = node, settings, name, begun
 
     def keep(self, recorder: Recorder | None, record: InputRecord, unkeyed: Sequence[Unkeyed]) -> int:
-        """Gather this node's outputs and write the first node's results, summary.json last; return the exit code.
-
-        Args:
-            recorder: of the first node.
-            record: what the script's processes have read , taken before files are moved away.
-
-        Raises:
-            OSError: a file can't be moved or written.
-        """
+        """Gather this node's outputs and write the results, summary.json last; return the exit code. Raises OSError."""
         node, outputs = self.node, self.node.outputs
         folder = folder_of(node.run_dir, node.rank)
         if outputs.is_symlink() or (outputs.exists() and not outputs.is_dir()):
@@ -115,7 +107,6 @@ class Results:
         unkeyed: Sequence[Unkeyed],
         unkept: Mapping[str, str],
     ) -> None:
-        """Write the first node's results. Raises OSError."""
         run_dir, metrics = self.node.run_dir, recorder.metrics
         if self.settings.seal != "off" and (outside := [*record["files"]]):
             say(f"{WARNING}{outside_warning(outside)}")
@@ -151,13 +142,10 @@ class OutputDigest(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """The files that were gathered.
+    """The gathered files: ``digests`` of requested ones, by path in the outputs; others by path in the script's folder:
 
-    Attributes:
-        digests: of the requested files, by path below the folder of outputs.
-        besides: other files that were kept: path in the working directory → size in bytes.
-        over: files above the limit, which stay: path in the working directory → size in bytes.
-        renamed: files whose name was taken: path in the working directory → path below the folder of outputs.
+    ``besides``: kept, with sizes in bytes. ``over``: above the limit, which stay. ``renamed``: whose name was taken →
+    path in the outputs.
     """
 
     digests: dict[str, OutputDigest]
@@ -176,12 +164,8 @@ WORKDIR = "workdir"
 def gather(node: Node, settings: ScriptConfig) -> Gathered:
     """Move the script's files from its working directory into {run}, and hash the requested ones.
 
-    No file replaces another: if {run} has a file of that name, the working directory's file gets a free name. Of the
-    files that no pattern matches the smallest are kept, up to the limit.
-
-    Raises:
-        MissingOutputsError: on the first node, a pattern matches no file in either folder.
-        OSError: a file can't be moved.
+    No file replaces another. Of files that no pattern matches the smallest are kept, up to the limit. Raises
+    MissingOutputsError (on the first node), OSError.
     """
     workdir, outputs = copy_of(node.run_dir, node.rank) / settings.workdir, node.outputs
     wrote, limit_bytes = written_by_script(node.run_dir, node.rank), settings.outputs_limit_bytes
@@ -254,13 +238,7 @@ def _within(paths: Sequence[Path], limit_bytes: int) -> tuple[dict[Path, int], d
 
 
 def digests_of_results(run_dir: Path, unreadable_names: Collection[str] = ()) -> dict[str, str]:
-    """Return each file that an attempt leaves, relative to the run folder → its sha256, to detect later changes.
-
-    Links to folders are not followed. Raises OSError.
-
-    Args:
-        unreadable_names: names of files that can't be read, which are left out.
-    """
+    """Return each file that an attempt leaves, without links to folders → its sha256. Raises OSError."""
     folders = (run_dir / run_folder.CHECKPOINTS, run_dir / run_folder.OUTPUTS)
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
     kept = [path for name in (run_folder.METRICS, run_folder.OUTPUT_DIGESTS) if (path := run_dir / name).exists()]
@@ -269,10 +247,7 @@ def digests_of_results(run_dir: Path, unreadable_names: Collection[str] = ()) ->
 
 
 def unreadable(run_dir: Path, *folders: Path) -> dict[str, str]:
-    """Return path in the run folder → why it can't be kept.
-
-    It can't be read, is no file, or is a link out of the run folder.
-    """
+    """Return path in the run folder → why it can't be kept: unreadable, no file, or a link out of the run folder."""
     top, reasons = os.path.realpath(run_dir), dict[str, str]()
 
     def note(error: OSError) -> None:
@@ -294,10 +269,7 @@ def unreadable(run_dir: Path, *folders: Path) -> dict[str, str]:
 
 
 def _why_not(path: Path, top: str) -> str:
-    """Return why a path can't be kept; '' if it can, as for a link to nothing. Raises OSError.
-
-    The agent uses the same words (pipeline/cluster/agent/files/results.py).
-    """
+    """Return why a path can't be kept, in the words of the agent's files/results.py; '' if it can. Raises OSError."""
     if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(top):
         return LEADS_OUT
     mode = path.stat().st_mode
@@ -309,7 +281,6 @@ def _why_not(path: Path, top: str) -> str:
 
 
 def _files(folder: Path, pattern: str) -> Iterator[Path]:
-    """Yield the files that a pattern matches, and all files in folders that it matches."""
     for path in sorted(folder.glob(pattern)):
         for inside in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if inside.is_file() and "__pycache__" not in inside.parts:

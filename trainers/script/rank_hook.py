@@ -18,12 +18,10 @@ import sys
 def publish(
     beat_file: str, stacks_file: str, stacks_signal: int, ended_file: str, cells: "list[int]", pid_at: int
 ) -> None:
-    """Publish the process that torchrun started as a rank. Its children inherit its variables, and are not published.
+    """Publish the process that torchrun started as a rank; its children inherit its variables, and are not published.
 
-    Args:
-        beat_file: name of the link to the rank's numbers, ``cells``, of which ``pid_at`` is the process id's.
-        stacks_file: name of the file for the stacks, which are written at ``stacks_signal``.
-        ended_file: name of the file that the rank leaves at its end.
+    Names in the rank's folder: ``beat_file`` links to ``cells``, of which ``pid_at`` is the process id's;
+    ``stacks_file`` gets stacks at ``stacks_signal``; ``ended_file`` is left at the end.
     """
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if not error_file or "LOCAL_RANK" not in os.environ:
@@ -54,10 +52,7 @@ def _publish(beat: str, cells: "list[int]") -> None:
 
 
 def _note_end(path: str) -> None:
-    """Leave the file, with a byte if this process certainly never had a process group.
-
-    ``init_process_group`` replaces the hook for exceptions, and the end of the group doesn't restore it.
-    """
+    """Leave the file, with a byte if there never was a process group, whose making replaces ``sys.excepthook``."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     is_alone = sys.excepthook is sys.__excepthook__ and not (c10d and c10d.GroupMember.WORLD)
     try:

@@ -44,20 +44,14 @@ class _Candidate:
 
     @property
     def order(self) -> tuple[int, bool, bool, str]:
-        """The key for sorting, newest last.
-
-        On a tie (two names of one file), a name with ``last`` wins, and one with ``best`` loses.
-        """
+        """The key for sorting, newest last; on a tie (two names of one file) ``last`` wins, and ``best`` loses."""
         return self.time_ns, not _BEST.search(self.path.name), bool(_LAST.search(self.path.name)), self.path.name
 
 
 def newest_checkpoint(folder: Path, pattern: str | None = None, *, is_output: IsOutput | None = None) -> Path | None:
-    """Return the newest complete checkpoint below a folder, at any depth; None without one.
+    """Return the newest complete checkpoint below a folder, by ``pattern`` or the layouts of ``_KINDS``, if any.
 
-    Args:
-        pattern: a glob relative to the folder that matches checkpoints; None: the layouts of ``_KINDS``, in that order.
-        is_output: for a working directory, which holds other files too: only outputs named as weights are checkpoints.
-            None: all files except notes (.json, .txt, …) are checkpoints, whatever their name.
+    ``is_output``: for a working directory: only outputs named as weights are checkpoints, else all files but notes.
     """
     if pattern is not None:
         matches = [path for path in folder.glob(pattern) if is_output is None or _has_output(path, is_output)]
@@ -135,10 +129,7 @@ def _kind_of_folder(path: Path) -> str | None:
 
 
 def _pointer(folder: Path, names: list[str]) -> Path | None:
-    """Return the file that names the newest checkpoint of a folder and is written last.
-
-    That is DeepSpeed's ``latest``, or Megatron's. These libraries are given the folder.
-    """
+    """Return the file that names the newest checkpoint and is written last: DeepSpeed's ``latest``, or Megatron's."""
     for name in _POINTERS:
         path = folder / name
         if name in names and path.is_file() and path.stat().st_size < 256:
@@ -154,10 +145,7 @@ def _is_unfinished(name: str) -> bool:
 
 
 def whole_since(path: Path) -> int:
-    """Return the time of the last write (ns; of a folder, of its newest file).
-
-    0 for a file that is no checkpoint or unfinished, _TORN for one that was cut short.
-    """
+    """Return the last write (ns; of a folder's newest file), 0 for no checkpoint, _TORN for one that was cut short."""
     name = path.name.lower()
     if _is_unfinished(name):
         return 0
@@ -175,10 +163,7 @@ def whole_since(path: Path) -> int:
 
 
 def _folder_whole_since(path: Path) -> int:
-    """Return ``whole_since`` of a folder; _TORN if the file that its library writes last is missing.
-
-    That is ``.metadata`` of torch's distributed checkpoints, ``trainer_state.json`` of transformers' Trainer.
-    """
+    """Return ``whole_since`` of a folder; _TORN without what torch's or transformers' checkpoint writes last."""
     inside = [*path.iterdir()]
     names = {item.name for item in inside}
     has_shards = any(name.endswith(".distcp") for name in names)

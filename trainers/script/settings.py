@@ -130,7 +130,6 @@ class ScriptConfig(ProgramConfig):
 
     @property
     def outputs_limit_bytes(self) -> int | None:
-        """``outputs_limit`` in bytes."""
         return None if self.outputs_limit is None else int(self.outputs_limit * (1 << 30))
 
     @property
@@ -150,10 +149,7 @@ class ScriptConfig(ProgramConfig):
 
 
 def _check_variable(name: str, value: object) -> None:
-    """Raise ConfigError for a variable that can't be set.
-
-    It isn't text, is set by Paceline or torchrun, or would import code that the key doesn't hold.
-    """
+    """Raise ConfigError for a variable that isn't text, is set by what starts ranks, or would import unkeyed code."""
     if not isinstance(value, str):
         raise ConfigError(f"program.env.{name} must be one text, number or boolean; write a list in quotes")
     if name == "PYTHONPATH":
@@ -195,12 +191,10 @@ def _check_glob(where: str, pattern: str | None) -> None:
 
 
 def is_resume(name: str) -> bool:
-    """Whether a placeholder stands for a checkpoint."""
     return name == "resume" or name.startswith("resume:")
 
 
 def names(text: str) -> list[str]:
-    """Return the names of the placeholders in a text."""
     return [match["name"] for match in _MARK.finditer(text) if match["name"]]
 
 
@@ -210,10 +204,7 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def escaped(text: str, kept: Callable[[str], bool]) -> str:
-    """Return the text from which ``filled`` makes ``text`` again, except for placeholders whose name is ``kept``.
-
-    ``${seed}`` of a shell or a template is no placeholder.
-    """
+    """Return the text from which ``filled`` makes ``text`` again, but for ``kept`` placeholders; ``${seed}`` is none."""
 
     def braced(match: re.Match[str]) -> str:
         is_placeholder = match["name"] and kept(match["name"]) and text[match.start() - 1 : match.start()] != "$"

@@ -87,7 +87,6 @@ class Attempt:
     """One start of the script on this host."""
 
     def __init__(self, started: Started) -> None:
-        """Raises ConfigError, OSError."""
         self.started, self.run_dir = started, started.config.parent
         self.config: dict[str, Any] = json.loads(started.config.read_text(encoding="utf-8"))
         known = {field.name for field in fields(ScriptConfig)}
@@ -104,7 +103,6 @@ class Attempt:
 
     @property
     def name(self) -> str:
-        """The name that the user gave it."""
         return self.started.script or self.settings.command[0]
 
     def run(self) -> int:
@@ -289,7 +287,6 @@ class Attempt:
         )
 
     def recorder(self, paths: Paths) -> Recorder:
-        """Start to record on node 0. Raises OSError."""
         log_dir = self.log_dir
         return Recorder(
             self.settings,
@@ -336,7 +333,6 @@ class Attempt:
             say(f"{NOTE}what earlier attempts printed stands in their logs alone; paceline.log keeps it")
 
     def note_pruned(self, recorder: Recorder) -> None:
-        """Write the end of a pruned run. Raises OSError."""
         metrics = recorder.metrics
         write_json(self.run_dir / run_folder.PRUNED, {"step": metrics.step or 0, "epoch": 0, "metrics": metrics.last})
         say(f"pruned at step {metrics.step or 0}")
@@ -349,14 +345,9 @@ class Child:
     """A process in this process's group. SIGTERM and SIGINT are passed on to it; ``was_stopped``: one has come."""
 
     def __init__(self, command: Sequence[str], workdir: Path, env: dict[str, str], log_dir: Path | None) -> None:
-        """Start it.
+        """Start it; ``log_dir``: where its output goes if torchrun doesn't start it, as torchrun's would.
 
-        Args:
-            log_dir: folder for the output of a process that torchrun doesn't start, where torchrun would write it;
-                None: the output is that of this process.
-
-        Raises:
-            OSError: it can't be started.
+        Raises OSError.
         """
         self._process: subprocess.Popen[bytes] | None = None
         self.was_stopped = False
@@ -370,10 +361,7 @@ class Child:
             )
 
     def wait(self, look: Callable[[], None]) -> int:
-        """Return the exit code (negative: the signal that ended it); until then ``look`` is called twice a second.
-
-        An error of ``look``, such as a full disk, ends the process and is raised.
-        """
+        """Return the exit code (negative: a signal), and call ``look`` twice a second, whose error ends the process."""
         assert self._process is not None
         try:
             while True:

@@ -46,13 +46,11 @@ class Node:
 
     @property
     def outputs(self) -> Path:
-        """The folder of the node's results."""
         if self.is_first or self.is_sent:
             return self.run_dir / run_folder.OUTPUTS
         return self.run_dir / run_folder.NODES / str(self.rank) / run_folder.OUTPUTS
 
     def shown(self, path: Path) -> str:
-        """Return the path relative to the run folder."""
         return path.relative_to(self.run_dir).as_posix()
 
     def place(self, path: Path, name: str) -> str:
@@ -66,7 +64,6 @@ def folder_of(run_dir: Path, node_rank: int) -> Path:
 
 
 def copy_of(run_dir: Path, node_rank: int) -> Path:
-    """Return the script's copy of the project."""
     return folder_of(run_dir, node_rank) / run_folder.WORK_COPY
 
 
@@ -110,9 +107,8 @@ def _stamp(path: Path) -> list[int]:
 
 
 def checkpoints_to_resume(settings: ScriptConfig, run_dir: Path) -> dict[str, Path]:
-    """Return placeholder ({resume}, {resume:GLOB}) → its checkpoint; placeholders without one are missing.
+    """Return placeholder → its checkpoint, if any, of {checkpoints} or the first node's working directory.
 
-    Checkpoints lie in {checkpoints} or, if no argument names that folder, in the working directory of the first node.
     ``BY_ITSELF`` stands for the checkpoint of a script without placeholders that looks for one by a name of its own.
     """
     if not settings.resumes:
@@ -132,11 +128,10 @@ def checkpoints_to_resume(settings: ScriptConfig, run_dir: Path) -> dict[str, Pa
 
 
 def _looked_for_checkpoint(settings: ScriptConfig, run_dir: Path) -> Path | None:
-    """Return the newest complete checkpoint that an attempt looked for in vain in its working directory, then wrote.
+    """Return the newest complete checkpoint that an attempt looked for in vain, then wrote, as with os.path.exists.
 
-    That is ``latest.pt`` of ``if os.path.exists("latest.pt")``. None on several nodes, because only the first one has
-    the file. Files with best in their names are left out: a script looks for them to compare, not to go on. Of a
-    ``resume_pattern`` only matches count; one that matches nothing starts over.
+    None on several nodes, of which only the first has it. Best ones are left out: a script looks for them to compare. A
+    ``resume_pattern`` that matches nothing starts over.
     """
     work, folders = copy_of(run_dir, 0), [*(run_dir / run_folder.WORK).glob("node*/" + run_folder.WORK_COPY)]
     if folders != [work]:
@@ -154,18 +149,12 @@ def _looked_for_checkpoint(settings: ScriptConfig, run_dir: Path) -> Path | None
 
 
 def newest_output(run_dir: Path) -> Path | None:
-    """Return the newest checkpoint of a finished script; None without any.
-
-    Its files have moved from its working directory to its outputs.
-    """
+    """Return the newest checkpoint of a finished script, whose files have moved to its outputs; None without any."""
     return newest_checkpoint(run_dir / run_folder.OUTPUTS)
 
 
 def looked_for(run_dir: Path) -> list[str]:
-    """Return the paths in the first node's working copy that its attempts looked for in vain.
-
-    A file that only a library looked for doesn't count: Lightning looks for last.ckpt before it writes it.
-    """
+    """Return paths in the first node's copy that its own code looked for in vain (Lightning itself does, too)."""
     folder = folder_of(run_dir, 0)
     try:
         before: list[str] = json.loads((folder / _LOOKED_FOR).read_text(encoding="utf-8"))
@@ -190,15 +179,10 @@ def checkpoints_stamp(settings: ScriptConfig, run_dir: Path) -> str:
 
 
 def lay_out(run_dir: Path, node_rank: int, *, besides: Stamps | None = None) -> Path:
-    """Put the snapshot where the script runs, without touching the script's own files; return that folder.
+    """Put the snapshot where the script runs, without touching its own files; return that folder. Raises OSError.
 
-    It may be killed at any moment: no file appears that is neither in ``given.json`` nor changed by the script.
-
-    Args:
-        besides: other files that this host was given, for ``given.json``.
-
-    Raises:
-        OSError: it can't be written.
+    It may be killed at any moment: no file appears that is neither in ``given.json`` (with ``besides``) nor the
+    script's.
     """
     folder = folder_of(run_dir, node_rank)
     work, laid = copy_of(run_dir, node_rank), folder / _LAID
@@ -223,10 +207,10 @@ def lay_out(run_dir: Path, node_rank: int, *, besides: Stamps | None = None) -> 
 
 
 def set_aside(run_dir: Path, node_rank: int, to: Path, *, with_checkpoints: bool = False) -> list[str]:
-    """Move the files of earlier attempts out of the way of one that starts anew; return their paths below ``to``.
+    """Move files of earlier attempts out of the way of one that starts anew; return their paths below ``to``.
 
-    On the first node these are also {run} and the files that other hosts sent and, ``with_checkpoints``, checkpoints
-    that no attempt can resume from. Metrics that are not recorded stay (``keep_unrecorded``). Raises OSError.
+    On the first node also {run}, other hosts' files and, ``with_checkpoints``, those that no attempt can resume from.
+    Metrics that are not recorded stay. Raises OSError.
     """
     if node_rank == 0:
         keep_unrecorded(run_dir)
@@ -251,15 +235,9 @@ def set_aside(run_dir: Path, node_rank: int, to: Path, *, with_checkpoints: bool
 
 
 def take_carried(run_dir: Path, node_rank: int) -> Stamps:
-    """Move the files that this node wrote in earlier attempts to where the script looks for them.
+    """Move files that this node wrote in earlier attempts, and were sent here, to where the script looks for them.
 
-    On a host with a run folder of its own, the controller has sent them to ``carried/RANK``.
-
-    Returns:
-        The first node's files in {checkpoints}, which this node needn't send back.
-
-    Raises:
-        OSError: a file can't be moved.
+    Returns the first node's files in {checkpoints}, which this node needn't send back. Raises OSError.
     """
     carried = run_dir / run_folder.CARRIED / str(node_rank)
     checkpoints = run_dir / run_folder.CHECKPOINTS

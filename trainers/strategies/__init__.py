@@ -20,9 +20,9 @@ from trainers.distributed.process_group import RankContext
 
 
 class GradientSync:
-    """Gradients of a step. Call ``start``, a backward pass in each ``micro_batch``, then ``finish``.
+    """Gradients of a step: ``start``, a backward pass in each ``micro_batch``, ``finish``.
 
-    This one is that of a single rank: gradients are complete after the backward pass, and nothing is sent.
+    This one: of a single rank.
     """
 
     warm_up_passes = 0
@@ -32,7 +32,6 @@ class GradientSync:
         self._parameters = parameters
 
     def start(self) -> None:
-        """Clear the gradients of the step before."""
         for parameter in self._parameters.values():
             parameter.grad = None
 
@@ -45,10 +44,9 @@ class GradientSync:
         raise AssertionError("a rank has several parts with trainer.shards alone")
 
     def finish(self) -> None:
-        """Complete ``.grad`` of the layout's parameters: the mean over the ranks.
+        """Complete ``.grad``: the mean over ranks, with trainer.shards the sum over parts.
 
-        With trainer.shards, ``.grad`` is the sum over the parts, whose losses are divided by their number. Raises
-        TrainerError naming a parameter that took no part in the loss.
+        Raises TrainerError: one is missing.
         """
         refuse_missing(self._parameters)
 
@@ -79,9 +77,9 @@ class Layout:
         return self.model.state_dict(), dict(state)
 
     def copies(self, state: Mapping[str, list[Tensor]]) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
-        """Return the whole state of model and optimizer on rank 0, empty elsewhere. Every rank must call it.
+        """Return the whole state of model and optimizer, copied to the CPU, on rank 0, else nothing.
 
-        These are copies on the CPU, which the next step does not change.
+        Every rank calls it.
         """
         if not self.context.is_rank_zero:
             return {}, {}
@@ -102,11 +100,7 @@ class Strategy:
 
 
 def build(config: TrainConfig, model: nn.Module, context: RankContext, precision: str) -> Strategy:
-    """Distribute the model over the ranks with the configured strategy. Every rank must call it.
-
-    Raises:
-        ConfigError, TrainerError: optimizer, device or backend can't do what the strategy needs.
-    """
+    """Distribute the model over the ranks; every rank must call it. Raises ConfigError, TrainerError."""
     strategy: Strategy = options.module("strategy", config.strategy.name).build(config, model, context, precision)
     return strategy
 
@@ -122,7 +116,6 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def named_trainable(model: nn.Module) -> dict[str, Tensor]:
-    """Return name → parameter of those that are not frozen."""
     return {name: item for name, item in model.named_parameters() if item.requires_grad}
 
 

@@ -68,10 +68,7 @@ class DDPConfig(StrategyConfig):
 
 
 class ReplicatedGradients(GradientSync):
-    """Gradients that DistributedDataParallel averages in the last backward pass of a step.
-
-    ``earlier``, with trainer.shards: the sum of this rank's parts before the last one, which ``ordered_sum_hook`` adds.
-    """
+    """DistributedDataParallel's averages; ``earlier``, with trainer.shards: the sum of this rank's parts but the last."""
 
     warm_up_passes = _WARM_UP_PASSES
 
@@ -90,13 +87,11 @@ class ReplicatedGradients(GradientSync):
 
     @contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
-        """Raises TrainerError: the network uses other layers than in its first pass."""
         with _explained(), nullcontext() if last else self._network.no_sync():
             yield
 
 
 def build(config: TrainConfig, model: nn.Module, context: RankContext, precision: str) -> Strategy:
-    """See trainers.strategies."""
     ddp = config.strategy
     assert isinstance(ddp, DDPConfig)
     if ddp.compression == "bf16" and context.ranks.world_size > 1 and context.backend != "nccl":
@@ -121,10 +116,7 @@ def build(config: TrainConfig, model: nn.Module, context: RankContext, precision
 
 
 def _compiled(model: nn.Module, config: TrainerConfig) -> nn.Module:
-    """Compile the network with torch.compile, on its first call; the weights are shared.
-
-    As torch advises, DistributedDataParallel wraps the compiled network, and is not compiled itself.
-    """
+    """Compile the network on its first call; as torch advises, DistributedDataParallel around it is not compiled."""
     compiled: nn.Module = torch.compile(model, dynamic=False, mode=config.compile_mode)  # type: ignore[assignment]
     return compiled
 
@@ -150,10 +142,7 @@ def _register_hook(
 
 
 def _add_in_order(network: DistributedDataParallel, model: nn.Module, context: RankContext) -> EarlierParts:
-    """Register the hook that sums trainer.shards' parts in order, in place of the mean over the ranks.
-
-    Returns the sum of this rank's parts before the last one, to be filled.
-    """
+    """Register the hook that sums trainer.shards' parts in order; return the sum of earlier parts, to be filled."""
     earlier, memory = EarlierParts(named_trainable(model)), _shared_memory(trainable(model), context)
     shared = None if memory is None else SharedSum(memory=memory, factor=1.0)
     state = OrderedSum(earlier=earlier, world_size=context.ranks.world_size, shared=shared)

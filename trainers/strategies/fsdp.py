@@ -48,11 +48,7 @@ class FSDPConfig(StrategyConfig):
 
 
 def build(config: TrainConfig, model: nn.Module, context: RankContext, precision: str) -> Strategy:
-    """Shard ``model`` in place over all ranks.
-
-    Raises:
-        TrainerError: GPUs without nccl.
-    """
+    """Shard ``model`` in place over all ranks. Raises TrainerError: GPUs without nccl."""
     if context.device.type == "cuda" and context.backend != "nccl":
         raise TrainerError(
             f"strategy=fsdp on GPUs needs strategy.backend=nccl, and this run has {context.backend}; "
@@ -68,10 +64,7 @@ def build(config: TrainConfig, model: nn.Module, context: RankContext, precision
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, precision: str) -> None:
-    """Apply fully_shard to the model, part by part. Weights are used in ``precision``, gradients are summed in fp32.
-
-    Batch normalisation keeps fp32 weights, which are gathered together.
-    """
+    """Shard the model, part by part: used in ``precision``, summed in fp32; batch normalisation keeps fp32 weights."""
     lower = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     policy = MixedPrecisionPolicy(param_dtype=lower, reduce_dtype=torch.float32)
     norms: list[nn.Module] = [item for item in model.modules() if isinstance(item, nn.modules.batchnorm._BatchNorm)]
@@ -150,7 +143,6 @@ class Shards(Layout):
         return model, optimizer
 
     def _wholes(self, items: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Gather tensors that are sliced as the parameters are."""
         for local, whole in zip(items, self.whole.values(), strict=True):
             shape, stride = whole.shape, whole.stride()
             sliced = DTensor.from_local(local, self.mesh, whole.placements, run_check=False, shape=shape, stride=stride)
@@ -174,17 +166,13 @@ class Shards(Layout):
 
 
 class ShardSync(GradientSync):
-    """Hands FSDP's averaged gradients to the slices.
-
-    FSDP averages in every backward pass, as unreduced gradients would fill the memory.
-    """
+    """Hands FSDP's gradients, averaged in every backward pass as whole ones would fill the memory, to the slices."""
 
     def __init__(self, layout: Shards) -> None:
         super().__init__(layout.whole)
         self._layout = layout
 
     def finish(self) -> None:
-        """Raises TrainerError naming a parameter that took no part in the loss."""
         super().finish()
         for whole, part in zip(self._layout.whole.values(), self._layout.parameters, strict=True):
             assert isinstance(whole.grad, DTensor)

@@ -41,9 +41,8 @@ _ENDED = "connection closed by peer: the other rank of this host has ended"
 class SharedMemory:
     """``values`` has shape [n], float32.
 
-    Protocol of a step: each rank writes its half, a barrier, each adds its gradients to the other's half, a barrier,
-    each reads its own half. So a rank next writes where the other finished reading long ago, and the memory is half of
-    two full sets.
+    A step: each rank writes its half, a barrier, each adds its gradients to the other's half, a barrier, each reads its
+    own half; so a rank next writes where the other finished reading long ago.
     """
 
     values: Tensor
@@ -52,11 +51,9 @@ class SharedMemory:
     incoming: io.FileIO
 
     def meet(self) -> None:
-        """Wait until both ranks have called this: a barrier.
+        """Wait until both ranks have called this.
 
-        Raises:
-            ConnectionError: the other rank has ended.
-            TimeoutError: ten minutes have passed.
+        Raises ConnectionError: the other one has ended; TimeoutError: 10 minutes.
         """
         with suppress(BrokenPipeError):  # the other rank may have written before it ended: read that first
             self.outgoing.write(b".")
@@ -71,9 +68,9 @@ class SharedMemory:
 
 @dataclass(kw_only=True)
 class SharedSum:
-    """State of ``shared_memory_hook``: this step's buckets so far, and their places in the memory.
+    """This step's buckets so far, and their places in the memory.
 
-    ``factor``: 0.5 for the mean over the two ranks, 1.0 for their sum.
+    ``factor``: 0.5 for the ranks' mean, 1.0 for their sum.
     """
 
     memory: SharedMemory
@@ -85,13 +82,7 @@ class SharedSum:
 
 
 def shared_memory_hook(state: SharedSum, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average (or sum) over two ranks, bit for bit as an all-reduce of the halved (or whole) gradients.
-
-    Each rank writes half of a bucket as soon as the bucket is full. The sums are computed after the last bucket.
-
-    Raises:
-        ConnectionError, TimeoutError: the other rank has ended, or is silent.
-    """
+    """Average (or sum) over two ranks, bit for bit as an all-reduce; added up after the last bucket. Raises OSError."""
     if bucket.index() == 0:
         state.given, state.taken, state.futures, state.filled = [], [], [], 0
     own = bucket.buffer()
@@ -123,10 +114,9 @@ def _add_up(state: SharedSum) -> None:
 
 
 def share_memory(numel: int, context: RankContext) -> SharedMemory | None:
-    """Set up memory for ``numel`` elements. Returns None on all ranks unless there are exactly two, on one host.
+    """Set up memory for ``numel`` elements for two ranks of one host, else return None on all ranks.
 
-    The memory is a memfd of rank 0 with two pipes, which the other rank opens through /proc. So no file is left behind,
-    and a small /dev/shm is no limit.
+    A memfd of rank 0 with two pipes, opened through /proc: no file is left behind, and a small /dev/shm is no limit.
     """
     ranks = context.ranks
     both_here = ranks.world_size == ranks.local_world_size == _RANKS
@@ -175,10 +165,7 @@ def _open(process: int, descriptors: Sequence[int], size: int, *, rank: int) -> 
 
 
 class EarlierParts:
-    """The pairwise sum of the gradients of a rank's parts, except for the last part.
-
-    Of n parts it holds at most log2(n) + 1 lists of gradients.
-    """
+    """The pairwise sum of a rank's parts but the last: at most log2(n) + 1 lists of gradients for n parts."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters
@@ -186,15 +173,10 @@ class EarlierParts:
         self._sums: list[tuple[int, list[Tensor]]] = []  # partial sums with their number of parts: 4, 2, 1
 
     def forget(self) -> None:
-        """Begin a new step."""
         self._sums = []
 
     def take(self) -> None:
-        """Move the gradients of a finished part from the parameters into the sum.
-
-        Raises:
-            TrainerError: a parameter took no part in the loss.
-        """
+        """Move a finished part's gradients into the sum. Raises TrainerError: a parameter took no part in the loss."""
         refuse_missing(self._parameters)
         gradients, count = [cast(Tensor, parameter.grad) for parameter in self._parameters.values()], 1
         while self._sums and self._sums[-1][0] == count:
@@ -227,7 +209,6 @@ class PartGradients(GradientSync):
         self._earlier.take()
 
     def finish(self) -> None:
-        """Raises TrainerError naming a parameter that took no part in the loss."""
         super().finish()
         parameters = [*self._parameters.values()]
         self._earlier.add_to([cast(Tensor, parameter.grad) for parameter in parameters], parameters)
@@ -267,10 +248,10 @@ class OrderedSum:
 
 
 def ordered_sum_hook(state: OrderedSum, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Sum a bucket over all parts of all ranks, as a communication hook of DistributedDataParallel.
+    """Sum a bucket over all parts of all ranks: a communication hook of DistributedDataParallel.
 
-    gloo and nccl match collectives by their order, so every rank must start them in the same order. Therefore nothing
-    is started from a callback: a bucket's slices travel while the next bucket fills, and are then added up.
+    Ranks must start collectives in the same order, so none is started from a callback: a bucket's slices travel while
+    the next one fills, and are then added up.
     """
     parameters = bucket.parameters()
     pairs = zip(bucket.gradients(), parameters, strict=True)

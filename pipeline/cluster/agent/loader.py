@@ -19,10 +19,7 @@ PACKAGES = (PACKAGE, PACKAGE + ".files", PACKAGE + ".host", PACKAGE + ".running"
 
 
 class SourceFinder:
-    """Imports modules of ``PACKAGES`` from their texts, by full module name.
-
-    Tracebacks show file and line: code is named by its path in the repository, and linecache calls ``get_source``.
-    """
+    """Imports modules from their texts, by full name; tracebacks show their lines, as linecache calls ``get_source``."""
 
     def __init__(self, texts: "dict[str, str]") -> None:
         self.texts = texts
@@ -57,10 +54,7 @@ def show(kind: "type[BaseException]", error: BaseException, trace: "TracebackTyp
 
 
 def run(modules: bytes) -> None:
-    """Answer the request that follows on stdin. Never returns: the agent's exit code becomes the process's.
-
-    ``modules``: JSON, full module name → text.
-    """
+    """Answer the request that follows on stdin; never returns. ``modules``: JSON, full module name → text."""
     gc.disable()  # nothing that modules make while they are imported is rubbish; ``gc.freeze`` below
     sys.meta_path.insert(0, SourceFinder(json.loads(modules)))
     sys.excepthook = show

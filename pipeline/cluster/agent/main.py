@@ -31,7 +31,6 @@ def main() -> int:
 
 
 def answer(request: Any) -> int:
-    """Run the request in this process; return the exit code."""
     module, _, function = HANDLERS[type(request)].partition(":")
     try:
         getattr(import_module(f".{module}", __package__), function)(request)

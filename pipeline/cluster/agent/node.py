@@ -51,10 +51,7 @@ def route_to(name: str) -> tuple[str, str]:
 
 
 def identity(access: Access) -> str:
-    """Return a text that is equal for two names of one node.
-
-    That is host name, ssh server's address and port, and user id; a batch job has its own text.
-    """
+    """Return a text that is equal for two names of one node: host name, ssh server, user id; a batch job has its own."""
     if access.identity:
         return access.identity
     address, port = server_address(access)
@@ -62,10 +59,7 @@ def identity(access: Access) -> str:
 
 
 def machine() -> str | None:
-    """Return a text that is equal for all logins that lead to one computer; None if there is none (not Linux).
-
-    It consists of the boot, the machine id, and the namespaces that distinguish containers.
-    """
+    """Return a text that is equal for all logins that lead to one computer or container; None: not Linux."""
     parts = []
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -128,11 +122,7 @@ def peers_of(node: NodeStart, nodes: Sequence[NodeStart]) -> list[tuple[str, int
 
 
 def from_environment(patterns: Sequence[str], but: Sequence[str] = ()) -> dict[str, str]:
-    """Return this process's variables that match ``patterns`` and none of ``but``.
-
-    A pattern is a name, or the beginning of names with ``*``. fnmatch would compile a regular expression per pattern,
-    which takes ten milliseconds for all.
-    """
+    """Return the variables that match ``patterns`` (names, or beginnings with ``*``) and none of ``but``."""
 
     def matches(name: str, wanted: Sequence[str]) -> bool:
         return any(name.startswith(one[:-1]) if one.endswith("*") else name == one for one in wanted)
@@ -149,5 +139,4 @@ def own_number(identities: Sequence[str], access: Access) -> int:
 
 
 def own_node(nodes: Sequence[NodeStart], access: Access) -> NodeStart:
-    """Return this node's part of a start. Raises SystemExit: it has none."""
     return nodes[own_number([node.identity for node in nodes], access)]

@@ -32,10 +32,7 @@ class Slurm:
         return environ["SLURMD_NODENAME"], int(environ["SLURM_NODEID"]), int(environ.get("SLURM_RESTART_COUNT", "0"))
 
     def secrets(self, request: JobRequest) -> Secrets:
-        """Return the ranks' secrets from the job's environment.
-
-        Raises SystemExit: they didn't arrive, and ranks would take the *** in the request for their values.
-        """
+        """Return the ranks' secrets from the job's environment. Raises SystemExit: they didn't arrive."""
         if SLURM_SECRETS not in os.environ and request.has_secrets:
             refuse(
                 f"{self.who()[0]}: the ranks' secret variables did not come: they travel in PACELINE_SECRETS of the "
@@ -45,10 +42,7 @@ class Slurm:
         return from_json(Secrets, json.loads(os.environ.pop(SLURM_SECRETS, "{}")))
 
     def own_address(self) -> str:
-        """Return this node's address towards another one of the job; by its own name it may know itself as 127.0.1.1.
-
-        Raises SystemExit: the other's name doesn't resolve here.
-        """
+        """Return this node's address towards another one: its own name may be 127.0.1.1. Raises SystemExit."""
         own = self.who()[0]
         other = next((name for name in expand_nodelist(os.environ["SLURM_JOB_NODELIST"]) if name != own), None)
         if other is None:
@@ -60,10 +54,7 @@ class Slurm:
 
 
 class Kubernetes:
-    """This pod of a job: numbered by an operator or the Job controller.
-
-    A pod is never put back into a queue: after SIGTERM, and in a second life of its container, nothing is left to do.
-    """
+    """This pod of a job, which is never queued again: after SIGTERM nothing is left to do."""
 
     REQUEUES = False
 
@@ -107,7 +98,6 @@ def split_nodelist(text: str) -> list[str]:
 
 
 def expand_part(part: str) -> list[str]:
-    """Expand one name with any number of brackets; the first bracket changes slowest."""
     head, bracket, rest = part.partition("[")
     if not bracket:
         return [head]

@@ -31,9 +31,9 @@ token = ""
 
 
 def say(**fields: Any) -> None:
-    """Print one answer line for the controller. Raises OSError: the connection is closed.
+    """Print one answer line, begun with a newline as earlier output may lack one.
 
-    It begins with a newline in the same write, because earlier output may lack one. Records in it become objects.
+    Raises OSError: the connection is closed.
     """
     sys.stdout.write(f"\n@paceline {token} {json.dumps(as_json(fields))}\n")
     sys.stdout.flush()
@@ -91,10 +91,9 @@ def touch(path: str) -> None:
 
 
 class Silence:
-    """The seconds for which a file has not changed, as seen by this process.
+    """The seconds for which a file has not changed, without times in which this process itself was stopped.
 
-    Only changes count, neither the system's clock (which may be set) nor the file's time stamp. Times in which this
-    process, its machine or its container was stopped don't count, because it could see no change then.
+    Only changes count, neither the system's clock (which may be set) nor the file's time stamp.
     """
 
     def __init__(self, path: str) -> None:
@@ -130,7 +129,6 @@ def free_bytes(folder: str) -> int:
 
 
 def existing(folder: str) -> str:
-    """Return the folder, or the nearest one above it that exists."""
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     return folder

@@ -20,10 +20,7 @@ _PAUSE_FACTOR = 10  # times a fetch's duration until the next one: ssh's encrypt
 
 
 class CheckpointFetch:
-    """Fetches checkpoints in a thread, one at a time, at most every ``plan.checkpoint_fetch_s`` seconds (0: never).
-
-    The thread calls ``on_fetched`` after each checkpoint, and ``on_failed`` once if the run folder can't be written.
-    """
+    """Fetches checkpoints in a thread, one at a time, at most every ``plan.checkpoint_fetch_s`` seconds (0: never)."""
 
     def __init__(
         self,
@@ -73,11 +70,7 @@ class CheckpointFetch:
 
 
 def of_step(plan: LaunchPlan, step: int) -> LaunchPlan:
-    """Return the plan with one checkpoint as its outputs; metrics.jsonl comes by the stream.
-
-    Which files a script's checkpoint has isn't known: there ``step`` is a time in ms (``NodeBeat.saved``), and the
-    outputs are all files of ``checkpoints/`` written until then.
-    """
+    """Return the plan with one checkpoint as its outputs: a script's ``step`` is a time (ms), files until which count."""
     if plan.outputs.whole:
         folder = ("checkpoints",)
         outputs = Outputs(resume=folder, final=(), needed=folder, whole=folder, until_s=step / 1000)

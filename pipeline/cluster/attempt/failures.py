@@ -62,10 +62,7 @@ def is_consequence(error: RankError) -> bool:
 
 
 def first_error(ends: Ends) -> FailedRank | None:
-    """Return the first rank that failed by itself; if none did, the first consequence.
-
-    A rank that only ended too early with exit code 0 comes after ranks with errors. All times are the controller's.
-    """
+    """Return the first rank that failed by itself, else the first consequence; one that only ended early comes last."""
     failed = [
         FailedRank(host, error) for host, end in ends.items() if isinstance(end, NodeExit) for error in end.errors
     ]
@@ -84,11 +81,7 @@ def port_was_taken(plan: LaunchPlan, ends: Ends) -> bool:
 
 
 def blamed(ends: Ends) -> NodeLost | FailedNode | FailedRank | None:
-    """Return what explains a failure; None if nothing does.
-
-    A rank's error counts only if it isn't the consequence of something else. A full disk may keep ranks from reporting
-    more than an exit code.
-    """
+    """Return what explains a failure, if anything; a rank's error does if it isn't a consequence of something else."""
     first = first_error(ends)
     if first is None or is_consequence(first.error):
         lost = next((end for end in ends.values() if isinstance(end, NodeLost)), None)
@@ -108,7 +101,6 @@ def _is_informative(error: RankError) -> bool:
 
 
 def _first_exit(pattern: re.Pattern[str], ends: Ends) -> NodeExit | None:
-    """Return the first node whose own reason matches ``pattern``, if any."""
     return next((end for end in ends.values() if isinstance(end, NodeExit) and pattern.search(end.reason)), None)
 
 
@@ -128,12 +120,7 @@ def cause(ends: Ends) -> str:
 
 
 def failure_text(plan: LaunchPlan, ends: Ends, log_dir: Path | None) -> str:
-    """Return the message for users: what is blamed, with the traceback of an error, and the path of the logs.
-
-    Args:
-        plan: what was started.
-        log_dir: None: the logs were removed.
-    """
+    """Return the message for users: what is blamed, with a traceback. ``log_dir``: None: the logs were removed."""
     match blamed(ends):
         case NodeLost(host=host, reason=reason, answers=answers):
             text = f"training failed on {host}: {reason}" if answers else f"training failed: {host} {reason}"
@@ -153,10 +140,7 @@ def failure_text(plan: LaunchPlan, ends: Ends, log_dir: Path | None) -> str:
 
 
 def _error_text(plan: LaunchPlan, host: str, error: RankError, ends: Ends) -> str:
-    """Return a rank's error with its traceback, a hint, and the other ranks that ended with the same.
-
-    An error that the trainer explains gets no traceback, which would only push the explanation off the screen.
-    """
+    """Return a rank's error with its traceback (none if the trainer explains it), a hint, and ranks with the same."""
     explained = _NEEDS_NO_TRACEBACK.match(error.message)
     text = f"training failed on {host}, rank {error.rank}: {error.message[explained.end() if explained else 0 :]}"
     folder = next((Path(node.run_dir).name for node in plan.nodes if node.host == host), "")
@@ -222,21 +206,13 @@ def is_worth_showing(line: LogLine) -> bool:
 
 
 class HeldTracebacks:
-    """Passes on the lines of ranks, but holds back a traceback at the end of a rank's output.
-
-    Otherwise each of eight ranks would print its own, and the attempt's error shows the first one anyway. If a rank
-    prints more lines, it has caught the exception, and the held lines are shown.
-
-    Args:
-        show: takes each line for the user.
-    """
+    """Passes on the lines of ranks, but holds back a traceback until a further line shows that it was caught."""
 
     def __init__(self, show: Callable[[LogLine], None]) -> None:
         self._show = show
         self._held: dict[tuple[str, int | None], list[LogLine]] = {}  # by host and rank
 
     def add(self, line: LogLine) -> None:
-        """Take the next line of a rank."""
         source = (line.host, line.rank)
         held = self._held.get(source, [])
         begins = _TRACEBACK_HEAD.match(line.text) or line.text.startswith(_ERROR_LINE)
@@ -258,10 +234,7 @@ class HeldTracebacks:
 
 
 def _ends_the_rank(held: list[LogLine]) -> bool:
-    """Return whether nothing can have caught the exception.
-
-    torch writes ``[rank0]:`` in front of such a traceback, trainers.entry prints such an error as the last line.
-    """
+    """Whether nothing can have caught the exception: torch marks such a traceback, trainers.entry prints it last."""
     return held[0].text.startswith(("[rank", _ERROR_LINE))
 
 
@@ -275,15 +248,14 @@ def _belongs_to(held: list[LogLine], text: str) -> bool:
 
 
 def without_message(traceback: str, message: str) -> str:
-    """Return a traceback without its last lines, which repeat the error's message."""
     frames = traceback.rstrip().removesuffix(message.rstrip())
     return re.sub(r"(?:^|(?<=\n))[\w.<>]+\.\Z", "", frames)
 
 
 def shortened(traceback: str, folder: str) -> str:
-    """Return a traceback with only the frames of the user's code and the frame that raised the error.
+    """Return a traceback with only the frames of the user's code and the one that raised.
 
-    ``folder``: name of the run's folder on the node; paths below its code snapshot become relative to the project.
+    ``folder``: of the run, its name.
     """
     snapshot = rf'(?<=  File ")[^"\n]*/{re.escape(folder)}/(?:work/node\d+/above/above/)?code/'
     blocks = list(_blocks(re.sub(snapshot, "", traceback.rstrip()) if folder else traceback))

@@ -43,20 +43,9 @@ def run_attempt(
 ) -> LaunchPlan:
     """Run the trainer on all nodes to its end and return the plan that was run.
 
-    Afterwards ``spec.run_dir`` holds plan.json, attempts/N/<host>.log and .exit.json and, if the nodes don't share the
-    folder, metrics.jsonl and rank 0's outputs.
-
-    Args:
-        hosts_context: ``closing(Hosts(cluster))``, or ``nullcontext(hosts)`` to keep them for further attempts.
-            Entered once signals are caught, left before they take effect.
-        emit: takes each event of the attempt.
-        stop: ends an attempt that isn't in the main thread.
-
-    Raises:
-        HostError: a host isn't granted, can't take part or can't be started.
-        UsageError: the ranks can't share the global batch.
-        TrainingError: names the host, rank and traceback of the first error.
-        Killed: SIGINT, SIGTERM or SIGHUP. In every case nothing of the attempt runs any more.
+    ``hosts_context``: ``closing(Hosts(cluster))``, or ``nullcontext(hosts)`` for further attempts. ``stop`` ends an
+    attempt outside of the main thread. Afterwards nothing of it runs any more. Raises HostError, UsageError (a batch
+    that can't be shared), TrainingError, Killed.
     """
     with Interruptible(stop) as signals, hosts_context as hosts:
         try:
@@ -84,13 +73,7 @@ def attach_attempt(
     emit: Emit,
     stop: Stop | None = None,
 ) -> None:
-    """Follow an attempt whose own command is gone to its end, then fetch its outputs as ``run_attempt`` does.
-
-    ``plan`` is the attempt's plan; its hosts must be those of the cluster.
-
-    Raises:
-        TrainingError, Killed: as ``run_attempt``.
-    """
+    """Follow an attempt whose own command is gone to its end, then fetch its outputs. Raises as ``run_attempt``."""
     with Interruptible(stop) as signals, hosts_context as hosts:
         signals.check()
         running = RunningAttempt(hosts.launcher, plan, spec, [], emit, signals)
@@ -201,11 +184,7 @@ def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[HostFacts], port: 
 
 
 def stop_run(cluster: Cluster, run_dir: Path, run_key: str) -> list[str]:
-    """End all processes of this run and return the labels of the hosts that were asked.
-
-    These are the cluster's hosts, the spares that the newest attempt used, and hosts of earlier attempts whose end no
-    command has seen. Raises HostError that lists hosts that failed.
-    """
+    """End all processes of this run, on all hosts that its attempts may use; return their labels. Raises HostError."""
     plan = starts.unfinished_plan(run_dir)
     used = {node.host for node in plan.nodes} if plan is not None else set()
     spares = tuple(spare for spare in cluster.spares if spare.label in used)
@@ -224,16 +203,7 @@ PROBE_AGAIN_S = 5.0  # between two probes of busy hosts
 
 
 def until_free(hosts: Hosts, spec: AttemptSpec, emit: Emit, check: Callable[[], None]) -> None:
-    """Refuse busy hosts or wait until they are free, as ``cluster.when_busy`` says.
-
-    This claims no host: the start does, and fails if another run has claimed one first.
-
-    Args:
-        check: raises when a signal has arrived.
-
-    Raises:
-        HostError: a host is busy (the text says with what, and since when), or doesn't answer.
-    """
+    """Refuse busy hosts or wait, as ``cluster.when_busy`` says; only the start claims them. Raises HostError."""
     if busy_policy(hosts.cluster) == SHARE or not isinstance(hosts.launcher, AgentLauncher):
         return
     if not may_wait(hosts, spec):

@@ -109,10 +109,7 @@ class RunningAttempt:
         self._show_line(LogLine(host=self.plan.nodes[0].host, rank=None, text=text))
 
     def run(self, *, started_elsewhere: bool = False) -> None:
-        """Run the plan to the end of all nodes.
-
-        Raises HostError, Killed. ``started_elsewhere``: only follow, because another command has started the plan.
-        """
+        """Run the plan (``started_elsewhere``: only follow it) to the end of all nodes. Raises HostError, Killed."""
         with self._files:
             self._open(started_elsewhere=started_elsewhere)
             try:
@@ -137,11 +134,7 @@ class RunningAttempt:
         self._finish(keep_final=self.ended_well)
 
     def _open(self, *, started_elsewhere: bool) -> None:
-        """Open the log and metrics files.
-
-        Hosts send the logs of a running attempt again from the beginning, so count the lines that another command has
-        shown already.
-        """
+        """Open the logs, which hosts send from the beginning: lines that another command has shown are skipped."""
         self.log_dir.mkdir(parents=True, exist_ok=True)
         for node in self.plan.nodes:
             path = self.log_dir / f"{node.host}.log"
@@ -226,10 +219,7 @@ class RunningAttempt:
         self._show(f"WARNING: checkpoints can't be written to {self._run_dir} ({why}); they stay on {host}")
 
     def _collect(self, *, final: bool) -> bool:
-        """Fetch the outputs; True if that succeeded.
-
-        Raises TrainingError, OSError: only for final outputs. Their fetch is tried again for ``lease_s``.
-        """
+        """Fetch the outputs; True if that succeeded. Raises TrainingError, OSError: only for final outputs."""
         try:
             fetched = self._collect_final() if final else self._launcher.collect(self.plan, self._run_dir, final=False)
             for note in self._launcher.notes():
@@ -332,7 +322,6 @@ class RunningAttempt:
             self._tracebacks.add(line)
 
     def _record_end(self, end: NodeExit | NodeLost) -> None:
-        """Record how a node ended."""
         self.silent.forget(end.host)
         self.ends[end.host] = end
         self._watch.remove(end.host)
@@ -356,11 +345,7 @@ class RunningAttempt:
         self._signals.left = self.unstopped
 
     def _finish(self, *, keep_final: bool) -> None:
-        """Fetch the outputs (after a failure only checkpoints) and clear the nodes.
-
-        Files that could not be fetched stay there for the next attempt (pipeline/cluster/earlier.py). If no end was
-        recorded, the run folder may be renamed or unmounted or its disk full, so nothing is cleared.
-        """
+        """Fetch the outputs (after a failure only checkpoints) and clear the nodes; what can't be fetched stays there."""
         self._fetch.wait(copied=not keep_final)
         shares_run_dir = self._launcher.capabilities.shares_run_dir
         if not (self.ends and self._folder_is_ours()):

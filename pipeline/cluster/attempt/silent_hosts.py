@@ -28,11 +28,7 @@ Ask = Callable[[ExamineOrder], None]
 
 
 class SilentHosts:
-    """The hosts that don't answer at the moment.
-
-    Args:
-        replaceable: a further attempt gives a lost host's place to another one.
-    """
+    """The hosts that don't answer. ``replaceable``: a further attempt gives a lost host's place to another one."""
 
     def __init__(self, plan: LaunchPlan, emit: Emit, *, replaceable: bool) -> None:
         self._plan, self._emit, self._replaceable = plan, emit, replaceable
@@ -66,15 +62,10 @@ class SilentHosts:
                         answers[event.host] = state
 
     def forget(self, host: str) -> None:
-        """Forget a host that has ended."""
         self._reasons.pop(host, None)
 
     def lost(self, ask: Ask, ended: Collection[str], *, is_over: bool) -> list[NodeLost]:
-        """Return the silent hosts that are lost; ask the others about them, and report that they are waited for.
-
-        A silent host is lost if the run is over, if waiting can't help, or if no other host reaches it. Until then the
-        attempt waits: its ranks may train on until their lease ends.
-        """
+        """Return the silent hosts that are lost: the run is over, waiting can't help, or no other host reaches them."""
         others = [node.host for node in self._plan.nodes if node.host not in self._reasons and node.host not in ended]
         now = time.monotonic()
         if self._reasons and others and not is_over and now - self._asked_at > _ASK_AGAIN_S:
@@ -113,7 +104,6 @@ class SilentHosts:
         return ssh_server(self._plan, host) is None or (self._plan.nnodes == 1 and self._replaceable)
 
     def _report_silence(self) -> None:
-        """Report once for each silent host that it is waited for, and how long."""
         new = [host for host in self._reasons if host not in self._waited_for]
         for host in new:
             lease_ends = time.strftime("%H:%M:%S", time.localtime(time.time() + self._plan.lease_s))

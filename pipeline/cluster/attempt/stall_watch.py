@@ -47,12 +47,9 @@ class _Window:
 
 
 class StallWatch:
-    """Watches the ranks of an attempt. Times are seconds of a monotonic clock.
+    """Watches the ranks of an attempt: call ``check``, then ``check_network`` each second (monotonic).
 
-    To be called about once a second: ``check``, then ``check_network``.
-
-    Args:
-        hosts: address → label of every node.
+    ``hosts``: by address.
     """
 
     def __init__(self, *, hosts: Mapping[str, str], stall_s: float, collective_timeout_s: float) -> None:
@@ -68,7 +65,6 @@ class StallWatch:
         self._network_tries = 0
 
     def take_beat(self, node: NodeBeat) -> None:
-        """Take a node's report on its ranks."""
         before, has_begun = self.nodes.get(node.host), self._has_begun()
         self.nodes[node.host] = node
         self.newest_beats.update({beat.rank: (node.host, beat) for beat in node.ranks})
@@ -83,12 +79,10 @@ class StallWatch:
             self._examination = None
 
     def take_examination(self, look: NodeExamination) -> None:
-        """Take a node's answer to an examination."""
         if self._examination is not None:
             self._examination.answers[look.host] = look
 
     def remove(self, host: str) -> None:
-        """Forget a node that has ended."""
         self.nodes.pop(host, None)
 
     def check(self, now: float) -> ExamineOrder | Verdict | None:
@@ -113,10 +107,7 @@ class StallWatch:
         return judge(looks, self._hosts, self._idle_s)
 
     def check_network(self, now: float) -> ExamineOrder | Verdict | None:
-        """Ask for an examination if the ranks of a moving run mostly wait; return the connection that is too slow.
-
-        None: the ranks don't wait, answers are missing, or no bytes wait to be sent.
-        """
+        """Ask for an examination if moving ranks mostly wait; return the connection on which bytes wait, if any."""
         if self._network_tries >= _MAX_TRIES or self._examines_stall or not self._has_begun():
             return None
         if self._examination is None:
@@ -138,10 +129,7 @@ class StallWatch:
         return self._examination is not None and self._examination.slow_steps is None
 
     def _slow_steps(self, now: float) -> SlowSteps | None:
-        """Return the steps of the window that ends now if ranks mostly waited in them.
-
-        None: the window isn't over, or a pause in it was far longer than its steps, as of a connection that was cut.
-        """
+        """Return the window's steps if ranks mostly waited in them; None before its end, or after another pause."""
         beats = {beat.rank: beat for beat in self._beats()}
         window = self._window
         if window is None or window.first_beats.keys() != beats.keys():

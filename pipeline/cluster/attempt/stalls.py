@@ -59,10 +59,7 @@ class SlowSteps(NamedTuple):
 def judge(looks: Sequence[RankExamination], hosts: Mapping[str, str], idle_s: float) -> Verdict:
     """Return which rank holds the run up, and why.
 
-    Args:
-        looks: one for each rank that answered, at least one.
-        hosts: address → label, of every node.
-        idle_s: seconds since a rank has moved.
+    ``looks``: one or more; ``hosts``: by address; ``idle_s``: so far.
     """
     verdict = _judge(sorted(looks, key=lambda look: look.beat.rank), hosts)
     return replace(verdict, text=f"no rank has moved for {idle_s:.0f} s: {verdict.text}")
@@ -85,10 +82,7 @@ def _judge(looks: Sequence[RankExamination], hosts: Mapping[str, str]) -> Verdic
 
 
 def is_hang(looks: Sequence[RankExamination]) -> bool:
-    """Return whether idle ranks of a script hang: one is stopped, or one waits in a collective.
-
-    Otherwise the script may wait for its user, a licence or a download, and go on by itself.
-    """
+    """Whether idle ranks of a script hang (stopped, or in a collective), as it may wait for its user or a download."""
     return any(_is_stopped(look) or _is_in_collective(look) for look in looks)
 
 
@@ -203,10 +197,7 @@ class _Connection(NamedTuple):
 
 
 def _slow_link(looks: Sequence[RankExamination], hosts: Mapping[str, str], head: str) -> Verdict | None:
-    """Return the verdict on the connection where bytes wait to be sent, blaming the host with most such connections.
-
-    None: there is no such connection. One whose receiver has many unread bytes doesn't count: a process is slow there.
-    """
+    """Return the verdict on the connection where bytes wait, unless its receiver leaves many unread: a slow process."""
     connections = [
         _Connection(look, hosts.get(socket.peer, socket.peer), socket)
         for look in looks
@@ -244,7 +235,6 @@ def _slow_link(looks: Sequence[RankExamination], hosts: Mapping[str, str], head:
 
 
 def _left_out_nccl(culprit: RankExamination, looks: Sequence[RankExamination], nccl: _NcclCounts) -> Verdict:
-    """Return the verdict on a rank that left out a collective, by NCCL's counts, and waits for something else."""
     others = [look for look in looks if nccl.waits(look)]
     return _skipped(
         culprit,

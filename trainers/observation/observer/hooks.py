@@ -155,11 +155,7 @@ _CODE_OF_ENVIRON = (
 
 
 def replace_stat(watch: Watch) -> None:
-    """Note checks for files by ``os.stat``: missing files, and existing files of the checkout.
-
-    ``os.path.exists`` calls ``os.stat``, opens nothing and raises no audit event, but its result may change what the
-    program computes.
-    """
+    """Note files by ``os.stat``, missing ones and those of the checkout: os.path.exists raises no audit event."""
     seen: set[Any] = set()
 
     def stat(path: Any, *args: Any, **options: Any) -> os.stat_result:
@@ -205,7 +201,6 @@ def replace_open(watch: Watch) -> None:
 
 
 def _replace(name: str, function: Any) -> None:
-    """Replace a function of ``os``."""
     original = getattr(os, name)
     function.__module__, function.__name__, function.__qualname__ = "os", name, name
     for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
@@ -269,13 +264,9 @@ def replace_torch_writer(watch: Watch) -> None:
 
 
 def begin(*, folder: str, zones: list[tuple[str, str]], notes: str, is_noting: bool, in_copy: bool) -> None:
-    """Set up a process that was started with ``folder``, and a ``sitecustomize.py`` in it, first on PYTHONPATH.
+    """Set up a process that has ``folder``, with this ``sitecustomize.py``, first on PYTHONPATH.
 
-    Args:
-        zones: (zone, real path of a folder).
-        notes: folder for the notes.
-        is_noting: note what the process reads.
-        in_copy: the process works in a copy of the project, and must import nothing from the project itself.
+    ``notes``: folder for them. ``in_copy``: nothing may be imported from the project itself.
     """
     if in_copy:
         leave_project(zones)
@@ -314,11 +305,7 @@ class _Finder:
 
 
 def compile_anew() -> None:
-    """Compile modules of source trees from their sources on each import, without byte code files.
-
-    Byte code identifies its source by size and time in seconds, so an edit within the same second would run the old
-    code.
-    """
+    """Import source trees without byte code, which names its source by size and second and may be older than an edit."""
     loader: Any = sys.modules["_frozen_importlib_external"].SourceFileLoader
     original_path_stats, standard = loader.path_stats, os.path.dirname(os.__file__) + "/"
 
@@ -331,11 +318,7 @@ def compile_anew() -> None:
 
 
 def leave_project(zones: Iterable[tuple[str, str]]) -> None:
-    """Remove the project's folders from ``sys.path``.
-
-    An editable install puts them there on one host and not on another, and a module that the snapshot lacks would be
-    imported from them.
-    """
+    """Remove the project's folders, of an editable install, from ``sys.path``: the snapshot alone counts."""
     watch = Watch(zones, "")
 
     def stays(entry: str) -> bool:

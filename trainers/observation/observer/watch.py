@@ -142,11 +142,9 @@ class Watch:
         return OUTSIDE, real
 
     def note(self, access: str, zone: str, inside: str, digest: Callable[[], str] | None = None) -> None:
-        """Append a line to this process's file of notes, unless it has this note.
+        """Append a line to this process's notes, once.
 
-        Args:
-            inside: the path inside the zone, or the name of a variable or module.
-            digest: returns the digest of the content that was read.
+        ``inside``: path inside the zone, or name of a variable or module.
         """
         key = access + " " + zone + " " + inside
         if key in self.noted or len(self.noted) >= _MOST_NOTES:
@@ -166,18 +164,13 @@ class Watch:
     # Files.
 
     def file_opened(self, path: str, flags: int) -> None:
-        """Note a file that is about to be opened."""
         if flags & CHANGES:
             self.file_written(path, is_read_too=not flags & os.O_TRUNC and flags & 3 != os.O_WRONLY)
         elif not flags & _DIRECTORY:
             self.file_read(path, OPEN_FAILED)
 
     def file_read(self, path: str, if_missing: str = "", is_link_target: bool = False) -> None:
-        """Note a file that is read.
-
-        Args:
-            if_missing: the access to note if there is no such file; '' for no note.
-        """
+        """Note a file that is read. ``if_missing``: the access to note if there is no such file."""
         folder, name = os.path.split(path)
         if path in self.skipped_files or not name or os.path.basename(folder) == "__pycache__":
             return
@@ -215,11 +208,7 @@ class Watch:
             return digest_of(path, as_stamp=self._hashed_bytes > _ALL_HASHED_BYTES)
 
     def source_opened_as_text(self, path: str) -> None:
-        """Note a source of the copy or the checkout that is opened other than by an import.
-
-        Code that reads its own text sees comments, which the key does not include. Reads by libraries and by modules
-        that show a source's lines do not count.
-        """
+        """Note a source that a program's code reads as text, with its comments, which the key does not include."""
         folder, name = os.path.split(path)
         zone, inside = self.locate(folder)
         reader = _caller_outside_standard_library(sys._getframe(_OBSERVED_CODE), _READERS_FOR_DISPLAY)
@@ -294,11 +283,9 @@ class Watch:
     # Names in folders.
 
     def folder_listed(self, path: Any, caller: str, all_names: bool) -> None:
-        """Note a folder that the program lists. The run's copy may lack it, or some of its modules, such as plug-ins.
+        """Note a folder that the program lists.
 
-        Args:
-            caller: file of the calling code; searches for a pattern have an event of their own.
-            all_names: listed by os.listdir, which code that copies trees does not use.
+        ``caller``: file of its code. ``all_names``: os.listdir, not os.scandir.
         """
         if isinstance(path, int):
             return
@@ -369,10 +356,7 @@ def _is_standard(source: str) -> bool:
 
 
 def _caller_outside_standard_library(frame: Any, excluded: tuple[str, ...] = ()) -> str:
-    """Return the file of the innermost frame outside of the standard library.
-
-    '' if there is none, or if a module of the standard library in ``excluded`` is nearer.
-    """
+    """Return the file of the innermost frame outside of the standard library; '' if an ``excluded`` one is nearer."""
     while frame is not None and _is_standard(frame.f_code.co_filename):
         if os.path.basename(frame.f_code.co_filename) in excluded:
             return ""
@@ -395,5 +379,4 @@ def as_text(value: Any) -> str:
 
 
 def absolute(path: Any) -> str:
-    """Return an absolute path."""
     return os.path.join(os.getcwd(), as_text(path))

@@ -20,9 +20,9 @@ _CUT_S = 0.2  # pause after a cut: readers look every 0.05 s, and must see it be
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Metrics of one step. ``time_s`` in unix seconds; ``step`` counts finished steps, ``epoch`` counts from 1.
+    """Metrics of one step, or (``of_end``) of the whole run.
 
-    ``of_end``: metrics of the whole run, at its last step.
+    ``time_s``: unix; steps are finished ones, epochs from 1.
     """
 
     time_s: float
@@ -63,26 +63,17 @@ class _RecordedRow(NamedTuple):
 class MetricsFile:
     """Appends rows, and moves rows of earlier attempts that this attempt logs again to the file ``aside``.
 
-    Rows of earlier attempts stay up to the first step that this attempt logs. A metric that it logs only later stays up
-    to that metric's first step.
-
-    ``last`` holds the newest value of each metric, ``step`` the highest step. ``left_out`` describes the NaN and
-    infinite values, which are not recorded. ``too_high`` is the first step that no tracker can store; it isn't recorded
-    either.
+    ``last``: the newest value of each metric. ``step``: the highest. ``left_out``: NaN and infinite values.
+    ``too_high``: the first step that no tracker can store.
     """
 
     def __init__(
         self, path: Path, *, aside: Path, say: Callable[[str], None], attempt: str = "", resumes: bool = False
     ) -> None:
-        """Raises OSError.
+        """Raises OSError. ``say``: called with a description of moved rows if none of them stays in ``path``.
 
-        Args:
-            path: metrics.jsonl, with the rows of earlier attempts if there are any.
-            aside: file for rows that this attempt replaces.
-            say: called with a description of the moved rows if no earlier row stays in ``path``.
-            attempt: id of this attempt, for its rows.
-            resumes: the script was given a checkpoint. One that wasn't may find a checkpoint by itself; it counts as
-                starting over if the first step that it logs isn't behind the earlier ones.
+        ``resumes``: the script was given a checkpoint. One that wasn't may find one by itself; it starts over if the
+        first step that it logs isn't behind the earlier ones.
         """
         self._path, self._attempt, self._resumes, self._aside, self._say = path, attempt, resumes, aside, say
         self.last: dict[str, float] = {}
@@ -167,7 +158,6 @@ class MetricsFile:
         self._logged |= set() if row.of_end else names
 
     def _move(self, moved: Sequence[_RecordedRow]) -> None:
-        """Move rows to the file ``aside``. Raises OSError."""
         if not moved:
             return
         self._aside.parent.mkdir(parents=True, exist_ok=True)
@@ -205,20 +195,13 @@ def _in_words(steps: Sequence[int]) -> str:
 
 
 def _starts_over(earlier: Sequence[_RecordedRow], row: Row) -> bool:
-    """Whether ``row`` stands at or before the first earlier row with one of its metrics.
-
-    Without one: before the first row of all. A script without a checkpoint then started from its beginning, and all
-    earlier rows may belong to another pass.
-    """
+    """Whether ``row`` stands at or before the first earlier row with one of its metrics, else before all rows."""
     first = next((old for old in earlier if old.names & row.metrics.keys()), earlier[0])
     return (row.epoch or 0, row.step) <= (first.epoch, first.step)
 
 
 def _last_pass(earlier: Sequence[_RecordedRow], names: Set[str]) -> int:
-    """Return the index at which the last pass over the steps begins: a script may count steps anew in each epoch.
-
-    Only metrics of these names count, or all if none of them is there.
-    """
+    """Return where the last pass over the steps begins, by ``names``: a script may count anew in each epoch."""
     last: dict[str, int] = {}
     begins: dict[str, int] = {}
     for index, row in enumerate(earlier):
@@ -230,7 +213,6 @@ def _last_pass(earlier: Sequence[_RecordedRow], names: Set[str]) -> int:
 
 
 def _rows_of(path: Path) -> Iterator[_RecordedRow]:
-    """Yield a row for each complete, valid line."""
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         if line.endswith("\n"):
             with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -238,7 +220,6 @@ def _rows_of(path: Path) -> Iterator[_RecordedRow]:
 
 
 def _recorded_row(line: str) -> _RecordedRow:
-    """Raises ValueError, KeyError, TypeError, AttributeError, RecursionError: it isn't a row."""
     content = json.loads(line)
     names = frozenset(content["metrics"].keys())
     return _RecordedRow(int(content["step"]), int(content.get("epoch") or 0), names, line)

@@ -42,15 +42,9 @@ class PrintedRows(NamedTuple):
 def printed_rows(
     log_dir: Path, began_s: float, kept_lines: Path | None = None, saved: Sequence[Path] = ()
 ) -> PrintedRows:
-    """Return the metrics that rank 0 printed. stdout comes before stderr.
+    """Return the metrics that rank 0 printed, with times spread over the attempt; stdout comes before stderr.
 
-    Lines have no times: they are spread from the start of the attempt to the end of each file.
-
-    Args:
-        log_dir: torchrun's, with files for each rank in ``*/attempt_*/<local rank>/``.
-        began_s: the start of this attempt in unix seconds.
-        kept_lines: the file that ``keep_lines`` wrote; None or a missing file: there was no earlier attempt.
-        saved: folders in which the script's checkpoints may lie.
+    ``log_dir``: torchrun's. ``kept_lines``: of ``keep_lines``. ``saved``: folders with the script's checkpoints.
     """
     steps_per_epoch = _steps_per_epoch(saved)
     attempts = _kept_attempts(kept_lines) if kept_lines is not None else []
@@ -74,10 +68,9 @@ def printed_rows(
 
 
 def keep_lines(run_dir: Path, began_s: Mapping[int, float]) -> None:
-    """Store the lines with metrics that earlier attempts printed, for the rows of the next attempt. Raises OSError.
+    """Store lines with metrics of earlier attempts (number → start in unix seconds) for the next one.
 
-    Args:
-        began_s: number of an attempt → its start in unix seconds.
+    Raises OSError.
     """
     kept = list[str]()
     for attempt, start_s in sorted(began_s.items()):
@@ -272,13 +265,9 @@ _SUMMARY = re.compile(r"\s*\*\s")
 
 @dataclass(frozen=True)
 class PrintedLine:
-    """One line with metrics.
+    """One line with metrics. ``epochs``: passed ones, if they have a fraction. ``step``: of ``steps`` of its epoch.
 
-    Attributes:
-        epoch: the epoch that it names; of a line with ``epochs`` the one under way.
-        step: of ``steps`` in its epoch, or of the run; None: not in the line.
-        epochs: how many epochs have passed, of a line that has it with a fraction.
-        split: train, val, … with which the line begins, or whose lines it sums up; '' without one.
+    ``split``: train, val, … with which the line begins, or whose lines it sums up; '' without one.
     """
 
     metrics: Mapping[str, float]
@@ -297,11 +286,7 @@ class PrintedLine:
 
 
 def parse_line(text: str, split_before: str = "") -> PrintedLine:
-    """Return the metrics of one line, and its epoch and step. A name with two different values is left out.
-
-    Args:
-        split_before: of the line with metrics before it, which a line that begins with a star sums up.
-    """
+    """Return a line's metrics, but for names with two values, epoch and step. ``split_before``: of the line before."""
     if len(text) > _LONGEST_CHARACTERS:
         return PrintedLine({})
     text = _COLOURS.sub("", text)

@@ -58,10 +58,7 @@ def _mlflow_store(logged: Path) -> Path:
 
 
 def mlflow_variables(logged: Path) -> dict[str, str]:
-    """Return variables for accelerate, transformers and others that log to MLflow by themselves.
-
-    Without them, MLflow would put its files into the working directory.
-    """
+    """Return variables for libraries that log to MLflow by themselves: not into the working directory."""
     return {"MLFLOW_TRACKING_URI": _mlflow_store(logged).as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
 
 
@@ -89,10 +86,7 @@ class Recorder:
     ) -> None:
         """Start to record.
 
-        Args:
-            logged: file that the module paceline writes.
-            log_dir: torchrun's, with a file per rank.
-            resumes, aside, say: see MetricsFile.
+        ``logged``: the file of the module paceline; ``log_dir``: torchrun's; others: see MetricsFile.
         """
         self.metrics = MetricsFile(run_dir / run_folder.METRICS, aside=aside, say=say, attempt=attempt, resumes=resumes)
         self._logged = Logged(logged, lambda: self.metrics.step)
@@ -129,11 +123,7 @@ class Recorder:
                 self.recorded = True
 
     def read_printed(self) -> tuple[list[str], int]:
-        """At the end of a script that reported no metric: record the metrics in its printed lines. Raises OSError.
-
-        Returns:
-            The names of the metrics, and how many rows earlier attempts had printed.
-        """
+        """Record printed metrics, if there are no others; return their names, and the number of earlier attempts' rows."""
         if self._printed is None or self.metrics.step is not None:
             return [], 0
         rows = printed_rows(self._printed, self._began_s, self._earlier_printed, self._saved)
@@ -175,10 +165,7 @@ def metric_files_of(run_dir: Path, earlier: Mapping[Path, int] | None = None) ->
 
 
 def keep_unrecorded(run_dir: Path) -> None:
-    """Append rows that the last attempt did not record to its log of ``paceline.log``, which the next attempt records.
-
-    Call it before the files are moved. An unfinished line is left out, because nobody completes it. Raises OSError.
-    """
+    """Append rows that the last attempt did not record to its log, which the next one records. Raises OSError."""
     note, logged = _work_folder(run_dir) / run_folder.EARLIER, _work_folder(run_dir) / run_folder.LOGGED
     try:
         value = json.loads(note.read_text(encoding="utf-8"))
@@ -215,7 +202,6 @@ def _unrecorded(row: Row, known: Counter[_Value]) -> dict[str, float]:
 
 
 def _recorded_values(metrics: Path) -> Iterator[_Value]:
-    """Yield the values in metrics.jsonl."""
     text = metrics.read_text(encoding="utf-8", errors="replace") if metrics.exists() else ""
     for line in text.splitlines():
         try:
@@ -228,12 +214,9 @@ def _recorded_values(metrics: Path) -> Iterator[_Value]:
 
 
 def add_matches(run_dir: Path, pattern: str, earlier_pattern: str = "") -> None:
-    """Add the matches of a pattern in a finished run's logs to metrics.jsonl and summary.json.
+    """Add a pattern's matches in a finished run's logs, in place of those of ``earlier_pattern``.
 
-    The metrics of ``earlier_pattern`` are removed.
-
-    Raises:
-        OSError, ValueError: the folder isn't that of a script that has ended well, or can't be written.
+    Raises OSError, ValueError.
     """
     metrics, summary = run_dir / run_folder.METRICS, run_dir / run_folder.SUMMARY
     results = _json(summary)

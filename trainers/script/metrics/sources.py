@@ -22,10 +22,7 @@ _STEPS = ("step", "global_step", "iteration", "iter")
 
 
 class _MetricNames:
-    """Names of metrics by file. If a second file has a metric of the same name, its name gets the file's name in front.
-
-    ``val/loss`` is ``loss`` of val.jsonl.
-    """
+    """Names of metrics by file: a second file's ``loss`` is ``val/loss``, if it is called val.jsonl."""
 
     def __init__(self, files: FilesBelow) -> None:
         self._files = files
@@ -69,11 +66,7 @@ class JsonLines:
 
 
 class CsvTables:
-    """``*.csv`` with a column of steps or epochs: the other columns' numbers are metrics.
-
-    The column is ``step``, ``global_step``, ``iteration`` or ``iter``, else ``epoch``, as Lightning's CSVLogger and
-    timm's summary.csv have it.
-    """
+    """``*.csv`` with a column of steps or, as Lightning's and timm's, epochs: the other columns' numbers are metrics."""
 
     def __init__(self, files: FilesBelow) -> None:
         """Skips the rows that earlier attempts left."""
@@ -174,11 +167,7 @@ _LIGHTNINGS_PLACEHOLDER = "hp_metric"  # its TensorBoardLogger writes -1 for a s
 
 
 class EventFiles:
-    """TensorBoard's event files.
-
-    Tags of the first folder keep their names; tags of another folder get its name in front (``add_scalars`` and several
-    writers make further folders).
-    """
+    """TensorBoard's event files; tags of a further folder get its name in front (``add_scalars`` makes such folders)."""
 
     def __init__(self, files: FilesBelow) -> None:
         """Skips the files that earlier attempts left, because TensorBoard never continues a file."""
@@ -218,10 +207,7 @@ class EventFiles:
 
 
 class MlflowFiles:
-    """The files of a script's own MLflow (of accelerate, transformers or its own calls).
-
-    A file per metric in ``<experiment>/<run>/metrics/`` has lines of time (ms), value and step.
-    """
+    """The files of a script's own MLflow: ``<experiment>/<run>/metrics/NAME`` with lines of time (ms), value, step."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -243,10 +229,7 @@ class MlflowFiles:
 
 
 class PatternLines:
-    """Rank 0's lines, searched for a pattern whose named groups are metrics, ``step`` and ``epoch``.
-
-    Without ``step``, the matches are counted from 1.
-    """
+    """Rank 0's lines, searched for a pattern's groups: metrics, ``step`` (else matches are counted) and ``epoch``."""
 
     def __init__(self, pattern: str, log_dir: Path) -> None:
         """``log_dir``: torchrun's, with a file per rank in ``*/attempt_*/<local rank>/``."""
@@ -262,7 +245,6 @@ class PatternLines:
                 yield from self.rows_in_line(line.decode("utf-8", "replace"), time.time())
 
     def rows_in_line(self, line: str, time_s: float) -> Iterator[Row]:
-        """Yield the rows of one line."""
         for match in self._pattern.finditer(line):
             yield from self._row(match.groupdict(), time_s)
 
@@ -295,7 +277,6 @@ class Logged:
         self.notes: dict[str, None] = {}
 
     def rows(self, *, last: bool) -> Iterator[Row]:
-        """Yield the rows since the last call."""
         for line in self._file.lines():
             try:
                 value = json.loads(line)
@@ -324,10 +305,7 @@ class GrowingFile:
         self._ends = re.compile(b"[" + ends + b"]")
 
     def lines(self, until_bytes: int | None = None) -> list[bytes]:
-        """Return the complete lines since the last call, up to a position in the file (None: its end).
-
-        A file that was cut is read from its beginning.
-        """
+        """Return the complete lines since the last call, up to a position; all of a file that was cut."""
         try:
             with self.path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
@@ -348,9 +326,9 @@ class GrowingFile:
 
 
 class FilesBelow:
-    """Files of metrics below several folders: ``*.jsonl``, ``*.csv``, TensorBoard's event files.
+    """Files of metrics below several folders: ``*.jsonl``, ``*.csv``, TensorBoard's.
 
-    A folder may hold a whole data set. A listing that takes long is repeated after fifty times that time.
+    A slow listing is made less often.
     """
 
     def __init__(self, *folders: Path, earlier: Mapping[Path, int] | None = None) -> None:
@@ -374,7 +352,6 @@ class FilesBelow:
         return [path for path in self._paths if fnmatch(path.name, pattern) and path.is_file()]
 
     def shown(self, path: Path) -> str:
-        """Return the path relative to the folder that contains it."""
         return next(path.relative_to(folder).as_posix() for folder in self._folders if path.is_relative_to(folder))
 
 

@@ -24,7 +24,7 @@ _REPORT_S = 1.0
 
 
 def try_writing(workdir: str) -> None:
-    """Write and remove a file, so that a missing, full or read-only home is reported before anything starts.
+    """Write and remove a file: a missing, full or read-only home is to fail before anything starts.
 
     Raises OSError, SystemExit.
     """
@@ -155,10 +155,7 @@ def is_unpacking(folder: str) -> bool:
 
 
 def idle_s(folder: str) -> float:
-    """Return the seconds since the last write.
-
-    A living supervisor writes twice per second, and the stream to a connected controller once.
-    """
+    """Return the seconds since the last write: a supervisor writes twice per second, a controller's stream once."""
     times = [0.0]
     for name in ("", "agent", "agent/beat", "agent/lease", "checkpoints"):
         with contextlib.suppress(OSError):

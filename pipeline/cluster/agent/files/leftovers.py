@@ -26,10 +26,7 @@ Stamps = dict[str, list[int]]
 
 
 def remove_leftovers(request: StartRequest, node: NodeStart) -> None:
-    """Remove half-unpacked files of dead processes below the workdir, and the folders of earlier attempts of this run.
-
-    The controller decides about other runs (pipeline/cluster/starts.py).
-    """
+    """Remove half-unpacked files of dead processes, and the folders of earlier attempts of this run."""
     runs = os.path.dirname(os.path.dirname(node.run_dir))
     remove_half_unpacked(os.path.dirname(runs))
     for folder in glob.glob(os.path.join(glob.escape(runs), "*", "node*")):
@@ -49,7 +46,6 @@ def tidy_workdir(request: ProbeRequest, workdir: str) -> tuple[LeftFolder, ...]:
 
 
 def attempts_left(workdir: str, own_identity: str) -> tuple[LeftFolder, ...]:
-    """Return the folders of attempts that no process uses."""
     folders = sorted(glob.glob(os.path.join(glob.escape(workdir), "runs", "*", "node*")))
     unused = [
         folder
@@ -68,7 +64,6 @@ def attempts_left(workdir: str, own_identity: str) -> tuple[LeftFolder, ...]:
 
 
 def run_name_of(folder: str) -> str:
-    """Return ``RUN ID/node0``."""
     return "/".join(folder.split("/")[-2:])
 
 
@@ -77,10 +72,7 @@ def is_run_name(name: str) -> bool:
 
 
 def is_in_use(folder: str, own_identity: str) -> bool:
-    """Whether an attempt's agent or a rank lives, it may be starting, or a controller was heard a moment ago.
-
-    Of an attempt on another host, which shares this home, only the age is known.
-    """
+    """Whether an agent or a rank lives there, a start is under way, or a controller was heard; by age on another host."""
     entry = read_record(RegistryEntry, os.path.join(folder, "agent", "agent.json"))
     if entry is None:
         return idle_s(folder) < LONGEST_START_S

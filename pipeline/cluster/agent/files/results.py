@@ -25,10 +25,7 @@ _WORK = "work/"  # working directories of scripts, in a run folder
 
 
 def collect(request: CollectRequest) -> None:
-    """Send files of the run folder as a tar between two answer lines, ``TarHead`` and ``TarTrailer``.
-
-    Too large working directories stay here, and so do files that could not be sent at the end of an attempt.
-    """
+    """Send files of the run folder as a tar between two answer lines, ``TarHead`` and ``TarTrailer``."""
     run_dir = own_node(request.nodes, request.access).run_dir
     until_s = request.until_s if request.settled_s is None else time.time() - request.settled_s
     stamps = read_stamps(os.path.join(run_dir, request.stamps_file)) if request.stamps_file else {}
@@ -48,7 +45,6 @@ def collect(request: CollectRequest) -> None:
 
 
 def matching(run_dir: str, pattern: str) -> list[str]:
-    """Return the paths that a pattern of the run folder matches."""
     return sorted(glob.glob(os.path.join(glob.escape(run_dir), pattern)))
 
 
@@ -59,16 +55,10 @@ def mark_to_stay(work: list[str]) -> None:
 
 
 class RunArchive:
-    """A tar of files of the run folder.
+    """A tar of files of the run folder; links are sent as files, because the controller accepts nothing else.
 
-    Links to files are sent as files, because the controller accepts nothing else.
-
-    Args:
-        until_s: unix time; files written later are left out, because they may be incomplete. None: all are sent.
-        stamps: files that have their stamp are left out.
-
-    Attributes:
-        unsent: name of a file that could not be sent → why.
+    ``until_s``: unix time; files written later may be incomplete and are left out. ``stamps``: files that have their
+    stamp are left out. ``unsent``: name of a file that could not be sent → why.
     """
 
     def __init__(self, run_dir: str, until_s: float | None, stamps: Stamps) -> None:
@@ -112,10 +102,7 @@ class RunArchive:
         return self.stamps.get(name) != [status.st_size, status.st_mtime_ns]
 
     def _below(self, name: str) -> Iterator[tuple[str, bool]]:
-        """Yield a file, or a folder and all that lies in it, each with whether it is a folder.
-
-        Links to folders and to nothing are skipped. Anything else, unreadable, or outside of the run folder is noted.
-        """
+        """Yield files and folders (name, is a folder) below a name; note in ``unsent`` what can't be sent."""
         path = os.path.join(self.run_dir, name)
         try:
             is_link, mode = os.path.islink(path), os.stat(path).st_mode
@@ -140,7 +127,6 @@ class RunArchive:
 
 
 def leads_out_of(folder: str, path: str) -> bool:
-    """Whether a link leads out of a folder."""
     return not os.path.realpath(path).startswith(os.path.join(os.path.realpath(folder), ""))
 
 

@@ -49,10 +49,9 @@ class Login(NamedTuple):
 
 # --------------------------------------------------------------------------------------------------- the command (pure)
 def command(container: Container, program: list[str], *, cwd: str, mounts: dict[str, bool], login: Login) -> list[str]:
-    """Return the engine's command that runs ``program`` with this process's stdin and stdout. Pure.
+    """Return the engine's command for ``program``.
 
-    Args:
-        mounts: folder or file of the host, which has the same path in the container → whether it can be written.
+    ``mounts``: path, the same inside → whether it can be written. Pure.
     """
     bound = [
         f"type=bind,{csv_field(f'source={path}')},{csv_field(f'destination={path}')}{'' if writes else ',ro'}"
@@ -97,15 +96,9 @@ def this_login() -> Login:
 
 # ------------------------------------------------------------------------------------------------------------ the image
 def find_image(name: str, workdir: str, *, gpus: bool, mounts: Iterable[str]) -> Container:
-    """Return the container for the image of this name, by the first engine that has the image.
+    """Return the container for an image, by the first engine that has it. Raises SystemExit with the remedy.
 
-    Args:
-        name: of podman and docker, or the path of a file for apptainer and singularity.
-        gpus: whether the ranks use the GPUs.
-        mounts: configured folders and files that the ranks see.
-
-    Raises:
-        SystemExit: no engine is here, or none has the image; names the command that mends it.
+    ``name``: of podman and docker, or the path of a file for apptainer and singularity.
     """
     if not LINUX:
         raise SystemExit(f"is no Linux, and the ranks' container shares its process ids (cluster.container={name})")
@@ -123,7 +116,6 @@ def find_image(name: str, workdir: str, *, gpus: bool, mounts: Iterable[str]) ->
 
 
 def engines_here(names: tuple[str, ...], image: str) -> list[str]:
-    """Return the engines that are installed here. Raises SystemExit: none is."""
     engines = [path for path in map(shutil.which, names) if path]
     if not engines:
         lacking = " and no ".join(names)
@@ -197,10 +189,7 @@ def of_run(planned: Container, mark: str) -> Container:
 
 
 def begin(container: Container, node: NodeStart, env: dict[str, str], output: int) -> subprocess.Popen[bytes]:
-    """Start a run's container, whose first process becomes torchrun. Raises OSError, SystemExit.
-
-    It sees the run's folder, what that folder's links lead to (read-only), and the configured folders and files.
-    """
+    """Start a run's container, whose first process becomes torchrun. Raises OSError, SystemExit."""
     run_dir, data_dir = node.run_dir, node.data_dir
     links = [os.path.realpath(entry.path) for entry in os.scandir(run_dir) if entry.is_symlink()]
     read_only = [path for path in [*links, data_dir] if path and os.path.exists(path)]
@@ -236,9 +225,9 @@ def exit_code(code: int) -> int:
 
 
 def not_started(container: Container, code: int, first: int | None) -> str:
-    """Return the message that the engine started no container; '' if the exit code is that of the program in it.
+    """Return the message that no container was started; '' if the exit code is the program's.
 
-    ``first``: the first process in the container that was seen.
+    ``first``: its first process.
     """
     engine = os.path.basename(container.engine)
     return f"{engine} started no container (exit code {code})" if first is None and code in _NOT_STARTED else ""

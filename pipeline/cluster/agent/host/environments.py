@@ -46,10 +46,7 @@ def place_of(request: FindEnvironmentRequest | MakeEnvironmentRequest) -> str:
 
 
 def make_environment(request: MakeEnvironmentRequest) -> None:
-    """Install the lock into a new environment; reports each second how many distributions are installed.
-
-    After a failure the answer holds the installer's last lines, and ``repeat``, a shell command that does the same.
-    """
+    """Install the lock into a new environment; report each second how many distributions are installed."""
     place = place_of(request)
     if sys.version_info[:2] < OLDEST:
         raise SystemExit(f"{sys.executable} is Python {sys.version.split()[0]}, and 3.11 or newer is needed")
@@ -148,5 +145,4 @@ def end_command(child: subprocess.Popen[bytes]) -> None:
 
 
 def count_of(folder: str) -> int:
-    """Return the number of installed distributions."""
     return len(glob.glob(os.path.join(glob.escape(folder), "lib", "python*", "site-packages", "*.dist-info")))

@@ -52,9 +52,9 @@ def _gpus_present() -> int:
 
 
 def nvidia_smi(limit_s: float) -> NvidiaSmi | None:
-    """Return nvidia-smi's output for each of _SMI_QUERIES, errors included; None without nvidia-smi.
+    """Return nvidia-smi's output by query; None without it.
 
-    A query that exceeds ``limit_s`` is left out without waiting for its end, because a hanging driver may block it.
+    A query that a hanging driver blocks for ``limit_s`` is left out.
     """
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -117,10 +117,7 @@ def count_cpus() -> int:
 
 
 def hardware(cpuinfo: str = "/proc/cpuinfo") -> Hardware:
-    """Return models of CPU and GPUs and the GPU driver's version from system files.
-
-    A hypervisor may give many processors one name, so the numbers of family, model and stepping are returned too.
-    """
+    """Return models of CPU and GPUs and the GPU driver's version; numbers too, as a hypervisor may hide a CPU's name."""
     lines = _seen(r"^(.+?)[ \t]*:[ \t]*(.*)$", [cpuinfo])
     cpu = dict(reversed(lines))  # of the first processor
     numbers = [("vendor_id", "cpu family", "model", "stepping"), ("CPU implementer", "CPU part", "CPU variant")]
@@ -139,11 +136,7 @@ def hardware(cpuinfo: str = "/proc/cpuinfo") -> Hardware:
 
 
 def can_bind_numa(system: str = "/sys") -> bool:
-    """Return whether torchrun can bind each rank to the cores near its GPU.
-
-    It can if numactl exists, the system knows the NUMA node of each NVIDIA device, and this process may use cores of
-    all these nodes.
-    """
+    """Return whether torchrun can bind ranks to the cores near their GPUs: numactl exists, and these may be used."""
     if shutil.which("numactl") is None:
         return False
     try:
@@ -180,7 +173,6 @@ def limits() -> Limits:
 
 
 def shared_memory_free_bytes(folder: str = "/dev/shm") -> int | None:
-    """Return the free bytes of the file system for shared memory."""
     if not os.path.isdir(folder):
         return None
     disk = os.statvfs(folder)
@@ -194,10 +186,7 @@ def memory_available_bytes(table: str = "/proc/meminfo") -> int | None:
 
 
 def control_group(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> ControlGroup:
-    """Return the tightest limits of this process's control groups up to the root.
-
-    Reads versions 1 and 2 of Linux' interface.
-    """
+    """Return the tightest limits of this process's control groups up to the root (Linux' versions 1 and 2)."""
     paths = control_groups(own)
     cpus: list[float] = []
     memory: list[tuple[int, int]] = []  # limit and use
@@ -227,10 +216,7 @@ def _cpu_limit(quota: str, period: str) -> list[float]:
 
 
 def _memory_limit_and_use(folder: str, limit_file: str, use_file: str) -> list[tuple[int, int]]:
-    """Return limit and use in bytes; empty without a limit, which version 1 writes as a number near 2^63.
-
-    The use excludes cached file contents, which the kernel drops when it needs the room.
-    """
+    """Return limit and use without caches, in bytes; empty without a limit (in version 1 near 2^63)."""
     limit, used = read_text(f"{folder}/{limit_file}"), read_text(f"{folder}/{use_file}")
     if not (limit.isdecimal() and used.isdecimal() and int(limit) < 1 << 60):
         return []

@@ -69,7 +69,6 @@ class OwnNameLookup:
 
 
 def links(root: str = "/sys/class/net") -> dict[str, NetworkLink]:
-    """Return the network interfaces by name."""
     by_name = {}
     for folder in glob.glob(f"{root}/*/"):
         by_name[os.path.basename(folder[:-1])] = NetworkLink(

@@ -43,12 +43,9 @@ def reach(request: ReachRequest) -> None:
 
 
 def check_reach(nodes: Sequence[ListeningNode], me: int, hello: str, answer: str, slow_s: float = 0.0) -> Json:
-    """Listen on this node's ports, and connect to the ports of all others at once.
+    """Listen on this node's ports, and connect to those of all others.
 
-    Args:
-        hello: the greeting of a node.
-        answer: the reply that only nodes of this check know, followed by the node's number.
-        slow_s: seconds that a login may take.
+    ``answer``: what only nodes of this check reply.
     """
     return ReachCheck(nodes, me, hello, answer, LIMIT_S + slow_s).run()
 
@@ -172,11 +169,7 @@ class ReachCheck:
         return ("refused", False) if refused else (why, True)
 
     def greet(self, one: socket.socket, node: int, port: int, until: float) -> tuple[str, bool]:
-        """Check that the expected node answers, and that it gets more than one packet.
-
-        If routers drop large packets and their error messages are lost, connections open but the first gradients never
-        arrive.
-        """
+        """Check that the right node answers, and gets more than one packet, as gradients do."""
         with contextlib.suppress(OSError):  # the other side has closed it
             one.sendall(f"{self.hello} {self.me}\n".encode())
         word, _, number = read_line(one, until).partition(" ")
@@ -223,11 +216,7 @@ def unresolved(error: Exception) -> str:
 
 
 def open_listeners(address: str, port: int) -> list[socket.socket]:
-    """Listen at the node's address. Raises OSError: the port is taken.
-
-    Listens at all addresses if it is not one of its own interfaces (behind a NAT) or doesn't resolve, which connecting
-    nodes will report.
-    """
+    """Listen at the node's address, or at all if it isn't one of its own (NAT). Raises OSError: the port is taken."""
     try:
         return bind_listeners(address, port)
     except (OSError, UnicodeError) as error:

@@ -33,11 +33,7 @@ def torch_versions() -> tuple[str | None, str | None]:
 
 
 def packages(named: Sequence[str]) -> dict[str, str]:
-    """Return name → version of this interpreter's packages, from folder names alone, because reading files takes long.
-
-    For packages in ``named`` that came from no index, the version includes a digest of the content, as in the run's
-    key.
-    """
+    """Return name → version of the packages by folder names alone; those of ``named`` from no index with a digest."""
     versions: dict[str, str] = {}
     wanted = {normal(name) for name in named}
     for folder in reversed([path for path in sys.path if os.path.isdir(path)]):  # the first on the path counts
@@ -77,10 +73,7 @@ def normal(name: str) -> str:
 
 
 def modules(names: Sequence[str], python_path: Sequence[str]) -> dict[str, str]:
-    """Return the modules of ``names`` (dotted) that a rank could import → the version of their distribution.
-
-    Nothing is imported. ``python_path`` are the folders of the ranks' PYTHONPATH.
-    """
+    """Return the modules of ``names`` that a rank could import → version of their distribution; none is imported."""
     if not names:  # usual: the names of folders show the distributions
         return {}
     path = [*python_path, *(entry for entry in sys.path if is_installed(entry))]
@@ -120,10 +113,7 @@ def version_of_module(name: str, path: list[str]) -> str:
 
 
 def software(names: Sequence[str], python_path: Sequence[str]) -> dict[str, object]:
-    """Return this interpreter, torch's versions, the installed packages, and the importable modules among ``names``.
-
-    The modules are those that no distribution is named after.
-    """
+    """Return Python, torch's versions, packages, and modules of ``names`` that no distribution is named after."""
     installed = packages(names)
     others = [name for name in names if normal(name) not in installed]
     torch, cuda = torch_versions()

@@ -23,10 +23,7 @@ Counters = tuple[float, float, int, int]
 
 
 class UsageSampler:
-    """Samples the load at most every EVERY_S; calls of ``look`` in between share one sample.
-
-    ``folder`` lies on the disk that is measured.
-    """
+    """Samples the load, and that of the disk of ``folder``, at most every EVERY_S."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

@@ -70,13 +70,6 @@ def examine(node: NodeStart, order: ExamineOrder) -> NodeExamination:
 
 
 def _examine_rank(folder: str, beat: RankBeat, cpu_before_s: float, stacks_bytes: int | None) -> RankExamination:
-    """Return what can be seen of one rank.
-
-    Args:
-        folder: of its files.
-        cpu_before_s: its processor time at the beginning of the window.
-        stacks_bytes: where its new stacks begin in their file; None: it wasn't asked for them.
-    """
     pid = beat.pid
     state, cpu_s = _state_and_cpu_s(pid)
     if holder := _stopped_around(pid):  # the reason itself: it stands in the rank's place, to be named
@@ -110,10 +103,7 @@ def _stopped_around(pid: int) -> int | None:
 
 
 def _request_stacks(folder: str, beat: RankBeat) -> int | None:
-    """Send the signal at which the rank writes its stacks; return where the new ones begin in its file.
-
-    None: it has no handler for it, and would end.
-    """
+    """Ask the rank for its stacks; return where they begin in its file. None: it has no handler, and would end."""
     try:
         size = os.path.getsize(os.path.join(folder, STACKS))
         if not LINUX or _catches(beat.pid, STACKS_SIGNAL):
@@ -180,15 +170,11 @@ _stacks_at = [0.0]  # monotonic time when ranks last wrote their stacks, which i
 
 
 def note_stacks() -> None:
-    """Note that ranks are writing their stacks."""
     _stacks_at[0] = time.monotonic()
 
 
 def read_beats(node: NodeStart) -> list[tuple[str, RankBeat]]:
-    """Return (folder of the rank's files, heartbeat) of each readable rank.
-
-    ``FILE`` there is a link to a memory file of the rank, so it is gone with the rank's process.
-    """
+    """Return (folder of the rank's files, heartbeat) of each rank whose process lives."""
     beats = []
     ranks = os.path.join(glob.escape(node.state_dir), "ranks/*/attempt_*/*")
     for path in sorted(glob.glob(os.path.join(ranks, FILE))):
@@ -211,10 +197,10 @@ def read_beats(node: NodeStart) -> list[tuple[str, RankBeat]]:
 
 
 class RankBeats:
-    """The heartbeats of a node's ranks. For a script, ``moves`` counts the calls of ``read`` that found new work of it.
+    """The heartbeats of a node's ranks. A script's ``moves`` count the calls of ``read`` that found new work of it:
 
-    Work is processor time, bytes read or written and pages read from a disk, by the rank and its children; wake-ups of
-    its main thread; a printed line or a metric, which count for all ranks.
+    processor time, bytes read or written, and pages read from a disk, by the rank and its children; wake-ups of its
+    main thread; a printed line or a metric, which count for all ranks.
     """
 
     def __init__(self, node: NodeStart) -> None:
@@ -224,7 +210,6 @@ class RankBeats:
         self._sizes: dict[str, int] = {}  # of files that grow when a rank prints
 
     def read(self) -> list[RankBeat]:
-        """Return each readable rank's heartbeat."""
         beats = [beat for _, beat in read_beats(self._node)]
         wrote = any(beat.phase == Phase.RUNNING_A_SCRIPT for beat in beats) and self._wrote()
         return [self._script_beat(beat, wrote) if beat.phase == Phase.RUNNING_A_SCRIPT else beat for beat in beats]
@@ -240,9 +225,9 @@ class RankBeats:
         return beat._replace(moves=moves, for_s=round(now - since, 3))
 
     def _wrote(self) -> bool:
-        """Whether a rank printed or logged a metric since the last call; checkpoints count as written bytes.
+        """Whether a rank printed or logged since the last call.
 
-        The node's log isn't looked at, because the agent's own lines (of a stopped process) are in it, too.
+        The log isn't looked at: it has lines of the agent's.
         """
         state = self._node.state_dir
         paths = glob.glob(os.path.join(glob.escape(state), RANK_OUTPUTS))
@@ -326,10 +311,7 @@ def request_dump(folder: str, rank: int) -> str | None:
 
 
 def read_dump(dump: str, until: float) -> tuple[Collectives, ...]:
-    """Return the collectives of each process group: started, ended, the first unfinished one and its place in the code.
-
-    Empty if no complete dump exists by ``until`` (of ``time.monotonic``).
-    """
+    """Return the collectives of each process group; empty if no complete dump exists by ``until`` (monotonic)."""
     while True:
         with contextlib.suppress(OSError, *_DAMAGED), open(dump, "rb") as file:
             return _collectives_of(_Plain(file).load())

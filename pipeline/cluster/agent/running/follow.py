@@ -34,10 +34,7 @@ _BEAT_S = 1.0
 
 
 def follow(request: FollowRequest) -> None:
-    """Stream the log, rank 0's metrics and the end; renew the lease by heartbeats from stdin.
-
-    One line per second reports the ranks' states. Streams can be resumed from the byte offsets of their lines.
-    """
+    """Stream the log, rank 0's metrics, states and the end, from byte offsets on; heartbeats on stdin renew the lease."""
     node = own_node(request.nodes, request.access)
     controller = Controller(node)
     in_thread(controller.listen, on_error=leave)
@@ -65,11 +62,7 @@ class Controller:
         self.examinations: list[NodeExamination] = []  # complete ones, to be sent
 
     def listen(self) -> None:
-        """Renew the lease while the controller sends heartbeats, and follow its orders.
-
-        ``stop`` makes the supervisor end the run; ``prune`` leaves a file that rank 0 looks for at the end of an epoch;
-        ``examine {order}`` begins an examination of the ranks.
-        """
+        """Renew the lease by heartbeats, and follow orders: ``stop``, ``prune`` (for rank 0), ``examine {order}``."""
         lease = os.path.join(self.node.state_dir, "lease")
         touch(lease)
         touch(os.path.join(self.node.state_dir, "attached"))

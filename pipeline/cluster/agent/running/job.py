@@ -42,10 +42,7 @@ KEEP_S = 30.0  # nodes are kept after a bad end, so that the next attempt needn'
 
 
 def job(request: JobRequest) -> None:
-    """Serve until the controller releases this node, or is silent for too long.
-
-    A node whose part has ended well stays too, because other parts may have failed, and another start needs it.
-    """
+    """Serve until the controller releases this node or is silent for too long, also after a good end of its part."""
     Orphans.adopt()
     node = JobNode(request)
     secrets = node.scheduler.secrets(request)
@@ -188,7 +185,6 @@ class JobNode:
                 supervisor.end("stopped")
 
     def examine(self, run_id: str, node: NodeStart, order: ExamineOrder) -> None:
-        """Report an examination of the ranks."""
         examination = examine(node, order)
         with contextlib.suppress(OSError):
             self.report(run_id=run_id, examination=examination)

@@ -23,10 +23,8 @@ _SCRIPT_ENDED = re.compile(r"paceline: error: .* ended with exit code (\d+)")
 class NodeOutput:
     """Merges the files of this node's ranks into ``log``, a line ``RANK | text`` each; ``- | text`` is torchrun's.
 
-    Attributes:
-        last_lines: torchrun's newest lines.
-        exits: local rank → how torchrun reported its end.
-        script_code: exit code of a script without torchrun, by its parent's last line; 0: it didn't report any.
+    ``exits``: local rank → how torchrun reported its end. ``script_code``: exit code of a script without torchrun, by
+    its parent's last line; 0: none.
     """
 
     def __init__(self, node: NodeStart, rules: Rules, early_exits: EarlyExits) -> None:
@@ -39,9 +37,9 @@ class NodeOutput:
         self.script_code = 0
 
     def merge(self, own_lines: list[str], *, last: bool = False) -> bool:
-        """Append new output and the agent's own lines to the log. Return whether there were any. Raises OSError.
+        """Append new output (``last``: also unfinished lines) to the log; return whether there was any.
 
-        ``last``: also unfinished lines.
+        Raises OSError.
         """
         if len(self._rank_tails) < 2 * self._node.nproc_per_node or last:
             self._find_rank_outputs()
@@ -81,11 +79,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
 
 
 class Rules:
-    """The rules for masking secrets: patterns and their replacements.
-
-    ``longest_bytes`` is the longest possible match: a pattern spells its secrets out, and tokens of a known form and
-    logins in addresses are assumed to be no longer.
-    """
+    """The rules for masking secrets. ``longest_bytes``: of a match, as a pattern spells its secrets out."""
 
     def __init__(self, rules: Iterable[tuple[str, str]] = ()) -> None:
         self._rules = [(re.compile(pattern), shown) for pattern, shown in rules]
@@ -117,10 +111,7 @@ class Rules:
 
 
 class Tail:
-    """One growing file, read as complete lines from the end of the last call.
-
-    Secrets are masked before a line is cut. Of an unfinished line, the possible beginning of a secret is held back.
-    """
+    """One growing file, read as complete lines, with secrets masked; the possible beginning of one is held back."""
 
     def __init__(self, path: str, rules: Rules | None = None, *, shows_bars: bool = False) -> None:
         """``shows_bars``: return a state of a progress bar each ``BAR_S``, as its line may take hours to end."""
@@ -175,10 +166,7 @@ class Tail:
 
 
 def in_pieces(line: bytes) -> list[str]:
-    """Split a complete line into pieces of bounded length.
-
-    Of a progress bar only the text behind its last carriage return counts, as a terminal shows it.
-    """
+    """Split a line into pieces of bounded length; of a progress bar only what follows its last carriage return counts."""
     cut, rest = cut_long(line.rstrip(b"\r").rpartition(b"\r")[2])
     return [*cut, as_text(rest)]
 

@@ -24,10 +24,7 @@ _REMOVE_S = 20.0  # for an engine to end and remove a container
 
 
 def start_time(pid: int) -> str | None:
-    """Return when ``pid`` started, in the system's form, so that a recycled pid isn't mistaken for ours.
-
-    None: no such process (zombies count as ended).
-    """
+    """Return when ``pid`` started, in the system's form, to tell a recycled pid; None: no such process, or a zombie."""
     if LINUX:
         try:
             fields = stat_fields(pid)
@@ -117,12 +114,8 @@ class Orphans:
 def find_processes(mark: str, state_dir: str = "") -> set[int]:
     """Return the processes of a run: with ``PACELINE_NODE=mark``, their descendants and the members of their sessions.
 
-    A process that adopts orphans counts these too.
-
-    Args:
-        mark: if it ends with "-", the common prefix of all attempts of one run folder.
-        state_dir: folder of an attempt whose agent is dead. A process that writes there is one of its ranks even
-            without a visible mark, because setproctitle overwrites the environment that the system shows.
+    ``mark``: if it ends with "-", the prefix of all attempts of a run folder. ``state_dir``: of an attempt whose agent
+    is dead; who writes there is a rank, as setproctitle overwrites the environment that the system shows.
     """
     if not LINUX:  # macOS: environments show with -E; sessions are left out
         ps = subprocess.run(
@@ -165,7 +158,7 @@ def find_processes(mark: str, state_dir: str = "") -> set[int]:
 
 
 def writes_in(pid: int, folders: list[str]) -> bool:
-    """Whether a process has a file below one of ``folders`` open for writing, removed files included.
+    """Whether a process has a file below ``folders`` open for writing.
 
     Raises OSError: it has ended, or is another user's.
     """
@@ -206,15 +199,14 @@ def works_in(folders: list[str]) -> dict[int, str]:
 
 
 def command_of(pid: int) -> str:
-    """Return a process's command (Linux). Raises OSError: it has ended."""
     with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
         return file.read().replace("\0", " ").strip()
 
 
 def holds(pid: int, mark: str) -> bool:
-    """Whether a fork of a warm parent has this mark. Raises OSError.
+    """Whether a fork of a warm parent, whose environment isn't its own, holds the mark as a memory file.
 
-    Its environment is the parent's, so it holds a memory file of that name.
+    Raises OSError.
     """
     for _, target in open_files(pid):
         if target.startswith(_MEMORY_FILE):
@@ -243,11 +235,7 @@ def remove_container(engine: str, name: str) -> None:
 
 
 def end_tree(mark: str, grace_s: float, state_dir: str = "", signalled: set[int] | None = None) -> bool:
-    """Send TERM to all processes of a run, and KILL after ``grace_s``. Return whether all have ended.
-
-    Args:
-        signalled: processes that have TERM already, or get it from another one; those that get it here are added.
-    """
+    """Send TERM to a run's processes but ``signalled`` ones, and KILL after ``grace_s``; return whether all have ended."""
     signalled = set() if signalled is None else signalled
     alive = find_processes(mark, state_dir)
     send_all(alive - signalled, signal.SIGTERM)

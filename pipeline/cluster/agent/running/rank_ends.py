@@ -59,13 +59,10 @@ class RankExit(NamedTuple):
 def rank_failures(
     state_dir: str, first_rank: int, exits: Mapping[int, RankExit], *, ended_by_agent: bool, script_code: int
 ) -> list[RankFailure]:
-    """Return each rank's own error: from torch's error file, else from its stderr and exit code; the earliest first.
+    """Return each rank's own error, from torch's error file or its stderr and exit code; the earliest first.
 
-    Args:
-        first_rank: the global rank of local rank 0.
-        exits: local rank → how it ended, for ranks of which that is known.
-        ended_by_agent: the agent has ended ranks, so output alone is no sign that a rank failed.
-        script_code: exit code of a script without torchrun.
+    ``exits``: by local rank. ``ended_by_agent``: output alone is no sign of a failure. ``script_code``: exit code of a
+    script without torchrun.
     """
     failures: dict[int, RankFailure] = {}
     folders = os.path.join(glob.escape(state_dir), "ranks/*/attempt_*/*")
@@ -84,7 +81,6 @@ def rank_failures(
 
 
 def has_only_exit_code(failure: RankFailure) -> bool:
-    """Whether a rank left nothing but its exit code."""
     return failure.message.startswith("ended with ")
 
 
@@ -113,12 +109,7 @@ def recorded_error(path: str, rank: int) -> RankFailure | None:
 
 
 def printed_error(path: str, rank: int, rank_exit: RankExit | None, *, script_code: int = 0) -> RankFailure | None:
-    """Return the last traceback on a rank's stderr, or how it ended; None for a rank without an error.
-
-    Args:
-        rank_exit: None if its end is unknown.
-        script_code: the exit code of a script without torchrun; 0: unknown.
-    """
+    """Return the last traceback on a rank's stderr, or how it ended (None: unknown); None for a rank without an error."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _READ_BYTES))
@@ -160,10 +151,7 @@ def _last_line(text: str) -> str:
 
 
 def last_traceback(text: str, by_exception: bool) -> tuple[str, str] | None:
-    """Return message and traceback; all lines of the message if the process ended by it (``by_exception``).
-
-    A traceback in the middle of the output was handled by the program, unless the rank ended by an exception.
-    """
+    """Return message and traceback; one amid the output was handled, unless the rank ended ``by_exception``."""
     before, head, rest = text.rpartition(_HEAD)
     if marked := re.fullmatch(f"{_MARK}(?:Original )?", before.rpartition("\n")[2]):  # torch's, of a loader's worker
         whole = re.match(rf"(?:{_MARK}.*\n?|\n)*", rest)
@@ -222,7 +210,6 @@ class EarlyExits:
         self._begun: set[int] | None = None  # the ranks that had begun when all were ended
 
     def read(self, line: str) -> None:
-        """Read a line of torchrun."""
         closing, code = _CLOSING.search(line), _CODE.match(line)
         if closing:
             self._ended_by_others.add(int(closing[1]))
@@ -268,11 +255,7 @@ class OutOfMemory:
         self.before = oom_kills(self.group), oom_kills(self.host)
 
     def explained(self, message: str) -> str:
-        """Return ``message``, with the memory counters if it ends with SIGKILL; other messages unchanged.
-
-        The control group counts its kills even if the whole host was out of memory, so the host's counter decides only
-        without a group.
-        """
+        """Return ``message``; one that ends with SIGKILL with the counters of the control group, else of the host."""
         if not message.endswith(("SIGKILL", "(SIGKILL)")):
             return message
         in_group = counter_increase(self.before[0], oom_kills(self.group))
@@ -302,5 +285,4 @@ def oom_kills(path: str) -> int | None:
 
 
 def counter_increase(before: int | None, after: int | None) -> int | None:
-    """Return the increase; None if one of the two could not be read."""
     return None if before is None or after is None else after - before

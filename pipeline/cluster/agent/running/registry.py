@@ -24,16 +24,11 @@ TOMBSTONE = "tombstone"
 
 
 def is_alive(entry: RegistryEntry) -> bool:
-    """Whether the supervisor's process lives."""
     return start_time(entry.pid) == entry.born
 
 
 class Registry:
-    """The registered supervisors of this node, in a folder that other nodes may share (homes on NFS).
-
-    Args:
-        folder: where supervisors register; "~/" begins the login's home.
-    """
+    """The registered supervisors of this node, in a folder that other nodes may share (homes on NFS)."""
 
     def __init__(self, folder: str, access: Access) -> None:
         self.folder, self.identity = os.path.expanduser(folder), identity(access)
@@ -46,11 +41,7 @@ class Registry:
         return os.path.join(self.folder, f"{run_id}.{TOMBSTONE}")
 
     def entries(self, attempt_prefix: str = "") -> dict[str, RegistryEntry]:
-        """Return path → entry of this node's supervisors.
-
-        Args:
-            attempt_prefix: the beginning of the run ids, and so of the marks, of all starts in one run folder.
-        """
+        """Return path → entry of this node's supervisors, whose run ids begin with ``attempt_prefix``."""
         paths = sorted(glob.glob(os.path.join(glob.escape(self.folder), "*.json")))
         pairs = [(path, entry) for path in paths if (entry := read_record(RegistryEntry, path)) is not None]
         own = {path: entry for path, entry in pairs if entry.identity == self.identity}
@@ -85,10 +76,7 @@ class Registry:
         self.remove_outdated()
 
     def remove_outdated(self) -> None:
-        """Remove tombstones of starts that would have come by now, or of a time before the host's last boot.
-
-        The clock of ``monotonic_s`` is each node's own, so those of other nodes stay for a day.
-        """
+        """Remove tombstones of starts that would have come by now; other nodes' ones, with other clocks, after a day."""
         for tombstone in glob.glob(os.path.join(glob.escape(self.folder), f"*.{TOMBSTONE}")):
             with contextlib.suppress(OSError):
                 if outdated(tombstone, self.identity):
@@ -122,13 +110,7 @@ def end_entry(path: str, entry: RegistryEntry) -> None:
 
 
 def doubtful(entry: RegistryEntry) -> dict[int, str]:
-    """Find processes in the folders where an attempt's script writes, once its supervisor is dead.
-
-    A child that has left session, parent and environment may belong to it, and nothing proves it.
-
-    Returns:
-        process id → command.
-    """
+    """Find processes (id → command) that write in a dead supervisor's folders and may be its own: nothing proves it."""
     names = ("checkpoints", "outputs", "work")
     return works_in([os.path.join(entry.run_dir, name) for name in names]) if entry.run_dir else {}
 

@@ -67,10 +67,7 @@ def lay_out(node: NodeStart) -> None:
 
 
 def fork_supervisor(request: StartRequest, node: NodeStart, claim: Claim | None) -> str:
-    """Leave a supervisor behind. Return why it could not start torchrun; '' if that is up.
-
-    It is forked twice: so it leads no session and never gets a terminal, and init waits for its end.
-    """
+    """Leave a supervisor behind, forked twice, so that it gets no terminal; return why torchrun didn't start, or ''."""
     read_fd, answer_fd = os.pipe()
     if os.fork() == 0:
         os.close(read_fd)

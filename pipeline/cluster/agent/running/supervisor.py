@@ -70,15 +70,9 @@ _OUTLIVED = "paceline: WARNING: went on after the script's end, and was ended: "
 class Supervisor:
     """Owns one torchrun: merges the ranks' output, keeps the lease, ends the tree, writes exit.json.
 
-    ``begin`` starts torchrun; if it could, ``run`` stays until every process of the start has ended.
-
-    Attributes:
-        mark: in the environment of all processes of this start.
-        root: process id of torchrun, or of the parent of a script.
-        reason: why the start was ended; '': it ended by itself.
-        end_at: monotonic time at which the processes are signalled; None: there is no reason to end them.
-        kill_at: monotonic time at which SIGKILL follows; None before the processes are signalled.
-        was_terminated: this process got SIGTERM.
+    ``begin`` starts torchrun; if it could, ``run`` stays until every process of the start has ended. ``root``: process
+    id of torchrun, or of a script's parent. ``reason``: why the start was ended. ``end_at``, ``kill_at``: monotonic
+    times of TERM and KILL; None: no reason yet.
     """
 
     def __init__(self, request: StartRequest, node: NodeStart) -> None:
@@ -206,7 +200,6 @@ class Supervisor:
         return code if self.container is None else engine.exit_code(code)
 
     def merge_output(self, *, last: bool = False) -> bool:
-        """Append new output to the node's log. Return whether there was any. Raises OSError."""
         return self.output.merge(self.rendezvous.news(), last=last)
 
     def check(self) -> None:
@@ -232,10 +225,7 @@ class Supervisor:
         self.early_before = early
 
     def watch_peers(self) -> None:
-        """End the run if this node is cut off: no heartbeats, and no other node answers any more.
-
-        One answer a second is enough, because each connection costs a process of the other node's ssh server.
-        """
+        """End the run if this node is cut off: no heartbeats, and no other node answers any more."""
         until = time.monotonic() + BEAT_STALE_S
         while not os.path.exists(self.path("attached")) and time.monotonic() < until:  # other nodes are being started
             time.sleep(POLL_S)
@@ -277,10 +267,7 @@ class Supervisor:
         self.end_at = now + TERM_GRACE_S + 3
 
     def signalled_by_others(self, root: int) -> set[int]:
-        """Return the processes of a script that other processes signal and wait for.
-
-        torchrun (or the script without it) gets SIGTERM from the script's parent, and ranks get it from torchrun.
-        """
+        """Return a script's processes that get SIGTERM from its parent (torchrun, the script) or from torchrun (ranks)."""
         if not self.is_script:
             return set()
         below = children_of(root)
@@ -300,9 +287,9 @@ class Supervisor:
             self.outlived = f"{commands}; not waited for" if commands else ""
 
     def end_everything(self, code: int) -> bool:
-        """End what lives on of this start, and take it from the registry. Return whether all of it has ended.
+        """End what lives on, and take the start from the registry; return whether all has ended.
 
-        ``code``: torchrun's exit code.
+        ``code``: torchrun's.
         """
         self.early_exits.about_to_end_all()
         grace_s = 0.5 if self.kill_at is None else max(0.5, self.kill_at - time.monotonic())
@@ -414,11 +401,7 @@ class Rendezvous:
         )
 
     def left_s(self) -> float:
-        """Return for how long the first node's torchrun has closed its connections to this node; 0: it hasn't.
-
-        A frozen host sees that when it continues. Its ranks may wait for the others anyway, because gloo doesn't notice
-        every connection that was closed in the meantime.
-        """
+        """Return for how long the first node's torchrun has closed its connections here, which gloo may not notice."""
         if self.endpoint is None or self.first or not self.has_joined:
             return 0.0
         states = self.states(*self.endpoint)

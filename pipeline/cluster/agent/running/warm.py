@@ -44,10 +44,7 @@ all kinds (CI, IS_FBCODE, USE_LIBUV), so all other variables identify the parent
 
 
 def warm_up(env_passed: Sequence[str], known: WarmEnvironment) -> None:
-    """Let a parent import torch while this host is still being checked.
-
-    ``env_passed``: patterns of the variables that ranks get from this host.
-    """
+    """Let a parent import torch while the host is still being checked. ``env_passed``: patterns of passed variables."""
     if not LINUX:
         return
     ranks = known.ranks_per_host
@@ -72,7 +69,6 @@ def _is_set_at_launch(name: str) -> bool:
 
 
 def _start(name: str, env: dict[str, str], first_s: float) -> subprocess.Popen[bytes]:
-    """Start a parent of that name, in its own session. Raises OSError."""
     source, end = os.pipe()  # holds more than this text
     os.write(end, _ranks_source().encode())
     os.close(end)
@@ -116,10 +112,7 @@ def _peer(connection: socket.socket) -> tuple[int, int, int]:
 
 
 class Launch:
-    """A torchrun forked by a warm parent, with the methods of Popen that a supervisor needs.
-
-    If the parent fails before the fork (torch can't be imported, it was stopped), the command is started as a process.
-    """
+    """A torchrun forked by a warm parent, with Popen's methods; a plain process if the parent fails before the fork."""
 
     def __init__(self, connection: socket.socket, argv: list[str], env: dict[str, str], cwd: str, output: int) -> None:
         self._connection, self._cold = connection, (argv, env, cwd, os.dup(output))
@@ -192,11 +185,7 @@ def begin(argv: list[str], env: dict[str, str], cwd: str, output: int) -> subpro
 
 
 def launch(argv: list[str], env: dict[str, str], cwd: str, output: int) -> Child:
-    """Let a warm parent fork, an existing or a new one; if that fails, start the command itself.
-
-    Raises:
-        OSError: neither can be started.
-    """
+    """Let a warm parent fork, an existing or a new one, else start the command itself. Raises OSError."""
     connection = _connected_or_started(_name(env), env) if LINUX and argv[0] == sys.executable else None
     if connection is not None:
         order = json.dumps({"argv": argv, "env": env, "cwd": cwd, "mark": env[variables.NODE]}).encode() + b"\n"
