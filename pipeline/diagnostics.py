@@ -202,7 +202,7 @@ _ALL_UP_TO = 4  # ranks or hosts: every number up to here is measured, beyond it
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The measurement of one number of hosts and ranks: images a second over all ranks, a figure a block of each loop."""
+    """One number of hosts and ranks, measured: images a second over all ranks, a figure a block of each loop."""
 
     model: str
     parameters: int

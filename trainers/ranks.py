@@ -1,14 +1,8 @@
-"""The warm parent of ranks: imports torch once on a node, before a launch is known, and then forks.
+"""The warm parent of ranks: imports torch once on a node, before a launch is known, and then forks for each launch.
 
-The node agent starts this text with the environment of the ranks (cluster/agent/running/warm.py). Each launch comes
-over a socket and becomes a fork that does torchrun's work: it passes torchrun's own parsed configuration to torch's
-``elastic_launch`` with ``start_method="fork"``, so launcher and ranks begin with torch loaded. One parent serves first
-starts, restarts and the trials of a sweep. It ends after it has been idle for a while, runs no code of a project
-itself, and never touches a GPU.
-
-A launch is one line of JSON with the fields of ``Launch``; descriptors for stdout and stderr come with it. The fork
-answers ``{"pid": …}`` and waits for ``go``, so that the agent knows every process; the parent sends ``{"exit": …}`` at
-the end. Standard library, torch, Linux.
+The node agent starts this text (cluster/agent/running/warm.py). A launch is a line of JSON (``Launch``) with
+descriptors for stdout and stderr. The fork answers ``{"pid": …}``, waits for ``go``, and does torchrun's work; the
+parent sends ``{"exit": …}`` at the end. It runs no code of a project itself, and never touches a GPU.
 """
 
 # Runs before modules of the project can be imported.
@@ -38,7 +32,7 @@ _GO_S = 60.0
 
 
 class Launch(NamedTuple):
-    """A request of the agent: a torchrun command, all variables of the ranks, their folder, and the mark of processes."""
+    """A request of the agent: a torchrun command, variables and folder of the ranks, and the mark of processes."""
 
     argv: list[str]
     env: dict[str, str]

@@ -1,10 +1,7 @@
 """torchrun with a store that listens only at the run's address: ``python trainers/torchrun.py OPTIONS…``.
 
-torch's store listens on all interfaces of the first host, and has no login: whoever reaches the port can read and write
-the messages of torchrun and the ranks. If the process already has a store of the same port, torchrun takes that one
-(``multi_tenant``), so a socket that is bound to the run's address (127.0.0.1 on one host) is opened first.
-
-The file is run by its path, so that no module of the working directory can replace it, as with ``python -m``.
+torch's store listens on all interfaces, without a login. torchrun takes one of the same port that the process already
+has (``multi_tenant``). Run by its path: no module of the working directory can replace it.
 """
 
 from __future__ import annotations

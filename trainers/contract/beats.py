@@ -1,8 +1,6 @@
 """Heartbeats: the progress of each rank, the load of its node, and the examination of ranks that don't move.
 
-A rank writes eight numbers into memory that its node's agent reads (``CELLS``); each second the agent sends the
-controller a ``NodeBeat`` as JSON. A new field of a record is added here, filled by the agent, and shown where it is
-needed: no code between them names fields.
+A rank writes numbers into memory (``CELLS``), from which its agent makes a ``NodeBeat`` each second.
 """
 
 # No ``from __future__ import annotations``: ``from_json`` needs the types. Python 3.9 has no ``X | None``.

@@ -1,8 +1,4 @@
-"""The facts of a host that its agent's probe finds, for the launch and for preflight's checks.
-
-A fact is added here, found by a module of ``pipeline/cluster/agent/host/``, and read where it is judged or shown: no
-code between them names fields. None stands for a fact that can't be read on that host.
-"""
+"""The facts of a host that its agent's probe finds, for the launch and preflight's checks; None: it can't be read."""
 
 # No ``from __future__ import annotations``: ``from_json`` needs the types. Python 3.9 has no ``X | None``.
 # ruff: noqa: UP045

@@ -1,8 +1,4 @@
-"""JSON objects that are sealed: their last field, ``sha256``, is the digest of all text before it.
-
-A seal shows an edit by hand or a damaged disk. It is no signature: whoever alters a file on purpose can seal it anew.
-``pipeline/core/documents.py`` reads them.
-"""
+"""JSON objects whose last field, ``sha256``, is the digest of all text before it: it shows damage; no signature."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Names of the environment variables that the controller or the agent sets and a node's processes read.
-
-These files count in the key of every run, so the variables of one scheduler stand in
-``pipeline/cluster/agent/schedulers.py``.
-"""
+"""Names of the environment variables that the controller or the agent sets and a node's processes read."""
 
 from __future__ import annotations
 

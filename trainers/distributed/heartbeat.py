@@ -1,8 +1,6 @@
-"""Publish this rank's progress (step, phase, time of the last change) in memory that the node agent reads.
+"""Publish this rank's progress in memory (a memfd, opened through /proc) that the node agent reads.
 
-The heartbeat is eight numbers in a memfd, which the agent opens through /proc. A step pays only for a store into
-memory, no disk can delay it, and no file remains. On STACKS_SIGNAL the stacks of all threads are written to a file
-for the agent.
+A step pays only for a store into memory. On STACKS_SIGNAL the stacks of all threads are written to a file.
 """
 
 from __future__ import annotations
@@ -88,7 +86,7 @@ class Heartbeat:
         self.enter(before)
 
     def watch_gradients(self, model: nn.Module) -> None:
-        """Where devices compute synchronously, wait from the moment when the first weight's gradient, the last, comes."""
+        """On synchronous devices, wait from the moment when the first weight's gradient (the last) comes."""
 
         def arrived(_: Tensor) -> None:
             self.wait()

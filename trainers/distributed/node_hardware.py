@@ -68,7 +68,7 @@ def cpu_name() -> str:
 
 @cache
 def onednn_isa() -> str | None:
-    """Return oneDNN's instruction set, such as ``Intel AVX2``, by its verbose log: it decides the bits of convolutions."""
+    """Return oneDNN's instruction set, such as ``Intel AVX2``, by its verbose log; it decides bits of convolutions."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     # redirect file descriptor 1, as oneDNN writes its log from C

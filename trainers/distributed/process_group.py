@@ -152,7 +152,7 @@ class RankContext:
 
     @torch.no_grad()
     def _together(self, tensors: list[Tensor], *, average: bool) -> None:
-        """Average or broadcast tensors in batches: a network has many small ones, and all at once need a second copy."""
+        """Average or broadcast tensors in batches: a network has many, and all at once need a second copy."""
         if self.ranks.world_size == 1:
             return
         for members in _batches(tensors):

@@ -1,8 +1,6 @@
 """Floating-point state that differs between ranks: batch statistics between evaluations.
 
-A checkpoint keeps this state of every rank, so that writing one changes nothing: its time may depend on the clock.
-With trainer.shards a rank has batch statistics for each of its parts, and a checkpoint has a row per part, which can
-be distributed among any number of ranks.
+A checkpoint keeps that of every rank (with trainer.shards of every part), so that writing one changes nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ def statistics(model: nn.Module) -> list[Tensor]:
 
 
 class PartBuffers:
-    """One copy of a model's buffers for each of a rank's parts, if it has several; the model holds the computed part's."""
+    """One copy of a model's buffers for each of several parts of a rank; the model holds the current one's."""
 
     def __init__(self, model: nn.Module, parts: int) -> None:
         self._model = model
@@ -97,7 +95,7 @@ def fill(tensors: Sequence[Tensor], values: Tensor) -> None:
 
 
 def spread(table: Tensor, world_size: int) -> Tensor:
-    """Convert rows [ranks, n] to ``world_size`` rows: their mean, as in an evaluation, unless the number is the same."""
+    """Convert rows [ranks, n] to ``world_size`` rows: their mean, as in an evaluation, if the number differs."""
     if table.shape[0] == world_size:
         return table
     return table.mean(0, keepdim=True).expand(world_size, -1).contiguous()

@@ -1,7 +1,6 @@
 """The identity of this process: its rank, and its attempt of the run. Imports no torch; no other module reads RANK.
 
-A rank may outlive its controller, its agent and its torchrun. Its run folder may then be removed, or used by a later
-attempt, and this rank must not write to it any more.
+A rank may outlive its controller, agent and torchrun, and then must not write into a later attempt's folder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""CPU cores and memory of a rank.
-
-The ranks of a node divide the node's cores among them. A rank is not bound if its launcher bound it already, if a
-variable binds threads, or if it has more threads than its share of the cores. On macOS none is bound.
-"""
+"""CPU cores and memory of a rank: the ranks of a node divide its cores, unless something else binds them."""
 
 from __future__ import annotations
 

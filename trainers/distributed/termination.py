@@ -1,9 +1,7 @@
-"""SIGTERM handling: all ranks end after the same step.
+"""SIGTERM handling: all ranks end after the same step, though the signal may reach only some of them.
 
-The signal may reach one rank before another, or the ranks of one host alone. A thread of each rank receives it at
-once, even while the main thread waits in a collective. The thread stops the main thread from beginning another step,
-and publishes through the store how many steps this rank has begun. All ranks end after the largest of these numbers:
-a rank that has begun fewer continues up to it, since the others need its gradients.
+A thread receives it at once, even while the main thread waits in a collective, stops further steps and publishes in the
+store how many this rank has begun. All ranks end after the largest number: the others need their gradients.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """Measure on all ranks: ``torchrun … -m trainers.measuring.measure --config RUN_DIR/config.json``.
 
-A section of config.json says what:
-- ``measure`` ({"pairs": n, "block_s": seconds}): blocks of the Trainer's own steps and of a plain PyTorch loop
-  alternate in one process. Rank 0 writes RUN_DIR/measure.json.
-- ``profile`` ({"steps": n}): rank 0 traces a few steps. It writes RUN_DIR/trace.json.gz (for ui.perfetto.dev or
-  chrome://tracing), and RUN_DIR/profile.json with the longest operations.
-- none of them: all ranks multiply matrices at the same time, as in a training; then all-reduces are timed within each
-  node that has several ranks, and between each pair of nodes. Rank 0 writes RUN_DIR/host_speed.json.
+A section of config.json says what: ``measure`` (the Trainer's steps against a plain loop), ``profile`` (a trace of rank
+0), or neither: speeds of hosts. Rank 0 writes the results into RUN_DIR.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Measure matrix products of each rank, and all-reduces of each node and each pair of nodes.
 
-All ranks start together, the slowest rank's time counts, and the sum must be exact. Bandwidths are defined as in
-nccl-tests (doc/PERFORMANCE.md there): algorithm = bytes ÷ time, and for an all-reduce bus = algorithm × 2(n−1)/n, the
-load of the slowest link whatever the number of ranks.
+Bandwidths as in nccl-tests (doc/PERFORMANCE.md): algorithm = bytes ÷ time; bus = algorithm × 2(n−1)/n for an
+all-reduce.
 """
 
 from __future__ import annotations
@@ -173,7 +172,7 @@ def measure_nodes(
 
 
 def measure(size_bytes: int, *, device: torch.device, iterations: int, group: dist.ProcessGroup | None) -> Timing:
-    """Time all-reduces of ``size_bytes`` (float32, in place) over a group, and check one; the same result on its ranks."""
+    """Time all-reduces of ``size_bytes`` of float32 over a group, and check one: the same result on its ranks."""
     buffer = torch.zeros(size_bytes // FLOAT_BYTES, device=device)
     calls = _SMALL_CALLS if size_bytes <= _SMALL_BYTES else 1
     _call(buffer, calls, group)  # the first call creates connections and buffers

@@ -1,8 +1,4 @@
-"""The record of a program's inputs besides its key, by which a finished result is found out of date.
-
-A run keeps it as dependencies.json, a step and a data pack in a file of their own. Files are hashed again only if their
-size, times or inode differ.
-"""
+"""The record of a program's inputs besides its key, by which a finished result is found out of date."""
 
 from __future__ import annotations
 

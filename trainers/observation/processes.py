@@ -159,7 +159,7 @@ def project_of(config: Mapping[str, Any], run_dir: Path) -> Path | None:
 
 
 def origin_of(config: Mapping[str, Any], script: str) -> Path | None:
-    """Return the folder of a script outside of the project, if it lies on this host; ``script``: its path in the copy."""
+    """Return the folder of a script outside of the project, if it is on this host; ``script``: its path in the copy."""
     typed = str(config["program"].get("script") or "")
     inside = script.removeprefix(OUTSIDE_PREFIX)
     if not script.startswith(OUTSIDE_PREFIX) or not os.path.isabs(typed) or not typed.endswith(f"/{inside}"):  # noqa: PTH117

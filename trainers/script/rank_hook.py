@@ -1,10 +1,7 @@
-"""Lets the node agent see a script's rank: process id in memory, and on a signal the threads' stacks in a file.
+"""Lets the node agent see a script's rank: its process id in memory, its stacks on a signal, and that it has ended.
 
-A rank that has ended by itself leaves a file, for messages about ranks that ended early or had no process group.
-
-``trainers.script.start`` writes this text, with a call of ``publish``, into the run's ``sitecustomize.py``, so it runs
-in each Python process of the run. Standard library only and Python >= 3.8. Nothing here may raise, because a rank
-without it trains all the same. trainers/contract/beats.py describes the numbers.
+Its text stands in the run's ``sitecustomize.py``, for each Python process. Standard library only, Python >= 3.8.
+Nothing may raise. trainers/contract/beats.py describes the numbers.
 """
 
 # At the start of a process, os.path is loaded and pathlib isn't.

@@ -204,7 +204,7 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def escaped(text: str, kept: Callable[[str], bool]) -> str:
-    """Return the text from which ``filled`` makes ``text`` again, but for ``kept`` placeholders; ``${seed}`` is none."""
+    """Return the text from which ``filled`` makes ``text`` again, but for ``kept`` ones; ``${seed}`` is none."""
 
     def braced(match: re.Match[str]) -> str:
         is_placeholder = match["name"] and kept(match["name"]) and text[match.start() - 1 : match.start()] != "$"

@@ -1,7 +1,7 @@
 """A user's script on one host: its own copy of the snapshot, torchrun as a child, metrics and results.
 
-``python -m trainers.script.start --config RUN_DIR/config.json --script REL --node-rank N --data DIR -- TORCHRUN…``
-ends as torchrun does. Standard library only: torch is loaded by the ranks alone.
+``python -m trainers.script.start --config RUN_DIR/config.json --script REL --node-rank N -- TORCHRUN…`` ends as it
+does.
 """
 
 from __future__ import annotations

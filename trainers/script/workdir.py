@@ -1,9 +1,7 @@
 """The working directory of a script on one host: laid out from the snapshot, and kept between attempts.
 
-``given.json`` names the files that were laid out, with sizes and times; the script wrote all others. A script that
-resumes from a checkpoint gets its own files next to the snapshot. One that starts anew gets the snapshot alone, and the
-files of earlier attempts are moved away. Standard library only, because the controller does the same with the files
-that hosts sent.
+``given.json`` has sizes and times of the files that were laid out: the script wrote all others. Standard library only,
+as the controller does the same with files that hosts sent.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class DDPConfig(StrategyConfig):
 
 
 class ReplicatedGradients(GradientSync):
-    """DistributedDataParallel's averages; ``earlier``, with trainer.shards: the sum of this rank's parts but the last."""
+    """DistributedDataParallel's averages; ``earlier``, with trainer.shards: the sum of a rank's parts but the last."""
 
     warm_up_passes = _WARM_UP_PASSES
 

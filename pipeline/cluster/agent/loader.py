@@ -1,8 +1,4 @@
-"""The first code on a host: serves the modules of the agent and of the contract from memory, then runs the agent.
-
-``pipeline/cluster/launchers/transport/payload.py`` sends this text followed by a call of ``run``. Nothing is written on
-the host. Modules that are first imported after a fork are served too.
-"""
+"""The first code on a host (launchers/transport/payload.py): serves the agent's modules from memory, and runs it."""
 
 import gc
 import json
@@ -19,7 +15,7 @@ PACKAGES = (PACKAGE, PACKAGE + ".files", PACKAGE + ".host", PACKAGE + ".running"
 
 
 class SourceFinder:
-    """Imports modules from their texts, by full name; tracebacks show their lines, as linecache calls ``get_source``."""
+    """Imports modules from texts, by full name; tracebacks show their lines, as linecache calls ``get_source``."""
 
     def __init__(self, texts: "dict[str, str]") -> None:
         self.texts = texts

@@ -1,13 +1,8 @@
-"""The node agent: runs on a host for any launcher, with the standard library alone (Python 3.9 or newer).
+"""The node agent: runs on a host for any launcher, with the standard library alone (Python >= 3.9), never installed.
 
-It is never installed. A launcher sends the sources, then the request, then an optional tar, to the standard input of
-``python3 -c BOOTSTRAP``. So no value reaches a remote shell, and controller and node have the same version. Answers are
-lines ``@paceline TOKEN {json}`` with the request's token; other output is a login shell's and is ignored.
-
-``start`` leaves a supervisor behind, which owns torchrun. It merges the ranks' output into one log, keeps a lease,
-writes ``exit.json`` when everything on this node has ended, and kills exactly the processes with its mark
-(``PACELINE_NODE=<run id>:<node rank>`` in their environment, which torchrun's workers inherit, so orphans are found
-too) and those that share a session with one of them.
+A launcher sends the sources, the request, and perhaps a tar to the standard input of ``python3 -c BOOTSTRAP``, so no
+value reaches a remote shell. Answers are lines ``@paceline TOKEN {json}``; other output is a login shell's and is
+ignored.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def route_to(name: str) -> tuple[str, str]:
 
 
 def identity(access: Access) -> str:
-    """Return a text that is equal for two names of one node: host name, ssh server, user id; a batch job has its own."""
+    """Return a text that is equal for two names of one node: host name, ssh server, user; a batch job has its own."""
     if access.identity:
         return access.identity
     address, port = server_address(access)

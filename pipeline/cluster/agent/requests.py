@@ -1,7 +1,6 @@
 """The requests from the controller to the node agents: a record each, which both halves import.
 
-A request is sent to all hosts at once, so it names every node; each node finds its own part by its identity. Paths are
-absolute on the node, where "~/" begins the login's home.
+A request names every node, and each finds its own part by its identity. "~/" begins the login's home in paths.
 """
 
 # No ``from __future__ import annotations``: ``from_json`` needs the types. Python 3.9 has no ``X | None``.

@@ -70,7 +70,7 @@ class CheckpointFetch:
 
 
 def of_step(plan: LaunchPlan, step: int) -> LaunchPlan:
-    """Return the plan with one checkpoint as its outputs: a script's ``step`` is a time (ms), files until which count."""
+    """Return the plan with one checkpoint as its outputs: a script's ``step`` is a time (ms), of the newest file."""
     if plan.outputs.whole:
         folder = ("checkpoints",)
         outputs = Outputs(resume=folder, final=(), needed=folder, whole=folder, until_s=step / 1000)

@@ -345,7 +345,7 @@ class RunningAttempt:
         self._signals.left = self.unstopped
 
     def _finish(self, *, keep_final: bool) -> None:
-        """Fetch the outputs (after a failure only checkpoints) and clear the nodes; what can't be fetched stays there."""
+        """Fetch the outputs (after a failure only checkpoints) and clear the nodes; what isn't fetched stays there."""
         self._fetch.wait(copied=not keep_final)
         shares_run_dir = self._launcher.capabilities.shares_run_dir
         if not (self.ends and self._folder_is_ours()):

@@ -1,8 +1,4 @@
-"""Name the rank that holds the others up, or the connection between them, by an examination of all ranks. Pure.
-
-A hang of one rank is looked for first (it is stopped, sleeps or computes without end while others wait for it), then a
-connection on which bytes wait to be sent, then a rank that is in another collective than the others.
-"""
+"""Name the rank that holds the others up, or the connection between them, by an examination of all ranks. Pure."""
 
 from __future__ import annotations
 

@@ -1,13 +1,8 @@
-"""The code that notes what a Python process reads besides its arguments: files, folders, variables and modules.
+"""The code that notes what a Python process reads: files, folders, variables and modules; here the names in its notes.
 
-``trainers.observation.processes`` copies this package into a folder that is first on PYTHONPATH, with a
-``sitecustomize.py`` that starts it. So it runs before all other code in each Python process of a script or a step;
-ranks of the built-in trainer and processes of user-defined data sets import it. Standard library only and
-Python >= 3.8, as a script may start another interpreter. Nothing here may raise: an exception in an audit hook would
-abort the observed operation.
-
-``watch`` writes the notes, and ``hooks`` report accesses to it.
-A note has the zone in which a path lies and the access that was made; these are their names.
+``trainers.observation.processes`` starts it by a ``sitecustomize.py``, before all other code. Standard library only and
+Python >= 3.8, as a script may start another interpreter. Nothing may raise: an audit hook's exception aborts the
+operation.
 """
 
 WORK = "work"

@@ -1,8 +1,4 @@
-"""What tells the watch of accesses: the audit hook, replacements of functions that raise no event, and their start.
-
-The hook has a handler for each event of the table "Audit events" in Python's documentation that shows a read. An event
-is raised before the operation that it names, such as the opening of a file.
-"""
+"""What tells the watch of accesses: an audit hook, replacements of functions that raise no event, and their start."""
 
 # This module runs at the start of each process, when os.path is loaded and pathlib isn't.
 # ruff: noqa: PTH109, PTH115, PTH117, PTH118, PTH119, PTH120, SIM105
@@ -305,7 +301,7 @@ class _Finder:
 
 
 def compile_anew() -> None:
-    """Import source trees without byte code, which names its source by size and second and may be older than an edit."""
+    """Import source trees without byte code, which names its source by size and second: an edit may be newer."""
     loader: Any = sys.modules["_frozen_importlib_external"].SourceFileLoader
     original_path_stats, standard = loader.path_stats, os.path.dirname(os.__file__) + "/"
 

@@ -1,8 +1,6 @@
-"""Recording of a script's metrics on node 0 while it runs.
+"""Recording of a script's metrics on node 0, also of rows that a killed parent could not record. Standard library only.
 
-Also of rows in its own files that an attempt could not record, because its parent was killed before it looked, and of
-a pattern that was set after a good end: ``python -m trainers.script.metrics.recorder RUN_DIR PATTERN
-[EARLIER_PATTERN]``. Standard library only, because the controller uses it on the files that hosts sent.
+``python -m trainers.script.metrics.recorder RUN_DIR PATTERN [EARLIER_PATTERN]`` adds those of a finished run's logs.
 """
 
 from __future__ import annotations
@@ -123,7 +121,7 @@ class Recorder:
                 self.recorded = True
 
     def read_printed(self) -> tuple[list[str], int]:
-        """Record printed metrics, if there are no others; return their names, and the number of earlier attempts' rows."""
+        """Record printed metrics, if there are no others; return their names, and the number of earlier rows."""
         if self._printed is None or self.metrics.step is not None:
             return [], 0
         rows = printed_rows(self._printed, self._began_s, self._earlier_printed, self._saved)

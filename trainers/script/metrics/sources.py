@@ -66,7 +66,7 @@ class JsonLines:
 
 
 class CsvTables:
-    """``*.csv`` with a column of steps or, as Lightning's and timm's, epochs: the other columns' numbers are metrics."""
+    """``*.csv`` with a column of steps or, as Lightning's and timm's, epochs: numbers of other columns are metrics."""
 
     def __init__(self, files: FilesBelow) -> None:
         """Skips the rows that earlier attempts left."""
@@ -167,7 +167,7 @@ _LIGHTNINGS_PLACEHOLDER = "hp_metric"  # its TensorBoardLogger writes -1 for a s
 
 
 class EventFiles:
-    """TensorBoard's event files; tags of a further folder get its name in front (``add_scalars`` makes such folders)."""
+    """TensorBoard's event files; tags of a further folder (as of ``add_scalars``) get its name in front."""
 
     def __init__(self, files: FilesBelow) -> None:
         """Skips the files that earlier attempts left, because TensorBoard never continues a file."""

@@ -1,10 +1,8 @@
 """Scalars of TensorBoard's event files, read as they grow.
 
-A file is a sequence of records: length (uint64, little endian), masked crc32c of the length, the bytes, masked crc32c
-of them (the TFRecord format, tensorflow.org/tutorials/load_data/tfrecord). Each holds an ``Event`` of event.proto,
-whose ``summary`` is defined in summary.proto; a value is a ``simple_value`` or a ``TensorProto`` of one element. The
-field numbers below, named MESSAGE_FIELD, are those of these published files. Only the crc of the length is checked,
-because lengths decide where the next record begins.
+Records (tensorflow.org/tutorials/load_data/tfrecord) hold an ``Event`` of event.proto, with values of summary.proto,
+whose field numbers stand below as MESSAGE_FIELD. Only the crc of the length is checked: it decides where the next
+begins.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def is_run_name(name: str) -> bool:
 
 
 def is_in_use(folder: str, own_identity: str) -> bool:
-    """Whether an agent or a rank lives there, a start is under way, or a controller was heard; by age on another host."""
+    """Whether an agent or rank lives there, a start is under way, or a controller was heard; on other hosts by age."""
     entry = read_record(RegistryEntry, os.path.join(folder, "agent", "agent.json"))
     if entry is None:
         return idle_s(folder) < LONGEST_START_S

@@ -1,7 +1,6 @@
-"""The container of the ranks on this host: its image, the engine's command, and its end.
+"""The container of the ranks on this host, which shares its network, shared memory and process ids.
 
-It shares the host's network, shared memory and process ids, so that ranks are found and signalled as without one. The
-ranks' variables reach it over standard input: an engine writes what its options hold to the disk.
+The ranks' variables reach it over standard input: an engine writes what its options hold to the disk.
 """
 
 from __future__ import annotations

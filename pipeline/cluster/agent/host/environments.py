@@ -1,7 +1,6 @@
-"""Environments of this node, each from one lock file for one Python: created once, completely, for all later runs.
+"""Environments of this node, each from one lock file for one Python.
 
-``workdir/environments/<digest>`` is a link to a folder that was created under another name. So an environment appears
-complete or not at all, and its scripts keep the path that they were installed with.
+``workdir/environments/<digest>`` is a link to a folder made under another name: it appears complete or not at all.
 """
 
 from __future__ import annotations

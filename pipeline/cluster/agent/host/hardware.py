@@ -117,7 +117,7 @@ def count_cpus() -> int:
 
 
 def hardware(cpuinfo: str = "/proc/cpuinfo") -> Hardware:
-    """Return models of CPU and GPUs and the GPU driver's version; numbers too, as a hypervisor may hide a CPU's name."""
+    """Return models of CPU and GPUs and the GPU driver's version; numbers too: a hypervisor may hide a CPU's name."""
     lines = _seen(r"^(.+?)[ \t]*:[ \t]*(.*)$", [cpuinfo])
     cpu = dict(reversed(lines))  # of the first processor
     numbers = [("vendor_id", "cpu family", "model", "stepping"), ("CPU implementer", "CPU part", "CPU variant")]

@@ -1,8 +1,6 @@
-"""Whether this node can connect to every other one over TCP, and is reachable there, as its ranks will need it.
+"""Whether this node can connect to every other one over TCP, and is reachable there: all nodes try at the same time.
 
-All nodes do this at the same time and independently: each listens, and tries the others until they answer or its time
-is up. A node that starts late refuses connections at first and is tried again. Each connection has a thread, because
-importing asyncio would take more processor time than all of this.
+A node that starts late is tried again. Connections have threads: importing asyncio would take longer than all of this.
 """
 
 from __future__ import annotations

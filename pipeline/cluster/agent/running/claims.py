@@ -1,11 +1,8 @@
-"""Claims: who computes on this host. A claim ends with the process that holds it.
+"""Claims: who computes on this host, shown to and compared by all of its users.
 
-A claim is a file in a folder that all users of the host share, locked (flock) by its process. So it ends when the
-process does, however that happens. Claims are made and read under a lock on the folder. Other users' claims are shown
-and compared, no more.
-
-The folder belongs to its first user, who may replace anything in it at any time. So it is opened once, without
-following links, and everything is relative to that descriptor; only the user's own claims are removed.
+A claim is a file in a shared folder, locked (flock) by its process, with which it ends. The folder belongs to its first
+user, who may replace anything in it: it is opened once, without following links, and all is relative to that
+descriptor.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _BEAT_S = 1.0
 
 
 def follow(request: FollowRequest) -> None:
-    """Stream the log, rank 0's metrics, states and the end, from byte offsets on; heartbeats on stdin renew the lease."""
+    """Stream the log, rank 0's metrics, states and the end, from offsets on; heartbeats on stdin renew the lease."""
     node = own_node(request.nodes, request.access)
     controller = Controller(node)
     in_thread(controller.listen, on_error=leave)

@@ -1,10 +1,8 @@
 """The agent of a batch job's node: reports the node's facts, then executes one start after another.
 
-Controller and nodes communicate through files in the job's shared folder. All of them are created before the job is
-submitted, and only grow: NFS shows appended data when a file is reopened, but may hide a new file for half a minute.
-The controller writes ``orders`` (lines of ``JobOrder``), each node its ``node-<number>`` (lines of ``JobReport``). Only
-``beats-<number>`` with the ranks' states (one ``JobBeat``) is overwritten, because it would grow for days. The
-request's ``scheduler`` names the class that identifies this node.
+Controller and nodes communicate through files in the job's shared folder, made before its submission: NFS may hide a
+new file for half a minute. ``orders`` (of the controller) and ``node-<number>`` only grow; ``beats-<number>`` is
+overwritten.
 """
 
 from __future__ import annotations

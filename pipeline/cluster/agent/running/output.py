@@ -166,7 +166,7 @@ class Tail:
 
 
 def in_pieces(line: bytes) -> list[str]:
-    """Split a line into pieces of bounded length; of a progress bar only what follows its last carriage return counts."""
+    """Split a line into bounded pieces; of a progress bar only what follows the last carriage return counts."""
     cut, rest = cut_long(line.rstrip(b"\r").rpartition(b"\r")[2])
     return [*cut, as_text(rest)]
 

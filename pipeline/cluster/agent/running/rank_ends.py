@@ -109,7 +109,7 @@ def recorded_error(path: str, rank: int) -> RankFailure | None:
 
 
 def printed_error(path: str, rank: int, rank_exit: RankExit | None, *, script_code: int = 0) -> RankFailure | None:
-    """Return the last traceback on a rank's stderr, or how it ended (None: unknown); None for a rank without an error."""
+    """Return the last traceback on a rank's stderr, or how it ended (if known); None for a rank without an error."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _READ_BYTES))

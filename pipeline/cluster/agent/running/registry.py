@@ -1,7 +1,6 @@
 """The supervisors on this node: registered, stopped, and kept from starting late.
 
-A supervisor is the agent process that stays on a node for one start (``run_id``) and owns its torchrun. The processes
-that it starts carry its mark, ``run_id:node_rank``, by which ``find_processes`` finds them.
+A supervisor is the agent process that owns a start's torchrun; the processes that it starts carry ``run_id:node_rank``.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class Registry:
         self.remove_outdated()
 
     def remove_outdated(self) -> None:
-        """Remove tombstones of starts that would have come by now; other nodes' ones, with other clocks, after a day."""
+        """Remove tombstones of starts that would have come by now; other nodes' ones after a day."""
         for tombstone in glob.glob(os.path.join(glob.escape(self.folder), f"*.{TOMBSTONE}")):
             with contextlib.suppress(OSError):
                 if outdated(tombstone, self.identity):

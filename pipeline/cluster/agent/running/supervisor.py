@@ -267,7 +267,7 @@ class Supervisor:
         self.end_at = now + TERM_GRACE_S + 3
 
     def signalled_by_others(self, root: int) -> set[int]:
-        """Return a script's processes that get SIGTERM from its parent (torchrun, the script) or from torchrun (ranks)."""
+        """Return a script's processes that its parent signals (torchrun, the script), or torchrun (ranks)."""
         if not self.is_script:
             return set()
         below = children_of(root)

@@ -1,8 +1,6 @@
-"""Launches by a warm parent of ranks (trainers/ranks.py), which has imported torch already.
+"""Launches by a warm parent of ranks (trainers/ranks.py), which has imported torch already, else as a plain program.
 
-A parent is found by the name of an abstract socket, derived from everything that decides its environment: interpreter,
-user, and the variables that Python's start or an import of torch may read. Without a parent, the same torchrun command
-is started as a plain program.
+It is found by an abstract socket, whose name follows from all that decides its environment.
 """
 
 from __future__ import annotations
