@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.cluster.attempt.run import run_attempt
-from pipeline.cluster.events import AllSucceeded, AttemptEvent, Doing, Emit, HostNote, LogLine, Notice, ShownLine
+from pipeline.cluster.events import AllSucceeded, AttemptEvent, Doing, Emit, HostNote, Notice, ShownLine
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec, PackSource
 from pipeline.cluster.preflight.judgement import ALL, Check, State
@@ -99,8 +99,8 @@ def _shown_by(say: WaitReports) -> Emit:
 
     def show(event: AttemptEvent) -> None:
         match event:
-            case ShownLine(line=line):
-                say(_shown(line))
+            case ShownLine(line=line):  # one of rank 0 as it is
+                say(line.text if line.rank == 0 else f"{line.host}:{line.rank} | {line.text}")
             case HostNote(text=text) | Notice(text=text):
                 say(text)
             case Doing(what=what) if what is not None:
@@ -111,11 +111,6 @@ def _shown_by(say: WaitReports) -> Emit:
                 say.doing("fetching the results")
 
     return show
-
-
-def _shown(line: LogLine) -> str:
-    """Return a line of rank 0 as it is, and one of another rank with its host and rank."""
-    return line.text if line.rank == 0 else f"{line.host}:{line.rank} | {line.text}"
 
 
 def measure_hosts(cluster: Cluster, *, backend: str, runs_dir: Path, root: Path, say: Say) -> tuple[Path, list[Figure]]:
@@ -175,7 +170,9 @@ def figures(result: Mapping[str, Any], labels: Sequence[str]) -> list[Figure]:
 def checks(measured: Sequence[Figure]) -> Iterator[Check]:
     """Compare each host, and each pair, with the others of its kind. A wrong sum is a failed check."""
     for figure in measured:
-        peers = [other.per_s for other in measured if other is not figure and _is_comparable(figure, other)]
+        kind = (figure.quantity, figure.setup, len(figure.hosts))
+        alike = [other for other in measured if (other.quantity, other.setup, len(other.hosts)) == kind]
+        peers = [other.per_s for other in alike if other is not figure]
         usual_per_s = statistics.median(peers) if peers else 0.0
         host, pair = (figure.hosts[0], "") if len(figure.hosts) == 1 else (ALL, f"{' – '.join(figure.hosts)}: ")
         seen, wanted, hint = f"{pair}{figure.shown(figure.per_s)}", "", ""
@@ -190,10 +187,6 @@ def checks(measured: Sequence[Figure]) -> Iterator[Check]:
                 f"at least {ENOUGH:.0%} of the others' {figure.shown(usual_per_s)}",
             )
         yield Check(host=host, name=figure.quantity, state=state, seen=seen, wanted=wanted, hint=hint)
-
-
-def _is_comparable(figure: Figure, other: Figure) -> bool:
-    return (figure.quantity, figure.setup, len(figure.hosts)) == (other.quantity, other.setup, len(other.hosts))
 
 
 BENCHMARK = "benchmark.json"

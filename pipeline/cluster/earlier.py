@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.cluster import launchers, starts
-from pipeline.cluster.agent.reports import Standing
+from pipeline.cluster.agent.requests import Standing
 from pipeline.cluster.attempt.failures import explained_by_script
 from pipeline.cluster.launchers.base import NOT_ENDED
 from pipeline.cluster.launchers.settings import Capabilities

@@ -22,8 +22,7 @@ import pytest
 from pipeline.cluster.agent import wire
 from pipeline.cluster.agent.files import folders, leftovers
 from pipeline.cluster.agent.host import hardware
-from pipeline.cluster.agent.reports import Lines
-from pipeline.cluster.agent.requests import ProbeRequest, PutPackRequest, Request, StopRequest
+from pipeline.cluster.agent.requests import Lines, ProbeRequest, PutPackRequest, Request, StopRequest
 from pipeline.cluster.agent.running import follow, output, processes
 from pipeline.cluster.launchers.transport.answers import agent_error, parse_answer
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, message

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.reports import RankFailure
+from pipeline.cluster.agent.requests import RankFailure
 from pipeline.cluster.agent.running import rank_ends
 from pipeline.cluster.agent.running.rank_ends import RankExit
 

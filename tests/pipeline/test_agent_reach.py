@@ -29,7 +29,7 @@ def checked(among: list[ListeningNode], *numbers: int, late: int | None = None) 
     def one(number: int) -> dict[str, Any]:
         if number == late:
             time.sleep(4 * reach.RETRY_S)
-        return reach.check_reach(among, number, HELLO, ANSWER)
+        return reach.ReachCheck(among, number, HELLO, ANSWER, reach.LIMIT_S).run()
 
     with ThreadPoolExecutor(len(numbers)) as pool:
         return list(pool.map(one, numbers))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.reports import NodeEnd, RankFailure
+from pipeline.cluster.agent.requests import NodeEnd, RankFailure
 from pipeline.cluster.attempt.failures import cause, failure_text, first_error, port_was_taken
 from pipeline.cluster.events import NodeExit, NodeLost, RankError
 from pipeline.cluster.launchers.transport.answers import node_end

@@ -174,7 +174,9 @@ def trace(path: Path, options: Mapping[str, Any]) -> None:
         loop.run(WARM_UP[context.device.type])
         settle(context.device)
         trainer.say(f"tracing {steps} steps of rank 0")
-        with _tracing(context.device) if context.is_rank_zero else nullcontext() as tracer:
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if context.device.type == "cuda" else [])]
+        tracing = profile(activities=activities, record_shapes=True) if context.is_rank_zero else nullcontext()
+        with tracing as tracer:
             for _ in range(steps):
                 with record_function("paceline step"):
                     loop.run(1)
@@ -185,11 +187,6 @@ def trace(path: Path, options: Mapping[str, Any]) -> None:
             trainer.say("\n".join([f"{'operation':<48}{'calls a step':>14}{'ms a step':>12}", *map(_line, rows)]))
             surroundings = describe_hardware(context.device, trainer.precision)
             write_json(path.parent / RESULT, {"version": 1, "steps": steps, "hardware": surroundings, "rows": rows})
-
-
-def _tracing(device: torch.device) -> profile:
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    return profile(activities=activities, record_shapes=True)
 
 
 def _longest(tracer: profile, device: torch.device, steps: int) -> list[dict[str, Any]]:

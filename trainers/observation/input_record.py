@@ -36,7 +36,6 @@ class InputRecord(TypedDict, total=False):
 
     Attributes:
         host: the host whose files these are.
-        prefix: ``sys.prefix`` of its Python.
         files: file that was read → its digest and stamp.
         absent: paths that were looked for in vain.
         folders: folder that was listed → digest of its names, and the names that the program itself created there.
@@ -50,7 +49,6 @@ class InputRecord(TypedDict, total=False):
     """
 
     host: str
-    prefix: str
     files: dict[str, FileEntry]
     absent: list[str]
     folders: dict[str, tuple[str, list[str]]]
@@ -80,7 +78,6 @@ def record_inputs(
     imported = sorted({note.path for note in notes.of(observer.IMPORTED)})
     record = InputRecord(
         host=host_identity(),
-        prefix=sys.prefix,
         files=_files(notes, top, zones, keyed, bytewise),
         absent=_absent(notes, places),
         folders=_folders(notes, top, zones),

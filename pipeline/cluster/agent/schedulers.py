@@ -87,14 +87,10 @@ SCHEDULERS: dict[str, type[Slurm] | type[Kubernetes]] = {"slurm": Slurm, "kubern
 
 def expand_nodelist(text: str) -> list[str]:
     """Expand ``node[001-003,7],gpu-a`` to node001, node002, node003, node7, gpu-a. Raises ValueError."""
-    return [name for part in split_nodelist(text) for name in expand_part(part)]
-
-
-def split_nodelist(text: str) -> list[str]:
-    """Split at the commas outside of brackets."""
     if not re.fullmatch(r"(?:[^\[\],]|\[[^\[\]]*\]|,)*", text):
         raise ValueError(f"brackets that don't match in {text!r}")
-    return list(re.findall(r"(?:[^\[\],]|\[[^\[\]]*\])+", text))
+    parts: list[str] = re.findall(r"(?:[^\[\],]|\[[^\[\]]*\])+", text)  # split at the commas outside of brackets
+    return [name for part in parts for name in expand_part(part)]
 
 
 def expand_part(part: str) -> list[str]:

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.agent.reports import JobBeat, JobReport
-from pipeline.cluster.agent.requests import ExamineOrder, JobOrder, JobRequest, StartRequest
+from pipeline.cluster.agent.requests import ExamineOrder, JobBeat, JobOrder, JobReport, JobRequest, StartRequest
 from pipeline.cluster.agent.running.output import Tail
 from pipeline.cluster.agent.wire import REMOVED
 from pipeline.cluster.events import Event, NodeLost

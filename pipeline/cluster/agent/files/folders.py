@@ -16,7 +16,7 @@ from typing import BinaryIO
 from ..node import own_node, sha256_of_rest
 from ..requests import CleanRequest, PutPackRequest, PutWheelsRequest
 from ..running.processes import start_time
-from ..wire import Json, read_json, say
+from ..wire import read_json, say
 
 FOREIGN_S = 86400.0  # age after which an unfinished folder of another host counts as dead
 TRIED_BYTES = 64 << 10  # written and removed again, to try a folder
@@ -169,30 +169,21 @@ def holds_pack(folder: str, digest: str) -> bool:
     if not isinstance(manifest, dict) or manifest.get("digest") != digest:
         return False
     try:
-        sizes = manifest.get("files") or image_sizes(manifest)
+        image_bytes = manifest["channels"] * manifest["height"] * manifest["width"] if "count" in manifest else 0
+        sizes = manifest.get("files") or {
+            "images.bin": manifest["count"] * image_bytes,
+            "labels.bin": manifest["count"] * 8,
+        }
         return all(os.path.getsize(os.path.join(folder, name)) == size for name, size in sizes.items())
     except (KeyError, TypeError, AttributeError, OSError):
         return False
 
 
-def image_sizes(manifest: Json) -> Json:
-    """Return the sizes of the files in a pack of images, in bytes. Raises KeyError, TypeError."""
-    count = manifest["count"]
-    image_bytes = manifest["channels"] * manifest["height"] * manifest["width"]
-    return {"images.bin": count * image_bytes, "labels.bin": count * 8}
-
-
-def pack_folder(request: PutPackRequest) -> str:
-    """Return the data pack's folder; anything there that isn't the pack is removed."""
+def put_pack(request: PutPackRequest) -> None:
+    """Unpack the data pack from the tar on stdin to ``workdir/data/<digest>``, once, completely."""
     folder = os.path.join(os.path.expanduser(request.workdir), "data", request.pack_digest)
     if os.path.isdir(folder) and not holds_pack(folder, request.pack_digest):
         shutil.rmtree(folder)
-    return folder
-
-
-def put_pack(request: PutPackRequest) -> None:
-    """Unpack the data pack from the tar on stdin to ``workdir/data/<digest>``, once, completely."""
-    folder = pack_folder(request)
 
     def check(unpacked: str) -> None:
         if not holds_pack(unpacked, request.pack_digest) or not has_digests(unpacked):

@@ -11,8 +11,7 @@ from trainers.contract import run_folder
 from trainers.contract.host_facts import LeftFolder
 
 from ..node import identity
-from ..reports import NodeEnd, RegistryEntry
-from ..requests import NodeStart, ProbeRequest, RemoveFoldersRequest, StartRequest
+from ..requests import NodeEnd, NodeStart, ProbeRequest, RegistryEntry, RemoveFoldersRequest, StartRequest
 from ..running.processes import find_processes
 from ..running.registry import LONGEST_START_S, Registry, is_alive
 from ..wire import read_json, read_record, say
@@ -91,14 +90,10 @@ def holds_outputs(folder: str) -> bool:
     # whatever its name and depth: a script calls its checkpoints as it likes, and saves them where it stands
     if any(names for _, _, names in os.walk(os.path.join(folder, run_folder.CHECKPOINTS))):
         return True
-    return any(map(has_new_files, glob.glob(os.path.join(glob.escape(folder), "work", "node*"))))
-
-
-def has_new_files(work: str) -> bool:
-    """Whether a script has written into its working directory."""
-    run_dir = os.path.dirname(os.path.dirname(work))
-    stamps = read_stamps(os.path.join(work, run_folder.GIVEN))
-    return size_of_new(os.path.join(work, run_folder.ABOVE), run_dir, stamps) > 0
+    return any(
+        size_of_new(os.path.join(work, run_folder.ABOVE), folder, read_stamps(os.path.join(work, run_folder.GIVEN))) > 0
+        for work in glob.glob(os.path.join(glob.escape(folder), "work", "node*"))
+    )
 
 
 def read_stamps(path: str) -> Stamps:

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 from ..node import own_node
-from ..reports import TarHead, TarTrailer
-from ..requests import CollectRequest
+from ..requests import CollectRequest, TarHead, TarTrailer
 from ..wire import say
 from .leftovers import Stamps, read_stamps, size_of_new
 
@@ -106,7 +105,8 @@ class RunArchive:
         path = os.path.join(self.run_dir, name)
         try:
             is_link, mode = os.path.islink(path), os.stat(path).st_mode
-            leads_out = is_link and not name.startswith(_WORK) and leads_out_of(self.run_dir, path)
+            top = os.path.join(os.path.realpath(self.run_dir), "")
+            leads_out = is_link and not name.startswith(_WORK) and not os.path.realpath(path).startswith(top)
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 self.unsent[name] = kind_of(mode)
             elif leads_out:
@@ -124,10 +124,6 @@ class RunArchive:
                 self.unsent[name] = REMOVED
         except OSError as error:
             self.unsent[name] = str(error.strerror)
-
-
-def leads_out_of(folder: str, path: str) -> bool:
-    return not os.path.realpath(path).startswith(os.path.join(os.path.realpath(folder), ""))
 
 
 def kind_of(mode: int) -> str:

@@ -143,16 +143,12 @@ def can_bind_numa(system: str = "/sys") -> bool:
         vendors = glob.glob(f"{system}/bus/pci/devices/*/vendor")
         devices = [os.path.dirname(path) for path in vendors if read_text(path) == "0x10de"]
         nodes = {read_text(os.path.join(folder, "numa_node")) for folder in devices}
-        cores = [_cores_of(read_text(f"{system}/devices/system/node/node{node}/cpulist")) for node in nodes]
+        lists = [read_text(f"{system}/devices/system/node/node{node}/cpulist").split(",") for node in nodes]  # 0-2,8
+        ends = [[part.partition("-") for part in ranges] for ranges in lists]
+        cores = [{core for low, _, high in node for core in range(int(low), int(high or low) + 1)} for node in ends]
         return bool(cores) and all(node_cores & os.sched_getaffinity(0) for node_cores in cores)
     except (AttributeError, ValueError):  # a node of -1 has no folder; macOS has no affinity
         return False
-
-
-def _cores_of(ranges: str) -> set[int]:
-    """Parse ``0-2,8`` into {0, 1, 2, 8}."""
-    ends = [part.partition("-") for part in ranges.split(",")]
-    return {core for low, _, high in ends for core in range(int(low), int(high or low) + 1)}
 
 
 def _seen(pattern: str, paths: list[str]) -> list[tuple[str, str]]:

@@ -37,15 +37,7 @@ BACKLOG = 256
 def reach(request: ReachRequest) -> None:
     """Answer with the ports that this node could not listen on, and the nodes that it could not reach."""
     me = own_number([node.identity for node in request.nodes], request.access)
-    say(**check_reach(request.nodes, me, request.hello, request.answer, request.slow_s))
-
-
-def check_reach(nodes: Sequence[ListeningNode], me: int, hello: str, answer: str, slow_s: float = 0.0) -> Json:
-    """Listen on this node's ports, and connect to those of all others.
-
-    ``answer``: what only nodes of this check reply.
-    """
-    return ReachCheck(nodes, me, hello, answer, LIMIT_S + slow_s).run()
+    say(**ReachCheck(request.nodes, me, request.hello, request.answer, LIMIT_S + request.slow_s).run())
 
 
 class ReachCheck:
@@ -124,8 +116,7 @@ class ReachCheck:
                 self.changed.notify()
 
     # -------------------------------------------------------------------------------------- connections to the others
-    def dial_all(self, targets: Iterator[tuple[int, int]]) -> None:
-        """Try ports of other nodes, one after another; ``targets`` is shared with other threads."""
+    def dial_all(self, targets: Iterator[tuple[int, int]]) -> None:  # shared by the threads
         for node, port in targets:
             if why := self.dial(node, port):
                 self.failed.append({"node": node, "port": port, "why": why})

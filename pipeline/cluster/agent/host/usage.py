@@ -1,9 +1,8 @@
-"""Load of this node: processor, memory, network, disk and GPUs, from /proc and nvidia-smi, or psutil elsewhere."""
+"""Load of this node: processor, memory, network, disk and GPUs, from /proc and nvidia-smi."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import shutil
 import subprocess
 import threading
@@ -11,6 +10,7 @@ import time
 
 from trainers.contract.beats import Gpu, Usage
 
+from ..node import read_text
 from ..wire import in_thread
 
 EVERY_S = 2.0
@@ -83,32 +83,19 @@ def between(before: Counters, now: Counters, passed_s: float) -> tuple[float, fl
 
 
 def counters() -> Counters | None:
-    """Return the current counters; None without /proc and psutil."""
-    try:
-        with open("/proc/stat", encoding="ascii") as stat, open("/proc/net/dev", encoding="ascii") as devices:
-            return (*processor_time(stat.readline()), *traffic(devices.read()))
-    except (OSError, ValueError, IndexError):
-        pass
-    with contextlib.suppress(Exception):  # a library of the node's own, in whatever version
-        psutil = importlib.import_module("psutil")
-        times, moved = psutil.cpu_times(), psutil.net_io_counters()
-        return sum(times) - times.idle, sum(times), moved.bytes_recv, moved.bytes_sent
+    """Return the current counters; None without /proc."""
+    with contextlib.suppress(ValueError, IndexError):
+        return (*processor_time(read_text("/proc/stat").partition("\n")[0]), *traffic(read_text("/proc/net/dev")))
     return None
 
 
 def memory_bytes() -> tuple[int, int] | None:
     """Return the bytes in use and in total; caches, which the system would give up at once, count as free."""
-    try:
+    with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
         with open("/proc/meminfo", encoding="ascii") as file:
             rows = dict(line.split(":", 1) for line in file)
         total, free = (1024 * int(rows[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
         return total - free, total
-    except (OSError, ValueError, KeyError, IndexError):
-        pass
-    with contextlib.suppress(Exception):
-        psutil = importlib.import_module("psutil")
-        memory = psutil.virtual_memory()
-        return memory.total - memory.available, memory.total
     return None
 
 

@@ -63,7 +63,10 @@ def claim_devices(request: ClaimRequest, folder: str = FOLDER) -> Claim:
         try:
             descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=place)
         except PermissionError as error:
-            raise OSError(error.errno, unusable(place), folder) from error
+            status = os.fstat(place)
+            mode = f"{stat.S_IMODE(status.st_mode):04o}, and needs {_MODE:o}"
+            why = f"it belongs to {user_name(status.st_uid)} and has mode {mode}; {_REMEDY}"
+            raise OSError(error.errno, why, folder) from error
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free, because the file is new
         os.write(descriptor, claim_file(request, time.time()))
         os.fchmod(descriptor, 0o644)  # readable for other users, whatever the umask
@@ -113,13 +116,6 @@ def locked(folder: str) -> Iterator[int]:
                     raise OSError(errno.EBUSY, f"{cause}; {_REMEDY}", folder) from None
                 time.sleep(0.01)
         yield place
-
-
-def unusable(place: int) -> str:
-    """Return why only its owner can make claims there."""
-    status = os.fstat(place)
-    mode = f"{stat.S_IMODE(status.st_mode):04o}, and needs {_MODE:o}"
-    return f"it belongs to {user_name(status.st_uid)} and has mode {mode}; {_REMEDY}"
 
 
 def living(place: int) -> list[HeldClaim]:

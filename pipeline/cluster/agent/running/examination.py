@@ -106,18 +106,14 @@ def _request_stacks(folder: str, beat: RankBeat) -> int | None:
     """Ask the rank for its stacks; return where they begin in its file. None: it has no handler, and would end."""
     try:
         size = os.path.getsize(os.path.join(folder, STACKS))
-        if not LINUX or _catches(beat.pid, STACKS_SIGNAL):
+        caught = re.search(r"^SigCgt:\s*(\w+)", read_text(f"/proc/{beat.pid}/status"), re.MULTILINE)
+        # signals are counted from 1, bits from 0
+        if not LINUX or (caught is not None and int(caught[1], 16) >> (STACKS_SIGNAL - 1) & 1):
             os.kill(beat.pid, STACKS_SIGNAL)
             return size
     except OSError:
         pass
     return None
-
-
-def _catches(pid: int, number: int) -> bool:
-    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-        caught = next((line for line in file if line.startswith("SigCgt:")), "SigCgt: 0")
-    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)  # signals are counted from 1, bits from 0
 
 
 def _innermost_frames(path: str, start_bytes: int) -> list[str]:
@@ -205,8 +201,8 @@ class RankBeats:
 
     def __init__(self, node: NodeStart) -> None:
         self._node = node
-        self._works: dict[int, tuple[float, dict[int, _Work]]] = {}  # rank's pid → when, and work of each process
-        self._moves: dict[int, tuple[int, float]] = {}  # rank's pid → number of moves, and when the last one was
+        # rank's pid → when it was looked at, work of each process, number of moves, and when the last one was
+        self._ranks: dict[int, tuple[float, dict[int, _Work], int, float]] = {}
         self._sizes: dict[str, int] = {}  # of files that grow when a rank prints
 
     def read(self) -> list[RankBeat]:
@@ -216,12 +212,11 @@ class RankBeats:
 
     def _script_beat(self, beat: RankBeat, wrote: bool) -> RankBeat:
         pid, now = beat.pid, time.monotonic()
-        at, before = self._works.get(pid, (now, {}))
+        at, before, moves, since = self._ranks.get(pid, (now, {}, 0, now))
         works = {member: _work_of(member, is_rank=member == pid) for member in pids_of_tree(pid)}
         moved = wrote or not before or (_has_worked(before, works, now - at) and _stacks_at[0] < at)
-        moves, since = self._moves.get(pid, (0, now))
-        self._works[pid] = now, works
-        moves, since = self._moves[pid] = (moves + 1, now) if moved else (moves, since)
+        moves, since = (moves + 1, now) if moved else (moves, since)
+        self._ranks[pid] = now, works, moves, since
         return beat._replace(moves=moves, for_s=round(now - since, 3))
 
     def _wrote(self) -> bool:

@@ -19,8 +19,7 @@ from trainers.contract.records import from_json
 
 from ..host.usage import UsageSampler
 from ..node import own_node
-from ..reports import Lines, NodeEnd, RegistryEntry
-from ..requests import ExamineOrder, FollowRequest, NodeStart
+from ..requests import ExamineOrder, FollowRequest, Lines, NodeEnd, NodeStart, RegistryEntry
 from ..wire import REMOVED, Silence, in_thread, read_record, say, touch, write_json
 from .examination import RankBeats, examine
 from .processes import POLL_S, end_tree, send_all

@@ -24,8 +24,18 @@ from ..host.network import interfaces
 from ..host.probe import facts
 from ..host.usage import UsageSampler
 from ..node import own_node
-from ..reports import JobBeat, JobReport, NodeEnd
-from ..requests import Access, ExamineOrder, JobOrder, JobRequest, NodeStart, Secrets, StartRequest
+from ..requests import (
+    Access,
+    ExamineOrder,
+    JobBeat,
+    JobOrder,
+    JobReport,
+    JobRequest,
+    NodeEnd,
+    NodeStart,
+    Secrets,
+    StartRequest,
+)
 from ..schedulers import SCHEDULERS
 from ..wire import Silence, in_thread, read_record, refuse
 from .examination import RankBeats, examine

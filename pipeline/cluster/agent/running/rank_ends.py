@@ -14,7 +14,7 @@ from typing import NamedTuple
 from trainers.contract.beats import ENDED, RUNNING
 
 from ..node import control_groups, read_text
-from ..reports import RankFailure
+from ..requests import RankFailure
 from ..wire import Json, read_json
 from .processes import start_time
 

@@ -12,8 +12,7 @@ import signal
 import time
 
 from ..node import identity, own_node
-from ..reports import NodeEnd, RegistryEntry, Standing
-from ..requests import Access, StandingRequest, StopRequest
+from ..requests import Access, NodeEnd, RegistryEntry, Standing, StandingRequest, StopRequest
 from ..wire import read_json, read_record, say, write_json
 from .processes import POLL_S, TERM_GRACE_S, end_tree, find_processes, remove_container, send_all, start_time, works_in
 

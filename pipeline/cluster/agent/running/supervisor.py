@@ -18,8 +18,7 @@ from trainers.contract.host_facts import Container
 from ..host import container as engine
 from ..host.reach import encoded_name
 from ..node import from_environment, peers_of
-from ..reports import NodeEnd, RankFailure, RegistryEntry
-from ..requests import NodeStart, StartRequest
+from ..requests import NodeEnd, NodeStart, RankFailure, RegistryEntry, StartRequest
 from ..wire import (
     FULL,
     REMOVED,

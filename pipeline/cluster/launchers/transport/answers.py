@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.cluster.agent.reports import Lines, NodeEnd
+from pipeline.cluster.agent.requests import Lines, NodeEnd
 from pipeline.cluster.agent.wire import HERE, THERE
 from pipeline.cluster.events import LogLine, NodeExit, NodeLost, RankError
 from pipeline.cluster.launchers.transport.payload import NO_PROGRAM, TAKEN_FOR_COMMANDS, TOO_OLD

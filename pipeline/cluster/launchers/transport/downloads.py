@@ -21,8 +21,7 @@ from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import IO, Any
 
-from pipeline.cluster.agent.reports import TarHead, TarTrailer
-from pipeline.cluster.agent.requests import Access, CollectRequest, NodeStart
+from pipeline.cluster.agent.requests import Access, CollectRequest, NodeStart, TarHead, TarTrailer
 from pipeline.cluster.agent.running.follow import SETTLED_S
 from pipeline.cluster.launchers.transport.answers import parse
 from pipeline.cluster.launchers.transport.payload import message, new_token

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from subprocess import Popen
 from typing import IO
 
-from pipeline.cluster.agent.reports import Lines
-from pipeline.cluster.agent.requests import ExamineOrder
+from pipeline.cluster.agent.requests import ExamineOrder, Lines
 from pipeline.cluster.events import Event, MetricsLine, NodeAnswers, NodeLost, NodeSilent
 from pipeline.cluster.launchers.transport.answers import log_line, parse_stream
 from pipeline.core.processes import process, threads
