@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.measure import DOIT, ROOT, chosen, spread, working
 from benchmarks.recording import EXPERIMENT, STEPS, metric_rows, only_run, server, started, wait_for
-from pipeline.cluster.agent.host.network import free_ports
+from pipeline.cluster.agent.host.probe import free_ports
 from pipeline.tracking import recorder
 from tests.pipeline import tracking_folder
 

@@ -34,7 +34,7 @@ import psutil
 
 from benchmarks.measure import DOIT, ROOT, chosen, spread, working
 from pipeline import tracking
-from pipeline.cluster.agent.host.network import free_ports
+from pipeline.cluster.agent.host.probe import free_ports
 from pipeline.config.schema import TrackingConfig
 from pipeline.core.processes.process import LEAST, set_priority
 from pipeline.tracking.client import Recorder

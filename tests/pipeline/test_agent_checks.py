@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.host import hardware, network
+from pipeline.cluster.agent.host import hardware, probe
 from pipeline.cluster.agent.requests import ProbeRequest
 from pipeline.cluster.launchers.transport.answers import host_facts, parse_answer
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, message
@@ -66,7 +66,7 @@ def test_probe_tells_the_cuda_of_torch_and_when_it_began() -> None:
 
 def test_a_system_that_tells_nothing_has_no_facts(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "none")
-    assert (network.links(nowhere), network.infiniband(nowhere)) == ({}, ())
+    assert (probe.links(nowhere), probe.infiniband(nowhere)) == ({}, ())
     assert (hardware.shared_memory_free_bytes(nowhere), hardware.memory_available_bytes(nowhere)) == (None, None)
     assert hardware.control_group(nowhere, nowhere) == ControlGroup()
 
@@ -82,15 +82,15 @@ def test_shared_memory_is_that_of_the_mount(tmp_path: Path) -> None:
 
 def test_the_own_name_has_the_addresses_that_programs_here_find(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
-    assert "127.0.0.1" in network.OwnNameLookup().result().addresses
+    assert "127.0.0.1" in probe.OwnNameLookup().result().addresses
 
 
 def test_a_name_server_without_an_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait() and [])
-    monkeypatch.setattr(network, "NAME_S", 0.01)
+    monkeypatch.setattr(probe, "NAME_S", 0.01)
     try:
-        assert network.OwnNameLookup().result() == OwnName(slow_s=0.01)
+        assert probe.OwnNameLookup().result() == OwnName(slow_s=0.01)
     finally:
         answered.set()
 
@@ -112,7 +112,7 @@ def test_links_have_state_mtu_and_speed(tmp_path: Path) -> None:
             "lo/mtu": "65536",
         },
     )
-    assert network.links(root) == {
+    assert probe.links(root) == {
         "eth0": NetworkLink(state="up", mtu=9000, speed_mbit=25000),
         "docker0": NetworkLink(state="down", mtu=1500),
         "lo": NetworkLink(state="unknown", mtu=65536),
@@ -132,7 +132,7 @@ def test_infiniband_ports_have_what_ibstatus_and_ibdev2netdev_show(tmp_path: Pat
     for number in (1, 2):
         files |= {f"mlx5_1/ports/{number}/{name}": text for name, text in down.items()}
     files |= {"mlx5_1/device/net/ens1f0/dev_port": "0", "mlx5_1/device/net/ens1f1/dev_port": "1"}
-    first, second, third = network.infiniband(tree(tmp_path, files))
+    first, second, third = probe.infiniband(tree(tmp_path, files))
     assert first == PORT
     assert (second.device, second.port, second.netdev) == ("mlx5_1", 1, "ens1f0")
     assert (third.port, third.netdev, third.state, third.phys_state) == (2, "ens1f1", "DOWN", "Disabled")

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent.host import network, reach
+from pipeline.cluster.agent.host import probe, reach
 from pipeline.cluster.agent.requests import ListeningNode
 
 HELLO, ANSWER = "hello-1", "answer-1"
 
 
 def nodes(count: int) -> list[ListeningNode]:
-    return [ListeningNode("", f"127.0.0.{number + 1}", network.free_ports(1)) for number in range(count)]
+    return [ListeningNode("", f"127.0.0.{number + 1}", probe.free_ports(1)) for number in range(count)]
 
 
 def checked(among: list[ListeningNode], *numbers: int, late: int | None = None) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ def replying(address: str, port: int, said: bytes) -> Iterator[None]:
 def test_thirty_two_nodes_reach_each_other_at_every_port_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "CONNECT_S", 60.0)  # all of them share one processor here
     all_nodes = nodes(32)
-    all_nodes[0] = all_nodes[0]._replace(ports=network.free_ports(4))
+    all_nodes[0] = all_nodes[0]._replace(ports=probe.free_ports(4))
     assert checked(all_nodes, *range(32)) == [{"taken": {}, "failed": []}] * 32
 
 

@@ -24,7 +24,7 @@ from pipeline.cluster import launchers
 from pipeline.cluster.agent.files import folders, results
 from pipeline.cluster.agent.node import identity
 from pipeline.cluster.agent.running.follow import newest_change
-from pipeline.cluster.attempt.checkpoint_fetch import of_step
+from pipeline.cluster.attempt.running import of_step
 from pipeline.cluster.launchers import agent_launcher
 from pipeline.cluster.launchers.pssh import PsshConfig
 from pipeline.cluster.launchers.transport import downloads

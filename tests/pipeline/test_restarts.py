@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from pipeline.cluster import validation
-from pipeline.cluster.attempt import checkpoint_fetch, silent_hosts
-from pipeline.cluster.attempt.checkpoint_fetch import CheckpointFetch
+from pipeline.cluster.attempt import running, silent_hosts
+from pipeline.cluster.attempt.running import CheckpointFetch
 from pipeline.config.build import build
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import TrainingError, UsageError
@@ -240,7 +240,7 @@ def fetching(
 def test_a_run_that_has_ended_well_does_not_wait_for_a_mirror_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_fetch, "_COPY_S", 0.01)
+    monkeypatch.setattr(running, "_COPY_S", 0.01)
     launcher, goes_on = Collecting(), threading.Event()
     launcher.go_on.set()
     fetch = fetching(launcher, tmp_path, on_fetched=lambda: (goes_on.wait(HANG_S), None)[1])

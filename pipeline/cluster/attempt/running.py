@@ -1,10 +1,15 @@
-"""Start a plan, follow it to the end of every node, and leave no process behind."""
+"""Start a plan, follow it to the end of every node, and leave no process behind.
+
+New checkpoints are fetched while the training goes on, so that rank 0's host may be lost with its disk.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import queue
+import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -12,7 +17,6 @@ from typing import IO, TYPE_CHECKING
 from pipeline.cluster import starts
 from pipeline.cluster.agent.requests import ExamineOrder
 from pipeline.cluster.agent.running.follow import newest_change
-from pipeline.cluster.attempt.checkpoint_fetch import CheckpointFetch
 from pipeline.cluster.attempt.failures import HeldTracebacks, is_worth_showing
 from pipeline.cluster.attempt.silent_hosts import SilentHosts
 from pipeline.cluster.attempt.stall_watch import StallWatch
@@ -36,8 +40,9 @@ from pipeline.cluster.events import (
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import write_json
+from pipeline.core.processes import threads
 from pipeline.core.processes.signals import Interruptible
-from pipeline.core.specs import LaunchPlan
+from pipeline.core.specs import LaunchPlan, Outputs
 from pipeline.runs import journal, ranks
 from pipeline.runs.checkpoints import go_on_from_checkpoint, newest_step, set_aside_of_script
 from pipeline.runs.metrics_file import cut_torn_line
@@ -368,3 +373,71 @@ def _not_stopped(why: str, lease_s: float) -> str:
         f" could not be asked to stop ({why.partition(chr(10))[0]}); its agent ends the run by itself at once when "
         f"it is cut off from every other node, else {lease_s:g} s after the last contact"
     )
+
+
+_COPY_S = 5.0  # how long a copy to the mirror is waited for
+_PAUSE_FACTOR = 10  # times a fetch's duration until the next one: ssh's encryption takes rank 0's processor time
+
+
+class CheckpointFetch:
+    """Fetches checkpoints in a thread, one at a time, at most every ``plan.checkpoint_fetch_s`` seconds (0: never)."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        plan: LaunchPlan,
+        run_dir: Path,
+        on_fetched: Callable[[], None],
+        on_failed: Callable[[OSError], None],
+    ) -> None:
+        self._launcher, self._plan, self._run_dir, self._every_s = launcher, plan, run_dir, plan.checkpoint_fetch_s
+        self._on_fetched, self._on_failed = on_fetched, on_failed
+        self._has_failed = False
+        self._thread: threading.Thread | None = None
+        self._fetched = threading.Event()
+        self._step, self._next_at = 0, time.monotonic() + self._every_s
+
+    def offer(self, step: int) -> None:
+        """Fetch the checkpoint of ``step``, the newest on rank 0's host, if it is new and the pause is over."""
+        busy = self._thread is not None and self._thread.is_alive()
+        if self._every_s and step > self._step and not busy and time.monotonic() >= self._next_at:
+            self._fetched.clear()
+            self._thread = threads.start(self._fetch, step, name="checkpoints", on_error=lambda _: None)
+
+    def wait(self, *, copied: bool = True) -> None:
+        """Wait for the end of a fetch. ``copied``: also for its copy to the mirror, else at most ``_COPY_S``."""
+        if self._thread is not None:
+            self._fetched.wait()
+            self._thread.join(None if copied else _COPY_S)
+
+    def _fetch(self, step: int) -> None:
+        began = time.monotonic()
+        try:
+            fetched = self._launcher.collect(of_step(self._plan, step), self._run_dir, final=False)
+            self._has_failed = False
+        except OSError as error:
+            fetched = False
+            if not self._has_failed:
+                self._on_failed(error)
+            self._has_failed = True
+        finally:
+            self._fetched.set()
+        if fetched:
+            self._step = step
+            self._on_fetched()
+        now = time.monotonic()
+        self._next_at = now + max(self._every_s, _PAUSE_FACTOR * (now - began))
+
+
+def of_step(plan: LaunchPlan, step: int) -> LaunchPlan:
+    """Return the plan with one checkpoint as its outputs: a script's ``step`` is a time (ms), of the newest file."""
+    if plan.outputs.whole:
+        folder = ("checkpoints",)
+        outputs = Outputs(resume=folder, final=(), needed=folder, whole=folder, until_s=step / 1000)
+        others = folder if plan.outputs.others else ()
+        outputs = dataclasses.replace(outputs, others=others, work=plan.outputs.work)
+        return dataclasses.replace(plan, outputs=outputs)
+    name = f"checkpoints/step-{step:08d}"
+    files = (f"{name}.pt", f"{name}.json", "checkpoints/best.*")
+    outputs = Outputs(resume=files, final=(), needed=(f"{name}.json",))
+    return dataclasses.replace(plan, outputs=outputs)

@@ -169,11 +169,9 @@ def holds_pack(folder: str, digest: str) -> bool:
     if not isinstance(manifest, dict) or manifest.get("digest") != digest:
         return False
     try:
-        image_bytes = manifest["channels"] * manifest["height"] * manifest["width"] if "count" in manifest else 0
-        sizes = manifest.get("files") or {
-            "images.bin": manifest["count"] * image_bytes,
-            "labels.bin": manifest["count"] * 8,
-        }
+        if not (sizes := manifest.get("files")):  # a pack of images
+            count, height, width = manifest["count"], manifest["height"], manifest["width"]
+            sizes = {"images.bin": count * manifest["channels"] * height * width, "labels.bin": count * 8}
         return all(os.path.getsize(os.path.join(folder, name)) == size for name, size in sizes.items())
     except (KeyError, TypeError, AttributeError, OSError):
         return False

@@ -20,8 +20,7 @@ from trainers.contract.beats import NodeBeat
 from trainers.contract.host_facts import HostFacts
 from trainers.contract.records import as_json, from_json
 
-from ..host.network import interfaces
-from ..host.probe import facts
+from ..host.probe import facts, interfaces
 from ..host.usage import UsageSampler
 from ..node import own_node
 from ..requests import (
