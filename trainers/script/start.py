@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 import paceline
 from trainers.contract import run_folder, variables
@@ -113,7 +113,9 @@ class Attempt:
         is_noting = self.settings.seal != "off"
         observed = ObservedProgram(self.folder, zones_of(places), is_noting=is_noting, in_copy=True, first=hook)
         env = self.environment(paths, observed.site)
-        command = [*self.starter(), *argv(self.settings, paths)]
+        without_torchrun = [self.started.torchrun[0], "-u"] if self.settings.script else []
+        starter = self.started.torchrun if self.settings.torchrun else without_torchrun
+        command = [*starter, *argv(self.settings, paths)]
         if self.settings.command:
             make_executable(Path(program(self.settings, paths)), self.work)
             require_program(program(self.settings, paths), env, self.work / self.settings.workdir)
@@ -135,7 +137,9 @@ class Attempt:
         if unkeyed and self.settings.seal == "fail":
             return 1
         if recorder is not None and recorder.stopping:
-            self.note_pruned(recorder)
+            metrics, step = recorder.metrics, recorder.metrics.step or 0
+            write_json(self.run_dir / run_folder.PRUNED, {"step": step, "epoch": 0, "metrics": metrics.last})
+            say(f"pruned at step {step}")
             if not workdirs.written_by_script(self.run_dir, self.started.node_rank):  # else it may resume from them
                 shutil.rmtree(self.folder, ignore_errors=True)
             return 0
@@ -149,16 +153,27 @@ class Attempt:
         for line in unkeyed_warnings(unkeyed):
             say(f"{WARNING}{line}")
         self.report_written_files()
-        if paths.resume and recorder is not None and not recorder.recorded and not self.saved_anything(paths):
-            say(f"{WARNING}{self.checkpoint_warning(paths)}")
+        if paths.resume and recorder is not None and not recorder.recorded:
+            newest = workdirs.checkpoints_to_resume(self.settings, self.run_dir)
+            # it may write settings and logs before it reads a checkpoint
+            if newest == paths.resume and not any(whole_since(path) > self.begun * 1e9 for path in newest.values()):
+                self.warn_of_checkpoint(paths)
 
     def prepare(self) -> Paths:
         """Lay out the working directory and the folders that the script is given. Raises OSError."""
         resume = workdirs.checkpoints_to_resume(self.settings, self.run_dir)
-        if not resume:
-            self.set_aside()
+        if not resume:  # this attempt starts anew
+            rank, resumes = self.started.node_rank, self.settings.resumes
+            if names := workdirs.set_aside(self.run_dir, rank, self.before, with_checkpoints=resumes):
+                say(f"{NOTE}what earlier attempts left is kept in {self.node.shown(self.before)}: {in_words(names)}")
         if self.is_first and resume:
-            say(f"{NOTE}goes on from a checkpoint: {', '.join(map(self.shown_checkpoint, resume.items()))}")
+            shown = [
+                f"{path.relative_to(self.work).as_posix()}, which {self.name} looks for by itself"
+                if name == workdirs.BY_ITSELF
+                else f"{{{name}}} is {self.node.shown(path)}"
+                for name, path in resume.items()
+            ]
+            say(f"{NOTE}goes on from a checkpoint: {', '.join(shown)}")
         for folder in (self.run_dir / run_folder.CHECKPOINTS, self.run_dir / run_folder.OUTPUTS, self.folder):
             folder.mkdir(exist_ok=True, parents=True)
         if self.is_first:
@@ -182,29 +197,10 @@ class Attempt:
             resume=resume,
         )
 
-    def set_aside(self) -> None:
-        """Move the files of earlier attempts away, because this one starts anew; they are kept for the user."""
-        folder, rank = self.before, self.started.node_rank
-        names = workdirs.set_aside(self.run_dir, rank, folder, with_checkpoints=self.settings.resumes)
-        if names:
-            say(f"{NOTE}what earlier attempts left is kept in {self.node.shown(folder)}: {in_words(names)}")
-
     @property
     def before(self) -> Path:
         """The folder for files of earlier attempts that this one replaces."""
         return self.run_dir / run_folder.ATTEMPTS / str(self.number) / "before"
-
-    def shown_checkpoint(self, item: tuple[str, Path]) -> str:
-        """Return ``{resume} is checkpoints/last.pt``, or a checkpoint of the working directory by its name there."""
-        name, path = item
-        if name == workdirs.BY_ITSELF:
-            return f"{path.relative_to(self.work).as_posix()}, which {self.name} looks for by itself"
-        return f"{{{name}}} is {self.node.shown(path)}"
-
-    def saved_anything(self, paths: Paths) -> bool:
-        """Whether this attempt has saved a checkpoint; it may write settings and logs before it reads one."""
-        newest = workdirs.checkpoints_to_resume(self.settings, self.run_dir)
-        return newest != paths.resume or any(whole_since(path) > self.begun * 1e9 for path in newest.values())
 
     def report_written_files(self) -> None:
         """After a failure: print where the files are that it wrote in its working directory."""
@@ -214,17 +210,16 @@ class Attempt:
             place = self.node.place(self.work, run_folder.WORK)
             say(f"{NOTE}wrote in its working directory: {in_words(names)}; now in {place}")
 
-    def checkpoint_warning(self, paths: Paths) -> str:
-        """Return the warning about an attempt that failed before it had logged and saved anything."""
+    def warn_of_checkpoint(self, paths: Paths) -> None:
+        """Warn that the attempt failed before it had logged and saved anything."""
         given = " and ".join(self.node.shown(path) for path in paths.resume.values())
         if workdirs.BY_ITSELF in paths.resume:
-            start_over = "program.resume_pattern=none starts over (what is there is kept)"
-            return f"{self.name} ended before it had logged or saved anything, beside {given}; {start_over}"
-        return (
-            f"{self.name} ended before it had logged or saved anything, and had to go on from {given}; if it "
-            "can't read that, program.resume_pattern='GLOB' names another checkpoint, and program.resume_pattern=none "
-            "starts over (what is there is kept)"
-        )
+            how = f"beside {given}; "
+        else:
+            another = "if it can't read that, program.resume_pattern='GLOB' names another checkpoint"
+            how = f"and had to go on from {given}; {another}, and "
+        start_over = "program.resume_pattern=none starts over (what is there is kept)"
+        say(f"{WARNING}{self.name} ended before it had logged or saved anything, {how}{start_over}")
 
     def places(self) -> Places:
         """Return the folders in which files may lie that the key lacks."""
@@ -256,12 +251,6 @@ class Attempt:
             variables.OUTPUTS: str(paths.outputs),
             variables.LOG: str(self.logged),
         }
-
-    def starter(self) -> list[str]:
-        """Return the words in front of the script: torchrun with its options, or Python alone; none for a program."""
-        if self.settings.torchrun:
-            return [*self.started.torchrun]
-        return [self.started.torchrun[0], "-u"] if self.settings.script else []
 
     @property
     def log_dir(self) -> str | None:
@@ -332,11 +321,6 @@ class Attempt:
         elif self.number > 1:
             say(f"{NOTE}what earlier attempts printed stands in their logs alone; paceline.log keeps it")
 
-    def note_pruned(self, recorder: Recorder) -> None:
-        metrics = recorder.metrics
-        write_json(self.run_dir / run_folder.PRUNED, {"step": metrics.step or 0, "epoch": 0, "metrics": metrics.last})
-        say(f"pruned at step {metrics.step or 0}")
-
 
 _LOOK_S = 0.5
 
@@ -355,7 +339,11 @@ class Child:
         signal.signal(signal.SIGTERM, self._pass_on)
         signal.signal(signal.SIGINT, self._pass_on)
         with ExitStack() as logs:
-            stdout, stderr = (None, None) if log_dir is None else _logs_of_rank_0(log_dir, logs)
+            stdout = stderr = None
+            if log_dir is not None:
+                folder = log_dir / "alone" / "attempt_0" / "0"
+                folder.mkdir(parents=True)
+                stdout, stderr = (logs.enter_context((folder / f"std{name}.log").open("ab")) for name in ("out", "err"))
             self._process = subprocess.Popen(
                 command, cwd=workdir, env=env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
             )
@@ -377,13 +365,6 @@ class Child:
         self.was_stopped = True
         if self._process is not None:
             self._process.send_signal(number)
-
-
-def _logs_of_rank_0(log_dir: Path, stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
-    folder = log_dir / "alone" / "attempt_0" / "0"
-    folder.mkdir(parents=True)
-    stdout, stderr = (stack.enter_context((folder / f"{name}.log").open("ab")) for name in ("stdout", "stderr"))
-    return stdout, stderr
 
 
 def how_it_ended(code: int) -> str:
