@@ -90,14 +90,12 @@ def blamed(ends: Ends) -> NodeLost | FailedNode | FailedRank | None:
         if (by_agent := _first_exit(_AGENT_REASON, ends)) is not None:
             return FailedNode(by_agent.host, by_agent.reason.partition("\n")[0])
     full_disk = _first_exit(FULL_DISK, ends)
-    if full_disk is not None and (first is None or not _is_informative(first.error)):
+    if full_disk is not None and (
+        # the error says no more than the loss of a peer, an exit code or a signal
+        first is None or is_consequence(first.error) or first.error.message.startswith("ended with ")
+    ):
         return FailedNode(full_disk.host, full_disk.reason)
     return first
-
-
-def _is_informative(error: RankError) -> bool:
-    """Return whether the error says more than the loss of a peer, an exit code or a signal."""
-    return not is_consequence(error) and not error.message.startswith("ended with ")
 
 
 def _first_exit(pattern: re.Pattern[str], ends: Ends) -> NodeExit | None:
@@ -122,15 +120,18 @@ def cause(ends: Ends) -> str:
 def failure_text(plan: LaunchPlan, ends: Ends, log_dir: Path | None) -> str:
     """Return the message for users: what is blamed, with a traceback. ``log_dir``: None: the logs were removed."""
     match blamed(ends):
-        case NodeLost(host=host, reason=reason, answers=answers):
-            text = f"training failed on {host}: {reason}" if answers else f"training failed: {host} {reason}"
+        case NodeLost(host=host, reason=reason, answers=False):
+            text = f"training failed: {host} {reason}"
         case FailedRank(host=host, error=error):
-            text = _error_text(plan, host, error, ends)
-        case FailedNode(host=host, reason=reason):
+            text = _error_text(plan, host, error)
+        case NodeLost(host=host, reason=reason) | FailedNode(host=host, reason=reason):
             text = f"training failed on {host}: {reason}"
-        case None:
+        case None:  # of a node without an error: that of trainers.script.start, else all lines but its remarks
             host = next(iter(ends), plan.nodes[0].host)
-            text = f"training failed on {host}: {_unexplained(ends.get(host))}"
+            reason = ends[host].reason if host in ends else "no node answered"
+            lines = [line for line in reason.split("\n") if not line.startswith(STARTER_LINES)]
+            shown = explained_by_script(reason) or "\n".join(lines)
+            text = f"training failed on {host}: {shown}"
     others = [name for name in ends if name != host]
     gone = [name for name in others if isinstance(end := ends[name], NodeLost) and not end.answers]
     ended = [name for name in others if name not in gone]
@@ -139,52 +140,20 @@ def failure_text(plan: LaunchPlan, ends: Ends, log_dir: Path | None) -> str:
     return text if log_dir is None else f"{text}\nlogs: {log_dir}"
 
 
-def _error_text(plan: LaunchPlan, host: str, error: RankError, ends: Ends) -> str:
-    """Return a rank's error with its traceback (none if the trainer explains it), a hint, and ranks with the same."""
+def _error_text(plan: LaunchPlan, host: str, error: RankError) -> str:
+    """Return a rank's error with a hint, and its traceback unless the trainer explains it."""
     explained = _NEEDS_NO_TRACEBACK.match(error.message)
     text = f"training failed on {host}, rank {error.rank}: {error.message[explained.end() if explained else 0 :]}"
     folder = next((Path(node.run_dir).name for node in plan.nodes if node.host == host), "")
     if error.traceback.strip() and not explained:
         trace = shortened(without_message(error.traceback, error.message), folder)
         text += "".join(f"\n  {line}" for line in trace.rstrip().splitlines())
-    text += f"\n{_MISMATCH_HINT}" if _MISMATCH in error.message else ""
-    also = _ranks_with_same_error(error, ends)
-    return f"{text}\nthe same on {also}" if also else text
-
-
-def _unexplained(end: NodeExit | NodeLost | None) -> str:
-    """Return the last lines of a node without an error: that of trainers.script.start, else all but its remarks."""
-    if end is None:
-        return "no node answered"
-    lines = [line for line in end.reason.split("\n") if not line.startswith(STARTER_LINES)]
-    return explained_by_script(end.reason) or "\n".join(lines)
+    return f"{text}\n{_MISMATCH_HINT}" if _MISMATCH in error.message else text
 
 
 def explained_by_script(reason: str) -> str:
     """Return the error line of trainers.script.start among the last lines of a node; '' if there is none."""
     return next(iter(_SCRIPT_ERROR.findall(reason)[-1:]), "")
-
-
-def _ranks_with_same_error(error: RankError, ends: Ends) -> str:
-    """Return ``ranks 1–7``: the other ranks that ended with an exception of this kind at the same place."""
-    errors = [other for end in ends.values() if isinstance(end, NodeExit) for other in end.errors]
-    ranks = sorted(
-        other.rank for other in errors if other != error and _type_and_place(other) == _type_and_place(error)
-    )
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1].append(rank)
-        else:
-            spans.append([rank])
-    shown = [str(span[0]) if len(span) == 1 else f"{span[0]}–{span[-1]}" for span in spans]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}" if ranks else ""
-
-
-def _type_and_place(error: RankError) -> tuple[str, str]:
-    """Return what is equal for the same error of two ranks; a message may name a device or shape of its rank."""
-    places = re.findall(r'^ *File "[^"]*/([^/"]+)", line (\d+)', error.traceback, flags=re.MULTILINE)
-    return (error.message.partition(":")[0], str(places)) if places else (error.message, "")
 
 
 STARTER_LINES = ("paceline: WARNING: ", "paceline: note: ")

@@ -7,7 +7,7 @@ import json
 import random
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
@@ -104,24 +104,22 @@ def _run_once(spec: AttemptSpec, hosts: Hosts, emit: Emit, signals: Interruptibl
 def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, emit: Emit, signals: Interruptible) -> RunningAttempt:
     """Start on free hosts; start again with another port if the rendezvous port was taken after the probe."""
 
-    def note_host(text: str) -> None:
-        emit(HostNote(text=text))
+    def note(texts: Iterable[str]) -> None:
+        for text in texts:
+            emit(HostNote(text=text))
 
     facts = _checked_hosts(spec, hosts)
     emit(HostsProbed(facts=facts))
     if spec.outputs.resume:
         starts_before = EarlierStarts(hosts.launcher, facts, spec.run_dir, is_restart=spec.is_restart)
-        for line in starts_before.end_and_collect():
-            note_host(line)
+        note(starts_before.end_and_collect())
         emit(EarlierStartsEnded())
     if spec.outputs.resume and not hosts.launcher.capabilities.shares_run_dir:
-        for note in hosts.clear_leftovers(spec.run_dir.parent):
-            note_host(note)
+        note(hosts.clear_leftovers(spec.run_dir.parent))
     for port in hosts.ports():
         signals.check()
         plan = _planned(spec, hosts, facts, port)
-        for note in hosts.notes(plan, facts):
-            note_host(note)
+        note(hosts.notes(plan, facts))
         running = RunningAttempt(hosts.launcher, plan, spec, facts, emit, signals)
         running.run()
         if running.ended_well:
@@ -137,10 +135,8 @@ def _failure(running: RunningAttempt, outcome: Outcome) -> TrainingError:
     """Return the error of a failed attempt: a stall, the first error of a rank, or the launcher's reason."""
     first, why = first_error(running.ends), cause(running.ends)
     if running.verdict is not None:
-        text, why = (
-            stall_text(running.verdict, running.log_dir),
-            "host" if running.verdict.kind in HOST_CAUSED else "code",
-        )
+        text = stall_text(running.verdict, running.log_dir)
+        why = "host" if running.verdict.kind in HOST_CAUSED else "code"
     elif outcome.hint and (first is None or is_consequence(first.error)):  # the ranks know only that they were ended
         text = f"training failed: {outcome.text}\nlogs: {running.log_dir}"
     else:
