@@ -143,10 +143,7 @@ class Figure:
 
 
 def figures(result: Mapping[str, Any], labels: Sequence[str]) -> list[Figure]:
-    """Return the slowest rank's matrix products of each host, and the bus bandwidth of each group.
-
-    ``labels``: by node rank.
-    """
+    """Return each host's slowest rank's matrix products, each group's bandwidth. ``labels``: by node rank."""
     measured = []
     for node_rank, label in enumerate(labels):
         ranks = [rank for rank in result["ranks"] if rank["node_rank"] == node_rank]

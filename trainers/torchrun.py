@@ -104,10 +104,7 @@ def run_rank(module: str, arguments: Sequence[str]) -> None:
 
 
 def listen(address: str, port: int) -> TCPStore | None:
-    """Return a store that listens at this address alone; None if it is of no interface here.
-
-    Raises OSError: port taken.
-    """
+    """Return a store that listens at this address alone; None: of no interface here. Raises OSError: taken."""
     try:
         listener = bound(address, port)
     except OSError as error:

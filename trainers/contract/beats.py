@@ -117,10 +117,7 @@ class Usage(NamedTuple):
 
 
 class NodeBeat(NamedTuple):
-    """A node's message of each second.
-
-    ``saved``: step of its newest checkpoint (0: none), for a script its time in ms.
-    """
+    """A node's message of each second. ``saved``: step of its newest checkpoint (0: none), of a script's the ms."""
 
     host: str
     ranks: tuple[RankBeat, ...] = ()
@@ -170,10 +167,7 @@ class RankExamination(NamedTuple):
 
 
 class NodeExamination(NamedTuple):
-    """A node's answer to an ``ExamineOrder``.
-
-    ``peers``: (``address:port``; answers, silent, refuses or unreachable).
-    """
+    """A node's answer to an ``ExamineOrder``; ``peers``: ``address:port``, and answers, silent, refuses, unreachable."""
 
     host: str
     ranks: tuple[RankExamination, ...] = ()

@@ -194,10 +194,7 @@ _VARIABLES = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": FLIGHT_PIPE, "TORCH_FR_DUMP_TEM
 
 
 def choose_device(wanted: str, ranks: Ranks, *, gpus: int, host: str) -> tuple[torch.device, str]:
-    """Choose device and backend (auto, gloo or nccl) of a rank.
-
-    Raises TrainerError: nccl without a GPU for each rank.
-    """
+    """Choose device and backend of a rank. Raises TrainerError: nccl without a GPU for each rank."""
     if gpus == 0:
         if wanted == "nccl":
             raise TrainerError(f"strategy.backend=nccl, but host {host} has no GPU; use strategy.backend=auto")
@@ -212,10 +209,7 @@ def choose_device(wanted: str, ranks: Ranks, *, gpus: int, host: str) -> tuple[t
 
 
 def connect(wanted_backend: str) -> RankContext:
-    """Choose the device, join the process group and return this rank.
-
-    Raises TrainerError: devices or backend don't fit.
-    """
+    """Choose the device, join the process group and return this rank. Raises TrainerError."""
     ranks, host = read_ranks(), socket.gethostname()
     gpus = usable_gpus(os.environ.get(variables.DEVICE), host)
     device, backend = choose_device(wanted_backend, ranks, gpus=gpus, host=host)
@@ -226,10 +220,7 @@ def connect(wanted_backend: str) -> RankContext:
 
 
 def usable_gpus(kind: str | None, host: str) -> int:
-    """Return the number of GPUs to choose from.
-
-    Raises TrainerError: ``kind``, the key's, is cuda, and there is none.
-    """
+    """Return the number of GPUs to choose from. Raises TrainerError: none, and the key's ``kind`` is cuda."""
     gpus = torch.cuda.device_count() if kind != "cpu" and torch.cuda.is_available() else 0
     if kind == "cuda" and gpus == 0:
         built = f"was built for CUDA {torch.version.cuda}" if torch.version.cuda else "was built without CUDA"
@@ -273,10 +264,7 @@ def record_flights(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def nccl_fallback(text: str) -> str | None:
-    """Describe that NCCL uses sockets, which and why; None if it doesn't.
-
-    ``text``: NCCL_DEBUG=INFO with NET or INIT.
-    """
+    """Describe that NCCL uses sockets, and why; None if it doesn't. ``text``: its log, with NET or INIT."""
     networks = _NETWORK.findall(text)
     if not networks or networks[-1] != "Socket":
         return None

@@ -32,10 +32,7 @@ _SAMPLE_S = 0.05  # minimum
 
 
 def run(backend: str, output: Path, *, side: int | None = None, size_bytes: int | None = None) -> None:
-    """Measure and report; every rank must call it.
-
-    ``side`` of the matrices, ``size_bytes`` of a message. Raises TrainerError.
-    """
+    """Measure and report; every rank must call it. ``side``: of the matrices. Raises TrainerError."""
     take_cores(read_ranks())
     with connect(backend) as context:
         infos = gather_rank_infos(context)
@@ -149,10 +146,7 @@ def gather_rank_infos(context: RankContext) -> list[RankInfo]:
 def measure_nodes(
     context: RankContext, infos: Sequence[RankInfo], nodes: Sequence[int], size_bytes: int, iterations: int
 ) -> Timing:
-    """Time all-reduces of the ranks of some ``nodes`` while the others wait.
-
-    Every rank calls it and gets the result.
-    """
+    """Time all-reduces of the ranks of ``nodes`` while the others wait; every rank calls it, and gets the result."""
     members = [info.rank for info in infos if info.node_rank in nodes]
     group = dist.new_group(members)
     timing: Timing | None = None

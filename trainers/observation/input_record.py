@@ -32,33 +32,19 @@ The stamp is None if a later edit might not change it.
 
 
 class InputRecord(TypedDict, total=False):
-    """A record as JSON. Paths below the project are relative to it, others absolute.
+    """A record as JSON. Paths below the project are relative to it, others absolute."""
 
-    Attributes:
-        host: the host whose files these are.
-        files: file that was read → its digest and stamp.
-        absent: paths that were looked for in vain.
-        folders: folder that was listed → digest of its names, and the names that the program itself created there.
-        imported: top-level names of imported modules.
-        installed: distribution that contains some of these → its version and folder.
-        variables: variables of the environment that were read by name.
-        own_variables: those that the program's own code read.
-        looked_for: pattern below the project → the names that match it; without a project there is no such field.
-        unkeyed: files of the project that the key lacks, as ``unkeyed.as_json`` writes them.
-        nodes: the records of further nodes or programs.
-    """
-
-    host: str
-    files: dict[str, FileEntry]
-    absent: list[str]
-    folders: dict[str, tuple[str, list[str]]]
-    imported: list[str]
-    installed: dict[str, tuple[str, str]]
-    variables: list[str]
-    own_variables: list[str]
-    looked_for: dict[str, list[str]]
-    unkeyed: dict[str, str]
-    nodes: list[Any]
+    host: str  # whose files these are
+    files: dict[str, FileEntry]  # that were read
+    absent: list[str]  # paths that were looked for in vain
+    folders: dict[str, tuple[str, list[str]]]  # listed → digest of the names, and those that the program created there
+    imported: list[str]  # top-level names of modules
+    installed: dict[str, tuple[str, str]]  # distributions that contain some of these → version, folder
+    variables: list[str]  # of the environment, read by name
+    own_variables: list[str]  # those that the program's own code read
+    looked_for: dict[str, list[str]]  # with a project: pattern below it → names that match
+    unkeyed: dict[str, str]  # files of the project that the key lacks (``unkeyed.as_json``)
+    nodes: list[Any]  # records of further nodes or programs
 
 
 def record_inputs(
@@ -189,10 +175,7 @@ def _looked_for(notes: Notes, root: Path, keyed: Collection[str]) -> dict[str, l
 
 
 def first_change(record: Mapping[str, Any], root: Path | None = None, keyed: Collection[str] = ()) -> str | None:
-    """Describe the first difference between an ``InputRecord`` and the present state.
-
-    ``keyed``: distributions of the key.
-    """
+    """Describe the first difference of a record and the present. ``keyed``: distributions of the key."""
     for node in record.get("nodes") or ():
         if (change := first_change(node, root, keyed)) is not None:
             return change

@@ -83,9 +83,9 @@ class ObservedProgram:
         in_copy: bool = False,
         first: str = "",
     ) -> None:
-        """Write ``site`` into ``folder`` of this attempt. ``first``: code that each process runs first. Raises OSError.
+        """Write ``site``.
 
-        ``in_copy``: the program works in a copy of the project, and must import nothing from the project itself.
+        ``in_copy``: see ``hooks.begin``. ``first``: code that each process runs first. Raises OSError.
         """
         self.notes_folder, self.site = folder / notes.FOLDER, folder / "site"
         for path in (self.notes_folder, self.site):

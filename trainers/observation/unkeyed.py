@@ -23,27 +23,16 @@ _MOST_SHOWN = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Folders of one attempt on this host.
+    """Folders of one attempt on this host."""
 
-    Attributes:
-        run_dir: the run folder, of which only ``work`` is observed.
-        snapshot: the files that the key holds.
-        work: the copy of the project in which the program runs; the snapshot itself for the built-in trainer.
-        data: the values of {data}, {data2}, ….
-        project: the checkout, if it lies on this host.
-        origin: the folder of a script that lies outside of the project, if it lies on this host.
-        bytewise: patterns of files that count byte for byte, relative to the project or to ``script_folder``.
-        script_folder: the folder of the script, relative to ``work``.
-    """
-
-    run_dir: Path
-    snapshot: Path
-    work: Path
-    data: tuple[str, ...] = ()
-    project: Path | None = None
-    origin: Path | None = None
-    bytewise: Sequence[str] = ()
-    script_folder: str = ""
+    run_dir: Path  # of which only ``work`` is observed
+    snapshot: Path  # the files that the key holds
+    work: Path  # the copy of the project in which the program runs; the snapshot for the built-in trainer
+    data: tuple[str, ...] = ()  # the values of {data}, {data2}, …
+    project: Path | None = None  # the checkout, if it lies on this host
+    origin: Path | None = None  # the folder of a script that lies outside of the project, if it lies on this host
+    bytewise: Sequence[str] = ()  # patterns of files that count byte for byte, relative to project or script_folder
+    script_folder: str = ""  # relative to ``work``
 
 
 @dataclass(frozen=True)

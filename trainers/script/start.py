@@ -329,10 +329,7 @@ class Child:
     """A process in this process's group. SIGTERM and SIGINT are passed on to it; ``was_stopped``: one has come."""
 
     def __init__(self, command: Sequence[str], workdir: Path, env: dict[str, str], log_dir: Path | None) -> None:
-        """Start it; ``log_dir``: where its output goes if torchrun doesn't start it, as torchrun's would.
-
-        Raises OSError.
-        """
+        """Start it; ``log_dir``: where its output goes, as torchrun's would, without torchrun. Raises OSError."""
         self._process: subprocess.Popen[bytes] | None = None
         self.was_stopped = False
         # the agent signals every process of a run, other senders only this one

@@ -20,10 +20,7 @@ from trainers.distributed.process_group import RankContext
 
 
 class GradientSync:
-    """Gradients of a step: ``start``, a backward pass in each ``micro_batch``, ``finish``.
-
-    This one: of a single rank.
-    """
+    """Gradients of a step: ``start``, a backward pass in each ``micro_batch``, ``finish``. Here: of one rank."""
 
     warm_up_passes = 0
     """Passes that each process must run before its first step, fresh or resumed."""
@@ -44,10 +41,7 @@ class GradientSync:
         raise AssertionError("a rank has several parts with trainer.shards alone")
 
     def finish(self) -> None:
-        """Complete ``.grad``: the mean over ranks, with trainer.shards the sum over parts.
-
-        Raises TrainerError: one is missing.
-        """
+        """Complete ``.grad``: the mean over ranks (trainer.shards: the sum over parts). Raises TrainerError."""
         refuse_missing(self._parameters)
 
 
@@ -77,10 +71,7 @@ class Layout:
         return self.model.state_dict(), dict(state)
 
     def copies(self, state: Mapping[str, list[Tensor]]) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
-        """Return the whole state of model and optimizer, copied to the CPU, on rank 0, else nothing.
-
-        Every rank calls it.
-        """
+        """Return the whole state, copied to the CPU, on rank 0, else nothing; every rank must call it."""
         if not self.context.is_rank_zero:
             return {}, {}
         model = {name: on_cpu(value) for name, value in self.model.state_dict().items()}

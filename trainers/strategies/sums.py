@@ -51,10 +51,7 @@ class SharedMemory:
     incoming: io.FileIO
 
     def meet(self) -> None:
-        """Wait until both ranks have called this.
-
-        Raises ConnectionError: the other one has ended; TimeoutError: 10 minutes.
-        """
+        """Wait until both ranks have called this. Raises ConnectionError, TimeoutError (10 minutes)."""
         with suppress(BrokenPipeError):  # the other rank may have written before it ended: read that first
             self.outgoing.write(b".")
         if not self.incoming.read(1):  # None: nothing written yet; b"": the writer has ended
@@ -68,10 +65,7 @@ class SharedMemory:
 
 @dataclass(kw_only=True)
 class SharedSum:
-    """This step's buckets so far, and their places in the memory.
-
-    ``factor``: 0.5 for the ranks' mean, 1.0 for their sum.
-    """
+    """This step's buckets so far, and their places in the memory. ``factor``: 0.5 for the mean, 1.0 for the sum."""
 
     memory: SharedMemory
     factor: float = 0.5

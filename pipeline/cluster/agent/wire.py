@@ -31,10 +31,7 @@ token = ""
 
 
 def say(**fields: Any) -> None:
-    """Print one answer line, begun with a newline as earlier output may lack one.
-
-    Raises OSError: the connection is closed.
-    """
+    """Print one answer line; a newline before it, as earlier output may lack one. Raises OSError."""
     sys.stdout.write(f"\n@paceline {token} {json.dumps(as_json(fields))}\n")
     sys.stdout.flush()
 
@@ -91,10 +88,7 @@ def touch(path: str) -> None:
 
 
 class Silence:
-    """The seconds for which a file has not changed, without times in which this process itself was stopped.
-
-    Only changes count, neither the system's clock (which may be set) nor the file's time stamp.
-    """
+    """The seconds for which a file hasn't changed (by no clock), but for times in which this process was stopped."""
 
     def __init__(self, path: str) -> None:
         self.path = path

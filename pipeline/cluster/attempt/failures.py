@@ -222,10 +222,7 @@ def without_message(traceback: str, message: str) -> str:
 
 
 def shortened(traceback: str, folder: str) -> str:
-    """Return a traceback with only the frames of the user's code and the one that raised.
-
-    ``folder``: of the run, its name.
-    """
+    """Return a traceback with only the user's frames and the one that raised. ``folder``: the run's name."""
     snapshot = rf'(?<=  File ")[^"\n]*/{re.escape(folder)}/(?:work/node\d+/above/above/)?code/'
     blocks = list(_blocks(re.sub(snapshot, "", traceback.rstrip()) if folder else traceback))
     in_snapshot = [path for path, _ in blocks if path and not path.startswith("/")]

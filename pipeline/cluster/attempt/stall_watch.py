@@ -47,10 +47,7 @@ class _Window:
 
 
 class StallWatch:
-    """Watches the ranks of an attempt: call ``check``, then ``check_network`` each second (monotonic).
-
-    ``hosts``: by address.
-    """
+    """Watches the ranks: call ``check``, then ``check_network`` each second (monotonic). ``hosts``: by address."""
 
     def __init__(self, *, hosts: Mapping[str, str], stall_s: float, collective_timeout_s: float) -> None:
         self._hosts, self._stall_s, self._collective_timeout_s = hosts, stall_s, collective_timeout_s

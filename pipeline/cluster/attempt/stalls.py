@@ -53,10 +53,7 @@ class SlowSteps(NamedTuple):
 
 
 def judge(looks: Sequence[RankExamination], hosts: Mapping[str, str], idle_s: float) -> Verdict:
-    """Return which rank holds the run up, and why.
-
-    ``looks``: one or more; ``hosts``: by address; ``idle_s``: so far.
-    """
+    """Return which rank holds the run up, and why. ``looks``: one or more. ``hosts``: label by address."""
     verdict = _judge(sorted(looks, key=lambda look: look.beat.rank), hosts)
     return replace(verdict, text=f"no rank has moved for {idle_s:.0f} s: {verdict.text}")
 

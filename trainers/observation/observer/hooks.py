@@ -260,10 +260,7 @@ def replace_torch_writer(watch: Watch) -> None:
 
 
 def begin(*, folder: str, zones: list[tuple[str, str]], notes: str, is_noting: bool, in_copy: bool) -> None:
-    """Set up a process that has ``folder``, with this ``sitecustomize.py``, first on PYTHONPATH.
-
-    ``notes``: folder for them. ``in_copy``: nothing may be imported from the project itself.
-    """
+    """Set up a process with ``folder`` first on PYTHONPATH. ``in_copy``: nothing of the project may be imported."""
     if in_copy:
         leave_project(zones)
     compile_anew()

@@ -142,10 +142,7 @@ class Watch:
         return OUTSIDE, real
 
     def note(self, access: str, zone: str, inside: str, digest: Callable[[], str] | None = None) -> None:
-        """Append a line to this process's notes, once.
-
-        ``inside``: path inside the zone, or name of a variable or module.
-        """
+        """Append a line to this process's notes, once. ``inside``: path inside the zone, or a name."""
         key = access + " " + zone + " " + inside
         if key in self.noted or len(self.noted) >= _MOST_NOTES:
             return
@@ -283,10 +280,7 @@ class Watch:
     # Names in folders.
 
     def folder_listed(self, path: Any, caller: str, all_names: bool) -> None:
-        """Note a folder that the program lists.
-
-        ``caller``: file of its code. ``all_names``: os.listdir, not os.scandir.
-        """
+        """Note a listed folder. ``caller``: file of the code. ``all_names``: by os.listdir, not os.scandir."""
         if isinstance(path, int):
             return
         folder = absolute(path or ".")

@@ -20,10 +20,7 @@ _CUT_S = 0.2  # pause after a cut: readers look every 0.05 s, and must see it be
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Metrics of one step, or (``of_end``) of the whole run.
-
-    ``time_s``: unix; steps are finished ones, epochs from 1.
-    """
+    """Metrics of one step, or (``of_end``) of the whole run; unix time, finished steps, epochs from 1."""
 
     time_s: float
     step: int

@@ -42,10 +42,7 @@ class PrintedRows(NamedTuple):
 def printed_rows(
     log_dir: Path, began_s: float, kept_lines: Path | None = None, saved: Sequence[Path] = ()
 ) -> PrintedRows:
-    """Return the metrics that rank 0 printed, with times spread over the attempt; stdout comes before stderr.
-
-    ``log_dir``: torchrun's. ``kept_lines``: of ``keep_lines``. ``saved``: folders with the script's checkpoints.
-    """
+    """Return what rank 0 printed, stdout first, with times spread over the attempt. ``saved``: checkpoints' folders."""
     steps_per_epoch = _steps_per_epoch(saved)
     attempts = _kept_attempts(kept_lines) if kept_lines is not None else []
     streams = list[list[TimedLine]]()
@@ -68,10 +65,7 @@ def printed_rows(
 
 
 def keep_lines(run_dir: Path, began_s: Mapping[int, float]) -> None:
-    """Store lines with metrics of earlier attempts (number → start in unix seconds) for the next one.
-
-    Raises OSError.
-    """
+    """Store metric lines of earlier attempts (number → start, unix) for the next one. Raises OSError."""
     kept = list[str]()
     for attempt, start_s in sorted(began_s.items()):
         for log in sorted((run_dir / run_folder.ATTEMPTS / str(attempt)).glob("*.log")):

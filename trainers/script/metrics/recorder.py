@@ -82,10 +82,7 @@ class Recorder:
         aside: Path,
         say: Callable[[str], None],
     ) -> None:
-        """Start to record.
-
-        ``logged``: the file of the module paceline; ``log_dir``: torchrun's; others: see MetricsFile.
-        """
+        """``logged``: file of the module paceline; ``log_dir``: torchrun's; others: see MetricsFile."""
         self.metrics = MetricsFile(run_dir / run_folder.METRICS, aside=aside, say=say, attempt=attempt, resumes=resumes)
         self._logged = Logged(logged, lambda: self.metrics.step)
         self.metrics.restore(Logged(earlier_log(logged), lambda: self.metrics.step).rows(last=True))
@@ -212,10 +209,7 @@ def _recorded_values(metrics: Path) -> Iterator[_Value]:
 
 
 def add_matches(run_dir: Path, pattern: str, earlier_pattern: str = "") -> None:
-    """Add a pattern's matches in a finished run's logs, in place of those of ``earlier_pattern``.
-
-    Raises OSError, ValueError.
-    """
+    """Add a pattern's matches in a finished run's logs, for ``earlier_pattern``'s. Raises OSError, ValueError."""
     metrics, summary = run_dir / run_folder.METRICS, run_dir / run_folder.SUMMARY
     results = _json(summary)
     del results["sha256"]  # the seal, which is made anew

@@ -326,10 +326,7 @@ class GrowingFile:
 
 
 class FilesBelow:
-    """Files of metrics below several folders: ``*.jsonl``, ``*.csv``, TensorBoard's.
-
-    A slow listing is made less often.
-    """
+    """Files of metrics below several folders: ``*.jsonl``, ``*.csv``, TensorBoard's; slow listings are rarer."""
 
     def __init__(self, *folders: Path, earlier: Mapping[Path, int] | None = None) -> None:
         """``earlier``: bytes of each file that earlier attempts left; None: the files that exist now."""

@@ -138,9 +138,9 @@ def _varints(data: bytes) -> list[int]:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (number, value) of each field of a protobuf message: a varint as int, others as their bytes.
+    """Yield (number, value) of a protobuf message's fields (protobuf.dev/programming-guides/encoding).
 
-    Source: protobuf.dev/programming-guides/encoding. Raises ValueError, IndexError: it is no such message.
+    Raises ValueError, IndexError.
     """
     at = 0
     while at < len(message):

@@ -24,10 +24,7 @@ _REPORT_S = 1.0
 
 
 def try_writing(workdir: str) -> None:
-    """Write and remove a file: a missing, full or read-only home is to fail before anything starts.
-
-    Raises OSError, SystemExit.
-    """
+    """Write and remove a file, so that a missing, full or read-only home fails at once. Raises OSError, SystemExit."""
     if not os.path.isabs(workdir):
         raise SystemExit(f"has no home for this login (HOME is not set), so {workdir} is nowhere; set cluster.workdir")
     make_folder(workdir)

@@ -48,10 +48,7 @@ class Login(NamedTuple):
 
 # --------------------------------------------------------------------------------------------------- the command (pure)
 def command(container: Container, program: list[str], *, cwd: str, mounts: dict[str, bool], login: Login) -> list[str]:
-    """Return the engine's command for ``program``.
-
-    ``mounts``: path, the same inside → whether it can be written. Pure.
-    """
+    """Return the engine's command for ``program``, pure. ``mounts``: path → whether it can be written."""
     bound = [
         f"type=bind,{csv_field(f'source={path}')},{csv_field(f'destination={path}')}{'' if writes else ',ro'}"
         for path, writes in sorted(mounts.items())
@@ -95,10 +92,7 @@ def this_login() -> Login:
 
 # ------------------------------------------------------------------------------------------------------------ the image
 def find_image(name: str, workdir: str, *, gpus: bool, mounts: Iterable[str]) -> Container:
-    """Return the container for an image, by the first engine that has it. Raises SystemExit with the remedy.
-
-    ``name``: of podman and docker, or the path of a file for apptainer and singularity.
-    """
+    """Return the container for a name of podman's or docker's, or a file of apptainer's. Raises SystemExit."""
     if not LINUX:
         raise SystemExit(f"is no Linux, and the ranks' container shares its process ids (cluster.container={name})")
     if name.endswith(".sif"):
@@ -224,9 +218,6 @@ def exit_code(code: int) -> int:
 
 
 def not_started(container: Container, code: int, first: int | None) -> str:
-    """Return the message that no container was started; '' if the exit code is the program's.
-
-    ``first``: its first process.
-    """
+    """Return the message that no container was started (``first`` process); '' if the code is the program's."""
     engine = os.path.basename(container.engine)
     return f"{engine} started no container (exit code {code})" if first is None and code in _NOT_STARTED else ""

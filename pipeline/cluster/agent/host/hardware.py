@@ -52,10 +52,7 @@ def _gpus_present() -> int:
 
 
 def nvidia_smi(limit_s: float) -> NvidiaSmi | None:
-    """Return nvidia-smi's output by query; None without it.
-
-    A query that a hanging driver blocks for ``limit_s`` is left out.
-    """
+    """Return nvidia-smi's output, without queries that a hanging driver blocks for ``limit_s``; None without it."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None

@@ -222,7 +222,7 @@ class RankBeats:
     def _wrote(self) -> bool:
         """Whether a rank printed or logged since the last call.
 
-        The log isn't looked at: it has lines of the agent's.
+        The log isn't looked at: the agent writes there, too.
         """
         state = self._node.state_dir
         paths = glob.glob(os.path.join(glob.escape(state), RANK_OUTPUTS))

@@ -37,10 +37,7 @@ class NodeOutput:
         self.script_code = 0
 
     def merge(self, own_lines: list[str], *, last: bool = False) -> bool:
-        """Append new output (``last``: also unfinished lines) to the log; return whether there was any.
-
-        Raises OSError.
-        """
+        """Append new output to the log (``last``: also unfinished lines); was there any? Raises OSError."""
         if len(self._rank_tails) < 2 * self._node.nproc_per_node or last:
             self._find_rank_outputs()
         rows = [f"{rank} | {text}" for rank, tail in self._rank_tails.values() for text in tail.lines(last)]

@@ -158,10 +158,7 @@ def find_processes(mark: str, state_dir: str = "") -> set[int]:
 
 
 def writes_in(pid: int, folders: list[str]) -> bool:
-    """Whether a process has a file below ``folders`` open for writing.
-
-    Raises OSError: it has ended, or is another user's.
-    """
+    """Whether a process has a file below ``folders`` open for writing. Raises OSError: it has ended, or is foreign."""
     begins = tuple(f"{os.path.realpath(folder)}/" for folder in folders)
     for number, target in open_files(pid):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
@@ -204,10 +201,7 @@ def command_of(pid: int) -> str:
 
 
 def holds(pid: int, mark: str) -> bool:
-    """Whether a fork of a warm parent, whose environment isn't its own, holds the mark as a memory file.
-
-    Raises OSError.
-    """
+    """Whether a fork of a warm parent holds the mark: a memory file, not its environment. Raises OSError."""
     for _, target in open_files(pid):
         if target.startswith(_MEMORY_FILE):
             held = target[len(_MEMORY_FILE) :].partition(" (deleted)")[0]

@@ -286,10 +286,7 @@ class Supervisor:
             self.outlived = f"{commands}; not waited for" if commands else ""
 
     def end_everything(self, code: int) -> bool:
-        """End what lives on, and take the start from the registry; return whether all has ended.
-
-        ``code``: torchrun's.
-        """
+        """End what lives on, and take the start from the registry; return whether all has ended."""
         self.early_exits.about_to_end_all()
         grace_s = 0.5 if self.kill_at is None else max(0.5, self.kill_at - time.monotonic())
         is_gone = end_tree(self.mark, grace_s, signalled=self.signalled_pids)
