@@ -66,8 +66,7 @@ def run(
 ) -> dict[str, Any]:
     """Run ``trainers.measuring.measure`` on all ranks, print rank 0's lines, and return the JSON of ``result``.
 
-    ``config``: the content of config.json. ``other_results``: further files of rank 0. ``chosen``: modules of the
-    options that the configuration chose. Raises HostError, TrainingError, Killed.
+    Raises HostError, TrainingError, Killed.
     """
     write_json(folder / run_folder.CONFIG, config)
     pack_manifest = manifest.read(pack.path) if pack is not None else None
@@ -95,8 +94,6 @@ def run(
 
 
 def _shown_by(say: WaitReports) -> Emit:
-    """Return the receiver of an attempt's events: rank 0's lines, remarks, and what is waited for."""
-
     def show(event: AttemptEvent) -> None:
         match event:
             case ShownLine(line=line):  # one of rank 0 as it is
@@ -230,7 +227,6 @@ class Point:
 
     @property
     def images_per_s(self) -> float:
-        """The median of Paceline's blocks."""
         return statistics.median(self.own_per_s)
 
     @property
@@ -250,8 +246,6 @@ class Point:
 
 
 class Benchmark(NamedTuple):
-    """All points, the first one with one rank; ``left_out``: what could not be measured, with the reason."""
-
     folder: Path
     commit: str
     points: Sequence[Point]
@@ -261,9 +255,9 @@ class Benchmark(NamedTuple):
 def measure_scaling(
     config: RunConfig, pack: PackSource, *, settings: Mapping[str, float], root: Path, say: Say
 ) -> Benchmark:
-    """Measure all points of the scaling table, and write benchmark.json. ``settings``: typed ``pairs`` and ``block_s``.
+    """Measure all points of the scaling table; write benchmark.json.
 
-    Raises UsageError (no number of ranks can share the batch), HostError, TrainingError, Killed.
+    Raises UsageError: no rank count fits the batch.
     """
     clusters, left_out = clusters_to_measure(config.cluster, config.train.trainer.global_batch_size)
     folder = new_folder(config.runs_dir, "benchmark")

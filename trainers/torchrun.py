@@ -33,11 +33,7 @@ multiprocessing notes)."""
 
 
 def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
-    """Do the work of ``python -m torch.distributed.run``.
-
-    ``show_as``, of the warm parent (trainers/ranks.py): names a rank in ``ps``. Then ranks are forks, and not new
-    processes that import torch again.
-    """
+    """Do the work of torchrun. ``show_as`` of a warm parent, whose ranks are forks, names a rank in ``ps``."""
     options = torchrun.parse_args(sys.argv[1:])  # type: ignore[no-untyped-call]
     if show_as is not None:
         for_ranks = os.environ.get(_COUNT_BY_NVML)

@@ -72,21 +72,16 @@ def phase_words(number: int) -> str:
 
 
 class RankBeat(NamedTuple):
-    """The progress of one rank.
-
-    ``step`` counts from 1 (0: none begun). ``moves`` grows with each change, the last one ``for_s`` seconds ago (for a
-    script: with each sample in which its processes had worked). ``collectives`` is the number of collectives that it
-    has entered, ``own_s`` the seconds of its own part of its steps, without waiting for others.
-    """
+    """The progress of one rank."""
 
     rank: int
     pid: int
-    step: int
+    step: int  # from 1; 0: none begun
     phase: int
-    moves: int
-    for_s: float
-    collectives: int
-    own_s: float
+    moves: int  # grows with each change; for a script with each sample in which its processes had worked
+    for_s: float  # since the last change
+    collectives: int  # entered so far
+    own_s: float  # of its own part of its steps, without waiting for others
 
     @property
     def doing(self) -> str:
@@ -135,39 +130,30 @@ class Socket(NamedTuple):
 
 
 class Collectives(NamedTuple):
-    """A rank's NCCL collectives of one process group, from torch's flight recorder.
-
-    ``given``: passed to its GPU, of which ``ended`` are complete. ``next`` is the first incomplete one
-    (``all_reduce of 1000 Float``; "" without one), ``at`` the ``file:line in function`` that called it, if known.
-    """
+    """A rank's NCCL collectives of one process group, from torch's flight recorder."""
 
     group: str
-    given: int
-    ended: int
-    next: str = ""
-    at: str = ""
+    given: int  # passed to its GPU
+    ended: int  # of these
+    next: str = ""  # the first incomplete one: all_reduce of 1000 Float
+    at: str = ""  # ``file:line in function`` that called it, if known
 
 
 class RankExamination(NamedTuple):
-    """The examination of one rank.
-
-    ``state`` is the letter of its process (T: stopped, D: waits for a disk, R: runs, S: sleeps; "": unknown), ``cpu``
-    the number of cores that it used, ``sleeps_in`` its wait in the kernel, ``stack`` ``file:line in function`` of its
-    main thread, innermost first; ``nccl`` a row per process group, for ranks on GPUs.
-    """
+    """The examination of one rank."""
 
     beat: RankBeat
     host: str
-    state: str = ""
-    cpu: float = 0.0
-    sleeps_in: str = ""
-    stack: tuple[str, ...] = ()
+    state: str = ""  # letter of its process: T: stopped, D: waits for a disk, R: runs, S: sleeps; "": unknown
+    cpu: float = 0.0  # cores that it used
+    sleeps_in: str = ""  # the kernel's function
+    stack: tuple[str, ...] = ()  # ``file:line in function`` of its main thread, innermost first
     sockets: tuple[Socket, ...] = ()
-    nccl: tuple[Collectives, ...] = ()
+    nccl: tuple[Collectives, ...] = ()  # by process group, for ranks on GPUs
 
 
 class NodeExamination(NamedTuple):
-    """A node's answer to an ``ExamineOrder``; ``peers``: ``address:port``, and answers, silent, refuses, unreachable."""
+    """A node's answer to an ``ExamineOrder``. ``peers``: address:port, answers, silent, refuses or unreachable."""
 
     host: str
     ranks: tuple[RankExamination, ...] = ()

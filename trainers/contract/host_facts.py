@@ -56,17 +56,12 @@ class InfinibandPort(NamedTuple):
 
 
 class NvidiaSmi(NamedTuple):
-    """The output of nvidia-smi for each query, error messages included (``preflight/gpus.py`` parses it).
+    """The output of nvidia-smi: lines of CSV, or error messages (``preflight/gpus.py`` parses it)."""
 
-    Lines of CSV: ``devices``: index, uuid, name, MiB, uncorrected errors (None: no answer in time); ``throttling``:
-    index, bits; ``processes``: uuid of the GPU, pid, MiB, program; ``owners``: pid, user, unix seconds of its start,
-    PACELINE_NODE.
-    """
-
-    devices: Optional[str] = None
-    throttling: str = ""
-    processes: str = ""
-    owners: str = ""
+    devices: Optional[str] = None  # index, uuid, name, MiB, uncorrected errors; None: no answer in time
+    throttling: str = ""  # index, bits
+    processes: str = ""  # uuid of the GPU, pid, MiB, program
+    owners: str = ""  # pid, user, unix seconds of its start, PACELINE_NODE
 
 
 class Hardware(NamedTuple):

@@ -73,7 +73,6 @@ class Heartbeat:
         self._cells[STEP] = step
 
     def wait(self) -> None:
-        """Set the phase to waiting for the other ranks, and count a collective."""
         self.enter(Phase.WAITING)
         self._cells[COLLECTIVES] += 1
 

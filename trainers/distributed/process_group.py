@@ -60,11 +60,9 @@ class RankContext:
             return tensor.tolist()
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite the tensors of all ranks with those of rank 0."""
         self._together(list(tensors), average=False)
 
     def average(self, tensors: Iterable[Tensor]) -> None:
-        """Replace the floating-point tensors of all ranks by their mean."""
         self._together([item for item in tensors if item.is_floating_point()], average=True)
 
     def all_reduce_min(self, value: int) -> int:

@@ -42,7 +42,6 @@ class PartBuffers:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Copy the model's buffers to every part."""
         for copies in self._copies:
             _copy(copies, self._held)
 

@@ -20,10 +20,7 @@ _NEVER_BYTES = (1 << 31) - 1
 
 
 def take_cores(ranks: Ranks) -> int:
-    """Set this process's threads (OMP_NUM_THREADS, else one) and bind it to its cores, before its first thread starts.
-
-    Returns how many cores of this rank's share its threads leave idle.
-    """
+    """Set this process's threads, bind it to its cores before the first starts; return how many cores stay idle."""
     cores = _given()
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     if threads.isdecimal() and int(threads) not in (0, torch.get_num_threads()):

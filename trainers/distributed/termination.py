@@ -64,7 +64,6 @@ class Termination:
             return True
 
     def end(self) -> None:
-        """End this process with SIGTERM's default action."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTERM)
 

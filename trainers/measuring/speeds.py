@@ -63,7 +63,6 @@ def multiply_flop_per_s(device: torch.device, side: int) -> float:
 
 
 def _groups(context: RankContext, infos: Sequence[RankInfo], size_bytes: int) -> list[dict[str, Any]]:
-    """Measure each node with several ranks, then each pair of nodes."""
     nodes = sorted({info.node_rank for info in infos})
     node_of_rank = [info.node_rank for info in infos]
     groups: list[tuple[int, ...]] = [(number,) for number in nodes if node_of_rank.count(number) > 1]
@@ -98,8 +97,6 @@ _BLOCK = _PERIOD << 17  # elements filled and compared at a time
 
 @dataclass(frozen=True, kw_only=True)
 class RankInfo:
-    """A rank's identity, as the rank itself reports it."""
-
     rank: int
     node_rank: int
     host: str
@@ -108,8 +105,6 @@ class RankInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Results for one message size: seconds per call on the slowest rank; ``n`` measurements of ``calls`` calls."""
-
     size_bytes: int
     ranks: int
     n: int
@@ -185,7 +180,6 @@ def fill(buffer: Tensor, factor: int) -> None:
 
 
 def count_wrong(buffer: Tensor, factor: int) -> int:
-    """Count the elements that differ from those of ``fill`` with this factor."""
     expected = torch.empty(min(_BLOCK, buffer.numel()), device=buffer.device, dtype=buffer.dtype)
     fill(expected, factor)
     parts = torch.split(buffer, _BLOCK)

@@ -43,8 +43,6 @@ _FLOP_IMAGES = 2  # the smallest batch that batch normalisation accepts
 
 
 class Loop(Protocol):
-    """A loop that can be timed."""
-
     def run(self, steps: int) -> None: ...
 
 
@@ -56,7 +54,6 @@ class OwnLoop:
         self._plan: EpochPlan | None = None
 
     def run(self, steps: int) -> None:
-        """Train ``steps`` steps; losses are read as often as in a training."""
         trainer = self.trainer
         for _ in range(steps):
             epoch, position = trainer.steps.place(trainer.step)
@@ -264,8 +261,6 @@ _LR_SHARE = 0.04  # of the configured learning rate, constant: the loss stays fi
 
 
 class ReferenceLoop:
-    """The reference loop: trains in plain PyTorch, epoch after epoch."""
-
     def __init__(self, config: TrainConfig, pack: MappedPack, context: RankContext, *, precision: str) -> None:
         if precision == "fp16":
             raise TrainerError("the reference loop knows fp32 and bf16; measure with trainer.precision=bf16")

@@ -39,12 +39,10 @@ class Notes:
 
     @property
     def variables(self) -> list[str]:
-        """The variables that were read by name, sorted."""
         return sorted({note.path for note in self.of(VARIABLE)})
 
     @property
     def own_variables(self) -> list[str]:
-        """Those variables that the program's own code read, sorted."""
         return sorted({note.path for note in self.of(VARIABLE, zones=(WORK, PROJECT, ORIGIN))})
 
 

@@ -103,7 +103,6 @@ class ObservedProgram:
         (self.site / "sitecustomize.py").write_text(begin, encoding="utf-8")
 
     def notes(self) -> Notes:
-        """Read the notes of all processes, when the program has ended. Raises OSError."""
         return Notes(self.notes_folder)
 
 
@@ -148,7 +147,6 @@ class ObservedRank:
 
 
 def project_of(config: Mapping[str, Any], run_dir: Path) -> Path | None:
-    """Return the checkout, if it lies on this host: from PACELINE_PROJECT, else the folder above that of the runs."""
     named = os.environ.get(variables.PROJECT)
     if named:
         return Path(named) if Path(named).is_dir() else None

@@ -33,12 +33,10 @@ class Paths:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the checkpoints from which a later attempt continues."""
         return self.run_dir / run_folder.CHECKPOINTS
 
     @property
     def outputs(self) -> Path:
-        """The folder {run} of the script's results."""
         return self.run_dir / run_folder.OUTPUTS
 
 

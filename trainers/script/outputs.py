@@ -131,8 +131,6 @@ class MissingOutputsError(Exception):
 
 
 class OutputDigest(NamedTuple):
-    """Content of a requested output."""
-
     sha256: str
     size_bytes: int
 
@@ -162,10 +160,9 @@ WORKDIR = "workdir"
 
 
 def gather(node: Node, settings: ScriptConfig) -> Gathered:
-    """Move the script's files from its working directory into {run}, and hash the requested ones.
+    """Move the script's files into {run}, and hash the requested ones. Raises MissingOutputsError, OSError.
 
-    No file replaces another. Of files that no pattern matches the smallest are kept, up to the limit. Raises
-    MissingOutputsError (on the first node), OSError.
+    No file replaces another. Of files that no pattern matches the smallest are kept, up to the limit.
     """
     workdir, outputs = copy_of(node.run_dir, node.rank) / settings.workdir, node.outputs
     wrote, limit_bytes = written_by_script(node.run_dir, node.rank), settings.outputs_limit_bytes

@@ -47,8 +47,6 @@ SENT = ".paceline"
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """The parsed command line of this module: what is started, and where."""
-
     config: Path
     script: str
     node_rank: int
@@ -84,8 +82,6 @@ def _parsed(words: Sequence[str]) -> Started:
 
 
 class Attempt:
-    """One start of the script on this host."""
-
     def __init__(self, started: Started) -> None:
         self.started, self.run_dir = started, started.config.parent
         self.config: dict[str, Any] = json.loads(started.config.read_text(encoding="utf-8"))
@@ -199,11 +195,9 @@ class Attempt:
 
     @property
     def before(self) -> Path:
-        """The folder for files of earlier attempts that this one replaces."""
         return self.run_dir / run_folder.ATTEMPTS / str(self.number) / "before"
 
     def report_written_files(self) -> None:
-        """After a failure: print where the files are that it wrote in its working directory."""
         paths = workdirs.written_by_script(self.run_dir, self.started.node_rank)
         names = [os.path.relpath(path, self.work) for path in paths]
         if names:
@@ -222,7 +216,6 @@ class Attempt:
         say(f"{WARNING}{self.name} ended before it had logged or saved anything, {how}{start_over}")
 
     def places(self) -> Places:
-        """Return the folders in which files may lie that the key lacks."""
         return Places(
             run_dir=self.run_dir,
             snapshot=self.snapshot,
@@ -292,7 +285,6 @@ class Attempt:
         )
 
     def follow(self, command: list[str], env: dict[str, str], recorder: Recorder | None) -> int:
-        """Run the child, and record until its end; return its exit code. Raises OSError."""
         log_dir = None if self.settings.torchrun or self.log_dir is None else Path(self.log_dir)
         child = Child(command, self.work / self.settings.workdir, env, log_dir)
         code = child.wait(recorder.look if recorder is not None else lambda: None)
@@ -365,7 +357,6 @@ class Child:
 
 
 def how_it_ended(code: int) -> str:
-    """Describe the exit code of a child (negative: the signal that ended it)."""
     if code > 0:
         return f"ended with exit code {code}"
     names = {number.value: number.name for number in signal.Signals}

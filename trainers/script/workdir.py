@@ -57,7 +57,6 @@ class Node:
 
 
 def folder_of(run_dir: Path, node_rank: int) -> Path:
-    """Return the folder of a script's attempts on one host: its copy of the snapshot and Paceline's own files."""
     return run_dir / run_folder.WORK / f"node{node_rank}"
 
 
@@ -66,7 +65,6 @@ def copy_of(run_dir: Path, node_rank: int) -> Path:
 
 
 def laid_out_stamps(run_dir: Path, node_rank: int) -> Stamps:
-    """Return the stamps of the files that were laid out; empty in a folder that a host sent here."""
     try:
         value: dict[str, list[int]] = json.loads(
             (folder_of(run_dir, node_rank) / run_folder.GIVEN).read_text(encoding="utf-8")
@@ -95,7 +93,6 @@ def files_changed_since(top: Path, run_dir: Path, laid_out: Stamps) -> Iterator[
 
 
 def is_as_laid_out(path: Path, run_dir: Path, laid_out: Stamps) -> bool:
-    """Whether a file is unchanged since it was laid out. Raises OSError."""
     return list(laid_out.get(path.relative_to(run_dir).as_posix(), ())) == _stamp(path)
 
 
@@ -105,10 +102,7 @@ def _stamp(path: Path) -> list[int]:
 
 
 def checkpoints_to_resume(settings: ScriptConfig, run_dir: Path) -> dict[str, Path]:
-    """Return placeholder → its checkpoint, if any, of {checkpoints} or the first node's working directory.
-
-    ``BY_ITSELF`` stands for the checkpoint of a script without placeholders that looks for one by a name of its own.
-    """
+    """Return placeholder (``BY_ITSELF``: the script looks for it) → its checkpoint, if any."""
     if not settings.resumes:
         own = _looked_for_checkpoint(settings, run_dir)
         return {} if own is None else {BY_ITSELF: own}
@@ -165,7 +159,6 @@ def looked_for(run_dir: Path) -> list[str]:
 
 
 def keep_looked_for(run_dir: Path) -> None:
-    """Keep the result of ``looked_for`` for later attempts, whose own notes no longer show it. Raises OSError."""
     if names := looked_for(run_dir):
         write_json(folder_of(run_dir, 0) / _LOOKED_FOR, names)
 
@@ -207,8 +200,7 @@ def lay_out(run_dir: Path, node_rank: int, *, besides: Stamps | None = None) -> 
 def set_aside(run_dir: Path, node_rank: int, to: Path, *, with_checkpoints: bool = False) -> list[str]:
     """Move files of earlier attempts out of the way of one that starts anew; return their paths below ``to``.
 
-    On the first node also {run}, other hosts' files and, ``with_checkpoints``, those that no attempt can resume from.
-    Metrics that are not recorded stay. Raises OSError.
+    ``with_checkpoints``: also those that no attempt can resume from. Unrecorded metrics stay. Raises OSError.
     """
     if node_rank == 0:
         keep_unrecorded(run_dir)

@@ -63,7 +63,6 @@ class Layout:
         return norm
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the whole state dict, copied to the CPU, on rank 0; empty elsewhere. Every rank must call it."""
         return plain_weights(self.model) if self.context.is_rank_zero else {}
 
     def replicated(self, state: Mapping[str, list[Tensor]]) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:

@@ -48,7 +48,6 @@ class FSDPConfig(StrategyConfig):
 
 
 def build(config: TrainConfig, model: nn.Module, context: RankContext, precision: str) -> Strategy:
-    """Shard ``model`` in place over all ranks. Raises TrainerError: GPUs without nccl."""
     if context.device.type == "cuda" and context.backend != "nccl":
         raise TrainerError(
             f"strategy=fsdp on GPUs needs strategy.backend=nccl, and this run has {context.backend}; "

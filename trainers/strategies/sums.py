@@ -108,10 +108,7 @@ def _add_up(state: SharedSum) -> None:
 
 
 def share_memory(numel: int, context: RankContext) -> SharedMemory | None:
-    """Set up memory for ``numel`` elements for two ranks of one host, else return None on all ranks.
-
-    A memfd of rank 0 with two pipes, opened through /proc: no file is left behind, and a small /dev/shm is no limit.
-    """
+    """Set up memory (a memfd of rank 0, opened through /proc) for two ranks of one host; None on other ranks."""
     ranks = context.ranks
     both_here = ranks.world_size == ranks.local_world_size == _RANKS
     if not both_here or context.device.type != "cpu" or sys.platform != "linux":
@@ -244,8 +241,7 @@ class OrderedSum:
 def ordered_sum_hook(state: OrderedSum, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Sum a bucket over all parts of all ranks: a communication hook of DistributedDataParallel.
 
-    Ranks must start collectives in the same order, so none is started from a callback: a bucket's slices travel while
-    the next one fills, and are then added up.
+    Ranks must start collectives in the same order, so a bucket's slices are added up when the next one is full.
     """
     parameters = bucket.parameters()
     pairs = zip(bucket.gradients(), parameters, strict=True)

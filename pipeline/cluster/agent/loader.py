@@ -37,7 +37,6 @@ class SourceFinder:
 
 
 def path_of(fullname: str) -> str:
-    """Return the file of a module in the repository."""
     folders = fullname.replace(PACKAGE, "pipeline.cluster.agent").replace(".", "/")
     return folders + ("/__init__.py" if fullname in PACKAGES else ".py")
 

@@ -19,7 +19,6 @@ from .wire import is_process_limit, reason, say
 
 
 def main() -> int:
-    """Answer the request on stdin. Exit code 0, or 1 with ``{"error": …}`` as the answer."""
     size = sys.stdin.buffer.readline()
     request, wire.token = decode(zlib.decompress(sys.stdin.buffer.read(int(size))))
     return answer(request)

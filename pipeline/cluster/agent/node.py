@@ -90,7 +90,6 @@ def sha256_of_rest(file: BinaryIO) -> str:
 
 
 def read_text(path: str) -> str:
-    """Return the stripped text of a file; empty if it can't be read."""
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         return file.read().strip()
     return ""
@@ -103,7 +102,6 @@ def control_groups(own: str = "/proc/self/cgroup") -> dict[str, str]:
 
 
 def user_name(uid: int) -> str:
-    """Return the user's name; ``user 1000`` if this node doesn't know it."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

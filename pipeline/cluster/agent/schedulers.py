@@ -70,7 +70,6 @@ class Kubernetes:
         return name, int(number), 0
 
     def own_address(self) -> str:
-        """Return the pod's address, at which the others reach it."""
         return os.environ[POD_IP]
 
     def secrets(self, request: JobRequest) -> Secrets:

@@ -193,7 +193,6 @@ class HeldTracebacks:
         self._show(line)
 
     def release(self) -> None:
-        """Show the lines that are held back, after the attempt has succeeded."""
         for source in [*self._held]:
             self._show_held(source)
 
@@ -236,7 +235,6 @@ def shortened(traceback: str, folder: str) -> str:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each frame with its path, and the text between frames with ''."""
     path, lines = "", list[str]()
     for line in text.splitlines():
         frame = _FRAME.match(line)

@@ -41,11 +41,10 @@ from trainers.contract.records import as_json
 def run_attempt(
     spec: AttemptSpec, hosts_context: AbstractContextManager[Hosts], emit: Emit, stop: Stop | None = None
 ) -> LaunchPlan:
-    """Run the trainer on all nodes to its end and return the plan that was run.
+    """Run the trainer on all nodes to its end; return the plan. ``stop`` ends an attempt outside of the main thread.
 
-    ``hosts_context``: ``closing(Hosts(cluster))``, or ``nullcontext(hosts)`` for further attempts. ``stop`` ends an
-    attempt outside of the main thread. Afterwards nothing of it runs any more. Raises HostError, UsageError (a batch
-    that can't be shared), TrainingError, Killed.
+    ``hosts_context``: ``closing(Hosts(cluster))``, or ``nullcontext(hosts)`` for further attempts. Afterwards nothing
+    of it runs any more. Raises HostError, UsageError (a batch that can't be shared), TrainingError, Killed.
     """
     with Interruptible(stop) as signals, hosts_context as hosts:
         try:

@@ -284,7 +284,6 @@ class RunningAttempt:
 
     @property
     def kept_log_dir(self) -> Path | None:
-        """The folder of the logs; None: the run folder was removed while the ranks ran."""
         return self.log_dir if (self._run_dir / run_folder.CONFIG).exists() else None
 
     def _folder_is_ours(self) -> bool:

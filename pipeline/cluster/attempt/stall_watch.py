@@ -146,7 +146,6 @@ class StallWatch:
         return SlowSteps(waiting_share, passed_s / steps) if waiting_share >= _MAX_WAITING_SHARE else None
 
     def _limit_s(self, beats: list[RankBeat]) -> float:
-        """Return how long no rank may move until that is a stall."""
         if _is_script(beats):
             return self._stall_s
         waits = any(beat.phase == Phase.WAITING for beat in beats)
@@ -160,7 +159,6 @@ class StallWatch:
         return limit_s
 
     def _has_begun(self) -> bool:
-        """Return whether every rank has begun its first step."""
         beats = self._beats()
         return bool(beats) and all(beat.step for beat in beats)
 

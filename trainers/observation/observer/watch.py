@@ -243,7 +243,6 @@ class Watch:
             self.note(MADE_FOLDER, zone, os.path.join(inside, os.path.basename(real)))
 
     def is_own(self, path: str) -> bool:
-        """Return True if this process wrote the file, or created a folder that contains it."""
         if not self.written and not self.made:
             return False
         real = os.path.realpath(path)
@@ -334,7 +333,6 @@ class Watch:
                     self.note(MODULE_MISSING, zone, os.path.join(inside, name + ending))
 
     def variable_read(self, name: Any, source: str) -> None:
-        """Note a variable of the environment. ``source``: the file of the code that reads it; '' if unknown."""
         self.note(VARIABLE, self.zone_of_code(source) if source else OUTSIDE, as_text(name))
 
     def zone_of_code(self, source: str) -> str:

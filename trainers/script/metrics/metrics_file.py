@@ -29,7 +29,6 @@ class Row:
     of_end: bool = False
 
     def as_json(self, attempt: str) -> dict[str, Any]:
-        """Return the row of metrics.jsonl, without values that aren't finite."""
         metrics = {name: number for name, number in self.metrics.items() if math.isfinite(number)}
         position = {"t": round(self.time_s, 6), "step": self.step, "epoch": self.epoch}
         return {**position, "metrics": metrics, "attempt": attempt, "doing": "training"}
@@ -44,7 +43,6 @@ class LeftOut:
     count: int = 0
 
     def as_json(self) -> dict[str, str | int]:
-        """Return the entry of summary.json; ``first`` as text, as JSON has no such number."""
         return {"first": str(self.first), "step": self.step, "count": self.count}
 
 

@@ -68,8 +68,6 @@ class Source(Protocol):
 
 
 class Recorder:
-    """Moves the rows of every source into metrics.jsonl."""
-
     def __init__(
         self,
         settings: ScriptConfig,
@@ -106,11 +104,9 @@ class Recorder:
 
     @property
     def stopping(self) -> bool:
-        """Whether the script ended because it was pruned."""
         return self._logged.stopping
 
     def look(self, *, last: bool = False) -> None:
-        """Record the rows since the last call. Raises OSError."""
         self._files.refresh(last=last)
         for source in self._sources:
             for row in source.rows(last=last):

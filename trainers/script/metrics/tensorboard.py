@@ -24,8 +24,6 @@ _SCALARS = {1: "f", 2: "d", 3: "i", 9: "q", 19: "e"}  # DataType of types.proto 
 
 @dataclass(frozen=True)
 class Scalar:
-    """One value of one tag; ``time_s`` in unix seconds."""
-
     time_s: float
     step: int
     tag: str

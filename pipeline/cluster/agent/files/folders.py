@@ -51,8 +51,6 @@ def make_folder(folder: str) -> None:
 
 
 class Incoming:
-    """A stream that reports each second how many bytes have arrived."""
-
     def __init__(self, stream: BinaryIO) -> None:
         self.stream, self.bytes, self.reported_at = stream, 0, time.monotonic()
 
@@ -103,7 +101,6 @@ def staged(folder: str) -> Iterator[str]:
 
 
 def put_wheels(request: PutWheelsRequest) -> None:
-    """Unpack a folder of wheels from the tar on stdin, in place of an earlier one."""
     folder = os.path.expanduser(request.folder)
     shutil.rmtree(folder, ignore_errors=True)
     unpack(sys.stdin.buffer, folder)
@@ -135,7 +132,6 @@ def remove_tree(folder: str) -> None:
 
 
 def remove_half_unpacked(workdir: str) -> None:
-    """Remove folders that a dead process has not finished."""
     runs = glob.glob(os.path.join(glob.escape(workdir), "runs", "*"))
     for parent in [os.path.join(workdir, "data"), *runs]:
         for folder in glob.glob(os.path.join(glob.escape(parent), ".staging-*")):

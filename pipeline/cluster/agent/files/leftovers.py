@@ -97,7 +97,6 @@ def holds_outputs(folder: str) -> bool:
 
 
 def read_stamps(path: str) -> Stamps:
-    """Return the stamps of the files that a script was given; none without such a file."""
     stamps = read_json(path)
     return stamps if isinstance(stamps, dict) else {}
 

@@ -48,16 +48,14 @@ def matching(run_dir: str, pattern: str) -> list[str]:
 
 
 def mark_to_stay(work: list[str]) -> None:
-    """Put a marker beside each working directory, so that it is kept on this host (``folders.holds_unfetched``)."""
     for folder in work:
         open(f"{os.path.dirname(folder)}-left", "a").close()
 
 
 class RunArchive:
-    """A tar of files of the run folder; links are sent as files, because the controller accepts nothing else.
+    """A tar of files of the run folder, links as files, without those written after ``until_s`` or with their stamp.
 
-    ``until_s``: unix time; files written later may be incomplete and are left out. ``stamps``: files that have their
-    stamp are left out. ``unsent``: name of a file that could not be sent → why.
+    ``unsent``: name of a file that could not be sent → why.
     """
 
     def __init__(self, run_dir: str, until_s: float | None, stamps: Stamps) -> None:

@@ -30,7 +30,6 @@ _ENDING_S = 5.0
 
 
 def find_environment(request: FindEnvironmentRequest) -> None:
-    """Answer with the place of that lock's environment, and with its interpreter if it exists."""
     place = place_of(request)
     python = os.path.join(place, "bin", "python")
     version = ".".join(map(str, sys.version_info[:3]))
@@ -74,7 +73,6 @@ def make_environment(request: MakeEnvironmentRequest) -> None:
 
 
 def remove_unfinished(place: str) -> None:
-    """Remove folders and dangling links of killed processes; the caller holds the lock."""
     if os.path.islink(place):
         os.unlink(place)
     for left in glob.glob(f"{glob.escape(place)}.*"):
@@ -125,7 +123,6 @@ def run_commands(steps: list[list[str]], folder: str) -> str:
 
 
 def wait_for(child: subprocess.Popen[bytes], folder: str) -> int:
-    """Wait for the exit code, and report the progress. Raises OSError: the connection is closed."""
     while True:
         try:
             return child.wait(_REPORT_S)
@@ -134,7 +131,6 @@ def wait_for(child: subprocess.Popen[bytes], folder: str) -> int:
 
 
 def end_command(child: subprocess.Popen[bytes]) -> None:
-    """Send TERM to it and its children, then KILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(OSError):
             os.killpg(child.pid, number)

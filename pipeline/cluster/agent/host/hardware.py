@@ -157,8 +157,6 @@ def _seen(pattern: str, paths: list[str]) -> list[tuple[str, str]]:
 
 
 def limits() -> Limits:
-    """Return the limits of this process, which the ranks inherit."""
-
     def limit(which: int) -> Limit:
         return Limit(*(None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(which)))
 
@@ -173,7 +171,6 @@ def shared_memory_free_bytes(folder: str = "/dev/shm") -> int | None:
 
 
 def memory_available_bytes(table: str = "/proc/meminfo") -> int | None:
-    """Return the bytes that new processes could use without swapping."""
     match = re.search(r"^MemAvailable:\s*(\d+) kB", read_text(table), re.MULTILINE)
     return int(match.group(1)) << 10 if match else None
 

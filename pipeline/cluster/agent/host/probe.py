@@ -120,7 +120,6 @@ def interfaces() -> dict[str, str]:
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Return TCP ports that no program uses at the moment."""
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
         for listener in listeners:
@@ -143,7 +142,6 @@ class OwnNameLookup:
         self._is_over.set()
 
     def result(self) -> OwnName:
-        """Wait for the answer, at most ``NAME_S``."""
         return OwnName(addresses=self._addresses) if self._is_over.wait(NAME_S) else OwnName(slow_s=NAME_S)
 
 
@@ -159,7 +157,6 @@ def links(root: str = "/sys/class/net") -> dict[str, NetworkLink]:
 
 
 def infiniband(root: str = "/sys/class/infiniband") -> tuple[InfinibandPort, ...]:
-    """Return each port of each RDMA device, as ibstatus and ibdev2netdev show it."""
     ports = []
     for folder in sorted(glob.glob(f"{root}/*/ports/*")):
         device = os.path.dirname(os.path.dirname(folder))

@@ -41,8 +41,6 @@ def reach(request: ReachRequest) -> None:
 
 
 class ReachCheck:
-    """The check on one node: its listeners and its connections to the others."""
-
     def __init__(self, nodes: Sequence[ListeningNode], me: int, hello: str, answer: str, limit_s: float) -> None:
         self.nodes, self.me, self.hello, self.answer, self.limit_s = nodes, me, hello, answer, limit_s
         self.others = [*range(me + 1, len(nodes)), *range(me)]  # each node starts with another one
@@ -77,7 +75,6 @@ class ReachCheck:
 
     # ------------------------------------------------------------------------------------ connections of the others
     def listen(self) -> tuple[list[socket.socket], dict[int, str]]:
-        """Listen on this node's ports; return also those that other programs hold, with the system's reasons."""
         listeners: list[socket.socket] = []
         taken: dict[int, str] = {}
         for port in self.nodes[self.me].ports:

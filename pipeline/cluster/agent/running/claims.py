@@ -159,7 +159,6 @@ def read_claim(name: str, place: int) -> HeldClaim | None:
 
 
 def collide(held: HeldClaim, request: ClaimRequest) -> bool:
-    """Whether two claims share devices and come from users or programs that don't coordinate."""
     is_other = held.attempt_prefix != request.attempt_prefix and held.group != request.group
     return is_other and not set(held.resources).isdisjoint(request.resources)
 
@@ -169,7 +168,6 @@ def printable(text: str) -> str:
 
 
 def described(claim: HeldClaim) -> str:
-    """Return ``alice's run 5a0c… (resnet18) has GPU 0 and 1 since 09:12``, by this host's clock."""
     gpus = [name.partition(":")[2] for name in claim.resources if name.startswith("gpu:")]
     devices = f"GPU {' and '.join(gpus)}" if gpus else "its processors"
     return f"{claim.user}'s {claim.title} has {devices} since {clock(claim.since)}"

@@ -241,7 +241,6 @@ class _Work(NamedTuple):
 
 
 def _has_worked(before: dict[int, _Work], now: dict[int, _Work], passed_s: float) -> bool:
-    """Whether the processes of a rank have worked between two calls."""
     pairs = [(before.get(pid, _Work()), work) for pid, work in now.items()]
     cpu_s = sum(work.cpu_s - old.cpu_s for old, work in pairs)
     wakes = sum(work.wakes - old.wakes for old, work in pairs)

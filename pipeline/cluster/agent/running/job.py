@@ -179,7 +179,6 @@ class JobNode:
         return why
 
     def listen(self, run_id: str, node: NodeStart, supervisor: Supervisor, over: threading.Event) -> None:
-        """End the run, or examine the ranks, when the controller asks for it."""
         while not over.wait(POLL_S):
             numbered = self.next_order()
             if numbered is None:

@@ -21,11 +21,7 @@ _SCRIPT_ENDED = re.compile(r"paceline: error: .* ended with exit code (\d+)")
 
 
 class NodeOutput:
-    """Merges the files of this node's ranks into ``log``, a line ``RANK | text`` each; ``- | text`` is torchrun's.
-
-    ``exits``: local rank → how torchrun reported its end. ``script_code``: exit code of a script without torchrun, by
-    its parent's last line; 0: none.
-    """
+    """Merges the files of this node's ranks into ``log``, a line ``RANK | text`` each; ``- | text`` is torchrun's."""
 
     def __init__(self, node: NodeStart, rules: Rules, early_exits: EarlyExits) -> None:
         self._node, self._rules, self._early_exits = node, rules, early_exits
@@ -149,7 +145,6 @@ class Tail:
         return texts
 
     def _cut_unfinished(self, line: bytes) -> tuple[list[str], bytes]:
-        """Return pieces of an unfinished line, and the held back rest."""
         text = line.decode("utf-8", "surrogateescape")
         at = self.rules.cut_before(text, len(text) - self.rules.longest_bytes - 4)  # 4: a character may be cut there
         if len(line) <= LONGEST_LINE_BYTES or at <= 0:

@@ -44,14 +44,12 @@ def stat_fields(pid: int) -> list[str]:
 
 
 def process_state(pid: int) -> str:
-    """Return the system's state letter; '' if there is no such process."""
     with contextlib.suppress(OSError):
         return stat_fields(pid)[0]
     return ""
 
 
 def children_of(pid: int) -> set[int]:
-    """Return the running children of a process; none if the system doesn't list them."""
     pids: set[int] = set()
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):

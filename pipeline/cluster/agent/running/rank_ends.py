@@ -50,8 +50,6 @@ ENDED_EARLY = (
 
 
 class RankExit(NamedTuple):
-    """How a rank's process ended: ``code`` is negative for a signal."""
-
     code: int
     unix_time: float
 
@@ -59,11 +57,7 @@ class RankExit(NamedTuple):
 def rank_failures(
     state_dir: str, first_rank: int, exits: Mapping[int, RankExit], *, ended_by_agent: bool, script_code: int
 ) -> list[RankFailure]:
-    """Return each rank's own error, from torch's error file or its stderr and exit code; the earliest first.
-
-    ``exits``: by local rank. ``ended_by_agent``: output alone is no sign of a failure. ``script_code``: exit code of a
-    script without torchrun.
-    """
+    """Return each rank's own error, from torch's error file or its output and exit code; the earliest first."""
     failures: dict[int, RankFailure] = {}
     folders = os.path.join(glob.escape(state_dir), "ranks/*/attempt_*/*")
     for folder in sorted(glob.glob(os.path.join(folders, ""))):
@@ -222,7 +216,6 @@ class EarlyExits:
         return bool(self._ended_by_others)
 
     def about_to_end_all(self) -> None:
-        """Note that the agent now ends all living ranks."""
         if self._begun is None:
             self._begun = {pid for _, pid in self._unfinished()}
         self._ended_by_others |= {pid for _, pid in self._unfinished() if start_time(pid) is not None}
@@ -242,7 +235,6 @@ class EarlyExits:
         return {rank: self._codes.get(pid, 0) for rank, pid in ended}
 
     def _unfinished(self) -> list[tuple[int, int]]:
-        """Return (local rank, process id) of each rank without a good end."""
         places = (path.rsplit("/", 2) for path in glob.glob(self._pattern))
         return [(int(rank), int(name.removeprefix(RUNNING))) for _, rank, name in places]
 

@@ -50,7 +50,6 @@ class Registry:
         }
 
     def end_attempts(self, attempt_prefix: str) -> set[int]:
-        """End every attempt of a run folder; return the processes that could not be ended."""
         for path, entry in self.entries(attempt_prefix).items():
             end_entry(path, entry)
         # attempts whose registration was removed, perhaps together with the run's folder

@@ -386,7 +386,6 @@ class Rendezvous:
         self.looked = time.monotonic()  # torchrun takes at least a second until it connects
 
     def news(self) -> list[str]:
-        """Return a line for the node's log once this node has joined."""
         now = time.monotonic()
         if self.endpoint is None or self.has_joined or now - self.looked < RENDEZVOUS_LOOK_S:
             return []

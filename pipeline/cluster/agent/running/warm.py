@@ -104,7 +104,6 @@ def _connected(name: str) -> socket.socket | None:
 
 
 def _peer(connection: socket.socket) -> tuple[int, int, int]:
-    """Return process, user and group at the other end."""
     pid, user, group = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, user, group
 
@@ -122,7 +121,6 @@ class Launch:
         connection.setblocking(False)
 
     def poll(self) -> int | None:
-        """Return its exit code once it has ended (negative: the signal)."""
         if self._process is not None:
             self.returncode = self._process.poll()
         elif self.returncode is None:
