@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 from trainers import models
 from trainers.core import options
 from trainers.data.pack import MappedPack
-from trainers.models.layers import Dropout, Linear
+from trainers.models.small_cnn import Dropout, Linear
 
 PADDING = 4  # pixels of the random crop
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.files import sha256_bytes
-from pipeline.keys import readings, source_imports
+from pipeline.keys import readings
 
 _read = readings._read
-_READER = b"".join(Path(str(module.__file__)).read_bytes() for module in (readings, source_imports))
+_READER = Path(str(readings.__file__)).read_bytes()
 
 
 def shared_reading(folder: Path, source: bytes, path: str, shown: str) -> dict[str, Any]:

@@ -1,7 +1,5 @@
-"""``python -m trainers.call JSON``: call the function of a step. Standard library only.
-
-The object has ``function`` (``package.module:name``), ``args``, ``inputs`` (paths) and ``out``, a folder.
-"""
+"""``python -m trainers.call JSON``: call the function of a step. Standard library only. The object has ``function``
+(``package.module:name``), ``args``, ``inputs`` (paths) and ``out``, a folder."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Train an image classifier: ``torchrun … -m trainers.classifier --config RUN_DIR/config.json``.
-
-Reads RUN_DIR/config.json and RUN_DIR/data/, writes the files of the run-folder contract into RUN_DIR
-(rank 0). Also runs as ``python -m trainers.classifier``: then there is one rank.
-"""
+"""Train an image classifier: ``torchrun … -m trainers.classifier --config RUN_DIR/config.json``, or ``python -m`` for
+one rank. Reads RUN_DIR/config.json and RUN_DIR/data/, writes the files of the run-folder contract (rank 0)."""
 
 from __future__ import annotations
 

@@ -55,11 +55,8 @@ def run_entry(run: Callable[[], None]) -> None:
 
 
 def _leave_snapshot_and_installed() -> None:
-    """Remove all other entries from ``sys.path``, and the finders of editable installs from ``sys.meta_path``.
-
-    A .pth file of the environment (an editable install, a line with a working tree) puts sources on ``sys.path`` that
-    are not part of the run key. A module missing from the snapshot would be imported from there, on one host and not on
-    another.
+    """Remove all other entries from ``sys.path``, and the finders of editable installs: a module missing from the
+    snapshot would be imported from a working tree, which is no part of the key, on one host and not on another.
     """
     snapshot = str(Path(__file__).parents[1])
     of_pythonpath = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
@@ -97,18 +94,12 @@ def _is_editable(finder: object) -> bool:
 
 
 def marked(text: str, rank: int) -> str:
-    """Put the rank in front of each line, as torch does for uncaught exceptions.
-
-    An exception's text may have thousands of lines, and the mark shows readers of the output that they belong together.
-    """
+    """Put the rank in front of each line, as torch does: an exception's text may have thousands of lines."""
     return "\n".join(f"[rank{rank}]: {line}" for line in text.rstrip("\n").split("\n"))
 
 
 def _note_running() -> Path | None:
-    """Create a file next to the one for this rank's error, which is removed at a good end.
-
-    It shows the agent that the run was not over when the process ended, whatever its exit code.
-    """
+    """Create a file that is removed at a good end: it shows the agent that the run was not over."""
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file is None:
         return None

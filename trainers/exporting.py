@@ -1,9 +1,6 @@
-"""A finished run's network as one file that torch loads without any of this code.
-
-``python -P trainers/exporting.py RUN_DIR FILE``, with the run's own code first on PYTHONPATH. It is started as a
-file, so that the network is built by the code that trained it, whatever the checkout contains now. FILE is written by
-torch.export: uint8 images in, logits out.
-"""
+"""A finished run's network as one file of torch.export: uint8 images in, logits out. ``python -P trainers/exporting.py
+RUN_DIR FILE``, with the run's own code first on PYTHONPATH: it is started as a file, so that the network is built by
+the code that trained it."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from trainers.data.pack import open_pack, prepare_for
 from trainers.training.evaluation import views
 
 if TYPE_CHECKING:  # the code of an older run has it elsewhere
-    from trainers.data.manifest import Manifest
+    from trainers.contract.data_pack import Manifest
 
 _CHECKED_IMAGES = 100
 _MUST_AGREE = 0.9  # on other hardware, or in fp32 after bf16, a few images may get another class
@@ -64,11 +61,7 @@ def main(argv: list[str]) -> int:
 
 
 def export(run_dir: Path, path: Path) -> None:
-    """Write the run's network to ``path``, and compare its answers with the run's evaluation.
-
-    Raises:
-        ConfigError, TrainerError: the network can't be built or exported, or isn't the one that the run evaluated.
-    """
+    """Write the run's network to ``path``, compared with the run's evaluation. Raises ConfigError, TrainerError."""
     config = load(run_dir / run_folder.CONFIG)
     pack = prepare_for(open_pack(run_dir / "data"), _CPU)
     try:
@@ -83,7 +76,6 @@ def export(run_dir: Path, path: Path) -> None:
 
 
 def _trained(config: TrainConfig, manifest: Manifest, run_dir: Path) -> ExportedNetwork:
-    """Return the network with the run's final weights. Raises ConfigError, TrainerError."""
     shape = models.ImageShape(
         channels=manifest.channels, height=manifest.height, width=manifest.width, num_classes=manifest.num_classes
     )
@@ -99,7 +91,6 @@ def _trained(config: TrainConfig, manifest: Manifest, run_dir: Path) -> Exported
 
 
 def _save(network: ExportedNetwork, images: Tensor, path: Path, name: str) -> None:
-    """Export the network to a file. Raises TrainerError: torch.export can't follow it."""
     example = images[:2] if len(images) > 1 else images.expand(2, -1, -1, -1)
     try:
         with torch.no_grad():
@@ -112,10 +103,7 @@ def _save(network: ExportedNetwork, images: Tensor, path: Path, name: str) -> No
 
 
 def _check(path: Path, images: Tensor, run_dir: Path) -> None:
-    """Compare the classes that the saved model gives to images with those of the run's evaluation.
-
-    Raises TrainerError: fewer than _MUST_AGREE of them are equal.
-    """
+    """Compare the classes that the saved model gives with those of the run's evaluation. Raises TrainerError."""
     evaluated = json.loads((run_dir / run_folder.PREDICTIONS).read_text(encoding="utf-8"))["predictions"][: len(images)]
     with torch.no_grad():
         predicted = torch.export.load(path).module()(images).argmax(1).tolist()

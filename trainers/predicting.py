@@ -1,9 +1,6 @@
-"""Classify image files with an exported network (trainers/exporting.py), for `doit predict`.
-
-``python -P trainers/predicting.py`` reads a request from stdin and writes the answer to stdout, both JSON:
-``{"model": path, "images": [paths], "height", "width", "channels", "resize", "top"}`` and a list with an item for each
-image, ``{"image": path, "top": [[class number, probability], …]}`` or ``{"image": path, "error": why}``.
-"""
+"""Classify image files with an exported network, for `doit predict`. ``python -P trainers/predicting.py`` reads from
+stdin ``{"model": path, "images": [paths], "height", "width", "channels", "resize", "top"}`` and writes a list to
+stdout, of ``{"image": path, "top": [[class number, probability], …]}`` or ``{"image": path, "error": why}``."""
 
 from __future__ import annotations
 

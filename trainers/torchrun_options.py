@@ -1,7 +1,5 @@
-"""Read torchrun's options with torch's own parser, for ``pipeline.config.overrides.torchrun_line``.
-
-That module runs the text of this file in another process, because the controller doesn't import torch.
-"""
+"""Read torchrun's options with torch's own parser. pipeline.config.overrides.torchrun_line runs the text of this file
+in another process, because the controller doesn't import torch."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ from pipeline.tracking.destinations import refuse_missing
 if TYPE_CHECKING:  # of Hydra, steps and sweeps nothing is imported before it is needed
     from omegaconf import DictConfig
 
-    from pipeline.steps.data_step import DataStep
     from pipeline.steps.graph import Graph
+    from pipeline.steps.making import DataStep
     from pipeline.sweep.expand import Space
     from pipeline.sweep.search_plan import SearchPlan
 
@@ -175,9 +175,9 @@ class Session:
     @cached_property
     def steps(self) -> Graph:
         """The steps of this configuration."""
-        from pipeline.steps import data_step  # not before: OmegaConf, for steps alone
+        from pipeline.steps import making  # not before: OmegaConf, for steps alone
 
-        return data_step.graph_of(self._resolved(), ROOT)
+        return making.graph_of(self._resolved(), ROOT)
 
     def forget_steps(self) -> None:
         """Forget the steps after some were made, because they may be the source of the data."""
@@ -231,9 +231,9 @@ def session() -> Session:
 
 
 def _step_source(text: str, resolved: Mapping[str, Any]) -> DataStep:
-    from pipeline.steps import data_step  # not before: OmegaConf, for steps alone
+    from pipeline.steps import making  # not before: OmegaConf, for steps alone
 
-    return data_step.data_step(text, resolved, ROOT)
+    return making.data_step(text, resolved, ROOT)
 
 
 def relative(path: Path) -> str:

@@ -13,12 +13,12 @@ from pipeline.core.places import REPRODUCTIONS
 from pipeline.core.printable import printable, shell_line
 from pipeline.core.redact import hide, without_secrets
 from pipeline.core.specs import State
-from pipeline.keys.canonical import canonical_config
+from pipeline.keys.content_key import canonical_config
 from pipeline.runs import acceptance, index, journal
 from pipeline.runs.contents import nodes_of, overrides_in
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError, Result
-from pipeline.steps.data_step import PastStep, past_step
+from pipeline.steps.step_folders import PastStep, past_step
 from trainers.contract import run_folder
 
 SPEEDS = ("images_per_s", "train_s")

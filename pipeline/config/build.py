@@ -25,7 +25,7 @@ from pipeline.core.program import Program
 from pipeline.core.redact import HIDDEN, hide, in_word, placeholders, secret_values, without_secrets
 from pipeline.core.specs import Cluster
 from pipeline.keys import content_key, rank_environment
-from pipeline.keys.canonical import canonical_config, with_sorted_arguments
+from pipeline.keys.content_key import canonical_config, with_sorted_arguments
 from pipeline.keys.script_files import ScriptFiles
 from trainers.core import config as node
 from trainers.script.settings import ScriptConfig

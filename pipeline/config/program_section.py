@@ -16,9 +16,8 @@ from pipeline.core.places import shown
 from pipeline.core.program import CLASSIFIER, SCRIPT
 from pipeline.core.specs import Cluster
 from pipeline.keys import script_files
-from pipeline.keys.canonical import names_seed
-from pipeline.keys.process_groups import uses_process_group
-from pipeline.keys.script_files import DataPath, ScriptFiles
+from pipeline.keys.content_key import names_seed
+from pipeline.keys.script_files import DataPath, ScriptFiles, uses_process_group
 from trainers.core.config import ConfigError
 from trainers.script.settings import ScriptConfig, names, placeholder_of_data
 

@@ -35,11 +35,10 @@ class EncodedImage(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The official training, val or test images.
+    """The training, val or test images.
 
-    Each call of ``blocks`` yields all images in order as (uint8 [n, C, H, W], int64 [n]) with n ≥ 1, so that only one
-    block needs to be in memory. Instead of arrays, the pixels may be bytes in this order and the labels a list.
-    ``encoded_blocks`` yields the blocks with their n files, for a set with an ``encoding``.
+    ``blocks`` yields all in order, each time: uint8 [n, C, H, W] (or their bytes) and int64 [n] (or a list), n ≥ 1.
+    ``encoded_blocks`` adds the n files, for a set with an ``encoding``.
     """
 
     count: int
@@ -49,11 +48,8 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class RawSet:
-    """A data set before it is split and packed.
-
-    ``source`` describes the set in words and without a path, because it counts in the digest; ``origin`` is where the
-    files came from; ``source_files`` maps name → sha256. With ``encoding`` the pack keeps the image files, and ranks
-    decode them with these settings into ``shape``.
+    """A data set before it is split and packed. ``source`` describes it without a path, as it counts in the digest;
+    ``origin`` is where the files came from. With ``encoding`` the pack keeps the image files, and ranks decode them.
     """
 
     train: Part
@@ -137,16 +133,10 @@ class ImageFilesConfig(DatasetConfig):
 
 
 class DatasetModule(Protocol):
-    """The two functions that the pack builder calls.
-
-    If a valid pack exists, only ``local_inputs`` is called, so it must be quick and import nothing heavy.
-    """
+    """The two functions that the pack builder calls; with a valid pack only ``local_inputs``, which must be quick."""
 
     def local_inputs(self, config: DatasetConfig) -> list[Path] | dict[str, Path]:
-        """Return the local files whose content decides the pack; empty for downloads and generated images.
-
-        Return a mapping by name if names decide the pack too (a class's folder).
-        """
+        """Return the local files whose content decides the pack; by name if their names decide it too."""
         ...
 
     def load(self, config: DatasetConfig, work: Workspace) -> RawSet | ImageSource:

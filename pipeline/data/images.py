@@ -27,8 +27,6 @@ _MOST_NAMED = 8  # broken images that an error lists
 
 @dataclass
 class _Survey:
-    """Summary of the headers of a part's images; ``size`` is that of the first one."""
-
     count: int = 0
     size: tuple[int, int] | None = None
     is_one_size: bool = True
@@ -36,11 +34,7 @@ class _Survey:
 
 
 def raw_set(source: ImageSource, config: ImageFilesConfig, report: OnProgress) -> RawSet:
-    """Read each image's header; choose size and channels, and whether the pack keeps the images encoded.
-
-    Raises:
-        DataError: images can't be read; the message names them.
-    """
+    """Read each image's header; choose size, channels, and whether the pack keeps them encoded. Raises DataError."""
     names = [name for name in source.parts if name != "test" or not config.holdout]
     surveys = {name: _survey(source, name, report) for name in names}
     height, width = image_sides("dataset.image_size", config.image_size) or _size(list(surveys.values()))
@@ -62,14 +56,12 @@ def raw_set(source: ImageSource, config: ImageFilesConfig, report: OnProgress) -
 
 
 def _size(surveys: list[_Survey]) -> tuple[int, int]:
-    """Return the common height and width of all images if they share one that isn't large, else the default."""
     size = surveys[0].size
     is_common = all(survey.is_one_size and survey.size == size for survey in surveys)
     return size if is_common and size is not None and max(size) <= _DEFAULT_SIDE else (_DEFAULT_SIDE, _DEFAULT_SIDE)
 
 
 def _survey(source: ImageSource, name: str, report: OnProgress) -> _Survey:
-    """Read the headers of a part. Raises DataError with a list of the unreadable images."""
     survey, broken = _Survey(), list[str]()
     groups = _grouped(source.parts[name](), _HEADERS)
     for headers, errors in threads.in_order(_headers, groups, workers=_workers()):
@@ -91,7 +83,6 @@ def _survey(source: ImageSource, name: str, report: OnProgress) -> _Survey:
 
 
 def _headers(items: list[ImageItem]) -> tuple[list[tuple[int, int, bool]], list[str]]:
-    """Return (height, width, is grey) of each image, and the errors of unreadable ones."""
     sizes, broken = list[tuple[int, int, bool]](), list[str]()
     for item in items:
         try:
@@ -120,7 +111,6 @@ def _part(source: ImageSource, name: str, count: int, geometry: Geometry, *, enc
 
 
 def _decoded(items: list[ImageItem], geometry: Geometry, origin: str, *, encoded: bool) -> EncodedBlock:
-    """Decode a group of images. Raises DataError with the name of a broken image."""
     files, planes = list[EncodedImage](), list[bytes]()
     for item in items:
         try:

@@ -2,85 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.core import documents
-from pipeline.core.files import canonical_json, settles_in, sha256_file, sha256_text, stamp, write_json
+from pipeline.core.files import settles_in, sha256_file, stamp, write_json
+from trainers.contract.data_pack import VERSION, Manifest, parse
+from trainers.contract.run_folder import MANIFEST
 
-VERSION = 1
-IMAGES = "images.bin"
-LABELS = "labels.bin"
-PLACES = "places.bin"
-NAMES = "names.json"
-MANIFEST = "manifest.json"
 STAMPS = "stamps.json"
 """Side file {file name: Stamp, "origin": where the images came from}.
 
 Not part of the digest: it only tells which files need no rehashing, so a copied pack works without it.
 """
-
-
-_OF_ENCODED = ("encoding", "files")
-
-
-class Manifest(NamedTuple):
-    """The content of manifest.json.
-
-    ``splits`` are half-open index ranges; ``mean`` and ``std`` are per channel, in units of 0..1, over the train split
-    (a constant channel has std 1). ``digest`` covers all other fields. None of them holds a path or address, so the
-    same files give the same digest wherever they came from.
-
-    ``encoding`` and ``files`` are only set for a pack of encoded images: the decoding settings (see
-    trainers.data.image_files), and the size of each file in bytes.
-    """
-
-    version: int
-    name: str
-    synthetic: bool
-    count: int  # type: ignore[assignment]  # overrides tuple.count
-    channels: int
-    height: int
-    width: int
-    num_classes: int
-    classes: tuple[str, ...]
-    splits: dict[str, tuple[int, int]]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    sha256: dict[str, str]
-    source: str
-    source_files: dict[str, str]
-    encoding: Mapping[str, int | None] | None = None
-    files: Mapping[str, int] | None = None
-    digest: str = ""
-
-    @property
-    def sizes_bytes(self) -> Mapping[str, int]:
-        """The exact size of each file."""
-        if self.files is not None:
-            return self.files
-        image_bytes = self.channels * self.height * self.width
-        return {IMAGES: self.count * image_bytes, LABELS: 8 * self.count}
-
-    def seal(self) -> dict[str, Any]:
-        """Return the JSON object with its digest filled in."""
-        fields = json.loads(json.dumps(self._asdict()))
-        for name in ("digest", *(name for name in _OF_ENCODED if fields[name] is None)):
-            del fields[name]
-        return {**fields, "digest": sha256_text(canonical_json(fields))}
-
-
-def parse(raw: dict[str, Any]) -> Manifest | None:
-    """Parse a manifest; None if its version or digest is wrong."""
-    fields = {name: value for name, value in raw.items() if name != "digest"}
-    if raw.get("version") != VERSION or raw.get("digest") != sha256_text(canonical_json(fields)):
-        return None
-    splits = {name: (begin, end) for name, (begin, end) in raw["splits"].items()}
-    tuples = {name: tuple(raw[name]) for name in ("classes", "mean", "std")}
-    return Manifest(**{**raw, **tuples, "splits": splits})
 
 
 class Pack(NamedTuple):
@@ -105,13 +41,11 @@ class Pack(NamedTuple):
 
 
 def read(folder: Path) -> Pack | None:
-    """Return the pack in ``folder``; None if it is absent, incomplete or altered.
-
-    Hashes only files whose stamps differ from those recorded when the files were last verified.
-    """
+    """Return the pack in ``folder``; None if it is absent or altered. Hashes only files with other stamps."""
     try:
-        manifest = parse(documents.read(folder / MANIFEST))
-        if manifest is None or not _unaltered(folder, manifest):
+        content = documents.read(folder / MANIFEST)
+        manifest = parse(content)
+        if content["version"] != VERSION or not _unaltered(folder, manifest):
             return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # absent, truncated, or of another structure
         return None

@@ -1,9 +1,6 @@
-"""Run a user-defined data set function in a separate process, with the environment of a rank.
-
-``trainers.observation.observer`` notes what the function reads. Modules are compiled from source, never loaded from
-byte code of an earlier edit. ``python -m pipeline.data.own_process JSON`` is that process; it leaves the pack, or an
-error, in its folder.
-"""
+"""Run a user-defined data set function in a separate process, with the environment of a rank; the observer notes what
+it reads. ``python -m pipeline.data.own_process JSON`` is that process; it leaves the pack, or an error, in its
+folder."""
 
 from __future__ import annotations
 
@@ -19,15 +16,14 @@ from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file, write_json
 from pipeline.core.places import HOME, IS_INSTALLED, PACKAGES, ROOT
 from pipeline.core.processes import process
-from pipeline.data import manifest, packing, reads
+from pipeline.data import manifest, packing, store
 from pipeline.data.base import Workspace
 from pipeline.data.datasets import own
 from pipeline.data.datasets.own import OwnDatasetConfig
-from pipeline.data.manifest import Manifest
 from pipeline.data.progress import reporting
-from pipeline.data.reads import READ
-from pipeline.data.request import Request
+from pipeline.data.store import READ, Request
 from pipeline.keys import rank_environment
+from trainers.contract.data_pack import Manifest
 from trainers.core.config import DatasetConfig
 from trainers.observation.input_record import files_changed_meanwhile
 from trainers.observation.notes import Notes
@@ -42,7 +38,7 @@ _ERROR = "error.json"
 def pack(dataset: DatasetConfig, wanted: Request, work: Workspace, target: Path) -> Manifest:
     """Build the pack of a user-defined function. Raises DataError."""
     folder, name = work.folder / PACK, getattr(dataset, "target", "")
-    if target.exists() and (why := reads.stale_because(target, ROOT)):
+    if target.exists() and (why := store.stale_because(target, ROOT)):
         print(f"{name}: {why}; the data is made anew", file=sys.stderr, flush=True)
     # Hash the sources before the call, so that an edit during the call is detected.
     code = {os.path.realpath(ROOT / path): sha256_file(ROOT / path) for path in wanted.code if (ROOT / path).is_file()}
@@ -61,9 +57,8 @@ def pack(dataset: DatasetConfig, wanted: Request, work: Workspace, target: Path)
 def make(dataset: DatasetConfig, work: Workspace, root: Path) -> Notes:
     """Build the pack in ``work.folder/pack``, and return the notes of what the function read.
 
-    Raises:
-        DataError: the function raised, returned something else, or ended its process.
-        OSError: the pack can't be written.
+    Raises DataError: the function raised, returned something else, or ended its process; OSError: the pack can't be
+    written.
     """
     (work.folder / PACK).mkdir()
     skipped = [work.folder, *(place / name for place in (HOME, root) for name in PACKAGES)]
@@ -108,7 +103,7 @@ def make(dataset: DatasetConfig, work: Workspace, root: Path) -> Notes:
 def keep(folder: Path, notes: Notes, known: Collection[Path], root: Path, target: str) -> None:
     """Record in a pack what the function read in addition to ``known``, and warn about these files. Raises OSError."""
     keyed = {os.path.realpath(path) for path in known}
-    record = reads.record_reads(notes, root, keyed, [os.path.realpath(path) for path in known if path.suffix != ".py"])
+    record = store.record_reads(notes, root, keyed, [os.path.realpath(path) for path in known if path.suffix != ".py"])
     write_json(folder / READ, record)
     if read := [*record["files"]]:
         change = "it changes" if len(read) == 1 else "they change"
@@ -120,7 +115,6 @@ def _say(text: str) -> None:
 
 
 def _main(task: dict[str, Any]) -> int:
-    """Run in the separate process: build the pack, or write the error file."""
     folder, config = Path(task["folder"]), OwnDatasetConfig(**task["config"])
     os.environ["PYTHONPATH"] = os.pathsep.join([task["site"], os.environ["PYTHONPATH"]])  # for child processes
     hooks.compile_anew()

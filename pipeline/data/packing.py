@@ -18,8 +18,9 @@ from pipeline.core.files import sha256_file, write_json
 from pipeline.core.tables import counted
 from pipeline.data import manifest
 from pipeline.data.base import RawSet, check_class_names
-from pipeline.data.manifest import IMAGES, LABELS, MANIFEST, NAMES, PLACES, Manifest
 from pipeline.data.progress import OnProgress, room
+from trainers.contract.data_pack import IMAGES, LABELS, NAMES, PLACES, VERSION, Manifest
+from trainers.contract.run_folder import MANIFEST
 from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
@@ -132,10 +133,7 @@ class _Writer:
 
 
 def _count_values(images: Images, histogram: npt.NDArray[np.int64]) -> None:
-    """Add each channel's pixel values to ``histogram`` [C, 256], in exact integers.
-
-    Counts pairs of values as one of 65,536 values, which takes half the time.
-    """
+    """Add each channel's pixel values to ``histogram`` [C, 256]. Counting pairs of values takes half the time."""
     for channel, counts in enumerate(histogram):
         values = images[:, channel].ravel()
         even = len(values) // 2 * 2
@@ -165,7 +163,7 @@ def _manifest(
     statistics = [mean_std(row) for row in writer.histogram.tolist()]
     held_out = f"; the test split is a hold-out of {config.holdout} training images"
     made = Manifest(
-        version=manifest.VERSION,
+        version=VERSION,
         name=config.name,
         synthetic=raw.synthetic,
         count=sum(counts),

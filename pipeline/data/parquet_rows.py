@@ -20,11 +20,7 @@ _MOST_CLASSES = 100_000
 
 
 class _Columns(NamedTuple):
-    """The columns of images and labels.
-
-    ``class_names``: from the files' metadata, if they have them. ``is_struct``: the image column is a struct of bytes
-    and path, as on model hubs.
-    """
+    """The columns of images (as on model hubs, a struct of bytes and path) and labels."""
 
     image: str
     label: str
@@ -42,12 +38,8 @@ def read_rows(
 ) -> tuple[dict[str, Items], tuple[str, ...]]:
     """Return the images of each split, and the names of the classes.
 
-    Args:
-        folder: the folder of all shards; paths in the pack are relative to it.
-        origin: the data's name in messages.
-        image_column, label_column: their names; None: to be found.
-
-    Raises DataError: a column is missing or ambiguous, shards don't belong together, or classes have gaps.
+    Paths in the pack are relative to ``folder``; columns that are None are looked for. Raises DataError: a column is
+    missing or ambiguous, shards don't belong together, or classes have gaps.
     """
     shards = sorted(path for paths in shards_by_split.values() for path in paths)
     columns = _columns(shards[0], image_column, label_column)
@@ -65,7 +57,6 @@ def _open(path: Path) -> Any:
 
 
 def _columns(path: Path, image_column: str | None, label_column: str | None) -> _Columns:
-    """Find the columns in the first shard."""
     with _open(path) as file:
         schema: pa.Schema = file.schema_arrow
     images = [field.name for field in schema if _holds_images(field.type)]
@@ -81,7 +72,6 @@ def _columns(path: Path, image_column: str | None, label_column: str | None) -> 
 def _chosen(
     path: Path, schema: pa.Schema, setting: str, name: str | None, candidates: list[str], defaults: list[str]
 ) -> str:
-    """Return the column that the setting names, or the only default."""
     if name is not None and name in candidates:
         return name
     if name is None and len(defaults) == 1:
@@ -128,7 +118,6 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _published_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
-    """Return the class names that hubs write into a file's metadata."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return tuple(str(name) for name in features[label]["names"]) or None
@@ -139,7 +128,6 @@ def _published_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
 def _classes(
     shards_by_split: Mapping[str, list[Path]], columns: _Columns, origin: str
 ) -> tuple[tuple[str, ...], dict[int | str, int]]:
-    """Return the class names, and the number of each label of the training rows. Raises DataError."""
     labels_by_split = {split: _labels(paths, columns) for split, paths in shards_by_split.items()}
     train = labels_by_split["train"]
     for split, labels in labels_by_split.items():
@@ -160,7 +148,6 @@ def _classes(
 
 
 def _names_of_numbers(numbers: set[int], columns: _Columns, origin: str) -> tuple[str, ...]:
-    """Return the class names of integer labels. Raises DataError: the numbers have gaps."""
     if numbers and (min(numbers) < 0 or max(numbers) >= _MOST_CLASSES):
         raise DataError(f"{origin}: {columns.label} has {min(numbers)} to {max(numbers)}; wanted: 0 … K−1")
     names = columns.class_names or tuple(map(str, range(max(numbers) + 1)))

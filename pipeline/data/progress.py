@@ -1,25 +1,21 @@
-"""Progress of downloads and packing on stderr (a bar on a terminal, else a line every five seconds), and disk space."""
+"""Progress of downloads and packing on stderr, a line every five seconds, and disk space."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 from pipeline.core.errors import DataError
 from pipeline.core.files import FULL
-from pipeline.core.printable import takes_colours
 from pipeline.core.processes.threads import WaitReports
 
 OnProgress = Callable[[str, int, int | None], None]
 """Called with the current step ("downloading x.tar.gz"), bytes done, and total bytes (None: unknown)."""
 
 _FIRST = "preparing the data"
-_NARROW = 80  # columns
 _MARGIN_BYTES = 1 << 18  # for manifest, folders and file system overhead
 
 
@@ -30,20 +26,13 @@ def megabytes(count: float) -> str:
 
 @contextmanager
 def reporting(on_progress: OnProgress | None) -> Iterator[OnProgress]:
-    """Yield ``on_progress`` if given, else a function that shows a bar or lines on stderr."""
+    """Yield ``on_progress`` if given, else a function whose last report is a line on stderr every five seconds.
+
+    Steps without reports (hashing a large file) have lines too; quick work prints nothing.
+    """
     if on_progress is not None:
         yield on_progress
-    elif sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):  # rich draws no bars there
-        with _bar() as report:
-            yield report
-    else:
-        with _lines() as report:
-            yield report
-
-
-@contextmanager
-def _lines() -> Iterator[OnProgress]:
-    """Print lines at intervals, also during steps without reports (hashing a large file); quick work prints nothing."""
+        return
     state = _FIRST
 
     def report(what: str, done: int, total: int | None) -> None:
@@ -55,34 +44,7 @@ def _lines() -> Iterator[OnProgress]:
         yield report
 
 
-@contextmanager
-def _bar() -> Iterator[OnProgress]:
-    """Show a bar, drawn by rich, that disappears at the end.
-
-    A narrow terminal gets only the text, because a line that wraps can't be redrawn.
-    """
-    from rich import console, progress, table  # takes 0.1 s to load, and only a terminal shows a bar
-
-    colours: Literal["auto"] | None = "auto" if takes_colours(sys.stderr, os.environ) else None
-    screen = console.Console(stderr=True, color_system=colours)
-    column = table.Column(no_wrap=True)
-    words = progress.TextColumn("{task.description}{task.fields[amount]}", table_column=column)
-    bar = () if screen.width < _NARROW else (progress.BarColumn(), progress.TimeRemainingColumn())
-    with progress.Progress(words, *bar, console=screen, transient=True) as shown:
-        tasks = {_FIRST: shown.add_task(_FIRST, total=None, amount="")}
-
-        def report(what: str, done: int, total: int | None) -> None:
-            if _FIRST in tasks:
-                shown.remove_task(tasks.pop(_FIRST))
-            if what not in tasks:
-                tasks[what] = shown.add_task(what, total=total, amount="")
-            shown.update(tasks[what], completed=done, total=total, amount=_amount(done, total))
-
-        yield report
-
-
 def _amount(done: int, total: int | None) -> str:
-    """Return ``: 6.0 MB of 20.0 MB (30%)``, as far as known."""
     of = f" of {megabytes(total)} ({done / total:.0%})" if total else ""
     return f": {megabytes(done)}{of}" if done else ""
 

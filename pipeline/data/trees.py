@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,8 +19,8 @@ from pipeline.core.files import (
     temporary_prefix,
     write_json,
 )
-from pipeline.data.manifest import MANIFEST
 from pipeline.keys.script_files import DataPath
+from trainers.contract.run_folder import MANIFEST
 
 CONTENT = "content"
 """The name of the folder in a pack, or of the folder that contains the single file."""
@@ -30,11 +30,10 @@ _PACK = re.compile(r".+-[0-9a-f]{12}")
 
 
 class Tree(NamedTuple):
-    """The data of a script as one pack.
+    """The data of a script as one pack. ``path`` is the folder that a host receives (None: no data).
 
-    ``path`` is the folder that a host receives (None: the script names no data), ``digest`` covers names and contents.
-    ``inside`` are the paths in the pack that {data}, {data2}, … stand for, ``sources`` their local paths. ``stamps``
-    and ``contents`` (sha256) are keyed by path; ``empty`` are the empty folders.
+    ``inside`` are the paths in it that {data}, {data2}, … stand for, ``sources`` their local paths. ``stamps`` and
+    ``contents`` (sha256) are keyed by path; ``empty`` are the empty folders.
     """
 
     path: Path | None
@@ -47,10 +46,7 @@ class Tree(NamedTuple):
     rank_modules: tuple[str, ...] = ()
 
     def lay_down(self) -> None:
-        """Create the folder with a link to each source, and the manifest by which a host checks its copy.
-
-        Raises OSError.
-        """
+        """Create the folder with a link to each source, and the manifest for the hosts' copies. Raises OSError."""
         if self.path is None:
             return
         for inside, source in zip(self.inside, self.sources, strict=True):
@@ -74,12 +70,7 @@ NONE = Tree(path=None, digest="")
 
 
 def tree(data: Sequence[DataPath], data_dir: Path) -> Tree:
-    """Describe the current content of a script's data. Hashes only files with changed stamps.
-
-    Raises:
-        DataError: the data can't be read, contains no file, contains a link to a folder or to nothing, or is being
-            written to.
-    """
+    """Describe the current content of a script's data. Hashes only files with changed stamps. Raises DataError."""
     parts = [_part(one, f"{CONTENT}{number if number > 1 else ''}", data_dir) for number, one in enumerate(data, 1)]
     if not parts:
         return NONE
@@ -96,10 +87,7 @@ def tree(data: Sequence[DataPath], data_dir: Path) -> Tree:
 
 
 def changed_files(now: Tree, old_digest: str, data_dir: Path) -> list[str]:
-    """Return ``train.csv changed`` for each file that differs from the data of another digest.
-
-    Return nothing if that data was never used from ``data_dir``.
-    """
+    """Return ``train.csv changed`` for each file that differs from data of another digest that was used here."""
     try:
         old = documents.read(data_dir / f"script-{old_digest[:12]}" / MANIFEST)
         before = dict(old["sha256"]) if old["digest"] == old_digest else {}
@@ -115,36 +103,16 @@ def changed_files(now: Tree, old_digest: str, data_dir: Path) -> list[str]:
     return changes
 
 
-class ChangesMeanwhile(NamedTuple):
-    """The files of a script's data that are other than when the run began.
-
-    ``replaced`` have another content or are gone; ``added`` are new; ``touched`` have the same content and another
-    stamp: they were written to, or their attributes changed.
-    """
-
-    replaced: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
-    touched: tuple[str, ...] = ()
-
-
-def changes_meanwhile(before: Tree, data: Sequence[DataPath], data_dir: Path) -> ChangesMeanwhile:
-    """Compare a script's data with ``before``, as it was when the run began. Hashes only files with changed stamps."""
+def replaced_meanwhile(before: Tree, data: Sequence[DataPath], data_dir: Path) -> tuple[str, ...]:
+    """Return the files of a script's data that are gone or other than ``before``, when the run began."""
     if before.path is None:
-        return ChangesMeanwhile()
+        return ()
     try:
         now = tree(data, data_dir)
     except DataError as error:  # gone, or being written to
-        return ChangesMeanwhile(replaced=(error.what,))
-
-    def names(chosen: Iterable[str]) -> tuple[str, ...]:
-        return tuple(_below_source(name, before) for name in sorted(chosen))
-
-    same = [name for name, sha256 in now.contents.items() if before.contents.get(name) == sha256]
-    return ChangesMeanwhile(
-        replaced=names(before.contents.keys() - same),
-        added=names(now.contents.keys() - before.contents.keys()),
-        touched=names(name for name in same if now.stamps[name] != before.stamps[name]),
-    )
+        return (error.what,)
+    changed = [name for name, sha256 in before.contents.items() if now.contents.get(name) != sha256]
+    return tuple(_below_source(name, before) for name in sorted(changed))
 
 
 def _below_source(name: str, tree: Tree) -> str:
@@ -155,7 +123,6 @@ def _below_source(name: str, tree: Tree) -> str:
 
 
 def _part(one: DataPath, top: str, data_dir: Path) -> Tree:
-    """Describe one file or folder, under the name ``top`` in the pack."""
     source = one.path
     try:
         names, empty = _below(one, data_dir.resolve())
@@ -179,7 +146,6 @@ def _part(one: DataPath, top: str, data_dir: Path) -> Tree:
 
 
 def _hint(one: DataPath) -> str | None:
-    """Return the hint for a path in an argument that was automatically treated as data."""
     return None if one.field == "program.data" else f"program.untracked=['{one.path}'], if every host has it there"
 
 
@@ -191,13 +157,8 @@ def sources(data_dir: Path) -> Iterator[Path]:
 
 
 def _below(one: DataPath, data_dir: Path) -> tuple[list[Path], list[str]]:
-    """Return all files, and the empty folders (``a/b/``), because a script may count those too.
-
-    Leave out what Paceline keeps in ``data_dir``, which may be the same folder.
-
-    Raises:
-        DataError: a link to a folder, which would not be sent, or a link to nothing.
-        OSError: a folder can't be read.
+    """Return all files, and the empty folders (``a/b/``), because a script may count those too; without what Paceline
+    keeps in ``data_dir``, which may be the same folder. Raises DataError: a link to a folder or to nothing; OSError.
     """
     source = one.path
     if not source.is_dir():
@@ -227,7 +188,6 @@ def _below(one: DataPath, data_dir: Path) -> tuple[list[Path], list[str]]:
 
 
 def _is_kept(path: Path) -> bool:
-    """Whether something in the folder of data packs is a pack, or what Paceline notes about packs."""
     if path.name.startswith("."):
         return path.name == FINGERPRINTS or path.name.endswith(".lock") or path.name.startswith(".building-")
     return _PACK.fullmatch(path.name) is not None and (path / MANIFEST).is_file()

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
-from pipeline.cluster import launchers
+from pipeline.cluster import earlier, launchers, starts
 from pipeline.cluster.attempt.run import attach_attempt, run_attempt
 from pipeline.cluster.events import (
     AllSucceeded,
@@ -24,13 +24,13 @@ from pipeline.cluster.events import (
 )
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec
-from pipeline.core.errors import HostError, Killed, TrainingError
+from pipeline.core.errors import HostError, Killed, TrainingError, UsageError
 from pipeline.core.files import write_json
-from pipeline.core.specs import SCRIPT_OUTPUTS, TRAINING_OUTPUTS, Cluster, LaunchPlan, Outputs, State
+from pipeline.core.specs import SCRIPT_OUTPUTS, TRAINING_OUTPUTS, UNDER_WAY, Cluster, LaunchPlan, Outputs, State
 from pipeline.execution.failure_hints import hinting, with_hint
 from pipeline.execution.restarts import Pauses, Restarts, clock, next_start
 from pipeline.execution.run import Run
-from pipeline.execution.work import OpenAttempt, Work, note
+from pipeline.execution.work import OpenAttempt, Say, Work, note
 from pipeline.runs import checkpoints, journal, metrics_file, provenance, ranks, recorded_hardware, status
 from pipeline.runs.metrics_file import SystemMetrics
 from trainers.contract import run_folder
@@ -102,12 +102,7 @@ class KeptHosts:
 
 
 class Attempts:
-    """The attempts of one command.
-
-    Args:
-        restarts: the hosts, and how the attempts so far have ended.
-        last: the number of the last attempt that may be made.
-    """
+    """The attempts of one command. ``restarts``: the hosts, and how attempts have ended; ``last``: the last number."""
 
     def __init__(self, work: Work, restarts: Restarts, *, last: int) -> None:
         self._work, self._restarts, self.last = work, restarts, last
@@ -134,10 +129,7 @@ class Attempts:
                     raise Killed(f"{error.what}{may_still_run}", hint=error.hint) from None
 
     def make_one(self, number: int) -> None:
-        """Make one attempt. If hosts of a run that has begun are silent, replace them by spares or wait for them.
-
-        Raises HostError: hosts stay silent.
-        """
+        """Make one attempt; silent hosts of a run that has begun are replaced or waited for. Raises HostError."""
         services, restarts, say = self._work.services, self._restarts, self._work.say
         emit = _subscriber(self._work, number, notes=not restarts.begun)
         # only a run that has begun waits: at a first start a silent host is more likely a wrong name than a reboot
@@ -195,7 +187,6 @@ class Attempts:
 
 
 def _keep_printed_lines(run: Run) -> None:
-    """Keep lines printed by earlier attempts of a script, because its metrics are read from them."""
     settings = checkpoints.settings_of(run.folder.path)
     if settings is None or settings.metrics == "off" or settings.metrics_pattern is not None:
         return
@@ -205,7 +196,6 @@ def _keep_printed_lines(run: Run) -> None:
 
 
 def _last_step(run: Run, number: int) -> int:
-    """Return the last known step of an attempt; for a script, the last one that it logged."""
     if run.config.script is not None:
         logged = metrics_file.rows(run.folder.path / run_folder.METRICS)
         return max((row.step for row in logged), default=0)
@@ -255,10 +245,7 @@ def _outputs_of_script(run: Run) -> Outputs:
 
 # ---------------------------------------------------------------------------------------- the events of an attempt
 def _subscriber(work: Work, number: int, *, notes: bool) -> Emit:
-    """Return the receiver of an attempt's events; the view gets those of its nodes.
-
-    ``notes``: report remarks about the hosts, as the first attempt of a run does.
-    """
+    """Return the receiver of an attempt's events. ``notes``: say remarks about the hosts, as a first attempt does."""
     say, view = work.say, work.services.on_event
     samples = SystemMetrics(work.run.folder.path) if work.run.config.tracking.system_metrics else None
 
@@ -317,3 +304,67 @@ def _record_hosts(work: Work, number: int, facts: Sequence[HostFacts]) -> None:
     recorded_hardware.record(folder.path, number, [fact.hardware for fact in facts])
     hosts = [fact.host for fact in facts]  # a scheduler grants hosts only now
     write_json(folder.path / run_folder.PROVENANCE, {**known, "hosts": hosts, "environments": environments})
+
+
+def unfinished_attempt(run: Run) -> OpenAttempt:
+    """Return the newest attempt and its hosts. Raises UsageError: it is over, or runs on hosts not in cluster.hosts."""
+    cluster, plan = run.config.cluster, starts.unfinished_plan(run.folder.path)
+    if launchers.capabilities(cluster).hosts_are_granted:  # its job may also be queued or over
+        raise UsageError(
+            f"{cluster.launcher} grants the hosts of run {run.key.short} to a job, and only doit train finds it again",
+            hint="the command that started it, which takes up a job that waits or runs",
+        )
+    if plan is None:
+        raise UsageError(f"nothing of run {run.key.short} is under way", hint="the command that started it")
+    hosts_by_label = {host.label: host for host in (*cluster.hosts, *cluster.spares)}
+    unknown = [node.host for node in plan.nodes if node.host not in hosts_by_label]
+    if unknown:
+        relabelled = earlier.with_current_labels(cluster, plan)
+        if relabelled is None:
+            raise UsageError(
+                f"the attempt that is under way is on {', '.join(unknown)}, which cluster.hosts doesn't name",
+                hint="doit attach with the words of the command that has started it",
+            )
+        plan = relabelled
+    hosts = tuple(hosts_by_label[node.host] for node in plan.nodes)
+    spares = tuple(host for host in cluster.spares if host not in hosts)
+    return OpenAttempt(plan, replace(cluster, hosts=hosts, spares=spares))
+
+
+def attempt_to_attach(run: Run, say: Say) -> OpenAttempt:
+    """Return the newest attempt and its hosts if it may still run; else report its end through ``say``.
+
+    Raises UsageError: it is over, or runs on hosts not in cluster.hosts; HostError: the journal says that it ended, and
+    a host can't be asked whether its ranks still run.
+    """
+    attempt = unfinished_attempt(run)
+    last = journal.read(run.folder.journal)[-1:]
+    has_ended = bool(last) and last[0].state not in UNDER_WAY
+    why_over = earlier.why_over(attempt.cluster, attempt.plan, run.folder.path) if has_ended else None
+    if why_over is not None:
+        for line in why_over:
+            say(line)
+        raise UsageError(
+            f"nothing of run {run.key.short} is under way: it is {last[0].state}, {last[0].first_line}",
+            hint=f"its command again; it starts {next_start(run)}",
+        )
+    return attempt
+
+
+def surviving_attempt(work: Work) -> OpenAttempt | None:
+    """Return the newest attempt and its hosts if it outlived its command, and runs or succeeded. Raises HostError."""
+    try:
+        attempt = unfinished_attempt(work.run)
+    except UsageError:
+        return None
+    work.say.doing(f"asking the hosts of attempt {attempt.plan.attempt} whether it still runs")
+    try:
+        why_over = earlier.why_over(attempt.cluster, attempt.plan, work.run.folder.path)
+    except HostError as error:
+        cluster = work.run.config.cluster
+        if cluster.settings.max_restarts > 0 or not {host.label for host in cluster.hosts}.issuperset(error.hosts):
+            return None
+        raise
+    for line in why_over or ():
+        work.say(line)
+    return attempt if why_over is None else None

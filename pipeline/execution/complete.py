@@ -18,20 +18,18 @@ from pipeline.core.processes import process, threads
 from pipeline.core.processes.signals import Interruptible
 from pipeline.core.processes.threads import WaitReports
 from pipeline.core.specs import State
-from pipeline.core.tables import first_of
-from pipeline.data import store, weight_files
-from pipeline.data.trees import Tree, changes_meanwhile
+from pipeline.data import store
+from pipeline.data.trees import Tree, replaced_meanwhile
 from pipeline.evaluation import stored_report
-from pipeline.execution import initial_weights
-from pipeline.execution.attempting import attach, run_attempts
-from pipeline.execution.launch_folder import NAMES_SHOWN, collect_provenance, prepare_folder, remarks
-from pipeline.execution.open_attempts import attempt_to_attach, surviving_attempt
+from pipeline.execution import initial_weights, launch_folder
+from pipeline.execution.attempting import attach, attempt_to_attach, run_attempts, surviving_attempt
+from pipeline.execution.launch_folder import collect_provenance, prepare_folder, remarks
 from pipeline.execution.restarts import next_start
 from pipeline.execution.run import Run, initial_weights_of, pattern_before, prepare, unkeyed
 from pipeline.execution.work import RunServices, Say, Work, note
 from pipeline.keys import rank_environment
-from pipeline.runs import acceptance, journal, preparation
-from pipeline.runs.checkpoint_mirror import CheckpointMirror
+from pipeline.runs import acceptance, journal
+from pipeline.runs.checkpoints import CheckpointMirror
 from pipeline.runs.contents import REPLACED
 from pipeline.runs.folder import removed
 from pipeline.runs.lock import locked
@@ -41,15 +39,7 @@ from trainers.contract import run_folder
 
 
 def provide_weights(config: RunConfig, root: Path, *, argv: Sequence[str], say: Say) -> None:
-    """Fetch the initial weights from their address, or train the parent run whose final weights they are.
-
-    A parent that another command trains is waited for.
-
-    Raises:
-        DataError: the address can't be fetched.
-        TrainingError: the parent run failed.
-        Killed: stopped by Ctrl-C or a signal.
-    """
+    """Fetch the initial weights, or train the run whose weights they are. Raises DataError, TrainingError, Killed."""
     start = initial_weights_of(config, root)
     if start is None or start.path is not None:
         return
@@ -69,7 +59,7 @@ def fetch_weights(config: RunConfig, start: initial_weights.InitialWeights) -> N
     """Download the weights from their address, if they have one. Raises DataError."""
     if start.url is not None:
         is_torchvisions = "://" not in str(config.train.init.weights)
-        weight_files.fetch(start.url, config.data_dir, setting=start.setting, hash_in_name=is_torchvisions)
+        initial_weights.fetch(start.url, config.data_dir, setting=start.setting, hash_in_name=is_torchvisions)
 
 
 def _train_parent(parent: RunConfig, setting: str, root: Path, *, argv: Sequence[str], say: Say) -> None:
@@ -103,14 +93,9 @@ def train(
     """Bring the run to FINISHED and return result.json; a second caller with the same key waits for the first.
 
     Follow an attempt that outlived its command, or take its result. ``attach``: don't start one if there is none.
-
-    Raises:
-        UsageError: no attempt to attach to.
-        HostError: a host can't take part.
-        TrainingError: every attempt failed.
-        Killed: stopped by Ctrl-C or SIGTERM.
-        Pruned: a search ended the run early, by the file ``prune`` in the run folder.
-        PacelineError: the run folder can't be written, or the evaluation failed.
+    Raises UsageError: no attempt to attach to; HostError: a host can't take part; TrainingError: every attempt failed;
+    Killed: stopped by Ctrl-C or SIGTERM; Pruned: a search ended the run early, by the file ``prune`` in the run folder;
+    PacelineError: the run folder can't be written, or the evaluation failed.
     """
     services = services or single_run_services()
     with WaitReports(say, on_wait=services.on_wait) as reports, _folder_errors_explained(run):
@@ -119,7 +104,6 @@ def train(
 
 @contextmanager
 def _folder_errors_explained(run: Run) -> Iterator[None]:
-    """Turn an OSError (a full or read-only disk) into a message about the run folder."""
     try:
         yield
     except FileNotFoundError as error:
@@ -132,7 +116,6 @@ def _folder_errors_explained(run: Run) -> Iterator[None]:
 
 
 def _train_locked(run: Run, *, argv: Sequence[str], say: WaitReports, services: RunServices, attach: bool) -> Result:
-    """Hold the run's lock, and train unless another command finished the run meanwhile."""
     say.doing(f"waiting for the command that trains {run.key.short}")
     with locked(run.folder, say, services.stop) as lock:
         if run.reason is None:
@@ -156,18 +139,16 @@ def _train_locked(run: Run, *, argv: Sequence[str], say: WaitReports, services: 
             )
     result, _ = acceptance.result_or_accepted(run.folder)
     if result is None:
-        raise TrainingError(f"{run.folder.result} is missing after the run")
+        raise removed(run.folder.result)
     return result
 
 
 def _mirror(run: Run, say: Say) -> CheckpointMirror | None:
-    """Return the mirror; None without an address. Raises DataError: the address can't be used on this computer."""
     address = run.config.cluster.settings.checkpoint_mirror
     return None if address is None else CheckpointMirror(address, run.key.short, run.folder.path, say)
 
 
 def _bring_to_result(work: Work) -> None:
-    """Bring the run to result.json; write an early end to the journal and to the record."""
     with Interruptible(work.services.stop) as signals:
         try:
             _launch_unless_done(work)
@@ -190,7 +171,6 @@ def _bring_to_result(work: Work) -> None:
 
 
 def _stopped_by_user(work: Work, error: BaseException) -> Killed | None:
-    """Return Killed for a failure that `doit stop` caused from another terminal; None for a real failure."""
     if isinstance(error, TrainingError | HostError) and (work.run.folder.path / run_folder.STOP).exists():
         return Killed("stopped by doit stop")
     return None
@@ -202,7 +182,7 @@ def _launch_unless_done(work: Work) -> None:
     if run.key_lacks is None and not _summary_unkeyed(run) and run.folder.training_done(run.key):
         if run.unread_log:
             _search_log(work)
-        preparation.restore(run.folder, run.inputs())
+        launch_folder.restore(run.folder, launch_folder.inputs_of(run))
         if services.on_trained is not None:
             services.on_trained()
         return
@@ -226,7 +206,6 @@ def _launch_unless_done(work: Work) -> None:
 
 
 def _search_log(work: Work) -> None:
-    """Read metrics from the log of an ended script by program.metrics_pattern. Raises PacelineError."""
     run = work.run
     work.say("searching its log for program.metrics_pattern; nothing is trained again")
     patterns = [str(run.metrics_pattern), *filter(None, [pattern_before(run.folder)])]
@@ -235,7 +214,7 @@ def _search_log(work: Work) -> None:
     done = process.run(argv, env=rank_environment.of_report(os.environ, run.root), timeout_s=300.0)
     if done.code != 0:
         raise PacelineError(f"the log of {run.key.short} can't be searched: {done.why}")
-    preparation.write_config(run.folder, run.inputs())
+    launch_folder.write_config(run.folder, launch_folder.inputs_of(run))
 
 
 def _summary_unkeyed(run: Run) -> bool:
@@ -245,7 +224,6 @@ def _summary_unkeyed(run: Run) -> bool:
 
 
 def _complete(work: Work, signals: Interruptible) -> None:
-    """Do what follows the training: evaluation report, last state, record, result.json."""
     run, say = work.run, work.say
     work.lock.check()
     summary = run.folder.read_summary()
@@ -265,7 +243,7 @@ def _complete(work: Work, signals: Interruptible) -> None:
     work.lock.check()
     run.folder.write_result(
         key=run.key,
-        summary=_with_changes_of_data(run, summary, say),
+        summary=_with_changes_of_data(run, summary),
         hosts=_hosts(run),
         attempts=number,
         duration_s=_duration_s(run, work.started),
@@ -274,35 +252,19 @@ def _complete(work: Work, signals: Interruptible) -> None:
     signals.left = f"; run {run.key.short} is finished"
 
 
-def _with_changes_of_data(run: Run, summary: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
-    """Add the files of a script's data that were replaced while its ranks read them: the run then doesn't count.
-
-    Hosts that don't share the run folder had a copy of their own.
-    """
+def _with_changes_of_data(run: Run, summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add files of a script's data that were replaced while its ranks read them: the run then doesn't count."""
     shared = launchers.capabilities(run.config.cluster).shares_run_dir
     if not (shared and run.config.script is not None and isinstance(run.pack, Tree)):
         return summary
-    changes = changes_meanwhile(run.pack, run.config.script.data, run.config.data_dir)
-    if changes.added:
-        say(
-            f"WARNING: new in the data, so the same command trains anew: {first_of(changes.added, NAMES_SHOWN)}; "
-            "a folder that the script writes to: program.args.NAME={run}/NAME"
-        )
-    if changes.touched:
-        say(
-            f"WARNING: written to while the run went on, with the content from before now: "
-            f"{first_of(changes.touched, NAMES_SHOWN)}; doit reproduce {run.key.short} repeats the run and compares"
-        )
-    if not changes.replaced:
+    replaced = replaced_meanwhile(run.pack, run.config.script.data, run.config.data_dir)
+    if not replaced:
         return summary
-    return {**summary, "unkeyed": {**summary.get("unkeyed", {}), **dict.fromkeys(changes.replaced, REPLACED)}}
+    return {**summary, "unkeyed": {**summary.get("unkeyed", {}), **dict.fromkeys(replaced, REPLACED)}}
 
 
 def _note_end(work: Work, error: BaseException) -> None:
-    """Write the run's failed or killed end to the journal and to MLflow.
-
-    A full disk or a slow recorder doesn't keep the error from being shown.
-    """
+    """Write the run's failed or killed end to journal and MLflow. A full disk doesn't hide the error."""
     work.say.doing("recording how it ended")
     run = work.run
     with suppress(OSError), _shown_if_slow(work, error):
@@ -331,7 +293,6 @@ def _shown_if_slow(work: Work, error: BaseException) -> Iterator[None]:
 
 
 def _journal_line(error: BaseException) -> str:
-    """Return the error as one line; for a training's error its first line, with host, rank and message."""
     if isinstance(error, TrainingError):
         return error.what.partition("\n")[0]
     if isinstance(error, PacelineError):
@@ -346,10 +307,7 @@ def _hosts(run: Run) -> list[str]:
 
 
 def _duration_s(run: Run, started: float) -> float:
-    """Return the seconds from the start of the last attempt to its end.
-
-    The time between an earlier command and this one, which began at ``started`` (unix time), doesn't count.
-    """
+    """Return the seconds of the last attempt, without the time between an earlier command and this (``started``)."""
     entries = journal.read(run.folder.journal)
     last = [entry for entry in entries if entry.attempt == entries[-1].attempt]
     finished = next(entry.time for entry in last if entry.state is State.FINISHED)
@@ -360,7 +318,6 @@ def _duration_s(run: Run, started: float) -> float:
 
 
 def _raise_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
-    """If a search pruned the run, write that to the journal and to MLflow, and raise Pruned."""
     pruned = run.folder.read_json(run_folder.PRUNED)
     if pruned is None:
         return

@@ -1,7 +1,5 @@
-"""Describe what a command would do: its tasks with reasons, and the exact command of each host. Starts nothing.
-
-No host is asked, so facts from its probe are named placeholders: ``<python of node0>``.
-"""
+"""Describe what a command would do: its tasks with reasons, and the exact command of each host. Starts nothing, and
+asks no host: facts from its probe are named placeholders, such as ``<python of node0>``."""
 
 from __future__ import annotations
 
@@ -41,10 +39,7 @@ _USER_STEP = "step "  # prefix of the names of user-defined steps
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """One task of a run: whether it is done, and the reason in a few words.
-
-    ``needs``: names of the tasks before a user-defined step; every other task needs the task listed before it.
-    """
+    """One task of a run, and whether it is done. A user-defined step ``needs`` others, any other the one before."""
 
     name: str
     done: bool
@@ -264,7 +259,6 @@ def text(trials: Sequence[PlannedRun]) -> str:
 
 
 def _granted_hosts_note(plan: LaunchPlan) -> list[str]:
-    """Return a line about the node names if a scheduler chooses the hosts."""
     if not launchers.LAUNCHERS.settings(plan.launcher).capabilities.hosts_are_granted:
         return []
     first, last = plan.nodes[0].host, plan.nodes[-1].host

@@ -22,9 +22,8 @@ _EXPORT_S = 1800.0  # a large network on a busy host
 def exported_file(folder: RunFolder) -> Path:
     """Return the run's network as a torch.export file, created once per weights (runs/.exported).
 
-    Raises:
-        PacelineError: torch.export fails, the network differs from the one that the run evaluated, or there is no
-            result.
+    Raises PacelineError: torch.export fails, the network differs from the one that the run evaluated, or there is no
+    result.
     """
     result = folder.read_result()
     if result is None:

@@ -6,20 +6,16 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
 from pipeline.cluster import launchers
 from pipeline.cluster.launchers.transport.answers import ssh_command
-from pipeline.core.errors import TrainingError, nearest
+from pipeline.core.errors import TrainingError
 from pipeline.core.specs import Cluster
 from pipeline.execution.run import Run
 
 _MISSING_FILE = re.compile(r"No such file or directory: '(?P<path>[^']+)'")
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>\w+)")
-_UNKNOWN_OPTION = re.compile(r"error: unrecognized arguments: (?P<option>--[\w-]+)")
-_OPTION = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
-_OWN_FRAME = re.compile(r'File "(?P<module>\w+)\.py"')  # a file of the project's own folder
 
 OUT_OF_MEMORY = r"out of memory|MemoryError|can(?:no|')t allocate memory"
 OF_SCRIPTS = (  # (pattern in the failure, hint); the first match counts
@@ -60,7 +56,6 @@ def with_hint(error: TrainingError, run: Run) -> TrainingError:
         lost_host_hint(error, run.config.cluster)
         or pip_hint(error.what, run.config.cluster)
         or file_hint(error.what, run)
-        or shadowing_hint(error.what)
     )
     if hint is None and run.config.script is not None:
         hint = script_hint(error.what)
@@ -74,17 +69,10 @@ def hinting(error: TrainingError, hint: str) -> TrainingError:
 
 def script_hint(failure: str) -> str | None:
     """Return the hint for an error that scripts make when they are started as a run."""
-    if (typo := _UNKNOWN_OPTION.search(failure)) and (close := nearest(typo["option"], _options_in(failure, typo))):
-        return f"did you mean {close}?"
     for pattern, hint in OF_SCRIPTS:
         if match := re.search(pattern, failure):
             return hint.format(**match.groupdict())
     return None
-
-
-def _options_in(failure: str, but: re.Match[str]) -> list[str]:
-    """Return the options that argparse's usage lists in a failure."""
-    return sorted({*_OPTION.findall(failure[: but.start()])})
 
 
 def lost_host_hint(error: TrainingError, cluster: Cluster) -> str | None:
@@ -134,20 +122,7 @@ def file_hint(failure: str, run: Run) -> str | None:
 
 
 def _inputs_hint(file: Path, inputs: Sequence[str]) -> str:
-    """Return the hint for a file of the project that no input names: with its neighbours, which are read next."""
     beside = f"{file.parent}/*" if file.parent.parts else str(file)
     word = f"program.inputs=[{','.join([*inputs, beside])}]"
     more = " with all that lies beside it" if file.parent.parts else ""
     return f"{shlex.quote(word)} in front of the script takes {file} along{more}"
-
-
-def shadowing_hint(failure: str) -> str | None:
-    """Return the hint for a file of the project that is imported in place of an installed package of its name."""
-    if "partially initialized module" not in failure:
-        return None
-    installed = metadata.packages_distributions()
-    module = next((name for name in _OWN_FRAME.findall(failure) if name in installed), None)
-    if module is None:
-        return None
-    package = installed[module][0]
-    return f"mv {module}.py my_{module}.py, as it is imported in place of the module {module} of the package {package}"

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
+import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.config.build import RunConfig
+from pipeline.core.cache import Cache
 from pipeline.core.errors import DataError, PacelineError, UsageError, os_reason, suggestion
-from pipeline.core.files import expanded, link_or_copy, write_json
-from pipeline.data import weight_files
-from pipeline.data.sources.source import local_path, scheme
+from pipeline.core.files import (
+    changing,
+    expanded,
+    fingerprints,
+    link_or_copy,
+    sha256_file,
+    sha256_text,
+    temporary_prefix,
+    write_json,
+)
+from pipeline.core.locks import held
+from pipeline.core.processes.process import python_answer
+from pipeline.data.progress import reporting
+from pipeline.data.sources.download import DownloadRequest, retrieve
+from pipeline.data.sources.source import file_name, local_path, scheme, shown
+from pipeline.keys.installed import version
 from pipeline.runs import index
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import why_altered
@@ -42,18 +59,13 @@ class InitialWeights(NamedTuple):
 def find(config: RunConfig, root: Path, of_parent: Callable[[RunConfig, str], InitialWeights]) -> InitialWeights | None:
     """Return the initial weights; None for fresh ones. Starts nothing.
 
-    Args:
-        root: the project.
-        of_parent: returns the final weights of the run that ``init.run`` names, for its configuration and the setting.
-
-    Raises:
-        UsageError: no such run, file or published weights; a file that can't hold weights; a digest that differs from
-        init.sha256.
+    ``of_parent`` returns the final weights of the run that ``init.run`` names. Raises UsageError: no such run, file or
+    published weights; a file that can't hold weights; another digest than init.sha256.
     """
     init = config.train.init
     if config.script is not None or not init.setting:
         return None
-    if init.sha256 is not None and (path := weight_files.kept(init.sha256, config.data_dir)) is not None:
+    if init.sha256 is not None and (path := kept(init.sha256, config.data_dir)) is not None:
         return InitialWeights(setting=init.setting, sha256=init.sha256, path=path)
     try:
         initial = of_parent(config.parent, init.setting) if config.parent else _of_setting(config, root)
@@ -83,18 +95,13 @@ def with_digest(config: RunConfig, initial: InitialWeights) -> RunConfig:
 
 
 def place(initial: InitialWeights, folder: Path, data_dir: Path) -> None:
-    """Put the weights and a description of their origin into a run folder.
-
-    Raises:
-        PacelineError: they aren't on this computer.
-        OSError: they can't be written.
-    """
+    """Put the weights and a description of their origin into a run folder. Raises PacelineError, OSError."""
     assert initial.sha256 is not None, "a run has a key only once they are known"
     target = folder / run_folder.INITIAL_WEIGHTS
-    if not (target.is_file() and weight_files.sha256_of(target, data_dir) == initial.sha256):
+    if not (target.is_file() and sha256_of(target, data_dir) == initial.sha256):
         if initial.path is None:
             raise PacelineError(f"{initial.setting}: the weights aren't on this computer: {initial.pending}")
-        link_or_copy(weight_files.keep(initial.path, initial.sha256, data_dir), target)
+        link_or_copy(keep(initial.path, initial.sha256, data_dir), target)
     notes = {"said": initial.setting, "run": initial.run, "sha256": initial.sha256}
     write_json(folder / run_folder.INITIAL_WEIGHTS_NOTES, notes)
 
@@ -120,7 +127,6 @@ def of_finished_run(folder: RunFolder, setting: str) -> InitialWeights:
 
 # -------------------------------------------------------------------------------------- init.weights
 def _of_setting(config: RunConfig, root: Path) -> InitialWeights:
-    """Return the weights that ``init.weights`` names: an address, a file, published weights or a run."""
     init = config.train.init
     text = str(init.weights)
     if scheme(text) and local_path(text) is None:
@@ -131,9 +137,7 @@ def _of_setting(config: RunConfig, root: Path) -> InitialWeights:
             raise UsageError(
                 f"{init.setting}: a file of weights ends in {', '.join(_SUFFIXES)}", hint=_SAFETENSORS_HINT
             )
-        return InitialWeights(
-            setting=init.setting, sha256=weight_files.sha256_of_torch_file(path, config.data_dir), path=path
-        )
+        return InitialWeights(setting=init.setting, sha256=sha256_of_torch_file(path, config.data_dir), path=path)
     # a file of that name would have come first
     if _PUBLISHED_NAME.fullmatch(text):
         arch = getattr(config.train.model, "arch", None)
@@ -141,7 +145,7 @@ def _of_setting(config: RunConfig, root: Path) -> InitialWeights:
             raise UsageError(
                 f"{init.setting} is a name of torchvision's weights", hint="model=torchvision model.arch=…"
             )
-        return _of_address(init.setting, weight_files.published(arch, text, root), config.data_dir)
+        return _of_address(init.setting, published(arch, text, root), config.data_dir)
     if _RUN_KEY.fullmatch(text):
         try:
             return of_finished_run(index.find(config.runs_dir, text), init.setting)
@@ -152,7 +156,7 @@ def _of_setting(config: RunConfig, root: Path) -> InitialWeights:
     )
 
 
-_SAFETENSORS_HINT = "torch.save(safetensors.torch.load_file(FILE), 'weight_files.pt') makes one of .safetensors"
+_SAFETENSORS_HINT = "torch.save(safetensors.torch.load_file(FILE), 'pt') makes one of .safetensors"
 
 
 def _similar_file(path: Path | None) -> str:
@@ -161,7 +165,132 @@ def _similar_file(path: Path | None) -> str:
 
 
 def _of_address(setting: str, url: str, data_dir: Path) -> InitialWeights:
-    path = weight_files.fetched(url, data_dir)
+    path = fetched(url, data_dir)
     if path is None:
         return InitialWeights(setting=setting, url=url, pending="to be fetched first")
-    return InitialWeights(setting=setting, sha256=weight_files.sha256_of_torch_file(path, data_dir), path=path)
+    return InitialWeights(setting=setting, sha256=sha256_of_torch_file(path, data_dir), path=path)
+
+
+_FOLDER = "weights"
+_HASH = re.compile(r"-([0-9a-f]{8})\.pth$")  # torchvision's file names contain the start of the sha256
+_IMPORT_S = 300.0  # of torchvision, from a slow disk
+_INSTEAD = "init.weights=<the address, or a file>"
+_ADDRESSES = """
+from torchvision.models import get_model_weights
+def answer(arch):
+    try:
+        return {name: member.url for name, member in get_model_weights(arch).__members__.items()}
+    except ValueError:  # no such network
+        return {}
+"""
+
+
+def sha256_of(path: Path, data_dir: Path) -> str:
+    """Return the sha256 of a file; hashes it only if its stamp changed. Raises DataError, OSError."""
+    return fingerprints([path], data_dir)[path].sha256
+
+
+def sha256_of_torch_file(path: Path, data_dir: Path) -> str:
+    """Return the sha256 of a torch.save file: a zip archive, or a pickle from before 1.6. Raises DataError, OSError."""
+    with path.open("rb") as file:
+        begins = file.read(16)
+    if not zipfile.is_zipfile(path) and not re.match(rb"\x80[\x02-\x05]", begins):
+        size = path.stat().st_size
+        what = "is cut off" if begins.startswith(b"PK") else "is no file of torch.save" if size else "is empty"
+        start = f" and begins with {begins!r}" if size else ""
+        raise DataError(f"{path} {what}: it has {size} bytes{start}; copy or fetch it again (take this one away first)")
+    return sha256_of(path, data_dir)
+
+
+# --------------------------------------------------------------------------------------- kept copies
+def kept(sha256: str, data_dir: Path) -> Path | None:
+    """Return the stored copy of that content, if it exists and is intact."""
+    path = data_dir.absolute() / _FOLDER / f"{sha256}.pt"
+    return path if path.is_file() and sha256_of(path, data_dir) == sha256 else None
+
+
+def keep(source: Path, sha256: str, data_dir: Path) -> Path:
+    """Store a copy of a file with that content, atomically. Raises DataError, OSError."""
+    if (copied := kept(sha256, data_dir)) is not None:
+        return copied
+    path = data_dir.absolute() / _FOLDER / f"{sha256}.pt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(prefix=temporary_prefix(f".{sha256[:12]}"), dir=path.parent, delete=False) as file:
+        copy = Path(file.name)
+    try:
+        shutil.copyfile(source, copy)
+        copy.chmod(0o644)
+        if sha256_file(copy) != sha256:
+            raise changing(source)
+        copy.replace(path)
+    finally:
+        copy.unlink(missing_ok=True)
+    return path
+
+
+# ----------------------------------------------------------------------------------------- addresses
+def fetched(url: str, data_dir: Path) -> Path | None:
+    """Return the file downloaded from an address before, or None."""
+    path = _place(url, data_dir)
+    return path if path.is_file() else None
+
+
+def fetch(url: str, data_dir: Path, *, setting: str, hash_in_name: bool = False) -> Path:
+    """Download a file unless that was done before.
+
+    ``hash_in_name``: its sha256 must match its name (``resnet18-f37072fd.pth``). Raises DataError that names
+    ``setting``: the download failed, or the content doesn't match.
+    """
+    path = _place(url, data_dir)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.parent / f".{path.name}.lock"
+    with reporting(None) as report, held(lock, meanwhile=lambda: report(f"waiting for {lock}", 0, None)):
+        if path.is_file():
+            return path
+        came = retrieve(DownloadRequest(name=f"{path.name}.new", urls=[url], sha256=None), path.parent, report)
+        if not isinstance(came, Path):
+            raise DataError(
+                f"{setting}: {shown(url)} can't be had: {came[-1].text}",
+                hint="get the file by other means, then init.weights=<its path>",
+            )
+        wanted = _HASH.search(path.name) if hash_in_name else None
+        if wanted and not sha256_file(came).startswith(wanted[1]):
+            came.unlink()
+            raise DataError(
+                f"{setting}: what came from {shown(url)} has another sha256 than its name says: {wanted[1]}…"
+            )
+        came.replace(path)
+    return path
+
+
+def _place(url: str, data_dir: Path) -> Path:
+    name = file_name(url) or "weights.pt"
+    return data_dir.absolute() / "downloads" / _FOLDER / sha256_text(url)[:12] / name
+
+
+# ----------------------------------------------------------------------------- torchvision's own
+def published(arch: str, name: str, root: Path) -> str:
+    """Return the address of weights that torchvision publishes, by ``model.arch`` and their name (IMAGENET1K_V1,
+    default). A subprocess asks torchvision, once per version. Raises UsageError: it isn't here, or knows no such
+    weights.
+    """
+    release = version("torchvision")
+    if release is None:
+        raise UsageError(
+            f"init.weights={name}: torchvision, which knows the address, is not installed here", hint=_INSTEAD
+        )
+    known, entry = Cache(root, "published", most=64), f"{release} {arch}"
+    addresses: dict[str, str] | None = known.get(entry)
+    if addresses is None:
+        try:
+            addresses = python_answer(_ADDRESSES, arch, timeout_s=_IMPORT_S)
+        except PacelineError as error:
+            what = f"init.weights={name}: torchvision, which knows the address, can't be imported here: {error.what}"
+            raise UsageError(what, hint=_INSTEAD) from error
+        known.keep({entry: addresses})
+    if not addresses:
+        raise UsageError(f"init.weights={name}: torchvision publishes none for model.arch={arch}")
+    if name.upper() not in addresses:
+        near = suggestion(name.upper(), addresses)
+        raise UsageError(f"init.weights={name}: model.arch={arch} has no such; {near}")
+    return addresses[name.upper()]

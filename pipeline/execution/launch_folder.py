@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from pipeline.cluster import launchers
+from pipeline.core import documents
 from pipeline.core.errors import PacelineError
-from pipeline.core.files import write_json
+from pipeline.core.files import write_atomic, write_json
 from pipeline.core.tables import first_of
 from pipeline.data.trees import Tree
 from pipeline.execution import initial_weights
 from pipeline.execution.run import VARIABLES, Run
 from pipeline.execution.work import Say, Work
 from pipeline.keys import ABSENT, import_closure, rank_environment, script_files
+from pipeline.keys.content_key import ContentKey
 from pipeline.keys.import_closure import matches
-from pipeline.keys.process_groups import uses_process_group
-from pipeline.runs import acceptance, journal, preparation, provenance
+from pipeline.keys.script_files import uses_process_group
+from pipeline.runs import acceptance, journal, provenance
+from pipeline.runs.folder import DESCRIBED, RunFolder
+from pipeline.runs.result import why_altered
 from trainers.contract import run_folder
 
 NAMES_SHOWN = 5  # in a message
@@ -62,7 +68,7 @@ def prepare_folder(work: Work) -> None:
     if (accepted := run.accepted) is not None:  # this training replaces it
         acceptance.withdraw(run.folder, accepted)
     reason = run.reason if run.folder.result.exists() else "it had ended, and has no result that counts"
-    if (place := preparation.set_aside_outputs(run.folder, journal.attempts(run.folder.journal) + 1)) is not None:
+    if (place := set_aside_outputs(run.folder, journal.attempts(run.folder.journal) + 1)) is not None:
         work.say(f"earlier files of the script are kept in {place}, as the run is made anew: {reason}")
     if run.key_lacks is not None:  # its checkpoints depend on the unkeyed files, too
         shutil.rmtree(run.folder.path / run_folder.CHECKPOINTS, ignore_errors=True)
@@ -77,7 +83,7 @@ def prepare_folder(work: Work) -> None:
         run.pack.lay_down()
     if run.start is not None:
         initial_weights.place(run.start, run.folder.path, run.config.data_dir)
-    preparation.prepare(run.folder, run.inputs(work.services.code))
+    prepare(run.folder, inputs_of(run, work.services.code))
     if not matches(run.root, run.folder.code, run.key.parts["code"]):
         raise PacelineError("its code was edited while the run was being prepared", hint="the same command again")
     origin, patch = work.services.provenance(run, work.argv, work.started, work.say)
@@ -112,3 +118,97 @@ def collect_provenance(run: Run, argv: Sequence[str], now: float, say: Say) -> t
         and_more = f", and {more} more (provenance.json)" if more > 0 else ""
         say(f"WARNING: not kept for doit reproduce: {'; '.join(origin.left_out[:_LEFT_OUT_SHOWN])}{and_more}")
     return origin, patch
+
+
+class RunInputs(NamedTuple):
+    """What a run is made from.
+
+    Attributes:
+        config: the resolved configuration, for config.json.
+        config_yaml: the same as YAML.
+        sources: path in the snapshot → file. Exactly the code of the key, so that nothing else can be imported.
+        pack_path: the folder of the run's data; None without data.
+    """
+
+    key: ContentKey
+    config: Mapping[str, Any]
+    config_yaml: str
+    sources: Mapping[str, Path]
+    pack_path: Path | None
+
+
+def inputs_of(run: Run, sources: Mapping[str, Path] | None = None) -> RunInputs:
+    """Return what the run is made from. ``sources``: files to copy the code from (None: the project's own)."""
+    from pipeline.config import compose  # it imports Hydra
+
+    return RunInputs(
+        key=run.key,
+        config=run.config.resolved,
+        config_yaml=compose.as_yaml(run.config.resolved),
+        sources=sources or run.code.sources,
+        pack_path=run.pack.path,
+    )
+
+
+def prepare(folder: RunFolder, inputs: RunInputs) -> None:
+    """Write key.json, configuration, code snapshot and the link to the data. Raises OSError."""
+    _write_key(folder, inputs.key)
+    write_config(folder, inputs)
+    shutil.rmtree(folder.code, ignore_errors=True)  # files of an earlier snapshot
+    for name, source in inputs.sources.items():
+        write_atomic(folder.code / name, source.read_bytes())
+    _link_data(folder, inputs.pack_path)
+
+
+def restore(folder: RunFolder, inputs: RunInputs) -> None:
+    """Rewrite the altered ones of DESCRIBED in the folder of a finished training, and the link. Raises OSError."""
+    _link_data(folder, inputs.pack_path)
+    recorded = folder.recorded_files()
+    altered = {name for name in DESCRIBED if name not in recorded or why_altered(folder.path / name, recorded[name])}
+    if run_folder.KEY in altered:
+        _write_key(folder, inputs.key)
+    if altered & {run_folder.CONFIG, run_folder.CONFIG_YAML} and (recorded or folder.config_altered(inputs.key)):
+        write_config(folder, inputs)
+    result = folder.intact_result(inputs.key)
+    if run_folder.SUMMARY in altered and result is not None:
+        documents.write_sealed(folder.summary, result.summary)
+
+
+def write_config(folder: RunFolder, inputs: RunInputs) -> None:
+    """Write the resolved configuration for ranks (config.json) and for users (config.yaml). Raises OSError."""
+    write_json(folder.path / run_folder.CONFIG, inputs.config)
+    write_atomic(folder.path / run_folder.CONFIG_YAML, inputs.config_yaml)
+
+
+def _write_key(folder: RunFolder, key: ContentKey) -> None:
+    write_json(folder.path / run_folder.KEY, {"key": key.short, "digest": key.digest, **key.parts})
+
+
+def _link_data(folder: RunFolder, pack_path: Path | None) -> None:
+    if pack_path is None:
+        return
+    link, target = folder.path / run_folder.DATA, pack_path.resolve()
+    if link.is_symlink():
+        if link.readlink() == target:
+            return
+        link.unlink()
+    elif link.exists():  # a copy of the run folder whose links were followed
+        link.rename(link.with_name(f"{link.name}.bad"))
+    link.symlink_to(target, target_is_directory=True)
+
+
+def set_aside_outputs(folder: RunFolder, attempt: int) -> Path | None:
+    """Move the files of a script that had ended into the folder of ``attempt``, which starts it anew: otherwise it
+    would resume from its last checkpoint. Return their place; None if there are none. Raises OSError.
+    """
+    has_ended = folder.summary.exists() or folder.result.exists()
+    paths = [folder.path / name for name in (run_folder.METRICS, *folder.program.folders)]
+    if not has_ended or not any(path.is_file() for top in paths for path in (top, *top.rglob("*"))):
+        return None
+    place = folder.path / run_folder.ATTEMPTS / str(attempt) / "before"
+    while place.exists():
+        place = place.with_name(f"{place.name}-")
+    place.mkdir(parents=True)
+    for path in filter(Path.exists, paths):
+        path.replace(place / path.name)
+    return place

@@ -37,13 +37,9 @@ class Restarts:
         self._gone: dict[str, float] = {}  # host whose stop wasn't confirmed → unix time at which its lease ends
 
     def after(self, error: TrainingError, *, step: int, now: float, saved: str = "") -> None:
-        """Note that an attempt has failed; raise TrainingError if another attempt wouldn't help.
-
-        That is so for a bad value in the configuration, a cancelled job, outputs of a successful end that can't be
-        fetched, and for the same message (numbers aside) at the same step twice, unless a host was the cause.
-
-        Args:
-            saved: the checkpoint that a script resumes from; a new one means that the script has advanced.
+        """Note that an attempt has failed; raise TrainingError if another one wouldn't help: a bad value, a cancelled
+        job, outputs that can't be fetched, or the same message (numbers aside) at the same step twice, unless a host
+        was the cause. ``saved``: the checkpoint that a script resumes from, by which it has advanced.
         """
         if error.cause in ("config", "cancelled", "outputs"):
             raise error
@@ -67,10 +63,7 @@ class Restarts:
         return f", but perhaps on {', '.join(late)} (cluster.lease_s={lease_s:g}), which couldn't be asked"
 
     def replace(self, gone: Sequence[str]) -> list[str]:
-        """Replace the hosts ``gone`` by spares, or go on without them if trainer.shards and cluster.min_nodes allow it.
-
-        Return the lines that report it; none if neither is possible, so the hosts stay the same.
-        """
+        """Replace the hosts ``gone`` by spares, or go on without them where that is allowed. Return lines about it."""
         if not gone or self._keeps_hosts:
             return []
         replaced = validation.replace_lost(self.cluster, gone)
@@ -113,10 +106,7 @@ NO_CHECKPOINT = "from the beginning: there is no checkpoint yet"
 
 
 def next_start(run: Run, lost: Collection[str] = ()) -> str:
-    """Return the end of "it starts …": ``from the checkpoint of step 40``, or from the beginning and the reason.
-
-    ``lost``: hosts that can't be reached, so that what they hold can't be fetched.
-    """
+    """Return the end of "it starts …": ``from the checkpoint of step 40``, …. ``lost``: hosts that can't be reached."""
     script = ScriptConfig(**run.config.resolved["program"]) if run.config.script is not None else None
     return next_start_in(run.folder.path, script, lost)
 

@@ -20,7 +20,7 @@ from pipeline.core.redact import without_secrets
 from pipeline.core.specs import Cluster
 from pipeline.core.tables import first_of
 from pipeline.data import store
-from pipeline.data.manifest import Manifest, Pack
+from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
 from pipeline.evaluation import stored_report
 from pipeline.execution import initial_weights
@@ -32,9 +32,9 @@ from pipeline.keys.script_files import with_model_inputs
 from pipeline.runs import acceptance, contents
 from pipeline.runs.acceptance import Acceptance
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.preparation import RunInputs
 from pipeline.runs.result import AlteredError
 from trainers.contract import run_folder
+from trainers.contract.data_pack import Manifest
 from trainers.core.config import TrainConfig
 from trainers.observation.input_record import first_change
 from trainers.observation.unkeyed import advice_to_add
@@ -48,11 +48,7 @@ CodeReader = Callable[[tuple[str, ...], tuple[str, ...]], Closure]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run to train, or to look up when it is finished.
-
-    ``code`` is everything that the run imports, ``pack`` its data, ``start`` its initial weights (None: fresh ones);
-    ``root`` is the project.
-    """
+    """A run to train, or to look up. ``code`` is all that it imports, ``start`` its initial weights (None: fresh)."""
 
     config: RunConfig
     key: ContentKey
@@ -65,7 +61,11 @@ class Run:
     @property
     def reason(self) -> str | None:
         """The reason to make the run; None if finished and intact. Raises UsageError: a newer Paceline wrote it."""
-        return stale_because(self.folder, self.key, self.root, sealed=self.sealed, metrics_pattern=self.metrics_pattern)
+        self.folder.refuse_newer()
+        stale = self.folder.stale_because(self.key.digest)
+        if stale is not None and (accepted := self.accepted) is not None:
+            return acceptance.stale_because(self.folder, accepted, self.key.digest)
+        return stale or self.key_lacks or self.unread_log or stored_report.stale_because(self.folder, self.root)
 
     @property
     def sealed(self) -> bool:
@@ -85,29 +85,23 @@ class Run:
     @property
     def unread_log(self) -> str | None:
         """The reason to search the finished run's log for metrics again; None if there is none."""
-        return unread_log(self.folder, self.metrics_pattern)
+        if self.metrics_pattern is None or self.metrics_pattern == pattern_before(self.folder):
+            return None
+        return "its log wasn't searched for program.metrics_pattern yet (nothing is trained again)"
 
     @property
     def accepted(self) -> Acceptance | None:
         """The acceptance of another run's result for this key; None without one, or if this run has a result."""
-        return acceptance_of(self.folder)
+        if self.folder.result.exists():
+            return None
+        try:
+            return acceptance.read(self.folder)
+        except AlteredError:  # a damaged acceptance doesn't count: the run is trained
+            return None
 
     @property
     def _program(self) -> Mapping[str, Any]:
         return self.config.resolved.get(programs.SECTION) or {}
-
-    def inputs(self, sources: Mapping[str, Path] | None = None) -> RunInputs:
-        """Return what the run is made from. ``sources``: files to copy the code from (None: the project's own)."""
-        from pipeline.config import compose  # it imports Hydra
-
-        resolved = self.config.resolved
-        return RunInputs(
-            key=self.key,
-            config=resolved,
-            config_yaml=compose.as_yaml(resolved),
-            sources=sources or self.code.sources,
-            pack_path=self.pack.path,
-        )
 
     def details(self, unix_time: float) -> dict[str, Any]:
         """Return the provenance without the part about the checkout. ``unix_time``: start of the command, seconds."""
@@ -131,13 +125,8 @@ class Run:
 def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: CodeReader | None = None) -> Run | None:
     """Return the run with its key; None while its initial weights are unknown. Starts nothing and imports no torch.
 
-    Args:
-        root: the project.
-        pack: the data.
-        read: a ``code_reader`` that several runs share.
-
-    Raises:
-        UsageError: the settings don't fit the data, or the weights don't exist.
+    ``read``: a ``code_reader`` that several runs share. Raises UsageError: the settings don't fit the data, or the
+    weights don't exist.
     """
     if isinstance(pack, Pack):
         refuse_misfits(config.train, pack.manifest)
@@ -160,47 +149,6 @@ def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: CodeReader |
 
 
 # ----------------------------------------------------------------------------------- is it finished?
-def stale_because(
-    folder: RunFolder, key: ContentKey, root: Path, *, sealed: bool = True, metrics_pattern: str | None = None
-) -> str | None:
-    """Return the reason to make the run; None if it is finished and intact.
-
-    Args:
-        root: the project.
-        sealed: don't count a run that read something outside of its key (program.seal).
-        metrics_pattern: program.metrics_pattern, for which the log must have been searched.
-
-    Raises UsageError: a newer Paceline wrote the folder.
-    """
-    folder.refuse_newer()
-    stale = folder.stale_because(key.digest)
-    if stale is not None and (accepted := acceptance_of(folder)) is not None:
-        return acceptance.stale_because(folder, accepted, key.digest)
-    return (
-        stale
-        or (key_lacks(folder, key) if sealed else None)
-        or unread_log(folder, metrics_pattern)
-        or stored_report.stale_because(folder, root)
-    )
-
-
-def acceptance_of(folder: RunFolder) -> Acceptance | None:
-    """Return the acceptance of another run's result for this key; None if this run has a result."""
-    if folder.result.exists():
-        return None
-    try:
-        return acceptance.read(folder)
-    except AlteredError:  # a damaged acceptance doesn't count: the run is trained
-        return None
-
-
-def unread_log(folder: RunFolder, metrics_pattern: str | None) -> str | None:
-    """Return the reason to search the finished run's log for metrics again; None if there is none."""
-    if metrics_pattern is None or metrics_pattern == pattern_before(folder):
-        return None
-    return "its log wasn't searched for program.metrics_pattern yet (nothing is trained again)"
-
-
 def pattern_before(folder: RunFolder) -> str | None:
     """Return the program.metrics_pattern of the run's folder; None without one."""
     return _program(folder).get("metrics_pattern")
@@ -236,17 +184,14 @@ def lacking_files(folder: RunFolder) -> str | None:
 
 
 def _program(folder: RunFolder) -> Mapping[str, Any]:
-    """Return the section ``program`` of the run's configuration."""
     return (folder.read_json(run_folder.CONFIG) or {}).get(programs.SECTION) or {}
 
 
 def unkeyed(nodes: Sequence[Mapping[str, Any]], field: str = "program.inputs") -> str | None:
     """Return a text that names the files that the key lacks; None if it is complete.
 
-    Args:
-        nodes: a record of each node (summary.json for node 0), in which ``unkeyed`` maps a path to ``read``, to
-            ``contents.REPLACED`` or to how the program looked for it.
-        field: the setting that these paths belong in.
+    ``nodes``: records of the nodes, in which ``unkeyed`` maps a path to ``read``, REPLACED, or how the program looked
+    for it. ``field``: the setting for these paths.
     """
     kinds = contents.unkeyed(nodes)
     if not kinds:
@@ -285,11 +230,8 @@ def code_of(
 ) -> Closure:
     """Return every file that the run imports, and the input files that its configuration declares.
 
-    Args:
-        rank_modules: modules with which ranks read the data pack.
-
-    Raises:
-        UsageError: a file doesn't exist or can't be parsed.
+    ``rank_modules``: modules with which ranks read the data pack. Raises UsageError: a file doesn't exist or can't be
+    parsed.
     """
     python_path = config.cluster.python_path
     if config.script is not None:
@@ -301,9 +243,7 @@ def code_of(
 def versions(config: RunConfig, code: Closure) -> dict[str, str]:
     """Return the part ``environment`` of the key; asks the hosts with ``cluster.environment=hosts`` or a container.
 
-    Raises:
-        HostError: a host can't be asked, or the hosts differ.
-        UsageError: the run needs a module that is neither installed here nor has a version in ``cluster.environment``.
+    Raises HostError: a host can't be asked, or they differ; UsageError: a needed module is nowhere.
     """
     cluster, here = config.cluster, environment(code.versions)
     there = _versions_on_hosts(cluster, here) if cluster.asks_environment else overridden(here, cluster.environment)
@@ -328,11 +268,7 @@ def _versions_on_hosts(cluster: Cluster, here: Mapping[str, str]) -> dict[str, s
 
 
 def overridden(here: Mapping[str, str], of_cluster: Mapping[str, str]) -> dict[str, str]:
-    """Return the controller's versions (``here``), overridden by those in ``cluster.environment``.
-
-    Raises:
-        UsageError: it names something that the run doesn't import.
-    """
+    """Return the controller's versions (``here``), overridden by ``cluster.environment``. Raises UsageError."""
     for name in of_cluster:
         if name not in here:
             raise UsageError(f"cluster.environment.{name}: the run doesn't import that; {suggestion(name, here)}")
@@ -342,16 +278,11 @@ def overridden(here: Mapping[str, str], of_cluster: Mapping[str, str]) -> dict[s
 
 # ----------------------------------------------------------------------------------- the initial weights
 def initial_weights_of(config: RunConfig, root: Path) -> InitialWeights | None:
-    """Return the initial weights of a configuration; None for fresh ones. Starts nothing.
-
-    Raises:
-        UsageError: they don't exist, or their digest differs from init.sha256.
-    """
+    """Return the initial weights of a configuration; None for fresh ones. Starts nothing. Raises UsageError."""
     return initial_weights.find(config, root, partial(_final_weights_of, root))
 
 
 def _final_weights_of(root: Path, parent: RunConfig, setting: str) -> InitialWeights:
-    """Return the final weights of the run that ``init.run`` names; pending if it isn't trained yet."""
     pack = store.find(parent.train.dataset, parent.data_dir)
     run = prepare(parent, root, pack) if pack is not None else None
     if run is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from pipeline import lab
@@ -11,18 +10,13 @@ from pipeline.cluster.launchers import capabilities
 from pipeline.cluster.validation import visible_gpus
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster
-from pipeline.core.tables import counted, file_size
+from pipeline.core.tables import counted
 
 _MAX_RANKS_PER_CORE = 2  # more than this is worth a warning
-_RANK_BYTES = 100_000_000  # private memory of a rank that has imported torch, without a model
 
 
 def refuse(cluster: Cluster, *, root: Path, local_gpus: int) -> str:
-    """Return a warning, or ''.
-
-    Raises:
-        UsageError: more ranks than this computer can have, or hosts of a lab that isn't up.
-    """
+    """Return a warning, or ''. Raises UsageError."""
     if not capabilities(cluster).is_this_computer:
         refuse_without_lab(cluster, root)
         return ""
@@ -34,13 +28,6 @@ def refuse(cluster: Cluster, *, root: Path, local_gpus: int) -> str:
             hint="cluster.device=cpu, or a cluster that has GPUs: cluster=pssh cluster.hosts=[HOST]",
         )
     ranks, cores = host.nproc_per_node, count_cpus()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if ranks * _RANK_BYTES > memory:
-        raise UsageError(
-            f"cluster.nproc_per_node={ranks}: torch alone takes {file_size(ranks * _RANK_BYTES)} in so many ranks, and "
-            f"this computer has {file_size(memory)} of memory",
-            hint=f"cluster.nproc_per_node={max(1, gpus or cores)}",
-        )
     if cluster.device == "cuda" or ranks <= _MAX_RANKS_PER_CORE * cores:
         return ""
     return (

@@ -15,7 +15,7 @@ from pipeline.core.processes.threads import WaitReports
 from pipeline.core.specs import Cluster, LaunchPlan, State, Wait
 from pipeline.execution.run import Run
 from pipeline.runs import journal
-from pipeline.runs.checkpoint_mirror import CheckpointMirror
+from pipeline.runs.checkpoints import CheckpointMirror
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import RunLock
 from pipeline.runs.provenance import Provenance

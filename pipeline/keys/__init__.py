@@ -1,8 +1,5 @@
-"""Content keys of runs: the key itself, the import closure of the code, and the environment of the ranks.
-
-Entry points: ``content_key.content_key``, ``import_closure.import_closure``, ``content_key.differences``,
-``rank_environment``.
-"""
+"""Content keys of runs: the key itself (``content_key``), the import closure of the code, the environment of the
+ranks."""
 
 ABSENT = "absent"
 """Version that a key's environment records for an optional module that isn't installed."""

@@ -1,12 +1,7 @@
 """Find the sources and installed distributions that a run imports: the code and environment parts of the content key.
 
-The walk reads syntax trees, so it never imports torch. It follows imports at any depth into the project folder,
-Paceline itself, editable installs, and folders on ``cluster.env.PYTHONPATH``. Other distributions count by their
-version. Options that the configuration selects (model, optimizer, …) are imported by name at run time, so their modules
-are entries of the walk. A string that names a module of the project counts as an import.
-
-``pipeline.keys.readings`` caches what each source imports; the file system is read on every walk.
-"""
+The walk reads syntax trees. It follows imports at any depth into the project, Paceline itself, editable installs, and
+``cluster.env.PYTHONPATH``. A string that names a module of the project counts as an import."""
 
 from __future__ import annotations
 
@@ -24,8 +19,7 @@ from pipeline.core.files import sha256_bytes, sha256_file
 from pipeline.core.places import MODULES
 from pipeline.keys import ABSENT
 from pipeline.keys.installed import Installed, InstalledModule
-from pipeline.keys.readings import Readings, SourceReading
-from pipeline.keys.source_imports import Import
+from pipeline.keys.readings import Import, Readings, SourceReading
 from trainers.core.errors import install
 
 LARGEST_BYTES = 1 << 20
@@ -38,12 +32,11 @@ _CONTROLLER = ("pipeline", "hydra_plugins", "dodo")
 
 
 class Closure(NamedTuple):
-    """The files that a run imports, by their paths in the code snapshot, sorted.
+    """The files that a run imports, by their paths in the snapshot: ``digests`` of what counts, ``sources`` on disk.
 
-    ``digests`` holds what counts of each file, ``sources`` its path on disk. ``versions`` holds the versions of the
-    imported distributions, and ``absent`` for missing modules. ``unresolved`` maps the missing modules that a script,
-    the project or Paceline imports unconditionally to file and line. ``left_out`` lists package data over the size
-    limit. ``names`` are string constants of a script's sources that may name files.
+    ``versions`` of the imported distributions, ``absent`` for missing modules; ``unresolved``: those imported
+    unconditionally → file and line. ``left_out``: package data over the size limit. ``names``: constants of a script
+    that may name files.
     """
 
     digests: Mapping[str, str]
@@ -76,17 +69,10 @@ def import_closure(
 ) -> Closure:
     """Collect everything that ``python -m entry`` can import, from the source text.
 
-    Args:
-        root: the project folder.
-        entries: dotted module name or names, for example ``trainers.classifier`` and the modules of a run's options.
-        python_path: the folders of ``cluster.env.PYTHONPATH``.
-        given: modules that don't count, nor do modules that only they import.
-        script: an additional file that the run starts. Missing imports don't fail here, because only the run can tell
-            whether the script needs them.
-        may_lack: missing imports don't fail here, because the hosts may have them.
-
-    Raises:
-        UsageError: an entry doesn't exist, a module can't be parsed, or an import isn't covered by the key.
+    ``python_path``: the folders of ``cluster.env.PYTHONPATH``. ``given``: modules that don't count, nor do modules that
+    only they import. ``script``: a file that the run starts; only the run can tell whether it needs its missing
+    imports. ``may_lack``: the hosts may have missing ones. Raises UsageError: an entry doesn't exist, a module can't be
+    parsed, or an import isn't covered by the key.
     """
     _refuse_working_tree(root, python_path)
     names = [entries] if isinstance(entries, str) else [*entries]
@@ -135,10 +121,7 @@ def source_of(root: Path, module: str, python_path: Sequence[str] = ()) -> Path 
 
 
 def matches(root: Path, folder: Path, digests: Mapping[str, str]) -> bool:
-    """Return True if the copies in ``folder`` match ``digests``, ignoring what doesn't count in a source.
-
-    ``root`` is the project, where the cache of readings lies. Raises OSError, UsageError.
-    """
+    """Return True if the copies in ``folder`` match ``digests`` in what counts. Raises OSError, UsageError."""
     readings = Readings(root)
     copies = {name: (folder / name).read_bytes() for name in digests}
     return all(  # files of program.inputs count by their bytes
@@ -156,10 +139,7 @@ class _File(NamedTuple):
 
 
 class _Walk:
-    """State of one walk along the imports.
-
-    ``readings_by_path`` and ``places`` are keyed by path in the snapshot, ``outside`` by top-level module.
-    """
+    """State of one walk along the imports, by path in the snapshot; ``outside`` by top-level module."""
 
     def __init__(
         self,
@@ -264,16 +244,11 @@ class _Walk:
         return top in places.MODULES or top in names or f"{top}.py" in names or self._is_of_script(top)
 
     def _is_of_script(self, top: str) -> bool:
-        """Return True if the script's folder contains the module."""
         names = self._names(self.script.folder) if self.script is not None else frozenset[str]()
         return top in names or f"{top}.py" in names
 
     def _missing(self, item: Import, path: str) -> None:
-        """Record a missing import, or refuse it if the node half's own code imports it unconditionally.
-
-        Raises:
-            UsageError: it is refused.
-        """
+        """Record a missing import, or refuse it if the node half imports it unconditionally. Raises UsageError."""
         if item.kind == "optional" or self.script is not None or not self._is_of_project(path):
             self.absent.add(item.name)
             if item.kind == "optional":
@@ -316,17 +291,12 @@ class _Walk:
         return None
 
     def _folder_of(self, name: str) -> bool:
-        """Return True if the name is a namespace package of a source tree."""
         top, _, rest = name.partition(".")
         folders = [f"{base}/{rest.replace('.', '/')}" for base in self._top(top)[0]]
         return any(os.path.isdir(folder) and "__init__.pyc" not in self._names(folder) for folder in folders)  # noqa: PTH112
 
     def _top(self, top: str) -> tuple[tuple[str, ...], InstalledModule | None]:
-        """Return the base paths of a top-level module's sources, and its installed counterpart.
-
-        Follows Python's search order: a module with a file wins over namespace folders, and the script's folder and the
-        project come before installed packages.
-        """
+        """Return the base paths of a top-level module's sources, and its installed counterpart, in Python's order."""
         if top not in self._tops:
             folders = dict.fromkeys([*([self.script.folder] if self.script else []), str(self.root)])
             beginnings = [f"{folder}/{top}" for folder in folders]
@@ -343,7 +313,6 @@ class _Walk:
         return self._tops[top]
 
     def _suffix(self, base: str) -> str | None:
-        """Return the file ending of the module at ``base``, such as ``.py`` or ``/__init__.py``; None if missing."""
         folder, _, name = base.rpartition("/")
         names = self._names(folder)
         for suffix in _SUFFIXES:
@@ -395,7 +364,6 @@ def _data_of(
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Yield the data files of a package folder and of its subfolders that aren't packages."""
     entries = sorted(folder.iterdir())
     files = [path for path in entries if _is_data(path)]
     yield from files if len(files) <= _MOST else ()
@@ -410,11 +378,7 @@ def _is_data(path: Path) -> bool:
 
 
 def lacking(name: str, place: str, elsewhere: str = "") -> UsageError:
-    """The error for a module that is imported at ``place`` (file and line) and is nowhere.
-
-    Args:
-        elsewhere: an override with which it need not be on this computer.
-    """
+    """The error for a module imported at ``place`` that is nowhere. ``elsewhere``: an override that allows it."""
     if name == _TORCH:  # a controller may do without it
         what, hints = f"{place} imports torch, which is not installed here", [install(name)]
     else:

@@ -1,9 +1,5 @@
-"""Find the installed distribution that a top-level module outside the project comes from.
-
-Nothing is imported. A distribution's RECORD lists its files, so ``PIL`` belongs to Pillow, ``google.protobuf`` to
-protobuf and ``google.auth`` to google-auth. Results are cached until a folder on the path or one of its distributions
-changes.
-"""
+"""Find the installed distribution that a top-level module outside the project comes from, by the RECORD of each:
+``PIL`` belongs to Pillow. Nothing is imported. Results are cached until an install changes."""
 
 from __future__ import annotations
 
@@ -31,12 +27,8 @@ _FIRST = {"sitecustomize", "usercustomize"}
 class InstalledModule(NamedTuple):
     """The place that a top-level module would be imported from.
 
-    Args:
-        is_namespace: the module has no file of its own, and its parts may come from several places.
-        owners: distribution → dotted names of its packages and modules (empty if no other distribution shares the
-            module).
-        bases: paths without suffix of sources that don't come from a package index (editable installs).
-        strays: paths that no distribution lists in its RECORD.
+    ``owners``: distribution → dotted names of its parts (empty if it shares the module with no other). ``bases``: paths
+    without suffix of sources of editable installs. ``strays``: paths that no distribution lists in its RECORD.
     """
 
     is_namespace: bool
@@ -51,10 +43,7 @@ class InstalledModule(NamedTuple):
 
 
 class Installed:
-    """Modules installed for the running interpreter.
-
-    ``python_path`` are additional folders of the ranks' PYTHONPATH; relative ones start from the project.
-    """
+    """Modules installed for this interpreter. ``python_path``: more folders, of the ranks' PYTHONPATH."""
 
     def __init__(self, root: Path, python_path: Sequence[str] = ()) -> None:
         self._root = os.path.realpath(root)
@@ -107,7 +96,6 @@ class Installed:
         return owners
 
     def _is_source(self, place: str) -> bool:
-        """Return True for files of editable installs and of folders on the ranks' PYTHONPATH."""
         editable: list[str] = self._cached("editable", lambda: _editable_folders(self._path))
         return any(Path(place).is_relative_to(folder) for folder in (*editable, *self._python_path))
 
@@ -200,7 +188,6 @@ def _topmost(files: Sequence[str]) -> list[str]:
 
 
 def _above(name: str) -> Iterator[str]:
-    """Yield the parents of a dotted name: a and a.b for a.b.c."""
     parts = name.split(".")
     return (".".join(parts[:count]) for count in range(1, len(parts)))
 
@@ -210,7 +197,6 @@ def _normal(name: str) -> str:
 
 
 def _has(names: Sequence[str], part: str) -> bool:
-    """Return True if ``part`` is one of the names, or lies below one of them."""
     return any(part == name or part.startswith(f"{name}.") for name in names if name)
 
 
@@ -232,7 +218,6 @@ def _editable_spec(name: str) -> ModuleSpec | None:
 
 
 def _editable_folders(path: Sequence[str]) -> list[str]:
-    """Return the project folders of editable installs."""
     folders = []
     for distribution in importlib.metadata.distributions(path=[*path]):
         origin = distribution.read_text("direct_url.json")

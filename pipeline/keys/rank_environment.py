@@ -1,9 +1,6 @@
-"""The environment variables of the ranks: the tables below, what Paceline sets, and ``cluster.env``.
-
-Ranks don't inherit the rest of the host's environment. A variable that changes arithmetic or the choice of code
-(``FAMILIES``) reaches them only through ``cluster.env``, where it counts in the run's key. Names are ``fnmatch``
-patterns. Standard library only; pure.
-"""
+"""The environment variables of the ranks: the tables below (``fnmatch`` patterns), what Paceline sets, and
+``cluster.env``. Variables that change arithmetic or the choice of code (``FAMILIES``) reach ranks only through
+``cluster.env``, where they count in the key."""
 
 from __future__ import annotations
 
@@ -21,11 +18,7 @@ _OF_PROGRAMS = ("PATH", "SHELL", "*LIBRARY_PATH", "NIX_LD")  # values differ bet
 
 
 def variable_digests(environ: Mapping[str, str], keyed: Iterable[str] = ()) -> dict[str, str | None]:
-    """Return sha256 digests of the variables that a program inherits and that the key doesn't cover.
-
-    Args:
-        keyed: variables that the configuration sets instead. Their digest is None, because the key holds their values.
-    """
+    """Return digests of the variables that a program inherits; None for those that the key covers (``keyed``)."""
     hashed = {
         name: sha256_text(value)
         for name, value in environ.items()
@@ -40,11 +33,8 @@ def variable_digests(environ: Mapping[str, str], keyed: Iterable[str] = ()) -> d
 def changed_variables(
     record: Mapping[str, Any], known: Mapping[str, str | None] | None, environ: Mapping[str, str]
 ) -> str | None:
-    """Describe the first variable that the program's own code read and whose value has changed since; None if none has.
-
-    Args:
-        record: the program's inputs (``trainers.observation.input_record``).
-        known: ``variable_digests`` of the program's environment; None if unknown or from another host.
+    """Describe the first variable that the program's own code read (``record``) and whose value has changed since; None
+    if none has. ``known``: the ``variable_digests`` of then; None if unknown or from another host.
     """
     names = record.get("own_variables")
     if not names or known is None or record.get("host") != host_identity():
@@ -129,11 +119,9 @@ def of_report(environ: Mapping[str, str], root: Path) -> dict[str, str]:
 
 
 def left_behind(dropped: Mapping[str, Mapping[str, str]], *, whose: str) -> list[str]:
-    """Return one line per group of hosts that set the same variables which don't reach the ranks.
+    """Return a line per group of hosts that set the same variables which don't reach the ranks.
 
-    Args:
-        dropped: host → the FAMILIES variables that its probe saw and that are not passed on.
-        whose: the environment's owner for the text: ``this shell`` or ``the login shell there``.
+    ``dropped``: host → its FAMILIES variables; ``whose``: ``this shell`` or ``the login shell there``.
     """
     hosts: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for host, variables in dropped.items():

@@ -1,14 +1,13 @@
-"""Locate the files of a user's script: the script, its snapshot files, its inputs and data.
-
-Files under the project keep their paths in the snapshot; the folder of a script outside the project is named
-``_script`` there.
-"""
+"""Locate the files of a user's script: the script, its snapshot files, its inputs and data. Files of the project keep
+their paths in the snapshot; the folder of a script outside the project is named ``_script`` there."""
 
 from __future__ import annotations
 
 import functools
+import io
 import os
 import re
+import tokenize
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 from pipeline.core.errors import UsageError, nearest
 from pipeline.core.files import expanded, refuse_odd_pattern, sha256_file
-from pipeline.core.places import shown
+from pipeline.core.places import MODULES, shown
 from pipeline.core.processes import git
 from pipeline.core.program import TORCHRUN
 from pipeline.keys import ABSENT
@@ -25,6 +24,7 @@ from pipeline.keys.import_closure import LARGEST_BYTES, Closure, ScriptEntry, im
 from pipeline.keys.installed import Installed
 from pipeline.keys.readings import KEEP_EMPTY_FOLDER
 from trainers.contract.run_folder import SCRIPT_OUTSIDE
+from trainers.core.config import ConfigError
 from trainers.script.settings import ScriptConfig, data_paths, words
 
 STARTER = "trainers.script.start"
@@ -45,10 +45,9 @@ class DataPath(NamedTuple):
 class ScriptFiles(NamedTuple):
     """The files of a script, as absolute paths.
 
-    ``file`` is the script, or the executable of ``program.command`` (None: a command from the hosts' PATH). ``folder``
-    contains the script, or is the import folder of ``python -m``. ``data`` are files and folders. ``workdir`` is
-    relative to the snapshot. ``notes``, which config/program_section.py sets, describe how the paths in the script's
-    arguments count.
+    ``file`` is the script, or the executable of ``program.command`` (None: one of the hosts' PATH). ``folder`` contains
+    it, or is the import folder of ``python -m``. ``workdir`` is relative to the snapshot. ``notes`` say how the paths
+    in the arguments count.
     """
 
     root: Path
@@ -72,14 +71,7 @@ class ScriptFiles(NamedTuple):
         return "" if self.file is None else shown(self.file, self.root)
 
     def closure(self, python_path: Sequence[str] = ()) -> Closure:
-        """Collect all files that the run imports or declares as inputs.
-
-        Args:
-            python_path: the folders of ``cluster.env.PYTHONPATH``.
-
-        Raises:
-            UsageError: a source can't be parsed, a pattern matches nothing, or workdir isn't in the snapshot.
-        """
+        """Collect all files that the run imports or declares as inputs. Raises UsageError."""
         own = import_closure(self.root, (STARTER, TORCHRUN), python_path, may_lack=True)
         digests, sources, imported = dict(own.digests), dict(own.sources), own
         names: tuple[str, ...] = ()  # only a Python script's own sources name its files
@@ -108,7 +100,6 @@ class ScriptFiles(NamedTuple):
 
     @property
     def _prefix(self) -> str:
-        """The path of the script's folder in the snapshot, with a trailing slash."""
         if not self.folder.is_relative_to(self.root):
             return f"{SCRIPT_OUTSIDE}/"
         return "" if self.folder == self.root else f"{self.folder.relative_to(self.root).as_posix()}/"
@@ -119,7 +110,6 @@ class ScriptFiles(NamedTuple):
         return f"{SCRIPT_OUTSIDE}/{path.relative_to(self.folder).as_posix()}"
 
     def _input_files(self) -> Iterator[Path]:
-        """Yield the files that ``program.inputs`` matches. Raises UsageError."""
         for pattern in self.inputs:
             paths = [*self._matches(pattern.removeprefix(f"{SCRIPT_OUTSIDE}/"))]
             if not paths:
@@ -128,10 +118,8 @@ class ScriptFiles(NamedTuple):
             yield from paths
 
     def _read_by_name(self, names: Sequence[str], sources: Mapping[str, Path]) -> list[Path]:
-        """Find project files that the script's code names, as in ``open("configs/default.txt")``.
-
-        Names are relative to the working directory, the script's folder or the project. Only small files count that git
-        tracks or would add, and that aren't outputs of the script.
+        """Find project files that the script's code names, as in ``open("configs/default.txt")``: relative to the
+        working directory, the script's folder or the project; small ones that git tracks or would add, and no outputs.
         """
         in_snapshot, files = {*sources.values()}, dict[Path, None]()
         for name, path in _existing(names, dict.fromkeys((self.root / self.workdir, self.folder, self.root))):
@@ -164,7 +152,6 @@ class ScriptFiles(NamedTuple):
 
 
 def _existing(names: Iterable[str], folders: Collection[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield each name with the file that it means: that of the first folder which has it."""
     for name in names:
         paths = (folder / name for folder in folders)
         path = next((path for path in paths if ".." not in path.parts and path.is_file()), None)
@@ -173,7 +160,6 @@ def _existing(names: Iterable[str], folders: Collection[Path]) -> Iterator[tuple
 
 
 def _kept_by_git(paths: Sequence[Path], root: Path) -> list[Path]:
-    """Keep the paths that git tracks or would add; all paths if the project isn't in a repository."""
     if not paths:
         return []
     names = [str(path.relative_to(root)) for path in paths]
@@ -185,10 +171,8 @@ def _kept_by_git(paths: Sequence[Path], root: Path) -> list[Path]:
 
 
 def unsnapshotted_files(files: ScriptFiles, code: Closure, args: Any) -> list[str]:
-    """List existing files that the script names but the snapshot lacks, in the form of ``program.inputs``.
-
-    ``code`` is the snapshot, ``args`` is ``program.args``. A run fails at the first missing file, so without this list
-    a user would discover one file per attempt.
+    """List existing files that the script names but the snapshot (``code``) lacks, in the form of ``program.inputs``: a
+    run fails at the first missing file, so a user would find one per attempt.
     """
     missing: dict[str, None] = {}
     names = filter(_FILE.fullmatch, sorted({*words(args), *code.names}))
@@ -217,7 +201,6 @@ def with_model_inputs(code: Closure, root: Path, patterns: Sequence[str]) -> Clo
 
 
 def _files_of(folder: Path, pattern: str) -> list[Path]:
-    """Return the files that a pattern matches, and the files in folders that it matches."""
     matched = sorted(folder.glob(pattern))
     inside = [path for item in matched if item.is_dir() for path in sorted(item.rglob("*"))]
     files = [path for path in (*matched, *inside) if path.is_file() and "__pycache__" not in path.parts]
@@ -225,12 +208,9 @@ def _files_of(folder: Path, pattern: str) -> list[Path]:
 
 
 def find(settings: ScriptConfig, *, root: Path, must_exist: bool = True) -> ScriptFiles:
-    """Resolve all paths of a script. Relative names start at ``root``.
+    """Resolve all paths of a script; relative names start at ``root``. ``must_exist`` is False for a run of the past.
 
-    ``must_exist`` is False for a run of the past, whose files may have been moved since.
-
-    Raises:
-        UsageError: a file doesn't exist or isn't a file, or a pattern leaves its folder or can't match anything.
+    Raises UsageError: a file doesn't exist or isn't one, or a pattern leaves its folder or can't match.
     """
     _check_patterns(settings)
     resolve = functools.partial(_absolute, root=root, must_exist=must_exist)
@@ -295,11 +275,6 @@ def _program(name: str, resolve: _Resolve, *, must_exist: bool) -> Path | None:
 def _absolute(field: str, name: str, *, root: Path, must_exist: bool) -> Path:
     path = Path(os.path.abspath(root / expanded(name, f"{field}={name}")))  # noqa: PTH100
     if must_exist and not path.exists():
-        bare = name.strip("'\"")
-        if bare != name and (root / bare).exists():
-            raise UsageError(
-                f"{field}={name}: the quotes are part of that name; one pair will do: \"{field}='{bare}'\""
-            )
         close = nearest(path.name, _sibling_names(path), _LIKENESS)
         raise UsageError(f"{field}={name}: there is no {path}" + (f"; did you mean {close}?" if close else ""))
     return path
@@ -314,3 +289,56 @@ def _sibling_names(path: Path) -> list[str]:
 def _refuse_outside(field: str, pattern: str) -> None:
     if pattern.startswith(("/", "~")) or ".." in Path(pattern).parts:
         raise UsageError(f"{field}: {pattern!r} leads out of its folder; write it relative to the project, without ..")
+
+
+_FRAMEWORKS = (
+    "accelerate|colossalai|composer|deepspeed|detectron2|fairscale|horovod|ignite|lightning|lightning_fabric|megatron|"
+    "mmengine|pytorch_lightning|torch_xla|torchrec|torchtitan|torchtune|trl"
+)
+_CODE = re.compile(  # in a source
+    rf"\b(torch\.distributed|torch import distributed|init_process_group|init_device_mesh|DistributedDataParallel|"
+    rf"FullyShardedDataParallel|fully_shard|DistributedSampler|RANK|LOCAL_RANK|WORLD_SIZE)\b"
+    rf"|^\s*(import|from)\s+({_FRAMEWORKS})\b",
+    re.MULTILINE,
+)
+# transformers alone doesn't make several ranks useful, its Trainer does
+_TRAINER = re.compile(r"^\s*(import|from)\s+transformers\b.*?\b\w*Trainer\b", re.MULTILINE | re.DOTALL)
+# in the command, its arguments and variables
+_WORDS = re.compile(r"(?<![a-z])(accelerate|ddp|deepspeed|distributed|fsdp|horovodrun|torchrun|torch\.distributed)\b")
+_OF_PACELINE = (*(f"{name}/" for name in MODULES), "paceline.py")
+
+
+def uses_process_group(resolved: Mapping[str, Any], root: Path) -> bool:
+    """Return True if the configured script uses a process group: only then does it start several ranks unasked."""
+    python_path = str((resolved["cluster"]["env"] or {}).get("PYTHONPATH") or "").split(":")
+    try:
+        script = ScriptConfig(**resolved["program"])
+        if _WORDS.search("\n".join(map(str, (*script.command, *words(script.args), *script.env))).lower()):
+            return True
+        files = find(script, root=root, must_exist=False)
+        sources = files.closure([*filter(None, python_path)]).sources if files.file is not None else {}
+        own = [name for name in sources if name.endswith(".py") and not name.startswith(_OF_PACELINE)]
+        return any(_names_process_group(sources[name]) for name in own)
+    except (UsageError, ConfigError, OSError):  # the start of the run reports it
+        return False
+
+
+def _names_process_group(path: Path) -> bool:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if not (_CODE.search(text) or _TRAINER.search(text)):  # a cheap first look: most files name nothing of it
+        return False
+    code = _without_comments(text)
+    return _CODE.search(code) is not None or _TRAINER.search(code) is not None
+
+
+def _without_comments(text: str) -> str:
+    """Blank out comments: they don't count in the key, so they must not decide the number of ranks."""
+    lines = text.splitlines(keepends=True)
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                row, column = token.start
+                lines[row - 1] = f"{lines[row - 1][:column]}\n"
+    except (tokenize.TokenError, SyntaxError):
+        return text
+    return "".join(lines)

@@ -161,7 +161,7 @@ def recorded(folder: Path) -> list[list[Recorded]]:
 
 
 def _line(raw: Mapping[str, Any]) -> Recorded:
-    """Parse what trainers/training/operators.py writes."""
+    """Parse what trainers/training/digests.py writes."""
     digests = raw["digests"]
     named = digests.items() if isinstance(digests, dict) else [("", digest) for digest in digests]
     operator, module, cause, kind = (str(raw.get(name, "")) for name in ("operator", "module", "cause", "kind"))

@@ -30,7 +30,8 @@ from pipeline.core.printable import hydra_quoted
 from pipeline.core.processes import git, process
 from pipeline.core.processes.signals import Interruptible
 from pipeline.core.processes.threads import waiting
-from pipeline.data import store, weight_files
+from pipeline.data import store
+from pipeline.execution import initial_weights
 from pipeline.keys import ABSENT, content_key
 from pipeline.keys.content_key import Difference, differences
 from pipeline.keys.installed import version
@@ -38,7 +39,7 @@ from pipeline.reproduction.compare import Verdict, compare, reach_of_seeds
 from pipeline.reproduction.recipe import Recipe, checkout, read
 from pipeline.runs import recorded_hardware
 from pipeline.runs.folder import RunFolder
-from pipeline.steps import data_step as steps
+from pipeline.steps import making as steps
 from trainers.contract import run_folder
 
 IGNORED = "program.ignore_metrics"
@@ -313,11 +314,11 @@ def _initial_sha256(recipe: Recipe) -> str | None:
 def _keep_initial_weights(recipe: Recipe, data_dir: Path) -> None:
     """Store the initial weights where the repeated run looks first. Raises PacelineError: altered, or missing."""
     sha256 = _initial_sha256(recipe)
-    if sha256 is None or weight_files.kept(sha256, data_dir) is not None:
+    if sha256 is None or initial_weights.kept(sha256, data_dir) is not None:
         return
     path = recipe.folder.path / run_folder.INITIAL_WEIGHTS
     try:
-        weight_files.keep(path, sha256, data_dir)
+        initial_weights.keep(path, sha256, data_dir)
     except (DataError, OSError) as error:
         why = os_reason(error) if isinstance(error, OSError) else "it isn't what the run started from"
         raise PacelineError(

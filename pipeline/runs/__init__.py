@@ -1,4 +1,2 @@
-"""Runs on disk: the run folder, its journal, result, provenance and state. Starts nothing.
-
-Entry points: ``folder.RunFolder``, ``index`` (all runs), ``status`` (the progress of one), ``result``, ``acceptance``.
-"""
+"""Runs on disk: the folder of one (``folder``), all of them (``index``), the progress of one (``status``). Starts
+nothing."""

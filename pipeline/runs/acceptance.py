@@ -1,8 +1,5 @@
-"""Acceptances: a user declares that a finished run holds for another key too. Accepted is not proven, until reproduced.
-
-accepted.json lies in the folder of the new key. It names the finished run, the differences, the user and the time. It
-holds while that run is finished and intact; a training under the new key replaces it.
-"""
+"""Acceptances: a user declares that a finished run holds for another key too; it is not proven by that. accepted.json
+lies in the folder of the new key, and holds while that run is intact; a training under the new key replaces it."""
 
 from __future__ import annotations
 
@@ -26,7 +23,6 @@ AS_FILE = "accepted_as.json"
 """In the folder of the finished run: the keys that it was accepted for, for its record in MLflow."""
 
 _KEY = re.compile(f"[0-9a-f]{{{KEY_LENGTH}}}")
-
 BASE_RESULT_FILE = "accepted_result.json"
 """In an exported run: the result of the finished run, whose folder isn't there."""
 
@@ -35,8 +31,7 @@ BASE_RESULT_FILE = "accepted_result.json"
 class Acceptance:
     """``run`` is the key of the finished run, ``run_digest`` its full digest, ``digest`` that of the new key.
 
-    ``who`` is user@host, ``unix_time`` the time of the acceptance; ``proven``: the run was repeated under the new key
-    since, with equal weights.
+    ``who`` is user@host. ``proven``: the run was repeated under the new key since, with equal weights.
     """
 
     digest: str
@@ -114,10 +109,7 @@ def stale_because(folder: RunFolder, acceptance: Acceptance, digest: str) -> str
 
 
 def result_or_accepted(folder: RunFolder) -> tuple[Result | None, Acceptance | None]:
-    """Return the folder's own result, or the accepted run's result while an acceptance holds.
-
-    Raises AlteredError.
-    """
+    """Return the folder's own result, or the accepted run's result while an acceptance holds. Raises AlteredError."""
     own = folder.read_result()
     accepted = read(folder) if own is None else None
     if accepted is None:
@@ -130,7 +122,6 @@ def result_or_accepted(folder: RunFolder) -> tuple[Result | None, Acceptance | N
 
 
 def _carried(folder: RunFolder, accepted: Acceptance) -> Result:
-    """Read the acceptance in an unpacked archive. Raises AlteredError."""
     try:
         result = results.read(folder.path / BASE_RESULT_FILE)
     except documents.DamagedError as error:

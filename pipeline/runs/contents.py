@@ -31,9 +31,7 @@ def decides(word: str) -> bool:
 def set_apart(words: Iterable[str], config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return short labels: ``optimizer.lr=0.1 model=resnet18 seed=2`` → ``lr=0.1``, ``resnet18``, ``seed=2``.
 
-    Args:
-        words: overrides; those about places are left out, and of two for one field the last counts.
-        config: the run's configuration, which tells groups, shown by their option alone, from fields.
+    Overrides about places are left out, and of two for one field the last counts. ``config`` tells groups from fields.
     """
     word_by_name = {word.partition("=")[0].lstrip("+"): word for word in words if decides(word)}
     last = Counter(name.rpartition(".")[2] for name in word_by_name)
@@ -89,16 +87,9 @@ def run_name(config: Mapping[str, Any], words: Sequence[str], key: str, *, swept
 
 
 def short_name(config: Mapping[str, Any], words: Sequence[str], *, swept: Sequence[str] = ()) -> str:
-    """Name a run by what sets it apart, each field's name shortened and its value kept.
-
-    A trial is named by the fields that its sweep varies and by nothing else (``lr=0.1 seed=2``): MLflow's column shows
-    some twenty characters. Another run is named by model, data set and its other overrides
-    (``resnet18 cifar10 epochs=3``), and a script's run by the script and its arguments.
-
-    Args:
-        config: what config.json holds.
-        words: the run's overrides.
-        swept: those of them that its sweep has chosen.
+    """Name a run by what sets it apart: a trial by what its sweep varies (``lr=0.1 seed=2``; MLflow's column shows some
+    twenty characters), another run by model, data set and its other overrides, and a script's by the script and its
+    arguments. ``swept``: the overrides that its sweep has chosen.
     """
     if apart := set_apart(swept, config):
         return _joined(apart)
@@ -129,10 +120,7 @@ def is_newer(key: Mapping[str, Any]) -> bool:
 
 
 def what_runs(config: Mapping[str, Any]) -> str:
-    """Say in three words what a run trains: ``digits small_cnn sgd``.
-
-    User-defined parts are named by their target (``my_package.nets:MyNet``).
-    """
+    """Say in three words what a run trains: ``digits small_cnn sgd``, or ``my_package.nets:MyNet``."""
     if not config:
         return "(no config.json yet)"
     if not programs.of(config).is_ours:
@@ -167,10 +155,7 @@ def nodes_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def unkeyed(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return what a run read although its key lacks it: path → ``read``, or ``looked for`` if it wasn't there.
-
-    A file of the data that was replaced while the run went on has ``REPLACED``. ``nodes`` are the records of the nodes.
-    """
+    """Return what a run read although its key lacks it: path → ``read``, ``looked for``, or REPLACED."""
     records = [record for node in nodes if isinstance(record := node.get("unkeyed"), Mapping)]
     return {str(name): str(how) for record in records for name, how in record.items()}
 

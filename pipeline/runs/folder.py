@@ -19,8 +19,7 @@ from pipeline.core.redact import hide
 from pipeline.core.specs import State
 from pipeline.core.tables import first_of
 from pipeline.keys import content_key as keys
-from pipeline.keys.canonical import canonical_config
-from pipeline.keys.content_key import KEY_VERSION, ORDER, ContentKey, differences
+from pipeline.keys.content_key import KEY_VERSION, ORDER, ContentKey, canonical_config, differences
 from pipeline.keys.import_closure import matches
 from pipeline.runs import recorded_hardware
 from pipeline.runs import result as results
@@ -151,10 +150,7 @@ class RunFolder(NamedTuple):
         return hide(short_name(config, self.overrides(), swept=chosen_in(self.sweeps())))
 
     def unkeyed(self) -> dict[str, str]:
-        """Return what the finished run read on any node although its key lacks it: path → ``read``, or how.
-
-        Empty if the result was altered, which is reported elsewhere.
-        """
+        """Return what the finished run read on any node although its key lacks it; nothing for an altered result."""
         try:
             result = self.read_result()
         except AlteredError:
@@ -195,13 +191,8 @@ class RunFolder(NamedTuple):
         duration_s: float,
         mlflow_run_id: str | None,
     ) -> None:
-        """Write result.json last and atomically.
-
-        It gets a fingerprint of each target and the facts that lists of runs show.
-
-        Raises:
-            TrainingError: a target is missing.
-            OSError: it can't be written.
+        """Write result.json last and atomically, with a fingerprint of each target and the facts that lists of runs
+        show. Raises TrainingError: a target is missing; OSError.
         """
         self.refuse_incomplete()
         documents.write_sealed(
@@ -229,7 +220,6 @@ class RunFolder(NamedTuple):
 
     @property
     def _targets(self) -> tuple[str, ...]:
-        """Return the files whose digests the result holds."""
         return (*self.program.files(self.path), *DESCRIBED)
 
     def refuse_incomplete(self) -> None:
@@ -350,15 +340,7 @@ _ANOTHER_COPY = "another copy of the run folder, its export, or its MLflow run: 
 
 
 def check_parts(folder: RunFolder, key: ContentKey, result: Result | None, root: Path) -> None:
-    """Check configuration, code and origin against the key and the result.
-
-    Args:
-        result: None for a run that didn't finish.
-        root: the project, which holds the cache of sources.
-
-    Raises:
-        AlteredError: one of them was altered or is missing; the text names it.
-    """
+    """Check configuration, code and origin against key and result (None: not finished). Raises AlteredError."""
     if result is not None and result.digest not in ("", key.digest):
         raise folder.altered(run_folder.RESULT, "belongs to another key")
     if why := folder.config_altered(key):
@@ -381,5 +363,4 @@ def _code_matches_key(folder: RunFolder, key: ContentKey, root: Path) -> bool:
 
 
 def _altered_history(path: Path, why: str) -> AlteredError:
-    """Return the error for altered history, which no training can write again."""
     return AlteredError(f"{path} was altered: it {why}", hint=_ANOTHER_COPY)

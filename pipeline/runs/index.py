@@ -79,10 +79,7 @@ class RunRow:
 
 
 def find(runs_dir: Path, named: str) -> RunFolder:
-    """Return the run whose key begins with ``named``, or with this MLflow run id; ``last`` is the newest.
-
-    Raises UsageError: there is none, there are several, or a newer Paceline wrote it.
-    """
+    """Return the run whose key, or MLflow run id, begins so; ``last`` is the newest. Raises UsageError."""
     if named == LAST:
         if not (known := rows(runs_dir)):
             raise UsageError(f"no runs under {runs_dir} yet", hint="doit train experiment=quickstart")
@@ -107,7 +104,6 @@ def names_run(runs_dir: Path, word: str) -> bool:
 
 
 def _did_you_mean(named: str, keys: Sequence[str]) -> str:
-    """Return the key that begins most like ``named``, and the existing keys."""
     if len(keys) <= _MOST_NAMED:
         valid = f"valid: {', '.join(keys) if keys else '(none)'}"
     else:
@@ -129,7 +125,6 @@ def rows(runs_dir: Path) -> list[RunRow]:
 
 
 def _row_if_there(folder: RunFolder) -> RunRow | None:
-    """Return the row; None if another command has removed the run since it was listed."""
     try:
         return row(folder)
     except FileNotFoundError:
@@ -151,10 +146,7 @@ def finished_parts(runs_dir: Path) -> dict[str, dict[str, Any]]:
 def nearest(
     runs_dir: Path, finished: Mapping[str, Mapping[str, Any]], new: Mapping[str, Any]
 ) -> tuple[str, list[Difference]] | None:
-    """Return the run of ``finished_parts`` with the fewest differing fields, and these fields.
-
-    Skips altered runs, which may differ by the edit, and runs with incomplete keys, which may differ by what they read.
-    """
+    """Return the intact run with the fewest differing fields, and these; not one with an incomplete key."""
     left = dict(finished)
     while (closest := content_key.nearest(left, new)) is not None:
         key, differing = closest

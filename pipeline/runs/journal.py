@@ -18,11 +18,7 @@ from trainers.contract import run_folder
 
 
 def attempt_prefix(run_key: str, run_dir: Path) -> str:
-    """Return the common beginning of the ids of all attempts in one run folder.
-
-    It contains the folder's path, because two clones may train the same key on the same hosts, and ending one must not
-    end the other.
-    """
+    """Return the beginning of the ids of all attempts in a folder; with its path, as two clones may train one key."""
     return f"{run_key}-{sha256_text(str(run_dir))[:6]}-"
 
 
@@ -53,10 +49,7 @@ def register_attempt(run_dir: Path, run_id: str) -> None:
 
 
 def adopt(run_dir: Path, run_id: str) -> None:
-    """Treat what ``run_id`` wrote as this folder's own: an attempt of the run in a folder that was lost.
-
-    Raises OSError.
-    """
+    """Treat what ``run_id`` wrote, in a folder that was lost, as this folder's own. Raises OSError."""
     if run_id not in known_attempts(run_dir):
         write_json(run_dir / run_folder.ATTEMPT_IDS, {"attempts": [run_id, *known_attempts(run_dir)]})
 

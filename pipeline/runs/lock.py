@@ -33,10 +33,7 @@ class RunLock(FileLock):
         self._folder = folder
 
     def take(self) -> bool:
-        """Take the lock; False if another command holds it.
-
-        Raises OSError; PacelineError: it is a directory, or the folder of runs can't be made.
-        """
+        """Take the lock; False if another command holds it. Raises OSError, PacelineError."""
         runs_dir = self.path.parent
         try:
             runs_dir.mkdir(parents=True, exist_ok=True)
@@ -44,13 +41,7 @@ class RunLock(FileLock):
             raise PacelineError(
                 f"the folder of runs {runs_dir} can't be made: {os_reason(error)}", hint="paths.runs=<another folder>"
             ) from error
-        try:
-            return super().take()
-        except IsADirectoryError:
-            raise PacelineError(
-                f"{self.path} is a directory; it has to be a file, the lock of run {self._folder.key}",
-                hint=f"rm -r {shlex.quote(str(self.path))}, then the same command",
-            ) from None
+        return super().take()
 
     def check(self) -> None:
         """Check that this command may still write: another one may have taken over. Raises TrainingError."""
@@ -64,13 +55,9 @@ class RunLock(FileLock):
 
 @contextmanager
 def locked(folder: RunFolder, say: Callable[[str], None], stop: Stop | None = None) -> Iterator[RunLock]:
-    """Hold the run's lock, and wait for another command first. Removes what killed commands left half written.
+    """Hold the run's lock, waiting for another command; remove leftovers.
 
-    Raises:
-        UsageError: a newer Paceline wrote the folder.
-        Killed: ``stop`` was called during the wait.
-        PacelineError: a directory is in the place of the lock.
-        OSError: the folder of runs can't be written.
+    Raises UsageError, Killed, PacelineError, OSError.
     """
     folder.refuse_newer()
     lock = RunLock(folder)
@@ -107,10 +94,7 @@ def ask_to_stop(folder: RunFolder) -> None:
 
 
 def note_stopped(folder: RunFolder) -> bool:
-    """Write KILLED into the journal of a run that ended while no command was attached to write it.
-
-    Returns False if it has ended already, or a command is attached. Raises OSError.
-    """
+    """Write KILLED into the journal of a run that ended with no command attached; False if not. Raises OSError."""
     lock = RunLock(folder)
     if not lock.take():
         return False
@@ -174,10 +158,7 @@ class Usage(NamedTuple):
 
 
 def measured(place: Path) -> Usage:
-    """Measure a file, or all files below a folder. A file with another hard link elsewhere counts 0.
-
-    Files that vanish or can't be read are left out.
-    """
+    """Measure a file, or all readable files below a folder; one with another hard link elsewhere counts 0."""
     total, newest = 0, 0.0
     for status in _files(place):
         total += status.st_size if status.st_nlink == 1 else 0
@@ -209,8 +190,7 @@ Objection = Callable[[], str]
 def remove(folder: RunFolder, objection: Objection, *, checkpoints_alone: bool = False) -> str:
     """Remove the run folder, or a finished run's checkpoints; return why it stays, or ''.
 
-    A folder is renamed to a temporary name first. Then the run no longer exists, and if this process is killed, the
-    next command removes the rest. Raises OSError, PacelineError.
+    A folder is renamed first, so that the run is gone even if this process is killed. Raises OSError, PacelineError.
     """
     lock = RunLock(folder)
     if not lock.take():
@@ -233,9 +213,6 @@ def remove(folder: RunFolder, objection: Objection, *, checkpoints_alone: bool =
 
 
 def checkpoint_files(folder: RunFolder) -> Iterator[Path]:
-    """Return the files that a training resumes from, without final.pt and best.pt.
-
-    Each .json comes last: a checkpoint without its own would count as damaged.
-    """
+    """Return the files that a training resumes from. Each .json comes last: without it a checkpoint is damaged."""
     for pattern in ("step-*.pt", "step-*.bad", "step-*.json"):
         yield from sorted((folder.path / run_folder.CHECKPOINTS).glob(pattern))

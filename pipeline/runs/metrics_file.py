@@ -21,10 +21,7 @@ _MB = 1e6
 
 
 class SystemMetrics:
-    """Record how busy an attempt's hosts are: the mean of their heartbeats, one line a host every EVERY_S seconds.
-
-    After an hour the interval is 1/360 of the attempt's age, so that a run of a day has 1,500 lines a host.
-    """
+    """Record the mean of a host's heartbeats each EVERY_S seconds; after an hour, each 1/360 of the attempt's age."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / run_folder.SYSTEM_METRICS
@@ -83,7 +80,6 @@ def metrics(host: str, first: Usage, samples: Sequence[Usage]) -> dict[str, floa
 
 
 def _samples(path: Path) -> Counter[str]:
-    """Return host → number of its lines."""
     counts: Counter[str] = Counter()
     with suppress(FileNotFoundError), path.open("rb") as file:
         for line in file:
@@ -98,11 +94,7 @@ _LATEST_S = 1 << 53  # nor later milliseconds
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsRow:
-    """One line.
-
-    ``time_s`` is unix seconds, ``step`` counts finished steps, ``epoch`` counts from 1 (None: unknown, for a script).
-    ``attempt`` wrote the line and was ``doing`` this from then on.
-    """
+    """One line: ``time_s`` in unix seconds, finished steps, ``epoch`` from 1 (None for a script), what came next."""
 
     time_s: float
     step: int

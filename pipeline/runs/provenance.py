@@ -44,12 +44,8 @@ def uncommitted(
 ) -> tuple[bytes, tuple[str, ...]]:
     """Return the patch that turns the commit into the checkout at ``root``, and what it can't hold, with reasons.
 
-    The checkout's own index and objects stay unchanged.
-
-    Args:
-        outputs: folders of results, relative to ``root``, which are no sources.
-        secrets: texts that must not be stored; a changed file that contains one is left out.
-        imported: sources of the run; those in the repository count even outside of ``root``.
+    The checkout's own index and objects stay unchanged. ``outputs`` are no sources; changed files with one of
+    ``secrets`` are left out; ``imported`` sources count even outside of ``root``.
     """
     objects = git.answer(root, "rev-parse", "--path-format=absolute", "--git-path", "objects")
     with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("git")) as folder:
@@ -154,7 +150,6 @@ class _Index:
                 self._left_out[name] = "a submodule with changes of its own"
 
     def _secret(self, changed: Sequence[str], secrets: Collection[str]) -> Iterator[str]:
-        """Return the changed files that contain a secret of the run."""
         if not secrets:
             return
         for name in changed:
@@ -167,7 +162,6 @@ class _Index:
                 yield name
 
     def _reset(self, names: Sequence[str]) -> None:
-        """Reset entries to the commit."""
         for name in names:
             row = self._git("ls-tree", "-z", "HEAD", "--", name).rstrip("\0")
             zero = f"0 {'0' * len(self._git('rev-parse', 'HEAD').strip())}\t{name}"
@@ -184,7 +178,6 @@ class _Index:
         return done.stdout
 
     def _try(self, *arguments: str, input_: bytes | None = None) -> str | None:
-        """Run git; return None, or the first line of the reason why it (partly) failed."""
         try:
             self._git(*arguments, input_=input_)
         except PacelineError as error:
@@ -198,7 +191,6 @@ def _line(root: Path, about: str) -> str:
 
 
 def _unfit(path: Path) -> str | None:
-    """Return why an untracked file can't be in the patch."""
     if str(path).endswith("/") or (path.is_dir() and not path.is_symlink()):
         return "a repository of its own"
     try:
@@ -221,10 +213,8 @@ LOCK = "requirements.lock"
 class Provenance:
     """The content of provenance.json. Without git, ``git_commit`` and ``git_dirty`` are None.
 
-    ``git_prefix`` is the project's folder inside the repository (usually ''), ``lock_sha256`` the digest of
-    requirements.lock (None: there is none). ``defaults`` are the user's own defaults in this composition
-    (conf/local.yaml and the file for all projects, merged). ``environments`` maps each host to its probe's facts, once
-    hosts were asked.
+    ``git_prefix`` is the project's folder inside the repository, ``defaults`` the user's own in this composition.
+    ``environments`` maps each host to its probe's facts.
     """
 
     git_commit: str | None
@@ -263,9 +253,8 @@ def collect(
 ) -> tuple[Provenance, bytes]:
     """Return the provenance and the binary patch (with untracked files) that turns the commit into this tree.
 
-    ``run`` has the fields that don't depend on the checkout: overrides, hosts, data_digest, unix_time, defaults.
-    ``outputs`` are folders of results, which are no sources. ``left_out`` names what a patch can't hold, and files that
-    contain one of ``secrets``. In a larger repository, the project's folder counts, and ``imported`` sources outside.
+    ``run`` has the fields that don't depend on the checkout. ``outputs`` are no sources. ``left_out`` names what a
+    patch can't hold, and files with one of ``secrets``.
     """
     commit = git.answer(root, "rev-parse", "--verify", "--quiet", "HEAD")
     inside = [str(path.relative_to(root)) for path in outputs if path.is_relative_to(root) and path != root]
@@ -289,11 +278,7 @@ def collect(
 
 
 def _why_no_commit(root: Path) -> tuple[str, ...]:
-    """Return why a folder has no commit, if one could be expected there.
-
-    That is so in a repository that git refuses to read. Before a first commit the copy of the code in the run folder is
-    what `doit reproduce` takes, as without a repository.
-    """
+    """Return why git refuses to read a repository; nothing for a folder that is none, or has no commit yet."""
     why = git.refusal(root)
     return (f"everything: {why}",) if why else ()
 

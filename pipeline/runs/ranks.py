@@ -73,10 +73,7 @@ def usages(folder: Path) -> dict[str, Usage]:
 
 
 def lagging(rows: Sequence[RankRow]) -> str:
-    """Return which ranks are behind: ``steps 57 to 58; behind: rank 1 on node1 (step 57, loading data 12 s)``.
-
-    Else ``all at step 58``; for a script ``2 at work``, or the idle ranks.
-    """
+    """Return ``steps 57 to 58; behind: rank 1 on node1 (step 57, loading data 12 s)``, or ``all at step 58``."""
     if not rows:
         return ""
     if any(row.phase == Phase.RUNNING_A_SCRIPT for row in rows):

@@ -1,8 +1,5 @@
-"""The hardware that a run was computed with, compared with the hardware here: other processors or GPUs round otherwise.
-
-No key contains the hardware, because a run's hosts aren't known when its key is computed. So it is recorded for each
-attempt, and compared when a finished run is used again.
-"""
+"""The hardware that each attempt was computed with, compared with the hardware here: other processors or GPUs round
+otherwise. No key contains it, because a run's hosts aren't known when its key is computed."""
 
 from __future__ import annotations
 
@@ -43,15 +40,7 @@ def of_attempts(run_dir: Path, device: str) -> dict[str, Any]:
 
 
 def other_than_here(result: Mapping[str, Any], here: Hardware) -> str | None:
-    """Describe how a finished run's hardware differs from the hardware of a new run: ``AMD EPYC (…), here …``.
-
-    None: no known difference.
-
-    Hosts aren't asked. So for a run on hosts, only its own attempts are compared with each other.
-
-    Args:
-        result: the content of result.json.
-    """
+    """Describe how a run's hardware differs from that here, or of a run on hosts between its attempts; None: not."""
     attempts, device = _attempts(result)
     if tuple(result.get("hosts") or ()) == _HERE:
         for _, nodes in attempts:
@@ -95,13 +84,11 @@ def described(hardware: Hardware, device: str, *, compared_with: Hardware | None
 
 
 def _differ(one: Hardware, other: Hardware, device: str) -> bool:
-    """Return whether a field that matters for the device is known of both and differs."""
     pairs = [(getattr(one, name), getattr(other, name)) for name in _FIELDS.get(device, ())]
     return any(value and other_value and value != other_value for value, other_value in pairs)
 
 
 def _attempts(result: Mapping[str, Any]) -> tuple[list[tuple[int, list[Hardware]]], str]:
-    """Return number and nodes of each attempt, and the device; nothing for a result without them."""
     try:
         recorded = result["hardware"]
         attempts = [(int(item.get("attempt", 0)), [*map(_node, item["nodes"])]) for item in recorded["attempts"]]
@@ -111,7 +98,6 @@ def _attempts(result: Mapping[str, Any]) -> tuple[list[tuple[int, list[Hardware]
 
 
 def _node(recorded: Any) -> Hardware:
-    """Return a node's hardware; unknown if the record is damaged."""
     try:
         return from_json(Hardware, recorded)
     except FieldError:

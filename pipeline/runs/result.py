@@ -47,10 +47,7 @@ class Stamps:
         self._fresh: dict[str, list[Any]] = {}
 
     def first_altered(self, targets: Iterable[tuple[str, Fingerprint]]) -> tuple[str, str] | None:
-        """Return the first target that was altered, and how; None if all are intact. Raises OSError.
-
-        Digests that were computed are stored if all are intact.
-        """
+        """Return the first target that was altered, and how; None, and digests stored, if none was. Raises OSError."""
         for name, expected in targets:
             if why := self._why_altered(name, expected):
                 return name, why
@@ -58,7 +55,6 @@ class Stamps:
         return None
 
     def _why_altered(self, name: str, expected: Fingerprint) -> str | None:
-        """Return ``why_altered``, without hashing a file of this stamp that had the expected digest before."""
         path = self._run_dir / name
         try:
             seen = stamp(path)
@@ -77,7 +73,6 @@ class Stamps:
         return why
 
     def _store(self) -> None:
-        """Store new stamps, unless the folder can't be written."""
         if self._fresh and self._run_dir.is_dir():  # never recreate a run folder that was removed
             with suppress(OSError):
                 documents.write_sealed(self._run_dir / STAMPS, {"targets": {**self._known, **self._fresh}})
@@ -92,11 +87,7 @@ class Stamps:
 
 
 class Result(NamedTuple):
-    """The content of result.json; ``fields`` holds all of it.
-
-    ``key`` and ``digest`` identify the run, ``origin_sha256`` its origin. ``metrics`` are flat, with
-    ``test/accuracy`` in 0..1.
-    """
+    """The content of result.json; ``fields`` holds all of it. ``metrics`` are flat, with ``test/accuracy`` in 0..1."""
 
     key: str
     digest: str
@@ -166,7 +157,6 @@ def _fingerprint(raw: Any) -> Fingerprint:
 
 
 def _checked(kind: type[_T], value: Any) -> _T:
-    """Return the value. Raises TypeError: its type isn't ``kind``."""
     if type(value) is not kind:
         raise TypeError(f"{str(value)[:40]!r} is no {kind.__name__}")
     return value
@@ -221,10 +211,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 
 def is_stamped(path: str, expected: Fingerprint, *, copied: bool = False) -> bool:
-    """Whether a file is unchanged since its fingerprint, by its stamp alone, for lists of ten thousand runs.
-
-    ``copied``: equal size and modification time are enough, whatever the inode.
-    """
+    """Whether a file has the stamp of its fingerprint; ``copied``: equal size and modification time are enough."""
     try:
         seen = Stamp.of(os.stat(path))  # noqa: PTH116  (making a Path takes longer than os.stat)
     except OSError:
@@ -233,10 +220,7 @@ def is_stamped(path: str, expected: Fingerprint, *, copied: bool = False) -> boo
 
 
 def why_altered(path: Path, expected: Fingerprint) -> str | None:
-    """Return what happened to a target since its fingerprint, or None.
-
-    Compares the size first, then the bytes unless the stamp is equal: hashing 90 MB on every call would be slow.
-    """
+    """Return what happened to a target since its fingerprint, or None. Bytes are hashed only for another stamp."""
     try:
         status = path.stat()
     except OSError:

@@ -48,7 +48,6 @@ def hosts_awaited(folder: RunFolder) -> str | None:
 
 
 def _why(host: str, text: str) -> str | None:
-    """Return why the host has not joined, from torch's newest warning in its log; None if unknown."""
     torch = _TORCH.findall(text)
     return f"{host} says: {torch[-1].strip()}" if torch else None
 
@@ -114,10 +113,7 @@ def added(folder: RunFolder) -> list[str]:
 
 
 def under_way(folder: RunFolder) -> str:
-    """Say what the ranks of the newest attempt do, by rank 0's last metrics; the words follow "still".
-
-    Until the attempt writes metrics, those of an earlier one count, which may be later than its checkpoint.
-    """
+    """Say what the ranks of the newest attempt do, by rank 0's last metrics; the words follow "still"."""
     rows = _last_rows(folder)
     if rows and rows[-1].attempt in journal.known_attempts(folder.path)[-1:]:
         return f"{rows[-1].doing}, last reported step {rows[-1].step}"
@@ -133,11 +129,7 @@ def under_way(folder: RunFolder) -> str:
 
 
 def _no_metric(folder: RunFolder, *, quoted: bool = False) -> str:
-    """Return the age of the newest line, for a script that has logged no metric and may never log one.
-
-    Args:
-        quoted: with the line itself, by which one sees how far a script has come that only prints.
-    """
+    """Return the age (and ``quoted``, the text) of the newest line, for a script that has logged no metric."""
     numbers = (int(path.name) for path in folder.path.glob("attempts/*") if path.name.isdigit())
     logs = [path for path in folder.path.glob(f"attempts/{max(numbers, default=0)}/*.log") if path.stat().st_size]
     if not logs:
@@ -199,7 +191,6 @@ def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
 
 
 def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str]]:
-    """Return the valid acceptance of this run, and messages about an altered acceptance, result or file."""
     try:
         result, accepted = acceptance.result_or_accepted(folder)
     except AlteredError as error:
@@ -211,7 +202,6 @@ def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str
 
 
 def _curves_altered(folder: RunFolder) -> bool:
-    """True if metrics.jsonl of a finished run isn't the one that its result names."""
     try:
         return bool(altered_target(folder, folder.read_result(), (run_folder.METRICS,)))
     except AlteredError:  # without an intact result nothing can be checked; _unreadable names it
@@ -219,7 +209,6 @@ def _curves_altered(folder: RunFolder) -> bool:
 
 
 def _hosts(plan: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Return ``node0 (2), node1 (2), pssh``; without a plan, only the launcher of the configuration."""
     hosts = [f"{node.get('host')} ({node.get('nproc_per_node')})" for node in nodes_of(plan)]
     if hosts:
         return f"{', '.join(hosts)}, {plan.get('launcher', '-')}"
@@ -229,7 +218,6 @@ def _hosts(plan: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def _unreadable(folder: RunFolder) -> list[str]:
-    """Return messages about altered files."""
     lines = []
     for read in (folder.read_key, folder.read_summary, folder.read_result):
         try:
@@ -245,7 +233,6 @@ def _bad_metrics(folder: RunFolder) -> list[tuple[int, str]]:
 
 
 def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
-    """Return step and epoch of the last line, and the newest value of each metric among the last lines."""
     rows = _last_rows(folder)
     if not rows:
         ours = "the ranks import torch and read the data"
@@ -259,7 +246,6 @@ def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
 
 
 def _ranks(folder: RunFolder, attempt: int, *, training: bool) -> list[str]:
-    """Return lines about training ranks and about slow ranks."""
     rows, notes = ranks.read(folder.path / run_folder.ATTEMPTS / str(attempt))
     lines = [f"  ranks    {ranks.lagging(rows)}"] if rows and training else []
     return lines + [f"  {note}" for note in notes]

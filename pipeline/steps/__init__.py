@@ -1,9 +1,6 @@
-"""User-defined preparation steps: commands or functions with inputs, outputs and a content key, run once.
-
-Results lie below ``runs/steps/``. ``declared`` reads the steps, ``key`` computes their keys, ``graph`` holds their
-dependencies and states, ``making`` makes them, ``step_program`` runs their programs, ``source`` passes their outputs
-to a run as its data.
-"""
+"""User-defined preparation steps: commands or functions with inputs, outputs and a content key, run once. ``step``
+reads and checks them, ``graph`` holds their dependencies and states, ``making`` makes them. Results:
+``runs/steps/``."""
 
 from __future__ import annotations
 
@@ -15,10 +12,7 @@ REGISTERED: dict[str, Mapping[str, Any]] = {}
 
 
 def declare(name: str, **fields: Any) -> None:
-    """Declare a step in Python instead of conf/step/NAME.yaml; ``function`` may be the function object.
-
-    Errors in the fields are reported when the step is used.
-    """
+    """Declare a step in Python instead of conf/step/NAME.yaml. Wrong fields are reported when it is used."""
     function = fields.get("function")
     if callable(function):
         called = getattr(function, "__qualname__", f"<{type(function).__name__}>")  # a partial has no name

@@ -1,7 +1,5 @@
-"""The dependency graph of steps and the state of each step: up to date, or to be run and why. Starts nothing.
-
-``idle`` and ``remove`` are for the folders and logs of steps that nothing needs any more.
-"""
+"""The dependency graph of steps and the state of each: up to date, or to be run and why. Starts nothing. ``idle`` and
+``remove`` are for the folders and logs of steps that nothing needs any more."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from pipeline.data import trees
 from pipeline.data.manifest import STAMPS, origin_of
 from pipeline.data.sources.source import walked
 from pipeline.keys.content_key import ContentKey
-from pipeline.steps import declared, step_folders
+from pipeline.steps import step, step_folders
 from pipeline.steps.key import StepVersion, changed, step_key
 from pipeline.steps.step import PREFIX, Step, StepError, named
 from pipeline.steps.step_folders import Made, StepRecord
@@ -32,10 +30,8 @@ _FOLDER = re.compile(r".+-[0-9a-f]{12}")
 
 @dataclass(frozen=True, kw_only=True)
 class StepStanding:
-    """The state of a step.
-
-    ``key`` is None while a required step is not up to date. ``made`` is None if the step must run; ``why`` gives the
-    reasons, one per line. ``inputs`` are the files of each entry of ``step.inputs``.
+    """The state of a step. ``key`` is None while a required step is not up to date, ``made`` if the step must run:
+    ``why`` gives the reasons. ``inputs`` are the files of each entry of ``step.inputs``.
     """
 
     step: Step
@@ -46,12 +42,7 @@ class StepStanding:
 
 
 class Graph:
-    """The steps of one configuration, each loaded on first use.
-
-    Args:
-        composed: the resolved configuration.
-        root: the project.
-    """
+    """The steps of one configuration (``composed``: resolved), each loaded on first use."""
 
     def __init__(self, composed: Mapping[str, Any], *, root: Path, runs_dir: Path) -> None:
         self.composed, self.root, self.runs_dir = composed, root, runs_dir
@@ -60,12 +51,12 @@ class Graph:
 
     def names(self) -> list[str]:
         """Return all steps. Raises StepError."""
-        return declared.names(self.root)
+        return step.names(self.root)
 
     def step(self, name: str) -> Step:
         """Return a step. Raises StepError, UsageError."""
         if name not in self._steps:
-            self._steps[name] = declared.load(name, self.composed, self.root)
+            self._steps[name] = step.load(name, self.composed, self.root)
         return self._steps[name]
 
     def order(self, names: Iterable[str]) -> list[str]:
@@ -85,10 +76,7 @@ class Graph:
             raise StepError(what, hint="take one of these out of the other's inputs") from error
 
     def standing(self, name: str) -> StepStanding:
-        """Return the state of a step.
-
-        Raises StepError, UsageError: the state is undecidable, or an input is missing.
-        """
+        """Return the state of a step. Raises StepError, UsageError."""
         known = self._standings.get(name)
         if known is None:
             self.order([name])  # refuses a cycle before the recursion
@@ -132,7 +120,6 @@ class Graph:
         return item.startswith(PREFIX) and named(item)[0] in open_
 
     def _files(self, step: Step, item: str) -> list[tuple[str, Path]]:
-        """Return name and path of each file of an entry of ``inputs``. Raises StepError: there is none."""
         if item.startswith(PREFIX):
             name, inside = named(item)
             made = self.standing(name).made
@@ -163,8 +150,7 @@ class Graph:
                 )
 
     def _reasons(self, step: Step, key: ContentKey) -> tuple[str, ...]:
-        """Explain why the step must run: the differences from its nearest earlier version."""
-        earlier = [record for _, record in earlier_of(self.runs_dir, step.name)]
+        earlier = [record for _, record in step_folders.earlier_of(self.runs_dir, step.name)]
         if not earlier:
             return ("never made",)
         now = StepVersion.of(step, key)
@@ -172,16 +158,7 @@ class Graph:
         return tuple(fewest) or ("its parts are the same, but not its key",)
 
 
-def earlier_of(runs_dir: Path, name: str) -> list[tuple[Path, StepRecord]]:
-    """Return the folders of a step's earlier versions, with any key, and their step.json."""
-    records = [
-        (path, step_folders.record_of(path)) for path in sorted(step_folders.steps_dir(runs_dir).glob(f"{name}-*"))
-    ]
-    return [(path, record) for path, record in records if record is not None and record.name == name]
-
-
 def _named(pattern: str, root: Path) -> list[Path]:
-    """Return the files and folders that match a pattern."""
     path = expanded(pattern, f"inputs: {pattern}")
     if path.is_absolute():
         anchor, rest = Path(path.anchor), path.relative_to(path.anchor)
@@ -191,7 +168,6 @@ def _named(pattern: str, root: Path) -> list[Path]:
 
 
 def _matches(pattern: str, root: Path) -> list[Path]:
-    """Return the matching files, and all files in matching folders."""
     files = [inner for item in _named(pattern, root) for inner in ([item] if item.is_file() else sorted(walked(item)))]
     return [item for item in files if item.is_file() and "__pycache__" not in item.parts]
 
@@ -201,11 +177,10 @@ def idle(graph: Graph, data_dir: Path) -> tuple[dict[Path, str], dict[Path, str]
     """Return the removable paths, and the remaining folders; both with the reason.
 
     A folder stays if it is up to date, if a data pack, a remaining step or a script's data came from it, or if that
-    can't be decided. A folder with a damaged step.json would be recreated, so it is removable, as are logs of failed
-    steps.
+    can't be decided.
     """
     steps = step_folders.steps_dir(graph.runs_dir)
-    made = {path: record for name in _names(graph) for path, record in earlier_of(graph.runs_dir, name)}
+    made = {path: record for name in _names(graph) for path, record in step_folders.earlier_of(graph.runs_dir, name)}
     packed = {path for path in made if any(origin.is_relative_to(path) for origin in _origins(data_dir))}
     stays = {path: why for path, record in made.items() if (why := _why_stays(graph, path, record, path in packed))}
     # A folder that stays keeps the folders it was made from, so repeat until nothing is added.
@@ -239,7 +214,6 @@ def _names(graph: Graph) -> set[str]:
 
 
 def _origins(data_dir: Path) -> list[Path]:
-    """Return the origins of all data packs, and the link targets of all script data."""
     origins = (origin_of(path.parent) for path in data_dir.glob(f"*/{STAMPS}"))
     return [*(origin for origin in origins if origin is not None), *trees.sources(data_dir)]
 
@@ -259,7 +233,6 @@ def _why_stays(graph: Graph, path: Path, record: StepRecord, is_packed: bool) ->
 
 
 def _needed_by(path: Path, made: Mapping[Path, StepRecord], stays: Iterable[Path]) -> str:
-    """Name a remaining step that used this step's outputs; '' if none did."""
     outputs = {f"{PREFIX}{made[path].name}/{name}": sha256 for name, sha256 in made[path].files.items()}
     for other in stays:
         if any(outputs.get(label) == sha256 for label, sha256 in made[other].inputs.items()):

@@ -12,8 +12,7 @@ from typing import Any
 
 from pipeline.core import redact
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
-from pipeline.keys.canonical import order_in, order_of
-from pipeline.keys.content_key import ContentKey, differences, environment
+from pipeline.keys.content_key import ContentKey, differences, environment, order_in, order_of
 from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure, source_of
 from pipeline.steps.step import PREFIX, Step
 from trainers.contract import run_folder
@@ -32,14 +31,9 @@ def is_python(word: str) -> bool:
 
 
 def step_key(step: Step, inputs: Mapping[str, str], root: Path) -> ContentKey:
-    """Compute the key of a step.
+    """Compute the key of a step. ``inputs``: sha256 by name: a path, or ``step:clean/images.npz``.
 
-    Args:
-        inputs: sha256 by name: a path, or ``step:clean/images.npz``.
-        root: the project.
-
-    Raises:
-        UsageError: one of its Python sources can't be parsed, or has an unresolvable import.
+    Raises UsageError: one of its Python sources can't be parsed, or has an unresolvable import.
     """
     code, versions = code_of(step, root)
     config: dict[str, Any] = {
@@ -67,8 +61,7 @@ def step_key(step: Step, inputs: Mapping[str, str], root: Path) -> ContentKey:
 def code_of(step: Step, root: Path) -> tuple[dict[str, str], dict[str, str] | None]:
     """Return digests of the code files by path, and the versions of imported distributions (None: no Python).
 
-    Python code counts with all imports at any depth: the function, Python files named in the command, and Python files
-    among the inputs if the command runs Python. Other project files named in the command count by their bytes.
+    Python code counts with all its imports; other project files named in the command count by their bytes.
     """
     closures, others = _code(step, root)
     digests: dict[str, str] = {}
@@ -87,7 +80,6 @@ def sources_of(step: Step, root: Path) -> dict[str, Path]:
 
 
 def _code(step: Step, root: Path) -> tuple[list[Closure], dict[str, Path]]:
-    """Return the import closures of the Python code, and other files by their project paths."""
     words = [*_words(step)]
     runs_python = any(_PYTHON_PROGRAM.fullmatch(word) for word in words)
     inputs = [Path(os.path.normpath(root / item)) for item in step.inputs]
@@ -105,8 +97,7 @@ def _code(step: Step, root: Path) -> tuple[list[Closure], dict[str, Path]]:
 def _words(step: Step) -> Iterator[str]:
     """Yield texts of the command that may name files or modules: its words, and their parts as bash would split them.
 
-    Bash isn't parsed: files reached through ``cd``, patterns or variables must be listed as inputs; the observer warns
-    about them.
+    Files reached through ``cd``, patterns or variables must be listed as inputs; the observer warns about them.
     """
     texts = (step.command, *map(str, step.args.values())) if isinstance(step.command, str) else step.words
     for text in texts:
@@ -118,7 +109,6 @@ def _words(step: Step) -> Iterator[str]:
 
 
 def _modules(words: Sequence[str], root: Path) -> Iterator[str]:
-    """Yield the project modules that follow ``-m``."""
     for option, name in itertools.pairwise(word for word, _ in itertools.groupby(words)):
         if option == "-m" and _DOTTED.fullmatch(name):
             yield from (item for item in (name, f"{name}.__main__") if source_of(root, item) is not None)
@@ -136,8 +126,7 @@ def _entry(path: Path, root: Path) -> ScriptEntry:
 class StepVersion:
     """What distinguishes two versions of a step, with secrets masked.
 
-    ``parts`` are those of its key, ``written`` its fields before interpolation, ``parameters`` the values of their
-    references.
+    ``written`` are its fields before interpolation, ``parameters`` the values of their references.
     """
 
     parts: Mapping[str, Any]

@@ -10,21 +10,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import Any
 
+from pipeline.config.step_source import StepState
 from pipeline.core import masking
 from pipeline.core.errors import Killed, PacelineError, os_reason
-from pipeline.core.files import fsync, remove_leftovers, sha256_file, temporary_prefix, write_hint, write_json
+from pipeline.core.files import expanded, fsync, remove_leftovers, sha256_file, temporary_prefix, write_hint, write_json
 from pipeline.core.locks import held
 from pipeline.core.places import shown
 from pipeline.core.processes.signals import CTRL_C, Interruptible, Stop
-from pipeline.data.reads import record_reads
+from pipeline.data.store import record_reads
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps import step_folders
 from pipeline.steps.graph import Graph, StepStanding
 from pipeline.steps.key import StepVersion, changed, sources_of
-from pipeline.steps.step import PREFIX, Say, Step
+from pipeline.steps.step import PREFIX, Say, Step, named
 from pipeline.steps.step_folders import StepRecord
 from pipeline.steps.step_program import ProgramEnd, StepProgram
 from trainers.observation.input_record import files_changed_meanwhile
@@ -39,13 +42,8 @@ _CALLER = ("trainers/__init__.py", "trainers/call.py")  # the code that calls fu
 def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) -> int:
     """Run these steps and those they need, if not up to date; return how many were run.
 
-    Args:
-        at_once: the number of independent steps that run concurrently.
-
-    Raises:
-        StepError: a step can't be run; nothing was started.
-        PacelineError: a step failed; steps in progress are ended.
-        Killed: stopped by a signal.
+    ``at_once``: the number of independent steps that run concurrently. Raises StepError: a step can't be run; nothing
+    was started; PacelineError: a step failed; steps in progress are ended; Killed: stopped by a signal.
     """
     order = graph.order(names)
     todo = [name for name in order if graph.standing(name).made is None]
@@ -68,7 +66,6 @@ def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) 
 
 
 def _conduct(graph: Graph, todo: Collection[str], maker: _Maker, at_once: int) -> None:
-    """Run each step in a thread once all steps that it needs are done."""
     order = TopologicalSorter({name: {*graph.step(name).upstream}.intersection(todo) for name in todo})
     order.prepare()
     ready, running = deque[str](), dict[Future[None], str]()
@@ -89,8 +86,6 @@ def _conduct(graph: Graph, todo: Collection[str], maker: _Maker, at_once: int) -
 
 
 class _Maker:
-    """Makes steps, each in a thread of its own. ``made`` are the names of those that were run."""
-
     def __init__(self, graph: Graph, say: Say, stop: Stop) -> None:
         self.graph, self.say, self.stop = graph, say, stop
         self.made: list[str] = []
@@ -131,7 +126,6 @@ class _Maker:
         return look
 
     def _build(self, standing: StepStanding, key: ContentKey, folder: Path) -> None:
-        """Run the step in a temporary folder, and rename that into place."""
         step, root = standing.step, self.graph.root
         building = Path(tempfile.mkdtemp(prefix=temporary_prefix(f".{folder.name}"), dir=folder.parent))
         try:
@@ -179,10 +173,7 @@ class _Maker:
             shutil.rmtree(building, ignore_errors=True)
 
     def _run(self, program: StepProgram) -> ProgramEnd:
-        """Run the program and check its outputs.
-
-        Raises PacelineError: it failed, or left fewer outputs than declared.
-        """
+        """Run the program and check its outputs. Raises PacelineError."""
         step = program.step
         with program.log.open("w", encoding="utf-8"):
             pass
@@ -210,7 +201,6 @@ class _Maker:
         )
 
     def _refuse_changed(self, step: Step, key: ContentKey) -> None:
-        """Raise PacelineError if inputs or code changed since the step began."""
         now = self.graph.fresh_key(step)
         if now.digest != key.digest:
             changes = "; ".join(changed(StepVersion.of(step, key), StepVersion.of(step, now)))
@@ -226,18 +216,12 @@ class _Maker:
 
 
 def _check_outputs(program: StepProgram) -> None:
-    """Refuse links and special files among the outputs, and missing ones. Raises PacelineError."""
     step, out = program.step, program.out
     paths = [*out.rglob("*")]
     if links := [path for path in paths if path.is_symlink()]:
         raise PacelineError(
             f"step {step.name} left a link, {links[0].relative_to(out)}: what it leads to may change",
             hint="let it write the file itself",
-        )
-    if special := [path for path in paths if not path.is_file() and not path.is_dir()]:
-        raise PacelineError(
-            f"step {step.name}: {special[0].relative_to(out)} is no regular file",
-            hint="let it remove its pipes and sockets before it ends",
         )
     if missing := step_folders.missing_outputs(step, out):
         files = sorted(path.relative_to(out).as_posix() for path in paths if path.is_file())
@@ -249,7 +233,6 @@ def _check_outputs(program: StepProgram) -> None:
 
 
 def _code(step: Step, root: Path) -> dict[str, str]:
-    """Return the sha256 of each code file, by its real path."""
     paths = [*sources_of(step, root).values(), *(root / name for name in _CALLER if (root / name).is_file())]
     return {os.path.realpath(path): sha256_file(path) for path in paths}
 
@@ -268,7 +251,49 @@ def _put_in_place(building: Path, folder: Path) -> None:
 
 
 def _end_of(log: Path) -> str:
-    """Return the last lines of a log, for an error message."""
     text = log.read_text(encoding="utf-8", errors="replace")[-_END_CHARACTERS:]
     lines = text.rstrip().splitlines()[-_END_LINES:]
     return "".join(f"\n  | {line}" for line in lines)
+
+
+# ----------------------------------------------------------------------- steps as sources of a run's data
+@dataclass(frozen=True, kw_only=True)
+class DataStep:
+    """The step ``name`` of ``graph``; ``inside`` is the path in its folder, '' for its single file or all of it."""
+
+    name: str
+    inside: str
+    graph: Graph
+
+    @property
+    def path(self) -> Path | None:
+        """The path of its output; None while it must run. Raises UsageError: the step is invalid."""
+        standing = self.graph.standing(self.name)
+        return step_folders.as_source(standing.step, standing.made, self.inside) if standing.made is not None else None
+
+    def make(self, say: Callable[[str], None], at_once: int = 1) -> int:
+        """Run it and the steps it needs; return how many were run. Raises PacelineError."""
+        return make_all(self.graph, [self.name], say, at_once=at_once)
+
+    def standings(self) -> list[StepState]:
+        """Return the states of it and all steps it needs, in order. Raises UsageError."""
+        return [self._state(name) for name in self.graph.order([self.name])]
+
+    def _state(self, name: str) -> StepState:
+        standing = self.graph.standing(name)
+        where = standing.made.folder.name if standing.made is not None else "; ".join(standing.why)
+        return StepState(name=name, made=standing.made is not None, why=where, needs=standing.step.upstream)
+
+
+def data_step(text: str, composed: Mapping[str, Any], root: Path) -> DataStep:
+    """Return the step named by ``step:NAME``. Raises UsageError."""
+    name, inside = named(text)
+    graph = graph_of(composed, root)
+    graph.step(name)
+    return DataStep(name=name, inside=inside, graph=graph)
+
+
+def graph_of(composed: Mapping[str, Any], root: Path) -> Graph:
+    """Return the graph of all steps for a resolved configuration. Raises UsageError."""
+    runs_dir = root / expanded(str(composed["paths"]["runs"]), "paths.runs")
+    return Graph(composed, root=root, runs_dir=runs_dir)

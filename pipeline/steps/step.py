@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipeline.core.errors import UsageError, suggestion
+import yaml  # type: ignore[import-untyped]  # OmegaConf raises its errors
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.config.values import texts
+from pipeline.core import redact
+from pipeline.core.errors import UsageError, suggestion, text_of
 from pipeline.core.files import refuse_odd_pattern
+from pipeline.steps import REGISTERED
 from trainers.core.config import ConfigError
 from trainers.script.settings import words
 
@@ -22,7 +30,6 @@ FIELDS = ("command", "function", "args", "inputs", "outputs", "env")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _SHELL_VARIABLE = re.compile(r"[a-z_][a-z0-9_]*")
-_VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _MARK = re.compile(r"\{\{(?P<literal>\w*)\}\}|\{(?P<name>[A-Za-z_]\w*)(?:\[(?P<at>\d+)\])?\}")
 
 
@@ -32,10 +39,9 @@ class StepError(UsageError):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The content of conf/step/NAME.yaml with every interpolation resolved.
+    """conf/step/NAME.yaml with every interpolation resolved. ``command`` is a list of words or a line for bash.
 
-    ``command`` is a list of words or a line for bash; ``function`` is ``package.module:name``. ``written`` are the
-    fields before interpolation, ``parameters`` the values of their references (``optimizer.lr`` → 0.1). ``secrets`` are
+    ``written`` are the fields before interpolation, ``parameters`` the values of their references. ``secrets`` are
     texts that no file may contain.
     """
 
@@ -78,11 +84,7 @@ def refuse_name(name: str, named_in: str | None = None) -> None:
 
 
 def checked(name: str, fields: Mapping[str, Any], **more: Any) -> Step:
-    """Validate the fields and build a Step. ``more`` are fields of Step that no file has.
-
-    Raises:
-        StepError: an unknown field or an invalid value.
-    """
+    """Validate the fields and build a Step. ``more`` are fields of Step that no file has. Raises StepError."""
     for field in fields:
         if field not in FIELDS:
             raise StepError(f"step {name}: {field!r} is no field of a step; {suggestion(str(field), FIELDS)}")
@@ -123,26 +125,13 @@ def _check(step: Step) -> None:
             f"step {step.name} names no outputs, so nobody could tell whether it was made",
             hint="outputs: [images.npz], files that it writes into its folder {out}",
         )
-    _check_outputs(step)
-    for variable in step.env:
-        if not _VARIABLE.fullmatch(variable):
-            raise StepError(f"step {step.name}: env: {variable!r} can't be the name of a variable")
-    _check_words(step)
-
-
-def _check_outputs(step: Step) -> None:
     for item in step.outputs:
         _refuse_leading_out(f"step {step.name}: outputs: {item}", item)
         refuse_odd_pattern(item, f"step {step.name}: outputs: {item!r}")
-    paths = [PurePosixPath(item) for item in step.outputs]
-    for at, path in enumerate(paths):
-        for other in paths[:at]:
-            if path.is_relative_to(other) or other.is_relative_to(path):
-                raise StepError(f"step {step.name}: outputs {other} and {path} overlap; name each file or folder once")
+    _check_words(step)
 
 
 def _check_words(step: Step) -> None:
-    """Refuse unknown placeholders, and secrets that a process list would show. Raises StepError."""
     if isinstance(step.command, str):
         for name, value in step.args.items():
             if not _SHELL_VARIABLE.fullmatch(name) or not isinstance(value, str | int | float):
@@ -165,8 +154,6 @@ def _check_words(step: Step) -> None:
         for mark in _MARK.finditer(word):
             _check_mark(step, word, mark)
     texts = (*parts, *map(str, step.args.values()), *([step.command] if isinstance(step.command, str) else []))
-    if any("\0" in text for text in (*texts, *step.env.values())):
-        raise StepError(f"step {step.name}: its command, args or env hold a NUL, which no program can be told")
     for text in texts:
         if any(secret in text for secret in step.secrets):
             raise StepError(
@@ -191,15 +178,7 @@ def _check_mark(step: Step, word: str, mark: re.Match[str]) -> None:
 
 
 def filled(step: Step, out: str, inputs: Sequence[Sequence[str]]) -> list[str]:
-    """Return the words with placeholders filled in.
-
-    Args:
-        out: the output folder.
-        inputs: the files of each entry of ``step.inputs``.
-
-    Raises:
-        StepError: {inputs[N]} stands for several files.
-    """
+    """Return the words with ``out`` and the files of each entry of ``step.inputs`` filled in. Raises StepError."""
     complete: list[str] = []
     for word in step.words:
         if word == "{inputs}":
@@ -251,3 +230,92 @@ def _refuse_leading_out(what: str, path: str) -> None:
     parts = PurePosixPath(path).parts
     if path.startswith(("/", "~")) or ".." in parts or not parts or not path.isprintable():
         raise StepError(f"{what!r} leads out of the step's folder; write it relative, without ..")
+
+
+FOLDER = "conf/step"
+SECTION = "step"
+"""Configuration section with overrides: ``step.clean.args.rate=0.3`` replaces the value in conf/step/clean.yaml."""
+
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
+
+
+def names(root: Path) -> list[str]:
+    """Return all steps, sorted, including those that can't be loaded. Raises StepError: a step is declared twice."""
+    files = sorted(path.stem for path in (root / FOLDER).glob("*.yaml"))
+    for name in files:
+        if name in REGISTERED:
+            raise StepError(f"step {name} is declared twice: in {FOLDER}/{name}.yaml and in dodo.py; keep one of them")
+    return sorted([*files, *REGISTERED])
+
+
+def load(name: str, composed: Mapping[str, Any], root: Path) -> Step:
+    """Load one step and resolve its interpolations against the composed configuration. Raises StepError, UsageError."""
+    own = composed.get(SECTION) or {}
+    for key in own:
+        _refuse_unknown(str(key), root)
+    _refuse_unknown(name, root)
+    refuse_name(name, named_in=_place(name))
+    written = _written(name, own.get(name) or {}, root)
+    references = [ref for text in texts(written) for ref in _REFERENCE.findall(text)]
+    whole = OmegaConf.create({**composed, SECTION: {name: written}})
+    assert isinstance(whole, DictConfig)
+    try:
+        fields = OmegaConf.to_container(whole[SECTION][name], resolve=True, throw_on_missing=True)
+        parameters = {ref: _plain(OmegaConf.select(whole, ref)) for ref in references}
+    except OmegaConfBaseException as error:
+        from pipeline.config.composition_errors import explain_interpolation  # late import: it needs Hydra
+
+        raise StepError(f"step {name}: {explain_interpolation(error, whole).what}") from error
+    assert isinstance(fields, dict)
+    return checked(
+        name,
+        {str(field): value for field, value in fields.items()},
+        written=written,
+        parameters=parameters,
+        secrets=_secrets(written, fields, composed),
+    )
+
+
+def _refuse_unknown(name: str, root: Path) -> None:
+    known = names(root)
+    if name not in known:
+        refuse_name(name)
+        where = f"it would be {FOLDER}/{name}.yaml"
+        raise StepError(f"there is no step {name!r}; {suggestion(name, known)} ({where})")
+
+
+def _place(name: str) -> str:
+    return "dodo.py" if name in REGISTERED else f"{FOLDER}/{name}.yaml"
+
+
+def _written(name: str, changes: Any, root: Path) -> dict[str, Any]:
+    """Return the fields before interpolation, merged with the command line's overrides. Raises StepError."""
+    try:
+        file = root / FOLDER / f"{name}.yaml"
+        read = OmegaConf.create(dict(REGISTERED[name])) if name in REGISTERED else OmegaConf.load(file)
+        fields = OmegaConf.to_container(read, resolve=False)
+        merged = OmegaConf.merge(OmegaConf.create(fields), OmegaConf.create(changes))
+        written = OmegaConf.to_container(merged, resolve=False)
+    except (OSError, yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+        raise StepError(f"step {name}: {_place(name)} can't be read: {text_of(error)}") from error
+    if not isinstance(written, dict):
+        raise StepError(
+            f"step {name}: {_place(name)} holds no fields", hint="command: [python, clean.py] and outputs: [a.npz]"
+        )
+    return {str(field): value for field, value in written.items()}
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def _secrets(written: Mapping[str, Any], fields: Mapping[Any, Any], composed: Mapping[str, Any]) -> frozenset[str]:
+    """Return texts that neither key, folder nor log may contain."""
+    of_variables = {name: os.environ[name] for name in redact.referenced(written) if os.environ.get(name)}
+    env = fields.get("env")
+    named = env.items() if isinstance(env, Mapping) else ()  # another type is refused later
+    of_env = {str(name): str(value) for name, value in named if redact.is_secret_name(str(name))}
+    pairs = [*of_variables.items(), *of_env.items()]
+    values = {text for name, text in pairs if redact.needs_masking(name, text)}
+    forms = {part for text in texts(fields) for part in redact.in_forms(text)}
+    return frozenset(values | forms | redact.secret_values(composed))

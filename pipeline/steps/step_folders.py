@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.step_source import named_step
 from pipeline.core import documents, locks
-from pipeline.core.errors import DataError, os_reason, suggestion
+from pipeline.core.errors import DataError, UsageError, os_reason, suggestion
 from pipeline.core.files import fingerprint, fingerprints
-from pipeline.data.reads import reads_changed
+from pipeline.data.manifest import origin_of
+from pipeline.data.store import reads_changed
 from pipeline.keys.content_key import ContentKey
+from pipeline.runs.folder import RunFolder
 from pipeline.steps.key import StepVersion
-from pipeline.steps.step import PREFIX, Step, StepError
+from pipeline.steps.step import PREFIX, Step, StepError, named
 
 FOLDER = "steps"
 OUT = "out"
@@ -25,10 +28,8 @@ LOG = "log.txt"
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord(StepVersion):
-    """The content of step.json.
-
-    ``files`` is the sha256 of each output by its path in ``out``; ``dependencies`` is what the step read besides its
-    key, in the format of ``record_reads``.
+    """The content of step.json. ``files`` is the sha256 of each output by its path in ``out``; ``dependencies`` is what
+    the step read besides its key, in the format of ``record_reads``.
     """
 
     name: str
@@ -133,12 +134,7 @@ def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
 
 
 def hashed(out: Path, cache_folder: Path) -> dict[str, str]:
-    """Return the sha256 of each file below ``out`` by relative path; ``cache_folder`` is where known ones are stored.
-
-    Raises:
-        OSError: a file can't be read.
-        DataError: a file is being written to.
-    """
+    """Return the sha256 of each file below ``out``; known ones lie in ``cache_folder``. Raises OSError, DataError."""
     prints = fingerprints(_files(out), cache_folder)
     return {path.relative_to(out).as_posix(): known.sha256 for path, known in prints.items()}
 
@@ -163,11 +159,7 @@ def _matched(item: str, out: Path) -> bool:
 
 
 def inside(step: Step, made: Made, path: str) -> list[tuple[str, Path]]:
-    """Return name and path of each file of ``step:NAME/path``; without a path, of all files.
-
-    Raises:
-        StepError: there is none.
-    """
+    """Return name and path of each file of ``step:NAME/path``; without a path, of all files. Raises StepError."""
     chosen = [name for name in made.files if not path or name == path or name.startswith(f"{path.rstrip('/')}/")]
     chosen = chosen or [name for name in made.files if fnmatchcase(name, path)]
     if not chosen:
@@ -176,11 +168,7 @@ def inside(step: Step, made: Made, path: str) -> list[tuple[str, Path]]:
 
 
 def as_source(step: Step, made: Made, path: str) -> Path:
-    """Return the file or folder of ``step:NAME/path`` as the source of a run's data.
-
-    Raises:
-        StepError: there is no such output.
-    """
+    """Return the file or folder of ``step:NAME/path`` as the source of a run's data. Raises StepError."""
     if path:
         if not (made.out / path).exists():
             raise _no_such_output(step, made, path)
@@ -190,3 +178,61 @@ def as_source(step: Step, made: Made, path: str) -> Path:
 
 def _no_such_output(step: Step, made: Made, path: str) -> StepError:
     return StepError(f"{PREFIX}{step.name}/{path}: the step has no such output; {suggestion(path, made.files)}")
+
+
+def earlier_of(runs_dir: Path, name: str) -> list[tuple[Path, StepRecord]]:
+    """Return the folders of a step's earlier versions, with any key, and their step.json."""
+    records = [(path, record_of(path)) for path in sorted(steps_dir(runs_dir).glob(f"{name}-*"))]
+    return [(path, record) for path, record in records if record is not None and record.name == name]
+
+
+# --------------------------------------------------------------- where the data of an earlier run came from
+@dataclass(frozen=True, kw_only=True)
+class PastStep:
+    """A step as it was run then. ``key`` is '' if unknown; ``needs`` are the steps before it."""
+
+    name: str
+    key: str = ""
+    needs: tuple[PastStep, ...] = ()
+
+    def __str__(self) -> str:
+        before = f" ({', '.join(map(str, self.needs))} before it)" if self.needs else ""
+        return f"step {self.name} {self.key}".rstrip() + before
+
+
+def past_step(folder: RunFolder, config: Mapping[str, Any]) -> PastStep | None:
+    """Return the step that the run's data came from, or None. ``config`` is the content of its config.json."""
+    runs_dir = folder.path.parent
+    with suppress(UsageError, AttributeError):  # a damaged config.json
+        source = named_step(config)
+        if source is None:
+            return None
+        name, _ = named(source.text)
+        made = _made(folder.path / "data", runs_dir, name)
+        return PastStep(name=name) if made is None else _past(name, made, runs_dir)
+    return None
+
+
+def _made(pack: Path, runs_dir: Path, name: str) -> Path | None:
+    origin, steps = origin_of(pack), steps_dir(runs_dir)
+    if origin is None or steps not in origin.parents:
+        return None
+    made = steps / origin.relative_to(steps).parts[0]
+    return made if made.name.rpartition("-")[0] == name else None
+
+
+def _past(name: str, made: Path, runs_dir: Path) -> PastStep:
+    return PastStep(name=name, key=made.name.rpartition("-")[2], needs=tuple(_before(made, runs_dir)))
+
+
+def _before(made: Path, runs_dir: Path) -> Iterator[PastStep]:
+    record = record_of(made)
+    files_by_step: dict[str, dict[str, str]] = {}
+    for label, sha256 in (record.inputs if record is not None else {}).items():
+        if label.startswith(PREFIX):
+            name, inside = named(label)
+            files_by_step.setdefault(name, {})[inside] = sha256
+    for name, files in files_by_step.items():
+        folders = (path for path, earlier in earlier_of(runs_dir, name) if files.items() <= earlier.files.items())
+        past = next(folders, None)
+        yield PastStep(name=name) if past is None else _past(name, past, runs_dir)

@@ -1,7 +1,5 @@
-"""The program of one step: its command line and its environment, and what it reads while it runs.
-
-It runs in the project folder, with masked output in a log and on the terminal.
-"""
+"""The program of one step: its command line and environment, and what it reads while it runs. It runs in the project
+folder, with masked output in a log and on the terminal."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ class StepProgram:
     def run(self) -> ProgramEnd:
         """Run the program to its end. It is ended with this process and when ``stop`` is set.
 
-        Raises:
-            StepError: its command line or environment can't be made.
-            OSError: its output can't be written to the log; the program is ended.
+        Raises StepError: its command line or environment can't be made; OSError: its log can't be written.
         """
         argv, observations = self._argv(), self.out.parent / "seal"
         skipped = [self.out.parent, *(HOME / name for name in PACKAGES if self.root != HOME)]
@@ -96,7 +92,6 @@ class StepProgram:
         self.say(f"WARNING: {text}")
 
     def _argv(self) -> list[str]:
-        """Return the command line, with placeholders filled in. Raises StepError."""
         step, out = self.step, str(self.out)
         inputs = [[str(path) for path in group] for group in self.inputs]
         all_inputs = [path for group in inputs for path in group]
@@ -114,13 +109,8 @@ class StepProgram:
         return [sys.executable, *words[1:]] if is_python(words[0]) else words
 
     def _environment(self, environ: Mapping[str, str], site: Path) -> dict[str, str]:
-        """Return a rank's environment plus the project on PYTHONPATH, the step's variables, and its arguments for bash.
-
-        Args:
-            environ: the environment of this process.
-            site: the folder with the audit hook, first on PYTHONPATH so that every Python process loads it.
-
-        Raises StepError: Python could not find the hook or the project, because a path contains the separator.
+        """Return a rank's environment plus ``site`` (the audit hook) and the project on PYTHONPATH, the step's
+        variables, and its arguments for bash. Raises StepError: a path contains PYTHONPATH's separator.
         """
         step = self.step
         for folder in (site, self.root):
@@ -161,7 +151,6 @@ class StepProgram:
             )
 
     def _end_on_stop(self, stdin: IO[bytes]) -> None:
-        """Close the guard's stdin on a stop, which ends the program."""
         while not stdin.closed:
             if self.stop.wait(0.1):
                 with suppress(OSError):
@@ -176,5 +165,4 @@ class StepProgram:
 
 
 def _bash_text(value: object) -> str:
-    """Return a value as the text of a bash variable."""
     return ("true" if value else "false") if isinstance(value, bool) else str(value)

@@ -22,7 +22,7 @@ from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
 from pipeline.execution.run import code_reader, prepare
 from pipeline.keys.content_key import KEY_LENGTH
-from pipeline.steps import data_step
+from pipeline.steps import making
 from pipeline.sweep.slots import host_overrides, raw_cluster, slots
 from pipeline.sweep.trial import Outcome, Trial
 
@@ -216,7 +216,7 @@ class TrialFactory:
         return Trial(number=number, chosen=shown, overrides=config.overrides, config=config, run=run)
 
     def _step(self, text: str, resolved: Mapping[str, Any]) -> StepSource:
-        return data_step.data_step(text, resolved, self._root)
+        return making.data_step(text, resolved, self._root)
 
     def _slots_of(self, resolved: Mapping[str, Any], whole: RunConfig) -> tuple[Cluster, ...]:
         section = canonical_json(resolved["cluster"])

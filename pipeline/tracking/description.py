@@ -16,8 +16,7 @@ from pipeline.core import documents
 from pipeline.core.redact import without_secrets
 from pipeline.core.specs import State
 from pipeline.core.tables import counted, fenced
-from pipeline.keys.canonical import canonical_config
-from pipeline.keys.content_key import flat
+from pipeline.keys.content_key import canonical_config, flat
 from pipeline.runs import journal
 from pipeline.runs import result as results
 from pipeline.runs.acceptance import accepted_for

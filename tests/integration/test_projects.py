@@ -139,7 +139,7 @@ def test_a_clone_and_the_wheel_of_it_give_a_run_the_same_key(environment: Path, 
     code = (
         "import sys; from pathlib import Path; from pipeline.core.places import ROOT\n"
         "from pipeline.config.build import build; from pipeline.config.compose import compose_config, resolve\n"
-        "from pipeline.data.request import request; from pipeline.execution.run import code_of\n"
+        "from pipeline.data.store import request; from pipeline.execution.run import code_of\n"
         "from pipeline.keys.content_key import content_key\n"
         "words = ['experiment=quickstart', 'cluster.nproc_per_node=2']\n"
         "made = build(resolve(compose_config(words)), tuple(words), root=ROOT, local_gpus=0)\n"

@@ -8,8 +8,7 @@ from typing import Any
 
 from pipeline.core.documents import write_sealed
 from pipeline.core.files import canonical_json, sha256_bytes, sha256_file, sha256_text, write_json
-from pipeline.keys.canonical import canonical_config
-from pipeline.keys.content_key import KEY_VERSION, ContentKey
+from pipeline.keys.content_key import KEY_VERSION, ContentKey, canonical_config
 from pipeline.runs.folder import DESCRIBED, EVALUATED, TRAINED, RunFolder
 
 TARGETS = (*TRAINED, *EVALUATED, *DESCRIBED)

@@ -14,12 +14,12 @@ from pipeline.cli.session import session
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_json
+from pipeline.execution.launch_folder import RunInputs, prepare
 from pipeline.keys.content_key import differences
 from pipeline.reproduction import archive
 from pipeline.runs import acceptance
 from pipeline.runs import index as runs
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.preparation import RunInputs, prepare
 from pipeline.runs.result import AlteredError
 from pipeline.tracking.description import describe
 from tests.pipeline.finished_folder import CONFIG, finished, key_of

@@ -18,8 +18,7 @@ from pipeline.core.documents import write_sealed
 from pipeline.core.errors import DataError
 from pipeline.core.files import canonical_json, sha256_text, write_json
 from pipeline.runs import journal
-from pipeline.runs.checkpoint_mirror import CheckpointMirror
-from pipeline.runs.checkpoints import newest_step, read_verified
+from pipeline.runs.checkpoints import CheckpointMirror, newest_step, read_verified
 from tests.s3_fixture import BUCKET
 from tests.small_disk import mounted
 from trainers.core.config import ConfigError

@@ -98,7 +98,7 @@ def test_the_trainer_imports_torch_alone_and_only_the_model_it_was_given() -> No
     closure = import_closure(ROOT, MODULES)
     assert sorted(closure.versions) == ["torch"]
     assert "trainers/models/small_cnn.py" in closure.digests
-    others = {"trainers/models/resnet.py", "trainers/strategies/fsdp.py", "trainers/optimizers/adam.py"}
+    others = {"trainers/models/resnet18.py", "trainers/strategies/fsdp.py", "trainers/optimizers/adam.py"}
     assert not others & {*closure.digests}
 
 

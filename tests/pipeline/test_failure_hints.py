@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,7 +79,6 @@ def test_a_file_above_the_project_of_a_script_is_named_with_its_place(tmp_path: 
          "--sweep is an option of this command, whose options stand in front of the script: "
          "doit run --sweep … SCRIPT"),
         ("train.py: error: unrecognized arguments: lr=0.1", "an argument of this script is written --lr 0.1"),
-        ("usage: a.py [-h] [--lr LR] [--epochs N]\na.py: error: unrecognized arguments: --rl 1", "did you mean --lr?"),
         ("RuntimeError: CUDA out of memory. Tried", "a smaller batch or model, or fewer workers of the loader"),
         ("KeyError: 'LABEL'\n  row['LABEL']", None),
         ("train.py: error: argument --lr: invalid float value: 'abc'", None),
@@ -89,15 +87,6 @@ def test_a_file_above_the_project_of_a_script_is_named_with_its_place(tmp_path: 
 )  # fmt: skip
 def test_errors_of_a_script_that_was_started_with_other_words_than_it_takes(failure: str, hint: str | None) -> None:
     assert hints.script_hint(failure) == hint
-
-
-def test_a_file_that_hides_an_installed_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"cuda": ["cuda-bindings"]})
-    frames = 'File "train.py", line 1, in <module>\nFile "cuda.py", line 2, in <module>'
-    failure = f"AttributeError: partially initialized module 'torch' has no attribute 'zeros'\n{frames}"
-    hint = "mv cuda.py my_cuda.py, as it is imported in place of the module cuda of the package cuda-bindings"
-    assert hints.shadowing_hint(failure) == hint
-    assert hints.shadowing_hint(failure.replace("cuda.py", "model.py")) is None
 
 
 def test_a_hint_that_an_error_has_already_stays() -> None:

@@ -20,11 +20,10 @@ from pipeline.config.build import RunConfig
 from pipeline.config.overrides.words import quoted_run
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files import sha256_file, write_json
-from pipeline.data import weight_files
 from pipeline.execution import initial_weights
 from pipeline.execution.initial_weights import InitialWeights
 from pipeline.execution.run import initial_weights_of
-from pipeline.keys.canonical import canonical_config
+from pipeline.keys.content_key import canonical_config
 from tests.pipeline.composed import composed
 from tests.pipeline.finished_folder import finished
 
@@ -88,7 +87,6 @@ def test_the_content_of_a_file_counts_in_the_key_and_not_its_name(root: Path) ->
             "init.weights=IMAGENET1K_V9: model.arch=resnet18 has no such; did you mean IMAGENET1K_V1",
             marks=[pytest.mark.ci, pytest.mark.long],  # imports torchvision
         ),
-        (("init.weights=empty.pt",), "{root}/empty.pt holds no tensor; init.weights takes what torch.save has written"),
         (("init.weights=torn.pt",), "{root}/torn.pt is cut off"),
         (("init.weights=x.safetensors",), "init.weights=x.safetensors: a file of weights ends in .pt"),
     ],
@@ -119,12 +117,12 @@ def test_the_key_of_a_run_stands_for_its_final_weights_and_clean_keeps_it_for_wh
 
 def test_what_was_kept_is_enough_where_the_digest_is_said(root: Path) -> None:
     sha256 = sha256_file(root / "w.pt")
-    weight_files.keep(root / "w.pt", sha256, root / "data")
+    initial_weights.keep(root / "w.pt", sha256, root / "data")
     (root / "w.pt").unlink()
     found = start(root, "init.weights=w.pt", f"init.sha256={sha256}")
     assert found.path == root / "data" / "weights" / f"{sha256}.pt"
     found.path.write_bytes(b"altered")
-    assert weight_files.kept(sha256, root / "data") is None
+    assert initial_weights.kept(sha256, root / "data") is None
 
 
 # ------------------------------------------------------------------------------------------ init.run
@@ -229,11 +227,11 @@ def test_an_address_is_fetched_once_and_then_stands_for_its_content(root: Path) 
         word = f"init.weights={address}/w.pt"
         assert start(root, word).pending == "to be fetched first"
         for _ in range(2):
-            path = weight_files.fetch(f"{address}/w.pt", root / "data", setting=word)
+            path = initial_weights.fetch(f"{address}/w.pt", root / "data", setting=word)
         assert asked == ["/w.pt"]
         assert (start(root, word).path, start(root, word).sha256) == (path, sha256_file(root / "w.pt"))
         with pytest.raises(DataError, match=r"nothing.pt can't be had: HTTP 404") as error:
-            weight_files.fetch(f"{address}/nothing.pt", root / "data", setting=word)
+            initial_weights.fetch(f"{address}/nothing.pt", root / "data", setting=word)
         assert error.value.hint == "get the file by other means, then init.weights=<its path>"
 
 
@@ -246,18 +244,18 @@ def test_torchvision_says_its_address_once_and_the_digest_in_its_name_is_checked
     known = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
     assert start(root, "init.weights=default", "model=torchvision").url == known
     monkeypatch.setattr("pipeline.core.processes.process.run", None)  # kept from here on
-    assert weight_files.published("resnet18", "IMAGENET1K_V1", root) == known
+    assert initial_weights.published("resnet18", "IMAGENET1K_V1", root) == known
     with pytest.raises(UsageError, match=r"init.weights=V2: model.arch=resnet18 has no such; .*IMAGENET1K_V1"):
-        weight_files.published("resnet18", "V2", root)
+        initial_weights.published("resnet18", "V2", root)
     digest = sha256_file(root / "w.pt")
     for name in (f"net-{digest[:8]}.pth", "net-00000000.pth"):
         (root / name).write_bytes(CONTENT)
     with served(root) as (address, _):
-        get = partial(weight_files.fetch, data_dir=root / "data", setting="x", hash_in_name=True)
+        get = partial(initial_weights.fetch, data_dir=root / "data", setting="x", hash_in_name=True)
         assert get(f"{address}/net-{digest[:8]}.pth").read_bytes() == CONTENT
         with pytest.raises(DataError, match=r"has another sha256 than its name says: 00000000"):
             get(f"{address}/net-00000000.pth")
-    assert weight_files.fetched(f"{address}/net-00000000.pth", root / "data") is None
+    assert initial_weights.fetched(f"{address}/net-00000000.pth", root / "data") is None
 
 
 def test_a_torchvision_that_can_not_be_imported_is_one_message(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +263,7 @@ def test_a_torchvision_that_can_not_be_imported_is_one_message(root: Path, monke
     (root / "torchvision/__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.setenv("PYTHONPATH", str(root))
     with pytest.raises(UsageError) as error:
-        weight_files.published("resnet18", "default", root)
+        initial_weights.published("resnet18", "default", root)
     assert error.value.what == (
         "init.weights=default: torchvision, which knows the address, can't be imported here: "
         "RuntimeError: operator torchvision::nms does not exist"

@@ -13,8 +13,7 @@ from pipeline.config.build import RunConfig, build
 from pipeline.core.errors import UsageError
 from pipeline.execution.run import overridden
 from pipeline.keys import ABSENT
-from pipeline.keys.canonical import canonical_config
-from pipeline.keys.content_key import ContentKey, content_key, differences
+from pipeline.keys.content_key import ContentKey, canonical_config, content_key, differences
 from pipeline.keys.installed import version
 from tests.pipeline.composed import composed
 

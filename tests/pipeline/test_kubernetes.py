@@ -22,7 +22,7 @@ from pipeline.cluster.launchers.kubernetes_api import KINDS, Object
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, Host
-from pipeline.execution.open_attempts import unfinished_attempt
+from pipeline.execution.attempting import unfinished_attempt
 from tests.agent_records import job_request
 from tests.kubernetes_fixture import kubeconfig
 from tests.kubernetes_operators import pods_of

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from pipeline.core.errors import UsageError
-from pipeline.data.manifest import Manifest
 from pipeline.execution.run import refuse_misfits
+from trainers.contract.data_pack import Manifest
 from trainers.core.config import DatasetConfig, TrainConfig, TrainerConfig
 
 

@@ -10,7 +10,7 @@ import pytest
 from pipeline.config import compose, conf_files, memo
 from pipeline.config.overrides import origins
 from pipeline.core.errors import UsageError
-from pipeline.keys.canonical import canonical_config
+from pipeline.keys.content_key import canonical_config
 from tests.integration.commands import ROOT
 
 pytestmark = pytest.mark.slow

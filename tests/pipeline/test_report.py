@@ -21,7 +21,7 @@ from pipeline.comparing.reading import read
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_json
 from pipeline.runs.contents import short_value
-from pipeline.steps.data_step import PastStep
+from pipeline.steps.step_folders import PastStep
 from tests.pipeline.comparing_folders import HOSTILE, a_sweep, failed, swept, trained, write_curve
 from tests.pipeline.conftest import Printed
 

@@ -15,12 +15,12 @@ from pipeline.core.documents import write_sealed
 from pipeline.core.errors import PacelineError, TrainingError, UsageError, os_reason
 from pipeline.core.files import write_json
 from pipeline.core.specs import State
+from pipeline.execution.launch_folder import RunInputs, restore
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.runs import index as runs
 from pipeline.runs import journal
 from pipeline.runs.folder import DESCRIBED, ORIGIN, RunFolder
 from pipeline.runs.lock import RunLock, ask_to_stop, locked
-from pipeline.runs.preparation import RunInputs, restore
 from pipeline.runs.result import AlteredError
 from pipeline.runs.status import status
 from tests.pipeline import finished_folder

@@ -97,7 +97,7 @@ def test_a_look_at_the_lock_writes_nothing_and_needs_no_file(folder: RunFolder, 
     assert not folder.path.parent.exists()
     folder.lock.mkdir(parents=True)
     assert not is_held(folder.lock)
-    with pytest.raises(PacelineError, match=r"0123456789ab\.lock is a directory; .*\n  try: rm -r .*\.lock, then the"):
+    with pytest.raises(IsADirectoryError):
         RunLock(folder).take()
     folder.lock.rmdir()
     with locked(folder, print):

@@ -9,12 +9,11 @@ import pytest
 
 from pipeline.core.documents import write_sealed
 from pipeline.core.files import sha256_file, write_atomic, write_json
-from pipeline.core.places import ROOT
-from pipeline.execution.run import key_lacks, stale_because, unkeyed
+from pipeline.execution.launch_folder import set_aside_outputs
+from pipeline.execution.run import key_lacks, unkeyed
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.runs import index, status
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.preparation import set_aside_outputs
 from tests.pipeline import finished_folder
 from trainers.observation.input_record import host_identity
 from trainers.script.outputs import digests_of_results
@@ -30,11 +29,8 @@ def test_a_result_made_without_the_seal_does_not_count_where_the_seal_is_asked_f
         write_json(folder.path / name, value)
     summary = {"metrics": {}, "unkeyed": {}}
     folder.write_result(key=key, summary=summary, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None)
-    assert (
-        stale_because(folder, key, ROOT)
-        == "it was made with program.seal=off, so nobody looked for files that its key lacks"
-    )
-    assert stale_because(folder, key, ROOT, sealed=False) is None
+    assert key_lacks(folder, key) == "it was made with program.seal=off, so nobody looked for files that its key lacks"
+    assert folder.stale_because(key.digest) is None
 
 
 @pytest.mark.parametrize(
@@ -152,7 +148,7 @@ def test_a_script_is_not_done_without_what_another_host_wrote(ended: tuple[RunFo
     folder.write_result(key=key, summary=summary, hosts=["a", "b"], attempts=1, duration_s=1.0, mlflow_run_id=None)
     assert folder.training_done(key)
     of_other_host.unlink()
-    assert stale_because(folder, key, ROOT) == "nodes/1/outputs/w.txt is missing"
+    assert folder.stale_because(key.digest) == "nodes/1/outputs/w.txt is missing"
     assert not folder.training_done(key)
 
 
@@ -163,10 +159,10 @@ def test_a_damaged_result_of_a_script_is_a_reason_to_make_it_again_and_no_error(
     ended: tuple[RunFolder, ContentKey], damage: Callable[[bytes], bytes]
 ) -> None:
     folder, key = ended
-    assert (stale_because(folder, key, ROOT), key_lacks(folder, key)) == (None, None)
+    assert (folder.stale_because(key.digest), key_lacks(folder, key)) == (None, None)
     folder.result.write_bytes(damage(folder.result.read_bytes()))
     assert key_lacks(folder, key) is None
-    assert str(stale_because(folder, key, ROOT)).startswith("result.json was altered: it ")
+    assert str(folder.stale_because(key.digest)).startswith("result.json was altered: it ")
     assert folder.training_done(key)
 
 

@@ -9,8 +9,7 @@ from trainers.core.config import ConfigError, DatasetConfig, TrainerConfig
 from trainers.core.errors import TrainerError
 from trainers.core.options import load
 from trainers.data.augment import augmented, bordered, cut_out, plan_epoch
-from trainers.data.pack import MappedPack, open_pack
-from trainers.data.row_reader import Gatherer
+from trainers.data.pack import Gatherer, MappedPack, open_pack
 from trainers.data.step_plan import plan_steps
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
@@ -171,5 +170,5 @@ def trained(run_dir: Path, *, gathered: bool) -> list[torch.Tensor]:
 def test_images_that_an_epoch_leaves_out_and_an_empty_val_split_are_said(
     pack: MappedPack, splits: dict[str, tuple[int, int]], batch: int, said: str
 ) -> None:
-    manifest = replace(pack.manifest, splits=splits)
+    manifest = pack.manifest._replace(splits=splits)
     assert session._unused(plan_steps(TrainerConfig(global_batch_size=batch), manifest, 1), manifest) == said

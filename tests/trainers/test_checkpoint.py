@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainers.checkpoint.folder import Checkpoint, CheckpointFolder, Identity
+from trainers.checkpoint import Checkpoint, CheckpointFolder, Identity
 from trainers.core.errors import TrainerError
 from trainers.distributed.node_hardware import NodeHardware
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.trainers.test_checkpoint import OWNER, checkpoint
-from trainers.checkpoint.folder import Checkpoint, CheckpointFolder, read_verified, step_files
+from trainers.checkpoint import Checkpoint, CheckpointFolder, read_verified, step_files
 
 
 class KilledError(BaseException):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pipeline.core.files import sha256_file
 from tests.trainers import other_model
 from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary
-from trainers.checkpoint.weights import weights_digest
+from trainers.checkpoint import weights_digest
 from trainers.core.config import ConfigError
 from trainers.core.errors import TrainerError
 from trainers.data.augment import EpochPlan

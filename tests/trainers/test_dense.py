@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainers.models.layers import Linear
+from trainers.models.small_cnn import Linear
 
 
 @pytest.mark.parametrize("shape", [(8, 96), (2, 4, 96)])

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainers.models.layers import Dropout
+from trainers.models.small_cnn import Dropout
 
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 

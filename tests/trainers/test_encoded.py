@@ -24,8 +24,7 @@ from trainers.core.config import DatasetConfig
 from trainers.core.errors import TrainerError
 from trainers.core.options import load
 from trainers.data.augment import plan_epoch
-from trainers.data.pack import MappedPack, open_pack, prepare_for
-from trainers.data.row_reader import Wanted
+from trainers.data.pack import MappedPack, Wanted, open_pack, prepare_for
 from trainers.data.step_plan import plan_steps
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks

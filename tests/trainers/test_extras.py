@@ -23,7 +23,7 @@ from trainers.training import loss
 from trainers.training.loop import Trainer
 from trainers.training.model_setup import make_network
 from trainers.training.session import run
-from trainers.training.update import GradScaler, WeightAverage
+from trainers.training.step import GradScaler, WeightAverage
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ from trainers.distributed.ranks import Ranks
 from trainers.optimizers import build
 from trainers.optimizers.sgd import SGDConfig
 from trainers.training import model_setup
-from trainers.training.update import GradScaler
+from trainers.training.step import GradScaler
 
 CPU = torch.device("cpu")
 ALONE = RankContext(ranks=Ranks(), device=CPU, backend="gloo")

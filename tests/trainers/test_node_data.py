@@ -9,8 +9,7 @@ import torch
 from tests.trainers.tiny_runs import MakeRun, write_pack
 from trainers.core.errors import TrainerError
 from trainers.data.augment import normaliser
-from trainers.data.manifest import DamagedPackError, read_manifest, set_aside
-from trainers.data.pack import PackWatch, check_digests, open_pack
+from trainers.data.pack import DamagedPackError, PackWatch, check_digests, open_pack, read_manifest, set_aside
 from trainers.training.loop import Trainer
 from trainers.training.session import run
 
@@ -47,26 +46,14 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
 def test_an_edited_manifest_is_refused(tmp_path: Path) -> None:
     path = write_pack(tmp_path) / "manifest.json"
     path.write_text(path.read_text().replace('"num_classes": 3', '"num_classes": 4'))
-    with pytest.raises(TrainerError, match=r"manifest.json was altered: its digest"):
+    with pytest.raises(TrainerError, match=r"manifest.json was altered, .*: its digest"):
         read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"digest": "x"})])
 def test_something_else_than_a_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(TrainerError, match=r"manifest.json (was altered|has no field|is not a data manifest)"):
-        read_manifest(tmp_path)
-
-
-def test_a_label_outside_the_classes_is_refused(tmp_path: Path) -> None:
-    write_pack(tmp_path, num_classes=2)
-    with pytest.raises(TrainerError, match=r"labels 0..2, the manifest says 0..1"):
-        open_pack(tmp_path)
-
-
-def test_a_split_outside_the_pack_is_refused(tmp_path: Path) -> None:
-    write_pack(tmp_path, splits={"train": [0, 60], "val": [60, 60], "test": [60, 89]})
-    with pytest.raises(TrainerError, match=r"splits.test=\[60, 89\] is no range of 88 images"):
+    with pytest.raises(TrainerError, match=r"manifest.json (was altered|has no field)"):
         read_manifest(tmp_path)
 
 

@@ -8,9 +8,8 @@ from tests.trainers.tiny_runs import metrics_lines
 from trainers.core.errors import TrainerError
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
-from trainers.training.losses import Losses, Reading
-from trainers.training.metrics import MetricsFile
-from trainers.training.progress import Throughput
+from trainers.training.loss import Losses, Reading
+from trainers.training.progress import MetricsFile, Throughput
 
 ALONE = RankContext(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
 
@@ -38,10 +37,8 @@ def test_lines_after_the_checkpoint_and_a_torn_last_one_are_cut_off(tmp_path: Pa
 
 
 @pytest.mark.parametrize("garbage", [b"\0" * 80, b"\xff", b"[1]", b"null", b'{"step": 4}', b"{" * 100_000, b""])
-@pytest.mark.parametrize("number", [1, 2, 4])
-def test_damaged_lines_are_named_and_the_checkpoint_brings_them_back(
-    tmp_path: Path, garbage: bytes, number: int
-) -> None:
+@pytest.mark.parametrize("number", [1, 2])
+def test_damage_is_said_and_the_checkpoint_brings_them_back(tmp_path: Path, garbage: bytes, number: int) -> None:
     path = tmp_path / "metrics.jsonl"
     known = write_lines(path)[2]
     lines = path.read_bytes().splitlines(keepends=True)
@@ -50,7 +47,7 @@ def test_damaged_lines_are_named_and_the_checkpoint_brings_them_back(
     file = MetricsFile(path, known)
     file.write(7, 2, {"train/loss": 0.5}, doing="training")
     file.close()
-    assert file.damage == f"metrics.jsonl: line {number} was damaged; all that the checkpoint knows is there again"
+    assert file.damage == "metrics.jsonl was damaged; all that the checkpoint knows is there again"
     assert path.read_text() == file.text
     assert [line["step"] for line in metrics_lines(tmp_path)] == [2, 4, 4, 7]
 
@@ -76,7 +73,7 @@ def test_lines_that_are_gone_come_back(tmp_path: Path) -> None:
     file = MetricsFile(path, known)
     file.close()
     assert path.read_text() == known
-    assert file.damage == "metrics.jsonl lacked lines; all that the checkpoint knows is there again"
+    assert file.damage == "metrics.jsonl was damaged; all that the checkpoint knows is there again"
 
 
 def test_the_mean_loss_is_over_the_steps_since_the_last_read() -> None:

@@ -12,3 +12,10 @@ def sealed_text(value: Mapping[str, Any], *, allow_nan: bool = False) -> str:
     """Write an object as indented JSON with its seal. Raises ValueError: NaN or an infinity, without ``allow_nan``."""
     body = json.dumps(value, allow_nan=allow_nan, indent=2).removesuffix("\n}")
     return f'{body},\n  "sha256": "{hashlib.sha256(body.encode()).hexdigest()}"\n}}\n'
+
+
+def digest_of(fields: Mapping[str, Any]) -> str:
+    """Return the sha256 of the canonical JSON of all fields but ``digest``, for objects that hold it in that field."""
+    others = {name: value for name, value in fields.items() if name != "digest"}
+    canonical = json.dumps(others, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()

@@ -52,10 +52,7 @@ class HashingFile:
 def replace(path: Path, write: Callable[[HashingFile], object]) -> str:
     """Let ``write`` fill a temporary file in the folder of ``path``, fsync it and rename it. Returns the sha256.
 
-    The folder must exist: if the user removed a run folder, a write by the still running process must not recreate it.
-
-    Raises:
-        OSError: the folder is not writable or the disk is full; no temporary file remains.
+    The folder must exist: a removed run folder must not be recreated. Raises OSError; no temporary file remains.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -78,11 +75,7 @@ def write_atomic(path: Path, write: Callable[[HashingFile], object], *, needed_b
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, never the one that it lies in: that is the run's, and may have been removed for good.
-
-    Raises:
-        TrainerError: it can't be made.
-    """
+    """Make a folder, never its parent, the run's, which may have been removed for good. Raises TrainerError."""
     with explained(path, 0):
         path.mkdir(exist_ok=True)
 
@@ -133,7 +126,6 @@ def could_not_write(path: Path, error: BaseException, needed_bytes: int) -> Trai
 
 
 def _room(path: Path) -> str:
-    """Describe the free bytes, or the missing inodes, on the file's disk."""
     folder = next(folder for folder in path.absolute().parents if folder.is_dir())
     disk, free = os.statvfs(folder), f"{shutil.disk_usage(folder).free} bytes are free there"
     if disk.f_files > 0 and disk.f_favail == 0:

@@ -1,7 +1,5 @@
-"""What a configuration names: option NAME of a group is module NAME of its package; own classes are ``module:name``.
-
-Both are imported on use.
-"""
+"""Import what a configuration names: option NAME of a group is module NAME of its package; own classes are
+``module:name``."""
 
 from __future__ import annotations
 
@@ -48,10 +46,7 @@ def settings(group: str, name: str) -> type[Any]:
 def parse(raw: Mapping[str, Any]) -> TrainConfig:
     """Type a resolved configuration with the settings classes of its options.
 
-    Fields that only one data set has are dropped: `doit fetch` checked them and used them for the pack.
-
-    Raises:
-        ConfigError: a group names no known option, a field is unknown or a value cannot work.
+    Fields that only one data set has are dropped: `doit fetch` used them for the pack. Raises ConfigError.
     """
     section = raw.get("dataset")
     if isinstance(section, Mapping):
@@ -61,12 +56,8 @@ def parse(raw: Mapping[str, Any]) -> TrainConfig:
 
 
 def load(path: Path) -> TrainConfig:
-    """Read ``config.json`` of a run folder. Raises ConfigError or OSError."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    return parse(raw)
+    """Read ``config.json`` of a run folder. Raises ConfigError, OSError, ValueError."""
+    return parse(json.loads(path.read_text(encoding="utf-8")))
 
 
 def _unknown(group: str, name: str) -> ConfigError:

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainers.contract.data_pack import Manifest
 from trainers.core import options
 from trainers.core.config import ConfigError, DatasetConfig
 from trainers.core.errors import TrainerError
-from trainers.data.manifest import Manifest
-from trainers.data.pack import MappedPack
+from trainers.data.pack import MappedPack, Wanted
 from trainers.data.randomness import Stream, below, epoch_order, key, libraries_restored, random_bits, seed_libraries
-from trainers.data.row_reader import Wanted
 
 _TRIED = 2  # black images of the trial call
 
@@ -51,12 +50,11 @@ def normaliser(manifest: Manifest, *, normalise: bool, device: torch.device) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochPlan:
-    """The samples of one epoch in visiting order, and the augmentation of each. All tensors have shape [samples].
+    """The samples of one epoch in visiting order: ``index`` in the pack, and the augmentation of each, int64 [samples].
 
-    ``index`` counts from the start of the pack (int64). ``top`` and ``left`` are the crop's corner in the padded image,
-    ``hole_y`` and ``hole_x`` the centre of the cutout in the cropped image, in pixels (int64). ``mirrored`` is bool.
-    ``seeds`` are the random bits of a user-defined augmentation (int64). ``crops`` are the random numbers of a
-    random-resized crop (int64 [samples, 4]: area, proportions, place across and down). None: that augmentation is off.
+    ``top``, ``left``: the crop's corner in the padded image; ``hole_y``, ``hole_x``: the centre of the cutout.
+    ``seeds``: random bits for a user-defined augmentation; ``crops`` [samples, 4]: area, proportions, place across and
+    down. None: it is off.
     """
 
     index: Tensor
@@ -87,11 +85,7 @@ class EpochPlan:
 
 
 def plan_epoch(config: DatasetConfig, pack: MappedPack, *, seed: int, epoch: int) -> EpochPlan:
-    """Plan an epoch: a pure function of (seed, epoch) and the pack. All ranks compute the same plan and take slices.
-
-    Raises:
-        TrainerError: a crop reflects more pixels than the images have.
-    """
+    """Plan an epoch: a pure function of (seed, epoch) and the pack, on all ranks alike. Raises TrainerError."""
     start, stop = pack.manifest.splits["train"]
     if config.crop_border == "reflect" and config.crop_padding >= min(pack.manifest.height, pack.manifest.width):
         raise TrainerError(
@@ -115,7 +109,6 @@ def plan_epoch(config: DatasetConfig, pack: MappedPack, *, seed: int, epoch: int
 
 
 def _resized_crops(order: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """Draw int64 [samples, 4], each below 2**24."""
     shape, place = (random_bits(key(seed, Stream.RESIZED_CROP, epoch, number), order) for number in range(2))
     return torch.stack([below(bits, shift, 1 << 24) for bits in (shape, place) for shift in (0, 24)], dim=1)
 
@@ -172,10 +165,7 @@ def _inside(middle: Tensor, size: int, side: int) -> Tensor:
 def training_batch(
     pack: MappedPack, plan: EpochPlan, config: DatasetConfig, normalise: Normaliser, own: Augmentation | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return normalised float32 images [n, C, H, W] and int64 labels [n] for a slice of an epoch's plan.
-
-    ``own`` is a user-defined augmentation, applied after crop and flip.
-    """
+    """Return normalised float32 images [n, C, H, W] and labels [n] of a slice of a plan; ``own``: an augmentation."""
     if pack.gatherer is not None:
         images, labels = pack.gatherer.take(plan.wanted)
     else:
@@ -188,14 +178,11 @@ def training_batch(
 
 # ------------------------------------------------------------------------ an augmentation of one's own
 def own_augmentation(config: DatasetConfig, manifest: Manifest, device: torch.device) -> Augmentation | None:
-    """Load ``dataset.augmentation`` and try it on black images; None if it is not set.
+    """Load ``dataset.augmentation`` and try it on black images.
 
-    A function with a parameter ``seeds`` gets a batch and its samples' random bits. Any other function is called per
-    image, with torch's, Python's and numpy's generators seeded with the sample's bits, as torchvision's transforms use
-    them. So an image is changed alike on any number of ranks.
-
-    Raises:
-        ConfigError: it returns something else than uint8 images of the same shape.
+    A function with a parameter ``seeds`` gets a batch and its samples' random bits. Any other is called per image, with
+    torch's, Python's and numpy's generators seeded, so that an image is changed alike on any number of ranks. Raises
+    ConfigError: it returns no uint8 images of the same shape.
     """
     if config.augmentation is None:
         return None

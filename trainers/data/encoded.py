@@ -1,8 +1,6 @@
-"""Decode images of a pack that keeps the image files, in threads, before the step that needs them.
-
-A random-resized crop (Szegedy et al.: Going deeper with convolutions, 2014) is cut from the file itself. Its random
-numbers are in the epoch's plan, so it does not depend on the rank that decodes the image.
-"""
+"""Decode images of a pack that keeps the image files, in threads, before the step that needs them. A random-resized
+crop (Szegedy et al.: Going deeper with convolutions, 2014) is cut from the file itself, by numbers in the epoch's
+plan."""
 
 from __future__ import annotations
 
@@ -17,10 +15,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from trainers.contract.data_pack import IMAGES, NAMES, Manifest
 from trainers.core.errors import TrainerError
 from trainers.data.image_files import BrokenImageError, Crop, Geometry, pixels
-from trainers.data.manifest import Manifest
-from trainers.data.row_reader import RowReader, Rows, Wanted
+from trainers.data.pack import RowReader, Rows, Wanted
 
 _GROUP = 4  # images of one task for a thread
 _DRAWN = 1 << 24  # upper bound of a crop's random numbers
@@ -43,13 +41,9 @@ def _cores() -> int:
 
 
 class EncodedReader(RowReader):
-    """Decodes the images of ``folder``.
+    """Decodes the images of ``folder``. ``places`` int64 [N, 2]: the start and end of each file in images.bin.
 
-    Args:
-        places: int64 [N, 2], the start and end of each file in images.bin.
-        labels: int64 [N].
-        smallest_crop: smallest share of an image's area in a crop, if crops are used.
-        workers: threads; None: one per core of this rank.
+    ``smallest_crop``: smallest share of an image's area in a crop. ``workers``: threads; None: one per core.
     """
 
     def __init__(
@@ -66,7 +60,7 @@ class EncodedReader(RowReader):
         super().__init__(device, workers or _cores())
         self._folder, self._geometry, self._smallest_crop = folder, geometry, smallest_crop
         self._places, self._labels = places, labels
-        self._file = os.open(folder / "images.bin", os.O_RDONLY)
+        self._file = os.open(folder / IMAGES, os.O_RDONLY)
         self._image = torch.empty(1, geometry.channels, geometry.height, geometry.width, dtype=torch.uint8)
 
     @torch.inference_mode(False)  # the threads couldn't write into tensors created in inference mode
@@ -98,7 +92,7 @@ class EncodedReader(RowReader):
             try:
                 planes += pixels(BytesIO(content), self._geometry, crop)
             except BrokenImageError as error:
-                name = json.loads((self._folder / "names.json").read_text(encoding="utf-8"))[number]
+                name = json.loads((self._folder / NAMES).read_text(encoding="utf-8"))[number]
                 raise TrainerError(f"{self._folder}: image {number} ({name}): {error}") from error
         out.copy_(torch.frombuffer(planes, dtype=torch.uint8).view(out.shape))
 

@@ -1,15 +1,6 @@
-"""Decode image files: upright, in one size, with one or three channels. Depends on the file and the settings alone.
-
-The controller and the nodes use this module, so packs decoded by `doit fetch` and images decoded by ranks have the
-same pixels. It needs Pillow, and neither torch nor numpy.
-
-An image is processed in this order:
-
-- Turned by its EXIF orientation (torchvision's ImageFolder does not turn it).
-- Converted to RGB or grey by Pillow, including CMYK and palettes; an alpha channel is dropped. Of 16 bits the upper
-  eight are kept: none is clipped.
-- Cut to a box of the wanted proportions and resized to the wanted size, bilinear with antialiasing, in one pass.
-"""
+"""Decode image files, in the controller and the nodes alike: turned by EXIF, as RGB or grey (of 16 bits the upper
+eight), cut to the wanted proportions and resized, bilinear with antialiasing. Depends on the file and the settings
+alone; needs Pillow, and neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -37,11 +28,7 @@ class BrokenImageError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """The size and channels of decoded images.
-
-    ``resize``: pixels of the shorter side before the centre is cut out; None: the smallest size that contains the cut,
-    so that only the proportions remove pixels.
-    """
+    """The size and channels of decoded images; ``resize``: pixels of the shorter side before the centre is cut out."""
 
     height: int
     width: int
@@ -66,11 +53,7 @@ def header(file: IO[bytes]) -> Header:
 
 
 def pixels(file: IO[bytes], geometry: Geometry, crop: Crop | None = None) -> bytes:
-    """Decode an image to uint8 [C, H, W] in C order, cut from the centre or by ``crop``.
-
-    Raises:
-        BrokenImageError: the file is no image, truncated, or of an unsupported kind.
-    """
+    """Decode an image to uint8 [C, H, W] in C order, cut from the centre or by ``crop``. Raises BrokenImageError."""
     image = _opened(file)
     upright = image.size if _orientation(image) < _ON_ITS_SIDE else image.size[::-1]
     box = centre_box(*upright, geometry) if crop is None else crop.box(*upright, geometry)
@@ -102,10 +85,8 @@ def centre_box(width: int, height: int, geometry: Geometry) -> Box:
 
 @dataclass(frozen=True, kw_only=True)
 class Crop:
-    """A random crop, drawn before the image's size is known.
-
-    ``area`` is the share of the image's area, ``proportions`` the width to height relative to the output's, ``across``
-    and ``down`` the place between the edges (0..1).
+    """A random crop, drawn before the image's size is known: the share of its area, the proportions relative to the
+    output's, and the place between the edges (0..1).
     """
 
     area: float

@@ -1,28 +1,31 @@
-"""The data pack: raw uint8 images and int64 labels, memory-mapped, on the device if they fit, else read by threads.
-
-A pack is a folder with ``images.bin`` (C-order [N, C, H, W]), ``labels.bin`` (little-endian [N]) and
-``manifest.json``. ``doit fetch`` makes it, and the splits are ranges of it. A pack that keeps the image files has
-``places.bin`` too, and is read by trainers.data.encoded.
-"""
+"""The data pack that ``doit fetch`` makes: raw uint8 images (C-order [N, C, H, W]) and int64 labels (little-endian
+[N]), memory-mapped, on the device if they fit, else read by threads. A pack that keeps the image files has
+``places.bin`` too, and is read by trainers.data.encoded."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import mmap
 import os
-import sys
 import warnings
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from trainers.contract import run_folder
+from trainers.contract.data_pack import IMAGES, LABELS, PLACES, Manifest, parse
 from trainers.core.errors import TrainerError, install
-from trainers.data.manifest import DamagedPackError, Manifest, read_manifest, unreadable
-from trainers.data.row_reader import Gatherer, RowReader, Rows, Wanted
 
 _DECODER = "encoded"
 _FREE_SHARE = 0.5  # share of the free device memory for resident data
@@ -51,28 +54,15 @@ class MappedPack:
 
 
 def open_pack(folder: Path) -> MappedPack:
-    """Map a pack into memory (read on demand, shared by the ranks of a node).
-
-    Raises:
-        DamagedPackError: a file is missing or differs from the manifest.
-        TrainerError: this host can't read it.
-    """
+    """Map a pack into memory (read on demand, shared by the ranks of a node). Raises DamagedPackError, TrainerError."""
     manifest = read_manifest(folder)
     shape: tuple[int, ...] = (manifest.count, manifest.channels, manifest.height, manifest.width)
     places = None
     if manifest.files is not None:
-        shape = (manifest.files["images.bin"],)
-        places = _map(folder / "places.bin", torch.int64, (manifest.count, 2))
-    images = _map(folder / "images.bin", torch.uint8, shape)
-    labels = _map(folder / "labels.bin", torch.int64, (manifest.count,))
-    if sys.byteorder != "little":
-        raise TrainerError(f"{folder}/labels.bin is little-endian; nodes of the other byte order cannot read it")
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= manifest.num_classes:
-        raise DamagedPackError(
-            folder,
-            f"{folder}/labels.bin holds labels {low}..{high}, the manifest says 0..{manifest.num_classes - 1}",
-        )
+        shape = (manifest.files[IMAGES],)
+        places = _map(folder / PLACES, torch.int64, (manifest.count, 2))
+    images = _map(folder / IMAGES, torch.uint8, shape)
+    labels = _map(folder / LABELS, torch.int64, (manifest.count,))
     return MappedPack(folder=folder, manifest=manifest, images=images, labels=labels, places=places)
 
 
@@ -96,10 +86,9 @@ def _check_content(folder: Path, name: str, file: BufferedReader, wanted: str) -
 
 
 class PackWatch:
-    """Detects writes to the files of an open pack, as a running training would see them through its mapping.
+    """Detects writes to the files of an open pack; create it before the digests are checked.
 
-    Create it before the digests are checked. It keeps the files open: a replaced file, whose old content the mapping
-    keeps, does not count as altered.
+    It keeps the files open: a replaced file, whose old content the mapping keeps, does not count as altered.
     """
 
     def __init__(self, pack: MappedPack) -> None:
@@ -128,15 +117,9 @@ class PackWatch:
 
 
 def prepare_for(pack: MappedPack, device: torch.device, smallest_crop: float = 0.0) -> MappedPack:
-    """Move a pack to the device if it takes at most half of the free memory; else give it a gatherer.
-
-    A pack of image files always gets a gatherer, which decodes them.
-
-    Args:
-        smallest_crop: dataset.random_resized_crop, the smallest share of an image's area in a crop; 0: no crops.
-
-    Raises:
-        TrainerError: Pillow is missing, or crops need image files and the pack holds pixels.
+    """Move a pack to the device if it takes at most half of the free memory; else give it a gatherer; a pack of image
+    files gets one that decodes them. ``smallest_crop``: dataset.random_resized_crop. Raises TrainerError: Pillow is
+    missing, or crops need image files and the pack holds pixels.
     """
     if pack.places is not None:
         return replace(pack, gatherer=_decoder(pack, pack.places, device, smallest_crop))
@@ -154,7 +137,6 @@ def prepare_for(pack: MappedPack, device: torch.device, smallest_crop: float = 0
 
 
 def _decoder(pack: MappedPack, places: Tensor, device: torch.device, smallest_crop: float) -> RowReader:
-    """Import the decoder and return its reader."""
     # a computed name: a plain import would put Pillow's version into the key of every run
     try:
         module = importlib.import_module(f"{__package__}.{_DECODER}")
@@ -183,9 +165,130 @@ def _map(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         raise unreadable(path, error) from error
     if seen_bytes != wanted_bytes:
         raise DamagedPackError(path.parent, f"{path} has {seen_bytes} bytes, the manifest says {wanted_bytes}")
-    if wanted_bytes == 0:
-        raise DamagedPackError(path.parent, f"{path} holds no images")
     # not torch.from_file: it maps writable pages, which the system limits to the size of memory and swap
     with path.open("rb") as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nobody writes to it
         return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=dtype).view(shape)
+
+
+_PREFETCHED = 2  # batches: one is copied to the device while the next is gathered
+
+Rows = tuple[Tensor, Tensor]
+
+
+class Wanted(NamedTuple):
+    """A request for rows: the numbers of the samples in the pack, int64 [n] on the CPU, and the random numbers of crops
+    that are made while decoding, int64 [n, 4].
+    """
+
+    samples: Tensor
+    crops: Tensor | None = None
+
+    def equals(self, other: Wanted) -> bool:
+        """Return True if both request the same rows."""
+        if self.crops is None or other.crops is None:
+            return self.crops is other.crops and torch.equal(self.samples, other.samples)
+        return torch.equal(self.samples, other.samples) and torch.equal(self.crops, other.crops)
+
+
+class RowReader(ABC):
+    """Provides images uint8 [n, C, H, W] and labels int64 [n] on ``device``, with a few batches prefetched: threads
+    fill pinned buffers, from which a copy to the device runs in parallel with its computation.
+    """
+
+    def __init__(self, device: torch.device, workers: int) -> None:
+        self._device = device
+        self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="rows")
+        self._upcoming: Iterator[Wanted] = iter(())
+        self._begun: deque[tuple[Wanted, Callable[[], Rows]]] = deque()
+
+    def expect(self, batches: Iterable[Wanted]) -> None:
+        """Prefetch these batches, which will be taken in this order."""
+        self._upcoming = iter(batches)
+        self._begun.clear()
+        self._prefetch()
+
+    def take(self, wanted: Wanted) -> Rows:
+        """Return the rows; if another batch was expected, read them now. Raises TrainerError."""
+        if self._begun and self._begun[0][0].equals(wanted):
+            rows = self._begun.popleft()[1]()
+            self._prefetch()
+        else:
+            rows = self._begin(wanted)()
+        images, labels = (item.to(self._device, non_blocking=True) for item in rows)
+        return images, labels
+
+    def close(self) -> None:
+        """Cancel reads that have not begun."""
+        self._upcoming = iter(())
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _prefetch(self) -> None:
+        while len(self._begun) < _PREFETCHED and (wanted := next(self._upcoming, None)) is not None:
+            self._begun.append((wanted, self._begin(wanted)))
+
+    @abstractmethod
+    def _begin(self, wanted: Wanted) -> Callable[[], Rows]:
+        """Start to read the rows in threads. Returns a function that waits for them."""
+
+    def _empty(self, count: int, like: Tensor) -> Tensor:
+        return torch.empty(count, *like.shape[1:], dtype=like.dtype, pin_memory=self._device.type == "cuda")
+
+
+class Gatherer(RowReader):
+    """Copies rows of ``images`` and ``labels`` that don't fit into a GPU's memory."""
+
+    def __init__(self, images: Tensor, labels: Tensor, device: torch.device) -> None:
+        super().__init__(device, workers=1)
+        self._sources = images, labels
+
+    def _begin(self, wanted: Wanted) -> Callable[[], Rows]:
+        return self._pool.submit(self._gather, wanted.samples).result
+
+    def _gather(self, index: Tensor) -> Rows:
+        images, labels = (
+            torch.index_select(source, 0, index, out=self._empty(len(index), source)) for source in self._sources
+        )
+        return images, labels
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check ``manifest.json``. Raises DamagedPackError naming the file and field."""
+    path = folder / run_folder.MANIFEST
+    try:
+        return parse(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except KeyError as error:
+        raise DamagedPackError(path.parent, f"{path} has no field {error}") from error
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise DamagedPackError(path.parent, f"{path} was altered, or is no data manifest: {error}") from error
+
+
+class DamagedPackError(TrainerError):
+    """The pack in ``folder`` is damaged: it must be made or sent again."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        super().__init__(text)
+        self.folder = folder
+
+
+def set_aside(damage: DamagedPackError) -> TrainerError:
+    """Rename the pack's manifest, so that nobody uses the pack by its sizes and time stamps. Returns the error."""
+    folder = damage.folder.resolve()
+    try:
+        with suppress(FileNotFoundError):  # another rank renamed it, or it was missing
+            (folder / run_folder.MANIFEST).replace(folder / f"{run_folder.MANIFEST}.bad")
+    except OSError as error:
+        return TrainerError(
+            f"{damage}; remove {folder} there ({error.strerror}), then the same command makes it or sends it again"
+        )
+    return TrainerError(f"{damage}; {folder} is set aside: the same command makes it or sends it again")
+
+
+def unreadable(path: Path, error: OSError) -> TrainerError:
+    """Return DamagedPackError for a missing file, and TrainerError for one that may be intact but can't be read."""
+    text = f"{path} cannot be read ({error.strerror})"
+    if path.with_name(f"{path.name}.bad").exists():
+        text = f"{path.parent} was found damaged by another rank"
+    return DamagedPackError(path.parent, text) if isinstance(error, FileNotFoundError) else TrainerError(text)

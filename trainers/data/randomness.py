@@ -1,9 +1,6 @@
-"""Counter-based random numbers: a value depends only on its key and index, not on the rank or the time of the call.
-
-So sample order and augmentation are the same on 1×4, 2×2 and 4×1 ranks and after a resume. The mixing function is the
-finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014) on int64 tensors,
-whose arithmetic wraps like unsigned 64-bit arithmetic.
-"""
+"""Counter-based random numbers: a value depends only on its key and index, not on the rank or the time of the call. The
+mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
+2014) on int64 tensors, whose arithmetic wraps like unsigned 64-bit arithmetic."""
 
 from __future__ import annotations
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trainers.contract.data_pack import Manifest
 from trainers.core.config import TrainerConfig
 from trainers.core.errors import TrainerError
-from trainers.data.manifest import Manifest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
     """Sizes in images, lengths in optimizer steps.
 
-    Images of an epoch that do not fill a global batch are left out; the order changes in every epoch, so these images
-    do, too. A part of the global batch has its own dropout and batch statistics. Each rank computes one part, or with
-    trainer.shards several, one after the other.
+    Images of an epoch that do not fill a global batch are left out, others each time. A part of the global batch has
+    its own dropout and batch statistics; each rank computes one, or with trainer.shards several.
     """
 
     global_batch_size: int
@@ -61,11 +60,7 @@ class Steps:
 
 
 def plan_steps(config: TrainerConfig, manifest: Manifest, world_size: int) -> Steps:
-    """Plan the steps of a run.
-
-    Raises:
-        TrainerError, ConfigError: the global batch cannot be divided, or is larger than the train split.
-    """
+    """Plan the steps of a run. Raises TrainerError, ConfigError."""
     config.check_ranks(world_size)
     size, available = config.global_batch_size, manifest.size("train")
     parts = (config.shards or world_size) * config.accumulate_steps

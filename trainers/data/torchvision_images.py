@@ -1,9 +1,6 @@
-"""Extract a labelled data set of torchvision, in a separate process, as the controller imports no torch.
-
-``python -m trainers.data.torchvision_images REQUEST``, where REQUEST is a JSON object with the ``name`` of a class of
-torchvision.datasets, its ``root``, whether it may ``download``, and the folder ``out``. For each part (train, test) it
-writes PART.bin, the files one after the other, and last meta.json: the end of each file, its label, and the classes.
-"""
+"""Extract a labelled data set of torchvision, in a separate process. ``python -m trainers.data.torchvision_images
+REQUEST``: a JSON object with ``name``, ``root``, ``download`` and ``out``, a folder. For each part it writes PART.bin,
+the files one after the other, and last meta.json: the end of each file, its label, and the classes."""
 
 from __future__ import annotations
 
@@ -53,7 +50,6 @@ def _parts(kind: Callable[..., Any], known: Mapping[str, Any], given: Mapping[st
 
 
 def _first(kind: Callable[..., Any], given: Mapping[str, Any], argument: str, values: Sequence[object]) -> Any:
-    """Construct the class with the first value that it accepts."""
     for value in values[:-1]:
         try:
             return kind(**given, **{argument: value})

@@ -1,8 +1,5 @@
-"""Networks, one module each, looked up by name. docs/models.md shows how to add one.
-
-A model's module has its settings and one function, ``build(config, image)``, that returns a ``torch.nn.Module`` from
-float images [n, C, H, W] to logits [n, classes]. Modules without settings hold parts that models share.
-"""
+"""Networks, one module each (docs/models.md): its settings, and ``build(config, image)``, which returns a
+``torch.nn.Module`` from float images [n, C, H, W] to logits [n, classes]."""
 
 from __future__ import annotations
 
@@ -35,10 +32,6 @@ class Calibrated(Protocol):
 
 
 def build(config: ModelConfig, image: ImageShape) -> nn.Module:
-    """Build the named network with fresh weights from torch's global CPU generator.
-
-    Raises:
-        ConfigError: there is no such model, or it does not fit the image size.
-    """
+    """Build the named network with fresh weights from torch's global CPU generator. Raises ConfigError."""
     network: nn.Module = options.module("model", config.name).build(config, image)
     return network

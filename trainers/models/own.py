@@ -38,11 +38,7 @@ class OwnModelConfig(ModelConfig):
 
 
 def build(config: OwnModelConfig, image: ImageShape) -> nn.Module:
-    """Build the network and check it.
-
-    Raises:
-        ConfigError: it is no network, its logits have another shape, or it has no trainable parameter.
-    """
+    """Build the network and check it. Raises ConfigError."""
     size = image.height if image.height == image.width else (image.height, image.width)
     offered = {"num_classes": image.num_classes, "channels": image.channels, "image_size": size}
     make = options.load_target(config.target)

@@ -8,7 +8,7 @@ from torch import nn
 
 from trainers.core.config import ModelConfig
 from trainers.models import ImageShape
-from trainers.models.resnet import Bottleneck, residual_network
+from trainers.models.resnet18 import Bottleneck, residual_network
 
 
 @dataclass(kw_only=True)

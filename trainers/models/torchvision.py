@@ -59,11 +59,7 @@ class TorchvisionConfig(ModelConfig):
 
 
 def build(config: TorchvisionConfig, image: ImageShape) -> nn.Module:
-    """See trainers.models. Images of one channel are repeated to three.
-
-    Raises:
-        ConfigError: torchvision isn't installed here, its builder refuses an argument, or the network the images.
-    """
+    """See trainers.models. Images of one channel are repeated to three. Raises ConfigError."""
     make = _builder(config.arch)
     try:
         network = make(weights=None, num_classes=image.num_classes, **_sized(config.arch, image), **config.args)
@@ -111,7 +107,6 @@ def _in_colours(network: nn.Module, images: tuple[Tensor]) -> Tensor:
 
 
 def _refuse_unfit(network: nn.Module, arch: str, image: ImageShape) -> None:
-    """Raise ConfigError if the network can't take the images: on torch's meta device, which computes shapes only."""
     state = {name: value.to("meta") for name, value in network.state_dict().items()}
     shape = (1, image.channels, image.height, image.width)
     network.eval()

@@ -58,9 +58,8 @@ class AirbenchMuonConfig(OptimizerConfig):
 class AirbenchMuon(Optimizer):
     """Jordan et al.: Muon, an optimizer for hidden layers in neural networks, 2024.
 
-    A filter bank [out, …] is a matrix of ``out`` rows. A step moves it along its orthogonalised momentum by ``lr``
-    times its norm, which is kept at √rows. SGD updates the last matrix and all vectors. Banks of one shape are computed
-    at once.
+    A step moves a filter bank [out, …], a matrix of ``out`` rows, along its orthogonalised momentum by ``lr`` times its
+    norm, which is kept at √rows. SGD updates the last matrix and vectors.
     """
 
     def __init__(self, parameters: Sequence[Tensor], config: AirbenchMuonConfig) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainers.core.config import OptimizerConfig, below_one
-from trainers.optimizers.torch_classes import TorchOptimizer, param_groups
+from trainers.optimizers.torch import TorchOptimizer, param_groups
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainers.core import options
 from trainers.core.config import ConfigError, OptimizerConfig, check_target
-from trainers.optimizers.torch_classes import TorchOptimizer, from_class
+from trainers.optimizers.torch import TorchOptimizer, from_class
 
 
 @dataclass(kw_only=True)

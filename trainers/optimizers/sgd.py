@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainers.core.config import ConfigError, OptimizerConfig, below_one
-from trainers.optimizers.torch_classes import TorchOptimizer, from_class
+from trainers.optimizers.torch import TorchOptimizer, from_class
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainers.contract import run_folder
-from trainers.core.fields import ConfigError
+from trainers.core.errors import ConfigError
 from trainers.script.settings import ScriptConfig, filled, groups, is_resume, names, placeholder_of_data
 
 

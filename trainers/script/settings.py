@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainers.core.fields import KEYED_UNLESS_DEFAULT, ConfigError, at_least, choice
+from trainers.core.errors import KEYED_UNLESS_DEFAULT, ConfigError, at_least, choice
 
 PLACEHOLDERS = ("data", "run", "checkpoints", "resume", "seed")
 """Names of placeholders in args and env; filled on the host, so their values are no part of the key."""

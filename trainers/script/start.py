@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import paceline
 from trainers.contract import run_folder, variables
 from trainers.contract.beats import ENDED, hook_arguments
-from trainers.core.fields import ConfigError
+from trainers.core.errors import ConfigError
 from trainers.observation import notes
 from trainers.observation.input_record import record_inputs
 from trainers.observation.processes import ObservedProgram, origin_of, project_of, zones_of

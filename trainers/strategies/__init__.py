@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from trainers.checkpoint.folder import Checkpoint
-from trainers.checkpoint.weights import plain_weights
+from trainers.checkpoint import Checkpoint, plain_weights
 from trainers.core import options
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from trainers.checkpoint.folder import Checkpoint
+from trainers.checkpoint import Checkpoint
 from trainers.core.config import ConfigError, StrategyConfig, TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.distributed.process_group import RankContext

@@ -1,7 +1,5 @@
-"""Evaluate a split: loss, accuracy and further metrics, with the split divided among the ranks.
-
-Every image counts exactly once.
-"""
+"""Evaluate a split: loss, accuracy and further metrics. The ranks share the split, and every image counts exactly
+once."""
 
 from __future__ import annotations
 
@@ -14,9 +12,8 @@ from torch.nn import functional
 
 from trainers.contract.beats import Phase
 from trainers.data.augment import Normaliser, bordered
-from trainers.data.pack import MappedPack
+from trainers.data.pack import MappedPack, Wanted
 from trainers.data.randomness import Stream, key
-from trainers.data.row_reader import Wanted
 from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.rank_state import pairwise_sum
@@ -91,11 +88,8 @@ class Evaluator:
 
     @torch.inference_mode()
     def count_up(self, split: str) -> tuple[Tensor, Tensor]:
-        """Sum the results of a split over all ranks, without waiting for the device.
-
-        Returns:
-            float64 [2 + more]: sum of losses, number of correct predictions, and sums of further metrics.
-            int32 [count]: the predicted classes.
+        """Sum the results of a split over all ranks, without waiting for the device: float64 [2 + more], the sum of
+        losses, number of correct predictions, and sums of further metrics; int32 [count], the predicted classes.
         """
         context = self.context
         start, stop = self.pack.manifest.splits[split]
@@ -148,10 +142,9 @@ class Evaluator:
 
 
 def views(images: Tensor, tta: str) -> Iterator[tuple[float, Tensor]]:
-    """Yield (weight, view) of uint8 images [N, C, H, W] for test-time augmentation; the weights add up to 1.
-
-    mirror: the image and its mirror image. multicrop: also both of these shifted by one pixel, up and left or down and
-    right, at half the weight (the six views of arXiv 2404.00498).
+    """Yield (weight, view) of uint8 images [N, C, H, W] for test-time augmentation. mirror: the image and its mirror
+    image. multicrop: also both shifted by one pixel, up and left or down and right, at half the weight (arXiv
+    2404.00498).
     """
     if tta == "none":
         yield 1.0, images

@@ -1,7 +1,5 @@
-"""Load the weights that a run starts from (init.weights, init.run). Rank 0 reads the file and broadcasts them.
-
-The file lies in the run folder. It is loaded with ``weights_only``: no code in it is executed.
-"""
+"""Load the weights that a run starts from (init.weights, init.run): a file in the run folder, without running any code
+in it. Rank 0 reads the file and broadcasts them."""
 
 from __future__ import annotations
 
@@ -30,14 +28,8 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # terminal colours in torch's m
 
 @dataclass(frozen=True, kw_only=True)
 class Initial:
-    """How a file of weights was applied to the network.
-
-    Attributes:
-        setting: by which the user named the file, as ``init.run=…``.
-        loaded: number of tensors that were copied.
-        fresh: names of the network's tensors that stayed fresh because the file has other classes.
-        left_out: names of the file's tensors that were not used.
-        notes: how the file was unwrapped.
+    """How a file of weights was applied: tensors ``loaded``, those of the network that stayed ``fresh`` (other
+    classes), those of the file ``left_out``, and ``notes`` on how it was unwrapped.
     """
 
     setting: str
@@ -66,10 +58,8 @@ def load(
 ) -> Initial | None:
     """Load the weights that ``config.init`` names into the network, on every rank.
 
-    Returns None on ranks other than 0, and if the run starts from fresh weights.
-
-    Raises:
-        TrainerError: the file is missing, altered or no file of weights, or its tensors don't fit the network.
+    Returns None on ranks other than 0, and if the run starts from fresh weights. Raises TrainerError: the file is
+    missing, altered or no file of weights, or its tensors don't fit the network.
     """
     setting = config.init.setting
     if not setting:
@@ -102,11 +92,7 @@ def read(path: Path, setting: str, sha256: str | None) -> tuple[dict[str, Tensor
 
 
 def unwrapped(content: Any, setting: str) -> tuple[dict[str, Tensor], list[str]]:
-    """Find the state dict in a file's content, with the network's own names, and notes on how it was unwrapped.
-
-    Raises:
-        TrainerError: there is none.
-    """
+    """Find the state dict in a file's content; return it with notes on how it was unwrapped. Raises TrainerError."""
     notes = []
     for name in _INSIDE:
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
@@ -136,9 +122,7 @@ def fit(
 ) -> Initial:
     """Copy ``weights`` into the network. One layer may differ in its number of classes: it stays fresh.
 
-    Raises:
-        TrainerError: a tensor is missing, unknown, or has another shape or kind, or values that are not finite. In
-            this case nothing is copied.
+    Raises TrainerError, and copies nothing: a tensor is missing, unknown, of another shape or kind, or not finite.
     """
     own = network.state_dict()
     head = _head(own, weights, num_classes)
@@ -178,15 +162,14 @@ def _head(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], num_classes:
 
 
 def _misfits(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], spared: Collection[str]) -> str:
-    """Describe tensors that do not fit, or return ''. num_batches_tracked may be missing: files before 2018 lack it."""
     missing = [name for name in own if name not in weights and not name.endswith(".num_batches_tracked")]
     extra = [name for name in weights if name not in own and name not in spared]
     other = [name for name in own if name in weights and own[name].shape != weights[name].shape and name not in spared]
     shapes = [f"{name}: {[*weights[name].shape]} there, {[*own[name].shape]} here" for name in other]
     kinds = [
-        f"{name}: {_kind(weights[name])} there, {_kind(own[name])} here"
+        f"{name}: {_dtype(weights[name])} there, {_dtype(own[name])} here"
         for name in own
-        if name in weights and name not in spared and not _can_be_copied(weights[name], own[name])
+        if name in weights and name not in spared and _kind(weights[name]) != _kind(own[name])
     ]
     wrong = {
         "missing there": missing,
@@ -197,18 +180,13 @@ def _misfits(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], spared: C
     return "; ".join(f"{len(names)} {what} ({_listed(names)})" for what, names in wrong.items() if names)
 
 
-def _can_be_copied(source: Tensor, target: Tensor) -> bool:
-    """Return True if both are dense, and both real, complex or integer; values may be rounded."""
-    if source.is_meta or source.is_quantized or source.layout != torch.strided:
-        return False
-    return (source.is_floating_point(), source.is_complex()) == (target.is_floating_point(), target.is_complex())
+def _kind(tensor: Tensor) -> tuple[bool, bool]:
+    """Tell real, complex and integer apart; within a kind, values may be rounded."""
+    return tensor.is_floating_point(), tensor.is_complex()
 
 
-def _kind(tensor: Tensor) -> str:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if tensor.is_meta:
-        return f"{dtype} on meta, without values"
-    return dtype if tensor.layout == torch.strided else f"{dtype}, {str(tensor.layout).removeprefix('torch.')}"
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -9,14 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trainers.checkpoint.folder import Checkpoint, CheckpointFolder, Identity
+from trainers.checkpoint import Checkpoint, CheckpointFolder, Identity
 from trainers.contract import run_folder
 from trainers.contract.beats import Phase
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.data.augment import EpochPlan, normaliser, plan_epoch
-from trainers.data.manifest import set_aside
-from trainers.data.pack import MappedPack, PackWatch
+from trainers.data.pack import MappedPack, PackWatch, set_aside
 from trainers.data.randomness import key
 from trainers.data.step_plan import plan_steps
 from trainers.distributed import rank_state
@@ -26,13 +25,12 @@ from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import read_attempt
 from trainers.distributed.resources import resume_garbage_collection
 from trainers.distributed.termination import Termination
-from trainers.training import initial_weights, loss, operators
+from trainers.training import digests, initial_weights, loss
 from trainers.training.digests import Digests
 from trainers.training.evaluation import Evaluation, Evaluator
-from trainers.training.losses import Losses, Reading
-from trainers.training.metrics import MetricsFile
+from trainers.training.loss import Losses, Reading
 from trainers.training.model_setup import agree_on_precision, calibrate, choose_kernels, freeze, make_network
-from trainers.training.progress import Progress, Throughput
+from trainers.training.progress import MetricsFile, Progress, Throughput
 from trainers.training.step import Stepper
 
 
@@ -66,7 +64,7 @@ class Trainer:
         self.throughput = Throughput(self.steps.global_batch_size)
         every = config.trainer.digests
         self.digests = Digests(self.model, context, run_dir / run_folder.DIGESTS, every) if every else None
-        self.replay = operators.wanted()
+        self.replay = digests.wanted()
         self.saved_step = 0
         self.watch: PackWatch | None = None  # detects changes of this node's data files
         self.pruned = False  # the controller ended the run early, at the end of an epoch
@@ -76,10 +74,7 @@ class Trainer:
 
     # ----------------------------------------------------------------------------- start and resume
     def prepare(self) -> None:
-        """Warm up, then load the newest good checkpoint, or else share the fresh weights.
-
-        Rank 0 reads the checkpoint and broadcasts it; state that differs between ranks is scattered.
-        """
+        """Warm up, then load the newest good checkpoint, which rank 0 broadcasts, or else share fresh weights."""
         resume_garbage_collection()
         warm_up_s = self._warm_up()
         own_row = self.stepper.own_row()
@@ -99,7 +94,6 @@ class Trainer:
         self.progress.warm_up_s += warm_up_s
 
     def _resume(self) -> Checkpoint | None:
-        """Load the newest good checkpoint on rank 0, if there is one, and open the files that rank 0 writes."""
         owner = Identity.of(
             self.config,
             self.pack.manifest.digest,
@@ -171,11 +165,7 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------- training
     def train(self) -> None:
-        """Train to the last step, or to the end of the epoch at which the run is pruned.
-
-        Raises:
-            TrainerError: a loss is not finite, or the memory is full.
-        """
+        """Train to the last step, or to the end of the epoch at which the run is pruned. Raises TrainerError."""
         plan: EpochPlan | None = None
         began = time.perf_counter() - self.progress.train_s
         self.throughput.restart()
@@ -268,7 +258,6 @@ class Trainer:
             self.throughput.restart()
 
     def _log(self, epoch: int, *, evaluates: bool) -> tuple[Reading, float]:
-        """Read the losses (this waits for the device) and write a line. Returns the losses and images per second."""
         self.attempt.check()
         if self.digests is not None:
             self.digests.write()
@@ -301,7 +290,6 @@ class Trainer:
         return patience is not None and self.progress.evaluations_since_best >= patience
 
     def _after_evaluation(self) -> str:
-        """Describe the activity that follows when this step is logged and evaluated."""
         if self.pruned:
             return "saving a checkpoint and ending early"
         if self._is_over:
@@ -380,11 +368,7 @@ class Trainer:
         return result
 
     def check_data(self) -> None:
-        """Check on all ranks that the data are unchanged, before any result computed from the data is saved.
-
-        Raises:
-            TrainerError: a node's data files were modified after they were verified.
-        """
+        """Check on all ranks that the data are unchanged, before a result of them is saved. Raises TrainerError."""
         damage = self.watch.damage() if self.watch is not None else None
         whole = self.context.all_reduce_min(int(damage is None))
         if damage is not None:
@@ -405,7 +389,6 @@ class Trainer:
             print(text, flush=True)
 
     def _record(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Keep the finite metrics of an evaluation, and return them."""
         finite, warnings = self.progress.record_metrics(metrics, self.step)
         for warning in warnings:
             self.say(warning)

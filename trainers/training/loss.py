@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from trainers.core import options
 from trainers.core.config import ConfigError, TrainerConfig
 from trainers.core.errors import TrainerError
 from trainers.data.pack import MappedPack
+from trainers.distributed.process_group import RankContext
 
 _IMAGES = 2  # batch size of the trial call of a user-defined function
 
@@ -33,7 +36,6 @@ def build(config: TrainerConfig, pack: MappedPack, device: torch.device) -> Loss
 
 
 def _own_loss(target: str, args: Mapping[str, Any], classes: int, device: torch.device) -> Loss:
-    """Build a user-defined loss, an instance or a function with ``args`` bound, and try it. Raises ConfigError."""
     own = options.load_target(target)
     kept = options.accepted(own, args, {"num_classes": classes})
     made: Any = own(**kept) if inspect.isclass(own) else functools.partial(own, **kept)
@@ -54,11 +56,7 @@ def _own_loss(target: str, args: Mapping[str, Any], classes: int, device: torch.
 
 
 def metrics(config: TrainerConfig, classes: int, device: torch.device) -> dict[str, Loss]:
-    """Load user-defined metrics by name: functions of logits [n, classes] and labels [n] to a value per image, [n].
-
-    Raises:
-        ConfigError: a metric returns something else.
-    """
+    """Load metrics of one's own: functions of logits [n, classes] and labels [n] to values [n]. Raises ConfigError."""
     functions = {name: options.load_target(target) for name, target in config.metrics.items()}
     logits, labels = (
         torch.zeros(_IMAGES, classes, device=device),
@@ -79,11 +77,7 @@ def _seen(value: object) -> str:
 
 
 def class_weights(wanted: str | list[float], pack: MappedPack) -> Tensor:
-    """Return weights [classes] whose mean over the images of the train split is 1.
-
-    Raises:
-        TrainerError: another number of weights than of classes, or a class without training images.
-    """
+    """Return weights [classes] whose mean over the images of the train split is 1. Raises TrainerError."""
     classes = pack.manifest.num_classes
     start, stop = pack.manifest.splits["train"]
     counts = torch.bincount(pack.labels[start:stop].cpu(), minlength=classes).to(torch.float64)
@@ -114,3 +108,80 @@ def _weighted(logits: Tensor, labels: Tensor, *, weights: Tensor, label_smoothin
     """
     total = functional.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=label_smoothing)
     return total / len(labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The losses of one interval: ``loss`` is the mean over ``steps`` steps and all ranks (NaN: none was finite).
+
+    ``called`` and ``stop`` are rank 0's requests for a checkpoint and for the end of the run.
+    """
+
+    loss: float
+    steps: int
+    called: bool
+    stop: bool
+
+
+class Losses:
+    """The training losses since the last read, a row per part, on the device; only ``read`` waits for it."""
+
+    def __init__(self, context: RankContext, capacity: int, parts_per_rank: int = 1) -> None:
+        self._context = context
+        first, self._whose = context.ranks.rank * parts_per_rank, "on rank" if parts_per_rank == 1 else "in part"
+        self._own = slice(first, first + parts_per_rank)
+        rows = context.ranks.world_size * parts_per_rank
+        self._values = torch.zeros(rows, capacity + 1, device=context.device)  # last column: rank 0's request
+        self._count = 0
+        self._restored = 0  # how many of these losses were computed by an earlier attempt
+
+    def add(self, loss: Tensor) -> None:
+        """Keep the mean losses of this rank's parts of the batch: a scalar, or [parts]."""
+        self._values[self._own, self._count].copy_(loss.detach())
+        self._count += 1
+
+    def unread(self, last_step: int, *, saved_step: int, skip_nonfinite: bool) -> list[list[float]]:
+        """Take out the losses that were not read yet, a row for each part, for ``restore``. Raises as ``read`` does."""
+        rows, _ = self._rows()
+        if not skip_nonfinite:
+            self._refuse_nonfinite(rows, last_step, saved_step)
+        return rows
+
+    def restore(self, count: int, rows: Sequence[Sequence[float]] = ()) -> None:
+        """Put back ``unread`` losses. Every rank passes ``count``, the length of a row; one rank passes the rows."""
+        self._count = self._restored = count
+        for part, row in enumerate(rows):
+            self._values[part, :count] = torch.tensor(row, device=self._values.device)
+
+    def call(self, *, stop: bool = False) -> None:
+        """Let rank 0 request a checkpoint (with ``stop``, the end of the run) at the next read."""
+        self._values[0, -1].clamp_(min=2.0 if stop else 1.0)
+
+    def read(self, last_step: int, *, saved_step: int = 0, skip_nonfinite: bool = False) -> Reading:
+        """Return the mean loss since the last read, over all ranks, on each. Raises TrainerError: one is not finite."""
+        steps = self._count - self._restored
+        rows, call = self._rows()
+        if not skip_nonfinite:
+            self._refuse_nonfinite(rows, last_step, saved_step)
+        finite = [loss for row in rows for loss in row if math.isfinite(loss)]
+        mean = sum(finite) / len(finite) if finite else math.nan
+        return Reading(loss=mean, steps=steps, called=call > 0, stop=call > 1)
+
+    def _rows(self) -> tuple[list[list[float]], float]:
+        count, self._count, self._restored = self._count, 0, 0
+        table: list[list[float]] = self._context.read(self._context.sum(self._values))
+        self._values.zero_()
+        return [row[:count] for row in table], table[0][-1]
+
+    def _refuse_nonfinite(self, rows: Sequence[Sequence[float]], last_step: int, saved_step: int) -> None:
+        count = len(rows[0])
+        for column in range(count):
+            bad = [number for number, row in enumerate(rows) if not math.isfinite(row[column])]
+            if bad:
+                where = f"at step {last_step - count + 1 + column} {self._whose} {', '.join(map(str, bad))}"
+                last_good = f"the last good checkpoint is that of step {saved_step}"
+                last_good = last_good if saved_step else "there is no checkpoint yet"
+                raise TrainerError(
+                    f"the training loss is {rows[bad[0]][column]} {where}; {last_good}; a lower optimizer.lr or "
+                    "trainer.precision=fp32 usually helps, trainer.skip_nonfinite=true leaves such steps out"
+                )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from trainers import models
+from trainers.contract.data_pack import Manifest
 from trainers.core.config import ConfigError, ModelConfig, TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.data.augment import Normaliser
-from trainers.data.manifest import Manifest
 from trainers.data.pack import MappedPack
 from trainers.data.randomness import seed_libraries
 from trainers.data.step_plan import Steps
@@ -27,12 +26,7 @@ _SHOWN = 6
 
 
 def make_network(config: TrainConfig, manifest: Manifest, context: RankContext, steps: Steps) -> nn.Module:
-    """Build the network for training with these steps.
-
-    Raises:
-        ConfigError: the network does not fit the images.
-        TrainerError: a rank's micro-batch is too small for the network, or trainer.sync_batchnorm without GPUs.
-    """
+    """Build the network for these steps. Raises ConfigError, TrainerError: it fits neither images nor batch."""
     network = fresh_network(config.model, manifest, context, seed=config.seed)
     if config.trainer.sync_batchnorm and context.ranks.world_size > 1:
         network = _synchronised(network, context)
@@ -45,7 +39,6 @@ def make_network(config: TrainConfig, manifest: Manifest, context: RankContext, 
 
 
 def _synchronised(network: nn.Module, context: RankContext) -> nn.Module:
-    """Replace batch normalisation by torch.nn.SyncBatchNorm. Raises TrainerError on CPUs."""
     if context.device.type == "cpu":
         raise TrainerError(
             "trainer.sync_batchnorm=true needs GPUs: torch.nn.SyncBatchNorm has no form for processors; "
@@ -58,9 +51,7 @@ def _synchronised(network: nn.Module, context: RankContext) -> nn.Module:
 def fresh_network(config: ModelConfig, manifest: Manifest, context: RankContext, *, seed: int) -> nn.Module:
     """Build a network with fresh weights. They depend on the seed alone, as they are drawn on the CPU.
 
-    Raises:
-        ConfigError: the network does not fit the images.
-        TrainerError: the GPU's memory has no room for its weights.
+    Raises ConfigError: the network does not fit the images; TrainerError: the GPU's memory has no room for its weights.
     """
     shape = models.ImageShape(
         channels=manifest.channels,
@@ -96,11 +87,7 @@ def calibrate(network: nn.Module, pack: MappedPack, normalise: Normaliser) -> No
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on the CPU with one thread inside this context.
-
-    The number of threads changes how products and decompositions round. On a GPU host it follows from the number of
-    cores, which must not influence the initial weights.
-    """
+    """Compute with one CPU thread inside this context: their number must not influence the initial weights."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -110,11 +97,7 @@ def one_thread() -> Iterator[None]:
 
 
 def agree_on_precision(wanted: str, context: RankContext) -> str:
-    """Return fp32, bf16 or fp16 for all ranks: ``wanted``, or for auto the precision that suits rank 0's device.
-
-    Raises:
-        TrainerError: fp16 on the CPU.
-    """
+    """Return fp32, bf16 or fp16 for all ranks; for auto what suits rank 0's device. Raises TrainerError."""
     if wanted == "fp16" and context.device.type == "cpu":
         raise TrainerError("trainer.precision=fp16 needs a GPU; on the CPU choose bf16 or fp32")
     if wanted != "auto":
@@ -154,11 +137,7 @@ def seed_generators(device: torch.device, seed: int) -> None:
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Exclude parameters that match a pattern from training: no gradient, no optimizer state and no update.
-
-    Raises:
-        ConfigError: a pattern matches no parameter, or nothing would be left to train.
-    """
+    """Exclude parameters that match a pattern from training. Raises ConfigError: no match, or nothing left."""
     names = [name for name, _ in model.named_parameters()]
     # refuse a pattern without a match: a typo would silently train the parameters that should stay frozen
     for pattern in patterns:
@@ -184,16 +163,12 @@ def training_mode(model: nn.Module, patterns: Sequence[str]) -> None:
 
 
 def moving_buffers(model: nn.Module, patterns: Sequence[str]) -> list[Tensor]:
-    """Return the model's buffers, except for the statistics of frozen batch normalisations.
-
-    Those must stay bit-identical, and the mean over the ranks could change them by rounding.
-    """
+    """Return the model's buffers, without frozen statistics: a mean over the ranks could change them by rounding."""
     kept = {id(item) for layer in _frozen_norms(model, patterns) for item in layer.buffers()}
     return [item for item in model.buffers() if id(item) not in kept]
 
 
 def _frozen_norms(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
-    """Return the batch normalisations whose running mean matches a pattern."""
     layers = model.named_modules() if patterns else ()
     return [item for name, item in layers if isinstance(item, _NormBase) and _matches(f"{name}.running_mean", patterns)]
 
@@ -203,13 +178,8 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _near(pattern: str, names: Sequence[str]) -> str:
-    """Suggest names that the user may have meant: parameters, and their parent modules followed by ``.*``."""
-    above = {".".join(parts[:depth]) for name in names for parts in [name.split(".")] for depth in range(1, len(parts))}
-    known = [*names, *(f"{name}.*" for name in sorted(above))]
-    if f"{pattern}.*" in known:
+    if any(name.startswith(f"{pattern}.") for name in names):
         return f"did you mean {pattern}.*?"
-    close = difflib.get_close_matches(pattern, known, n=1)
-    start = f"did you mean {close[0]}? " if close else ""
     first = list(dict.fromkeys(name.partition(".")[0] for name in names))
     more = f", … ({len(first)} in all)" if len(first) > _SHOWN else ""
-    return f"{start}its names begin with: {', '.join(first[:_SHOWN])}{more}"
+    return f"its names begin with: {', '.join(first[:_SHOWN])}{more}"

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+from trainers.core.files import explained, write_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +60,9 @@ class Progress:
         return cls(**{**content, "nonfinite": nonfinite})
 
     def record_metrics(self, metrics: Mapping[str, float], step: int) -> tuple[dict[str, float], list[str]]:
-        """Keep the finite metrics of an evaluation.
+        """Keep the finite metrics of an evaluation; others are left out and counted, as JSON has none.
 
-        JSON has no NaN or infinity, so such values are left out and counted. The same rule holds for the metrics of
-        scripts.
-
-        Returns:
-            The finite metrics, and a warning for each metric that was left out for the first time.
+        Return the finite ones, and a warning for each metric that was left out for the first time.
         """
         warnings = []
         for name, value in metrics.items():
@@ -77,11 +78,7 @@ class Progress:
         return {name: value for name, value in metrics.items() if math.isfinite(value)}, warnings
 
     def record_accuracy(self, accuracy: float) -> bool:
-        """Record an evaluation of the val split, whose result is the same on all ranks.
-
-        Returns:
-            True if it is the best so far; on a tie, the earlier one counts as the best.
-        """
+        """Record an evaluation of the val split. Return True if it is the best so far; on a tie, the earlier one is."""
         is_best = accuracy > self.best_accuracy
         if is_best:
             self.best_accuracy, self.evaluations_since_best = accuracy, 0
@@ -119,3 +116,53 @@ class Throughput:
             if seen >= half:
                 return rate
         return 0.0
+
+
+class MetricsFile:
+    """Appends lines {"t", "step", "epoch", "metrics", "attempt", "doing"} to metrics.jsonl; ``t`` in unix seconds."""
+
+    def __init__(self, path: Path, text: str = "", *, attempt: str = "") -> None:
+        """Open the file with exactly ``text`` as content: the lines up to the checkpoint that the run resumes from.
+
+        ``damage`` says that the file began otherwise; normally it is empty. ``attempt`` is the run id of new lines.
+        """
+        self.damage = _restore(path, text)
+        self._path, self._texts, self._attempt = path, [text], attempt
+        self._file = path.open("a", encoding="utf-8")
+
+    @property
+    def text(self) -> str:
+        """All lines as they were written."""
+        self._texts = ["".join(self._texts)]
+        return self._texts[0]
+
+    def write(self, step: int, epoch: int, metrics: dict[str, float], *, doing: str) -> None:
+        """Append a line: ``step`` counts finished steps, ``epoch`` from 1, ``doing`` is the activity that follows."""
+        place = {"t": round(time.time(), 6), "step": step, "epoch": epoch}
+        text = json.dumps({**place, "metrics": metrics, "attempt": self._attempt, "doing": doing}, allow_nan=False)
+        text += "\n"
+        self._texts.append(text)
+        with explained(self._path, len(text)):
+            self._file.write(text)
+            self._file.flush()
+
+    def close(self) -> str:
+        """Fsync the file. If it was damaged since the last write, rewrite it and return a description of the damage."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+        actual, expected = self._path.read_bytes() if self._path.exists() else b"", self.text.encode()
+        if actual == expected or not actual:  # a removed file is reported with the run folder
+            return ""
+        write_bytes(self._path, expected)
+        return f"{self._path.name} was damaged; all that was written is there again"
+
+
+def _restore(path: Path, text: str) -> str:
+    """Cut the file after ``text``, or rewrite it if it does not begin with ``text``. Returns the damage, or ''."""
+    actual, expected = path.read_bytes() if path.exists() else b"", text.encode()
+    if actual.startswith(expected):  # drop the lines that a stopped attempt wrote after its checkpoint
+        path.touch()
+        os.truncate(path, len(expected))
+        return ""
+    write_bytes(path, expected)
+    return f"{path.name} was damaged; all that the checkpoint knows is there again"

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from trainers.checkpoint import write_weights
+from trainers.contract import run_folder
+from trainers.contract.beats import Phase
+from trainers.contract.data_pack import Manifest
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
+from trainers.core.files import write_json, write_sealed
 from trainers.core.options import load
-from trainers.data.manifest import DamagedPackError, Manifest, set_aside
-from trainers.data.pack import PackWatch, check_digests, open_pack, prepare_for
+from trainers.data.pack import DamagedPackError, PackWatch, check_digests, open_pack, prepare_for, set_aside
 from trainers.data.step_plan import Steps
+from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.process_group import RankContext, connect, nccl_warning
 from trainers.distributed.ranks import Ranks, read_ranks
 from trainers.distributed.resources import keep_freed_memory, take_cores
+from trainers.observation import unkeyed as unkeyed_inputs
+from trainers.observation.input_record import InputRecord
 from trainers.observation.processes import ObservedRank
-from trainers.training import results
+from trainers.observation.unkeyed import outside_warning, unkeyed_warnings
+from trainers.training.evaluation import Evaluation
 from trainers.training.loop import Trainer
 
 _MANY_UNUSED = 0.05  # share of the train images that an epoch may leave out without a warning
@@ -27,11 +39,7 @@ _MANY_UNUSED = 0.05  # share of the train images that an epoch may leave out wit
 def run(path: Path, observed: ObservedRank | None = None) -> None:
     """Train with the configuration ``config.json`` at ``path``; its folder is the run folder.
 
-    Args:
-        observed: records the files, modules and variables that this process reads, if they are recorded.
-
-    Raises:
-        ConfigError, TrainerError: an error that the user can fix; the message says how.
+    ``observed`` records what this process reads. Raises ConfigError, TrainerError: the message says how to fix it.
     """
     run_dir = path.parent
     try:
@@ -61,7 +69,7 @@ def run(path: Path, observed: ObservedRank | None = None) -> None:
         if idle_cores and context.device.type == "cpu":
             trainer.say(_idle_cores(idle_cores, context.ranks))
         if pack.manifest.synthetic:
-            trainer.say(results.SYNTHETIC)
+            trainer.say(SYNTHETIC)
         if check is not None:  # before training reads the first image
             try:
                 check.result()
@@ -74,11 +82,11 @@ def run(path: Path, observed: ObservedRank | None = None) -> None:
         if trainer.replay is not None:
             return  # a replay for `doit diff` only records the operators of some steps, which it has done
         if trainer.pruned:
-            results.note_pruned(trainer)
+            note_pruned(trainer)
         else:
             test = trainer.test()
             trainer.check_data()
-            results.finish(trainer, test, observed)
+            finish(trainer, test, observed)
 
 
 def _warn_of_slow_network(context: RankContext) -> None:
@@ -129,7 +137,6 @@ def _idle_cores(idle: int, ranks: Ranks) -> str:
 
 
 def _unused(steps: Steps, manifest: Manifest) -> str:
-    """Warn of images that an epoch leaves out, if they are many, and of an empty val split."""
     lines, available = "", manifest.size("train")
     unused = available - steps.per_epoch * steps.global_batch_size
     if unused > available * _MANY_UNUSED:
@@ -143,7 +150,6 @@ def _unused(steps: Steps, manifest: Manifest) -> str:
 
 
 def _strategy(trainer: Trainer) -> str:
-    """Describe the strategy in a line, unless it is ddp."""
     name = trainer.stepper.strategy.layout.name
     return (
         "" if name == "ddp" else f"\nstrategy {name}: each rank has 1/{trainer.context.ranks.world_size} of the model"
@@ -159,3 +165,108 @@ def _rank_batch(steps: Steps) -> str:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+SYNTHETIC = "synthetic data: accuracy means nothing"
+_HINT_OUTSIDE = "in the project, model.inputs makes {them} a part of the key"
+
+
+def note_pruned(trainer: Trainer) -> None:
+    """Write pruned.json on rank 0; the checkpoint of this step is on the disk already."""
+    if not trainer.context.is_rank_zero:
+        return
+    trainer.attempt.check()
+    epoch = trainer.step // trainer.steps.per_epoch
+    pruned = {"step": trainer.step, "epoch": epoch, "metrics": trainer.progress.metrics}
+    write_json(trainer.run_dir / run_folder.PRUNED, pruned)
+    trainer.say(f"pruned after epoch {epoch}, at step {trainer.step} of {trainer.steps.total}")
+
+
+def finish(trainer: Trainer, test: Evaluation, observed: ObservedRank | None) -> None:
+    """Write the results on rank 0, summary.json last, as it holds the other digests. Every rank must call it."""
+    HEARTBEAT.enter(Phase.ENDING)
+    weights = trainer.stepper.strategy.layout.weights()
+    records = _input_records(trainer.context, observed)
+    if not trainer.context.is_rank_zero:
+        return
+    trainer.attempt.check()
+    weights_sha256, outputs_sha256 = _write_outputs(trainer, test, weights)
+    summary = {
+        **_summary(trainer, weights_sha256),
+        "nodes": [node.as_json() for node in trainer.nodes],
+        "outputs_sha256": outputs_sha256,
+    }
+    if records and (unkeyed := _write_input_records(trainer, records)):
+        summary["unkeyed"] = unkeyed
+    write_sealed(trainer.run_dir / run_folder.SUMMARY, summary)
+    remark = f" ({SYNTHETIC})" if trainer.pack.manifest.synthetic else ""
+    trainer.say(
+        f"finished: test accuracy {test.accuracy:.4f}{remark}, {trainer.progress.images_per_s:,.0f} images/s, "
+        f"{trainer.progress.train_s:.1f} s of training"
+    )
+
+
+def _input_records(context: RankContext, observed: ObservedRank | None) -> list[InputRecord]:
+    """Return the record of each node's inputs on rank 0, if they are observed. Every rank must call it."""
+    is_first_of_node = context.ranks.local_rank == 0
+    own = json.dumps(observed.close()).encode() if observed is not None and is_first_of_node else b""
+    return [json.loads(record) for record in context.gather_bytes(own) or () if record]
+
+
+def _write_outputs(trainer: Trainer, test: Evaluation, weights: dict[str, Tensor]) -> tuple[str, dict[str, str]]:
+    run_dir, pack = trainer.run_dir, trainer.pack
+    file_sha256, digest = write_weights(run_dir / run_folder.FINAL_WEIGHTS, weights, {"step": trainer.step})
+    start, stop = pack.manifest.splits["test"]
+    targets = pack.labels[start:stop].tolist()
+    predictions = {"split": "test", "targets": targets, "predictions": test.predictions}
+    outputs_sha256 = {
+        run_folder.FINAL_WEIGHTS: file_sha256,
+        run_folder.PREDICTIONS: write_json(run_dir / run_folder.PREDICTIONS, predictions),
+    }
+    if trainer.metrics is not None:
+        outputs_sha256[run_folder.METRICS] = hashlib.sha256(trainer.metrics.text.encode()).hexdigest()
+    if trainer.digests is not None:
+        outputs_sha256[run_folder.DIGESTS] = _sha256_if_there(run_dir / run_folder.DIGESTS)
+    return digest, outputs_sha256
+
+
+def _sha256_if_there(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes() if path.exists() else b"").hexdigest()
+
+
+def _write_input_records(trainer: Trainer, records: list[InputRecord]) -> dict[str, str]:
+    """Write dependencies.json and warn of inputs that the key lacks; return the unkeyed files of all nodes."""
+    unkeyed = {path: use for record in records for path, use in sorted(record.pop("unkeyed").items())}
+    first, others = records[0], records[1:]  # the file holds the record of rank 0's node, and the others under "nodes"
+    write_sealed(trainer.run_dir / run_folder.DEPENDENCIES, {**first, **({"nodes": others} if others else {})})
+    for line in unkeyed_warnings(unkeyed_inputs.from_json(unkeyed), "model.inputs"):
+        trainer.say(f"WARNING: {line}")
+    if first["files"]:
+        trainer.say(f"WARNING: {outside_warning([*first['files']], _HINT_OUTSIDE)}")
+    return unkeyed
+
+
+def _summary(trainer: Trainer, weights_sha256: str) -> dict[str, Any]:
+    progress, ranks = trainer.progress, trainer.context.ranks
+    return {
+        "state": "FINISHED",
+        "metrics": progress.metrics,
+        "weights_sha256": weights_sha256,
+        "steps": trainer.step,
+        "epochs": trainer.step // trainer.steps.per_epoch,
+        "nnodes": ranks.nnodes,
+        "world_size": ranks.world_size,
+        "images_per_s": progress.images_per_s,
+        "train_s": progress.train_s,
+        "warm_up_s": progress.warm_up_s,
+        "first_step_unix_time": progress.first_step_unix_time,
+        "synthetic": trainer.pack.manifest.synthetic,
+        "dataset_digest": trainer.pack.manifest.digest,
+        "device": trainer.context.device.type,
+        "precision": trainer.precision,
+        "backend": trainer.context.backend,
+        "strategy": trainer.stepper.strategy.layout.name,
+        "torch": torch.__version__.split("+")[0],
+        **({"nonfinite": progress.as_json()["nonfinite"]} if progress.nonfinite else {}),
+        **({"init": trainer.initial.as_json()} if trainer.initial is not None else {}),
+    }

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from trainers import optimizers, schedules, strategies
-from trainers.checkpoint.folder import Checkpoint
+from trainers.checkpoint import Checkpoint
 from trainers.contract.beats import Phase
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
@@ -21,10 +24,10 @@ from trainers.distributed import rank_state
 from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.rank_state import PartBuffers
+from trainers.strategies import Layout
 from trainers.training import loss
 from trainers.training.digests import GRADIENTS, INPUTS, Witness, gradients_of
 from trainers.training.model_setup import autocast, moving_buffers, seed_generators, training_mode
-from trainers.training.update import GradScaler, WeightAverage, clip
 
 _WARM_UP_STEPS = 3  # a CUDA graph needs three: run, record, replay
 _FEW_IMAGES = 2  # the smallest batch that batch normalisation accepts
@@ -65,13 +68,10 @@ class Stepper:
         self._peak_lr = optimizers.peak_lr(config.optimizer, context.ranks.world_size)
 
     def __call__(self, plan: EpochPlan, step: int, position: int) -> Tensor:
-        """Run step ``step`` of the run, which is step ``position`` of its epoch.
+        """Run step ``step`` of the run, at ``position`` of its epoch.
 
-        Returns:
-            The mean loss of each of this rank's parts: [parts], or a scalar for one part.
-
-        Raises:
-            TrainerError: the memory of the GPU is full.
+        Return the mean loss of each of this rank's parts: [parts], or a scalar for one part. Raises TrainerError: the
+        memory of the GPU is full.
         """
         if self.grad_scaler is not None:
             self.grad_scaler.begin()
@@ -92,9 +92,8 @@ class Stepper:
     def warm_up(self, plan: EpochPlan) -> None:
         """Run passes that change nothing: their update is skipped and the batch statistics are restored.
 
-        Raises:
-            TrainerError: the network can't be compiled here, a parameter takes no part in the loss, or the memory of
-                the GPU is full.
+        Raises TrainerError: the network can't be compiled here, a parameter takes no part in the loss, or the memory of
+        the GPU is full.
         """
         before = [(item, item.clone()) for item in self.model.buffers()]
         size = self.steps.micro_batch_size
@@ -240,7 +239,6 @@ class Stepper:
             self.grad_scaler.end()
 
     def _backward(self, part: EpochPlan) -> Tensor:
-        """Add the gradients of one micro-batch; returns its mean loss."""
         config = self.config
         HEARTBEAT.enter(Phase.LOADING)
         images, labels = training_batch(self.pack, part, config.dataset, self.normalise, self.augmentation)
@@ -264,3 +262,99 @@ def out_of_memory(steps: Steps, rank: int) -> str:
         return f"{seen}; take a smaller model"
     accumulate = steps.part_size // smaller
     return f"{seen}; trainer.accumulate_steps={accumulate} takes {smaller} at once in the same global batch"
+
+
+_FIRST_SCALE = 2.0**16
+_GROWTH, _BACKOFF, _GROWTH_STEPS = 2.0, 0.5, 2000
+
+
+class GradScaler:
+    """Skips an update whose gradients are not finite, and scales the loss for fp16, all on the device.
+
+    For a skipped update the buffers in ``statistics`` are restored, which torch.amp.GradScaler (Micikevicius et al.:
+    Mixed precision training, 2018), whose rule the scale follows, doesn't do. Call ``begin()`` before the forward pass,
+    ``inspect()`` after the gradients are averaged, and ``end()`` last.
+    """
+
+    def __init__(self, statistics: Sequence[Tensor], device: torch.device, *, scales: bool = False) -> None:
+        self._scales = scales
+        self.scale = torch.full((), _FIRST_SCALE if scales else 1.0, device=device)  # factor of the loss
+        self._good_steps = torch.zeros((), dtype=torch.int32, device=device)  # since the last change of the scale
+        self.found_inf = torch.zeros((), device=device)
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)  # steps of the run so far
+        self._buffers = [*statistics]
+        self._before = [item.clone() for item in self._buffers]
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Save the buffers."""
+        if self._buffers:
+            torch._foreach_copy_(self._before, self._buffers)
+
+    @torch.no_grad()
+    def inspect(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Divide the gradients by the scale in place. Returns ``found_inf`` for the optimizer."""
+        self.found_inf.zero_()
+        torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), self.found_inf, self.scale.reciprocal())
+        return self.found_inf
+
+    @torch.no_grad()
+    def end(self) -> None:
+        """Count a skipped update, restore its buffers, and choose the next scale."""
+        self.skipped += self.found_inf.to(torch.int64)
+        for buffer, before in zip(self._buffers, self._before, strict=True):
+            buffer.copy_(torch.where(self.found_inf > 0, before, buffer))
+        if self._scales:
+            torch._amp_update_scale_(self.scale, self._good_steps, self.found_inf, _GROWTH, _BACKOFF, _GROWTH_STEPS)
+
+    def state(self) -> dict[str, list[Tensor]]:
+        """Return the tensors that a checkpoint keeps."""
+        return {"skipped": [self.skipped], "scale": [self.scale, self._good_steps]}
+
+
+@torch.no_grad()
+def clip(layout: Layout, max_norm: float, gradients: list[Tensor]) -> Tensor:
+    """Scale the complete, unscaled gradients in place with torch.nn.utils (Pascanu et al. 2013).
+
+    Return the norm before, a scalar: of the whole gradient, including the slices of all ranks. Doesn't wait for the
+    device.
+    """
+    norm = layout.whole_norm(get_total_norm(gradients))
+    clip_grads_with_norm_(layout.parameters, max_norm, norm)
+    return norm
+
+
+class WeightAverage:
+    """Exponential running average of the weights, by torch.optim.swa_utils (Polyak, Juditsky 1992); with fsdp, of
+    slices. It starts with the weights after the first step. Buffers such as batch statistics are not averaged.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], decay: float) -> None:
+        self._update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        self._parameters = list(parameters)
+        self.values = [item.detach().clone() for item in self._parameters]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Add the weights after step ``step`` of the run (from 0) to the average."""
+        if step:
+            self._update(self.values, self._parameters, step)
+        else:
+            torch._foreach_copy_(self.values, self._parameters)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Return a context in which the network has the averaged weights."""
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the network's weights and the averaged weights in ``values``, bit for bit."""
+        for weights, average in zip(self._parameters, self.values, strict=True):
+            before = weights.detach().clone()
+            weights.copy_(average)
+            average.copy_(before)

@@ -12,11 +12,12 @@ from pipeline.core.errors import PacelineError, UsageError, os_reason
 from pipeline.core.files import write_hint
 from pipeline.core.processes.unexpected import is_of_output
 from pipeline.core.tables import counted
+from pipeline.execution import launch_folder
 from pipeline.execution.launch_folder import collect_provenance
 from pipeline.execution.run import Run
 from pipeline.keys import content_key
 from pipeline.keys.content_key import ContentKey, Difference
-from pipeline.runs import acceptance, index, preparation
+from pipeline.runs import acceptance, index
 from pipeline.runs.acceptance import Acceptance
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import locked
@@ -53,7 +54,7 @@ def _accept(current: Session, run: Run) -> RunFolder:
     base, key, differing = _base(current, run, reason)
     origin, patch = collect_provenance(run, sys.argv, time.time(), note)
     accepted = acceptance.by_this_user(run.key, key, differing)
-    preparation.prepare(run.folder, run.inputs())
+    launch_folder.prepare(run.folder, launch_folder.inputs_of(run))
     origin.write(run.folder.path, patch)
     acceptance.write(run.folder, accepted)
     say(f"{run.key.short} is {accepted}; it differs in:")

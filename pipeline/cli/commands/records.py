@@ -20,7 +20,6 @@ from pipeline.core.processes import process
 from pipeline.core.processes.threads import waiting
 from pipeline.core.specs import LAST, UNDER_WAY
 from pipeline.core.tables import aligned
-from pipeline.data.manifest import MANIFEST
 from pipeline.evaluation import stored_report
 from pipeline.execution.exported import exported_file
 from pipeline.runs import acceptance, index, journal
@@ -29,6 +28,7 @@ from pipeline.runs.result import Result
 from pipeline.tracking.client import Recorder
 from pipeline.tracking.mlflow import ui as web_ui
 from trainers.contract import run_folder
+from trainers.contract.run_folder import MANIFEST
 
 _PREDICTOR = HOME / "trainers" / "predicting.py"
 _TOP = 3

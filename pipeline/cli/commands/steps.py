@@ -12,7 +12,7 @@ from pipeline.cli.session import Session, relative
 from pipeline.core.errors import UsageError
 from pipeline.core.tables import aligned
 from pipeline.steps import step_folders
-from pipeline.steps.graph import Graph, earlier_of
+from pipeline.steps.graph import Graph
 from pipeline.steps.making import make_all
 
 
@@ -91,7 +91,7 @@ def log_of(current: Session, name: str) -> Path:
     graph = current.steps
     graph.step(name)
     steps_dir = step_folders.steps_dir(graph.runs_dir)
-    made = [folder / step_folders.LOG for folder, _ in earlier_of(graph.runs_dir, name)]
+    made = [folder / step_folders.LOG for folder, _ in step_folders.earlier_of(graph.runs_dir, name)]
     logs = (path for path in steps_dir.glob(f"{name}-*.log") if path.stem.rpartition("-")[0] == name)  # not NAME-2's
     times = dict[Path, float]()
     for path in (*logs, *made):

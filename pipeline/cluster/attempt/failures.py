@@ -165,7 +165,7 @@ _FRAME = re.compile(r'  File "(?P<path>[^"]+)", line ')
 _OUR_FILES = (
     "trainers/training/", "trainers/classifier.py", "trainers/entry.py", "trainers/core/options.py",
     "trainers/models/__init__.py", "trainers/models/own.py", "trainers/optimizers/__init__.py",
-    "trainers/optimizers/own.py", "trainers/optimizers/torch_classes.py",
+    "trainers/optimizers/own.py", "trainers/optimizers/torch.py",
 )  # fmt: skip
 
 

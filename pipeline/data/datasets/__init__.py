@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import cast
 
-from pipeline.core.errors import DataError, UsageError
 from pipeline.core.options import Options
 from pipeline.data.base import DatasetModule, ImageFilesConfig
 from trainers.core.config import DatasetConfig
@@ -13,8 +12,5 @@ DATASETS = Options("dataset", "pipeline.data.datasets", DatasetConfig, ImageFile
 
 
 def module(name: str) -> DatasetModule:
-    """Import the module of a data set. Raises DataError for an unknown name."""
-    try:
-        return cast(DatasetModule, DATASETS.module(name))
-    except UsageError as error:
-        raise DataError(error.what) from error
+    """Import the module of a data set. Raises UsageError for an unknown name."""
+    return cast(DatasetModule, DATASETS.module(name))

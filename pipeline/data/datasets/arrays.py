@@ -1,18 +1,6 @@
-"""Data set of a user's arrays: one .npz with ``images`` and ``labels`` (or Keras's ``x_train``, ``y_train``, …).
-
-================ ============================================ =========================================
-array            expected                                     Keras's name
-================ ============================================ =========================================
-images           uint8 [N, H, W], [N, H, W, C] or [N, C, H, W] x_train
-labels           integers [N] (or [N, 1]), 0 … K−1, no gaps   y_train
-test_images      like images; optional                        x_test
-test_labels      like labels; with test_images                y_test
-layout           "NHWC" or "NCHW"; only if ambiguous           –
-================ ============================================ =========================================
-
-With four dimensions, the channel axis is the second or the last, whichever has size 1, 3 or 4. If both or neither have
-such a size, ``layout`` must be given.
-"""
+"""Data set of a user's arrays: one .npz with ``images`` and ``labels``, and ``test_images`` and ``test_labels`` if
+there are any; or Keras's ``x_train``, ``y_train``, …. The channels are the second or last axis, whichever has 1, 3 or
+4. ``layout`` says which ("NCHW", "NHWC") where that doesn't tell."""
 
 from __future__ import annotations
 
@@ -130,7 +118,6 @@ class _Half:
 
 
 def _image_shape(file: Arrays, name: str) -> tuple[tuple[int, int, int], bool]:
-    """Return (C, H, W), and True if the channels are last in the file."""
     dtype, shape = file.header(name).dtype, file.header(name).shape
     if dtype != "uint8":
         raise DataError(
@@ -179,7 +166,6 @@ def _labels(file: Arrays, name: str) -> Labels:
 
 
 def _classes(path: Path | str, train: _Half, test: _Half | None) -> int:
-    """Return the number of classes K. A class without a training image is refused as a gap."""
     present: set[int] = {*train.labels.tolist()}
     classes = max(present) + 1
     gaps = [number for number in range(min(classes, len(present) + _MAX_GAPS)) if number not in present]

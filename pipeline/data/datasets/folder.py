@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -28,11 +27,7 @@ _MOST_LISTED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class ClassFolders:
-    """The images of a data set by split.
-
-    ``parts``: train, val, test → (path below ``root``, class number) of each image, sorted by class and path.
-    ``val_is_test``: there is no test folder, so the val folder is the test split.
-    """
+    """The images by split: train, val, test → (path below ``root``, class number), sorted."""
 
     root: Path
     classes: tuple[str, ...]
@@ -48,12 +43,7 @@ class ClassFolders:
 def find_class_folders(folder: Path, source: str) -> ClassFolders:
     """Find ``CLASS/…``, or ``train/CLASS/…`` with optional ``val/`` (``valid/``, ``validation/``) and ``test/``.
 
-    Without ``test/`` the images of ``val/`` are the test split. ``source`` names the folder in messages.
-
-    Raises:
-        DataError: fewer than two classes, two classes with one name, a class without images, images outside the class
-            folders, a folder that contains itself, or images of an unsupported kind.
-        OSError: a folder can't be read.
+    Raises DataError that names what is in no such place, and OSError. ``source`` names the folder in messages.
     """
     root = _below_single(folder)
     splits = {_SPLITS[name.lower()]: name for name in _folders(root, source) if name.lower() in _SPLITS}
@@ -88,7 +78,6 @@ def _below_single(folder: Path) -> Path:
 
 
 def _folders(folder: Path, source: str) -> list[str]:
-    """Return the names of the subfolders, sorted. Raises DataError: images lie directly in the folder."""
     entries = [item for item in os.scandir(folder) if not item.name.startswith((".", "__MACOSX"))]
     loose = sorted(item.name for item in entries if _is_image(item.name) and not item.is_dir())
     if loose:
@@ -105,15 +94,6 @@ def _classes(folder: Path, source: str, split: str) -> list[str]:
         seen = f"one class, {classes[0]!r}" if classes else "no class: it holds no folder"
         raise DataError(f"{source} has {seen}; wanted: two classes at least", hint=_layout_hint(split))
     check_class_names(classes, source)
-    known: dict[str, str] = {}
-    for name in classes:
-        alike = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
-        if alike in known:
-            raise DataError(
-                f"{source}: two classes have one name but for case or Unicode form: {known[alike]!r} and {name!r}",
-                hint="put their images into one folder, or rename one",
-            )
-        known[alike] = name
     return classes
 
 
@@ -136,25 +116,21 @@ def _part(root: Path, split: str, classes: list[str], source: str) -> tuple[tupl
         (path.relative_to(root).as_posix(), label)
         for label, name in enumerate(classes)
         if name in folders_by_class
-        for path in sorted(_images(root / split / name, source, (), root / split / name))
+        for path in sorted(_images(root / split / name, source))
     ]
     if not images:
         raise DataError(f"{source}: {split or 'it'} has no image in its classes' folders", hint=_layout_hint(split))
     return tuple(images)
 
 
-def _images(folder: Path, source: str, parents: tuple[str, ...], link: Path) -> Iterator[Path]:
-    """Yield all images below a folder, also through links; ``link`` is the last link on the path, for the message."""
-    here = os.path.realpath(folder)
-    if here in parents:
-        raise DataError(f"{source}: {link} is a link to a folder that holds it, so it has no end", hint=_rm(link))
+def _images(folder: Path, source: str) -> Iterator[Path]:
+    """Yield all images below a folder, also through links."""
     with os.scandir(folder) as entries:
         for item in entries:
             if item.name.startswith("."):
                 continue
             if item.is_dir():
-                path = Path(item.path)
-                yield from _images(path, source, (*parents, here), path if item.is_symlink() else link)
+                yield from _images(Path(item.path), source)
             elif _is_image(item.name):
                 yield _checked_file(item, source)
 
@@ -170,16 +146,10 @@ def _checked_file(item: os.DirEntry[str], source: str) -> Path:
             hint="convert it, or move it away",
         )
     if not item.is_file():
-        raise DataError(f"{source}: {item.path} is no file, or a link that leads nowhere", hint=_rm(Path(item.path)))
-    try:
-        item.path.encode()
-    except UnicodeEncodeError:
-        raise DataError(f"{source}: the name {item.path!r} is not UTF-8", hint="rename it") from None
+        raise DataError(
+            f"{source}: {item.path} is no file, or a link that leads nowhere", hint=f"rm {shlex.quote(item.path)}"
+        )
     return Path(item.path)
-
-
-def _rm(path: Path) -> str:
-    return f"rm {shlex.quote(str(path))}"
 
 
 _WANTED = "a folder with one folder a class, an archive of it, or an s3:// address"
@@ -203,7 +173,7 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 def load(config: FolderConfig, work: Workspace) -> ImageSource:
     """Find the images; they are decoded during packing. Raises DataError."""
     place = folder.get_folder(config, work, _WANTED, IMAGE_SUFFIXES)
-    class_folders = find_class_folders(place.folder, place.origin)
+    class_folders = find_class_folders(place.path, place.origin)
     val_is_test = "; the test split is their val folder" if class_folders.val_is_test else ""
     return ImageSource(
         parts={name: partial(_items, class_folders.root, part) for name, part in class_folders.parts.items()},

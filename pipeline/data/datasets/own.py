@@ -88,7 +88,6 @@ def _source(config: DatasetConfig) -> Path | None:
 
 
 def _made(config: OwnDatasetConfig, root: Path) -> Any:
-    """Call the function. Everything that it raises, also sys.exit(), becomes a DataError."""
     try:
         return _called(config, root)
     except DataError:

@@ -45,14 +45,14 @@ def load(config: ParquetConfig, work: Workspace) -> ImageSource:
 
     single = source_folder.one_file(config, work, _WANTED, ".parquet")
     if single is not None:
-        place = source_folder.LocalFolder(single.path.parent, single.origin)
+        place = source_folder.Fetched(single.path.parent, single.origin)
         shards = [single.path]
     else:
         place = source_folder.get_folder(config, work, _WANTED, (".parquet",))
-        shards = _shards(place.folder, place.origin)
+        shards = _shards(place.path, place.origin)
     parts, classes = read_rows(
         _splits(shards, place),
-        place.folder,
+        place.path,
         place.origin,
         image_column=config.image_column,
         label_column=config.label_column,
@@ -77,7 +77,6 @@ def _shards(folder: Path, origin: str) -> list[Path]:
 
 
 def _refuse_missing(shards: list[Path], origin: str) -> None:
-    """Refuse an incomplete set of shards, whose file names give the count. Raises DataError."""
     numbers: dict[tuple[Path, str, str], set[int]] = {}
     for path in shards:
         if match := _SHARD.fullmatch(path.name):
@@ -88,9 +87,9 @@ def _refuse_missing(shards: list[Path], origin: str) -> None:
             raise DataError(f"{origin} lacks {lacking}", hint="fetch the rest; for a part alone, name its files anew")
 
 
-def _splits(shards: list[Path], place: source_folder.LocalFolder) -> dict[str, list[Path]]:
+def _splits(shards: list[Path], place: source_folder.Fetched) -> dict[str, list[Path]]:
     """Group shards by the split in their names, as in ``test/0000.parquet``; without any, all are training shards."""
-    names = {path: _SPLIT.search(path.relative_to(place.folder).as_posix()) for path in shards}
+    names = {path: _SPLIT.search(path.relative_to(place.path).as_posix()) for path in shards}
     if not any(names.values()):
         return {"train": shards}
     unknown = [path.name for path, match in names.items() if match is None]

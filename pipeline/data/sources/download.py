@@ -32,9 +32,7 @@ def retrieve(wanted: DownloadRequest, folder: Path, report: OnProgress) -> Path 
     """Return the verified file in ``folder``, or the failure of each address.
 
     An existing file with the right sha256 is used as it is; without a known sha256 the file is always downloaded.
-
-    Raises:
-        DataError: the disk is full, or a protocol's driver is missing.
+    Raises DataError: the disk is full, or a protocol's driver is missing.
     """
     from pipeline.data.sources.transfer import TransferError, attempt  # loads pooch: most runs download nothing
 

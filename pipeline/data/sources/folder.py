@@ -25,26 +25,15 @@ ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", "
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, RuntimeError)
 
 
-class LocalFolder(NamedTuple):
-    """A local folder; ``origin`` is its source for messages."""
-
-    folder: Path
-    origin: str
-
-
-class SingleFile(NamedTuple):
-    """A local file; ``origin`` is its source for messages."""
+class Fetched(NamedTuple):
+    """A local file or folder; ``origin`` is its source for messages."""
 
     path: Path
     origin: str
 
 
 def local(config: DatasetConfig, wanted: str) -> Path | None:
-    """Return the local folder or file; None for an address. ``wanted`` describes the expected source in messages.
-
-    Raises:
-        DataError: no source is given, or it doesn't exist.
-    """
+    """Return the local folder or file; None for an address. ``wanted`` is for messages. Raises DataError."""
     if config.source is None:
         raise DataError(f"dataset={config.name} needs your images", hint=f"dataset.source=<{wanted}>")
     path = local_path(config.source)
@@ -53,26 +42,22 @@ def local(config: DatasetConfig, wanted: str) -> Path | None:
     return path
 
 
-def one_file(config: DatasetConfig, work: Workspace, wanted: str, suffix: str) -> SingleFile | None:
-    """Return the file if the source is a single one with this suffix, local or remote; else None.
-
-    Raises:
-        DataError: no source is given, or it can't be fetched.
-    """
+def one_file(config: DatasetConfig, work: Workspace, wanted: str, suffix: str) -> Fetched | None:
+    """Return the file if the source is a single one with this suffix, local or remote; else None. Raises DataError."""
     path, source = local(config, wanted), config.source or ""
     name = path.name if path is not None else file_name(source)
     if not name.endswith(suffix) or (path is not None and path.is_dir()):
         return None
     if path is not None:
-        return SingleFile(path, str(path))
-    return SingleFile(_download(config, source, name, work), shown(source))
+        return Fetched(path, str(path))
+    return Fetched(_download(config, source, name, work), shown(source))
 
 
-def get_folder(config: DatasetConfig, work: Workspace, wanted: str, suffixes: tuple[str, ...]) -> LocalFolder:
+def get_folder(config: DatasetConfig, work: Workspace, wanted: str, suffixes: tuple[str, ...]) -> Fetched:
     """Return a local folder; for an address or archive, fetch the files with these suffixes. Raises DataError."""
     path = local(config, wanted)
     if path is not None and path.is_dir():
-        return LocalFolder(path, str(path))
+        return Fetched(path, str(path))
     source = config.source or ""
     origin = str(path) if path is not None else shown(source)
     name = path.name if path is not None else file_name(source)
@@ -87,15 +72,14 @@ def get_folder(config: DatasetConfig, work: Workspace, wanted: str, suffixes: tu
     folder.mkdir()
     if not is_archive:
         _fetch_folder(source, suffixes, folder, work)
-        return LocalFolder(folder, origin)
+        return Fetched(folder, origin)
     archive = path or _download(config, source, name, work)
     work.report(f"unpacking {name}", 0, None)
     extract(archive, suffixes, folder)
-    return LocalFolder(folder, origin)
+    return Fetched(folder, origin)
 
 
 def _fetch_folder(source: str, suffixes: tuple[str, ...], folder: Path, work: Workspace) -> None:
-    """Download the files with these suffixes from an fsspec folder (s3://, gs://, …). Raises DataError, OSError."""
     store = ObjectStore(source, "dataset.source")
     sizes = {
         name: size
@@ -120,14 +104,8 @@ def _download(config: DatasetConfig, source: str, name: str, work: Workspace) ->
 
 # --------------------------------------------------------------------------------- archives
 def extract(archive: Path, suffixes: tuple[str, ...], folder: Path) -> None:
-    """Extract the members whose names end in one of ``suffixes``, at their own paths below ``folder``.
-
-    An archive with a link, a device or a path outside of ``folder`` is refused as a whole. Each file needs enough free
-    disk space. tarfile's filters aren't used, because early releases of Python 3.11 lack them.
-
-    Raises:
-        DataError: not a tar or zip archive, damaged, hostile or too large.
-    """
+    """Extract the members whose names end in one of ``suffixes``. Raises DataError: damaged, hostile or too large."""
+    # by hand, because early releases of Python 3.11 lack tarfile's filters
     with room(folder, 0), _damage_as_data_error(archive):
         for inner, size_bytes, content in _members(archive):
             path = folder / inner
@@ -142,10 +120,7 @@ def extract(archive: Path, suffixes: tuple[str, ...], folder: Path) -> None:
 
 
 def _members(archive: Path) -> Iterator[tuple[PurePosixPath, int, IO[bytes] | None]]:
-    """Yield path, size in bytes and content of each member; None: a folder.
-
-    The content must be read before the next item, as the archive is read in one pass.
-    """
+    """Yield path, size and content (None: a folder) of each member, to be read before the next: it is one pass."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as bundle:
             for member in bundle.infolist():

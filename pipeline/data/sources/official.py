@@ -99,7 +99,6 @@ def collect(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> Off
 
 
 def _best(folder: Path, config: DatasetConfig, catalogue: Catalogue) -> tuple[PublishedLayout, Path]:
-    """Return the layout and folder with the fewest missing files; on a tie, the first."""
     places = [(layout, folder / sub) for layout in catalogue.layouts for sub in ("", *layout.folders)]
 
     def missing(place: tuple[PublishedLayout, Path]) -> int:
@@ -161,7 +160,6 @@ def _unpack(archive: Path, catalogue: Catalogue, work: Workspace) -> Path:
 
 
 def _download(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> Path:
-    """Download from the official addresses; with a hold-out, separate test files are skipped."""
     test_only = {f.name for form in catalogue.layouts for f in form.test} if config.holdout else set()
     for wanted in catalogue.downloads:
         if wanted.name in test_only:
@@ -173,7 +171,6 @@ def _download(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> P
 
 
 def _remote(config: DatasetConfig, catalogue: Catalogue, work: Workspace, url: str) -> Path:
-    """Download an archive, or the files of one layout from a remote folder."""
     name = file_name(url)
     if name.endswith(folders.ARCHIVES):
         known = {official.name: official.sha256 for official in catalogue.downloads}

@@ -35,11 +35,7 @@ def is_local(source: str) -> bool:
 
 
 def local_path(source: str | None) -> Path | None:
-    """Return the absolute path of a plain path or file:// URL; None for other URLs and for no source.
-
-    Raises:
-        DataError: a file:// URL names a host.
-    """
+    """Return the absolute path of a plain path or file:// URL; None for other URLs and no source. Raises DataError."""
     if source is None:
         return None
     if scheme(source) in _LOCAL:
@@ -73,8 +69,7 @@ def files_below(folder: Path) -> dict[str, Path]:
 def walked(folder: Path, parents: tuple[str, ...] = ()) -> Iterator[Path]:
     """Yield everything below a folder except folders. Follows links to folders, as readers may do. Raises OSError.
 
-    Args:
-        parents: real paths of the parent folders up to the start of the walk.
+    ``parents``: real paths of the parent folders up to the start of the walk.
     """
     place = os.path.realpath(folder)
     if place in parents:  # a link to a parent folder
@@ -165,10 +160,7 @@ class ObjectStore:
         self._filesystem, self._root = open_filesystem(self._url, setting)
 
     def names(self, folder: str) -> list[str]:
-        """List the files directly in ``folder``; empty if it doesn't exist.
-
-        Raises DataError, also for a missing bucket.
-        """
+        """List the files directly in ``folder``; empty if it doesn't exist. Raises DataError."""
         with self._explained("listed"):
             self._filesystem.invalidate_cache()  # another host may have written since
             try:
@@ -214,9 +206,7 @@ class ObjectStore:
     def get_below(self, names: Sequence[str], folder: Path) -> None:
         """Download files of ``below`` to the same paths in ``folder``, concurrently if the driver can.
 
-        Raises:
-            DataError: a file can't be read.
-            OSError: a file can't be written.
+        Raises DataError: a file can't be read; OSError: a file can't be written.
         """
         targets = [folder / name for name in names]
         for path in {target.parent for target in targets}:

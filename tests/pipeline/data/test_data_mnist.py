@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 from typing import Any
 
@@ -80,30 +79,6 @@ def test_a_holdout_replaces_official_test_images(made: MadeSet, tmp_path: Path) 
     made_pack = fetch(config(made.folder, holdout=10, val_size=5), tmp_path / "data").manifest
     assert made_pack.splits == {"train": (0, 45), "val": (45, 50), "test": (50, 60)}
     assert made_pack.source.endswith("the test split is a hold-out of 10 training images")
-
-
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (b"\0\0\x08\x01" + b"\0" * 20, "magic number 0x0801, expected 0x0803"),
-        (b"\0\0\x08\x03\0\0", "truncated: expected 12 more bytes, seen 2"),
-        (b"\0\0\x08\x03\0\0\0\x02\0\0\0\x02\0\0\0\x02" + b"\0" * 5, "truncated: expected 8 more bytes, seen 5"),
-    ],
-)  # fmt: skip
-def test_malformed_idx_files(tmp_path: Path, content: bytes, text: str) -> None:
-    images, labels = tmp_path / "images.gz", tmp_path / "labels"
-    images.write_bytes(gzip.compress(content))
-    labels.write_bytes(b"\0\0\x08\x01\0\0\0\x02\0\x01")
-    with pytest.raises(DataError, match=text):
-        list(mnist.read_idx(images, labels))
-
-
-def test_counts_of_images_and_labels_that_differ(tmp_path: Path) -> None:
-    images, labels = tmp_path / "images", tmp_path / "labels"
-    images.write_bytes(b"\0\0\x08\x03\0\0\0\x01\0\0\0\x01\0\0\0\x01\x07")
-    labels.write_bytes(b"\0\0\x08\x01\0\0\0\x02\0\x01")
-    with pytest.raises(DataError, match="labels has 2 labels for 1 images"):
-        list(mnist.read_idx(images, labels))
 
 
 def test_the_real_files(shared_data: Path, tmp_path: Path) -> None:

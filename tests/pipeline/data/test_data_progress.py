@@ -36,21 +36,3 @@ def test_a_log_gets_a_line_every_few_seconds_also_while_nothing_is_reported(monk
         assert (third := next_line(second)) == "still unpacking x.gz: 3.0 MB"
         report("hashing x", 0, None)
         assert next_line(third) == "still hashing x"
-
-
-@pytest.mark.parametrize(("columns", "has_bar"), [("100", True), ("40", False)])
-def test_a_terminal_gets_a_bar_that_fits(monkeypatch: pytest.MonkeyPatch, columns: str, has_bar: bool) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", columns)
-    with progress.reporting(None) as report:
-        report("downloading x.gz", 10_000_000, 20_000_000)
-    shown = terminal.getvalue()
-    assert "downloading x.gz: 10.0 MB of 20.0 MB" in shown
-    assert ("━" in shown) == has_bar
-    assert "\x1b[1A\x1b[2K\x1b[1A" not in shown, "a line was wrapped"

@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files import sha256_file
 from pipeline.data import datasets, manifest
 from pipeline.data.datasets.synthetic import SyntheticConfig
 from pipeline.data.manifest import Pack
-from pipeline.data.request import request
-from pipeline.data.store import fetch, find
+from pipeline.data.store import fetch, find, request
 from tests.pipeline.data.data_fixtures import make_mnist, random_images
 from tests.pipeline.data.data_server import Server
 from tests.waiting import HANG_S, wait_until
@@ -62,8 +61,8 @@ def test_find_needs_neither_numpy_nor_the_network(pack: Pack) -> None:
 
 
 def test_an_unknown_data_set_shows_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"dataset='cifar' is not an option; did you mean cifar10\? valid: arrays, "):
-        find(DatasetConfig(name="cifar"), tmp_path)
+    with pytest.raises(UsageError, match=r"dataset='cifar' is not an option; did you mean cifar10\? valid: arrays, "):
+        fetch(DatasetConfig(name="cifar"), tmp_path)
 
 
 def alter(path: Path) -> None:
@@ -260,7 +259,7 @@ def test_the_code_of_a_data_set_counts_for_its_packs_and_a_comment_does_not(
     root = tmp_path / "clone"
     for name in ("pipeline", "trainers"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr("pipeline.data.request.ROOT", root)
+    monkeypatch.setattr("pipeline.data.store.ROOT", root)
     module = root / "pipeline/data/datasets/synthetic.py"
 
     def edit(path: Path, old: str, new: str) -> str:

@@ -23,7 +23,6 @@ from tests.pipeline.steps.conftest import StepProject
         ("{command: [x]}", "step a names no outputs"),
         ("{command: [x], outputs: [../x]}", "'step a: outputs: ../x' leads out of the step's folder"),
         ("{command: [x], outputs: [/etc/x]}", "'step a: outputs: /etc/x' leads out of the step's folder"),
-        ("{command: [x], outputs: [d, d/x]}", "step a: outputs d and d/x overlap"),
         ("{command: [x, '{run}'], outputs: [x]}", "{run} is no placeholder; there are {out}, {inputs}"),
         ("{command: [x, '{inputs[1]}'], outputs: [x]}", "there are 0 inputs, counted from 0"),
         ("{command: {a: b}, outputs: [x]}", "is neither a list of words nor a line for bash"),
@@ -36,13 +35,10 @@ from tests.pipeline.steps.conftest import StepProject
         ("{command: [x], inputs: [no/such.csv], outputs: [x]}", "inputs: 'no/such.csv' matches no file"),
         ("{command: [x], inputs: ['step:b'], outputs: [x]}", "there is no step 'b'"),
         ("{command: [x], inputs: [.], outputs: [x]}", "inputs: '.' holds "),
-        ("{command: [x], env: {A-B: c}, outputs: [x]}", "env: 'A-B' can't be the name of a variable"),
         ("{command: [x], env: [A=c], outputs: [x]}", "step a: env=['A=c'] is no mapping"),
         ("{command: [x], inputs: ['raw/a**.csv'], outputs: [x]}", "inputs: 'raw/a**.csv': ** stands for folders"),
         ("{command: [x], outputs: ['a**']}", "outputs: 'a**': ** stands for folders"),
         (f"{{command: [x], inputs: [{'a' * 300}], outputs: [x]}}", "can't be read: File name too long"),
-        ('{command: ":", args: {a: "b\\0"}, outputs: [x]}', "its command, args or env hold a NUL"),
-        ('{command: [x], env: {A: "b\\0"}, outputs: [x]}', "its command, args or env hold a NUL"),
         ("{command: ':', args: {out: b}, outputs: [x]}", "args.out: $out is the folder for its outputs"),
         ("[1, 2]", "step a"),
         ("{command: [x", "conf/step/a.yaml can't be read"),
@@ -101,13 +97,6 @@ def test_a_name_that_no_folder_should_have_is_refused(project: StepProject, name
         graph.step(name)
     assert steps._state(graph, name) == ("can't run", refused.value.what)
     assert steps._state(graph, "good")[0] == "would run"
-
-
-def test_names_that_differ_in_large_letters_alone_are_refused(project: StepProject) -> None:
-    for name in ("clean", "Clean"):
-        project.step(name, "{command: [x], outputs: [x]}")
-    with pytest.raises(StepError, match="steps Clean and clean would share a folder"):
-        project.graph().names()
 
 
 def test_a_word_about_a_step_that_there_isnt_is_refused(project: StepProject) -> None:

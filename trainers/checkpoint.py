@@ -1,27 +1,26 @@
-"""The checkpoints of a run: atomic writes, verification on read, and the newest good one is taken.
-
-A checkpoint is ``checkpoints/step-00000123.pt`` with ``step-00000123.json`` beside it (``CheckpointNotes``). It is
-whole with every strategy. No random state is stored: every random number is a function of (seed, epoch, sample) or
-(seed, step, rank or part).
-"""
+"""The checkpoints of a run: ``checkpoints/step-00000123.pt``, whole with every strategy, and ``step-00000123.json``
+beside it (``CheckpointNotes``); and plain weights. No random state is stored: every random number is a function of
+(seed, epoch, sample) or (seed, step, rank or part)."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from trainers.checkpoint.weights import digest_of_notes, with_digest, write_tensors, write_weights
+from trainers.contract.seal import digest_of
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
-from trainers.core.files import make_folder, remove_temporaries, sha256_file, write_atomic, write_json
+from trainers.core.files import HashingFile, make_folder, remove_temporaries, sha256_file, write_atomic, write_json
 from trainers.distributed.node_hardware import NodeHardware, changes
 from trainers.distributed.ranks import read_attempt
 
@@ -45,12 +44,8 @@ _NOT_COMPARED = {
 class Checkpoint:
     """State after ``step`` steps, which is ``position`` steps into ``epoch`` (from 0).
 
-    Attributes:
-        optimizer: name → its tensors (usually one per parameter).
-        own: the state that differs between ranks (batch statistics), [world_size, n]; with trainer.shards a row per
-            part, [shards, n].
-        progress: ``Progress.as_json``.
-        metrics: the content of metrics.jsonl, stored in the .json, where the controller reads it too.
+    ``own`` is the state that differs between ranks (batch statistics), [world_size, n]; with trainer.shards a row per
+    part. ``metrics`` is the content of metrics.jsonl, stored in the .json.
     """
 
     step: int
@@ -72,9 +67,8 @@ class Checkpoint:
 class Identity:
     """The run that a checkpoint belongs to.
 
-    Attributes:
-        config: flat: ``optimizer.lr`` → 0.1, without the fields that do not influence the weights.
-        hardware: kind of device and precision, as ``cuda in bf16``.
+    ``config`` is flat (``optimizer.lr`` → 0.1), without fields that do not influence the weights; ``hardware`` as in
+    ``cuda in bf16``.
     """
 
     config: Mapping[str, Any]
@@ -97,14 +91,8 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointNotes:
-    """Content of the .json beside a checkpoint, which has ``digest`` too, the digest of all other fields.
-
-    Attributes:
-        sha256: of the checkpoint file.
-        attempt: the id of the attempt that wrote it.
-        identity: its fields stand beside the others.
-        nodes: the hardware of each node; none in a file that doesn't say it.
-        metrics: the lines of metrics.jsonl up to ``step``.
+    """Content of the .json beside a checkpoint, without ``digest``. ``identity``: its fields stand beside the others;
+    ``nodes``: the hardware of each; ``metrics``: the lines of metrics.jsonl up to ``step``.
     """
 
     sha256: str
@@ -120,7 +108,8 @@ class CheckpointNotes:
         """Return the content of the file."""
         own = {name: getattr(self, name) for name in ("sha256", "attempt", "step", "epoch", "position")}
         nodes = [node.as_json() for node in self.nodes]
-        return with_digest({**own, **asdict(self.identity), "nodes": nodes, "metrics": self.metrics})
+        notes = {**own, **asdict(self.identity), "nodes": nodes, "metrics": self.metrics}
+        return {**notes, "digest": digest_of(notes)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> CheckpointNotes:
@@ -171,8 +160,7 @@ class CheckpointFolder:
     def newest_good(self) -> Iterator[Checkpoint | str]:
         """Yield warnings (text) about skipped or inexact checkpoints, then the newest good one, if any.
 
-        Raises:
-            TrainerError: the newest good one belongs to another data set or configuration.
+        Raises TrainerError: the newest good one belongs to another data set or configuration.
         """
         if not self._folder.is_dir():
             return
@@ -245,7 +233,6 @@ class CheckpointFolder:
 
 
 def _refuse_nonfinite(checkpoint: Checkpoint) -> None:
-    """Raise TrainerError if a weight is not finite: training could not continue from such a checkpoint."""
     for name, value in checkpoint.model.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise TrainerError(
@@ -255,10 +242,7 @@ def _refuse_nonfinite(checkpoint: Checkpoint) -> None:
 
 
 def _make_contiguous(checkpoint: Checkpoint) -> None:
-    """Make the tensors contiguous, so that equal values give equal bytes; one at a time, without a second copy of all.
-
-    The lists and dicts of the checkpoint are changed in place.
-    """
+    """Make the tensors contiguous in place, one at a time, so that equal values give equal bytes."""
     for name, value in checkpoint.model.items():
         checkpoint.model[name] = value.contiguous()
     for values in checkpoint.optimizer.values():
@@ -269,11 +253,10 @@ def _make_contiguous(checkpoint: Checkpoint) -> None:
 def read_verified(path: Path) -> CheckpointNotes:
     """Read a checkpoint's .json and verify its digest and the sha256 of the checkpoint.
 
-    Raises:
-        OSError, ValueError, KeyError, TypeError, RecursionError: the checkpoint is torn, altered or unreadable.
+    Raises OSError, ValueError, KeyError, TypeError, RecursionError: the checkpoint is torn, altered or unreadable.
     """
     content = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or content["digest"] != digest_of_notes(content):
+    if not isinstance(content, dict) or content["digest"] != digest_of(content):
         raise ValueError(f"{path.stem}.json was altered: its digest does not match its content")
     notes, actual_sha256 = CheckpointNotes.from_json(content), sha256_file(path)
     if actual_sha256 != notes.sha256:
@@ -284,18 +267,13 @@ def read_verified(path: Path) -> CheckpointNotes:
 
 
 def _set_aside(path: Path) -> None:
-    """Rename a damaged checkpoint and its .json to ``*.bad``, so that it is no longer used."""
     for part in (path, path.with_suffix(".json")):
         with contextlib.suppress(OSError):  # missing, or the folder is read-only, which the next write reports
             part.replace(part.with_name(part.name + _DAMAGED))
 
 
 def prune(newest: Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` checkpoints up to ``newest``, which is known to be complete.
-
-    Raises:
-        OSError: the folder can't be written.
-    """
+    """Remove all but the newest ``keep`` checkpoints up to ``newest``, which is complete. Raises OSError."""
     folder = newest.parent
     for old in [path for path in step_files(folder) if path <= newest][:-keep]:
         old.unlink()
@@ -308,3 +286,44 @@ def prune(newest: Path, keep: int) -> None:
 def step_files(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder, oldest first."""
     return sorted(folder.glob("step-*.pt"))
+
+
+def plain_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Copy a state dict to contiguous CPU tensors, which stock torch loads with load_state_dict."""
+    return {
+        name: value.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
+        for name, value in model.state_dict().items()
+    }
+
+
+def write_weights(path: Path, weights: dict[str, Tensor], notes: Mapping[str, Any]) -> tuple[str, str]:
+    """Write plain weights, with ``notes`` as .json; return the sha256 of file and weights. Raises TrainerError."""
+    sha256 = write_tensors(path, weights, needed_bytes=sum(item.nbytes for item in weights.values()))
+    digest = weights_digest(weights)
+    content = {"sha256": sha256, "weights_sha256": digest, **notes}
+    write_json(path.with_suffix(".json"), {**content, "digest": digest_of(content)})
+    return sha256, digest
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """Return the sha256 (hex) over name, dtype, shape and raw bytes of contiguous CPU tensors, sorted by name."""
+    total = hashlib.sha256()
+    for name in sorted(weights):
+        value = weights[name]
+        total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        # ctypes, because torch exposes a tensor's bytes only through numpy, which a node need not have
+        if value.nbytes:
+            total.update((ctypes.c_char * value.nbytes).from_address(value.data_ptr()))
+    return total.hexdigest()
+
+
+def write_tensors(path: Path, content: Any, *, needed_bytes: int) -> str:
+    """Write with torch.save, for torch.load(weights_only=True); return the file's sha256. Raises TrainerError."""
+
+    def save(file: HashingFile) -> None:
+        try:
+            torch.save(content, cast("IO[bytes]", file))
+        except RuntimeError as error:  # its zip writer hides the OSError of a full disk
+            raise file.error or OSError(str(error)) from error
+
+    return write_atomic(path, save, needed_bytes=needed_bytes)
