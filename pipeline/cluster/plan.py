@@ -9,9 +9,8 @@ from itertools import accumulate
 
 from pipeline.cluster import networks
 from pipeline.cluster.agent.requests import WarmEnvironment
-from pipeline.cluster.launchers import containers
 from pipeline.cluster.launchers.base import AttemptSpec, workdir_of
-from pipeline.cluster.launchers.settings import capabilities
+from pipeline.cluster.launchers.settings import capabilities, container_of_node
 from pipeline.cluster.validation import visible_gpus
 from pipeline.core.errors import UsageError
 from pipeline.core.program import TORCHRUN_FILE
@@ -84,7 +83,7 @@ def render(
                 state_dir=where.state_dir,
                 first_rank=first_rank,
                 nproc_per_node=host.nproc_per_node,
-                container=containers.of_node(cluster, fact),
+                container=container_of_node(cluster, fact),
             )
         )
     return LaunchPlan(

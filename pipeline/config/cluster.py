@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.launchers import LAUNCHERS, containers
-from pipeline.cluster.launchers.settings import ClusterConfig, HostConfig
+from pipeline.cluster.launchers import LAUNCHERS
+from pipeline.cluster.launchers.settings import ClusterConfig, HostConfig, checked_container
 from pipeline.cluster.validation import visible_gpus, why_unfit
 from pipeline.config.unknown_key import HOST_FIELDS, not_of_a_host
 from pipeline.config.values import encodable, typed
@@ -255,7 +255,7 @@ def _container(cluster: ClusterConfig) -> str | None:
         raise UsageError("cluster.container has an environment of its own; take out cluster.environment_from")
     if cluster.environment and not cluster.capabilities.hosts_are_granted:
         raise UsageError("cluster.container: its image is asked for its versions; take out cluster.environment")
-    return containers.checked(image, cluster.capabilities)
+    return checked_container(image, cluster.capabilities)
 
 
 def _versions(environment: Any) -> dict[str, str]:

@@ -9,7 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.launchers import containers
+from pipeline.cluster.launchers import settings
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.config import conf_files
 from pipeline.config.build import RunConfig
@@ -247,7 +247,7 @@ def versions(config: RunConfig, code: Closure) -> dict[str, str]:
     """
     cluster, here = config.cluster, environment(code.versions)
     there = _versions_on_hosts(cluster, here) if cluster.asks_environment else overridden(here, cluster.environment)
-    if (digest := containers.digest_here(cluster)) is not None:
+    if (digest := settings.image_digest_here(cluster)) is not None:
         there[IMAGE] = digest
     for name, place in code.unresolved.items():
         if config.script is not None or there[name] != ABSENT:  # a script may do without it

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.cluster import preflight
 from pipeline.cluster.agent.host import hardware
 from pipeline.cluster.agent.node import user_name
 from pipeline.cluster.agent.requests import ClaimRequest
@@ -25,7 +26,7 @@ from pipeline.cluster.agent.running import claims
 from pipeline.cluster.attempt import run as attempt
 from pipeline.cluster.launchers import settings
 from pipeline.cluster.launchers.transport.agent_client import resources
-from pipeline.cluster.preflight import State, occupation
+from pipeline.cluster.preflight import State
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host, LaunchSettings
 from tests.contract.listening import listener
@@ -211,10 +212,10 @@ def test_gpus_are_refused_by_default_and_processors_shared(tmp_path: Path) -> No
         planned(tmp_path, "cluster.when_busy=later")
 
 
-def busy(facts: HostFacts, **change: object) -> list[occupation.Occupation]:
+def busy(facts: HostFacts, **change: object) -> list[preflight.Occupation]:
     hosts = (Host(name=facts.host, nproc_per_node=2),)
     cluster = Cluster(launcher="pssh", hosts=hosts, device="cuda", **change)  # type: ignore[arg-type]
-    return occupation.occupied(cluster, [facts], "mine-")
+    return preflight.occupied(cluster, [facts], "mine-")
 
 
 def row(run: str, *resources: str) -> HeldClaim:
@@ -231,7 +232,7 @@ def test_runs_and_processes_of_others_on_the_gpus_of_the_ranks_are_named_with_si
         rf"alice's /opt/venv/bin/python, -u \(pid 4242\) is on GPU 1 since {claims.clock(NOW)}", found.processes[0]
     )
     with pytest.raises(HostError, match=r"1 of 3 hosts is busy:\n  node0 is busy: bob's run a; alice's") as caught:
-        occupation.refuse([found], 3)
+        preflight.refuse_occupied([found], 3)
     assert caught.value.hint == settings.WHEN_BUSY_HINT
 
 
@@ -249,7 +250,7 @@ def test_preflight_fails_where_a_training_would_be_refused_and_warns_where_it_wo
         cluster = Cluster(
             launcher="pssh", hosts=(Host(name="node0"),), device="cuda", settings=LaunchSettings(when_busy=when_busy)
         )
-        (check,) = occupation.checks(cluster, [facts])
+        (check,) = preflight._occupation(cluster, [facts])
         assert (check.host, check.name, check.state, check.seen) == ("node0", "occupied", state, "bob's run a")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.agent.host import container
-from pipeline.cluster.launchers import containers
+from pipeline.cluster.launchers import settings
 from pipeline.cluster.launchers.slurm import SlurmConfig, script
 from pipeline.cluster.preflight.versions import common_versions, refuse_different
 from pipeline.config.cluster import build_cluster
@@ -80,7 +80,7 @@ def test_on_slurm_the_agent_itself_starts_in_the_image() -> None:
     )
     assert f"--kill-on-bad-exit=1 {pyxis} " in text
     with pytest.raises(UsageError, match="/a,b can't be seen there"):
-        containers.srun(cluster, ["/a,b"])
+        settings.srun_in_container(cluster, ["/a,b"])
 
 
 def test_a_files_digest_is_remembered_until_it_changes(tmp_path: Path) -> None:
@@ -93,16 +93,16 @@ def test_a_files_digest_is_remembered_until_it_changes(tmp_path: Path) -> None:
     assert container.file_digest(str(image), str(tmp_path)) == "remembered"
     image.write_bytes(b"others")
     assert container.file_digest(str(image), str(tmp_path)) != "remembered"
-    assert containers.digest_here(slurm(str(image))) == f"sha256:{hashlib.sha256(b'others').hexdigest()}"
+    assert settings.image_digest_here(slurm(str(image))) == f"sha256:{hashlib.sha256(b'others').hexdigest()}"
     with pytest.raises(SystemExit, match=r"has no image /no\.sif .*: No such file or directory; there: ls -l /no\.sif"):
         container.file_digest("/no.sif", str(tmp_path))
     with pytest.raises(UsageError, match=r"can't be read here: [^$]*try: put the image on a file system that this"):
-        containers.digest_here(slurm("/no.sif"))
+        settings.image_digest_here(slurm("/no.sif"))
 
 
 def test_the_digest_of_a_pods_image_counts_if_its_name_holds_one() -> None:
     def known(image: str) -> str | None:
-        return containers.digest_here(Cluster(launcher="kubernetes", hosts=(), settings=_Pods(image=image)))
+        return settings.image_digest_here(Cluster(launcher="kubernetes", hosts=(), settings=_Pods(image=image)))
 
     assert known(f"registry/torch@{DIGEST}") == DIGEST
     assert known("registry/torch:2.9") is None

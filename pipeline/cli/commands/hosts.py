@@ -12,12 +12,11 @@ from pipeline.cli import named_run
 from pipeline.cli.commands import train
 from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import ROOT, Session, relative
-from pipeline.cluster import hosts, launchers
+from pipeline.cluster import hosts, launchers, preflight
 from pipeline.cluster.agent.running.claims import clock
 from pipeline.cluster.attempt.run import stop_run
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import PackSource
-from pipeline.cluster.preflight import occupation
 from pipeline.cluster.validation import usable_gpus
 from pipeline.core.errors import UsageError
 from pipeline.core.processes.signals import Interruptible
@@ -168,7 +167,7 @@ class HostQueue:
 
 def queue_of(cluster: Cluster, facts: Sequence[HostFacts], waits: Sequence[Wait]) -> HostQueue:
     """Return what the hosts have answered, and who waits."""
-    others = occupation.occupied(cluster, facts, "")  # no attempt is this command's own: all runs are others'
+    others = preflight.occupied(cluster, facts, "")  # no attempt is this command's own: all runs are others'
     return HostQueue(
         hosts=[fact.host for fact in facts],
         computing=[

@@ -24,7 +24,6 @@ from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import AttemptSpec, Outcome
 from pipeline.cluster.launchers.settings import REFUSE, SHARE, WAIT, busy_policy
 from pipeline.cluster.plan import render, warm_environment
-from pipeline.cluster.preflight import occupation
 from pipeline.cluster.preflight.versions import names_to_probe, refuse_different
 from pipeline.cluster.validation import check_batch, validate_hosts
 from pipeline.core.errors import HostError, TrainingError
@@ -202,7 +201,7 @@ def until_free(hosts: Hosts, spec: AttemptSpec, emit: Emit, check: Callable[[], 
     if busy_policy(hosts.cluster) == SHARE or not isinstance(hosts.launcher, AgentLauncher):
         return
     if not may_wait(hosts, spec):
-        occupation.refuse(_other_users(hosts, spec), hosts.cluster.nnodes)
+        preflight.refuse_occupied(_other_users(hosts, spec), hosts.cluster.nnodes)
         return
     waiting, answered_at, reported = Waiting(spec.run_dir), None, ""
 
@@ -235,10 +234,10 @@ def until_free(hosts: Hosts, spec: AttemptSpec, emit: Emit, check: Callable[[], 
         waiting.is_over()
 
 
-def _other_users(hosts: Hosts, spec: AttemptSpec) -> list[occupation.Occupation]:
+def _other_users(hosts: Hosts, spec: AttemptSpec) -> list[preflight.Occupation]:
     """Return which hosts others use, by the last probe. Raises HostError."""
     facts = hosts.facts(spec.pack, names_to_probe(spec.versions))
-    return occupation.occupied(hosts.cluster, facts, journal.attempt_prefix(spec.run_key, spec.run_dir))
+    return preflight.occupied(hosts.cluster, facts, journal.attempt_prefix(spec.run_key, spec.run_dir))
 
 
 def _pause(seconds: float, spec: AttemptSpec, check: Callable[[], None]) -> None:

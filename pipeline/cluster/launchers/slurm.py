@@ -13,10 +13,9 @@ from typing import ClassVar, cast
 
 from pipeline.cluster.agent.requests import JobRequest, Secrets
 from pipeline.cluster.agent.schedulers import SLURM_SECRETS
-from pipeline.cluster.launchers import containers
 from pipeline.cluster.launchers.base import AttemptSpec, GrantedJob, JobState, PackSource, Scheduler
 from pipeline.cluster.launchers.job_folder import OUTPUT, REQUEST, JobFolder
-from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
+from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig, srun_in_container
 from pipeline.cluster.launchers.slurm_job import Queue, state_of
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.core.errors import PacelineError
@@ -137,7 +136,7 @@ def script(cluster: Cluster, name: str, folder: str, seen: Sequence[str] = ()) -
     ``folder`` and, for a container, ``seen`` are folders shared with the nodes.
     """
     settings, ranks = _settings(cluster), cluster.hosts[0].nproc_per_node
-    srun_options, into = containers.srun(cluster, seen)
+    srun_options, into = srun_in_container(cluster, seen)
     python = cluster.hosts[0].python or ("python3" if cluster.container else sys.executable)
     agent = f"{into}{shlex.join([python, '-E', '-c', BOOTSTRAP])} < {shlex.quote(f'{folder}/{REQUEST}')}"
     chosen: dict[str, object] = {

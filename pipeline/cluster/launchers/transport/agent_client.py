@@ -25,9 +25,8 @@ from pipeline.cluster.agent.requests import (
     WarmEnvironment,
 )
 from pipeline.cluster.agent.wire import BUSY
-from pipeline.cluster.launchers import containers
 from pipeline.cluster.launchers.base import PackSource, Transport, workdir_of
-from pipeline.cluster.launchers.settings import SHARE, WHEN_BUSY_HINT, busy_policy, capabilities
+from pipeline.cluster.launchers.settings import SHARE, WHEN_BUSY_HINT, busy_policy, capabilities, requested_container
 from pipeline.cluster.launchers.transport.answers import Answer, parse_answer, received_bytes
 from pipeline.cluster.launchers.transport.payload import message, new_token
 from pipeline.core.errors import HostError
@@ -209,7 +208,7 @@ def probe_request(
         pack_digest=pack.digest if pack else "",
         pack_folders=(str(pack.path),) if pack else (),
         gpu_s=gpu_s if cluster.device == "cuda" else 0.0,
-        container=containers.requested(cluster),
+        container=requested_container(cluster),
         warm=warm,
     )
 
