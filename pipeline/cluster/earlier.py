@@ -109,7 +109,6 @@ class EarlierStarts:
                     fetched.replace(log)
 
     def _clear(self, routes: Sequence[_Route], start: Start) -> list[str]:
-        """Clear the hosts of a start whose outputs were fetched."""
         lines = []
         for route in routes:
             lines += [f"WARNING: {note}" for note in route.launcher.notes()]

@@ -14,7 +14,7 @@ from pipeline.cluster.launchers.base import AttemptSpec, Environment, LockFile, 
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.launchers.transport.agent_client import Payload
 from pipeline.cluster.launchers.transport.answers import Answer, ssh_command
-from pipeline.cluster.launchers.transport.payload import SLOWEST_BYTES_PER_S, append
+from pipeline.cluster.launchers.transport.payload import append
 from pipeline.core import places
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.processes.threads import WaitReports
@@ -185,22 +185,13 @@ def ensure_environments(launcher: AgentLauncher, lock: LockFile, reports: WaitRe
     lacking = [host for host, one in zip(launcher.cluster.hosts, environments, strict=True) if one.python is None]
     if not lacking:
         return environments
-    if lock.wheelhouse is not None:
+    if (wheels := lock.wheelhouse) is not None:
         reports.doing(launcher.starting)
-        _send_wheels(launcher, lock.wheelhouse, lacking)
+        request = PutWheelsRequest(folder=f"{launcher.workdir}/wheelhouse")
+        payload = Payload(name="the wheelhouse", append=lambda stdin: append(stdin, wheels, "."))
+        launcher.client.demand("sending the wheelhouse", request, hosts=lacking, payload=payload)
     _make(launcher, lock, lacking, reports)
     return launcher.environments(lock)
-
-
-def _send_wheels(launcher: AgentLauncher, folder: Path, hosts: Sequence[Host]) -> None:
-    total_bytes = sum(path.stat().st_size for path in folder.iterdir()) * len(hosts)
-    launcher.client.demand(
-        "sending the wheelhouse",
-        PutWheelsRequest(folder=f"{launcher.workdir}/wheelhouse"),
-        hosts=hosts,
-        timeout_s=launcher.client.short_s + total_bytes / SLOWEST_BYTES_PER_S,
-        payload=Payload(name="the wheelhouse", append=lambda stdin: append(stdin, folder, ".")),
-    )
 
 
 def _make(launcher: AgentLauncher, lock: LockFile, hosts: Sequence[Host], reports: WaitReports) -> None:

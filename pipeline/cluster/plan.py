@@ -143,7 +143,6 @@ def _binds_to_numa_nodes(cluster: Cluster, host: Host, fact: HostFacts) -> bool:
 
 
 def _argv(spec: AttemptSpec, python: str, where: _Place, options: Mapping[str, str | int]) -> tuple[str, ...]:
-    """Return a node's command; ``options`` are torchrun's."""
     config = ("--config", f"{where.run_dir}/config.json")
     starter: tuple[str, ...] = (
         python,
@@ -184,7 +183,7 @@ def environment(
         **host.placement,
         **host.env,
         variables.DEVICE: "cuda" if device == "cuda" else "cpu",  # as in the run's key
-        **_python_path(f"{run_dir}/code", host.env.get("PYTHONPATH", "")),
+        "PYTHONPATH": _python_path(f"{run_dir}/code", host.env.get("PYTHONPATH", "")),
     }
 
 
@@ -205,16 +204,14 @@ def warm_environment(cluster: Cluster) -> WarmEnvironment | None:
     return WarmEnvironment(env=env, ranks_per_host=0 if one_thread else ranks.pop())
 
 
-def _python_path(code: str, configured: str) -> dict[str, str]:
-    """Return PYTHONPATH with the snapshot first, so that exactly the hashed code runs.
+def _python_path(code: str, configured: str) -> str:
+    """Return PYTHONPATH with the snapshot first, so that exactly the hashed code runs. Raises UsageError.
 
-    Relative folders are left out: they are folders of the project, whose modules are in the snapshot. Raises
-    UsageError: a folder that PYTHONPATH can't hold.
+    Relative folders are left out: they are folders of the project, whose modules are in the snapshot.
     """
     if ":" in code:
         raise UsageError(
             f"the run's code would lie in {code}, and PYTHONPATH separates folders by ':'",
             hint="paths.runs=<a folder without ':' in its path>, on hosts cluster.workdir",
         )
-    absolute = [entry for entry in configured.split(":") if entry.startswith("/")]
-    return {"PYTHONPATH": ":".join([code, *absolute])}
+    return ":".join([code, *(entry for entry in configured.split(":") if entry.startswith("/"))])

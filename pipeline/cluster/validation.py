@@ -55,7 +55,6 @@ def check_batch(global_batch_size: int, world_size: int, accumulate_steps: int =
 
 
 def _same_node(facts: Sequence[HostFacts]) -> list[str]:
-    """Report entries that name the same host, even by another address, port or user."""
     by_node = defaultdict(list)
     for fact in facts:
         by_node[fact.machine or fact.identity].append(fact)
@@ -98,27 +97,22 @@ def _unfit(host: Host, fact: HostFacts, backend: str, device: str) -> list[str]:
         )
     # the probe counts all GPUs; the configured environment, and runs that share the host, leave fewer
     gpus = visible_gpus(fact.gpus // host.shared_by, {**host.placement, **host.env})
-    problems += _device_differs(gpus, device)
+    count = counted(gpus, "GPU")
+    if device == "cuda" and gpus == 0:
+        problems.append("cluster.device=cuda, but it has no GPU that CUDA may see; take cluster.device=cpu")
+    if device == "auto" and gpus > 0:  # the run's key was computed before the probe
+        take = "take cluster.device=cuda, or cluster.device=cpu to leave them idle"
+        problems.append(f"it has {count}, and the run's key says cpu; {take}")
     if device == "cpu":
         gpus = 0
     if backend == "nccl" and gpus == 0:
         problems.append("strategy.backend=nccl, but it has no GPU; take strategy.backend=gloo")
     elif backend in ("auto", "nccl") and 0 < gpus < host.nproc_per_node:
         problems.append(
-            f"nproc_per_node={host.nproc_per_node} is more than its {gpus} GPU{'s' if gpus > 1 else ''}, and NCCL "
-            f"refuses two ranks on one; set nproc_per_node to at most {gpus}, or strategy.backend=gloo"
+            f"nproc_per_node={host.nproc_per_node} is more than its {count}, and NCCL refuses two ranks on one; "
+            f"set nproc_per_node to at most {gpus}, or strategy.backend=gloo"
         )
     return problems
-
-
-def _device_differs(gpus: int, device: str) -> list[str]:
-    """Compare the GPUs with the device in the run's key, which was computed before the probe."""
-    if device == "cuda" and gpus == 0:
-        return ["cluster.device=cuda, but it has no GPU that CUDA may see; take cluster.device=cpu"]
-    if device == "auto" and gpus > 0:
-        has = f"it has {gpus} GPU{'s' if gpus > 1 else ''}, and the run's key says cpu"
-        return [f"{has}; take cluster.device=cuda, or cluster.device=cpu to leave them idle"]
-    return []
 
 
 def visible_gpus(installed: int, env: Mapping[str, str]) -> int:

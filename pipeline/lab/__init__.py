@@ -230,7 +230,6 @@ def _write_files(lab: Lab) -> None:
 def _write_host(
     lab: Lab, host: LabHost, names: str, user: pwd.struct_passwd, identity: Path, cores: Sequence[int]
 ) -> str:
-    """Write one host's folder, and return its line for known_hosts."""
     ssh, etc = host.folder / "ssh", host.folder / "etc"
     for made, mode in ((ssh, 0o755), (etc, 0o755), (host.home, 0o700)):
         made.mkdir(parents=True, exist_ok=True)
@@ -304,7 +303,6 @@ def _ssh_path(path: Path) -> str:
 
 # --------------------------------------------------------------------------------------- its processes
 def _start(host: LabHost) -> None:
-    """Start the host's first process in its namespace and leave it running on its own."""
     end_processes(host.namespace)
     (host.folder / "init").unlink(missing_ok=True)
     inside = 'ip netns exec "$1" unshare --mount --uts --ipc --pid --fork --kill-child sh "$2/boot.sh"'
@@ -341,7 +339,6 @@ def answers(host: LabHost, timeout_s: float = 0.5) -> bool:
 
 
 def _remove_files(root: Path) -> None:
-    """Remove the lab's own files from ``root/.lab``, and the folder unless other files lie there."""
     lab_folder = folder(root)
     if not lab_folder.is_dir():
         return

@@ -77,7 +77,7 @@ def test_runs_use_the_environment_that_sync_made_and_refuse_a_host_without_one(
             "tiny-two": "1.0",
             "torch": None,
         }
-        monkeypatch.setattr(hosts, "_send_wheels", None)  # the wheels are brought once
+        monkeypatch.setattr(hosts, "PutWheelsRequest", None)  # the wheels are brought once
         assert [hosts.ensure_environments(launcher, launcher.lock_file, reports)] == [[made]]
     with closing(launchers.create(cluster)) as another:
         assert another.probe(None)[0].python == made.python

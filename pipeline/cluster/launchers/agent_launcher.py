@@ -29,15 +29,7 @@ from pipeline.cluster.launchers.transport import agent_client
 from pipeline.cluster.launchers.transport.agent_client import AgentClient, Payload
 from pipeline.cluster.launchers.transport.answers import Answer, host_facts
 from pipeline.cluster.launchers.transport.downloads import Source, receive, receive_others
-from pipeline.cluster.launchers.transport.payload import (
-    SLOWEST_BYTES_PER_S,
-    append,
-    append_run,
-    message,
-    new_token,
-    pack_bytes,
-    weights_bytes,
-)
+from pipeline.cluster.launchers.transport.payload import append, append_run, message, new_token
 from pipeline.cluster.launchers.transport.streams import Connection, Streams
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Host, LaunchPlan
@@ -186,7 +178,7 @@ class AgentLauncher:
         self.client.demand(
             "start",
             request,
-            timeout_s=self.client.short_s + 20.0 + weights_bytes(run_dir) * len(facts) / SLOWEST_BYTES_PER_S,
+            timeout_s=self.client.short_s + 20.0,
             payload=files if request.sends_files else None,
         )
 
@@ -213,7 +205,6 @@ class AgentLauncher:
             "sending the data pack",
             PutPackRequest(self.workdir, pack.digest),
             hosts=lacking,
-            timeout_s=self.client.short_s + pack_bytes(pack.path) * len(lacking) / SLOWEST_BYTES_PER_S,
             payload=Payload(name="the data pack", append=lambda stdin: append(stdin, pack.path, ".")),
         )
 

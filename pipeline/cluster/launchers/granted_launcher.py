@@ -89,9 +89,8 @@ class GrantedLauncher:
             names = [f"{self.scheduler.node_name}{number}" for number in range(self.cluster.nnodes)]
             pairs = zip(names, own_names, strict=True)
             say(", ".join(f"{name} is {own_name} on {nodes.get(own_name) or '?'}" for name, own_name in pairs))
-        named = zip(self.cluster.hosts, names, strict=True)
-        hosts = tuple(dataclasses.replace(host, name=name) for host, name in named)
-        self.cluster = dataclasses.replace(self.cluster, hosts=hosts)
+        hosts = [dataclasses.replace(host, name=name) for host, name in zip(self.cluster.hosts, names, strict=True)]
+        self.cluster = dataclasses.replace(self.cluster, hosts=tuple(hosts))
         return self.cluster
 
     def _continue_own_job(
@@ -192,7 +191,6 @@ class GrantedLauncher:
         return state
 
     def _release(self, job: GrantedJob) -> None:
-        """Let the agents leave and the scheduler end the job, without waiting. Raises PacelineError."""
         job.folder.leave()
         self.scheduler.cancel(job)
 
@@ -321,27 +319,22 @@ class GrantedLauncher:
 
     # -------------------- what needs no work here: the nodes share the run folder
     def standings(self, plan: LaunchPlan) -> dict[str, Answer]:
-        """Return no answers: agents in a job take no requests."""
-        return {}
+        return {}  # agents in a job take no requests
 
     def connect(self, facts: list[HostFacts]) -> tuple[list[HostFacts], str]:
-        """Return the facts unchanged: connections between granted hosts aren't tried."""
-        return facts, ""
+        return facts, ""  # connections between granted hosts aren't tried
 
     def notes(self) -> list[str]:
-        """Return nothing, as nothing is sent."""
         return []
 
     def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
-        """Return True: the outputs lie in the run folder already."""
         return True
 
     def remove_folders(self, unwanted: Sequence[tuple[HostFacts, Sequence[str]]]) -> dict[str, list[str]]:
-        """Return nothing, as nothing lies on the nodes."""
         return {}
 
     def close(self) -> None:
-        """Do nothing: a job ends by itself, or is continued by another command."""
+        return  # a job ends by itself, or is continued by another command
 
 
 def _is_left(job: GrantedJob) -> bool:

@@ -244,7 +244,6 @@ class JobFollower:
         return report is not None
 
     def _beat(self, node: NodePlan) -> None:
-        """Emit the newest report on a node's ranks, and new examinations of them."""
         beat = self._folder.beat_of(node.node_rank, self._plan.run_id)
         if beat is not None and beat.unix_time != self._beat_times.get(node.node_rank):
             self._beat_times[node.node_rank] = beat.unix_time

@@ -123,7 +123,6 @@ class KubernetesConfig(ClusterConfig):
             raise ConfigError("\n".join(problems))
 
     def _problems(self) -> Iterator[str]:
-        """Yield a line for each value that no manifest can hold: the value seen and the form that it must have."""
         if self.kind not in _KINDS:
             yield f"cluster.kind={self.kind!r} is not an option; {suggestion(self.kind, _KINDS)}"
         for name, what in _NEEDED.items():
@@ -436,7 +435,6 @@ def _claim_words(claim: Object | None, nnodes: int) -> str:
 
 
 def _label(run_key: str, run_dir: Path) -> str:
-    """Return the label of all jobs of one run folder."""
     return _word(journal.attempt_prefix(run_key, run_dir))
 
 

@@ -177,7 +177,6 @@ class Api:
 
 # --------------------------------------------------------------------------------------------------- the connection
 def _kubernetes() -> Any:
-    """Return the package. Raises HostError where it isn't installed."""
     try:
         import kubernetes  # here, because it is an extra
     except ImportError as error:
@@ -189,7 +188,6 @@ def _kubernetes() -> Any:
 
 
 def _connected(client: Any, config: Any, context: str | None) -> tuple[Any, str]:
-    """Return a client and the namespace of its configuration. Raises HostError."""
     settings = client.Configuration()
     settings.retries = urllib3.Retry(1, respect_retry_after_header=False)  # else the server decides how long it sleeps
     files = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
@@ -206,7 +204,6 @@ def _connected(client: Any, config: Any, context: str | None) -> tuple[Any, str]
 
 
 def _load(config: Any, files: str, context: str | None, settings: Any) -> str:
-    """Read kubectl's configuration into ``settings`` and return its namespace. Raises HostError."""
     try:
         rows, current = config.list_kube_config_contexts(files)
         contexts = {row["name"]: row["context"] for row in rows}
@@ -237,7 +234,6 @@ def _load(config: Any, files: str, context: str | None, settings: Any) -> str:
 
 @contextmanager
 def _logged_errors() -> Iterator[list[str]]:
-    """Collect the errors that are logged meanwhile."""
     errors = list[str]()
     handler, root = logging.Handler(logging.ERROR), logging.getLogger()
     handler.emit = lambda record: errors.append(printable(" ".join(record.getMessage().split())))  # type: ignore[method-assign]

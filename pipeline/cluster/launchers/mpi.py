@@ -179,7 +179,6 @@ def unfit_for_mpirun(host: Host) -> str:
 
 
 def _open_mpi() -> str:
-    """Return the program. Raises HostError: there is none, or it is another MPI's."""
     program = process.find("mpirun")
     if program is None:
         raise HostError(

@@ -210,7 +210,6 @@ class PsshTransport(Transport):
             return {host.label: output_of(folder, pssh_name(host), report, timeout_s) for host in hosts}
 
     def _pssh_argv(self, folder: Path, hosts: Sequence[Host], timeout_s: float) -> list[str]:
-        """Return the command that runs the agent on one group of hosts; its files lie in ``folder``."""
         self.outputs |= {host.label: folder / "out" / pssh_name(host) for host in hosts}
         (folder / "hosts").write_text("".join(f"{pssh_name(host)}\n" for host in hosts), encoding="utf-8")
         argv = [self._pssh, "-h", str(folder / "hosts"), "-p", str(len(hosts)), "-t", str(round(timeout_s))]
@@ -230,7 +229,6 @@ class PsshTransport(Transport):
 
 
 def _copy_of(file: IO[bytes]) -> IO[bytes]:
-    """Return a temporary file with the same content and a position of its own."""
     copy = tempfile.TemporaryFile(prefix="paceline-")  # noqa: SIM115  (the caller closes it)
     file.seek(0)
     shutil.copyfileobj(file, copy)

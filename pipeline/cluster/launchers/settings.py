@@ -129,8 +129,10 @@ class ClusterConfig(LaunchSettings):
             value = getattr(self, name)
             if not least <= value < math.inf:  # an endless lease would keep a lost host busy
                 raise ConfigError(f"cluster.{name}={value:g} must be a finite number from {least:g}")
-        _check_option("device", self.device, ("auto", "cpu", "cuda"))
-        _check_option("when_busy", self.when_busy, POLICIES)
+        for name, options in (("device", ("auto", "cpu", "cuda")), ("when_busy", POLICIES)):
+            if (value := getattr(self, name)) not in options:
+                meant = _OTHERS_DEVICES.get(value, value) if name == "device" else value
+                raise ConfigError(f"cluster.{name}={value!r} is not an option; {suggestion(meant, options)}")
         if self.workdir not in (None, "~"):
             _refuse_relative(self.workdir, f"cluster.workdir={self.workdir}")
         for path in self.container_mounts:
@@ -152,19 +154,12 @@ _LEAST = {  # fields of LaunchSettings → their smallest values
 _OTHERS_DEVICES = dict.fromkeys(("gpu", "gpus", "cuda:0"), "cuda")  # as other tools call them
 
 
-def _check_option(name: str, value: str, options: Sequence[str]) -> None:
-    if value not in options:
-        meant = _OTHERS_DEVICES.get(value, value) if name == "device" else value
-        raise ConfigError(f"cluster.{name}={value!r} is not an option; {suggestion(meant, options)}")
-
-
 def _refuse_relative(path: str, shown: str) -> None:
     if not path.startswith(("/", "~/")):
         raise ConfigError(f"{shown} must be an absolute path on the hosts, or begin with ~/")
 
 
 def _check_mirror(address: str) -> None:
-    """Raise ConfigError for an address where no checkpoint lasts."""
     scheme, has_scheme, place = address.partition("://")
     lasts = bool(place.strip("/")) and scheme not in ("http", "https", "memory")
     if not (lasts if has_scheme else address.startswith("/")):

@@ -105,7 +105,6 @@ class SlurmConfig(ClusterConfig):
 
     @staticmethod
     def _unfit(option: str) -> str:
-        """Return why an option can't stand in the script; '' where it can."""
         if not option.startswith("-") or not option.isprintable():
             return "is no option of sbatch; write [--exclusive]"
         try:
@@ -230,5 +229,4 @@ def _script_of(cluster: Cluster, run_key: str, run_dir: Path, nonce: str, pack: 
 
 
 def _name(run_key: str, run_dir: Path) -> str:
-    """Return the beginning of the names of all jobs of one run folder."""
     return f"{NAME_PREFIX}{journal.attempt_prefix(run_key, run_dir)}"

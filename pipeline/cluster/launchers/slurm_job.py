@@ -344,7 +344,6 @@ def state_of(job: GrantedJob, now: ShownJob, place: str, before: JobState | None
 
 
 def _ended_early(job: GrantedJob, now: ShownJob, lines: Sequence[str]) -> HostError | TrainingError:
-    """Return why a job ended before its nodes reported; TrainingError: somebody has cancelled it."""
     printed = [line for line in lines if line.startswith(SAYS)] or complaints(lines) or list(lines[-4:])
     if now.state == "CANCELLED":
         text = "\n".join([f"{job.title} was cancelled before the run began", *(f"  {line}" for line in printed)])

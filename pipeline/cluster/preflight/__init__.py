@@ -168,7 +168,6 @@ def occupied(cluster: Cluster, facts: Sequence[HostFacts], attempts: str) -> lis
 
 
 def _processes(host: Host, fact: HostFacts, own_attempts: str) -> Iterator[str]:
-    """Yield a line for each process on the ranks' GPUs that belongs neither to this run nor to one with a claim."""
     known_runs = {own_attempts, *(held.attempt_prefix for held in fact.claims)} - {""}
     devices_of_ranks = set(resources(host, "cuda"))
     owners = {

@@ -101,7 +101,6 @@ def _open_files(world_size: int, host: str, limit: Limit) -> Check:
 
 
 def _locked_memory(cluster: Cluster, host: Host, fact: HostFacts, limit: Limit) -> Iterator[Check]:
-    """Check the limit where NCCL would use InfiniBand or RoCE."""
     soft = limit.soft
     active = [port for port in fact.infiniband if port.state == "ACTIVE"]
     if cluster.device != "cuda" or cluster.nnodes < 2 or not active or host.env.get("NCCL_IB_DISABLE") == "1":
@@ -332,7 +331,6 @@ def unanswered(cluster: Cluster, facts: Sequence[HostFacts], waited_s: float) ->
 
 
 def _gpus(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[Check]:
-    """Compare models and memory over the hosts; check errors, clocks and processes of each GPU that ranks may use."""
     if cluster.device != "cuda":
         return
     pairs = zip(cluster.hosts, facts, strict=True)
@@ -348,7 +346,6 @@ def _gpus(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[Check]:
 
 
 def _visible(host: Host, gpus: list[Gpu]) -> list[Gpu]:
-    """Return the GPUs that the configuration doesn't hide from the ranks."""
     chosen = {**host.placement, **host.env}.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return gpus

@@ -41,6 +41,7 @@ _ANSWER_S = 8.0  # what a short command takes once it is connected
 _CONNECT_AGAIN_S = 5.0  # to a host that has answered before
 _ROWS, _HINTS = 20, 3  # most lines of an error, whose beginning must stay on the screen
 _NAMED = 4  # hosts in a line of progress
+_SLOWEST_BYTES_PER_S = 1e6  # slower transfers are given up
 
 Explain = Callable[[Host, Answer], tuple[str, str | None]]
 """Returns why a host's answer failed, and the command that fixes it (None: not known)."""
@@ -55,8 +56,6 @@ class Payload:
 
 
 class _Transfer(NamedTuple):
-    """A payload on its way to hosts."""
-
     name: str
     labels: Sequence[str]
     total_bytes: int  # for each host
@@ -94,7 +93,8 @@ class AgentClient:
         """Send one request to all hosts (or some) at once; never raises for a host.
 
         The request goes into a file without a name: it may hold secrets, and nothing of it stays if this process is
-        killed. ``timeout_s``: None: that of a short command. Returns: host label → its answer.
+        killed. ``timeout_s``: without the time for the payload; None: that of a short command. Returns: host label → its
+        answer.
         """
         token, hosts = new_token(), self.cluster.hosts if hosts is None else hosts
         labels = [host.label for host in hosts]
@@ -106,7 +106,8 @@ class AgentClient:
                 payload.append(stdin)
                 self._transfer = _Transfer(payload.name, labels, stdin.tell() - begin, time.monotonic())
             stdin.flush()
-            outputs = self.transport.exchange(stdin, hosts, timeout_s or self.short_s)
+            transfer_s = (stdin.tell() - begin) * len(hosts) / _SLOWEST_BYTES_PER_S
+            outputs = self.transport.exchange(stdin, hosts, (timeout_s or self.short_s) + transfer_s)
         return {
             label: Answer(value=parse_answer(output.stdout, token), output=output) for label, output in outputs.items()
         }

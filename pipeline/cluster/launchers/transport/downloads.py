@@ -168,7 +168,6 @@ def _request(source: Source, outputs: Outputs, *, final: bool) -> CollectRequest
 
 
 def _notes(host: str, answer: _TarAnswer, request: CollectRequest, outputs: Outputs) -> list[str]:
-    """Return a line for each reason for which files stay on the host."""
     (node,), notes = request.nodes, []
     if answer.head.too_large_bytes is not None and request.limit_bytes is not None:
         limit_gib = request.limit_bytes / (1 << 30)
@@ -361,7 +360,6 @@ class _Pipe:
 
 
 def _last_words(child: Popen[bytes]) -> str:
-    """Return what a child that has closed its output printed on stderr."""
     with contextlib.suppress(TimeoutExpired):
         child.wait(timeout=_LOOK_S)
     text = b""

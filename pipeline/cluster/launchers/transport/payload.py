@@ -8,7 +8,7 @@ import sys
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -100,28 +100,6 @@ def opening() -> bytes:
 
 
 # ------------------------------------------------------------------------------------ files, and their progress
-SLOWEST_BYTES_PER_S = 1e6  # slower transfers are given up
-
-
-def pack_bytes(folder: Path) -> int:
-    """Return the size of all files of a pack."""
-    try:
-        sizes = _sizes_in(folder / "manifest.json")
-    except (OSError, ValueError, AttributeError):
-        sizes = {}
-    return sum(sizes.values() or (path.stat().st_size for path in folder.iterdir() if path.is_file()))
-
-
-@lru_cache(maxsize=8)
-def _sizes_in(manifest: Path) -> dict[str, int]:
-    """Return the sizes in a manifest: packs of scripts' data and of encoded images have them, others don't.
-
-    Cached: a send needs them several times, there may be 100,000 files, and the folder's name holds the digest.
-    """
-    files = json.loads(manifest.read_text(encoding="utf-8")).get("files")
-    return files if isinstance(files, dict) else {}
-
-
 def append(stdin: IO[bytes], source: Path, name: str) -> None:
     """Append a tar of ``source`` under another name."""
     with tarfile.open(fileobj=stdin, mode="w|", dereference=True) as archive:
@@ -133,14 +111,6 @@ def append_run(stdin: IO[bytes], run_dir: Path) -> None:
     with tarfile.open(fileobj=stdin, mode="w|", dereference=True) as archive:
         for path, name in _staged(run_dir):
             archive.add(path, arcname=name, filter=lambda member: None if "__pycache__" in member.name else member)
-
-
-def weights_bytes(run_dir: Path) -> int:
-    """Return the size of the weights that the run starts from, or of what a script resumes from; 0: none."""
-    sent = [run_dir / run_folder.INITIAL_WEIGHTS]
-    if programs.of_run(run_dir).starts_torchrun:
-        sent += [path for place, _ in _of_script(run_dir) for path in (place, *place.rglob("*"))]
-    return sum(path.stat().st_size for path in sent if path.is_file())
 
 
 def _of_script(run_dir: Path) -> Iterator[tuple[Path, str]]:
@@ -157,7 +127,6 @@ def _of_script(run_dir: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _staged(run_dir: Path) -> Iterable[tuple[Path, str]]:
-    """Yield the files of a run to send, each with its name on the host."""
     for name in ("code", run_folder.CONFIG, run_folder.ATTEMPT_IDS):
         yield run_dir / name, name
     if (run_dir / run_folder.INITIAL_WEIGHTS).exists():

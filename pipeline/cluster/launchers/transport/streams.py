@@ -16,31 +16,22 @@ from subprocess import Popen
 from typing import IO
 
 from pipeline.cluster.agent.requests import ExamineOrder, Lines
-from pipeline.cluster.events import Event, MetricsLine, NodeAnswers, NodeLost, NodeSilent
+from pipeline.cluster.events import Event, MetricsLine, NodeAnswers, NodeExit, NodeLost, NodeSilent
 from pipeline.cluster.launchers.transport.answers import log_line, parse_stream
 from pipeline.core.processes import process, threads
 from pipeline.core.redact import hide
-from trainers.contract.beats import NodeBeat, NodeExamination
 from trainers.contract.records import as_json
 
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """How to connect to a live agent.
+    """How to connect to a live agent."""
 
-    Attributes:
-        host: its label.
-        argv: the command of the agent there.
-        again: returns the command of a further connection, after one broke or hung (None: the same).
-        slow_s: how long the connection may take until it answers, where that is longer than ``_SILENT_S``.
-        silent_s: how long the agent may be silent at any time, where that is longer than ``_SILENT_S``.
-    """
-
-    host: str
-    argv: list[str]
-    again: Callable[[], list[str]] | None = None
-    slow_s: float = 0.0
-    silent_s: float = 0.0
+    host: str  # its label
+    argv: list[str]  # the command of the agent there
+    again: Callable[[], list[str]] | None = None  # of a further connection, after one broke or hung; None: the same
+    slow_s: float = 0.0  # how long the connection may take until it answers, where that is longer than _SILENT_S
+    silent_s: float = 0.0  # how long the agent may be silent at any time, where that is longer than _SILENT_S
 
     def retry(self) -> list[str]:
         """Return the command of a further connection."""
@@ -164,7 +155,6 @@ class _Stream:
 
     @property
     def _slow_s(self) -> float:
-        """How long a connection may take until it answers."""
         return self._connection.slow_s * (1 if self._ever_answered else _AT_FIRST)
 
     def failed(self, why: str) -> None:
@@ -178,9 +168,8 @@ class _Stream:
             answer = parse_stream(line, self._streams.token, self.label, time.time())
             if answer is None:
                 if line.strip() and not self._answered:
-                    self._why_broken = (
-                        f"it says {hide(line[:200].decode(errors='replace').strip())!r}, which is no answer"
-                    )
+                    text = hide(line[:200].decode(errors="replace").strip())
+                    self._why_broken = f"it says {text!r}, which is no answer"
                 continue
             if not self._answered:
                 self._answered = self._ever_answered = True
@@ -193,9 +182,9 @@ class _Stream:
             self._silent_s = self._lost_s = 0.0
             if isinstance(answer, Lines):
                 self._pass_on(answer)
-                continue
-            self._emit(answer)
-            if not isinstance(answer, NodeBeat | NodeExamination):
+            else:
+                self._emit(answer)
+            if isinstance(answer, NodeExit | NodeLost):
                 return True
         return False
 
@@ -208,7 +197,6 @@ class _Stream:
         self._offsets[answer.file] = answer.end_bytes
 
     def _lines(self) -> Iterator[bytes]:
-        """Yield the lines of one connection; the last one may be cut."""
         self._silent_s, self._opened, self._answered = 0.0, False, False
         child = self._child = process.stream(self._argv)
         if child.stdin is None or child.stdout is None:
@@ -218,10 +206,14 @@ class _Stream:
             child.stdin.write(self._streams.opening(self._offsets["log"], self._offsets["metrics"]))
             child.stdin.flush()
             self._opened = True
-        yield from _lines_of(child, child.stdout)
+        rest = b""
+        while data := read_some(child, child.stdout):
+            *whole, rest = (rest + data).split(b"\n")
+            yield from (line + b"\n" for line in whole)
+        if rest:
+            yield rest
 
     def _read_stderr(self, child: Popen[bytes]) -> None:
-        """Keep the last line of stderr, which says why a connection ended."""
         if child.stderr is None:
             return
         with child.stderr as lines:  # closed here: whoever closes it elsewhere would wait for this reader's lock
@@ -262,7 +254,6 @@ class _Stream:
             child.terminate()
 
     def _hang_up(self) -> None:
-        """End the child and close its pipes, in whatever state the connection is."""
         child, self._child, self._opened = self._child, None, False
         if child is None:
             return
@@ -274,16 +265,6 @@ class _Stream:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
-
-
-def _lines_of(child: Popen[bytes], pipe: IO[bytes]) -> Iterator[bytes]:
-    """Yield lines until the end of the pipe or of the child."""
-    rest = b""
-    while data := read_some(child, pipe):
-        *whole, rest = (rest + data).split(b"\n")
-        yield from (line + b"\n" for line in whole)
-    if rest:
-        yield rest
 
 
 def read_some(child: Popen[bytes], pipe: IO[bytes], silent_s: float = math.inf) -> bytes:
