@@ -90,11 +90,10 @@ class AgentClient:
         timeout_s: float | None = None,
         payload: Payload | None = None,
     ) -> dict[str, Answer]:
-        """Send one request to all hosts (or some) at once; never raises for a host.
+        """Send one request to all hosts (or some) at once and return their answers; never raises for a host.
 
         The request goes into a file without a name: it may hold secrets, and nothing of it stays if this process is
-        killed. ``timeout_s``: without the time for the payload; None: that of a short command. Returns: host label → its
-        answer.
+        killed. ``timeout_s``: without the time for the payload; None: that of a short command.
         """
         token, hosts = new_token(), self.cluster.hosts if hosts is None else hosts
         labels = [host.label for host in hosts]
