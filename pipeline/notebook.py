@@ -1,6 +1,7 @@
-"""Commands that a notebook starts: ``train`` and ``sweep`` are `doit train` and `doit sweep` in a process of their own.
+"""Paceline from Python: in a notebook, or in a script that reads and starts runs (docs/notebook.md).
 
-So key, lock, progress and Ctrl-C are those of the command line, and the kernel never holds what a training needs.
+``import paceline`` offers these names. They work on the project that the working directory lies in, with the keys,
+locks and run folders of the command line: ``train`` and ``sweep`` are its commands in a process of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import math
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,8 +115,6 @@ class Trial(NamedTuple):
 
 
 def _best_first(trials: Sequence[Trial], metric: str, direction: str) -> list[Trial]:
-    """Sort trials by the metric that decides; those without a number of it come last."""
-
     def order(trial: Trial) -> tuple[bool, float]:
         value = float(trial.values.get(metric, math.nan))  # of "inf" too, as JSON has no such number
         return math.isnan(value), value if direction == MINIMIZE else -value
@@ -126,12 +124,7 @@ def _best_first(trials: Sequence[Trial], metric: str, direction: str) -> list[Tr
 
 # ------------------------------------------------------------------------------------------ one command
 def run_verb(verb: str, words: Sequence[str], *, quiet: bool = False) -> Any:
-    """Run `doit VERB WORDS` to its end, print its progress as it comes, and return the data of its JSON answer.
-
-    Raises:
-        CommandError: it failed.
-        KeyboardInterrupt: it was interrupted, and has ended in order.
-    """
+    """Run `doit VERB WORDS` to its end with its progress; return the data of its JSON answer. Raises CommandError."""
     starts_script = bool(words) and words[0] in _SCRIPT_VERBS
     # --json stands before the script, as all words behind it are the script's
     typed = [words[0], "--json", *words[1:]] if starts_script else [*words, "json=1"]
@@ -145,7 +138,8 @@ def run_verb(verb: str, words: Sequence[str], *, quiet: bool = False) -> Any:
         stdout = b"".join(line for line in child.stdout if not is_event(line))
         child.wait()
     except BaseException:
-        _interrupt(child)
+        child.send_signal(signal.SIGINT)
+        child.wait()  # until the command has recorded its run as KILLED
         raise
     finally:
         progress.join()
@@ -166,17 +160,6 @@ def _print_progress(stderr: IO[bytes], quiet: bool) -> None:
             quiet = quiet or line.startswith(b"ERROR: ")
             if not quiet:
                 print(line.decode(errors="replace"), end="", flush=True)
-
-
-def _interrupt(child: subprocess.Popen[bytes]) -> None:
-    """Pass the interrupt on, and wait until the command has recorded its run as KILLED. A second one doesn't wait."""
-    child.send_signal(signal.SIGINT)
-    try:
-        child.wait()
-    except BaseException:
-        child.kill()
-        child.wait()
-        raise
 
 
 # ------------------------------------------------------------------------------------------ overrides
@@ -209,7 +192,8 @@ def _overrides(fields: Mapping[str, Any], typed: tuple[str, ...], *, sweeps: boo
     for name, value in fields.items():
         field = name.replace("__", ".")
         if "." not in field and field not in _GROUPS:
-            known = known or _field_names(typed)
+            words = [word for word in typed if "," not in word and "(" not in word]
+            known = known or [str(item["field"]) for item in run_verb("config", words, quiet=True)]
             field = _whole_name(field, known)
         if sweeps and isinstance(value, (list, tuple, range)):
             yield f"{field}={','.join(_text(item) for item in value)}"
@@ -217,13 +201,7 @@ def _overrides(fields: Mapping[str, Any], typed: tuple[str, ...], *, sweeps: boo
             yield f"{field}={_text(value)}"
 
 
-def _field_names(typed: tuple[str, ...]) -> list[str]:
-    words = [word for word in typed if "," not in word and "(" not in word]
-    return [str(item["field"]) for item in run_verb("config", words, quiet=True)]
-
-
 def _whole_name(name: str, known: list[str]) -> str:
-    """Return the field whose name, or the last part of it, is ``name``. Raises UsageError: none is, or several."""
     found = [field for field in known if field == name or field.rpartition(".")[2] == name]
     if len(found) == 1:
         return found[0]
@@ -287,8 +265,7 @@ class Run:
     def state_dict(self) -> dict[str, Tensor]:
         """Return the final weights by name, on the CPU.
 
-        Raises:
-            PacelineError: the run isn't finished, is a script's, or its weights aren't those of its result.
+        Raises PacelineError: the run isn't finished, is a script's, or its weights aren't those of its result.
         """
         import torch  # for who wants tensors: a notebook may lack it
 
@@ -304,8 +281,7 @@ class Run:
         The network is built by the run's own code, exported by torch.export and checked against the run's evaluation.
         The first call takes some seconds; later ones read the exported file (runs/.exported).
 
-        Raises:
-            PacelineError: the run isn't finished, is a script's, or can't be exported.
+        Raises PacelineError: the run isn't finished, is a script's, or can't be exported.
         """
         import torch  # as above
 
@@ -352,8 +328,7 @@ def run(key: str = LAST, *overrides: str) -> Run:
     Args:
         overrides: where runs lie, if elsewhere than conf/ says: ``"paths.runs=/data/runs"``.
 
-    Raises:
-        UsageError: there is no such run.
+    Raises UsageError: there is no such run.
     """
     if key.endswith(".py"):
         raise UsageError(f"{key} is a script, and paceline.run reads a run", hint=f'paceline.train("run {key}")')
@@ -373,8 +348,7 @@ def runs(*overrides: str, state: str | None = None) -> Any:
         in which these runs differ. A pandas DataFrame with ``key`` as its index, or a list of dicts where pandas isn't
         installed.
 
-    Raises:
-        UsageError: an override or a state that no run can be chosen by.
+    Raises UsageError: an override or a state that no run can be chosen by.
     """
     selection = listing.selected(Session(Invocation(verb="runs", overrides=overrides)), state)
     differing = listing.differences(selection.comparable)
@@ -460,8 +434,7 @@ def compare(*runs: Run | str, metric: str | None = None) -> Comparison:
             differ only in their seed form one configuration.
         metric: only this metric.
 
-    Raises:
-        UsageError: no run is chosen, or none has the metric.
+    Raises UsageError: no run is chosen, or none has the metric.
     """
     current, keys = _chosen("compare", runs)
     groups = choosing.in_order(choosing.chosen(current, keys), keys)
@@ -477,8 +450,7 @@ def plot(*runs: Run | str, metric: str | None = None, x: str = "step", log: bool
         x: "step", "epoch" or "minutes".
         log: with a logarithmic axis of values.
 
-    Raises:
-        UsageError: no run is chosen, none has such a curve, or an axis that there is none of.
+    Raises UsageError: no run is chosen, none has such a curve, or an axis that there is none of.
     """
     if x not in curves.AXES:
         raise UsageError(f"x={x} is no axis; {suggestion(x, curves.AXES)}")
@@ -488,7 +460,6 @@ def plot(*runs: Run | str, metric: str | None = None, x: str = "step", log: bool
 
 
 def _chosen(verb: str, runs: tuple[Run | str, ...]) -> tuple[Session, list[str]]:
-    """Return the session and the keys of the named runs; a text with = is an override."""
     texts = [item.key if isinstance(item, Run) else item for item in runs]
     keys = [text for text in texts if "=" not in text]
     return Session(Invocation(verb=verb, overrides=tuple(text for text in texts if "=" in text))), keys

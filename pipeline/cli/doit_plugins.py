@@ -46,7 +46,6 @@ class Run(RunOfDoit):  # type: ignore[misc]  # doit has no type hints
         return self._with_plugins("reporter", _REPORTERS)
 
     def _with_plugins(self, option: str, classes_of_doit: Mapping[str, type]) -> dict[str, Any]:
-        """Return the classes that the option chooses from: doit's, and those that pyproject.toml names."""
         category = option.upper()
         locations = self.config.get(category, {})  # name → module:class
         plugins = {name: PluginEntry(category, name, location).get() for name, location in locations.items()}

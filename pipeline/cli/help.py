@@ -178,7 +178,6 @@ def _width() -> int:
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """Format names and meanings in two columns, wrapped."""
     longest = max(len(name) for name, _ in rows)
     lines: list[str] = []
     for name, meaning in rows:
@@ -188,7 +187,6 @@ def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _of_doit(name: str) -> str:
-    """Return doit's own page about one of its commands."""
     commands = PluginDict(COMMANDS)
     text: str = COMMANDS[name](task_loader=DodoTaskLoader(), cmds=commands, bin_name="doit").help()
     return text

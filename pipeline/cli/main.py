@@ -59,7 +59,6 @@ def main() -> int:
 
 
 def _without_project(words: list[str]) -> int:
-    """Answer outside of a project, or in another clone's folder: help alone. Raises UsageError."""
     text = pages.requested(words or ["help"])
     if text is None:
         raise clone.no_project()

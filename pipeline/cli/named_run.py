@@ -152,7 +152,6 @@ def _refuse_other_ways(folder: RunFolder, invocation: Invocation, launcher: str,
 
 
 def _launchers(folder: RunFolder) -> list[str]:
-    """Return the launchers by which something of the run may be under way."""
     newest = starts.newest_plan(folder.path)
     plans = [start.plan for start in starts.open_starts(folder.path)] + ([newest] if newest is not None else [])
     names: list[Any] = [plan.launcher for plan in plans] or [_stored_section(folder, "cluster").get("launcher")]
@@ -190,7 +189,6 @@ def _cluster_to_follow(folder: RunFolder, composed: Section) -> Section:
 
 
 def _takes_host_names(launcher: str) -> bool:
-    """Whether the launcher is told which hosts to use."""
     capabilities = launchers.LAUNCHERS.settings(launcher).capabilities
     return not capabilities.is_this_computer and not capabilities.hosts_are_granted
 

@@ -42,7 +42,6 @@ def task_verbs() -> Iterator[Task]:
 
 
 def _verb_task(name: str, verb: Verb) -> Task:
-    """Return the task of a verb: its action, its dependencies, and its check for being up to date."""
     _need_loader()
     task = {
         **_task(name, lambda: _finish_answer(name, _call(f"commands.{verb.module}.{name}"))),
@@ -87,8 +86,6 @@ def of_step(name: str) -> Task:
 
 
 def _overview() -> Task:
-    """Return the task of a bare `doit`; hidden from `doit list`."""
-
     def show() -> None:
         from pipeline.cli import help as pages  # imported late: for a bare `doit` alone
 
@@ -106,7 +103,6 @@ def _call(function: str, *args: object) -> Any:
 
 
 def _task(name: str, do: Callable[[], Any]) -> Task:
-    """Return a task that calls a function and shows its output as it comes."""
     return {
         "basename": name,
         "actions": [_action(do)],

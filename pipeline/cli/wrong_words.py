@@ -21,7 +21,6 @@ from pipeline.core.processes import process
 
 _OF_AN_OLD_RUN = ("resume", "continue", "restart", "retry")
 NO_RUN = "no run has such a key; doit runs lists them"
-_NUMBER = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?,?", re.IGNORECASE)
 _PYTHON = ("python", "python3")
 _COMMANDS_MEANT = {
     **dict.fromkeys(("delete", "remove", "rm", "gc", "purge"), "doit clean"),
@@ -60,13 +59,6 @@ def advice(word: str, argv: Sequence[str], verb: str | None) -> str | None:
         return _script(word, argv[position:]) or _another_verb(word)
     if verb == "train" and (line := _script(word, argv[position:])):
         return line
-    if word.lower() in ("true", "false", "yes", "no", "on", "off"):
-        return "a switch such as --force has no value: leave the word out, and for false the switch too"
-    if "=" in before and _NUMBER.fullmatch(word) and _NUMBER.fullmatch(before.partition("=")[2]):
-        joined = f"{before.rstrip(',')},{word}"
-        words = (*argv[: position - 1], joined, *argv[position + 1 :])
-        sweep = _line("sweep" if typed == verb else typed for typed in words)
-        return f"the trials of a sweep are written {joined}: {sweep}"
     if text := _about_key(word, verb):
         return text
     if VERBS[verb].overrides and (choices := _choices(word)):
@@ -186,7 +178,6 @@ def _take_hydra_option(word: str, argv: Sequence[str], invocation: Invocation) -
 
 
 def _refuse_dashed_overrides(argv: Sequence[str], invocation: Invocation, loader_options: DoitOptions) -> None:
-    """Refuse an override written as an option: ``--epochs=3`` or ``--epochs 3``. Raises UsageError."""
     known = {*_OF_HYDRA, *HELP_WORDS}
     for option in (*Run.base_options, *Run.cmd_options, *loader_options):
         known |= {f"--{option.get('long')}", f"--{option.get('inverse')}"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,10 @@ from pipeline.config.own_targets import check_targets
 from pipeline.config.program_section import check_script, describes_script, with_ranks, with_script
 from pipeline.config.schema import OPTIONS, NotifyConfig, RootConfig, SearchConfig, SweepConfig, TrackingConfig
 from pipeline.config.step_source import Steps, StepSource, with_step, with_step_named
-from pipeline.config.unknown_key import MEANT, unknown_key
+from pipeline.config.unknown_key import unknown_key
 from pipeline.config.values import refuse_non_finite, refuse_unprintable, typed
 from pipeline.core import program as programs
-from pipeline.core.errors import UsageError, nearest
+from pipeline.core.errors import UsageError
 from pipeline.core.files import expanded
 from pipeline.core.program import Program
 from pipeline.core.redact import HIDDEN, hide, in_word, placeholders, secret_values, without_secrets
@@ -190,7 +189,6 @@ def parent_of(
 def _check_together(
     resolved: Mapping[str, Any], train: node.TrainConfig, cluster: Cluster, root: Path, *, shares_batch: bool
 ) -> None:
-    """Check the run against the hosts that it will use. Raises UsageError."""
     refuse_non_finite(resolved)
     if not programs.of(resolved).is_ours:
         check_script(ScriptConfig(**resolved[programs.SECTION]), cluster)
@@ -235,17 +233,7 @@ def train_config(resolved: Mapping[str, Any]) -> node.TrainConfig:
     try:
         return node.parse(resolved, lambda group, name: OPTIONS[group].settings(name))
     except (node.ConfigError, TypeError) as error:
-        raise UsageError(_with_suggestion(str(error))) from error
-
-
-def _with_suggestion(text: str) -> str:
-    """Add the field that was probably meant to the node half's error about an added one (``+trainer.max_epochs=3``)."""
-    match = re.match(r"(?P<group>\w+)\.(?P<name>\w+) is not a field of [^;]*; it has: (?P<fields>.*)", text)
-    if match is None:
-        return text
-    close = nearest(match["name"], match["fields"].split(", "), 0.7)
-    meant = MEANT.get(match["name"]) or (f"{match['group']}.{close}" if close else None)
-    return text.replace("; it has: ", f"; did you mean {meant}? it has: ", 1) if meant else text
+        raise UsageError(str(error)) from error
 
 
 def search_config(resolved: Mapping[str, Any]) -> SearchConfig:

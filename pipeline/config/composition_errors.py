@@ -226,7 +226,6 @@ def _unreadable_file(failure: CompositionFailure) -> UsageError | None:
 
 
 def _wrong_entry(failure: CompositionFailure) -> UsageError | None:
-    """Explain an error in a file's header or defaults list."""
     text, groups = failure.text, group_names()
     for file in failure.files():
         group = file.group
@@ -272,7 +271,6 @@ def _wrong_field(failure: CompositionFailure) -> UsageError | None:
 
 
 def _unknown_field(place: str, field: str, settings_name: str) -> UsageError:
-    """Explain a field of a file that the settings class of that name lacks."""
     group, _, name = field.rpartition(".")
     options = OPTIONS.get(group)
     classes = [*map(options.settings, options.names())] if options else []
@@ -292,25 +290,17 @@ def _unknown_field(place: str, field: str, settings_name: str) -> UsageError:
 # ------------------------------------------------------------------------------ words
 def _no_override(failure: CompositionFailure) -> UsageError | None:
     """Explain an override that can't be parsed, without the ``++`` that ``for_hydra`` added."""
-    if not failure.culprit.name and "=" in (typed := failure.culprit.text):
-        return UsageError(f"{typed}: the name of a field is missing before the =; write NAME{typed}")
     unparsed = next((cause for cause in failure.causes if isinstance(cause, OverrideParseException)), None)
     if unparsed is None:
         return None
     word = Word.of(str(unparsed.override).removeprefix("++"))
     text, key, value = printable(word.text), word.key, word.value
-    if re.search(r"\s", key):
-        return UsageError(f"{text} can't be read: write key=value, and a key has no blanks")
-    if not all(parts := key.split(".")):
-        full_key = ".".join(part or "NAME" for part in parts)
-        return UsageError(f"{text} can't be read: a name is missing beside a dot; write {full_key}={printable(value)}")
+    if not re.fullmatch(r"[^\s.]+(\.[^\s.]+)*", word.name):
+        return UsageError(f"{text} can't be read: write NAME=VALUE, where a name has no blanks, as in trainer.epochs=3")
     if word.name == "program.metrics_pattern" and (fault := not_a_pattern(value)):
         return UsageError(f"{key}: {fault}")
     if not value:
         why = ": write key=value"
-    elif value.startswith("="):
-        once = printable(f"{key}={value.lstrip('=')}")
-        why = f": = stands twice; write {once}, or for a text that begins with =: {word.quoted}"
     elif value.startswith("~"):  # Hydra's mark of a deletion
         why = f": a value that begins with ~ needs quotes: {word.quoted}"
     elif _BEGINS_AN_EXPRESSION.match(value):
@@ -324,7 +314,6 @@ def _no_override(failure: CompositionFailure) -> UsageError | None:
 
 
 def _refused_value(failure: CompositionFailure) -> UsageError | None:
-    """Explain an option, a key or a value that is not accepted."""
     word, text = failure.culprit, failure.text
     if missing := next((cause for cause in failure.causes if isinstance(cause, MissingConfigException)), None):
         return _missing_option(missing, failure)
@@ -349,8 +338,6 @@ def _refused_value(failure: CompositionFailure) -> UsageError | None:
             f"write {shell_word(f'{word.key}=[{word.value}]')} for a list, {word.quoted} for a text with a comma, "
             f"or train them all: {shell_line(['doit', 'sweep', *failure.overrides])}"
         )
-    if "Multiple values for " in text and word.mark.startswith("+"):
-        return UsageError(f"{word.text}: {word.name} is chosen already", hint=shell_word(word.text.lstrip("+")))
     unknown = _UNKNOWN.search(text)
     return _refused_key(next(filter(None, unknown.groups())), failure) if unknown else None
 
@@ -362,12 +349,7 @@ def _other(failure: CompositionFailure) -> UsageError:
     reason = _plain_reason(first_line(failure.causes[-1]))
     if _IN_FILE.search(text) and (file := next(failure.files(), None)) is not None:
         return UsageError(f"{file.at(0)}: {'a list stands where fields are wanted' if _A_LIST in text else reason}")
-    if word.name == "step":
-        reason = (
-            "step.NAME.FIELD=… sets a field of a step of yours; doit profile takes steps=N, "
-            "doit why and doit logs take step=NAME"
-        )
-    elif match := _RANGE.fullmatch(value):
+    if match := _RANGE.fullmatch(value):
         reason = f"the trials of a sweep are written {key}='range({match[1]},{int(match[2]) + 1})'"
     elif value.startswith("[") and "of type 'list'" in text:
         reason = f"one value is wanted; the trials of a sweep are written {key}={value[1:-1].replace(' ', '')}"
@@ -416,12 +398,8 @@ def _refused_key(key: str, failure: CompositionFailure) -> UsageError:
     word = failure.culprit
     config = failure.try_compose([item for item in failure.overrides if item != word.text])
     config = failure.try_compose([]) if config is None else config
-    bare_key, has_package, _ = key.partition("@")
+    bare_key = key.partition("@")[0]
     if config is not None and OmegaConf.select(config, bare_key, default=_ABSENT) is not _ABSENT:
-        if has_package:
-            return UsageError(
-                f"{word.text}: nothing was chosen for {key}, so nothing can be replaced; write {bare_key}={word.value}"
-            )
         bare_word = word.text.lstrip("+")
         advice = f"to change it write {bare_word}" if bare_word != word.text else f"to add entries write ++{word.text}"
         return UsageError(f"{word.text}: {key} is there but can't be changed this way; {advice}")

@@ -162,7 +162,6 @@ def _refuse_missing_module(setting: str, module: str, root: Path, python_path: S
 
 
 def _refuse_unusable(setting: str, name: str, description: TargetDescription) -> None:
-    """Refuse a target whose import failed, that its module lacks, or that can't be called."""
     if description.error:
         raise UsageError(f"{setting}: {description.place}: {description.error}")
     file, siblings = description.place.file, description.siblings
@@ -175,7 +174,6 @@ def _refuse_unusable(setting: str, name: str, description: TargetDescription) ->
 
 
 def _check_base(description: TargetDescription, use: _Use, setting: str, written: str) -> None:
-    """Refuse a class without the required base, and a function where a class is needed."""
     if not use.base or use.base in description.bases:
         return
     if description.is_class or setting == "optimizer":
@@ -191,7 +189,6 @@ def _names(description: TargetDescription) -> list[str]:
 
 
 def _check_arguments(description: TargetDescription, use: _Use, setting: str, given: Mapping[str, Any]) -> None:
-    """Refuse arguments that a class or function doesn't take, and missing ones that it needs."""
     where, kinds = description.where, [parameter.kind for parameter in description.parameters]
     positional = () if description.is_class else use.positional
     accepted = sum(kind in ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD") for kind in kinds)

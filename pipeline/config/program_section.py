@@ -105,7 +105,6 @@ def with_script(
 
 
 def _without_script(resolved: Mapping[str, Any], *, must_exist: bool) -> dict[str, Any]:
-    """Return the configuration of a classifier. Raises UsageError: the section ``program`` is that of a script."""
     section = resolved[programs.SECTION]
     if section["name"] != CLASSIFIER.name:
         raise UsageError(

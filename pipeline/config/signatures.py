@@ -131,7 +131,6 @@ class _Importing:
         )
 
     def _siblings(self, module: ModuleType) -> dict[str, SourcePlace]:
-        """Return the classes and functions of a module that its own package defines."""
         package = module.__name__.partition(".")[0]
         return {
             name: self._definition(item)

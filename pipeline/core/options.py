@@ -139,7 +139,6 @@ def _settings(source: bytes, bases: tuple[type[Any], ...]) -> ast.Module | None:
 
 
 def _may_be_used(item: ast.stmt, allowed: set[str]) -> bool:
-    """Return True for imports of these modules and for constants."""
     if isinstance(item, ast.Import):
         return all(alias.name.partition(".")[0] in allowed for alias in item.names)
     if isinstance(item, ast.ImportFrom):

@@ -7,7 +7,6 @@ alone.
 from __future__ import annotations
 
 import os
-import re
 import sys
 import threading
 import time
@@ -20,14 +19,12 @@ from typing import Any, Protocol, TextIO
 from pipeline.core.printable import program_lines, takes_colours, without_host
 from pipeline.core.processes import threads
 from pipeline.core.specs import Wait
-from pipeline.core.tables import columns, folded
+from pipeline.core.tables import folded
 from pipeline.live.state import RunState, Said, SweepState
 from trainers.contract.beats import NodeBeat
 
 FRAME_S = 0.5  # between two looks into the queue
 _REDRAW_S = 1.0  # after which a view is drawn again although no line was added
-_EPOCH = re.compile(r"(?:trial +\d+ \| )?(?:\S+:\d+ \| )?epoch +\d")
-_DISPENSABLE = (re.compile(r"step +[\d,]+/[\d,]+"), re.compile(r"[\d,]+ images/s"))
 _LEAST_WIDTH = 20  # columns; in fewer nothing could be read
 _USUAL_WIDTH = 80
 
@@ -192,19 +189,4 @@ def _formatted(text: str, width: int | None) -> str:
     """Format lines for stderr. ``width``: None if it is no terminal."""
     colours = takes_colours(sys.stderr, os.environ)
     text = program_lines(without_host(text), terminal=width is not None, colours=colours)
-    if width is None:
-        return text
-    width = max(_LEAST_WIDTH, width)
-    return folded("\n".join(epoch_fitted(line, width) for line in text.split("\n")), width)
-
-
-def epoch_fitted(line: str, width: int) -> str:
-    """Drop dispensable parts of a rank's line about an epoch if it is wider than the terminal."""
-    if not _EPOCH.match(line):
-        return line
-    parts = line.split("  ")
-    for pattern in _DISPENSABLE:
-        if columns("  ".join(parts)) <= width:
-            break
-        parts = [part for part in parts if not pattern.fullmatch(part)]
-    return "  ".join(parts)
+    return text if width is None else folded(text, max(_LEAST_WIDTH, width))

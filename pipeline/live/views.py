@@ -24,8 +24,6 @@ from trainers.contract.beats import Phase, phase_words
 
 
 class _View(NamedTuple):
-    """The view as it is whenever rich renders it: below new lines too."""
-
     state: Callable[[], RunState | SweepState]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -211,7 +209,6 @@ def _hosts(state: RunState, width: int, most: int) -> Iterator[RenderableType]:
 
 
 def _columns(width: int, name_width: int) -> dict[str, int]:
-    """Return title → width of the columns that fit behind a host's name."""
     room, columns = width - name_width - 2 - _STATE_WIDTH, {"state": _STATE_WIDTH}
     for title, size in _USAGE_COLUMNS.items():  # the first ones where not all have room
         if (room := room - 2 - size) < 0:
@@ -289,7 +286,6 @@ def _counts(state: SweepState, now: float) -> Iterator[Part]:
 
 
 def _trials(state: SweepState, width: int, most_lines: int) -> Iterator[RenderableType]:
-    """Return a head and a line per trial: all running ones, then the last ended ones that fit."""
     numbers = _shown_trials(state, most_lines)
     if not numbers:
         return

@@ -30,7 +30,7 @@ class WorkerProcess:
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        self._child: subprocess.Popen[bytes] = process.companion(argv, env=env, log=log)
+        self._child: subprocess.Popen[bytes] = process.background(argv, env=env, log=log, answers=True)
         self._numbers = itertools.count()
         self._pending: dict[int, Future[Answer | None]] = {}
         self._lock = threading.Lock()

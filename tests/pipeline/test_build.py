@@ -79,7 +79,7 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
         (["optimizer.arguments.eps=1"],
          "optimizer.arguments is not a field of optimizer=sgd; it has: decay_bias_and_norm, "),
         (["+trainer.max_epochs=3"],
-         "trainer.max_epochs is not a field of trainer=default; did you mean trainer.epochs? it has: "),
+         "trainer.max_epochs is not a field of trainer=default; it has: "),
         (["++optimizer.foo=1"], "optimizer.foo is not a field of optimizer=sgd; it has: decay_bias_and_norm, "),
         (["optimizer.lr=-1"], "optimizer.lr=-1.0 must be greater than 0"),
         (["optimizer.lr_scaling=cube"],

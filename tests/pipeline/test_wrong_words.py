@@ -24,8 +24,6 @@ from tests.integration import preloaded
         ("train cluster.hosts=[a, b]", "b]", "a shell splits words at blanks: 'cluster.hosts=[a,b]'"),
         ("train seed=1 optimizer.lr = 0.1", "optimizer.lr", "around =: doit train seed=1 optimizer.lr=0.1"),
         ("train optimizer.lr =0.1", "optimizer.lr", "no blanks stand around =: doit train optimizer.lr=0.1"),
-        ("train seed=1 optimizer.lr=0.1 0.2", "0.2", "optimizer.lr=0.1,0.2: doit sweep seed=1 optimizer.lr=0.1,0.2"),
-        ("train -a true", "true", "a switch such as --force has no value: leave the word out"),
         ("train cf0848aa", "cf0848aa", "started with, not its key; doit triage cf0848aa shows those"),
         ("logs nokey", "nokey", "no run has such a key; doit runs lists them"),
         ("train.py --lr 1", "train.py", "did you mean doit run train.py --lr 1? with several ranks it is"),

@@ -47,7 +47,6 @@ def accept(current: Session) -> None:
 
 
 def _accept(current: Session, run: Run) -> RunFolder:
-    """Accept a finished run, and return it."""
     if (reason := run.reason) is None:
         accepted_before = acceptance.read(run.folder) if not run.folder.result.exists() else None
         raise PacelineError(f"{run.key.short} is {accepted_before or 'finished: there is nothing to accept'}")
@@ -66,7 +65,6 @@ def _accept(current: Session, run: Run) -> RunFolder:
 
 
 def _undo(run: Run) -> RunFolder:
-    """Withdraw an acceptance, and return the run that was accepted."""
     accepted = acceptance.read(run.folder)
     if accepted is None:
         raise PacelineError(f"{run.key.short}: nothing was accepted for it")

@@ -217,7 +217,6 @@ def _page(runs: Sequence[ComparedRun], **about: Any) -> Report:
 
 
 def _absent(sweep: SweepFolder, present: Set[str]) -> list[Absent]:
-    """Return the trials that were started but have no run folder."""
     gone = "its run folder isn't here any more"
     return [
         Absent(
@@ -253,7 +252,6 @@ def _output_file(current: Session) -> Path | None:
 
 
 def _write(target: Path, content: str | bytes) -> None:
-    """Write a page or a picture. Raises PacelineError."""
     try:
         write_atomic(target, content)
     except OSError as error:

@@ -69,7 +69,6 @@ def preflight(current: Session) -> None:
 
 
 def _measured(current: Session, report: Report, *, say: Callable[[str], None]) -> Report:
-    """Add the hosts' speeds, compared with each other."""
     config = current.config
     folder, figures = diagnostics.measure_hosts(
         config.cluster, backend=config.train.strategy.backend, runs_dir=config.runs_dir, root=ROOT, say=say

@@ -167,7 +167,6 @@ def prove(current: Session, *, once: bool = False) -> None:
 
 
 def _report(proof: Proof, written: Path) -> None:
-    """Write and print the proof. Raises PacelineError: it is not proven."""
     write_json(written, _data(proof))
     shown = f"{printable_lines(proving.text(proof))}\n  {relative(written)}"
     differences = "" if proof.verdict.reproduced else f"\n{printable_lines(verdicts.text(proof.verdict))}"

@@ -365,7 +365,6 @@ class _SearchRecord:
 
 
 def _conclude_search(plan: SearchPlan, study: SearchStudy, folder: SweepFolder, ended: Sequence[Settled]) -> None:
-    """Print the table and the best; failed trials are the error."""
     goals = objectives(plan.config)
     results = _results(ended)
     by, directions = goals[0].metric if len(goals) == 1 else None, {goal.metric: goal.direction for goal in goals}

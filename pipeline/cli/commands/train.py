@@ -127,7 +127,6 @@ def _train(current: Session, *, attach: bool = False) -> None:
 
 
 def _train_in_view(run: Run, cluster: Cluster, *, attach: bool) -> Result:
-    """Train the run with its progress on the terminal, and send the notices of its end."""
     shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
     about = {"kind": "run", "key": run.key.short, "name": what_runs(run.config.resolved)}
     with (
@@ -148,7 +147,6 @@ def _train_in_view(run: Run, cluster: Cluster, *, attach: bool) -> Result:
 
 
 def _report_end(current: Session, run: Run, result: Result) -> None:
-    """Print the result, what to do with it, and what keeps the run from counting as finished."""
     say(f"FINISHED {run.key.short}: {figures(result)}", folds=True)
     for line in status.outlived(run.folder):
         note(f"WARNING: ended after the script, and lost what it had not written yet: {line}")

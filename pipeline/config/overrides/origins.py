@@ -128,7 +128,6 @@ def _default(config: DictConfig, keys: tuple[str, ...]) -> str:
 
 
 def _leaves(value: Any, parents: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield each value that is no mapping (or an empty one), with its keys."""
     if isinstance(value, Mapping) and (value or not parents):
         for key, inner in value.items():
             yield from _leaves(inner, (*parents, str(key)))

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from pipeline.config.program_section import is_written
 from pipeline.core.cache import Cache
-from pipeline.core.errors import PacelineError, UsageError, nearest
+from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
 from pipeline.core.places import HOME
 from pipeline.core.printable import hydra_value
@@ -74,7 +74,6 @@ def translated(
 
 
 def _own_flags(typed: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Take Paceline's own flags out of the words before the script; return them and the other words."""
     script = next((at for at, word in enumerate(typed) if word.endswith(".py") or word == "-m"), len(typed))
     own, others = list[str](), list[str]()
     for word in typed[:script]:
@@ -105,7 +104,13 @@ def _of_torchrun(typed: Sequence[str], root: Path) -> ScriptLine:
         raise UsageError("torchrun needs a script", hint="doit torchrun --nproc-per-node 2 train.py --lr 0.1")
     answer = _torchs_answer(typed, root)
     if "error" in answer:
-        raise UsageError(f"torchrun: {answer['error']}", hint=_instead(typed, answer["error"]))
+        with_hostfile = "--hostfile" in answer["error"]
+        raise UsageError(
+            f"torchrun: {answer['error']}",
+            hint="doit torchrun cluster=pssh cluster.hostfile=FILE …"
+            if with_hostfile
+            else "doit torchrun --nproc-per-node 2 train.py --lr 0.1: the script's own options stand behind it",
+        )
     translated: dict[str, Any] = {}
     not_needed: dict[str, list[str]] = {}
     for name, value in answer.pop("options").items():
@@ -117,24 +122,6 @@ def _of_torchrun(typed: Sequence[str], root: Path) -> ScriptLine:
         else:
             raise UsageError(f"{option} of torchrun has no counterpart here", hint="leave it out")
     return ScriptLine(**answer, **translated, not_needed=not_needed)
-
-
-def _instead(typed: Sequence[str], error: str) -> str:
-    """Return the line with options that torchrun lacks behind the script, whose own they are as a rule."""
-    script = next((at for at, word in enumerate(typed) if word.endswith(".py")), None)
-    refused = error.removeprefix("unrecognized arguments: ").split()
-    if "--hostfile" in refused:
-        return "doit torchrun cluster=pssh cluster.hostfile=FILE …"
-    if script is None and "training_script" in error:
-        return "doit torchrun --nproc-per-node 2 train.py --lr 0.1"
-    if script is None or refused == error.split():
-        return "torchrun --help"
-    before, of_script, previous = list[str](), list[str](), ""
-    for word in typed[:script]:
-        is_value = previous in refused and "=" not in previous and not word.startswith("-")
-        (of_script if word in refused or is_value else before).append(word)
-        previous = word
-    return f"doit torchrun {shlex.join([*before, *typed[script:], *of_script])}"
 
 
 def _torchs_answer(typed: Sequence[str], root: Path) -> dict[str, Any]:
@@ -177,7 +164,11 @@ def _of_run(typed: Sequence[str]) -> ScriptLine:
         elif word == "-m":
             is_module = True
         elif word.startswith("-"):
-            raise _unknown_option(typed, at)
+            raise UsageError(
+                f"run has no option {word}; it has -m, --cluster NAME, --sweep NAME=VALUES, "
+                f"{', '.join([*_OWN_FLAGS, *_OWN_OPTIONS])}",
+                hint="doit run train.py --lr 0.1: the script's own options stand behind it",
+            )
         else:
             overrides.append(word)
         at += 1
@@ -187,25 +178,6 @@ def _of_run(typed: Sequence[str]) -> ScriptLine:
         script=typed[at], args=typed[at + 1 :], overrides=overrides, cluster=cluster, sweep=sweep, nproc_per_node="1",
         module=is_module, with_torchrun=False,
     )  # fmt: skip
-
-
-def _unknown_option(typed: Sequence[str], at: int) -> UsageError:
-    """Return the error for an option of `run` that there isn't, with the option that was probably meant.
-
-    An option like no other is the script's as a rule, so the hint has it and what follows it behind the script.
-    """
-    name, equals, value = typed[at].partition("=")
-    script = next((number for number, word in enumerate(typed) if word.endswith(".py")), None)
-    words: Sequence[str] | None = None
-    if meant := nearest(name, ("--cluster", "--sweep", *_OWN_FLAGS, *_OWN_OPTIONS), likeness=0.75):
-        words = [*typed[:at], f"{meant}{equals}{value}", *typed[at + 1 :]]
-    elif script is not None:
-        words = [*typed[:at], *typed[script:], *typed[at:script]]
-    return UsageError(
-        f"run has no option {typed[at]}; it has -m, --cluster NAME, --sweep NAME=VALUES, "
-        f"{', '.join([*_OWN_FLAGS, *_OWN_OPTIONS])}",
-        hint=f"doit run {shlex.join(words)}" if words else None,
-    )
 
 
 # ------------------------------------------------------------------------------- its overrides
@@ -280,7 +252,6 @@ def overrides_of(line: ScriptLine, folder: Path, root: Path, *, splits: bool) ->
 
 
 def _sweeps(line: ScriptLine) -> dict[str, str]:
-    """Return the values of each swept argument by its name. Raises UsageError."""
     sweeps = dict[str, str]()
     for text in line.sweep:
         name, _, values = text.lstrip("-").partition("=")
@@ -344,7 +315,6 @@ def _named(args: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _by_name(named: Mapping[str, Any], sweeps: Mapping[str, str], *, splits: bool) -> Iterator[str]:
-    """Yield one override per argument. ``splits``: a value with commas is a sweep, as in `doit sweep`."""
     for name, value in named.items():
         if name in sweeps or (splits and isinstance(value, str) and "," in value):
             yield f"program.args.{name}={_as_typed(sweeps.get(name, value))}"
@@ -392,8 +362,6 @@ def _value(text: str) -> str:
 
 
 class _Argument(NamedTuple):
-    """A word for ``program.args``, and the small file below the folder that it names, for ``program.inputs``."""
-
     word: str
     input: Path | None = None
 

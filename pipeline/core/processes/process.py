@@ -273,7 +273,6 @@ def _completed(argv: Sequence[str], code: int, stdout: bytes, stderr: bytes, err
 
 @contextlib.contextmanager
 def _start_errors_explained(argv: Sequence[str]) -> Iterator[None]:
-    """Convert start errors to PacelineError: the program doesn't exist, or the system can't run it."""
     try:
         yield
     except FileNotFoundError as error:
@@ -311,19 +310,17 @@ def guarded(
         raise PacelineError(f"{argv[0]} can't be started: {error.strerror}") from error
 
 
-def companion(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a child that answers lines on stdin with lines on stdout, with stderr in ``log``. Raises OSError.
+def background(
+    argv: Sequence[str], *, env: Mapping[str, str], log: Path, answers: bool = False
+) -> subprocess.Popen[bytes]:
+    """Start a child next to the controller, with its output in ``log`` (truncated). Raises OSError.
 
-    The child ends when its stdin closes, so also when this process is killed.
+    One that ``answers`` lines on stdin with lines on stdout has stderr alone there. It ends when its stdin closes, so
+    also when this process is killed.
     """
-    with log.open("wb") as errors:
-        return _in_session(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
-
-
-def background(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a child next to the controller, with its output in ``log`` (truncated). Raises OSError."""
+    stdin, stdout = (subprocess.PIPE, subprocess.PIPE) if answers else (subprocess.DEVNULL, None)
     with log.open("wb") as output:
-        return _in_session(argv, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        return _in_session(argv, env=env, stdin=stdin, stdout=stdout or output, stderr=output)
 
 
 def _in_session(argv: Sequence[str], *, env: Mapping[str, str] | None, **streams: Any) -> subprocess.Popen[bytes]:

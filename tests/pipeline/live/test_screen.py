@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.live import screen as screens
 from pipeline.live.screen import Screen, is_live
 
 PROGRAM = """
@@ -109,20 +108,6 @@ def test_who_has_something_to_say_never_waits_for_a_terminal_that_takes_nothing(
     seen = terminal.read()
     assert "line 999 " in seen
     assert terminal.child.wait(timeout=30) == 0
-
-
-@pytest.mark.parametrize(
-    ("width", "shown"),
-    [
-        (85, "node0:0 | epoch 1/20  step 19/380  loss 2.2800  val accuracy 0.3722  20,578 images/s"),
-        (75, "node0:0 | epoch 1/20  loss 2.2800  val accuracy 0.3722  20,578 images/s"),
-        (60, "node0:0 | epoch 1/20  loss 2.2800  val accuracy 0.3722"),
-    ],
-)
-def test_a_line_of_an_epoch_fits_the_terminal(width: int, shown: str) -> None:
-    whole = "node0:0 | epoch 1/20  step 19/380  loss 2.2800  val accuracy 0.3722  20,578 images/s"
-    assert screens.epoch_fitted(whole, width) == shown
-    assert screens.epoch_fitted(other := "node0:0 | my script  step 1/2  " + "x" * 90, width) == other
 
 
 def test_a_screen_that_ends_while_its_thread_looks_for_news_ends(capsys: pytest.CaptureFixture[str]) -> None:
