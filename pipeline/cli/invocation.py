@@ -158,13 +158,6 @@ def process_count() -> int:
 
 
 # ------------------------------------------------------------------- flags and a bare key
-class TypedOption(NamedTuple):
-    """An option of a verb as it stands in the table."""
-
-    name: str
-    option: Option
-
-
 def as_words(argv: Sequence[str]) -> list[str]:
     """Translate the flags and the bare key after a verb into ``name=value``; other words stay.
 
@@ -201,8 +194,8 @@ def as_words(argv: Sequence[str]) -> list[str]:
     return [*doit_options, verb_to_run, *(word for word in words if word.partition("=")[0] not in unknown_there)]
 
 
-def option_of(word: str, verb: str) -> TypedOption | None:
-    """Return the verb's option that a flag names, or ``name=value`` if the option stands for something else."""
+def option_of(word: str, verb: str) -> tuple[str, Option] | None:
+    """Return the verb's option that a flag names, or ``name=value`` of one that stands for something else."""
     options = VERBS[verb].options
     if word.startswith("--"):
         flag = word[2:].partition("=")[0].replace("_", "-")
@@ -212,7 +205,7 @@ def option_of(word: str, verb: str) -> TypedOption | None:
     else:
         names = (name for name in options if word.startswith(f"{name}=") and options[name].stands_for)
     name = next(names, None)
-    return None if name is None else TypedOption(name, options[name])
+    return None if name is None else (name, options[name])
 
 
 def _is_short(word: str, name: str, option: Option) -> bool:

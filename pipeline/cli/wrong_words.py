@@ -169,9 +169,8 @@ def _take_hydra_option(word: str, argv: Sequence[str], invocation: Invocation) -
         process.replace([sys.executable, "-m", "pipeline", *(typed for typed in argv if typed != "train")])
     overrides = shlex.join(invocation.overrides)
     options = shlex.join(f"{name}={value}" for name, value in invocation.options.items())
-    hint = f"doit config {overrides}, or doit train {word} …"
-    if word in ("--multirun", "-m"):
-        hint = f"doit sweep {overrides} {options}".rstrip()
+    is_sweep = word in ("--multirun", "-m")
+    hint = f"doit sweep {overrides} {options}".rstrip() if is_sweep else f"doit config {overrides}"
     with_options = f" beside {options}" if invocation.verb == "train" else ""
     message = f"{word} is an option of Hydra's command line, which doit {invocation.verb} doesn't take{with_options}"
     raise UsageError(message, hint=hint)

@@ -167,7 +167,7 @@ def _refuse_unusable(setting: str, name: str, description: TargetDescription) ->
     file, siblings = description.place.file, description.siblings
     if siblings is not None:
         close = nearest(name, sorted(siblings))
-        near = f"did you mean {close} ({siblings[close]})?" if close else f"it has: {', '.join(siblings) or 'none'}"
+        near = f"did you mean {close}?" if close else f"it has: {', '.join(siblings) or 'none'}"
         raise UsageError(f"{setting}: {file} has no class or function {name}; {near}")
     if description.value:
         raise UsageError(f"{setting}: {name} in {file} is {description.value}, and no class or function")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
@@ -45,7 +46,7 @@ class TargetDescription(NamedTuple):
 
     place: SourcePlace
     error: str = ""
-    siblings: dict[str, SourcePlace] | None = None
+    siblings: Sequence[str] | None = None
     value: str = ""
     name: str = ""
     is_class: bool = False
@@ -61,11 +62,8 @@ class TargetDescription(NamedTuple):
     def of_json(cls, fields: list[Any]) -> TargetDescription:
         """Return the description that was answered as JSON, which knows no named tuples."""
         described = cls(*fields)
-        siblings = (
-            None if described.siblings is None else {name: SourcePlace(*at) for name, at in described.siblings.items()}
-        )
         parameters = tuple(Parameter(*fields) for fields in described.parameters)
-        return described._replace(place=SourcePlace(*described.place), siblings=siblings, parameters=parameters)
+        return described._replace(place=SourcePlace(*described.place), parameters=parameters)
 
 
 def answer(request: dict[str, Any]) -> dict[str, TargetDescription | None]:
@@ -93,7 +91,12 @@ class _Importing:
             return self._failed(error)
         of_module = TargetDescription(place=self._place(module.__file__, 0))
         if item is _ABSENT:
-            return of_module._replace(siblings=self._siblings(module))
+            package = module_name.partition(".")[0]
+            items = (
+                (name, item) for name, item in vars(module).items() if inspect.isclass(item) or inspect.isroutine(item)
+            )
+            own = tuple(name for name, item in items if str(item.__module__).partition(".")[0] == package)
+            return of_module._replace(siblings=own)
         if isinstance(item, ModuleType):
             return of_module._replace(value="a module")
         if not callable(item):
@@ -124,19 +127,8 @@ class _Importing:
         if isinstance(error, ModuleNotFoundError) and error.name:
             paths = [os.path.join(folder, error.name.partition(".")[0]) for folder in self._folders]  # noqa: PTH118
             is_own = any(os.path.exists(path + end) for path in paths for end in ("", ".py"))  # noqa: PTH110
-        return (
-            TargetDescription(place=self._place(frames[-1].filename, frames[-1].lineno), error=last_line)
-            if is_own
-            else None
-        )
-
-    def _siblings(self, module: ModuleType) -> dict[str, SourcePlace]:
-        package = module.__name__.partition(".")[0]
-        return {
-            name: self._definition(item)
-            for name, item in vars(module).items()
-            if (inspect.isclass(item) or inspect.isroutine(item)) and str(item.__module__).partition(".")[0] == package
-        }
+        place = self._place(frames[-1].filename, frames[-1].lineno)
+        return TargetDescription(place=place, error=last_line) if is_own else None
 
     def _definition(self, item: Any) -> SourcePlace:
         with suppress(TypeError, OSError):  # defined in C, or in no file

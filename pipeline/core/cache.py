@@ -42,7 +42,9 @@ class Cache:
     def keep(self, entries: Mapping[str, Any]) -> None:
         """Add entries. If two commands write at once, the last one wins; an unwritable folder is ignored."""
         with suppress(OSError):
-            write_atomic(self._path, _written(dict([*self._entries().items(), *entries.items()][-self._most :])))
+            kept = dict([*self._entries().items(), *entries.items()][-self._most :])
+            lines = json.dumps(kept, indent=2) + _END  # the second item of a list, whose first is their digest
+            write_atomic(self._path, f"{_head(lines)}\n{lines}")
 
     def _entries(self) -> dict[str, Any]:
         try:
@@ -50,12 +52,6 @@ class Cache:
             return _read(self._path, stat.st_mtime_ns, stat.st_size, stat.st_ino)
         except (OSError, ValueError, RecursionError):
             return {}
-
-
-def _written(entries: Mapping[str, Any]) -> str:
-    """Serialize a list of two items: the digest of all following lines, and the entries."""
-    lines = json.dumps(entries, indent=2) + _END
-    return f"{_head(lines)}\n{lines}"
 
 
 def _head(lines: str) -> str:

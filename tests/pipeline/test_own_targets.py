@@ -135,8 +135,7 @@ DOES_NOT_FIT = [
     (model("my_package:Net"), "Plain (my_package/nets.py:7) needs depth, which has no default"),
     (model("my_package.nets:Same", dept=1), "is no argument of Same (my_package/nets.py:11); did you mean depth?"),
     (model("my_package.nets:Plane"),
-     "model.target=my_package.nets:Plane: my_package/nets.py has no class or function Plane; did you mean Plain "
-     "(my_package/nets.py:7)?"),
+     "model.target=my_package.nets:Plane: my_package/nets.py has no class or function Plane; did you mean Plain?"),
     (model("my_package.optim:Net"),
      "optim.py has no class or function Net; it has: Step, focal, top, turn, alone, nothing, any, Bare"),
     (model("my_package.nets:SIZE"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.cli.commands.train import refuse_unfit
@@ -312,13 +313,25 @@ def _run_search(plan: SearchPlan, words: Sequence[str], flags: Flags) -> None:
     folder = _search_folder(plan, flags.fork)
     with alone(folder):
         study = open_study(plan.config, plan.space, folder.path, plan.made_of, epochs=plan.epochs)
-        record = _SearchRecord(plan, folder, words, study.total)
+        goals = objectives(plan.config)
+        record = SweepRecord(
+            key=plan.key,
+            configurations=plan.key,
+            words=plan.representative_trial.config.shown_words(words),
+            total=study.total,
+            trials=(),
+            at_once=_at_once(plan),
+            by=goals[0].metric,
+            goals={goal.metric: goal.direction for goal in goals},
+        )
         pruner = "" if plan.config.pruner == "none" else f", pruner {plan.config.pruner}"
         headline = (
             f"sweep {folder.name}: search={plan.config.name}, {study.total} trials of which {study.begun} have begun, "
             f"{_at_once(plan)} at a time{pruner}"
         )
-        ended = run_trials(plan, SearchSource(study, plan, record.add, note), folder, headline, flags)
+        ended = run_trials(
+            plan, SearchSource(study, plan, partial(_record_trial, folder, record), note), folder, headline, flags
+        )
         _conclude_search(plan, study, folder, ended)
 
 
@@ -338,30 +351,12 @@ def _search_folder(plan: SearchPlan, fork: bool) -> SweepFolder:
     return folder
 
 
-class _SearchRecord:
-    """sweep.json of a search: its trials in the order in which they were chosen."""
-
-    def __init__(self, plan: SearchPlan, folder: SweepFolder, words: Sequence[str], total: int) -> None:
-        goals = objectives(plan.config)
-        self._folder = folder
-        self._record = SweepRecord(
-            key=plan.key,
-            configurations=plan.key,
-            words=plan.representative_trial.config.shown_words(words),
-            total=total,
-            trials=folder.read().trials,
-            at_once=_at_once(plan),
-            by=goals[0].metric,
-            goals={goal.metric: goal.direction for goal in goals},
-        )
-
-    def add(self, trial: Trial) -> None:
-        """Record a trial before it starts, so that a report has it even after a crash."""
-        if any((item.number, item.key) == (trial.number, trial.key) for item in self._record.trials):
-            return
-        others = (item for item in self._record.trials if item.number != trial.number)
-        self._record = dataclasses.replace(self._record, trials=(*others, recorded(trial)))
-        self._folder.write(self._record)
+def _record_trial(folder: SweepFolder, record: SweepRecord, trial: Trial) -> None:
+    """Add a trial to sweep.json before it starts, so that a report has it even after a crash."""
+    known = folder.read().trials
+    if not any((item.number, item.key) == (trial.number, trial.key) for item in known):
+        others = (item for item in known if item.number != trial.number)
+        folder.write(replace(record, trials=(*others, recorded(trial))))
 
 
 def _conclude_search(plan: SearchPlan, study: SearchStudy, folder: SweepFolder, ended: Sequence[Settled]) -> None:
