@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cluster import launchers, starts
 from pipeline.config import compose
@@ -47,15 +47,8 @@ Section = dict[str, Any]
 """A resolved configuration, or one section of it, as plain containers."""
 
 
-class NamedConfiguration(NamedTuple):
-    """The resolved configuration of a run, and the overrides that it was started with."""
-
-    resolved: Section
-    overrides: tuple[str, ...]
-
-
-def configuration(invocation: Invocation, resolved: Section, root: Path) -> NamedConfiguration:
-    """Return the configuration of the run that ``run=KEY`` names.
+def configuration(invocation: Invocation, resolved: Section, root: Path) -> tuple[Section, tuple[str, ...]]:
+    """Return the resolved configuration of the run that ``run=KEY`` names, and the overrides that started it.
 
     ``resolved``, composed of conf/ and the typed words, decides where runs and records lie; for `attach` the run's own
     options decide where records lie. Data lie where the run had them, unless the words say otherwise.
@@ -89,7 +82,7 @@ def configuration(invocation: Invocation, resolved: Section, root: Path) -> Name
     is_typed = any(word.lstrip("+").startswith("paths.data") for word in invocation.overrides)
     if not is_typed and isinstance(data_dir, str) and (root / data_dir).is_dir():
         merged["paths"] = {**resolved["paths"], "data": data_dir}
-    return NamedConfiguration(merged, tuple(folder.overrides()))
+    return merged, tuple(folder.overrides())
 
 
 def cluster(folder: RunFolder, invocation: Invocation, root: Path, local_gpus: int) -> Cluster:

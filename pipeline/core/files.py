@@ -75,9 +75,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 def write_json_in(folder: int, name: str, value: Any) -> None:
     """Like ``write_json``, into the folder open at a descriptor, even if another folder has its path by now.
 
-    Raises:
-        FileNotFoundError: the folder was removed.
-        OSError: the file can't be written.
+    Raises FileNotFoundError: the folder was removed; OSError: the file can't be written.
     """
     temporary = f"{temporary_prefix(f'.{name}')}{os.urandom(4).hex()}"
     try:
@@ -107,8 +105,7 @@ def replaceable_path(path: Path, option: str) -> Path:
 
     A rename would put a file in the place of a device, pipe or link, and a misspelt folder would be created.
 
-    Raises:
-        UsageError: the path exists and isn't a regular file, or its folder doesn't exist.
+    Raises UsageError: the path exists and isn't a regular file, or its folder doesn't exist.
     """
     if not os.path.isdir(path.parent):  # noqa: PTH112  (False also without permission)
         raise UsageError(

@@ -65,8 +65,7 @@ class Options:
     def settings(self, name: str) -> type[Any]:
         """Return the settings class of an option, evaluated once per process.
 
-        Raises:
-            UsageError: no such option, or its settings depend on the rest of its module.
+        Raises UsageError: no such option, or its settings depend on the rest of its module.
         """
         if name not in self._classes:
             self._classes[name] = self._evaluated(name)
@@ -112,9 +111,8 @@ def source_of_installed(module: str) -> Path | None:
 def _settings(source: bytes, bases: tuple[type[Any], ...]) -> ast.Module | None:
     """Extract the settings class with the imports and constants that it may use; None if there is none.
 
-    Raises:
-        SyntaxError: the module can't be parsed.
-        ValueError: there are two such classes, or the class is no dataclass.
+    Raises SyntaxError: the module can't be parsed; ValueError: there are two such classes, or the class is no
+    dataclass.
     """
     tree = ast.parse(source)
     names = [[base.__name__] for base in bases]

@@ -82,9 +82,8 @@ def members(stream: Readable, *, most_bytes: int) -> Iterator[Member]:
     Args:
         most_bytes: limit for the whole tar.
 
-    Raises:
-        UnfitError: a member isn't plain, or a limit is exceeded.
-        OSError, or one of ``DAMAGE``: the stream is no valid tar.
+    Raises UnfitError: a member isn't plain, or a limit is exceeded; OSError, or one of ``DAMAGE``: the stream is no
+    valid tar.
     """
     source = _Bounded(stream, most_bytes)
     names = set[str]()

@@ -135,13 +135,7 @@ def queue(current: Session) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Computing:
-    """A run on a host.
-
-    Attributes:
-        what: the run, in words.
-        resources: gpu:0, cpu.
-        since: unix time by that host's clock.
-    """
+    """A run on a host, ``what`` in words, on ``resources`` (gpu:0, cpu) since a unix time by that host's clock."""
 
     host: str
     user: str
@@ -152,11 +146,9 @@ class Computing:
 
 @dataclass(frozen=True, kw_only=True)
 class HostQueue:
-    """Who computes on the hosts, and who waits. Its fields are those of the JSON answer.
+    """Who computes on the hosts, and who waits: the JSON answer.
 
-    Attributes:
-        hosts: their labels.
-        processes: a line about each process of no run, on GPUs that a run of these words would take.
+    ``processes`` has a line about each process of no run, on GPUs that a run of these words would take.
     """
 
     hosts: Sequence[str]

@@ -118,27 +118,20 @@ def finished_classifier(folder: RunFolder) -> Result:
 
 
 # ------------------------------------------------------------------------------------------- predictions
-class ClassShare(NamedTuple):
-    """A class of an image and its probability."""
-
-    name: str
-    probability: float
-
-
 class ClassifiedImage(NamedTuple):
-    """An image's most probable classes, best first; ``error``: why it can't be read, or ''."""
+    """An image's most probable classes with their probabilities, best first; ``error``: why it can't be read, or ''."""
 
     path: Path
-    classes: Sequence[ClassShare]
+    classes: Sequence[tuple[str, float]]
     error: str
 
     def as_json(self) -> dict[str, Any]:
-        classes = [{"class": share.name, "probability": share.probability} for share in self.classes]
+        classes = [{"class": name, "probability": probability} for name, probability in self.classes]
         return {"image": str(self.path), **({"error": self.error} if self.error else {}), "top": classes}
 
     def as_row(self, folder: Path) -> tuple[str, str]:
         """Return the cells of a table; paths in ``folder`` are shown relative to it."""
-        classes = "  ".join(f"{share.name} {share.probability:.3f}" for share in self.classes)
+        classes = "  ".join(f"{name} {probability:.3f}" for name, probability in self.classes)
         shown_path = self.path.relative_to(folder) if self.path.is_relative_to(folder) else self.path
         return str(shown_path), f"can't be read: {self.error}" if self.error else classes
 
@@ -206,7 +199,7 @@ def _classified(folder: RunFolder, network: Path, images: Sequence[Path], top: i
     return [
         ClassifiedImage(
             path=Path(item["image"]),
-            classes=[ClassShare(names.get(number, str(number)), share) for number, share in item.get("top", [])],
+            classes=[(names.get(number, str(number)), share) for number, share in item.get("top", [])],
             error=item.get("error", ""),
         )
         for item in json.loads(done.stdout)

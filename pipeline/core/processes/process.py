@@ -114,8 +114,7 @@ def run(
     Without ``input`` stdin is empty; ``env`` replaces the whole environment; ``errors`` is the decoding of output that
     isn't UTF-8.
 
-    Raises:
-        PacelineError: the program can't be run, or was still running after ``timeout_s``.
+    Raises PacelineError: the program can't be run, or was still running after ``timeout_s``.
     """
     try:
         with _start_errors_explained(argv):
@@ -140,8 +139,7 @@ def run_group(
     Background processes of a command that has ended are not awaited and keep running. Only the end of stderr is kept.
     ``running`` contains the group until the command ends, so that another thread can call ``end_groups``.
 
-    Raises:
-        PacelineError: the program can't be run, or it was killed after ``timeout_s``.
+    Raises PacelineError: the program can't be run, or it was killed after ``timeout_s``.
     """
     # files: a pipe would block if the command doesn't read, or end its background processes later
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as stderr:
@@ -185,8 +183,7 @@ def run_apart(
     Args:
         enough: polled every second; on True the child's output suffices, and the child gets SIGINT.
 
-    Raises:
-        PacelineError: the program can't be run, or was still running after ``timeout_s``.
+    Raises PacelineError: the program can't be run, or was still running after ``timeout_s``.
     """
     stdin.seek(0)
     child, until = stream(argv, stdin=stdin, env=env), time.monotonic() + timeout_s
@@ -227,8 +224,7 @@ def attached(
     If an exception interrupts the wait, the child gets SIGTERM and up to 60 s for its clean-up. ``meanwhile`` is
     called with its process id ten times a second.
 
-    Raises:
-        PacelineError: the program can't be run.
+    Raises PacelineError: the program can't be run.
     """
     with _start_errors_explained(argv):
         child = subprocess.Popen(list(argv), cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL, stdout=2)
@@ -347,8 +343,7 @@ def python_answer(
         cwd: the folder that it works in and imports from; None: this process's, from which nothing is imported.
         env: the whole environment; None for that of this process.
 
-    Raises:
-        PacelineError: with the last line of its traceback, or that it was still running after ``timeout_s``.
+    Raises PacelineError: with the last line of its traceback, or that it was still running after ``timeout_s``.
     """
     apart = [] if cwd is not None else ["-P"]  # a file cuda.py where the user stands must not be imported by torch
     argv = [sys.executable, "-B", *apart, "-c", program + _ANSWER, json.dumps(request)]
