@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 _GROUPS = ("cluster", "dataset", "experiment", "init", "model", "optimizer", "program", "schedule", "search", "seed")
-_SCRIPT_VERBS = ("run", "torchrun")
-"""The first words of a line that starts a script."""
+_SCRIPT_VERBS = ("run", "torchrun")  # the first words of a line that starts a script
 
 
 class CommandError(Exception):
@@ -109,7 +108,6 @@ class Trial(NamedTuple):
     values: Mapping[str, Any]
 
     def as_row(self) -> dict[str, Any]:
-        """Return a column for each field that distinguishes the trial, and for each figure."""
         fields = (word.lstrip("+").partition("=") for word in self.chosen)
         return {**{name: value for name, _, value in fields}, **self.values, "state": self.state, "key": self.key}
 
@@ -162,12 +160,8 @@ def _print_progress(stderr: IO[bytes], quiet: bool) -> None:
                 print(line.decode(errors="replace"), end="", flush=True)
 
 
-# ------------------------------------------------------------------------------------------ overrides
 def _script_line(typed: tuple[str, ...], fields: dict[str, Any]) -> list[str]:
-    """Return the words of a line that starts a script, with ``fields`` as its options; [] if it is no such line.
-
-    A list is swept. True gives the option alone; any other value is written behind it.
-    """
+    """Return the words of a line that starts a script, with ``fields`` as its options (lists are swept); else []."""
     words = shlex.split(typed[0]) if len(typed) == 1 else [*typed]
     if words and words[0].endswith(".py") and "=" not in words[0]:
         raise UsageError(f"{words[0]} is a script", hint=f'paceline.train("run {shlex.join(words)}")')
@@ -183,10 +177,9 @@ def _script_line(typed: tuple[str, ...], fields: dict[str, Any]) -> list[str]:
 
 
 def _overrides(fields: Mapping[str, Any], typed: tuple[str, ...], *, sweeps: bool = False) -> Iterator[str]:
-    """Yield an override for each of ``fields``. With ``sweeps`` a list stands for the values of its trials.
+    """Yield an override for each of ``fields``; ``typed`` are the words beside them, which decide what there is.
 
-    ``typed`` are the words beside them, which decide what fields there are. Raises UsageError: a name that is no
-    field's, or the last part of several.
+    With ``sweeps`` a list stands for the values of its trials.
     """
     known: list[str] = []
     for name, value in fields.items():

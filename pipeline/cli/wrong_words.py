@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from doit.cmd_run import Run
 from doit.cmdparse import CmdOption, CmdParse, CmdParseError
@@ -73,11 +73,7 @@ def advice(word: str, argv: Sequence[str], verb: str | None) -> str | None:
 
 def _instead(argv: Sequence[str], position: int, count: int, word: str) -> str:
     """Return the command line with ``word``, which is quoted for a shell, instead of ``count`` words."""
-    return " ".join(filter(None, [_line(argv[:position]), word, shlex.join(argv[position + count :])]))
-
-
-def _line(words: Iterable[str]) -> str:
-    return shlex.join(["doit", *words])
+    return " ".join(filter(None, [shlex.join(["doit", *argv[:position]]), word, shlex.join(argv[position + count :])]))
 
 
 def _another_verb(word: str) -> str | None:

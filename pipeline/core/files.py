@@ -287,11 +287,6 @@ def temporary_prefix(name: str) -> str:
     return f"{shortened}.{_computer()}-{os.getpid():x}-{_process_start(os.getpid()) or 0:x}."
 
 
-def system_temporary_prefix(kind: str) -> str:
-    """Return the prefix of a temporary folder in the system's temporary directory."""
-    return temporary_prefix(f"paceline-{kind}")
-
-
 def remove_leftovers(folders: Iterable[Path]) -> list[Path]:
     """Remove temporary files of ended processes from these folders (not recursively); return the removed paths."""
     leftovers = [path for folder in folders for path in _temporary_files(folder) if not _is_in_use(path)]

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from pipeline.core import documents, tars
 from pipeline.core.errors import PacelineError, UsageError
-from pipeline.core.files import sha256_bytes, sha256_file, system_temporary_prefix, temporary_prefix, write_atomic
+from pipeline.core.files import sha256_bytes, sha256_file, temporary_prefix, write_atomic
 from pipeline.core.processes import git
 from pipeline.core.redact import hide
 from pipeline.keys.content_key import KEY_LENGTH
@@ -211,7 +211,7 @@ def _member(folder: RunFolder, path: Path) -> tuple[str, bytes]:
 
 def _source(root: Path, commit: str) -> dict[str, bytes]:
     """Return a git pack of the repository at that commit."""
-    with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("git")) as scratch:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-git")) as scratch:
         pack(git.common_folder(root) or root, commit, Path(scratch))
         return {f"{SOURCE}/{path.name}": path.read_bytes() for path in Path(scratch).iterdir()}
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from pipeline.core import documents
 from pipeline.core import program as programs
 from pipeline.core.errors import DataError
-from pipeline.core.files import Stamp, sha256_file, stamp, system_temporary_prefix, temporary_prefix, write_atomic
+from pipeline.core.files import Stamp, sha256_file, stamp, temporary_prefix, write_atomic
 from pipeline.data.sources.source import ObjectStore
 from pipeline.runs import journal
 from pipeline.runs.metrics_file import bad_lines
@@ -237,7 +237,7 @@ class CheckpointMirror:
         files = {name: Copied(sha256, seen.mtime_ns) for name, (seen, sha256) in pushed.items()}
         number = 1 + max((int(name[6:-5]) for name in names), default=0)
         newest = f"files-{number:08d}.json"
-        with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("mirror")) as folder:
+        with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-mirror")) as folder:
             listed = {name: copied._asdict() for name, copied in files.items()}
             documents.write_sealed(Path(folder) / newest, {"files": listed})
             self._put(Path(folder) / newest, newest)
@@ -273,7 +273,7 @@ class CheckpointMirror:
         return sorted(name for name in self._store.names(self._key) if _LIST.fullmatch(name))
 
     def _read(self, name: str) -> Files:
-        with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("mirror")) as folder:
+        with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-mirror")) as folder:
             self._store.get(f"{self._key}/{name}", Path(folder) / name)
             listed = documents.read_sealed(Path(folder) / name)["files"]
         files = {path: Copied(str(raw["sha256"]), int(raw["mtime_ns"])) for path, raw in listed.items()}

@@ -19,7 +19,7 @@ from pipeline.core.files import (
     link_or_copy,
     sha256_bytes,
     sha256_file,
-    system_temporary_prefix,
+    temporary_prefix,
     write_atomic,
     write_json,
 )
@@ -48,7 +48,7 @@ def uncommitted(
     ``secrets`` are left out; ``imported`` sources count even outside of ``root``.
     """
     objects = git.answer(root, "rev-parse", "--path-format=absolute", "--git-path", "objects")
-    with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("git")) as folder:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-git")) as folder:
         (Path(folder) / "objects").mkdir()
         env = {
             "GIT_INDEX_FILE": str(Path(folder) / "index"),

@@ -16,7 +16,7 @@ from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
-from pipeline.core.files import expanded, replaceable_path, system_temporary_prefix, write_json
+from pipeline.core.files import expanded, replaceable_path, temporary_prefix, write_json
 from pipeline.core.places import REPRODUCTIONS
 from pipeline.core.printable import printable_lines
 from pipeline.core.processes import git
@@ -71,7 +71,7 @@ def reproduce(current: Session) -> None:
                 f"doit reproduce takes no {word!r}: the run's own configuration is used; "
                 f"only {', '.join(reproducing.WHERE)} may be set anew"
             )
-    with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("reproduce")) as scratch:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-reproduce")) as scratch:
         with waiting(note, "reading how the run was made"):
             folder = _to_reproduce(current, named, Path(scratch))
         reproduce_run(current, folder)

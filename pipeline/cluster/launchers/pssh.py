@@ -27,7 +27,7 @@ from pipeline.cluster.launchers.settings import ClusterConfig
 from pipeline.cluster.launchers.transport.answers import ENDLESS, LATE, Answer, Output, explain_over_ssh
 from pipeline.cluster.launchers.transport.payload import agent_argv
 from pipeline.core.errors import HostError, PacelineError, UsageError
-from pipeline.core.files import expanded, system_temporary_prefix, temporary_prefix
+from pipeline.core.files import expanded, temporary_prefix
 from pipeline.core.places import ROOT
 from pipeline.core.processes import process
 from pipeline.core.specs import Cluster, Host, unfit_name
@@ -196,7 +196,7 @@ class PsshTransport(Transport):
         return [group[at : at + _MOST_HOSTS] for group in by_python for at in range(0, len(group), _MOST_HOSTS)]
 
     def _pssh_run(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
-        with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("pssh")) as name:
+        with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-pssh")) as name:
             folder = Path(name)
             argv = self._pssh_argv(folder, hosts, timeout_s)
             env = {key: value for key, value in os.environ.items() if not key.startswith("PSSH_")}

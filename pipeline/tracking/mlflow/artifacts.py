@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.core import documents
-from pipeline.core.files import system_temporary_prefix
+from pipeline.core.files import temporary_prefix
 from pipeline.core.tables import file_size, first_of
 from pipeline.runs.contents import hosts_of
 from pipeline.runs.folder import leads_out, not_read
@@ -104,7 +104,7 @@ def sendable(path: Path) -> Iterator[Path]:
     if safe == text and len(kept) == len(raw):
         yield path
         return
-    with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("artifact")) as folder:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-artifact")) as folder:
         copy = Path(folder) / path.name
         copy.write_text(safe, encoding="utf-8")
         yield copy

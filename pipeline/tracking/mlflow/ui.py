@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from pipeline.core.errors import PacelineError
-from pipeline.core.files import system_temporary_prefix
+from pipeline.core.files import temporary_prefix
 from pipeline.core.processes import process
 from pipeline.core.processes.threads import waiting
 from pipeline.tracking.address import database_login, has_credentials, is_here, recorder_env, redact, shown, sqlite_path
@@ -127,7 +127,7 @@ def keep_up(
     note: Callable[[str], None],
 ) -> None:
     """Start a server, print ``links`` once it answers, and wait for Ctrl-C or SIGTERM. Raises PacelineError."""
-    with tempfile.TemporaryDirectory(prefix=system_temporary_prefix("ui")) as folder, _terminate_as_interrupt():
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-ui")) as folder, _terminate_as_interrupt():
         log = Path(folder) / "server.log"
         server = process.guarded(argv, env={**os.environ, **env}, log=log)  # ends even if this process is killed
         assert server.stdin is not None
