@@ -291,9 +291,9 @@ def _unknown_field(place: str, field: str, settings_name: str) -> UsageError:
 def _no_override(failure: CompositionFailure) -> UsageError | None:
     """Explain an override that can't be parsed, without the ``++`` that ``for_hydra`` added."""
     unparsed = next((cause for cause in failure.causes if isinstance(cause, OverrideParseException)), None)
-    if unparsed is None:
+    if unparsed is None and failure.culprit.name:
         return None
-    word = Word.of(str(unparsed.override).removeprefix("++"))
+    word = failure.culprit if unparsed is None else Word.of(str(unparsed.override).removeprefix("++"))
     text, key, value = printable(word.text), word.key, word.value
     if not re.fullmatch(r"[^\s.]+(\.[^\s.]+)*", word.name):
         return UsageError(f"{text} can't be read: write NAME=VALUE, where a name has no blanks, as in trainer.epochs=3")
