@@ -1,7 +1,6 @@
 """Hydra's plug-ins: the launcher of `python -m pipeline --multirun`, and the way to Paceline's own configurations.
 
-Hydra finds plug-ins only under the package of this name, and every application of this environment imports them. So
-nothing of Paceline is imported here: a script of one's own must not load it, and with it the project.
+Every application of this environment imports them, so nothing of Paceline is imported here, and with it the project.
 """
 
 from __future__ import annotations

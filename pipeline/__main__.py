@@ -1,7 +1,6 @@
-"""The plain Hydra application: ``python -m pipeline [--multirun] overrides…`` trains each composed configuration.
+"""The plain Hydra application: ``python -m pipeline [--multirun] overrides…`` trains what `doit train` and `sweep` do.
 
-`doit train` composes the same configuration for the same overrides, and `doit sweep` makes the same trials as
---multirun (hydra_plugins/ hands them over); this is for Hydra's own command line (--cfg, --info, completion).
+It is for Hydra's own command line: --cfg, --info, completion.
 """
 
 from __future__ import annotations

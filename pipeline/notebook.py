@@ -1,7 +1,6 @@
-"""Paceline from Python: in a notebook, or in a script that reads and starts runs (docs/notebook.md).
+"""Paceline from Python, in a notebook or a script that reads and starts runs: what ``import paceline`` offers.
 
-``import paceline`` offers these names. They work on the project that the working directory lies in, with the keys,
-locks and run folders of the command line: ``train`` and ``sweep`` are its commands in a process of their own.
+``train`` and ``sweep`` are commands in a process of their own; docs/notebook.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Parse the typed command line: the verb, the Hydra overrides in their order, and the verb's own options.
+"""Parse the typed command line (sys.argv): the verb, the Hydra overrides in their order, and the verb's own options.
 
-doit would lose the order of ``key=value`` words and would take ``~key`` for a task, so this module reads sys.argv. A
-verb's flags, and a run's bare key, become words before: ``stop cf0848 --json`` is ``stop run=cf0848 json=1``.
+A verb's flags and a run's bare key become words first: ``stop cf0848 --json`` is ``stop run=cf0848 json=1``.
 """
 
 from __future__ import annotations
@@ -29,21 +28,13 @@ _STARTS_SCRIPT = ("torchrun", "run")  # what follows these is a script's command
 
 
 class Invocation(NamedTuple):
-    """A parsed command line.
+    """A parsed command line."""
 
-    Attributes:
-        verb: None for doit's own commands and for a bare `doit`.
-        overrides: Hydra's words, as typed.
-        options: the verb's own options: name → value.
-        repeats: whether finished runs and steps are made again (doit's own option -a).
-        arguments: the bare words after a verb that takes files, keys or names.
-    """
-
-    verb: str | None
-    overrides: tuple[str, ...] = ()
-    options: Mapping[str, str] = MappingProxyType({})
-    repeats: bool = False
-    arguments: tuple[str, ...] = ()
+    verb: str | None  # None for doit's own commands and for a bare `doit`
+    overrides: tuple[str, ...] = ()  # Hydra's words, as typed
+    options: Mapping[str, str] = MappingProxyType({})  # the verb's own
+    repeats: bool = False  # finished runs and steps are made again (doit's own option -a)
+    arguments: tuple[str, ...] = ()  # the bare words after a verb that takes files, keys or names
 
     @property
     def place_of_runs(self) -> tuple[str, ...]:

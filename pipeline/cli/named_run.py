@@ -1,8 +1,6 @@
-"""A run named by its key: its own words and configuration, read from its folder.
+"""A run named by its key: its own words and configuration, read from its folder, which may come from anybody.
 
-A run folder may come from anybody. It decides what a run is, but not how anything is reached or started. So launcher,
-interpreter, ssh configuration, tracking server and notices come from conf/ and the typed words; from the folder come
-only names: options of conf/ groups, and labels of hosts.
+So it decides what a run is, but not how anything is reached or started: that comes from conf/ and the typed words.
 """
 
 from __future__ import annotations

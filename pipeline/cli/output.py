@@ -1,8 +1,6 @@
 """The output of verbs: text, or with ``--json`` (``json=1``) JSON on stdout and text for users on stderr.
 
-The answer is one object, ``{"schema": "paceline.VERB/1", "ok": true, "data": …, "error": null}``; after an error ``ok``
-is false and ``error`` holds ``code``, ``message`` and ``hint``. Verbs that train also print a line for each event while
-they work, ``{"schema": _EVENT_SCHEMA, "event": "metrics", …}``. docs/json.md describes the data.
+The answer is one object (``envelope``), after a line for each event of verbs that train; docs/json.md has the data.
 """
 
 from __future__ import annotations
@@ -83,14 +81,10 @@ def inked(text: str, stream: TextIO) -> str:
 
 
 def say(text: str, *, folds: bool = False, is_detail: bool = False, painted: bool = False) -> None:
-    """Print lines of the result on stdout at once; foreign text can't move the cursor.
+    """Print lines of the result on stdout at once; foreign text can't move the cursor, unless it is ``painted`` by us.
 
-    If the answer is JSON they go to stderr, and into the answer if it has no other data.
-
-    Args:
-        folds: fold the lines between words at the terminal's width.
-        is_detail: leave it out with -v 0.
-        painted: the text has Paceline's own colours.
+    If the answer is JSON they go to stderr, and into the answer if it has no other data. ``folds``: at the terminal's
+    width; ``is_detail``: not with -v 0.
     """
     if is_detail and verbosity() == QUIET:
         return

@@ -29,13 +29,9 @@ _OF_A_TRIAL = re.compile(r"trial +\d+ \| ")
 
 
 def screen(picture: Callable[[], Picture], *, of_trials: bool = False) -> Screen:
-    """Return the screen for one command's progress on stderr.
+    """Return the screen for one command's progress on stderr; ``picture`` is called only if a view can be drawn.
 
-    With -v 0 it shows warnings and errors alone.
-
-    Args:
-        picture: makes the view; called only if one can be drawn.
-        of_trials: of single trials show warnings and errors alone, except with -v 2; doit logs has their lines.
+    With -v 0 it shows warnings and errors alone; so it does of single trials (``of_trials``), except with -v 2.
     """
     level = verbosity()
 
@@ -86,11 +82,9 @@ _MOST_SHOWN = 2_000  # characters of the output of a detached command that ended
 
 
 def start_detached(runs_dir: Path, name: str, lock: Path | None = None) -> None:
-    """Start the typed command, without ``--detach``, in its own session, and return once it works.
+    """Start the typed command, without ``--detach``, in its own session; its log is ``runs/.detached/NAME.log``.
 
-    Args:
-        name: of the run or sweep; the command's log is ``runs/.detached/NAME.log``.
-        lock: the lock that the command holds while it works. None: it counts as working once it has lived two seconds.
+    Return once it works: it holds the ``lock``, or without one has lived two seconds.
 
     Raises PacelineError: it can't be started, or failed at once.
     """

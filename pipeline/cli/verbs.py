@@ -14,23 +14,14 @@ from pipeline.core.tables import is_count
 
 
 class Option(NamedTuple):
-    """An option of a verb, typed as a flag (``--watch``, ``--metric NAME``) or as ``watch=1``, ``metric=NAME``.
+    """An option of a verb, typed as a flag (``--watch``, ``--metric NAME``) or as ``watch=1``, ``metric=NAME``."""
 
-    Attributes:
-        value: the form of its value: 1 or 0 (a switch, and what its flag sets), N (a whole number from 1), lower-case
-            words with | between them (one of these), or anything.
-        meaning: its description.
-        flag: the name of its flag in help, if it differs from the option's; both are understood.
-        short: a flag of one letter.
-        stands_for: its replacement: an option of doit's own (``-a``), another verb (``plan``) or a field of the
-            configuration (``sweep.slots``).
-    """
-
+    # its form: 1 or 0 (a switch, and what its flag sets), N (from 1), lower-case words with | between them, or anything
     value: str
     meaning: str
-    flag: str = ""
-    short: str = ""
-    stands_for: str = ""
+    flag: str = ""  # the name of its flag in help, if it differs from the option's; both are understood
+    short: str = ""  # a flag of one letter
+    stands_for: str = ""  # an option of doit's own (-a), another verb (plan) or a field of the configuration
 
     @property
     def is_switch(self) -> bool:
@@ -73,36 +64,22 @@ JSON = Option("1", "the same as JSON, for programs (docs/json.md)")
 
 
 class Verb(NamedTuple):
-    """One command.
+    """One command."""
 
-    Attributes:
-        summary: one line for lists of commands.
-        examples: command lines without the leading `doit`.
-        details: further text of its help.
-        options: its own options.
-        overrides: what Hydra's overrides are for: the run to "train", "set" any fields, "name" a run, say in which
-            "place" runs and records lie, or "filter" existing runs; '': it takes none.
-        sweeps: whether overrides may have several values.
-        module: the module of ``pipeline.cli.commands`` with a function of the verb's name, imported when it runs.
-        is_done: a function of ``pipeline.cli.finished``: whether there is nothing to do; '': there always is.
-        after: verbs whose tasks come first, unless ``run=KEY`` names an existing run.
-        answers: only its output is shown, without doit's line about the task.
-        arguments: its bare arguments in the usage line, if it takes any number of files, folders, keys or names.
-        outlives_closed_stdout: whether it continues when nobody reads its output any more (`| head`).
-    """
-
-    summary: str
-    examples: tuple[str, ...]
-    details: str = ""
+    summary: str  # one line for lists of commands
+    examples: tuple[str, ...]  # without the leading `doit`
+    details: str = ""  # further text of its help
     options: Mapping[str, Option] = MappingProxyType({})
+    # what Hydra's words are for: the run to "train", to "set" any fields, to "name" a run, to say in which "place" runs
+    # and records lie, to "filter" existing runs; '': it takes none
     overrides: str = "train"
-    sweeps: bool = False
-    module: str = "train"
-    is_done: str = ""
-    after: tuple[str, ...] = ()
-    answers: bool = False
-    arguments: str = ""
-    outlives_closed_stdout: bool = False
+    sweeps: bool = False  # overrides may have several values
+    module: str = "train"  # of pipeline.cli.commands, with a function of the verb's name
+    is_done: str = ""  # a function of pipeline.cli.finished: there is nothing to do; '': there always is
+    after: tuple[str, ...] = ()  # verbs whose tasks come first, unless run=KEY names an existing run
+    answers: bool = False  # only its output is shown, without doit's line about the task
+    arguments: str = ""  # its bare arguments in the usage line, if it takes any number of files, folders, keys or names
+    outlives_closed_stdout: bool = False  # it continues when nobody reads its output any more (`| head`)
 
     @property
     def takes_all_overrides(self) -> bool:

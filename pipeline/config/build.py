@@ -34,30 +34,22 @@ _LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes; the system takes 4,096 with w
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One run as configured: typed for the pipeline, ``resolved`` for config.json.
+    """One run as configured: typed for the pipeline, ``resolved`` for config.json."""
 
-    - ``train``: what the node half reads; unused if there is a ``script``.
-    - ``resolved``, ``overrides``: as the run stores them, with placeholders for secrets.
-    - ``sweep``, ``search``, ``notify``: settings around such runs, which are no part of them; ``resolved`` lacks them.
-    - ``step``: makes the run's data. ``train`` and ``script`` hold the path of its output, ``resolved`` its name.
-    - ``secrets``: the secret texts, to be masked in messages and in the patch.
-    - ``parent``: the run that ``init.run`` names.
-    """
-
-    train: node.TrainConfig
+    train: node.TrainConfig  # what the node half reads; unused if there is a script
     cluster: Cluster
     tracking: TrackingConfig
     runs_dir: Path
     data_dir: Path
-    resolved: Mapping[str, Any]
+    resolved: Mapping[str, Any]  # as the run stores it, with placeholders for secrets, as the overrides
     overrides: tuple[str, ...]
-    sweep: SweepConfig
+    sweep: SweepConfig  # this and the next two are around such runs, and no part of them
     search: SearchConfig
     notify: NotifyConfig = dataclasses.field(default_factory=NotifyConfig, repr=False)
     script: ScriptFiles | None = None
-    step: StepSource | None = None
-    secrets: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
-    parent: RunConfig | None = None
+    step: StepSource | None = None  # makes the data: train and script hold the path of its output, resolved its name
+    secrets: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)  # to be masked in messages
+    parent: RunConfig | None = None  # the run that init.run names
 
     def hide(self, text: str) -> str:
         """Mask the run's secrets in a message."""

@@ -24,11 +24,7 @@ CPU_RANKS = 2  # `auto` without a GPU: the same number everywhere, so that a run
 
 
 def build_cluster(section: Mapping[str, Any], *, root: Path, local_gpus: int) -> Cluster:
-    """Return hosts and launch numbers from the resolved section ``cluster``.
-
-    Args:
-        root: the folder that relative paths start at.
-        local_gpus: GPUs of this computer.
+    """Return hosts and launch numbers from the resolved section ``cluster``; relative paths start at ``root``.
 
     Raises UsageError: a value that can't work.
     """
@@ -150,13 +146,7 @@ def _first(entries: list[HostConfig], cluster: ClusterConfig) -> list[HostConfig
 
 # ------------------------------------------------------------------------------- one host
 def _host(
-    entry: HostConfig,
-    field: str,
-    *,
-    cluster: ClusterConfig,
-    nproc_per_node: int,
-    secrets: frozenset[str],
-    root: Path,
+    entry: HostConfig, field: str, *, cluster: ClusterConfig, nproc_per_node: int, secrets: frozenset[str], root: Path
 ) -> Host:
     """Return one host; settings that its entry lacks come from the cluster. ``secrets`` are texts to be masked."""
     if entry.nproc_per_node is not None and entry.nproc_per_node < 1:

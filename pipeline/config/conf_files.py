@@ -1,7 +1,6 @@
 """Files of conf/ that are read without Hydra: the user's own defaults, the groups with their options, the runs folder.
 
-Own defaults are a file for all projects, and ``conf/local.yaml`` of this project, which git ignores. conf/config.yaml
-names both in its defaults list, before the experiment: experiments and the command line take precedence over them.
+Own defaults are a file for all projects and this project's ``conf/local.yaml``; experiments and words win over them.
 """
 
 from __future__ import annotations

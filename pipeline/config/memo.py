@@ -1,7 +1,6 @@
 """Store compositions, so that a repeated command needs no Hydra, whose import takes 0.5 s.
 
-An entry is named by a digest of the words, of all files that a composition may read, and of the versions of Python,
-Hydra and OmegaConf. Compositions that read anything else (a variable, the clock) are not stored.
+Compositions that read anything besides words and files (a variable, the clock) are not stored.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Check a user's own classes and functions before anything starts.
+"""Check a user's own classes and functions (``model.target=my_package.nets:MyNet``) before anything starts.
 
-``model.target=my_package.nets:MyNet`` names one. A process of the same interpreter imports it as a rank would, and
-describes what it accepts (``signatures``). Descriptions are stored until a file of their import closure changes.
-If nothing can be said here, the hosts check it and report file and line.
+A process of the same interpreter imports and describes them; what can't be said here is left to the hosts.
 """
 
 from __future__ import annotations
@@ -29,18 +27,13 @@ _IMPORT_S = 60.0  # of a user's modules; one that takes longer is left to the ho
 
 
 class _Use(NamedTuple):
-    """How Paceline uses the class or function of a setting.
+    """How Paceline uses the class or function of a setting."""
 
-    ``arguments`` is the setting with the user's arguments for it. ``offered`` are arguments that Paceline gives to
-    those that take them, ``positional`` those that a function is called with. ``base`` is the required base class by
-    the module that defines it, ``public_base`` its public name.
-    """
-
-    arguments: str
-    offered: tuple[str, ...] = ()
-    positional: tuple[str, ...] = ()
-    base: str = ""
-    public_base: str = ""
+    arguments: str  # the setting with the user's arguments for it
+    offered: tuple[str, ...] = ()  # arguments that Paceline gives to those that take them
+    positional: tuple[str, ...] = ()  # those that a function is called with
+    base: str = ""  # the required base class by the module that defines it
+    public_base: str = ""  # its public name
 
 
 _USES = {

@@ -183,14 +183,9 @@ def is_written(option: str) -> bool:
 
 
 class ScriptData:
-    """A script's data: ``program.data``, and local paths in its arguments, which {data} replaces there.
+    """A script's data: ``program.data`` (``paths``), and local paths in its arguments, which {data} replaces there.
 
-    ``notes`` has a line about how each path counts.
-
-    Args:
-        paths: those of ``program.data``.
-        untracked: paths that every host has already (``program.untracked``).
-        root: the project.
+    Every host has the ``untracked`` ones already. ``notes`` has a line about how each path counts.
     """
 
     def __init__(self, paths: Sequence[DataPath], untracked: Sequence[str], root: Path) -> None:

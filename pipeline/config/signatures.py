@@ -1,7 +1,6 @@
 """Describe which arguments a user's classes and functions accept, by importing them.
 
-``own_targets`` runs the text of this file in a separate process with the import path of the ranks, so it may import
-the standard library only.
+``own_targets`` runs the text of this file in a separate process, so it may import the standard library only.
 """
 
 from __future__ import annotations
@@ -37,17 +36,12 @@ class Parameter(NamedTuple):
 
 
 class TargetDescription(NamedTuple):
-    """What the import of one target has shown.
-
-    ``error`` is the last line of a traceback from the user's own code, with its ``place``. Without an error the target
-    is missing (``siblings`` are the classes and functions of its module), or is something else than a class or function
-    (``value`` is its text), or has ``parameters``.
-    """
+    """What the import of one target has shown: an error, that it is missing or no class or function, or parameters."""
 
     place: SourcePlace
-    error: str = ""
-    siblings: Sequence[str] | None = None
-    value: str = ""
+    error: str = ""  # the last line of a traceback from the user's own code
+    siblings: Sequence[str] | None = None  # of a missing one: the classes and functions of its module
+    value: str = ""  # the text of what is no class or function
     name: str = ""
     is_class: bool = False
     bases: tuple[str, ...] = ()

@@ -12,15 +12,12 @@ from pipeline.core.program import SCRIPT
 
 
 class StepState(NamedTuple):
-    """The state of one step. ``needs`` are the steps that it depends on.
-
-    ``why`` is the name of its output's folder if it is ``made``, else the reasons to make it.
-    """
+    """The state of one step."""
 
     name: str
     made: bool
-    why: str
-    needs: tuple[str, ...]
+    why: str  # the name of its output's folder if it is made, else the reasons to make it
+    needs: tuple[str, ...]  # the steps that it depends on
 
 
 class NamedStep(NamedTuple):

@@ -59,12 +59,8 @@ _HOST_ALIASES = {"slots": "nproc_per_node", "host": "name", "hostname": "name", 
 class UnknownKeyError(UsageError):
     """A key that nothing reads, as it was typed without ``+``, with the value typed for it; None: ``~key``.
 
-    Args:
-        chosen: the fields of the composition in full, such as ``trainer.epochs``.
-        unchosen: fields that only other options of a group have, with these options (``optimizer.momentum`` →
-            ``optimizer=sgd``).
-        verb: the verb that was typed, with its ``options``.
-        other_options: options of other verbs, with these verbs.
+    ``chosen`` are the composition's fields in full, ``unchosen`` those of other options, with these
+    (``optimizer.momentum`` → ``optimizer=sgd``), ``options`` those of the ``verb``, ``other_options`` those of others.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """A persistent cache of computed results, keyed by a digest of everything that a result depends on.
 
-An entry that exists is therefore valid, and losing the file only costs recomputation. The file begins with a digest of
-its content, so a damaged file counts as missing.
+Losing the file only costs recomputation. It begins with a digest of its content, so a damaged file counts as missing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """JSON objects in run folders: parsed within limits, and optionally sealed with a digest of their own text.
 
-A seal is the last field, ``sha256``, computed over all text before it. It detects manual edits and damaged disks before
-anything is parsed. It is no signature: anyone can recompute it.
+The seal, the last field ``sha256``, detects manual edits and damaged disks. It is no signature.
 """
 
 from __future__ import annotations

@@ -12,15 +12,11 @@ _PLACE = re.compile(r"training failed on [^:]*: ")  # as pipeline.cluster begins
 class PacelineError(Exception):
     """An error that a user can act on. ``str(error)`` is shown as it is, without a traceback.
 
-    Args:
-        what: what failed, with the field or host and the value seen.
-        hint: the command or edit that fixes it, shown on its own line as ``  try: …``.
-
-    Attributes:
-        shown: the full text was already printed, so the final message shows only its first line.
+    ``what`` failed, with the field or host and the value seen; ``hint`` is the command or edit that fixes it, shown on
+    its own line as ``  try: …``.
     """
 
-    shown = False
+    shown = False  # the full text was already printed, so the final message shows only its first line
 
     def __init__(self, what: str, *, hint: str | None = None) -> None:
         self.what = what

@@ -203,11 +203,9 @@ _SECONDS_NS = 2_500_000_000  # or in whole seconds (HFS+, ext3, many network fil
 
 
 def settles_in(changed_ns: int) -> float:
-    """Return the seconds during which another write could still leave the same stamp; 0 if none can.
+    """Return the seconds during which another write could still leave the stamp of a change at this unix time in ns.
 
-    Args:
-        changed_ns: the file's change time (unix time in ns). A time in the future comes from another clock, whose
-            offset is unknown: the result is infinite.
+    It is infinite for a time in the future, which comes from another clock with an unknown offset.
     """
     age_ns = time.time_ns() - changed_ns
     if age_ns < 0:

@@ -1,13 +1,6 @@
 """Options by convention: option NAME of a group is the module NAME in the group's package that defines settings.
 
-Settings are a dataclass derived from the group's base class or from one of its ``derived`` classes. They are read from
-the module's source without importing the module, because a model's module imports torch, which the controller never
-does. So the class may only use the standard library, ``trainers.core.config``, ``pipeline.core.errors``, its base's
-module, and constants of its own module.
-
-Another installed package adds an option through an entry point: group ``paceline.models`` for ``trainers.models``,
-``paceline.launchers`` for ``pipeline.cluster.launchers``, and so on. The entry point's value is the option's module. A
-project's option takes precedence over an installed one of the same name.
+Another package adds one by an entry point (``paceline.models`` for ``trainers.models``); a project's own wins.
 """
 
 from __future__ import annotations
@@ -27,13 +20,11 @@ from trainers.core.config import installed_options, option_names
 
 
 class Options:
-    """The options of one group.
+    """The options of one group, chosen by ``field`` (``cluster.launcher``): modules of ``package``.
 
-    Args:
-        field: the setting that chooses one, for messages: ``model``, ``cluster.launcher``.
-        package: the package with a module for each of the project's options.
-        base: the class that their settings derive from.
-        derived: classes between ``base`` and the settings of options that share fields.
+    Their settings derive from ``base`` or one of the ``derived`` classes. They are read from the module's source, as a
+    model's module imports torch: so they may only use the standard library, ``trainers.core.config``,
+    ``pipeline.core.errors``, the module of their base, and constants of their own module.
     """
 
     def __init__(self, field: str, package: str, base: type[Any], *derived: type[Any]) -> None:

@@ -1,7 +1,6 @@
-"""The location of Paceline's own code, and the project that this process works on.
+"""The location of Paceline's own code, and the project that this process works on: a clone, or one of `paceline init`.
 
-A clone of the repository is itself a project. A project created by `paceline init` has no copy of Paceline's code and
-uses the installed one; its conf/ takes precedence over Paceline's.
+The latter uses the installed code; its conf/ takes precedence over Paceline's.
 """
 
 from __future__ import annotations

@@ -21,20 +21,15 @@ TORCHRUN_FILE = "trainers/torchrun.py"
 
 
 class Program(NamedTuple):
-    """A program of the node half.
-
-    ``entry`` is its module: each rank runs it, or, if it ``starts_torchrun``, it is torchrun's parent on each node.
-    ``trained`` are the files that a successful run leaves in its folder, ``folders`` those whose files all belong to
-    the result, ``evaluated`` the files that the report adds. With ``is_ours`` false the ranks' behaviour is unknown:
-    they share no batch of a known size, and only ``doit reproduce`` shows whether runs are bitwise equal.
-    """
+    """A program of the node half."""
 
     name: str
-    entry: str
-    trained: tuple[str, ...]
-    folders: tuple[str, ...] = ()
-    evaluated: tuple[str, ...] = ()
+    entry: str  # its module: each rank runs it, or torchrun's parent on each node
+    trained: tuple[str, ...]  # the files that a successful run leaves in its folder
+    folders: tuple[str, ...] = ()  # those whose files all belong to the result
+    evaluated: tuple[str, ...] = ()  # the files that the report adds
     starts_torchrun: bool = False
+    # false: the ranks share no batch of a known size, and only `doit reproduce` shows whether runs are bitwise equal
     is_ours: bool = True
 
     def files(self, run_dir: Path) -> tuple[str, ...]:

@@ -162,13 +162,9 @@ _PAIR = re.compile(  # in Hydra's {…}
 
 
 def in_word(word: str, values: Collection[str] = (), names: Collection[str] = ()) -> str:
-    """Mask an argument of a command line for files and messages. ``${oc.env:NAME}`` is no secret and stays.
+    """Mask an argument of a command line by known secret ``values`` and the ``names`` listed in ``cluster.secrets``.
 
-    A reference created by ``by_environment`` is masked: its variable disappears with the process.
-
-    Args:
-        values: known secrets of the configuration.
-        names: the variables listed in ``cluster.secrets``.
+    ``${oc.env:NAME}`` is no secret and stays, except one of ``by_environment``, whose variable ends with the process.
     """
     return hide(_OWN_REFERENCE.sub(HIDDEN, _masked(word, names)[0]), values)
 
@@ -309,12 +305,7 @@ def secret_values(config: Mapping[str, Any]) -> frozenset[str]:
 
 
 def without_secrets(config: Mapping[str, Any], values: frozenset[str] | None = None) -> dict[str, Any]:
-    """Mask the secrets of a resolved configuration, and drop the query of the data's address.
-
-    Args:
-        config: resolved.
-        values: its ``secret_values``, if already computed.
-    """
+    """Mask the secrets (``values``, if computed) of a resolved configuration; drop the query of the data's address."""
     values = secret_values(config) if values is None else values
     shown: dict[str, Any] = _shown(config, (), _own_names(config), values)
     dataset = shown.get("dataset")

@@ -13,26 +13,19 @@ from trainers.contract.host_facts import Container
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One node as configured; nothing has been looked up yet.
+    """One node as configured; nothing has been looked up yet."""
 
-    ``name`` is passed to ssh, so aliases of ssh_config work. ``address`` is where other nodes reach the host (None: the
-    address that ssh used). ``interface`` is the network interface for collectives (None: the one with ``address``).
-    ``placement`` is environment that only selects a part of the node (its GPUs) and so, unlike ``env``, doesn't count
-    in a run's key; ``shared_by`` is the number of runs that share the node's cores. ``env`` has placeholders for
-    secrets; ``secrets`` holds their values for the ranks, which no file or message may contain.
-    """
-
-    name: str
+    name: str  # for ssh, so aliases of ssh_config work
     nproc_per_node: int = 1
     port: int | None = None
     user: str | None = None
-    address: str | None = None
-    interface: str | None = None
+    address: str | None = None  # where other nodes reach the host; None: the address that ssh used
+    interface: str | None = None  # the network interface for collectives; None: the one with the address
     python: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    placement: Mapping[str, str] = field(default_factory=dict)
-    shared_by: int = 1
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    env: Mapping[str, str] = field(default_factory=dict)  # with placeholders for secrets
+    placement: Mapping[str, str] = field(default_factory=dict)  # env that selects a part of the node (GPUs): in no key
+    shared_by: int = 1  # runs that share the node's cores
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # for ranks alone: no file or message has them
 
     @property
     def label(self) -> str:
@@ -102,27 +95,18 @@ class LaunchSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The topology that the launch depends on, and its settings.
-
-    - ``ssh_config``: additional ssh client configuration, an absolute path (None: the user's own).
-    - ``environment``: versions of Python and libraries on the hosts, where they differ from the controller's;
-      ``asks_environment``: the hosts are asked for them before the key is made.
-    - ``container``: image of the ranks' container (None: none), ``container_mounts``: what it sees of the hosts.
-    - ``device``: cpu, cuda, or auto. auto means CPU and refuses hosts with GPUs, which the key couldn't record.
-    - ``spares``: replace lost hosts.
-    - ``settings``: the whole section as the launcher's settings class.
-    """
+    """The topology that the launch depends on, and its settings."""
 
     launcher: str
     hosts: tuple[Host, ...]
-    ssh_config: str | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    asks_environment: bool = False
-    container: str | None = None
-    container_mounts: tuple[str, ...] = ()
-    device: str = "auto"
-    spares: tuple[Host, ...] = ()
-    settings: LaunchSettings = field(default_factory=LaunchSettings)
+    ssh_config: str | None = None  # additional ssh client configuration, an absolute path; None: the user's own
+    environment: Mapping[str, str] = field(default_factory=dict)  # versions on the hosts that aren't the controller's
+    asks_environment: bool = False  # the hosts are asked for them before the key is made
+    container: str | None = None  # image of the ranks' container; None: none
+    container_mounts: tuple[str, ...] = ()  # what it sees of the hosts
+    device: str = "auto"  # cpu, cuda; auto: CPU, and hosts with GPUs, which the key couldn't record, are refused
+    spares: tuple[Host, ...] = ()  # replace lost hosts
+    settings: LaunchSettings = field(default_factory=LaunchSettings)  # the section as the launcher's settings class
 
     @property
     def nnodes(self) -> int:
@@ -188,30 +172,17 @@ class NodePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """The files of rank 0's run folder that the controller fetches, as glob patterns relative to that folder.
+    """The files of rank 0's run folder that the controller fetches, as glob patterns relative to that folder."""
 
-    - ``resume``: input of a later attempt. ``final``: fetched after a successful end.
-    - ``needed``: files without which an end isn't successful. The last one is written last, so its presence implies the
-      others.
-    - ``pruned``: replaces ``needed`` if the controller ended the run early (None: not possible).
-    - ``whole``: folders made equal to the node's: local files that it no longer has are removed. Only for scripts,
-      whose checkpoints nobody else understands.
-    - ``others``: what is fetched from every further node, into ``nodes/<its rank>``.
-    - ``work``: what a script left in its working directory, as patterns with {rank}. Fetched for a further attempt
-      only; above ``limit_bytes`` (None: any size) all of it stays on the node.
-    - ``until_s``, ``limit_bytes``: set for one fetch. Files modified later than ``until_s`` (unix seconds of the node)
-      aren't fetched.
-    """
-
-    resume: tuple[str, ...] = ()
-    final: tuple[str, ...]
-    needed: tuple[str, ...]
-    pruned: str | None = None
-    whole: tuple[str, ...] = ()
-    until_s: float | None = None
-    others: tuple[str, ...] = ()
-    work: tuple[str, ...] = ()
-    limit_bytes: int | None = None
+    resume: tuple[str, ...] = ()  # input of a later attempt
+    final: tuple[str, ...]  # fetched after a successful end
+    needed: tuple[str, ...]  # without them an end isn't successful; the last one is written last, so implies the others
+    pruned: str | None = None  # takes the place of needed if the controller ended the run early; None: not possible
+    whole: tuple[str, ...] = ()  # folders made equal to the node's, for scripts, whose checkpoints nobody understands
+    until_s: float | None = None  # of one fetch: nothing that was modified later (unix seconds of the node)
+    others: tuple[str, ...] = ()  # fetched from every further node, into nodes/<its rank>
+    work: tuple[str, ...] = ()  # of a script's working directory, with {rank}, for a further attempt only
+    limit_bytes: int | None = None  # of one fetch: above it all of work stays on the node
 
 
 _RESUME = (

@@ -1,8 +1,6 @@
 """Extract plain files from an untrusted tar stream, within limits.
 
-tarfile alone believes the headers (a pax header of 4 GiB is read into memory), and its filters check paths that were
-resolved before anything is written. Here only regular files and folders with relative, unique names pass, and a file is
-only created where nothing exists.
+tarfile alone believes the headers. Here only files and folders with relative, unique names pass, to where nothing is.
 """
 
 from __future__ import annotations

@@ -30,23 +30,16 @@ _FIGURES = ("test/accuracy", "val/accuracy")  # a run that has neither shows as 
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """The content of a notice.
+    """The content of a notice."""
 
-    Attributes:
-        kind: run or sweep.
-        name: what was run, in words.
-        error: the first line of the error.
-        minutes: how long this command worked on it.
-    """
-
-    kind: str
+    kind: str  # run or sweep
     state: str
     key: str
-    name: str
+    name: str  # what was run, in words
     metrics: Mapping[str, float] = field(default_factory=dict)
     hosts: Sequence[str] = ()
-    error: str = ""
-    minutes: float = 0.0
+    error: str = ""  # its first line
+    minutes: float = 0.0  # how long this command worked on it
 
     @property
     def text(self) -> str:
@@ -81,13 +74,8 @@ def _metrics(notice: Notice) -> dict[str, float | None]:
 class Notifier:
     """Send the notices of one run or sweep: when its ranks stop moving, and how it ended, at the end of the ``with``.
 
-    Each is sent by a thread of its own; at the end those under way have LIMIT_S.
-
-    Args:
-        say: takes the warning about failed notices, once.
-        kind: run or sweep.
-        key: of the run, or the sweep's name.
-        name: what is run, in words.
+    Each is sent by a thread of its own; at the end those under way have LIMIT_S. ``say`` takes a warning about failed
+    ones, once.
     """
 
     def __init__(self, config: NotifyConfig, say: Callable[[str], None], *, kind: str, key: str, name: str) -> None:

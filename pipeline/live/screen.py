@@ -1,7 +1,6 @@
 """The thread that writes progress to stderr: lines, and below them a view that is redrawn each second.
 
-Other threads only queue lines and events. So a terminal that accepts nothing (Ctrl-S, a pager) blocks this thread
-alone.
+Other threads only queue lines and events, so a terminal that accepts nothing (Ctrl-S, a pager) blocks it alone.
 """
 
 from __future__ import annotations
@@ -78,13 +77,10 @@ class _Queue:
 
 
 class Screen:
-    """A context manager around the work; its end waits until all lines are written.
+    """A context manager around the work; its end waits until all lines are written, those that ``is_shown`` chooses.
 
-    Args:
-        picture: the view below the lines; None: no view.
-        width: columns at which lines are folded without a view; None: not at all. A view folds at the terminal's width.
-        is_shown: decides which lines are written.
-        as_typed: returns a line with its commands as the user types them.
+    Without a ``picture`` below them they are folded at ``width`` columns, or not at all, with it at the terminal's
+    width. ``as_typed`` returns a line with its commands as the user types them.
     """
 
     def __init__(

@@ -37,17 +37,13 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True)
 class HostState:
-    """One host.
-
-    ``step`` is the last one that all of its ranks have begun (0: none). ``doing`` and ``for_s`` describe the rank that
-    holds the others up. ``steps_per_s`` is None until two reports lie far enough apart.
-    """
+    """One host."""
 
     ranks: int
-    step: int = 0
-    doing: str = "starting"
+    step: int = 0  # the last one that all of its ranks have begun; 0: none
+    doing: str = "starting"  # of the rank that holds the others up
     for_s: float = 0.0
-    steps_per_s: float | None = None
+    steps_per_s: float | None = None  # None until two reports lie far enough apart
     usage: Usage | None = None
     over: str = ""
     since: tuple[float, int] | None = None  # time and step from which the next speed is taken
@@ -58,10 +54,7 @@ LOST = "lost"  # a host that may come back
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """The state of a run. Unknown steps and epochs are 0; times are in seconds of one clock.
-
-    ``left_s`` is the estimated remaining time at this attempt's speed, as of ``left_at``.
-    """
+    """The state of a run. Unknown steps and epochs are 0; times are in seconds of one clock."""
 
     key: str
     title: str
@@ -79,8 +72,8 @@ class RunState:
     steps_per_epoch: int = 0
     metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     images_per_s: float | None = None
-    left_s: float | None = None
-    left_at: float = 0.0
+    left_s: float | None = None  # estimated at this attempt's speed
+    left_at: float = 0.0  # when it was
     saved_step: int = 0
     saved_at: float = 0.0
     warnings: int = 0
@@ -195,15 +188,12 @@ def _with_warning(state: RunState, text: str) -> RunState:
 # ------------------------------------------------------------------------------------------------- a sweep
 @dataclass(frozen=True, kw_only=True)
 class TrialState:
-    """A running trial.
+    """A running trial."""
 
-    ``words`` distinguish it: ``lr=0.1 seed=2``; ``best`` is its best value of the sweep's metric so far (NaN: none).
-    """
-
-    words: str
+    words: str  # distinguish it: lr=0.1 seed=2
     began: float
     run: RunState
-    best: float = math.nan
+    best: float = math.nan  # value of the sweep's metric so far; NaN: none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,11 +208,7 @@ class EndedTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepState:
-    """The state of a sweep.
-
-    ``running`` and ``ended`` are keyed by trial number; ``took_s``: durations of trials that ran to their end; ``best``
-    is the ended trial with the best value so far.
-    """
+    """The state of a sweep, with its trials by their numbers."""
 
     name: str
     total: int
@@ -231,8 +217,8 @@ class SweepState:
     maximize: bool = True
     ended: Mapping[int, EndedTrial] = field(default_factory=lambda: MappingProxyType({}))
     running: Mapping[int, TrialState] = field(default_factory=lambda: MappingProxyType({}))
-    took_s: tuple[float, ...] = ()
-    best: EndedTrial | None = None
+    took_s: tuple[float, ...] = ()  # of trials that ran to their end
+    best: EndedTrial | None = None  # the one with the best value so far
 
     @property
     def done(self) -> int:

@@ -17,15 +17,7 @@ from pipeline.core import program as programs
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import LaunchPlan, State, Wait
 from pipeline.live.screen import Screen
-from pipeline.live.state import (
-    STEPS,
-    RunState,
-    Saved,
-    SweepState,
-    after,
-    after_run_event,
-    after_trial_event,
-)
+from pipeline.live.state import STEPS, RunState, Saved, SweepState, after, after_run_event, after_trial_event
 from pipeline.runs import acceptance, checkpoints, journal, metrics_file, ranks, status
 from pipeline.runs.contents import what_runs
 from pipeline.runs.folder import RunFolder

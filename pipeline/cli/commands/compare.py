@@ -38,9 +38,7 @@ from pipeline.sweep.folder import SweepFolder
 
 
 def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
-    """Return the runs to compare.
-
-    First those named by their keys, in that order, then those of the sweep, then those that match the other words.
+    """Return the runs to compare: those named by their keys, then those of the sweep, then matches of the other words.
 
     Raises UsageError: nothing is named, no run matches, or a word that no run can be chosen by.
     """

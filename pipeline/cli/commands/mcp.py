@@ -1,7 +1,6 @@
 """`paceline mcp`: a server of the Model Context Protocol over stdin and stdout, so that an agent needs no shell.
 
-Each tool is a verb in a process of its own, and answers with its JSON (docs/json.md), so keys, locks and messages are
-those of the command line.
+Each tool is a verb in a process of its own, and answers with its JSON (docs/json.md).
 """
 
 from __future__ import annotations

@@ -69,8 +69,7 @@ def record(current: Session) -> None:
                 hint="the command that started it, which goes on with it; it records by itself",
             )
         raise PacelineError(
-            f"{folder.key} is not recorded in {recorder.titles()} yet: {recorder.why()}",
-            hint=recorder.hint(),
+            f"{folder.key} is not recorded in {recorder.titles()} yet: {recorder.why()}", hint=recorder.hint()
         )
     say(f"{folder.key} is recorded as {recorder.where()}")
 

@@ -39,23 +39,15 @@ Config = Mapping[str, Any]
 
 # ------------------------------------------------------------------------------------------- choosing runs
 class RunFilter(NamedTuple):
-    """The values that a run must have to be chosen by overrides.
+    """The values that a run must have to be chosen by overrides."""
 
-    Attributes:
-        values: dotted field → value; an option of a group stands for all fields that it sets.
-        experiments: the words ``experiment=NAME``. config.json lacks them, so they are compared with a run's overrides.
-    """
-
-    values: Mapping[str, Any]
-    experiments: frozenset[str]
+    values: Mapping[str, Any]  # by dotted field; an option of a group stands for all fields that it sets
+    experiments: frozenset[str]  # words experiment=NAME: config.json lacks them, a run's overrides don't
 
     def configs(self, runs_dir: Path, rows: Sequence[RunRow], *, in_part: bool) -> dict[str, Config]:
         """Return key → configuration of the runs that match.
 
-        Of an altered run only the parts whose digest holds are compared, because config.json may have been edited.
-
-        Args:
-            in_part: fields that are unknown of an altered run match.
+        Of an altered run only the parts whose digest holds are compared; with ``in_part`` its unknown fields match.
         """
         configs = {}
         for row in rows:
@@ -118,17 +110,11 @@ def in_state(rows: Sequence[RunRow], state: str | None) -> list[RunRow]:
 
 
 class Selection(NamedTuple):
-    """The runs that match the overrides and the state, oldest first.
-
-    Attributes:
-        comparable: key → configuration, to compare field by field; {} of an altered run, and of all runs if there are
-            more than a thousand.
-        is_empty: whether the folder of runs holds no run.
-    """
+    """The runs that match the overrides and the state, oldest first."""
 
     rows: list[RunRow]
-    comparable: dict[str, Config]
-    is_empty: bool
+    comparable: dict[str, Config]  # by key, {} of an altered run, and of all if there are more than a thousand
+    is_empty: bool  # the folder of runs holds no run
 
 
 def selected(current: Session, state: str | None = None) -> Selection:
@@ -217,9 +203,8 @@ def _in_order(rows: Sequence[RunRow], order: str, sizes_bytes: Mapping[str, int]
 def differences(configs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
     """Return key → the fields in which the runs differ, with this run's values.
 
-    Fields of places and of other columns are left out. A field is compared among the runs that have it: another model
-    may lack it. A script's arguments are compared among all scripts, environment variables of the ranks among all runs.
-    A script's unset arguments are left out.
+    Fields of places and of other columns are left out. A field is compared among the runs that have it, a script's
+    arguments among all scripts, environment variables of the ranks among all runs.
     """
     fields_by_run = {key: dict(flat(config)) for key, config in configs.items()}
     names = [

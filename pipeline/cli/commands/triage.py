@@ -29,10 +29,7 @@ _LOG_BYTES = 1 << 16
 _LINE = re.compile(r"(?P<rank>\d+|-) \| (?P<text>.*)")  # a line of a host's log; torchrun's lines have - as rank
 _PROJECT_FRAME = re.compile(r'^  File "(?P<path>[^/"<][^"]*)", line (?P<line>\d+)', re.MULTILINE)
 _FIXES = (  # (pattern in the failure, fix); the first match counts
-    (
-        r"No module named '(?P<missing>[^']+)'",
-        "install what brings {missing} on the hosts, or put it into the project",
-    ),
+    (r"No module named '(?P<missing>[^']+)'", "install what brings {missing} on the hosts, or put it into the project"),
     (f"{OUT_OF_MEMORY}|SIGKILL", "give it more memory, or a smaller batch"),
     *OF_SCRIPTS,
     (r"No space left on device|Disk quota exceeded", "free space on {host}; doit clean says which runs may go"),
@@ -53,25 +50,16 @@ _FIXES = (  # (pattern in the failure, fix); the first match counts
 
 @dataclass(frozen=True, kw_only=True)
 class Triage:
-    """What is known of a run's end, without secrets. Its fields are those of the JSON answer.
+    """What is known of a run's end, without secrets. Its fields are those of the JSON answer."""
 
-    Attributes:
-        run: key, state and attempt.
-        what: what was run.
-        failed: the error; '' for a finished run.
-        where: hosts and ranks, the first error first.
-        evidence: name → text: the traceback, the log of a host.
-        next: the next command, and what to do before it.
-    """
-
-    run: str
+    run: str  # key, state and attempt
     key: str
     state: str
     what: str
-    failed: str
-    where: str
-    evidence: dict[str, str]
-    next: str
+    failed: str  # the error; '' for a finished run
+    where: str  # hosts and ranks, the first error first
+    evidence: dict[str, str]  # the traceback, the log of a host
+    next: str  # the next command, and what to do before it
 
 
 def triage(current: Session) -> None:

@@ -1,10 +1,6 @@
-"""Parse command lines of other tools, to translate them into overrides: `torchrun …`, and `run` for `python …`.
+"""Translate lines of other tools into overrides: `torchrun --nproc-per-node 2 train.py --lr 0.1`, and `run train.py`.
 
-    torchrun --nproc-per-node 2 train.py --lr 0.1
-    train cluster.nproc_per_node=2 program.script=train.py program.args.lr=0.1
-
-torchrun's own options are parsed by torch (``trainers/torchrun_options.py``, in a separate process). Words after the
-script are passed to it unchanged. A verb may precede the line: `doit plan torchrun …`.
+Words after the script are passed to it unchanged. A verb may precede the line: `doit plan torchrun …`.
 """
 
 from __future__ import annotations
@@ -195,27 +191,20 @@ _SMALL_BYTES = 1 << 20  # a file in an argument up to this size is copied with t
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptLine:
-    """A parsed line of `torchrun` or `run`.
+    """A parsed line of `torchrun` or `run`."""
 
-    - ``script``: a file, the dotted name of a ``module``, or a program that is ``no_python``; ``args`` stand behind it.
-    - ``overrides``, ``cluster``, ``sweep``: Paceline's own words before the script; a ``sweep`` is NAME=VALUES.
-    - ``nnodes``, ``nproc_per_node``, ``max_restarts``: torchrun's options, as typed.
-    - ``with_torchrun``: false for `run`, which starts one process.
-    - ``not_needed``: reason → torchrun's options that are ignored for it.
-    """
-
-    script: str
+    script: str  # a file, the dotted name of a module, or a program that is no Python; args stand behind it
     args: Sequence[str]
-    overrides: Sequence[str] = ()
+    overrides: Sequence[str] = ()  # Paceline's own words before the script, as the next two; a sweep is NAME=VALUES
     cluster: str | None = None
     sweep: Sequence[str] = ()
-    nnodes: str | None = None
+    nnodes: str | None = None  # torchrun's options, as typed
     nproc_per_node: str | None = None
     max_restarts: int | None = None
     module: bool = False
     no_python: bool = False
-    with_torchrun: bool = True
-    not_needed: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    with_torchrun: bool = True  # false for `run`, which starts one process
+    not_needed: Mapping[str, Sequence[str]] = field(default_factory=dict)  # reason → torchrun's options ignored for it
 
     @property
     def names_cluster(self) -> bool:

@@ -1,8 +1,6 @@
 """``python guard.py COMMAND…``: run a command that ends together with its starter. Standard library only.
 
-The starter holds the other end of the guard's stdin pipe. When the pipe closes, however the starter ended, the command
-and its descendants get SIGTERM, and SIGKILL 3 s later. When the command ends, the guard kills what it left in the
-background. On Linux that includes processes in new sessions (setsid), because the guard adopts orphaned descendants.
+When the starter's end of the stdin pipe closes, the command and all its descendants get SIGTERM, after 3 s SIGKILL.
 """
 
 from __future__ import annotations

@@ -178,10 +178,7 @@ def run_apart(
     """Like ``run``, in its own session: Ctrl-C in the terminal doesn't reach the child, so clean-up continues.
 
     Stdin is the file ``stdin`` from its beginning, which may be too large for memory. If an exception interrupts the
-    wait, the child gets SIGINT (on which pssh ends its ssh clients).
-
-    Args:
-        enough: polled every second; on True the child's output suffices, and the child gets SIGINT.
+    wait, or ``enough``, polled every second, is True, the child gets SIGINT (on which pssh ends its ssh clients).
 
     Raises PacelineError: the program can't be run, or was still running after ``timeout_s``.
     """
@@ -339,9 +336,7 @@ def python_answer(
 ) -> Any:
     """Run a Python program text in this interpreter, and return the JSON result of its ``answer(request)``.
 
-    Args:
-        cwd: the folder that it works in and imports from; None: this process's, from which nothing is imported.
-        env: the whole environment; None for that of this process.
+    It imports from ``cwd``; without it from nowhere else than this process. ``env`` is the whole environment.
 
     Raises PacelineError: with the last line of its traceback, or that it was still running after ``timeout_s``.
     """

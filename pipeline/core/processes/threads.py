@@ -44,12 +44,10 @@ def in_order(function: Callable[[_Item], _Result], items: Iterable[_Item], *, wo
 def new(
     target: Callable[..., None], *args: object, name: str, on_error: Callable[[str], None], daemon: bool = True
 ) -> threading.Thread:
-    """Create a thread that will call ``target(*args)`` once started.
+    """Create a thread that will call ``target(*args)`` once started; the process doesn't wait for a ``daemon``.
 
-    Args:
-        on_error: called in that thread with one line about any exception of ``target``. It must put an event, an answer
-            or a message where another thread waits for one.
-        daemon: the process doesn't wait for the thread when it exits.
+    ``on_error`` is called in that thread with one line about any exception. It must put an event, an answer or a
+    message where another thread waits for one.
     """
     return threading.Thread(target=_run, args=(target, args, on_error), name=name, daemon=daemon)
 
@@ -103,10 +101,7 @@ class WaitReports:
     """Print lines with ``say``; after ``every_s`` without a line, report the activity last given to ``doing``.
 
     The pauses between reports double until another line is printed. Use it as a context manager around the work, and
-    call it with each line; any thread may do so.
-
-    Args:
-        on_wait: called every second with the current wait instead of printing, for a live view.
+    call it with each line; any thread may do so. A live view takes the waits each second by ``on_wait`` instead.
     """
 
     def __init__(
