@@ -129,6 +129,5 @@ class Reporter(reporter.ConsoleReporter):  # type: ignore[misc]  # doit has no t
         super().complete_run()
 
     def _report(self, task: Any, outcome: str) -> None:
-        """Write a line about a task with actions and a title, except with -v 0. Names that begin with _ are hidden."""
         if task.actions and not task.name.startswith("_") and verbosity() != QUIET and (title := task.title()):
             self.write(f"{title}{outcome}\n")

@@ -154,7 +154,6 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _summary(error: PacelineError) -> str:
-    """Return the first line of an error that was printed before, and its hint."""
     line = error.what.partition("\n")[0]
     short = line if len(line) <= _MOST_SUMMARY else f"{line[:_MOST_SUMMARY].rstrip()}…"
     hint = f"\n  try: {error.hint}" if error.hint else ""

@@ -1,7 +1,4 @@
-"""The verbs: purpose, options and examples of each.
-
-This table drives parsing (pipeline.cli.invocation) and help.
-"""
+"""The verbs: purpose, options and examples of each. This table drives parsing (pipeline.cli.invocation) and help."""
 
 from __future__ import annotations
 

@@ -238,7 +238,6 @@ def search_config(resolved: Mapping[str, Any]) -> SearchConfig:
 
 
 def _refuse_unread(resolved: Mapping[str, Any], words: tuple[str, ...]) -> None:
-    """Refuse keys that nothing reads: ``+key=value`` adds any key to a Hydra configuration."""
     refuse_unprintable(resolved)
     sections = [item.name for item in dataclasses.fields(RootConfig)]
     for key in resolved:

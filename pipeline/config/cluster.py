@@ -106,7 +106,6 @@ def _granted(cluster: ClusterConfig) -> list[HostConfig]:
 
 
 def _named_hosts(cluster: ClusterConfig, root: Path) -> list[HostConfig]:
-    """Return the entries of ``hosts``, or of the hostfile, which replaces them."""
     if cluster.hostfile is not None:
         if not cluster.hostfile.strip():
             raise UsageError("cluster.hostfile is empty; is a shell variable unset? Name a file, or write null")
@@ -134,7 +133,6 @@ def _text_of(path: Path, option: str) -> str:
 
 
 def _first(entries: list[HostConfig], cluster: ClusterConfig) -> list[HostConfig]:
-    """Return the first ``cluster.nnodes`` hosts. Raises UsageError: there are fewer."""
     count = cluster.nnodes
     if count is None:
         return entries
@@ -261,7 +259,6 @@ def _versions(environment: Any) -> dict[str, str]:
 
 
 def _check_restarts(cluster: ClusterConfig, nnodes: int) -> None:
-    """Check restarts and spares, which need hosts with names. Raises UsageError."""
     min_nodes, when_busy = cluster.min_nodes, cluster.when_busy
     if cluster.spares and cluster.capabilities.is_this_computer:
         raise UsageError("cluster.spares needs a launcher that reaches other hosts; use cluster=pssh")

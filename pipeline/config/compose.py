@@ -346,7 +346,6 @@ def _try_to_set(config: DictConfig, override: Override) -> bool:
 
 
 def _contains(key: str, other: str) -> bool:
-    """Return True if the keys are equal or one is a section that contains the other."""
     return key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.")
 
 

@@ -361,7 +361,6 @@ def _other(failure: CompositionFailure) -> UsageError:
 
 
 def _missing_option(error: MissingConfigException, failure: CompositionFailure) -> UsageError:
-    """Explain an option that its group lacks."""
     group, _, option = str(error.missing_cfg_file).rpartition("/")
     if (options := OPTIONS.get(group.removeprefix("schema/"))) and group.startswith("schema/"):
         try:

@@ -177,7 +177,6 @@ def _check_base(description: TargetDescription, use: _Use, setting: str, written
 
 
 def _names(description: TargetDescription) -> list[str]:
-    """Return the parameters that can be given by name, positional ones first."""
     return [parameter.name for parameter in description.parameters if not parameter.kind.startswith("VAR_")]
 
 

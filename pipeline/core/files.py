@@ -300,7 +300,6 @@ def remove_system_leftovers() -> list[Path]:
 
 
 def _temporary_files(folder: Path) -> Iterator[Path]:
-    """Yield this user's temporary files."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if _TEMPORARY_NAME.search(entry.name) and entry.stat(follow_symlinks=False).st_uid == os.getuid():

@@ -120,7 +120,6 @@ def _locked(path: Path) -> int | None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Return True if the path leads to the open file."""
     try:
         at_path, opened = path.stat(), os.fstat(descriptor)
     except FileNotFoundError:

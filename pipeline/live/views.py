@@ -150,7 +150,6 @@ def _progress(state: RunState, now: float, width: int) -> list[list[Part]]:
 
 
 def _waited(state: RunState, position: str, width: int) -> list[list[Part]]:
-    """Return what is waited for and how long, behind the position or below it."""
     doing = f"{state.doing.what} ({state.doing.for_s:.0f} s)" if state.doing.for_s >= 1 else state.doing.what
     if cell_len(position) + cell_len(doing) <= width:
         return [[(position, ""), (doing, "cyan")]]
@@ -168,7 +167,6 @@ def epoch_text(state: RunState) -> str:
 
 
 def _figures(state: RunState) -> Iterator[Part]:
-    """Return loss, accuracy and speed; for a script its first metrics."""
     shown = {name: value for name, value in state.metrics.items() if name in ("train/loss", "val/accuracy")}
     if not shown:
         shown = dict(sorted(state.metrics.items())[:4])

@@ -43,12 +43,7 @@ def clean(tmp_path: Path, printed: Printed) -> Printed:
 def seeded(runs_dir: Path, seed: int, *, days: float = 0, code: bytes = b"A = 1\n") -> RunFolder:
     """A finished run, ``days`` old."""
     config = {**CONFIG, "seed": seed}
-    folder = finished(
-        runs_dir,
-        key_of(config, code=code),
-        config=config,
-        code=code,
-    )
+    folder = finished(runs_dir, key_of(config, code=code), config=config, code=code)
     fields = dict(json.loads(folder.result.read_text()))
     fields.pop("sha256", None)
     documents.write_sealed(folder.result, {**fields, "unix_time": fields["unix_time"] - days * DAY_S})

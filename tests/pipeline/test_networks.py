@@ -37,10 +37,7 @@ def test_the_address_follows_from_the_chosen_interface(host: dict[str, Any], cho
 
 def test_an_interface_that_is_not_there_is_one_error_with_what_the_host_has() -> None:
     hosts = (Host(name="node0", interface="ib0"), Host(name="node1", interface="ib0"))
-    found = (
-        facts(0, interfaces=HELD),
-        facts(1, interfaces={"127.0.0.1": "lo", "10.0.0.2": "eth0"}),
-    )
+    found = (facts(0, interfaces=HELD), facts(1, interfaces={"127.0.0.1": "lo", "10.0.0.2": "eth0"}))
     assert refused(Cluster(launcher="pssh", hosts=hosts), *found).splitlines()[1:] == [
         "  node1: it has no interface 'ib0' with an address; it has eth0 (10.0.0.2): set cluster.interface, or "
         "interface: of its entry in cluster.hosts"

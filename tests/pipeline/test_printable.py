@@ -15,14 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from pipeline.cli.output import say
 from pipeline.comparing import groups, listing
 from pipeline.comparing.reading import command_line
-from pipeline.core.printable import (
-    hydra_text,
-    printable,
-    program_lines,
-    shell_line,
-    takes_colours,
-    without_host,
-)
+from pipeline.core.printable import hydra_text, printable, program_lines, shell_line, takes_colours, without_host
 from pipeline.keys.content_key import Difference
 from pipeline.runs.contents import short_value
 from pipeline.sweep import results

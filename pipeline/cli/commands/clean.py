@@ -253,7 +253,6 @@ def _is_intact(folder: RunFolder) -> bool:
 
 # ------------------------------------------------------------------------------------------- what removes
 def _remove(items: Sequence[Item], runs_dir: Path, rules: Rules) -> None:
-    """Remove the runs. Raises PacelineError: the system refuses it for a run."""
     needs = needed(runs_dir)  # one may have begun since they were shown
     gone: list[Item] = []
     with WaitReports(note) as reports:

@@ -118,7 +118,6 @@ def _parts_of_finished_runs(current: Session) -> dict[str, dict[str, Any]]:
 
 
 def _changed_data(current: Session, differing: Sequence[Difference]) -> list[str]:
-    """Return which files of a script's data differ from those of the nearest finished run."""
     old, pack = next((item.old for item in differing if item.part == "data"), None), current.pack
     if not isinstance(old, str) or not isinstance(pack, Tree):
         return []

@@ -176,7 +176,6 @@ def _image(word: str) -> Path:
 
 
 def _classified(folder: RunFolder, network: Path, images: Sequence[Path], top: int) -> list[ClassifiedImage]:
-    """Classify the images by the exported network, in a process with torch (trainers/predicting.py)."""
     manifest = folder.read_json(f"{run_folder.DATA}/{MANIFEST}")
     if manifest is None:
         raise PacelineError(f"the data pack of run {folder.key} isn't here, which tells the size of its images")

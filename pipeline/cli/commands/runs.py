@@ -179,7 +179,6 @@ def runs(current: Session) -> None:
 
 
 def _coloured(lines: Sequence[str], states: Sequence[str]) -> list[str]:
-    """Colour each state, if stdout is a terminal that shows colours."""
     if not takes_colours(sys.stdout, os.environ):
         return [*lines]
     at, head = STATE_AT, len(lines) - len(states)

@@ -195,7 +195,6 @@ def logs(current: Session) -> None:
 
 
 def _follow_logs(folder: RunFolder, host: str | None) -> None:
-    """Print the newest lines of the run's newest attempt, and all further ones."""
     files = AttemptFiles(folder)
     for _ in chain(_polls(folder), [None]):  # and once after its end
         for event in files.look():

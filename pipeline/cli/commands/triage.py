@@ -129,7 +129,6 @@ def _errors(folder: RunFolder, attempt: int) -> list[tuple[str, RankError]]:
 
 
 def _log(folder: RunFolder, attempt: int, host: str, rank: int | None) -> str:
-    """Return the last log lines of a rank before its traceback; of all ranks if ``rank`` is None."""
     path = folder.path / run_folder.ATTEMPTS / str(attempt) / f"{host}.log"
     try:
         with path.open("rb") as file:

@@ -153,7 +153,6 @@ def _workdir(words: Sequence[str], folder: Path, root: Path) -> list[str]:
 
 
 def _with_project_path(word: str, folder: Path, root: Path) -> str:
-    """Make the path of a script or of data relative to the project, if it exists in ``folder``."""
     field, _, typed = word.partition("=")
     value = typed.strip("'\"")
     if folder == root or field not in _PATH_FIELDS or Path(value).is_absolute() or not (folder / value).exists():
