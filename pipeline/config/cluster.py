@@ -213,7 +213,8 @@ def _check_hosts(hosts: Sequence[Host], spares: Sequence[Host]) -> None:
         first = field_by_label.setdefault(host.label, "")
         if first == field:
             raise UsageError(
-                f"{field} names {host.label} twice; each node takes part once (more ranks: nproc_per_node)"
+                f"{field} names {host.label} twice; each node takes part once "
+                "(more ranks: nproc_per_node, or slots=N in a file)"
             )
         if first:
             raise UsageError(f"{first} and {field} both name {host.label}; a spare is a further host, for a lost one")
@@ -289,31 +290,18 @@ _MPI_FORM = "a line is host [slots=N] [max_slots=N], or host:N"
 def parse_ssh(text: str, source: str) -> list[HostConfig]:
     """Return the hosts of an ssh hostfile in the file's order. ``slots`` is nproc_per_node.
 
-    ``source`` is the file's name, for errors. Raises UsageError: with ``source:line``, the value seen and the valid
-    form.
+    Raises UsageError: with ``source:line``, the value seen and the valid form.
     """
-    hosts: list[HostConfig] = []
-    line_by_label: dict[str, int] = {}
-    for number, words in _lines(text, source):
-        host = _ssh_line(words, f"{source}:{number}")
-        label = Host(name=host.name, user=host.user, port=host.port).label
-        if label in line_by_label:
-            raise UsageError(
-                f"{source}:{number}: {label} is in line {line_by_label[label]} already; "
-                "name each node once, with slots=N for more ranks"
-            )
-        line_by_label[label] = number
-        hosts.append(host)
+    hosts = [_ssh_line(words, f"{source}:{number}") for number, words in _lines(text, source)]
     if not hosts:
         raise UsageError(f"{source} names no host; {_FORM}")
     return hosts
 
 
 def parse_mpi(text: str, source: str) -> list[HostConfig]:
-    """Return the hosts of a hostfile for Open MPI or MPICH.
+    """Return the hosts of a hostfile for Open MPI or MPICH. Raises UsageError.
 
-    The slots of a host on several lines are added up, as batch systems list a host once for each slot. Raises
-    UsageError.
+    The slots of a host on several lines are added up, as batch systems list a host once for each slot.
     """
     slots: dict[str, list[int | None]] = {}
     for number, words in _lines(text, source):

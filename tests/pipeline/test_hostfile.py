@@ -23,11 +23,6 @@ def test_lines_comments_and_blank_lines() -> None:
     ]
 
 
-def test_duplicate_names_both_lines() -> None:
-    with pytest.raises(UsageError, match=r"^hosts:4: me@a:22 is in line 1 already"):
-        parse_ssh("me@a:22\n\nme@b\nme@a:22 slots=2\n", "hosts")
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
