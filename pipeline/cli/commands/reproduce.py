@@ -130,9 +130,6 @@ def _to_reproduce(current: Session, named: str, scratch: Path) -> RunFolder:
 
 
 # ---------------------------------------------------------------------------------------------- proofs
-_MOST_KILLS = 1000
-
-
 def prove(current: Session, *, once: bool = False) -> None:
     """Prove a run; ``once``: unless that was done.
 
@@ -144,16 +141,17 @@ def prove(current: Session, *, once: bool = False) -> None:
     if once and documents.read_or_empty(written).get("proven") is True:
         say(f"PROVEN {folder.key} before: {relative(written)}")
         return
-    kills, seed = (
-        _number(current, "kills", 3, least=1, most=_MOST_KILLS),
-        _number(current, "moments", 0, least=0, most=1 << 32),
-    )
+    kills, moments = current.invocation.numbers("kills").get("kills", 3), current.invocation.options.get("moments", "0")
+    if not moments.isdecimal():
+        raise UsageError(f"moments={moments} is no whole number", hint="--moments 1")
     result = folder.read_result()
     if result is None:
         raise UsageError(f"run {folder.key} isn't finished", hint=f"doit status {folder.key}")
 
     def proven(kills: int) -> Proof:
-        return proving.prove(folder, root=ROOT, work=work, data_dir=config.data_dir, kills=kills, seed=seed, say=note)
+        return proving.prove(
+            folder, root=ROOT, work=work, data_dir=config.data_dir, kills=kills, seed=int(moments), say=note
+        )
 
     if result.fields.get("proven") is False:
         note(f"run {folder.key} was never repeated: first undisturbed")
@@ -177,13 +175,6 @@ def _report(proof: Proof, written: Path) -> None:
         raise error
     if not wants_json():
         say(shown)
-
-
-def _number(current: Session, name: str, default: int, *, least: int, most: int) -> int:
-    text = current.invocation.options.get(name, str(default))
-    if not text.isdecimal() or not least <= int(text) <= most:
-        raise UsageError(f"{name}={text} is no number from {least} to {most}", hint=f"--{name} {default}")
-    return int(text)
 
 
 def _data(proof: Proof) -> dict[str, Any]:
