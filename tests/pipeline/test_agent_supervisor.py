@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,9 +23,12 @@ import pytest
 from pipeline.cluster.agent.node import identity
 from pipeline.cluster.agent.requests import NodeStart, StartRequest, StopRequest
 from pipeline.cluster.agent.running import processes, registry, supervisor
-from pipeline.cluster.agent.running.supervisor import Supervisor
-from pipeline.cluster.agent.wire import Silence, write_json
-from pipeline.runs import journal
+from pipeline.cluster.agent.running.follow import FROZEN_S
+from pipeline.cluster.agent.running.rank_ends import EarlyExits
+from pipeline.cluster.agent.running.supervisor import Rendezvous, Supervisor
+from pipeline.cluster.agent.wire import LONGEST_LOOK_S, Silence, write_json
+from pipeline.runs import journal, status
+from pipeline.runs.folder import RunFolder
 from tests.agent_records import HERE, node_start, start_request
 from tests.waiting import HANG_S, promised_s
 from trainers.contract import variables
@@ -278,3 +282,144 @@ def test_a_rank_that_ends_early_with_exit_code_0_is_named(
     ended = json.loads((state / "exit.json").read_text())
     assert ended["code"] != 0
     assert [(error["rank"], error["message"][:44]) for error in ended["errors"]] == named
+
+
+def test_silence_counts_changes_and_no_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    path = tmp_path / "lease"
+    path.touch()
+    silence = Silence(str(path))
+
+    def look(after_s: float) -> float:
+        now[0] += after_s
+        return silence.look()
+
+    assert [look(0.5), look(0.5)] == [0.5, 1.0]
+    os.utime(path, (0, 0))  # the clock was set back by decades
+    assert look(0.5) == 0.0
+    os.utime(path, (4e9, 4e9))  # and far ahead: nothing is heard any more from here on
+    assert [look(0.5), look(0.5)] == [0.0, 0.5]
+    assert look(3600.0) == 0.5 + LONGEST_LOOK_S, "this process was stopped for an hour, not the controller"
+    path.unlink()
+    assert look(0.5) == 1.0 + LONGEST_LOOK_S
+
+
+def test_a_supervisor_that_is_stopped_for_long_is_told_within_fifteen_seconds(tmp_path: Path) -> None:
+    assert FROZEN_S + 2.0 < 15.0
+    beat = Silence(str(tmp_path / "beat"))
+    for _ in range(9):
+        beat.looked -= LONGEST_LOOK_S
+        beat.look()
+    assert beat.seconds > FROZEN_S
+
+
+def test_a_rank_whose_end_only_torchrun_knows_gets_its_time_to_tell(tmp_path: Path) -> None:
+    (tmp_path / "ranks/x/attempt_0/0").mkdir(parents=True)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (tmp_path / f"ranks/x/attempt_0/0/running-{gone.pid}").touch()
+    found = EarlyExits(str(tmp_path))
+    assert (found.ranks(), found.torchrun_ends_others) == ({0: 0}, False)
+    found.read("W1122 14:35:38 api.py:1010] Sending process 4194999 closing signal SIGTERM")
+    assert found.torchrun_ends_others
+    found.read(f"  exitcode  : -9 (pid: {gone.pid}) (SIGKILL)")
+    assert found.ranks() == {0: -9}
+
+
+def test_a_rank_that_begins_as_all_is_ended_has_not_ended_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "ranks/x/attempt_0/0").mkdir(parents=True)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    killed, ended = EarlyExits(str(tmp_path)), EarlyExits(str(tmp_path))
+    killed.torchrun_ended(-9)
+    ended.about_to_end_all()
+    (tmp_path / f"ranks/x/attempt_0/0/running-{gone.pid}").touch()
+    killed.about_to_end_all()
+    assert (killed.ranks(), ended.ranks()) == ({}, {})
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """A socket that is bound and doesn't listen yet."""
+    monkeypatch.setattr(supervisor, "RENDEZVOUS_LOOK_S", 0.0)
+    family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
+    with socket.socket(family) as one:
+        one.bind((request.param, 0))
+        yield one
+
+
+def place(server: socket.socket) -> tuple[str, int]:
+    address, port = server.getsockname()[:2]
+    return address, port
+
+
+def test_the_first_node_has_come_when_its_torchrun_listens(server: socket.socket) -> None:
+    first = Rendezvous(place(server), first=True)
+    assert first.news() == []
+    server.listen()
+    assert first.news() == ["paceline: torchrun is at {}:{}, where the hosts meet".format(*place(server))]
+    assert first.news() == [], "told once"
+
+
+def test_another_node_has_come_when_it_is_connected(server: socket.socket) -> None:
+    other = Rendezvous(place(server), first=False)
+    server.listen()
+    assert other.news() == []
+    with socket.create_connection(server.getsockname()[:2]):
+        assert "torchrun is at" in other.news()[0]
+
+
+def test_a_first_node_that_has_left_is_noticed_by_the_connection_that_it_closed(server: socket.socket) -> None:
+    other = Rendezvous(place(server), first=False)
+    server.listen()
+    with socket.create_connection(server.getsockname()[:2]):
+        theirs, _ = server.accept()
+        assert "torchrun is at" in other.news()[0]
+        assert other.left_s() == 0.0
+        theirs.close()
+        other.left_s()
+        time.sleep(0.01)
+        assert other.left_s() > 0.0
+        with socket.create_connection(server.getsockname()[:2]):
+            assert other.left_s() == 0.0, "one of its connections is open"
+
+
+def test_nothing_is_looked_for_where_nodes_do_not_meet() -> None:
+    assert Rendezvous(None, first=True).news() == []
+
+
+COME = "- | paceline: torchrun is at 10.0.0.1:4711, where the hosts meet\n"
+
+
+def waiting(folder: Path, *logs: str) -> RunFolder:
+    """A run folder whose hosts have logged this so far."""
+    nodes = [{"host": f"node{number}", "nproc_per_node": 1} for number in range(len(logs))]
+    plan = {"attempt": 2, "master_addr": "10.0.0.1", "master_port": 4711, "nodes": nodes}
+    (folder / "attempts" / "2").mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps(plan))
+    for number, text in enumerate(logs):
+        (folder / "attempts" / "2" / f"node{number}.log").write_text(text)
+    return RunFolder(folder)
+
+
+def test_who_has_not_come_yet_is_named_first(tmp_path: Path) -> None:
+    folder = waiting(tmp_path, COME, "", COME)
+    told = "waiting for node1, where torchrun starts (it imports torch); node0, node2 have come"
+    assert (status.hosts_awaited(folder), status.under_way(folder)) == (told, told)
+
+
+def test_torchs_own_warning_is_told(tmp_path: Path) -> None:
+    warning = "The client socket has failed to connect to [node0]:4711 (errno: 111 - Connection refused)."
+    folder = waiting(tmp_path, COME, f"- | [W1122 06:00:00.1 socket.cpp:764] [c10d] {warning}\n")
+    assert status.hosts_awaited(folder) == f"waiting for node1: node1 says: {warning}; node0 has come"
+
+
+@pytest.mark.parametrize("logs", [("", ""), (COME, COME), (COME,), ()])
+def test_nobody_is_named_before_the_first_has_come_and_when_all_have(tmp_path: Path, logs: tuple[str, ...]) -> None:
+    assert status.hosts_awaited(waiting(tmp_path, *logs)) is None
+
+
+def test_the_lines_of_an_earlier_start_of_the_attempt_do_not_count(tmp_path: Path) -> None:
+    other = COME.replace("4711", "4710")
+    assert status.hosts_awaited(waiting(tmp_path, other + COME, other)) is not None

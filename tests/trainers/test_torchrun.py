@@ -1,7 +1,10 @@
 """Two real ranks over gloo."""
 
+from __future__ import annotations
+
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from unittest.mock import patch
@@ -13,7 +16,7 @@ from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.test_pruned import train_on_this_rank
 from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary, start
 from tests.waiting import HANG_S, wait_until
-from trainers import classifier
+from trainers import classifier, torchrun
 from trainers.core.options import load
 from trainers.data.augment import normaliser
 from trainers.data.pack import open_pack
@@ -115,3 +118,18 @@ def test_what_a_rank_says_is_not_repeated_by_torchrun(make_run: MakeRun) -> None
     _, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     assert err.count(NOT_DIVIDED) == 1
+
+
+NOT_HERE = "192.0.2.77"  # of RFC 5737
+
+
+def test_the_store_listens_at_the_address_of_the_run_alone() -> None:
+    store = torchrun.listen("127.0.0.1", 0)
+    assert store is not None
+    with socket.create_server(("127.0.0.2", store.port)), pytest.raises(OSError, match="Address already in use"):
+        torchrun.listen("127.0.0.1", store.port)
+
+
+def test_an_address_that_no_interface_has_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert torchrun.listen(NOT_HERE, 0) is None
+    assert f"can't listen at {NOT_HERE} alone (Cannot assign requested address)" in capsys.readouterr().err

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.trainers.script.test_tensorboard import WRITTEN
 from trainers.script.metrics import sources
 from trainers.script.metrics.metrics_file import MetricsFile, Row
 from trainers.script.metrics.recorder import Recorder
@@ -159,15 +160,11 @@ def test_what_no_terminal_shows_of_a_name_is_written_out(tmp_path: Path) -> None
     assert [*file.left_out] == ["n\\r"]
 
 
-def test_a_pipe_a_link_to_nowhere_and_a_torn_line_of_our_own_end_nothing(tmp_path: Path) -> None:
+def test_a_pipe_and_a_link_to_nowhere_end_nothing(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
     for name in ("gone.jsonl", "tfevents.gone"):
         (tmp_path / name).symlink_to("nowhere")
     assert [*JsonLines(FilesBelow(tmp_path)).rows(last=True), *EventFiles(FilesBelow(tmp_path)).rows(last=True)] == []
-    (tmp_path / "log").write_text('{"t": 1, "step": 1, "met{"t": 1, "step": 2, "metrics": {"a": 1}}\n')
-    with (tmp_path / "log").open("a") as log:  # the disk had room again
-        log.write('{"t": 1, "step": 3, "metrics": {"a": 2}}\n')
-    assert [row.step for row in Logged(tmp_path / "log", lambda: None).rows(last=True)] == [3]
 
 
 @pytest.mark.parametrize(
@@ -236,3 +233,47 @@ def test_a_line_that_is_no_row_of_a_table_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "of_a_mac.csv").write_bytes(b"step,loss\r1,2\r\n2,3\n")
     (tmp_path / "log.csv").write_bytes(b"step,loss\n1,3\n2,\r4\n3," + b"5" * 200_000 + b"\n4,6\n")
     assert _told(_looked(source, last=False)) == [(1, None, {"loss": 3.0}), (4, None, {"loss": 6.0})]
+
+
+# add_scalar, add_text, a scalar as TensorProto of each kind, a vector, a NaN
+WRITTEN = zlib.decompress(
+    base64.b85decode(
+        b"c-oU-fPlsI-b$Pu@9WMSJ8;WUiZ`h!F*8rkwJbHS#L8%yL-$Mts5;HJD+4&eEP+S|0Y)uhE<rA?5|C>Boc!WqQJ{o<q5Ql|E2w&*sjnVE)H{IH"
+        b">vCyx3FhUOr0SQXR+PjSm*(as7F9a&aIg!p2r+RmIx%HrdU0^Eaj}5p@2%rJs01~sLeTav#3TivN&o&s0izZV7Z(?EVsbLjZU=ilnMb<nP#wD;Z"
+        b"ghj_XaMS9){^3q;NmGs%`46?(of6DPb_ib;9%5Z0ZQ9lFc!_wfol7*?u;w4HhC^tE?%g%l>E}9oK&E5nUpvns(;wW=KmGchU#sTKJ1OGSB^^t7("
+        b"5WYnRz8nd>ouXTtDG%SO4o#PK>o>smUezML=sAwKzb|1%>jhq>v4AP`x+r2pK{29sufX009L^xa1|~0mJ1$y~3u9766q&eGC"
+    )
+)
+FINITE = [
+    Scalar(100.25, 1, "train/loss", 0.5),
+    Scalar(100.5, -2, "acc", 0.75),
+    Scalar(102.0, 3, "tensor/float", 0.25),
+    Scalar(102.0, 3, "tensor/double", 1.5),
+    Scalar(102.0, 3, "tensor/int", -7.0),
+]
+
+
+def test_scalars_are_read_once_however_the_file_grows(tmp_path: Path) -> None:
+    path = tmp_path / "events.out.tfevents.1"
+    path.touch()
+    file, found = EventFile(path), []
+    for end in range(0, len(WRITTEN) + 1, 7):
+        path.write_bytes(WRITTEN[:end])
+        found += file.scalars()
+    path.write_bytes(WRITTEN)
+    found += file.scalars()
+    last = found.pop()
+    assert found == FINITE
+    assert (last.time_s, last.step, last.tag, math.isnan(last.value)) == (103.0, 1 << 40, "nan", True)
+    assert (list(file.scalars()), file.damage) == ([], "")
+
+
+def test_a_damaged_file_is_read_up_to_there(tmp_path: Path) -> None:
+    path = tmp_path / "events.out.tfevents.1"
+    at = WRITTEN.index(b"train/loss") + 100  # the length of a later record
+    at = WRITTEN.rindex(b"\0\0\0\0\0\0", 0, WRITTEN.index(b"tensor/float"))
+    path.write_bytes(WRITTEN[:at] + b"\1" + WRITTEN[at + 1 :])
+    file = EventFile(path)
+    assert list(file.scalars()) == FINITE[:2]
+    assert file.damage.startswith("its record at byte ")
+    assert list(file.scalars()) == []
