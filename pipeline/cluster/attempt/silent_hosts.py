@@ -76,7 +76,9 @@ class SilentHosts:
         witnesses = [other for other in others if other in answered or not is_time_up]
         lost = []
         for host, reason in self._reasons.items():
-            is_lost = self._is_waiting_useless(host) or is_dead(self.reached.get(host, {}), witnesses)
+            # waiting can't help where nobody can ask its ssh server, or another host takes the place of the only one
+            is_useless = ssh_server(self._plan, host) is None or (self._plan.nnodes == 1 and self._replaceable)
+            is_lost = is_useless or is_dead(self.reached.get(host, {}), witnesses)
             if is_lost and not is_over:  # at once, as stopping the others takes seconds
                 self._report(host, "the attempt is ended")
             if is_lost or is_over:
@@ -98,10 +100,6 @@ class SilentHosts:
         self.reached = {host: {} for host, _ in known}
         if known:
             ask(ExamineOrder(peers=tuple(server for _, server in known)))
-
-    def _is_waiting_useless(self, host: str) -> bool:
-        """True if waiting can't help: nobody can ask its ssh server, or it is the only node and another replaces it."""
-        return ssh_server(self._plan, host) is None or (self._plan.nnodes == 1 and self._replaceable)
 
     def _report_silence(self) -> None:
         new = [host for host in self._reasons if host not in self._waited_for]

@@ -110,7 +110,9 @@ class Watch:
             ((folder.rstrip("/") or "/", zone) for zone, folder in zones), key=lambda entry: -len(entry[0])
         )
         self.skipped = tuple(
-            folder + "/" for folder, zone in self.zones if zone == SKIP and not self._has_observed_part(folder)
+            folder + "/"
+            for folder, zone in self.zones
+            if zone == SKIP and not any(path.startswith(folder + "/") for path, other in self.zones if other != SKIP)
         )
         self.skipped_files = {path for path, zone in self.zones if zone == SKIP}  # a data set may be a single file
         self.notes = notes
@@ -124,22 +126,16 @@ class Watch:
         self._missing_outside = 0
         self._imported: set[str] = set()  # top-level names
 
-    def _has_observed_part(self, folder: str) -> bool:
-        return any(path.startswith(folder + "/") for path, zone in self.zones if zone != SKIP)
-
     def locate(self, folder: str) -> tuple[str, str]:
         """Return the zone of a folder, and its path inside the zone (outside of all zones: its real path)."""
         if folder not in self._location_of:
             if len(self._location_of) > MOST_CACHED:
                 self._location_of.clear()
-            self._location_of[folder] = self._locate(os.path.realpath(folder))
+            real = os.path.realpath(folder)
+            tops = ((zone, top) for top, zone in self.zones if real == top or real.startswith(top + "/"))
+            zone, top = next(tops, (OUTSIDE, ""))
+            self._location_of[folder] = zone, real[len(top) + 1 :] if top else real
         return self._location_of[folder]
-
-    def _locate(self, real: str) -> tuple[str, str]:
-        for top, zone in self.zones:
-            if real == top or real.startswith(top + "/"):
-                return zone, real[len(top) + 1 :]
-        return OUTSIDE, real
 
     def note(self, access: str, zone: str, inside: str, digest: Callable[[], str] | None = None) -> None:
         """Append a line to this process's notes, once. ``inside``: path inside the zone, or a name."""

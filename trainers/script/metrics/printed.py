@@ -71,7 +71,7 @@ def keep_lines(run_dir: Path, began_s: Mapping[int, float]) -> None:
         for log in sorted((run_dir / run_folder.ATTEMPTS / str(attempt)).glob("*.log")):
             texts = [text_of_rank_0(line) for line in _tail(log).split("\n")]
             for number, text in enumerate(texts, 1):
-                if parse_line(_last_state(text)).metrics:
+                if parse_line(text.split("\r")[-1]).metrics:
                     time_s = spread_time(start_s, log.stat().st_mtime, number, len(texts))
                     kept.append(json.dumps({"attempt": attempt, "t": time_s, "text": text}) + "\n")
     if kept:
@@ -113,14 +113,9 @@ def _parsed_lines(texts: Iterable[str]) -> Iterator[PrintedLine]:
     """Parse lines one after another, as a line may sum up those before it."""
     split = ""
     for text in texts:
-        line = parse_line(_last_state(text), split)
+        line = parse_line(text.split("\r")[-1], split)  # the last state of a progress bar
         split = line.split if line.metrics else split
         yield line
-
-
-def _last_state(text: str) -> str:
-    """Return the text behind the last carriage return, the last state of a progress bar."""
-    return text.split("\r")[-1]
 
 
 def _tail(path: Path) -> str:
@@ -165,24 +160,19 @@ def _rows_with_steps(items: Sequence[TimedLine], steps_per_epoch: float | None) 
     )
     steps_of_epoch = max((line.steps for line in lines if line.steps), default=0)
 
-    def by_step(line: PrintedLine) -> int | None:
-        return None if counts_anew_in_each_epoch else line.step
-
-    def by_epochs(line: PrintedLine) -> int | None:
-        return None if line.epochs is None or steps_per_epoch is None else round(line.epochs * steps_per_epoch)
-
-    def by_epoch_and_step(line: PrintedLine) -> int | None:
-        return None if line.epoch is None or not steps_of_epoch else line.epoch * steps_of_epoch + (line.step or 0)
-
-    def by_epoch(line: PrintedLine) -> int | None:
-        return line.epoch if line.epochs is None or line.epochs.is_integer() else None
-
-    numbers: Sequence[int] = range(1, len(lines) + 1)
-    for number_of in (by_step, by_epochs, by_epoch_and_step, by_epoch):
-        known = [number for line in lines if (number := number_of(line)) is not None]
-        if len(known) == len(lines) and known == sorted(known):
-            numbers = known
-            break
+    steps = [line.step for line in lines if line.step is not None and not counts_anew_in_each_epoch]
+    known_epochs = [(line, line.epoch) for line in lines if line.epoch is not None]
+    passed = [line.epochs * (steps_per_epoch or 0) for line in lines if line.epochs is not None]
+    both = [epoch * steps_of_epoch + (line.step or 0) for line, epoch in known_epochs]
+    epochs = [epoch for line, epoch in known_epochs if line.epochs is None or line.epochs.is_integer()]
+    candidates = (
+        steps,
+        [*map(round, passed)] if steps_per_epoch else [],
+        both if steps_of_epoch else [],
+        epochs,
+        [*range(1, len(lines) + 1)],
+    )
+    numbers = next(known for known in candidates if len(known) == len(lines) and known == sorted(known))
     for item, line, number in zip(items, lines, numbers, strict=True):
         yield Row(time_s=item.time_s, step=number, epoch=line.epoch, metrics=dict(line.metrics))
 

@@ -121,7 +121,9 @@ def printed_error(path: str, rank: int, rank_exit: RankExit | None, *, script_co
     if rank_exit is None:
         return None
     text = re.sub(f"^{_MARK}", "", text, flags=re.MULTILINE)
-    code = rank_exit.code or fatal_signal(text)
+    names = "|".join(map(re.escape, FATAL))
+    fatal = re.findall(rf"^Fatal Python error: ({names})$", text, flags=re.MULTILINE)  # of faulthandler
+    code = rank_exit.code or (-FATAL[fatal[-1]] if fatal else 0)
     how = describe(code)
     crash = re.findall(r"^[ \t]*what\(\):[ \t]*(\S.*)$", text, flags=re.MULTILINE)[-1:] if code < 0 else []
     message = f"{crash[0].rstrip()} ({how})" if crash else f"ended with {how}{_last_line(text) if code > 0 else ''}"
@@ -161,13 +163,6 @@ def last_traceback(text: str, by_exception: bool) -> tuple[str, str] | None:
     after = rest[body.end() :] if ended_by_it else ""
     more = (after if marked else _AFTER_EXCEPTION.split(after, maxsplit=1)[0]).rstrip()
     return (last, head + shown) if not more else (f"{last}\n{more}", f"{head}{shown}\n{more}")
-
-
-def fatal_signal(text: str) -> int:
-    """Return the signal that faulthandler reported on stderr, as a negative exit code; 0 without one."""
-    names = "|".join(map(re.escape, FATAL))
-    signals = re.findall(rf"^Fatal Python error: ({names})$", text, flags=re.MULTILINE)
-    return -FATAL[signals[-1]] if signals else 0
 
 
 def crash_stack(text: str) -> str:

@@ -391,9 +391,8 @@ class Rendezvous:
             return []
         self.looked = now
         self.has_joined = (LISTEN if self.first else ESTABLISHED) in self.states(*self.endpoint)
-        return (
-            ["paceline: torchrun is at {}:{}, where the hosts meet".format(*self.endpoint)] if self.has_joined else []
-        )
+        line = "paceline: torchrun is at {}:{}, where the hosts meet".format(*self.endpoint)
+        return [line] if self.has_joined else []
 
     def left_s(self) -> float:
         """Return for how long the first node's torchrun has closed its connections here, which gloo may not notice."""
