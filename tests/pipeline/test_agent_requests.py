@@ -77,7 +77,7 @@ def test_each_request_has_a_function_that_answers_it(handler: str) -> None:
     assert callable(getattr(import_module(f"{agent.__name__}.{module}"), function))
 
 
-STOP = StopRequest(attempt_prefix="none", registry="/nowhere")
+STOP_NOTHING = StopRequest(attempt_prefix="none", registry="/nowhere")
 AGENT = Path(agent.__file__).parent
 MODULES = sorted(AGENT.rglob("*.py"))
 
@@ -109,7 +109,7 @@ def test_a_python_that_is_too_old_says_so_with_its_path() -> None:
 
 def test_a_shell_that_takes_what_is_sent_for_commands_ends_at_once_and_runs_none(tmp_path: Path) -> None:
     """As after `exec zsh` in a start file of the login."""
-    done = subprocess.run(["sh"], input=message(STOP, "f00d"), capture_output=True, cwd=tmp_path, check=False)
+    done = subprocess.run(["sh"], input=message(STOP_NOTHING, "f00d"), capture_output=True, cwd=tmp_path, check=False)
     assert (done.returncode, done.stderr) == (97, b"")
     assert done.stdout.decode() == f"{TAKEN_FOR_COMMANDS}\n"
     assert list(tmp_path.iterdir()) == []
@@ -118,7 +118,7 @@ def test_a_shell_that_takes_what_is_sent_for_commands_ends_at_once_and_runs_none
 def test_a_traceback_of_the_agent_shows_file_and_line_and_the_host_keeps_no_file(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    unknown = zlib.compress(encode(STOP, "f00d").replace(b"StopRequest", b"NoRequest"))
+    unknown = zlib.compress(encode(STOP_NOTHING, "f00d").replace(b"StopRequest", b"NoRequest"))
     done = subprocess.run(
         [sys.executable, "-c", BOOTSTRAP],
         input=opening() + b"%d\n%s" % (len(unknown), unknown),
