@@ -14,12 +14,8 @@ _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@]*=")
 
 
 def answer(words: list[str]) -> dict[str, Any]:
-    """Sort the words behind ``torchrun``.
-
-    Returns:
-        ``error``: the message of torch's parser. Else ``options``: options that differ from torchrun's defaults, by
-        their names in the parser; ``overrides``: Hydra overrides in front of the script; ``cluster`` and ``sweep``:
-        Paceline's own options; ``script`` and ``args``.
+    """Sort the words behind ``torchrun``: ``error`` of torch's parser, or ``options`` that differ from its defaults,
+    ``overrides`` for Hydra, Paceline's own ``cluster`` and ``sweep``, ``script`` and ``args``.
     """
     parser = get_args_parser()
     parser.prog = "torchrun"

@@ -272,11 +272,9 @@ def check_splits(name: str, count: int, holdout: int, val_size: int, has_test: b
 
 
 def assign_splits(count: int, holdout: int, val_size: int) -> npt.NDArray[np.uint8]:
-    """Return the split (TRAIN, VAL or TEST) of each of ``count`` training images, uint8 [count].
-
-    Images are ranked by splitmix64 of their index (Steele, Lea & Flood 2014), a bijection on 64-bit integers, so there
-    are no ties and no dependence on numpy's generators. The ``holdout`` lowest become test, the next ``val_size`` val.
-    A larger holdout therefore keeps the images of a smaller one, and val_size never changes the test split.
+    """Return the split of each of ``count`` training images, uint8 [count]: ranked by splitmix64 of their index
+    (Steele, Lea & Flood 2014), the ``holdout`` lowest become TEST, the next ``val_size`` VAL. A larger holdout keeps
+    the images of a smaller one, and val_size never changes the test split.
     """
     order = np.argsort(_splitmix64(np.arange(count, dtype=np.uint64)), kind="stable")
     chosen = np.full(count, TRAIN, dtype=np.uint8)

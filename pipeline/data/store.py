@@ -64,12 +64,8 @@ def refuse(dataset: DatasetConfig) -> None:
 def fetch(dataset: DatasetConfig, data_dir: Path, *, on_progress: OnProgress | None = None) -> Pack:
     """Find the pack or build it; blocks while another process builds it.
 
-    Raises DataError: the data is missing, incomplete, altered, malformed or unreachable, or the disk is full.
-
-    Args:
-        dataset: the data set to pack; training-only settings (crop_padding, flip, normalise, …) don't matter.
-        data_dir: holds the packs (``<name>-<12 hex>/``) and ``downloads/``; created if missing.
-        on_progress: called with (step, bytes done, total bytes or None); None: lines on stderr.
+    ``data_dir`` holds the packs (``<name>-<12 hex>/``) and ``downloads/``. Raises DataError: the data is missing,
+    altered, malformed or unreachable, or the disk is full.
     """
     data_dir = data_dir.absolute()
     with _os_errors_as_data_errors(dataset, data_dir), reporting(on_progress) as report:
@@ -146,6 +142,7 @@ _GIVEN = (
     "pipeline.data.sources.download", "pipeline.data.sources.transfer",
     "pipeline.data.manifest", "pipeline.data.progress",
     "pipeline.core.errors", "pipeline.core.files", "pipeline.core", "pipeline.core.redact",
+    "pipeline.core.processes.threads", "pipeline.core.tables",
     "pipeline.core.places",  # names the module that imports all of Paceline
     "trainers.contract", "trainers.contract.data_pack", "trainers.contract.run_folder",
     "trainers", "trainers.core", "trainers.core.config",

@@ -24,10 +24,7 @@ OF_SCRIPTS = (  # (pattern in the failure, hint); the first match counts
         "cluster.env.{what}='${{oc.env:{what}}}' in front of the script passes this shell's variable on: the ranks get "
         "only those that are named",
     ),
-    (
-        OUT_OF_MEMORY,
-        "a smaller batch or model, or fewer workers of the loader",
-    ),
+    (OUT_OF_MEMORY, "a smaller batch or model, or fewer workers of the loader"),
     (r"EOF when reading a line", "a run has no keyboard: let the script take the answer as an argument"),
     (
         r"(?:unrecognized arguments|[Nn]o such option):.*(?P<what>--(?:nnodes|nproc[-_]per[-_]node|max[-_]restarts))\b",

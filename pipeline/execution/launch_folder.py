@@ -123,11 +123,8 @@ def collect_provenance(run: Run, argv: Sequence[str], now: float, say: Say) -> t
 class RunInputs(NamedTuple):
     """What a run is made from.
 
-    Attributes:
-        config: the resolved configuration, for config.json.
-        config_yaml: the same as YAML.
-        sources: path in the snapshot → file. Exactly the code of the key, so that nothing else can be imported.
-        pack_path: the folder of the run's data; None without data.
+    ``sources``: path in the snapshot → file: exactly the code of the key, so that nothing else can be imported.
+    ``pack_path``: the folder of its data; None without data.
     """
 
     key: ContentKey

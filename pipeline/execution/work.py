@@ -65,14 +65,10 @@ class OpenAttempt(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """One command's work on one run, whose lock it holds.
+    """One command's work on one run, whose lock it holds. ``started``: unix time in seconds.
 
-    Attributes:
-        argv: the command's words.
-        say: takes lines for the user, and what is waited for.
-        started: unix time in seconds.
-        attached: the attempt that the command is to follow; None: it looks for one, or starts its own.
-        mirror: copies of the checkpoints elsewhere; None: there are none.
+    ``attached``: the attempt to follow; None: it looks for one, or starts its own. ``mirror``: copies of the
+    checkpoints; None: there are none.
     """
 
     run: Run

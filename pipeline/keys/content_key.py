@@ -107,12 +107,8 @@ _BEFORE = ("step",)  # the preparation step of the data, which counts by the dat
 def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration without hosts, ports, tracking, folders and the data's address.
 
-    - Fields added in later versions (``trainers.core.errors.KEYED_UNLESS_DEFAULT``) are dropped at their defaults, so
-      that older runs keep their keys: a run without trainer.shards has the key from before that field existed.
-    - Initial weights count by their digest, not by the path or run that names them.
-    - Files that a script reads count by content, in the ``code`` and ``data`` parts; what happens to the run's outputs
-      doesn't count at all.
-    - The order of a mapping is recorded under ``order`` where it can change the run, unless its names are sorted.
+    Fields added later are dropped at their defaults, so that older runs keep their keys. Initial weights count by their
+    digest, files that a script reads in other parts. The order of a mapping is recorded where it can change the run.
     """
     kept = {name: copy.deepcopy(value) for name, value in config.items() if name not in (*_WHERE, *_BEFORE)}
     if isinstance(kept.get("dataset"), dict):

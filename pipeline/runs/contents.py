@@ -87,9 +87,8 @@ def run_name(config: Mapping[str, Any], words: Sequence[str], key: str, *, swept
 
 
 def short_name(config: Mapping[str, Any], words: Sequence[str], *, swept: Sequence[str] = ()) -> str:
-    """Name a run by what sets it apart: a trial by what its sweep varies (``lr=0.1 seed=2``; MLflow's column shows some
-    twenty characters), another run by model, data set and its other overrides, and a script's by the script and its
-    arguments. ``swept``: the overrides that its sweep has chosen.
+    """Name a run by what sets it apart: a trial by what its sweep varied (``swept``), another run by model, data set
+    and overrides, a script's by the script and its arguments. MLflow's column shows some twenty characters.
     """
     if apart := set_apart(swept, config):
         return _joined(apart)

@@ -50,15 +50,10 @@ _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
-    """One run in a list.
-
-    ``accuracy`` is the test accuracy (0..1) of a finished run. ``figures`` are all metrics of a finished run.
-    ``metrics`` are the same for a script's run, whose metrics have names of its own, and empty for any other.
-
-    ``nodes`` describes the ranks of each node, ``hosts`` names the nodes; ``train_s`` is the duration of a finished
-    training. ``note`` is a remark for the end of the line; ``nonfinite`` names a script's metric that was NaN or
-    infinite. ``hardware`` is the hardware of a finished run as in result.json. ``error`` is the first line of the error
-    of a failed or killed run.
+    """One run in a list. ``figures`` are all metrics of a finished run; ``metrics`` the same for a script's run, empty
+    for any other. ``nodes`` describes the ranks of each node. ``train_s`` is the duration of a finished training.
+    ``note`` is a remark; ``nonfinite`` names a script's metric that was NaN or infinite; ``error`` is the first line of
+    that of a failed or killed run.
     """
 
     key: str
@@ -211,11 +206,8 @@ def _remark(result: Result) -> str:
 
 
 def altered_target(folder: RunFolder, result: Result | None, names: Sequence[str] | None = None) -> str:
-    """Return the first altered target with the reason; '' if all are intact. Raises AlteredError.
-
-    Args:
-        names: the targets to look at. None, for lists: all, where a file of equal size and modification time counts as
-            intact unless lists choose by it: a copied folder has other inodes, and a list doesn't hash checkpoints.
+    """Return the first altered target with the reason; '' if all are intact. ``names``: the targets to look at; None,
+    for lists: all, where a copy of equal size and time is intact unless lists choose by it. Raises AlteredError.
     """
     if result is None:
         return ""

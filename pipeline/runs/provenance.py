@@ -44,8 +44,7 @@ def uncommitted(
 ) -> tuple[bytes, tuple[str, ...]]:
     """Return the patch that turns the commit into the checkout at ``root``, and what it can't hold, with reasons.
 
-    The checkout's own index and objects stay unchanged. ``outputs`` are no sources; changed files with one of
-    ``secrets`` are left out; ``imported`` sources count even outside of ``root``.
+    ``outputs`` are no sources; files with one of ``secrets`` are left out; ``imported`` count even outside of ``root``.
     """
     objects = git.answer(root, "rev-parse", "--path-format=absolute", "--git-path", "objects")
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-git")) as folder:

@@ -178,11 +178,10 @@ def training_batch(
 
 # ------------------------------------------------------------------------ an augmentation of one's own
 def own_augmentation(config: DatasetConfig, manifest: Manifest, device: torch.device) -> Augmentation | None:
-    """Load ``dataset.augmentation`` and try it on black images.
+    """Load ``dataset.augmentation`` and try it.
 
-    A function with a parameter ``seeds`` gets a batch and its samples' random bits. Any other is called per image, with
-    torch's, Python's and numpy's generators seeded, so that an image is changed alike on any number of ranks. Raises
-    ConfigError: it returns no uint8 images of the same shape.
+    A function with a parameter ``seeds`` gets a batch; any other one image, with torch's, Python's and numpy's
+    generators seeded, so that it is changed alike on any rank. Raises ConfigError.
     """
     if config.augmentation is None:
         return None

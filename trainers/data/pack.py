@@ -80,8 +80,7 @@ def _check_content(folder: Path, name: str, file: BufferedReader, wanted: str) -
     seen = hashlib.file_digest(file, "sha256").hexdigest()
     if seen != wanted:
         raise DamagedPackError(
-            folder,
-            f"{folder / name} was altered: its sha256 is {seen[:12]}, the manifest says {wanted[:12]}",
+            folder, f"{folder / name} was altered: its sha256 is {seen[:12]}, the manifest says {wanted[:12]}"
         )
 
 

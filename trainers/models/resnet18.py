@@ -107,5 +107,4 @@ class ResNet18Config(ModelConfig):
 
 
 def build(config: ResNet18Config, image: ImageShape) -> nn.Module:
-    """See trainers.models."""
     return residual_network(BasicBlock, (2, 2, 2, 2), image)

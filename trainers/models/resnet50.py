@@ -19,5 +19,4 @@ class ResNet50Config(ModelConfig):
 
 
 def build(config: ResNet50Config, image: ImageShape) -> nn.Module:
-    """See trainers.models."""
     return residual_network(Bottleneck, (3, 4, 6, 3), image)

@@ -38,6 +38,5 @@ class AdamConfig(OptimizerConfig):
 
 
 def build(config: AdamConfig, parameters: Sequence[Tensor]) -> TorchOptimizer:
-    """See trainers.optimizers."""
     arguments = {"betas": (config.beta1, config.beta2), "eps": config.eps}
     return from_class(torch.optim.Adam, config, parameters, arguments)

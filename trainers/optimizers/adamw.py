@@ -39,6 +39,5 @@ class AdamWConfig(OptimizerConfig):
 
 
 def build(config: AdamWConfig, parameters: Sequence[Tensor]) -> TorchOptimizer:
-    """See trainers.optimizers."""
     arguments = {"betas": (config.beta1, config.beta2), "eps": config.eps}
     return from_class(torch.optim.AdamW, config, parameters, arguments)

@@ -152,5 +152,4 @@ def orthogonalised(matrices: Tensor, iterations: int) -> Tensor:
 
 
 def build(config: AirbenchMuonConfig, parameters: Sequence[Tensor]) -> AirbenchMuon:
-    """See trainers.optimizers."""
     return AirbenchMuon(parameters, config)

@@ -66,5 +66,4 @@ def _in_order(values: Tensor, bank: Tensor) -> Tensor:
 
 
 def build(config: MuonConfig, parameters: Sequence[Tensor]) -> Muon:
-    """See trainers.optimizers."""
     return Muon(parameters, config)

@@ -36,6 +36,5 @@ class SGDConfig(OptimizerConfig):
 
 
 def build(config: SGDConfig, parameters: Sequence[Tensor]) -> TorchOptimizer:
-    """See trainers.optimizers."""
     arguments = {"momentum": config.momentum, "nesterov": config.nesterov}
     return from_class(torch.optim.SGD, config, parameters, arguments)

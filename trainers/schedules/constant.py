@@ -15,5 +15,4 @@ class ConstantConfig(ScheduleConfig):
 
 
 def rate(config: ConstantConfig, peak: float, step: int, *, total_steps: int, steps_per_epoch: int) -> float:
-    """See trainers.schedules."""
     return peak

@@ -25,5 +25,4 @@ class StepConfig(ScheduleConfig):
 
 
 def rate(config: StepConfig, peak: float, step: int, *, total_steps: int, steps_per_epoch: int) -> float:
-    """See trainers.schedules."""
     return float(peak * config.gamma ** (step // steps_per_epoch // config.step_epochs))

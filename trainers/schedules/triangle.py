@@ -34,7 +34,6 @@ class TriangleConfig(ScheduleConfig):
 
 
 def rate(config: TriangleConfig, peak: float, step: int, *, total_steps: int, steps_per_epoch: int) -> float:
-    """See trainers.schedules."""
     turn = config.warmup * total_steps
     if step < turn:
         return peak * (config.start + (1 - config.start) * (step + 1) / (turn + 1))

@@ -52,14 +52,10 @@ def shard(start: int, stop: int, number: int, count: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """Evaluates a model on the splits of a pack.
+    """Evaluates a model on the splits of a pack. ``batch_size``: the smallest of a rank.
 
-    Attributes:
-        batch_size: the smallest batch of a rank; small batches are enlarged, which costs the device no more time.
-        tta: none, mirror or multicrop; loss and accuracy are computed from the averaged logits.
-        more: further metrics by name, from logits [n, classes] and labels [n] to values [n].
-        seed: seeds the random numbers that the model draws; each rank or shard draws its own.
-        shards: number of parts in which a split is evaluated and summed, whatever the number of ranks; 0: one per rank.
+    ``more``: further metrics, from logits [n, classes] and labels [n] to values [n]. ``seed``: of the numbers that the
+    model draws. ``shards``: parts in which a split is evaluated and summed, on any number of ranks; 0: one per rank.
     """
 
     model: nn.Module

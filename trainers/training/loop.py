@@ -49,13 +49,7 @@ class Trainer:
         freeze(self.model, config.trainer.freeze)
         self.precision = agree_on_precision(config.trainer.precision, context)
         self.stepper = Stepper(
-            config,
-            pack,
-            context,
-            self.model,
-            steps=self.steps,
-            normalise=self.normalise,
-            precision=self.precision,
+            config, pack, context, self.model, steps=self.steps, normalise=self.normalise, precision=self.precision
         )
         self.more_metrics = loss.metrics(config.trainer, pack.manifest.num_classes, context.device)
         self.step, self.progress = 0, Progress()

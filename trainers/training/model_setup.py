@@ -54,10 +54,7 @@ def fresh_network(config: ModelConfig, manifest: Manifest, context: RankContext,
     Raises ConfigError: the network does not fit the images; TrainerError: the GPU's memory has no room for its weights.
     """
     shape = models.ImageShape(
-        channels=manifest.channels,
-        height=manifest.height,
-        width=manifest.width,
-        num_classes=manifest.num_classes,
+        channels=manifest.channels, height=manifest.height, width=manifest.width, num_classes=manifest.num_classes
     )
     seed_generators(torch.device("cpu"), seed)
     with one_thread():

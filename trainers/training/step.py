@@ -269,11 +269,9 @@ _GROWTH, _BACKOFF, _GROWTH_STEPS = 2.0, 0.5, 2000
 
 
 class GradScaler:
-    """Skips an update whose gradients are not finite, and scales the loss for fp16, all on the device.
-
-    For a skipped update the buffers in ``statistics`` are restored, which torch.amp.GradScaler (Micikevicius et al.:
-    Mixed precision training, 2018), whose rule the scale follows, doesn't do. Call ``begin()`` before the forward pass,
-    ``inspect()`` after the gradients are averaged, and ``end()`` last.
+    """Skips an update whose gradients are not finite, and scales the loss for fp16, on the device, by the rule of
+    torch.amp.GradScaler (Micikevicius et al. 2018); that doesn't restore the buffers in ``statistics``. Call
+    ``begin()`` before the forward pass, ``inspect()`` after the gradients are averaged, and ``end()`` last.
     """
 
     def __init__(self, statistics: Sequence[Tensor], device: torch.device, *, scales: bool = False) -> None:

@@ -35,7 +35,6 @@ class ArraysConfig(DatasetConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path]:
-    """Return the .npz, so that a changed file gives a new pack."""
     path = local_path(_source(config))
     if path is not None:
         refuse_special(config.source, path)
@@ -43,7 +42,6 @@ def local_inputs(config: DatasetConfig) -> list[Path]:
 
 
 def load(config: DatasetConfig, work: Workspace) -> RawSet:
-    """Check the arrays; images are read block by block during packing. Raises DataError."""
     source = _source(config)
     path = local_path(source)
     origin = str(path)

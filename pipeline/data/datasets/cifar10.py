@@ -80,12 +80,10 @@ class Cifar10Config(DatasetConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path]:
-    """Return the batches in a local folder, or a local archive."""
     return official.local_inputs(config, CATALOGUE)
 
 
 def load(config: DatasetConfig, work: Workspace) -> RawSet:
-    """Find, verify and describe the batches. Raises DataError."""
     collected = official.collect(config, CATALOGUE, work)
     layout = collected.layout
     return RawSet(

@@ -25,13 +25,11 @@ class DigitsConfig(DatasetConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path]:
-    """Return no files: the table is fixed, and verified when it is read."""
     refuse_source(config)
     return []
 
 
 def load(config: DatasetConfig, work: Workspace) -> RawSet:
-    """Read the table. Raises DataError."""
     path = _table()
     table = [[int(float(cell)) for cell in line.split(",")] for line in _verified(path).split()]
     # The table's pixels are 0..16; scale them to 0..255 as in the other data sets.

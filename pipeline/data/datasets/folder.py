@@ -163,7 +163,6 @@ class FolderConfig(ImageFilesConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
-    """Return every image by its path, which names its class; or the archive."""
     path = folder.local(config, _WANTED)
     if path is None or not path.is_dir():
         return [] if path is None else [path]
@@ -171,7 +170,6 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 
 def load(config: FolderConfig, work: Workspace) -> ImageSource:
-    """Find the images; they are decoded during packing. Raises DataError."""
     place = folder.get_folder(config, work, _WANTED, IMAGE_SUFFIXES)
     class_folders = find_class_folders(place.path, place.origin)
     val_is_test = "; the test split is their val folder" if class_folders.val_is_test else ""

@@ -65,12 +65,10 @@ class MnistConfig(DatasetConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path]:
-    """Return the idx files in a local folder, or a local archive."""
     return official.local_inputs(config, CATALOGUE)
 
 
 def load(config: DatasetConfig, work: Workspace) -> RawSet:
-    """Find, verify and describe the files. Raises DataError."""
     collected = official.collect(config, CATALOGUE, work)
     layout = collected.layout
     return RawSet(

@@ -45,7 +45,6 @@ class OwnDatasetConfig(DatasetConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
-    """Return the source file, or all files of the source folder by name."""
     path = _source(config)
     if path is None or not path.is_dir():
         return [] if path is None else [path]
@@ -53,7 +52,6 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 
 def load(config: OwnDatasetConfig, work: Workspace) -> RawSet:
-    """Call the function and check its result. Raises DataError."""
     made = _made(config, work.root)
     missing = [name for name in ("images", "labels") if not isinstance(made, Mapping) or name not in made]
     if missing:

@@ -32,7 +32,6 @@ class ParquetConfig(ImageFilesConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
-    """Return every shard by its path, which names its split; or the single file or archive."""
     path = source_folder.local(config, _WANTED)
     if path is None or not path.is_dir():
         return [] if path is None else [path]
@@ -40,7 +39,6 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 
 def load(config: ParquetConfig, work: Workspace) -> ImageSource:
-    """Find columns, classes and splits; images are decoded during packing. Raises DataError."""
     from pipeline.data.parquet_rows import read_rows  # loads pyarrow: looking up a pack reads no row
 
     single = source_folder.one_file(config, work, _WANTED, ".parquet")

@@ -47,13 +47,11 @@ class SyntheticConfig(DatasetConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path]:
-    """Return no files: the configuration defines the images."""
     refuse_source(config)
     return []
 
 
 def load(config: SyntheticConfig, work: Workspace) -> RawSet:
-    """Describe the images; they are generated block by block during packing."""
     return RawSet(
         train=_part(config, config.size, _TRAIN),
         test=_part(config, config.test_size, _TEST),
@@ -70,10 +68,9 @@ def _part(config: SyntheticConfig, count: int, stream: int) -> Part:
 
 
 def _generated(config: SyntheticConfig, count: int, stream: int) -> Iterator[Block]:
-    """Yield ``count`` images of (C, S, S), block by block: half a pattern of the image's class, half noise.
+    """Yield ``count`` images of (C, S, S): half a pattern of the image's class, half noise.
 
-    Uses only integers and the raw output of PCG64, which numpy keeps stable: the bytes are the same with every numpy
-    version on every platform.
+    Uses only integers and the raw output of PCG64, which numpy keeps stable, so that the bytes are the same everywhere.
     """
     import numpy as np  # looking up a pack generates nothing
 

@@ -41,7 +41,6 @@ class TorchvisionDatasetConfig(ImageFilesConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
-    """Return all files of the root folder, by name."""
     path = local_path(config.source)
     if path is None and config.source is None:
         return []
@@ -54,7 +53,6 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 
 def load(config: TorchvisionDatasetConfig, work: Workspace) -> ImageSource:
-    """Read the set in a subprocess; images are decoded during packing. Raises DataError."""
     if find_spec("torchvision") is None:
         raise DataError("dataset=torchvision needs torchvision, which isn't here", hint=install("torchvision"))
     root, out = local_path(config.source) or work.downloads, work.folder / "read"
