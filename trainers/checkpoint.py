@@ -65,11 +65,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """The run that a checkpoint belongs to.
-
-    ``config`` is flat (``optimizer.lr`` → 0.1), without fields that do not influence the weights; ``hardware`` as in
-    ``cuda in bf16``.
-    """
+    """The run that a checkpoint belongs to; ``config`` is flat, and without fields that don't influence the weights."""
 
     config: Mapping[str, Any]
     dataset_digest: str

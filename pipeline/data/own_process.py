@@ -55,11 +55,7 @@ def pack(dataset: DatasetConfig, wanted: Request, work: Workspace, target: Path)
 
 
 def make(dataset: DatasetConfig, work: Workspace, root: Path) -> Notes:
-    """Build the pack in ``work.folder/pack``, and return the notes of what the function read.
-
-    Raises DataError: the function raised, returned something else, or ended its process; OSError: the pack can't be
-    written.
-    """
+    """Build the pack in ``work.folder/pack``; return notes of what the function read. Raises DataError, OSError."""
     (work.folder / PACK).mkdir()
     skipped = [work.folder, *(place / name for place in (HOME, root) for name in PACKAGES)]
     zones = [(PROJECT, os.path.realpath(root)), *((SKIP, os.path.realpath(path)) for path in skipped), *zones_of_host()]

@@ -332,11 +332,7 @@ def unfinished_attempt(run: Run) -> OpenAttempt:
 
 
 def attempt_to_attach(run: Run, say: Say) -> OpenAttempt:
-    """Return the newest attempt and its hosts if it may still run; else report its end through ``say``.
-
-    Raises UsageError: it is over, or runs on hosts not in cluster.hosts; HostError: the journal says that it ended, and
-    a host can't be asked whether its ranks still run.
-    """
+    """Return the newest attempt and its hosts if it may still run; else say its end. Raises UsageError, HostError."""
     attempt = unfinished_attempt(run)
     last = journal.read(run.folder.journal)[-1:]
     has_ended = bool(last) and last[0].state not in UNDER_WAY

@@ -20,11 +20,7 @@ _EXPORT_S = 1800.0  # a large network on a busy host
 
 
 def exported_file(folder: RunFolder) -> Path:
-    """Return the run's network as a torch.export file, created once per weights (runs/.exported).
-
-    Raises PacelineError: torch.export fails, the network differs from the one that the run evaluated, or there is no
-    result.
-    """
+    """Return the run's network as a file of torch.export, made once (runs/.exported). Raises PacelineError."""
     result = folder.read_result()
     if result is None:
         raise PacelineError(f"run {folder.key} has no result")

@@ -236,11 +236,7 @@ def fetched(url: str, data_dir: Path) -> Path | None:
 
 
 def fetch(url: str, data_dir: Path, *, setting: str, hash_in_name: bool = False) -> Path:
-    """Download a file unless that was done before.
-
-    ``hash_in_name``: its sha256 must match its name (``resnet18-f37072fd.pth``). Raises DataError that names
-    ``setting``: the download failed, or the content doesn't match.
-    """
+    """Download a file unless that was done; ``hash_in_name``: and check its sha256 by its name. Raises DataError."""
     path = _place(url, data_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.parent / f".{path.name}.lock"

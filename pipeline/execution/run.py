@@ -228,11 +228,7 @@ def code_reader(root: Path) -> CodeReader:
 def code_of(
     config: RunConfig, root: Path, read: CodeReader | None = None, rank_modules: tuple[str, ...] = ()
 ) -> Closure:
-    """Return every file that the run imports, and the input files that its configuration declares.
-
-    ``rank_modules``: modules with which ranks read the data pack. Raises UsageError: a file doesn't exist or can't be
-    parsed.
-    """
+    """Return all that the run imports (``rank_modules``: to read the data), and declared inputs. Raises UsageError."""
     python_path = config.cluster.python_path
     if config.script is not None:
         return config.script.closure(python_path)
@@ -241,10 +237,7 @@ def code_of(
 
 
 def versions(config: RunConfig, code: Closure) -> dict[str, str]:
-    """Return the part ``environment`` of the key; asks the hosts with ``cluster.environment=hosts`` or a container.
-
-    Raises HostError: a host can't be asked, or they differ; UsageError: a needed module is nowhere.
-    """
+    """Return the part ``environment`` of the key; may ask the hosts for it. Raises HostError, UsageError."""
     cluster, here = config.cluster, environment(code.versions)
     there = _versions_on_hosts(cluster, here) if cluster.asks_environment else overridden(here, cluster.environment)
     if (digest := settings.image_digest_here(cluster)) is not None:

@@ -343,10 +343,7 @@ class _Walk:
 def _data_of(
     readings: Mapping[str, SourceReading], places_by_name: Mapping[str, str]
 ) -> tuple[dict[str, Path], tuple[str, ...]]:
-    """Return the data files of modules by their paths in the snapshot, and descriptions of those over the size limit.
-
-    Both arguments are keyed by a module's path in the snapshot; ``places_by_name`` are paths on disk. Raises OSError.
-    """
+    """Return the data files of modules by path in the snapshot, and descriptions of those that are too large."""
     candidates: dict[str, Path] = {}
     for name, reading in sorted(readings.items()):
         if name.partition("/")[0].removesuffix(".py") in MODULES or not name.endswith(".py"):

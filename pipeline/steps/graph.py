@@ -174,11 +174,7 @@ def _matches(pattern: str, root: Path) -> list[Path]:
 
 # ---------------------------------------------------------------- what nothing needs any more
 def idle(graph: Graph, data_dir: Path) -> tuple[dict[Path, str], dict[Path, str]]:
-    """Return the removable paths, and the remaining folders; both with the reason.
-
-    A folder stays if it is up to date, if a data pack, a remaining step or a script's data came from it, or if that
-    can't be decided.
-    """
+    """Return the paths that nothing up to date, no data pack and no script's data came from, and those that stay."""
     steps = step_folders.steps_dir(graph.runs_dir)
     made = {path: record for name in _names(graph) for path, record in step_folders.earlier_of(graph.runs_dir, name)}
     packed = {path for path in made if any(origin.is_relative_to(path) for origin in _origins(data_dir))}

@@ -40,10 +40,9 @@ _CALLER = ("trainers/__init__.py", "trainers/call.py")  # the code that calls fu
 
 
 def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) -> int:
-    """Run these steps and those they need, if not up to date; return how many were run.
+    """Run these steps and those they need, ``at_once`` of them; return their number.
 
-    ``at_once``: the number of independent steps that run concurrently. Raises StepError: a step can't be run; nothing
-    was started; PacelineError: a step failed; steps in progress are ended; Killed: stopped by a signal.
+    Raises StepError, PacelineError, Killed.
     """
     order = graph.order(names)
     todo = [name for name in order if graph.standing(name).made is None]

@@ -40,11 +40,7 @@ class ProgramEnd(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StepProgram:
-    """The program of a step.
-
-    ``out`` is the temporary folder for its outputs, ``inputs`` are the files of each entry of ``step.inputs``. ``stop``
-    ends it, ``say`` gets its lines.
-    """
+    """The program of a step: ``inputs`` are the files of each entry of ``step.inputs``, ``out`` gets its outputs."""
 
     step: Step
     root: Path

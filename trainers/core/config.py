@@ -409,11 +409,7 @@ class TrainConfig:
 
 
 def parse(raw: Mapping[str, Any], settings: Callable[[str, str], type[Any]]) -> TrainConfig:
-    """Type a resolved configuration; sections of the controller are ignored.
-
-    ``settings`` returns the settings class of an option, given its group and name. Raises ConfigError: a group is
-    missing, a field is unknown or a value cannot work.
-    """
+    """Type a resolved configuration; ``settings``: group, name → the option's settings class. Raises ConfigError."""
     values: dict[str, Any] = {"trainer": _typed("trainer", "default", TrainerConfig, _section(raw, "trainer"))}
     for group in ("dataset", *GROUPS):
         section = _section(raw, group)

@@ -56,11 +56,7 @@ class Initial:
 def load(
     config: TrainConfig, network: nn.Module, context: RankContext, run_dir: Path, num_classes: int
 ) -> Initial | None:
-    """Load the weights that ``config.init`` names into the network, on every rank.
-
-    Returns None on ranks other than 0, and if the run starts from fresh weights. Raises TrainerError: the file is
-    missing, altered or no file of weights, or its tensors don't fit the network.
-    """
+    """Load the weights that ``config.init`` names, on every rank; rank 0 returns how. Raises TrainerError."""
     setting = config.init.setting
     if not setting:
         return None

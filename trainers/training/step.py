@@ -68,10 +68,9 @@ class Stepper:
         self._peak_lr = optimizers.peak_lr(config.optimizer, context.ranks.world_size)
 
     def __call__(self, plan: EpochPlan, step: int, position: int) -> Tensor:
-        """Run step ``step`` of the run, at ``position`` of its epoch.
+        """Run one step, at ``position`` of its epoch; return the mean loss of each of this rank's parts.
 
-        Return the mean loss of each of this rank's parts: [parts], or a scalar for one part. Raises TrainerError: the
-        memory of the GPU is full.
+        Raises TrainerError.
         """
         if self.grad_scaler is not None:
             self.grad_scaler.begin()
@@ -90,11 +89,7 @@ class Stepper:
         return max(self.gradient_sync.warm_up_passes, _WARM_UP_STEPS if self._prepares_kernels else 0)
 
     def warm_up(self, plan: EpochPlan) -> None:
-        """Run passes that change nothing: their update is skipped and the batch statistics are restored.
-
-        Raises TrainerError: the network can't be compiled here, a parameter takes no part in the loss, or the memory of
-        the GPU is full.
-        """
+        """Run passes whose update is skipped and whose batch statistics are restored. Raises TrainerError."""
         before = [(item, item.clone()) for item in self.model.buffers()]
         size = self.steps.micro_batch_size
         part = plan.batch(0, size if self._prepares_kernels else min(size, _FEW_IMAGES))
@@ -312,11 +307,7 @@ class GradScaler:
 
 @torch.no_grad()
 def clip(layout: Layout, max_norm: float, gradients: list[Tensor]) -> Tensor:
-    """Scale the complete, unscaled gradients in place with torch.nn.utils (Pascanu et al. 2013).
-
-    Return the norm before, a scalar: of the whole gradient, including the slices of all ranks. Doesn't wait for the
-    device.
-    """
+    """Shorten the complete gradients in place (Pascanu et al. 2013); return their norm before, over all slices."""
     norm = layout.whole_norm(get_total_norm(gradients))
     clip_grads_with_norm_(layout.parameters, max_norm, norm)
     return norm
