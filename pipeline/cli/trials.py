@@ -18,7 +18,7 @@ from pipeline.sweep import folder as folders
 from pipeline.sweep import results as tables
 from pipeline.sweep.folder import SweepFolder
 from pipeline.sweep.results import TrialResult
-from pipeline.sweep.schedule import Settled
+from pipeline.sweep.trial import Settled
 
 
 def with_sweep(current: Session) -> Session:
@@ -58,7 +58,7 @@ def show(folder: SweepFolder) -> None:
 
 def results_of(folder: SweepFolder) -> list[TrialResult]:
     """Return the results of its trials so far, including those not started."""
-    runs_dir, entries = folder.path.parent.parent, folders.latest(folder.entries()[0])
+    runs_dir, entries = folder.path.parent.parent, folders.latest(folder.entries())
     results = []
     for trial in folder.read_begun().trials:
         known, problem = entries.get(trial.key), ""
@@ -92,7 +92,7 @@ def under_way(runs_dir: Path, newest: RunFolder) -> SweepFolder | None:
 
 def standing(folder: SweepFolder) -> str:
     """Return ``sweep 5bb24236b1de: 12 of 40 done, 4 running``."""
-    states = [*{entry.number: entry.state for entry in folder.entries()[0]}.values()]
+    states = [*{entry.number: entry.state for entry in folder.entries()}.values()]
     running, killed = states.count(State.RUNNING), states.count(State.KILLED)
     done = len(states) - running - killed
     return f"sweep {folder.name}: {done} of {folder.read_begun().total} done, {running} running"

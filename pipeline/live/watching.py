@@ -286,7 +286,7 @@ class SweepFiles:
     def _entries(self) -> list[TrialEntry]:
         """Return the new journal entries; none if the journal can't be read now."""
         with suppress(OSError):
-            entries, _ = self._folder.entries()
+            entries = self._folder.entries()
             new, self._seen = entries[self._seen :], len(entries)
             return new
         return []

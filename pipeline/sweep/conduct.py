@@ -6,9 +6,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from pipeline.cluster import launchers, starts
@@ -33,15 +32,16 @@ from pipeline.core.processes.threads import waiting
 from pipeline.core.specs import UNDER_WAY, Cluster, State, Wait
 from pipeline.execution import complete as training
 from pipeline.execution.run import Run
-from pipeline.execution.work import RunServices
 from pipeline.runs import journal
 from pipeline.runs.lock import RunLock
 from pipeline.sweep import folder as folders
 from pipeline.sweep.folder import SweepFolder, TrialEntry
-from pipeline.sweep.schedule import Schedule, Settled, Start
 from pipeline.sweep.shared import Shared, was_missed
 from pipeline.sweep.trial import (
     Outcome,
+    Schedule,
+    Settled,
+    Start,
     Trial,
     TrialBegan,
     TrialEnded,
@@ -51,7 +51,6 @@ from pipeline.sweep.trial import (
     finished,
     label,
     room_hint,
-    was_pruned,
 )
 
 
@@ -90,38 +89,25 @@ TrialEvent = TrialBegan | TrialEnded | tuple[int, FollowedEvent | Wait]
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """The parameters of a sweep. ``slots`` empty: the trials differ in their clusters, so they run one at a time.
-
-    ``on_event`` receives, from any thread, the begin and end of trials and the events of running trials with their
-    numbers. With ``watched`` it receives every second of waiting instead of occasional lines. ``most``: so many trials
-    are started; None: all.
-    """
+    """The parameters of a sweep."""
 
     source: TrialSource
     folder: SweepFolder
     key: str
-    slots: Sequence[Cluster]
+    slots: Sequence[Cluster]  # none: the trials differ in their clusters, so they run one at a time
     retries: int
     retry_failed: bool
     root: Path
     argv: Sequence[str]
     say: Say
-    on_event: Callable[[TrialEvent], None] = lambda _: None
-    watched: bool = False
-    most: int | None = None
+    on_event: Callable[[TrialEvent], None] = lambda _: None  # from any thread
+    watched: bool = False  # ``on_event`` gets every second of waiting, instead of occasional lines
+    most: int | None = None  # so many trials are started; None: all
 
 
-def conduct(sweep: Sweep) -> list[Settled]:
-    """Run the unfinished trials; return the results of all trials in the order of their ends.
+class Conductor:
+    """Runs a sweep's trials."""
 
-    Raises:
-        Killed: Ctrl-C, SIGTERM or SIGHUP; every running trial was ended on its hosts.
-        PacelineError: the disk is full, or no host is left.
-    """
-    return _Conductor(sweep).run()
-
-
-class _Conductor:
     def __init__(self, sweep: Sweep) -> None:
         self.sweep, self.folder = sweep, sweep.folder
         self.stop = Stop()
@@ -129,7 +115,7 @@ class _Conductor:
         self.threads: list[threading.Thread] = []
         self.halted = self.hint = ""
         self.shared = Shared(sweep.folder, sweep.slots, sweep.root, sweep.say)
-        entries = self._read_journal()
+        entries = sweep.folder.entries()
         self._before, self._last_entries = folders.latest(entries), {entry.number: entry for entry in entries}
         self._missed: dict[str, Run] = {}  # by run key
         self._failures: dict[str, str] = {}  # why trials failed → the first that did
@@ -141,7 +127,13 @@ class _Conductor:
 
     # ------------------------------------------------------------------------------- the loop
     def run(self) -> list[Settled]:
-        with Interruptible() as signals, self.shared:
+        """Run the unfinished trials; return the results of all trials in the order of their ends.
+
+        Raises:
+            Killed: Ctrl-C, SIGTERM or SIGHUP; every running trial was ended on its hosts.
+            PacelineError: the disk is full, or no host is left.
+        """
+        with Interruptible() as signals, closing(self.shared):
             try:
                 while not self.schedule.done:
                     while (start := self.schedule.next()) is not None:
@@ -151,11 +143,19 @@ class _Conductor:
                         with suppress(queue.Empty):
                             self._handle(*self.events.get(timeout=_LOOK_S))
                         self.sweep.source.watch(self.schedule.running)
-                self._record_missed()
+                if self._missed:
+                    with waiting(self.sweep.say, "recording what was missed"):
+                        self.shared.record_missed(list(self._missed.values()))
             except BaseException:
                 signals.hold()  # a second Ctrl-C must not interrupt the ending of the trials
                 self.stop.tell(signals.caught or "an error")
-                self._end_all()
+                self._join()  # the trials notice ``stop`` within a second and end on all of their hosts
+                with suppress(queue.Empty):
+                    while True:
+                        start, outcome = self.events.get_nowait()
+                        if outcome is not None:
+                            self._note(start, outcome)
+                self._write_noted()
                 raise
             signals.hold()
             self._join()
@@ -171,7 +171,8 @@ class _Conductor:
         thread = threads.new(
             lambda: self.events.put((start, self._train(start))),
             name=f"trial-{start.trial.number}",
-            on_error=partial(self._thread_failed, start),
+            # an unexpected error is the trial's failure, so that the sweep doesn't wait forever
+            on_error=lambda why: self.events.put((start, Outcome(state=State.FAILED, detail=why, cause="code"))),
             daemon=False,
         )
         self.threads = [*(known for known in self.threads if known.is_alive()), thread]
@@ -209,44 +210,19 @@ class _Conductor:
             self.halted, self.hint = why, hint
         self.schedule.halt()
 
-    def _end_all(self) -> None:
-        """After a signal: the trials notice ``stop`` within a second and end on all of their hosts."""
-        self._join()
-        with suppress(queue.Empty):
-            while True:
-                start, outcome = self.events.get_nowait()
-                if outcome is not None:
-                    self._note(start, outcome)
-        self._write_noted()
-
     def _join(self) -> None:
         for thread in self.threads:
             if thread.ident is not None:  # a signal may come between creation and start
                 thread.join()
 
     # ----------------------------------------------------------------------------- the journal
-    def _read_journal(self) -> list[TrialEntry]:
-        good, bad = self.folder.entries()
-        if bad:
-            aside = self.folder.set_aside(bad, good)
-            self.sweep.say(
-                f"WARNING: {len(bad)} line(s) of {self.folder.journal} make no sense; the rest is used, they are "
-                f"kept in {aside.name}:\n" + "\n".join(f"  {line[:200]}" for line in bad)
-            )
-        return good
-
     def _note(self, start: Start, outcome: Outcome) -> None:
-        self._noted.append(
-            TrialEntry(
-                number=start.trial.number,
-                key=start.trial.key or "",
-                state=outcome.state,
-                time=time.time(),
-                cause=outcome.cause,
-                detail=start.trial.config.hide(outcome.detail),
-                slot=start.slot,
-            )
-        )
+        trial = start.trial
+        entry = TrialEntry(
+            number=trial.number, key=trial.key or "", state=outcome.state, time=time.time(), cause=outcome.cause,
+            detail=trial.config.hide(outcome.detail), slot=start.slot,
+        )  # fmt: skip
+        self._noted.append(entry)
 
     def _write_noted(self) -> None:
         """Write pending entries. A full disk halts the sweep, but not the running trials."""
@@ -272,16 +248,7 @@ class _Conductor:
         return ended
 
     def _report_end(self, trial: Trial, outcome: Outcome, *, again: bool) -> None:
-        self.sweep.on_event(
-            TrialEnded(
-                number=trial.number,
-                chosen=trial.chosen,
-                state=outcome.state,
-                metrics=outcome.metrics,
-                detail=outcome.detail,
-                again=again,
-            )
-        )
+        self.sweep.on_event(TrialEnded(**vars(outcome), number=trial.number, chosen=trial.chosen, again=again))
 
     def _known_result(self, trial: Trial) -> Settled | None:
         """Return the result of a finished, pruned or permanently failed trial; None: start it.
@@ -292,12 +259,16 @@ class _Conductor:
         key = trial.run.key.short
         known = self._before.get(key)
         if trial.run.reason is None:
-            if known is None:
-                self._adopt(trial)
+            if known is None:  # another command finished it: mark it as part of this sweep, also in MLflow
+                with suppress(OSError):
+                    if folders.mark(trial.run.folder, self.folder, self.sweep.key, trial.number, trial.chosen):
+                        self.shared.recorder(trial.run).start()
             return self._known(trial, finished(trial.run), "was finished before")
         if (decided := self._decided.get(key)) is not None:
             return self._known(trial, decided.outcome, f"the same run as trial {decided.trial.number}")
-        if known is not None and (known.state is State.PRUNED or was_pruned(trial.run)):
+        written = journal.read(trial.run.folder.journal)
+        was_pruned = bool(written) and written[-1].state is State.PRUNED
+        if known is not None and (known.state is State.PRUNED or was_pruned):
             return self._known(trial, Outcome(state=State.PRUNED), "was pruned before")
         if known is not None and known.state is State.FAILED and known.cause in DECIDED and not self.sweep.retry_failed:
             failed = Outcome(state=State.FAILED, detail=known.detail, cause=known.cause)
@@ -311,38 +282,28 @@ class _Conductor:
             self._note(Start(trial=trial, slot=-1, tried=0), replace(outcome, detail=detail))
         return Settled(trial=trial, outcome=outcome, was_known=True)
 
-    def _record_missed(self) -> None:
-        runs = list(self._missed.values())
-        if runs:
-            with waiting(self.sweep.say, "recording what was missed"):
-                self.shared.record_missed(runs)
-
-    def _adopt(self, trial: Trial) -> None:
-        """Mark a run that another command finished as part of this sweep, also in MLflow."""
-        assert trial.run is not None
-        with suppress(OSError):
-            if folders.mark(trial.run.folder, self.folder, self.sweep.key, trial.number, trial.chosen):
-                self.shared.recorder(trial.run).start()
-
     # ------------------------------------------------------------------- in the trial's thread
-    def _thread_failed(self, start: Start, why: str) -> None:
-        """Report an unexpected error as the trial's failure, so that the sweep doesn't wait forever."""
-        self.events.put((start, Outcome(state=State.FAILED, detail=why, cause="code")))
-
     def _train(self, start: Start) -> Outcome:
         assert start.trial.run is not None
         run = self.shared.placed(start.trial.run, start.slot)
-        say = partial(self._say, self._label(start))
-        trained = threading.Event()
+        prefix, trained = self._label(start), threading.Event()
+
+        def say(text: str) -> None:
+            self.sweep.say("\n".join(f"{prefix} | {line}" for line in text.splitlines()))
 
         def on_trained() -> None:
             trained.set()
             self.events.put((start, None))
 
+        def on_event(event: FollowedEvent | Wait) -> None:
+            self.sweep.on_event((start.trial.number, event))
+
+        services = self.shared.services(run, start.slot, on_trained, self.stop)
+        services = replace(services, on_event=on_event, on_wait=on_event if self.sweep.watched else None)
         try:
             end_leftovers(run, say)
             folders.mark(run.folder, self.folder, self.sweep.key, start.trial.number, start.trial.chosen)
-            training.train(run, argv=self.sweep.argv, say=say, services=self._services(run, start, on_trained))
+            training.train(run, argv=self.sweep.argv, say=say, services=services)
         except Pruned as error:
             return Outcome(state=State.PRUNED, detail=first_line(error))
         except Killed as error:
@@ -353,16 +314,5 @@ class _Conductor:
             return Outcome(state=State.FAILED, detail=detail_of(error), cause=cause, hint=hint)
         return finished(run, elsewhere=not trained.is_set())
 
-    def _services(self, run: Run, start: Start, on_trained: Callable[[], None]) -> RunServices:
-        number, services = start.trial.number, self.shared.services(run, start.slot, on_trained, self.stop)
-
-        def tell(event: FollowedEvent | Wait) -> None:
-            self.sweep.on_event((number, event))
-
-        return replace(services, on_event=tell, on_wait=tell if self.sweep.watched else None)
-
     def _label(self, start: Start) -> str:
         return label(start.trial.number, self.sweep.source.total)
-
-    def _say(self, label: str, text: str) -> None:
-        self.sweep.say("\n".join(f"{label} | {line}" for line in text.splitlines()))

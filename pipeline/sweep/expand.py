@@ -1,14 +1,15 @@
-"""Expand a sweep's command line into trials: configured, with keys, without duplicates. Starts nothing."""
+"""Expand a sweep's command line into trials with keys, without duplicates, and divide the cluster into slots."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.cluster import launchers
 from pipeline.config import build, compose
 from pipeline.config.build import RunConfig, stored_overrides
 from pipeline.config.compose import Overrides, TrialComposer, jobs
@@ -16,14 +17,15 @@ from pipeline.config.schema import SweepConfig
 from pipeline.config.step_source import StepSource, refuse_idle_words
 from pipeline.core.errors import UsageError
 from pipeline.core.files import canonical_json, sha256_text
-from pipeline.core.specs import Cluster
+from pipeline.core.printable import hydra_text
+from pipeline.core.specs import Cluster, Host
+from pipeline.core.tables import counted
 from pipeline.data import store, trees
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
 from pipeline.execution.run import code_reader, prepare
 from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.steps import making
-from pipeline.sweep.slots import host_overrides, raw_cluster, slots
 from pipeline.sweep.trial import Outcome, Trial
 
 
@@ -84,23 +86,12 @@ def configuration_digest(config: RunConfig) -> str:
     return sha256_text(canonical_json([config.canonical, config.topology]))
 
 
-def _identity_without_data(config: RunConfig) -> str:
-    """Identify a trial whose data is missing: by its configuration and the inputs of its data."""
-    section = dict(config.resolved.get("program") or config.resolved["dataset"])
-    source = [section.get("source"), section.get("data"), config.resolved.get("step")]
-    return canonical_json([configuration_digest(config), source])
-
-
 def expand(words: Sequence[str], *, root: Path, local_gpus: int) -> Space:
     """Return all trials of a command line.
 
-    Args:
-        words: Hydra overrides with sweep values (comma lists, choice, range, glob), ``sweep=NAME`` for a grid.
-        root: the project.
-        local_gpus: the number of local GPUs.
-
-    Raises:
-        UsageError: an invalid override or value; if only one trial has it, with that trial's overrides.
+    ``words``: Hydra overrides with sweep values (comma lists, choice, range, glob), ``sweep=NAME`` for a grid.
+    ``root``: the project. ``local_gpus``: the number of local GPUs. Raises UsageError: an invalid override or value; if
+    only one trial has it, with that trial's overrides.
     """
     return of_jobs(jobs(words), root=root, local_gpus=local_gpus)
 
@@ -110,14 +101,25 @@ def of_jobs(combinations: Sequence[Overrides], *, root: Path, local_gpus: int) -
     factory = TrialFactory(root=root, local_gpus=local_gpus)
     common = set(combinations[0]).intersection(*combinations[1:]) if combinations else set()
     for word in (word for job in combinations for word in job if word not in common):
-        _refuse_equal_trials(word)
+        name = word.lstrip("+").partition("=")[0]
+        if name.partition(".")[0] in ("paths", "tracking", "notify"):  # all trials would be the same run
+            raise UsageError(
+                f"{name} is no part of a run, so several values of it make no trials; "
+                f"a text with a comma is written {name}=\"'a,b'\""
+            )
     trials: list[Trial] = []
     seen: set[str] = set()
     with compose.hydra_ready():
         for job in combinations:
             chosen = tuple(word for word in job if word not in common)
             trial = factory.trial(len(trials), chosen, job)
-            identity = trial.run.key.digest if trial.run is not None else _identity_without_data(trial.config)
+            if trial.run is not None:
+                identity = trial.run.key.digest
+            else:  # its data is missing: by its configuration and the inputs of its data
+                resolved = trial.config.resolved
+                section = dict(resolved.get("program") or resolved["dataset"])
+                inputs = [section.get("source"), section.get("data"), resolved.get("step")]
+                identity = canonical_json([configuration_digest(trial.config), inputs])
             if identity not in seen:
                 seen.add(identity)
                 trials.append(trial)
@@ -129,20 +131,16 @@ def of_jobs(combinations: Sequence[Overrides], *, root: Path, local_gpus: int) -
     )
 
 
-def _refuse_equal_trials(word: str) -> None:
-    """Refuse several values of a field that is no part of a run, because all trials would be the same run.
+def make_step(config: RunConfig, say: Callable[[str], None], at_once: int = 1) -> bool:
+    """Run the step that a trial's data comes from, if necessary. False: nothing was run."""
+    return config.step is not None and config.step.path is None and config.step.make(say, at_once) > 0
 
-    Most likely the value is a text with a comma.
 
-    Raises:
-        UsageError: names the field and the quoting of such a text.
-    """
-    name = word.lstrip("+").partition("=")[0]
-    if name.partition(".")[0] in ("paths", "tracking", "notify"):
-        raise UsageError(
-            f"{name} is no part of a run, so several values of it make no trials; "
-            f"a text with a comma is written {name}=\"'a,b'\""
-        )
+def fetch(config: RunConfig, say: Callable[[str], None]) -> None:
+    """Fetch the data set of a trial if it is missing."""
+    if config.script is None and store.find(config.train.dataset, config.data_dir) is None:
+        pack = store.fetch(config.train.dataset, config.data_dir)
+        say(f"{pack.manifest.name}: {pack.manifest.count:,} images in {pack.path}")
 
 
 class TrialFactory:
@@ -176,13 +174,9 @@ class TrialFactory:
     def trial(self, number: int, chosen: Overrides, overrides: Overrides) -> Trial:
         """Configure a trial for the hosts of the first slot.
 
-        Args:
-            number: counts from 0.
-            chosen: those of ``overrides`` that distinguish the trial.
-            overrides: all overrides of the trial.
-
-        Raises:
-            UsageError: an invalid override or value; from the second trial on, the text begins with ``chosen``.
+        ``number``: counts from 0. ``chosen``: those of ``overrides`` that distinguish the trial. ``overrides``: all
+        overrides of the trial. Raises UsageError: an invalid override or value; from the second trial on, the text
+        begins with ``chosen``.
         """
         try:
             return self._trial(number, chosen, overrides)
@@ -193,37 +187,37 @@ class TrialFactory:
 
     def _trial(self, number: int, chosen: Overrides, overrides: Overrides) -> Trial:
         resolved = self._composer.resolve(overrides)
+
+        def step(text: str, resolved: Mapping[str, Any]) -> StepSource:
+            return making.data_step(text, resolved, self._root)
+
         whole = build.build(
-            resolved, overrides, root=self._root, local_gpus=self._local_gpus, shares_batch=False, steps=self._step
+            resolved, overrides, root=self._root, local_gpus=self._local_gpus, shares_batch=False, steps=step
         )
         refuse_idle_words(resolved, whole.step)
         self._settings = self._settings or whole.sweep
         if whole.sweep != self._settings:
             raise UsageError("sweep.… says how the whole sweep runs; it can't differ from trial to trial")
-        cluster = self._slots_of(resolved, whole)[0]
+        place = canonical_json(resolved["cluster"])
+        if place not in self._slots:
+            gpus = _gpu_names(self._local_gpus) if whole.cluster.device == "cuda" else []
+            self._slots[place] = slots(whole.cluster, whole.sweep, gpus)
+        cluster = self._slots[place][0]
         if whole.script is None:
             build.refuse_uneven(whole.train.trainer, cluster)
         section = raw_cluster(whole.resolved["cluster"], whole.cluster, cluster)
+        hosts = host_overrides(whole.cluster, cluster)
+        dropped = (*_NOT_OF_THE_RUN, *(f"{word.partition('=')[0]}=" for word in hosts))
         config = dataclasses.replace(
             whole,
             cluster=cluster,
             resolved={**whole.resolved, "cluster": section},
-            overrides=_without_sweep_words(whole.overrides, host_overrides(whole.cluster, cluster)),
+            overrides=(*(word for word in whole.overrides if not word.lstrip("+").startswith(dropped)), *hosts),
         )
         pack = self._pack(config)
         run = prepare(config, self._root, pack, self._sources) if pack is not None else None
         shown = stored_overrides(chosen, resolved, config.secrets)
         return Trial(number=number, chosen=shown, overrides=config.overrides, config=config, run=run)
-
-    def _step(self, text: str, resolved: Mapping[str, Any]) -> StepSource:
-        return making.data_step(text, resolved, self._root)
-
-    def _slots_of(self, resolved: Mapping[str, Any], whole: RunConfig) -> tuple[Cluster, ...]:
-        section = canonical_json(resolved["cluster"])
-        if section not in self._slots:
-            gpus = _gpu_names(self._local_gpus) if whole.cluster.device == "cuda" else []
-            self._slots[section] = slots(whole.cluster, whole.sweep, gpus)
-        return self._slots[section]
 
     def _pack(self, config: RunConfig) -> Pack | Tree | None:
         if config.step is not None and config.step.path is None:
@@ -236,14 +230,132 @@ class TrialFactory:
         return self._packs[wanted]
 
 
-def _without_sweep_words(overrides: Overrides, host_words: Overrides) -> Overrides:
-    """Drop overrides that only control the sweep, and replace those of the fields that ``host_words`` set."""
-    dropped = (*_NOT_OF_THE_RUN, *(f"{word.partition('=')[0]}=" for word in host_words))
-    return (*(word for word in overrides if not word.lstrip("+").startswith(dropped)), *host_words)
-
-
 def _gpu_names(count: int) -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name.strip() for name in visible.split(",")][:count]
     return [str(number) for number in range(count)]
+
+
+# ----------------------------------------------------------------------------------------------- slots
+_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+def slots(cluster: Cluster, settings: SweepConfig, gpus: Sequence[str]) -> tuple[Cluster, ...]:
+    """Return the part of the cluster for each slot; by default one slot with the whole cluster.
+
+    ``sweep.nodes`` splits the hosts into groups. ``sweep.slots`` lets several trials share each group: each gets its
+    own GPUs (numbered from 0 on the host) and a share of the cores. ``gpus``: the local GPUs in the form of
+    CUDA_VISIBLE_DEVICES, for ``cluster=local``. Raises UsageError: the groups don't fit, or would give a trial another
+    key in another slot.
+    """
+    groups = _groups(cluster, settings.nodes)
+    shares = _shares(cluster, settings.slots, gpus)
+    if shares == 1:
+        return groups
+    for host in cluster.hosts:
+        if _GPUS in host.env:
+            raise UsageError(
+                f"sweep.slots deals out the GPUs of {host.label}, and cluster.env sets {_GPUS}={host.env[_GPUS]}; "
+                "take it out of cluster.env (for cluster=local export it in the shell instead)"
+            )
+    on_gpus = bool(gpus) if _is_here(cluster) else True
+    return tuple(_part_of_group(group, part, shares, gpus, on_gpus) for group in groups for part in range(shares))
+
+
+def _groups(cluster: Cluster, nodes: Any) -> tuple[Cluster, ...]:
+    """Split the hosts in order into groups of ``nodes``; remaining hosts stay idle."""
+    if nodes is None:
+        return (cluster,)
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes <= cluster.nnodes:
+        raise UsageError(f"sweep.nodes={nodes} must lie between 1 and the cluster's {counted(cluster.nnodes, 'host')}")
+    hosts = cluster.hosts
+    if _are_granted(cluster):  # each slot is a separate scheduler job, whose hosts have no names yet
+        return (dataclasses.replace(cluster, hosts=hosts[:nodes]),) * (len(hosts) // nodes)
+    groups = [hosts[at : at + nodes] for at in range(0, len(hosts) - nodes + 1, nodes)]
+    topologies = [[(host.nproc_per_node, dict(host.env)) for host in group] for group in groups]
+    for group, topology in zip(groups, topologies, strict=True):
+        if topology != topologies[0]:
+            names = " and ".join(" + ".join(host.label for host in hosts) for hosts in (group, groups[0]))
+            raise UsageError(
+                f"sweep.nodes={nodes}: {names} differ in nproc_per_node or env, "
+                "so a trial's key would depend on where it ran; give the hosts equal values"
+            )
+    return tuple(dataclasses.replace(cluster, hosts=group) for group in groups)
+
+
+def _shares(cluster: Cluster, wanted: Any, gpus: Sequence[str]) -> int:
+    if wanted == "auto":
+        if not _is_here(cluster) or any(_GPUS in host.env for host in cluster.hosts):
+            return 1
+        return max(1, len(gpus) // cluster.hosts[0].nproc_per_node)
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+        raise UsageError(f"sweep.slots={wanted} must be a whole number from 1, or auto")
+    need = wanted * cluster.hosts[0].nproc_per_node
+    if _is_here(cluster) and gpus and need > len(gpus) and wanted > 1:
+        raise UsageError(
+            f"sweep.slots={wanted} with {counted(cluster.hosts[0].nproc_per_node, 'rank')} each needs {need} GPUs, "
+            f"there are {len(gpus)}; set cluster.nproc_per_node={max(1, len(gpus) // wanted)}, or fewer slots"
+        )
+    return wanted
+
+
+def _is_here(cluster: Cluster) -> bool:
+    return launchers.capabilities(cluster).is_this_computer
+
+
+def _are_granted(cluster: Cluster) -> bool:
+    return launchers.capabilities(cluster).hosts_are_granted
+
+
+def _part_of_group(group: Cluster, part: int, shares: int, gpus: Sequence[str], on_gpus: bool) -> Cluster:
+    hosts = []
+    for host in group.hosts:
+        mine = range(part * host.nproc_per_node, (part + 1) * host.nproc_per_node)
+        names = [gpus[at] if _is_here(group) and at < len(gpus) else str(at) for at in mine]
+        placement = {_GPUS: ",".join(names)} if on_gpus else {}
+        hosts.append(dataclasses.replace(host, placement=placement, shared_by=shares))
+    return dataclasses.replace(group, hosts=tuple(hosts))
+
+
+def raw_cluster(raw: dict[str, Any], whole: Cluster, part: Cluster) -> dict[str, Any]:
+    """Return the ``cluster`` section of config.json for a trial that uses ``part`` of the hosts of ``whole``."""
+    if part.nnodes == whole.nnodes:
+        return raw
+    if _are_granted(part):
+        return {**raw, "nnodes": part.nnodes}
+    return {**raw, "hostfile": None, "hosts": [_host_entry(host) for host in part.hosts]}
+
+
+def host_overrides(whole: Cluster, part: Cluster) -> tuple[str, ...]:
+    """Return the overrides that select ``part``'s hosts, to repeat a trial; empty for the whole cluster."""
+    if part.nnodes == whole.nnodes:
+        return ()
+    return (f"cluster.nnodes={part.nnodes}",) if _are_granted(part) else _explicit_hosts(part)
+
+
+def placed(config: RunConfig, part: Cluster) -> RunConfig:
+    """Move a trial that was configured for the first slot to another slot. Its key is unchanged."""
+    if [host.label for host in part.hosts] == [host.label for host in config.cluster.hosts]:
+        return dataclasses.replace(config, cluster=part)
+    new_hosts = _explicit_hosts(part)  # TrialFactory.trial has appended as many words for the hosts of the first slot
+    section = {**config.resolved["cluster"], "hostfile": None, "hosts": [_host_entry(host) for host in part.hosts]}
+    return dataclasses.replace(
+        config,
+        cluster=part,
+        resolved={**config.resolved, "cluster": section},
+        overrides=(*config.overrides[: -len(new_hosts)], *new_hosts),
+    )
+
+
+def _explicit_hosts(part: Cluster) -> tuple[str, ...]:
+    """Return the overrides that list each host of ``part``."""
+    entries = (_host_entry(host).items() for host in part.hosts)
+    hosts = [{name: value for name, value in entry if value not in (None, {})} for entry in entries]
+    return ("cluster.hostfile=null", f"cluster.hosts={hydra_text(hosts)}")
+
+
+def _host_entry(host: Host) -> dict[str, Any]:
+    """Return the host as ``cluster.hosts`` lists it."""
+    entry = dataclasses.asdict(host)
+    return {name: value for name, value in entry.items() if name not in ("placement", "shared_by", "secrets")}

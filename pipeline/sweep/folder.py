@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from pipeline.core import documents
 from pipeline.core.documents import DamagedError
 from pipeline.core.errors import UsageError, os_reason, suggestion
-from pipeline.core.files import write_atomic, write_json
+from pipeline.core.files import write_json
 from pipeline.core.specs import LAST, State
 from pipeline.runs import journal
 from pipeline.runs.folder import SWEEPS, RunFolder
@@ -26,34 +27,27 @@ from trainers.contract import run_folder
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
-    """A trial in sweep.json.
-
-    ``configuration`` is a digest; ``chosen`` are the overrides that distinguish the trial among all ``overrides``.
-    """
+    """A trial in sweep.json."""
 
     number: int
     key: str
-    configuration: str
-    chosen: tuple[str, ...]
+    configuration: str  # a digest
+    chosen: tuple[str, ...]  # of all ``overrides`` those that distinguish the trial
     overrides: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRecord:
-    """The content of sweep.json: ``total`` trials of a search space, whose digest is ``configurations``.
-
-    ``at_once`` is the number of concurrent trials, ``words`` the command's arguments. ``by`` is the metric that decides
-    which trial is best; ``goals`` maps each objective of a search to ``maximize`` or ``minimize``.
-    """
+    """The content of sweep.json: ``total`` trials of a search space."""
 
     key: str
-    configurations: str
-    words: tuple[str, ...]
+    configurations: str  # a digest of the search space
+    words: tuple[str, ...]  # the command's arguments
     total: int
     trials: tuple[TrialRecord, ...] = ()
-    at_once: int = 1
-    by: str = BY
-    goals: Mapping[str, str] = field(default_factory=dict)
+    at_once: int = 1  # the number of concurrent trials
+    by: str = BY  # the metric that decides which trial is best
+    goals: Mapping[str, str] = field(default_factory=dict)  # objective of a search → maximize or minimize
 
     @property
     def has_begun(self) -> bool:
@@ -63,7 +57,7 @@ class SweepRecord:
 NOT_BEGUN = SweepRecord(key="", configurations="", words=(), total=0)
 
 
-def parse(raw: Mapping[str, Any]) -> SweepRecord:
+def _parse(raw: Mapping[str, Any]) -> SweepRecord:
     """Parse sweep.json. Raises DamagedError: a field is missing or has the wrong type."""
     try:
         trials = (
@@ -84,19 +78,15 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class TrialEntry:
-    """One line of a sweep's journal.
-
-    ``time`` is in unix seconds; ``cause`` is ``TrainingError.cause`` (host, config, …); ``detail`` is one line;
-    ``slot`` is the part of the cluster (from 0) that it runs on; None: unknown.
-    """
+    """One line of a sweep's journal."""
 
     number: int
     key: str
     state: State
-    time: float
-    cause: str = ""
-    detail: str = ""
-    slot: int | None = None
+    time: float  # unix seconds
+    cause: str = ""  # ``TrainingError.cause`` (host, config, …)
+    detail: str = ""  # one line
+    slot: int | None = None  # the part of the cluster (from 0) that it runs on; None: unknown
 
 
 @dataclass(frozen=True)
@@ -131,7 +121,7 @@ class SweepFolder:
             version = documents.read(path).get("version")
             if type(version) is int and version > VERSION:
                 raise UsageError(f"{path} was written by a newer version of Paceline", hint="git pull here")
-            return parse(documents.read_sealed(path))
+            return _parse(documents.read_sealed(path))
         except (documents.DamagedError, OSError) as error:
             if isinstance(error, OSError) and not path.is_dir():
                 raise UsageError(f"{path} can't be read: {os_reason(error)}") from error
@@ -160,28 +150,17 @@ class SweepFolder:
         if entries:
             journal.append_lines(self.journal, [asdict(entry) for entry in entries])
 
-    def entries(self) -> tuple[list[TrialEntry], list[str]]:
-        """Return the valid entries of the journal, and its invalid lines."""
-        good, bad = [], []
+    def entries(self) -> list[TrialEntry]:
+        """Return the valid entries of the journal. A lost one does no harm: the run folder has the trial's result."""
+        good = []
         for line in journal.lines(self.journal):
-            try:
+            with suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 raw = json.loads(line)
                 entry = TrialEntry(**{**raw, "state": State(raw["state"]), "number": int(raw["number"])})
                 texts = (entry.key, entry.cause, entry.detail)
-                if not all(isinstance(text, str) for text in texts) or type(entry.slot) not in (int, type(None)):
-                    raise TypeError(line)
-                good.append(entry)
-            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-                bad.append(line)
-        return good, [line for line in bad if line.strip()]
-
-    def set_aside(self, bad: Sequence[str], good: Sequence[TrialEntry]) -> Path:
-        """Move invalid lines into a separate file, and keep the rest in the journal. Returns that file."""
-        aside = self.path / "journal.corrupt"
-        before = aside.read_text(encoding="utf-8") if aside.exists() else ""
-        write_atomic(aside, before + "".join(f"{line}\n" for line in bad))
-        write_atomic(self.journal, "".join(json.dumps(asdict(entry)) + "\n" for entry in good))
-        return aside
+                if all(isinstance(text, str) for text in texts) and type(entry.slot) in (int, type(None)):
+                    good.append(entry)
+        return good
 
 
 def describe(space: Space, words: Sequence[str]) -> SweepRecord:
@@ -209,35 +188,34 @@ def recorded(trial: Trial) -> TrialRecord:
 
 
 def locate(runs_dir: Path, space: Space, *, fork: bool) -> SweepFolder:
-    """Return the folder of a sweep: named by its key, or by ``sweep.name``, which belongs to one search space.
-
-    Raises:
-        UsageError: the name belongs to another space and ``fork`` is False, or the name is invalid.
-    """
-    name = space.settings.name
-    if name is None:
-        return SweepFolder(runs_dir / FOLDER / space.key)
-    folder, number = folder_named(runs_dir, name), 1
-    while (record := folder.read()).has_begun and record.configurations != space.configurations:
-        if not fork:
-            known = {item.configuration for item in record.trials}
-            shared = sum(configuration_digest(trial.config) in known for trial in space.trials)
-            raise UsageError(
-                f"sweep.name={name} stands for another search space: {record.total} trials of "
-                f"{' '.join(record.words)}; of the {len(space.trials)} trials requested now it has {shared}",
-                hint="--fork begins a new sweep beside it (finished trials count), or another sweep.name",
-            )
-        number += 1
-        folder = SweepFolder(runs_dir / FOLDER / f"{name}-{number}")
+    """Return the folder of a grid. Raises UsageError: ``sweep.name`` belongs to another space without ``fork``."""
+    folder = folder_for(runs_dir, space.settings.name, space.key, space.configurations, fork=fork)
+    record = folder.read()
+    if space.settings.name and record.has_begun and record.configurations != space.configurations:
+        known = {item.configuration for item in record.trials}
+        shared = sum(configuration_digest(trial.config) in known for trial in space.trials)
+        raise UsageError(
+            f"sweep.name={space.settings.name} stands for another search space: {record.total} trials of "
+            f"{' '.join(record.words)}; of the {len(space.trials)} trials requested now it has {shared}",
+            hint="--fork begins a new sweep beside it (finished trials count), or another sweep.name",
+        )
     return folder
 
 
-def folder_named(runs_dir: Path, name: str) -> SweepFolder:
-    """Return the folder for ``sweep.name``. Raises UsageError: an invalid name."""
+def folder_for(runs_dir: Path, name: str | None, key: str, configurations: str, *, fork: bool) -> SweepFolder:
+    """Return the folder of a sweep: named by ``sweep.name``, else by its key. With ``fork``, a name that belongs to
+    other ``configurations`` gets the next free number. Raises UsageError: an invalid name.
+    """
+    if name is None:
+        return SweepFolder(runs_dir / FOLDER / key)
     if not _NAME.fullmatch(name):
         shown = name if len(name) <= 100 else f"{name[:40]}… ({len(name)} characters)"
         raise UsageError(f"sweep.name={shown!r} must be up to 100 letters, digits, '.', '_' and '-'")
-    return SweepFolder(runs_dir / FOLDER / name)
+    folder, number = SweepFolder(runs_dir / FOLDER / name), 1
+    while fork and (record := folder.read()).has_begun and record.configurations != configurations:
+        number += 1
+        folder = SweepFolder(runs_dir / FOLDER / f"{name}-{number}")
+    return folder
 
 
 def all_sweeps(runs_dir: Path) -> list[SweepFolder]:

@@ -223,9 +223,8 @@ def text(
 ) -> str:
     """Return the whole report, wrapped to ``width`` columns except for the command, so that it can be copied.
 
-    Args:
-        by: decides which trial is best (None: no best trial is shown).
-        goals: metric → direction, for the objectives of a search.
+    ``by``: decides which trial is best (None: no best trial is shown). ``goals``: metric → direction, for the
+    objectives of a search.
     """
     configurations = groups(trials)
     done = sum(trial.state == "FINISHED" for trial in trials)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.config import compose
-from pipeline.config.build import RunConfig, search_config
+from pipeline.config.build import search_config
 from pipeline.config.overrides.search_space import Choice, SearchSpace, space
 from pipeline.config.schema import SearchConfig, SweepConfig
 from pipeline.core import program as programs
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.core.specs import Cluster
-from pipeline.data import store
 from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.sweep.expand import TrialFactory, configuration_digest
 from pipeline.sweep.trial import Trial
@@ -45,18 +44,16 @@ class Objective:
 
 def objectives(config: SearchConfig) -> tuple[Objective, ...]:
     """Return the objectives of the search. Raises UsageError: a text isn't a metric and a direction."""
-    words = config.objectives or [f"{config.metric} {config.direction}"]
-    return tuple(_objective(word) for word in words)
-
-
-def _objective(word: str) -> Objective:
-    metric, _, direction = word.strip().rpartition(" ")
-    if direction not in DIRECTIONS:
-        raise UsageError(
-            f"search: {word!r} is no objective; write a metric and maximize or minimize, as in "
-            "search.objectives='[val/accuracy maximize, train_s minimize]'"
-        )
-    return Objective(metric=metric, direction=direction)
+    wanted = []
+    for word in config.objectives or [f"{config.metric} {config.direction}"]:
+        metric, _, direction = word.strip().rpartition(" ")
+        if direction not in DIRECTIONS:
+            raise UsageError(
+                f"search: {word!r} is no objective; write a metric and maximize or minimize, as in "
+                "search.objectives='[val/accuracy maximize, train_s minimize]'"
+            )
+        wanted.append(Objective(metric=metric, direction=direction))
+    return tuple(wanted)
 
 
 def has_value_each_epoch(metric: str) -> bool:
@@ -73,9 +70,7 @@ def most_epochs(space: SearchSpace, resolved: Mapping[str, Any]) -> int:
 
 def check(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any]) -> None:
     """Refuse settings whose errors would only show after the first trials. ``resolved``: the fixed configuration.
-
-    Raises:
-        UsageError: names the field, the value and the fix.
+    Raises UsageError: names the field, the value and the fix.
     """
     if config.pruner not in PRUNERS:
         raise UsageError(f"search.pruner={config.pruner}: {suggestion(config.pruner, PRUNERS)}")
@@ -156,21 +151,12 @@ class SearchPlan:
     settings: SweepConfig
 
     @property
-    def runs_dir(self) -> Path:
-        return self.representative_trial.config.runs_dir
-
-    @property
     def made_of(self) -> dict[str, Any]:
         """Everything that earlier and new trials must share; otherwise earlier values would mislead the search."""
         settings = {name: value for name, value in vars(self.config).items() if name != "n_trials"}
-        return {
-            "space": self.space.described(),
-            "search": settings,
-            "runs": {
-                "key of a trial": self.representative_trial.key
-                or configuration_digest(self.representative_trial.config)
-            },
-        }
+        one = self.representative_trial
+        key = one.key or configuration_digest(one.config)
+        return {"space": self.space.described(), "search": settings, "runs": {"key of a trial": key}}
 
     @property
     def total(self) -> int:
@@ -183,28 +169,24 @@ class SearchPlan:
 
 
 def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
-    """Parse the overrides, some of which have several values, and ``search=NAME``.
-
-    Raises:
-        UsageError: an invalid override or combination.
+    """Parse the overrides, some of which have several values, and ``search=NAME``. Raises UsageError: an invalid
+    override or combination.
     """
     with compose.hydra_ready():
-        return _plan(space(compose.parsed_words(words)), TrialFactory(root=root, local_gpus=local_gpus))
-
-
-def _plan(search_space: SearchSpace, factory: TrialFactory) -> SearchPlan:
-    for name in search_space.dimensions:
-        group = name.lstrip("+").partition(".")[0].partition("/")[0]
-        if group in _NOT_A_RUN:
-            raise UsageError(f"{name} is no part of a run, so a search can't vary it; give it one value")
-    resolved = compose.resolve(compose.compose_now(search_space.fixed))
-    config = search_config(resolved)
-    check(config, search_space, resolved)
-    first = tuple(
-        f"{name}={item.values[0] if isinstance(item, Choice) else item.text(item.low)}"
-        for name, item in search_space.dimensions.items()
-    )
-    representative_trial = factory.trial(0, first, (*search_space.fixed, *first))
+        search_space = space(compose.parsed_words(words))
+        factory = TrialFactory(root=root, local_gpus=local_gpus)
+        for name in search_space.dimensions:
+            group = name.lstrip("+").partition(".")[0].partition("/")[0]
+            if group in _NOT_A_RUN:
+                raise UsageError(f"{name} is no part of a run, so a search can't vary it; give it one value")
+        resolved = compose.resolve(compose.compose_now(search_space.fixed))
+        config = search_config(resolved)
+        check(config, search_space, resolved)
+        first = tuple(
+            f"{name}={item.values[0] if isinstance(item, Choice) else item.text(item.low)}"
+            for name, item in search_space.dimensions.items()
+        )
+        representative_trial = factory.trial(0, first, (*search_space.fixed, *first))
     return SearchPlan(
         config=config,
         space=search_space,
@@ -214,14 +196,3 @@ def _plan(search_space: SearchSpace, factory: TrialFactory) -> SearchPlan:
         slots=factory.slots(),
         settings=factory.settings,
     )
-
-
-def make_step(config: RunConfig, say: Callable[[str], None]) -> bool:
-    """Run the step that a trial's data comes from, if necessary. False: nothing was run."""
-    return config.step is not None and config.step.path is None and config.step.make(say) > 0
-
-
-def fetch(config: RunConfig) -> None:
-    """Fetch the data set of a trial if it is missing."""
-    if config.script is None and store.find(config.train.dataset, config.data_dir) is None:
-        store.fetch(config.train.dataset, config.data_dir)

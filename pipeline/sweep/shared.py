@@ -1,26 +1,27 @@
-"""What the trials of a sweep share: provenance, code snapshot, hosts, and the processes that report and record.
-
-One process creates the reports, and one per tracker records runs. Starting them per trial would cost seconds of imports
-each, between a slot and its next trial.
+"""What the trials of a sweep share: provenance, code snapshot, hosts, and one process each that reports and records,
+whose imports would cost seconds between a slot and its next trial.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from pipeline import tracking
 from pipeline.cluster.hosts import Hosts
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_atomic
-from pipeline.core.processes import process
+from pipeline.core.processes import process, threads
 from pipeline.core.processes.signals import Stop
 from pipeline.core.processes.threads import waiting
 from pipeline.core.specs import Cluster
@@ -32,14 +33,81 @@ from pipeline.keys import rank_environment
 from pipeline.keys.import_closure import matches
 from pipeline.runs import provenance
 from pipeline.runs.folder import RunFolder
+from pipeline.sweep.expand import placed
 from pipeline.sweep.folder import SweepFolder
-from pipeline.sweep.slots import placed
-from pipeline.sweep.worker_process import Answer, WorkerProcess
-from pipeline.tracking.client import DestinationRecorder, Recorder, patient
-from pipeline.tracking.destinations import Destination
+from pipeline.tracking.client import PATIENCE_S, DestinationRecorder, Recorder
+from pipeline.tracking.destinations import DONE, Destination, load
 
+_END_S = 60.0  # for pending requests when the sweep ends
+
+
+Answer = str | None
+"""The error of a request, '' if it was carried out; None: the process has ended."""
+
+
+class WorkerProcess:
+    """A child process that answers requests from several threads: lines of JSON on its stdin and stdout."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+        self._child: subprocess.Popen[bytes] = process.background(argv, env=env, log=log, answers=True)
+        self._numbers = itertools.count()
+        self._pending: dict[int, Future[Answer]] = {}
+        self._lock = threading.Lock()
+        self._closed = False  # no more answers will come
+        self._reader = threads.start(self._read, name="answers of a worker", on_error=self._gone)
+
+    def ask(self, **request: Any) -> Future[Answer]:
+        """Send a request; the future gets the answer."""
+        pending: Future[Answer] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            try:
+                if self._closed:
+                    raise BrokenPipeError
+                assert self._child.stdin is not None
+                self._child.stdin.write(json.dumps({"id": number, **request}).encode() + b"\n")
+                self._child.stdin.flush()
+                self._pending[number] = pending
+            except OSError:
+                pending.set_result(None)
+        return pending
+
+    def close(self) -> None:
+        """Let it finish pending requests, then end it; an idle one, which may still be importing, is ended at once."""
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.close()
+            with self._lock:
+                is_idle = not self._pending
+            self._child.wait(timeout=0 if is_idle else _END_S)
+        except (OSError, subprocess.TimeoutExpired):
+            self._child.kill()
+            self._child.wait()
+        self._reader.join(timeout=1.0)
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            with suppress(ValueError):
+                raw = json.loads(line)
+                number = raw.get("id") if isinstance(raw, dict) else None
+                with self._lock:
+                    pending = self._pending.pop(number, None) if isinstance(number, int) else None
+                if pending is not None:
+                    pending.set_result(raw.get("error") or "")
+        self._gone()
+
+    def _gone(self, why: str = "") -> None:
+        """Answer all pending requests with None: each caller then does the work itself."""
+        with self._lock:
+            self._closed = True
+            for pending in self._pending.values():
+                pending.set_result(None)
+            self._pending.clear()
+
+
+# ---------------------------------------------------------------------------- a process for all trials
 _REPORT_S = 300.0
-_AT_ONCE = 8  # runs that are recorded late, so as not to overload a server that has just returned
 
 
 class _SharedRecorder(DestinationRecorder):
@@ -48,7 +116,7 @@ class _SharedRecorder(DestinationRecorder):
     def __init__(self, run_dir: Path, to: Destination, worker: WorkerProcess) -> None:
         super().__init__(run_dir, to)
         self._worker = worker
-        self._pending: Future[Answer | None] | None = None
+        self._pending: Future[Answer] | None = None
 
     def start(self) -> None:
         self._pending = self._worker.ask(run_dir=str(self.run_dir))
@@ -57,13 +125,13 @@ class _SharedRecorder(DestinationRecorder):
         if self._pending is None and not self.is_recorded():
             self.start()
         if (pending := self._pending) is not None:
-            patient(self._worker.pid, lambda timeout_s: bool(wait([pending], timeout_s).done))
+            wait([pending], PATIENCE_S)
         if self._says_nothing():
             super().finish()  # the worker has ended, so start a separate process
 
 
 class Shared:
-    """Creates each resource on first use, and closes all at the end of the ``with`` block. Thread-safe."""
+    """Creates each resource on first use. Thread-safe. Close it after use."""
 
     def __init__(self, folder: SweepFolder, slots: Sequence[Cluster], root: Path, say: Callable[[str], None]) -> None:
         self._folder, self._slots, self._root, self._say = folder, slots, root, say
@@ -74,12 +142,7 @@ class Shared:
         self._reporting: WorkerProcess | None = None
         self._recording: dict[Destination, WorkerProcess] | None = None
 
-    def __enter__(self) -> Shared:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         with waiting(self._say, "completing reports and records"):
             self._open.close()
 
@@ -93,13 +156,16 @@ class Shared:
         """Return the services for a run on the hosts of ``slot``."""
         if run.config.script is None:  # scripts have no report
             self._reports()  # starts with the first trial, so that it is warm when that trial ends
+        with self._lock:
+            if self._slots and slot not in self._hosts:
+                self._hosts[slot] = self._open.enter_context(closing(Hosts(run.config.cluster)))
         return RunServices(
             evaluate=self._evaluate,
             recorder=self.recorder,
             provenance=self._provenance,
             on_trained=on_trained,
             code=self._code(run),
-            hosts=self._reach(slot, run.config.cluster),
+            hosts=self._hosts.get(slot),
             stop=stop,
         )
 
@@ -127,14 +193,6 @@ class Shared:
                     write_atomic(copy, run.code.sources[name].read_bytes())
         return {name: self._folder.code / name for name in run.code.sources}
 
-    def _reach(self, slot: int, cluster: Cluster) -> Hosts | None:
-        if not self._slots:
-            return None
-        with self._lock:
-            if slot not in self._hosts:
-                self._hosts[slot] = self._open.enter_context(closing(Hosts(cluster)))
-            return self._hosts[slot]
-
     # --------------------------------------------------------------------------------- reports, records
     def _worker(self, argv: Sequence[str], env: Mapping[str, str], log: str) -> WorkerProcess:
         return self._open.enter_context(closing(WorkerProcess(argv, env, self._folder.path / log)))
@@ -149,11 +207,11 @@ class Shared:
     def _evaluate(self, folder: RunFolder, root: Path) -> None:
         """Create the report, in a child process if the worker has ended (out of memory). Raises PacelineError."""
         pending = self._reports().ask(run_dir=str(folder.path), made_of=stored_report.made_of_run(folder, root))
-        answer = pending.result() if wait([pending], _REPORT_S).done else None
+        answer = pending.result() if wait([pending], _REPORT_S).done else None  # None: the worker has ended, or hangs
         if answer is None:
             stored_report.make(folder, root)
-        elif answer.error is not None:
-            raise PacelineError(f"the evaluation report of {folder.key} failed: {answer.error}")
+        elif answer:
+            raise PacelineError(f"the evaluation report of {folder.key} failed: {answer}")
 
     def recorder(self, run: Run) -> Recorder:
         """Return the recorder of one trial; it starts its own process for a destination without a shared one."""
@@ -175,27 +233,21 @@ class Shared:
         return Recorder(run.folder.path, run.config, run.root, make=make)
 
     def record_missed(self, runs: Sequence[Run]) -> None:
-        """Record runs that ended before, a few at a time. Stops at failures: the remaining runs would fail alike."""
-        missed, done = [self.recorder(run) for run in runs], 0
-        for at in range(0, len(missed), _AT_ONCE):
-            part = missed[at : at + _AT_ONCE]
-            for recorder in part:
-                recorder.start()
-            for recorder in part:
-                recorder.finish(lambda _: None)
-            failed = [recorder for recorder in part if not recorder.is_complete()]
-            done += len(part) - len(failed)
-            if failed:
+        """Record runs that ended before. Stops at a failure: the remaining runs would fail alike."""
+        for done, run in enumerate(runs):
+            recorder = self.recorder(run)
+            recorder.start()
+            recorder.finish(lambda _: None)
+            if not recorder.is_complete():
                 self._say(
-                    f"WARNING: {len(missed) - done} run(s) of before are not recorded yet: "
-                    f"{failed[0].why()}\n  try: the same command, once that is fixed"
+                    f"WARNING: {len(runs) - done} run(s) of before are not recorded yet: "
+                    f"{recorder.why()}\n  try: the same command, once that is fixed"
                 )
-                break
-        if done:
-            self._say(f"{done} run(s) whose record was missing are recorded now")
+                return
+        self._say(f"{len(runs)} run(s) whose record was missing are recorded now")
 
 
 def was_missed(run: Run) -> bool:
     """Return True if a record of an ended run was begun but not completed, according to its folder."""
-    records = [to.last_recorded(run.folder.path) for to in tracking.destinations(vars(run.config.tracking), run.root)]
-    return any(recorded is not None and not recorded.complete for recorded in records)
+    records = [load(run.folder.path, to.tracker) for to in tracking.destinations(vars(run.config.tracking), run.root)]
+    return any(recorded is not None and recorded.state != DONE for recorded in records)

@@ -1,9 +1,10 @@
-"""A trial of a sweep: its source, its outcome, the events of its begin and end, and its line in a log."""
+"""A trial of a sweep: its source, outcome, events and line in a log; and when which trial starts on which slot."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from pipeline.core.files import FULL, room_needed
 from pipeline.core.specs import State
 from pipeline.core.tables import duration
 from pipeline.execution.run import Run
-from pipeline.runs import acceptance, journal
+from pipeline.runs import acceptance
 from pipeline.runs.contents import set_apart
 
 _FULL = (*FULL, errno.EROFS)
@@ -69,17 +70,11 @@ class TrialBegan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialEnded:
-    """A trial ended, possibly before this command.
-
-    ``detail``: the first line of the reason; ``again``: it will be retried.
-    """
+class TrialEnded(Outcome):
+    """A trial ended, possibly before this command. ``again``: it will be retried."""
 
     number: int
     chosen: tuple[str, ...]
-    state: State
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    detail: str = ""
     again: bool = False
 
 
@@ -113,11 +108,6 @@ def finished(run: Run, *, elsewhere: bool = False) -> Outcome:
     result, _ = acceptance.result_or_accepted(run.folder)
     metrics = result.metrics if result is not None else {}
     return Outcome(state=State.FINISHED, metrics=metrics, elsewhere=elsewhere)
-
-
-def was_pruned(run: Run) -> bool:
-    entries = journal.read(run.folder.journal)
-    return bool(entries) and entries[-1].state is State.PRUNED
 
 
 def detail_of(error: PacelineError | OSError) -> str:
@@ -164,11 +154,8 @@ def words_of_trial(chosen: Sequence[str]) -> str:
 class TrialLines:
     """Formats a line for each trial that a command has brought to a good end.
 
-    A failure is reported elsewhere, together with the decision about a retry.
-
-    Args:
-        total: the number of trials.
-        metric: the sweep's metric, such as val/accuracy.
+    A failure is reported elsewhere, together with the decision about a retry. ``total``: the number of trials.
+    ``metric``: the sweep's metric, such as val/accuracy.
     """
 
     def __init__(self, total: int, metric: str) -> None:
@@ -179,9 +166,7 @@ class TrialLines:
     def of(self, event: object, now: float) -> str | None:
         """Return ``✓  5/18  lr=0.1 seed=2  val/accuracy 0.4440  12.5 s  (b20f8db36d40)``, or None.
 
-        Args:
-            event: of the sweep.
-            now: seconds of a monotonic clock.
+        ``event``: of the sweep. ``now``: seconds of a monotonic clock.
         """
         if isinstance(event, TrialBegan):
             self._began[event.number] = now, event.key
@@ -195,3 +180,123 @@ class TrialLines:
         figure = () if value is None else (f"{self._metric} {value:.4f}",)
         count = f"✓ {len(self._done):>{len(str(self._total))}}/{self._total}"
         return "  ".join((count, words_of_trial(event.chosen), *figure, duration(now - began), f"({key})"))
+
+
+# ---------------------------------------------------------------------------------------- the schedule
+_TRANSIENT = ("host", "memory")  # causes of failures that a retry may not meet again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A trial to start now. ``tried`` counts its earlier attempts in this command."""
+
+    trial: Trial
+    slot: int
+    tried: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """The result of a trial. ``was_known``: there was one already, so nothing was started."""
+
+    trial: Trial
+    outcome: Outcome
+    was_known: bool = False
+
+
+class Schedule:
+    """Assigns trials to slots: a slot takes the next trial as soon as it is free, without waiting for a batch.
+
+    ``settled``: returns the result of a trial that needs no start (finished before, failed permanently), or None.
+    ``most``: so many trials are started, however often each is retried; None: all.
+    """
+
+    def __init__(
+        self,
+        source: TrialSource,
+        *,
+        slots: int,
+        retries: int,
+        settled: Callable[[Trial], Settled | None],
+        most: int | None = None,
+    ) -> None:
+        self._source, self._retries, self._settled = source, retries, settled
+        self._remaining = most
+        self._free = deque(range(slots))
+        self._slots = slots
+        self._waiting: deque[tuple[Trial, int]] = deque()  # trials taken from the source, and their attempts so far
+        self._running: dict[int, Start] = {}
+        self._exhausted = self._halted = False
+        self.ended: list[Settled] = []
+
+    def next(self) -> Start | None:
+        """Return the next trial to start; None if there is none, no slot is free, or its run is in progress."""
+        while self._free and not self._halted:
+            if self._waiting:
+                trial, tried = self._waiting.popleft()
+            else:
+                taken = None if self._exhausted or self._remaining == 0 else self._source.next_trial()
+                if taken is None:
+                    self._exhausted = True
+                    return None
+                trial, tried = taken, 0
+            if trial.key is not None and any(trial.key == other.key for other in self.running):
+                # The same run is in progress, and its result will hold for this trial too, so this trial waits. Later
+                # trials also wait, because trials start in the order of the sweep.
+                self._waiting.appendleft((trial, tried))
+                return None
+            if (known := self._settled(trial)) is not None:
+                self._record(known)
+                continue
+            if self._remaining is not None and tried == 0:
+                self._remaining -= 1
+            start = Start(trial=trial, slot=self._free.popleft(), tried=tried)
+            self._running[trial.number] = start
+            return start
+        return None
+
+    @property
+    def running(self) -> list[Trial]:
+        """The trials in progress."""
+        return [start.trial for start in self._running.values()]
+
+    def freed(self, slot: int) -> None:
+        """Mark a slot's hosts as free; its trial may still be completing."""
+        if slot not in self._free:
+            self._free.append(slot)
+
+    def finished(self, start: Start, outcome: Outcome) -> bool:
+        """Record the end of a trial; return True if it will be retried.
+
+        A slot on which a host failed is given up, unless it is the last.
+        """
+        del self._running[start.trial.number]
+        if outcome.cause == "host" and self._slots > 1:
+            self._slots -= 1
+            if start.slot in self._free:
+                self._free.remove(start.slot)
+        elif not any(other.slot == start.slot for other in self._running.values()):
+            self.freed(start.slot)
+        if outcome.state is State.FAILED and outcome.cause in _TRANSIENT and start.tried < self._retries:
+            self._waiting.append((start.trial, start.tried + 1))
+            return True
+        self._record(Settled(trial=start.trial, outcome=outcome))
+        return False
+
+    @property
+    def slots_left(self) -> int:
+        """The number of slots that were not given up."""
+        return self._slots
+
+    def halt(self) -> None:
+        """Start no more trials."""
+        self._halted = True
+
+    @property
+    def done(self) -> bool:
+        """True if nothing runs and nothing will be started."""
+        return not self._running and (self._halted or (self._exhausted and not self._waiting))
+
+    def _record(self, ended: Settled) -> None:
+        self.ended.append(ended)
+        self._source.tell(ended.trial, ended.outcome)

@@ -10,7 +10,7 @@ from pipeline.config.build import search_config
 from pipeline.config.overrides.search_space import space
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
-from pipeline.sweep.study import SearchStudy, Suggestion, open_study
+from pipeline.sweep.search import SearchStudy, Suggestion, open_study
 
 pytestmark = pytest.mark.slow
 LONG = pytest.mark.long

@@ -14,9 +14,9 @@ from pipeline.config.compose import jobs
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.specs import State
-from pipeline.sweep.search import SearchSource
-from pipeline.sweep.search_plan import SearchPlan, fetch, plan
-from pipeline.sweep.study import open_study
+from pipeline.sweep.expand import fetch
+from pipeline.sweep.search import SearchSource, open_study
+from pipeline.sweep.search_plan import SearchPlan, plan
 from pipeline.sweep.trial import Outcome, Trial
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ def planned(folder: Path, *words: str) -> SearchPlan:
 
 
 def source(folder: Path, *words: str) -> tuple[SearchSource, list[Trial]]:
-    fetch(planned(folder, *words).representative_trial.config)  # as the verb does: a key needs the data
+    fetch(planned(folder, *words).representative_trial.config, print)  # as the verb does: a key needs the data
     found, asked = planned(folder, *words), []
     study = open_study(found.config, found.space, folder / "study", found.made_of, epochs=found.epochs)
     return SearchSource(study, found, asked.append, lambda _: None), asked

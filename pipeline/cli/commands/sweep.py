@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pipeline.cli.commands.train import refuse_unfit
 from pipeline.cli.invocation import process_count
 from pipeline.cli.output import answer, note, say, wants_json, width
-from pipeline.cli.session import ROOT, Session, relative
+from pipeline.cli.session import ROOT, Session
 from pipeline.cli.terminal import screen_of_sweep, start_detached, subscriber
 from pipeline.cli.trials import result_of
 from pipeline.cluster.validation import usable_gpus
@@ -24,23 +24,18 @@ from pipeline.core.locks import FileLock
 from pipeline.core.processes.threads import WaitReports
 from pipeline.core.specs import State
 from pipeline.core.tables import aligned, counted
-from pipeline.data import store
 from pipeline.execution.complete import provide_weights
 from pipeline.live.notices import Notifier
 from pipeline.live.state import SweepState
 from pipeline.runs.contents import what_runs
 from pipeline.sweep import folder as folders
 from pipeline.sweep import results as tables
-from pipeline.sweep.conduct import Sweep, conduct
-from pipeline.sweep.expand import Grid, Space, of_jobs
+from pipeline.sweep.conduct import Conductor, Sweep
+from pipeline.sweep.expand import Grid, Space, fetch, make_step, of_jobs
 from pipeline.sweep.folder import SweepFolder, SweepRecord, TrialEntry, in_order, recorded
 from pipeline.sweep.results import TrialResult, command, number
-from pipeline.sweep.schedule import Settled
-from pipeline.sweep.search_plan import STUDY, SearchPlan, fetch, make_step, objectives
-from pipeline.sweep.trial import Trial, TrialLines, TrialSource
-
-if TYPE_CHECKING:  # imports optuna
-    from pipeline.sweep.study import SearchStudy
+from pipeline.sweep.search_plan import STUDY, Objective, SearchPlan, objectives
+from pipeline.sweep.trial import Settled, Trial, TrialLines, TrialSource
 
 
 class Flags(NamedTuple):
@@ -70,8 +65,8 @@ def sweep(current: Session) -> None:
     elif is_dry_run:
         show_trials(current.space, flags)
     else:
-        for make in (make_steps, fetch_all):  # of what they have made, the trials' keys are known only then
-            if make(current.space):
+        for make in (make_steps, provide):  # of what they have made, the trials' keys are known only then
+            if make(current.space.trials):
                 current.forget_pack()
         run(current.space, current.invocation.overrides, flags)
 
@@ -81,38 +76,31 @@ def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
     space = of_jobs(jobs, root=ROOT, local_gpus=usable_gpus())
     if space.trials[0].config.search.name != "none":
         raise UsageError("--multirun expands a grid before anything is asked", hint="doit sweep with the same words")
-    for make in (make_steps, fetch_all):
-        if make(space):
+    for make in (make_steps, provide):
+        if make(space.trials):
             space = of_jobs(jobs, root=ROOT, local_gpus=usable_gpus())
     run(space, words, Flags())
 
 
 # ------------------------------------------------------------------------------------------- a grid
-def make_steps(space: Space) -> bool:
-    """Run every missing step that a trial's data comes from. Return False if all existed, so the space stays."""
-    made = 0
-    for trial in space.trials:
-        if trial.run is None and trial.config.step is not None:
-            made += trial.config.step.make(note, process_count())
-    return made > 0
+def make_steps(trials: Sequence[Trial]) -> bool:
+    """Run every missing step that a trial's data comes from. Return False if all existed."""
+    made = [trial for trial in trials if make_step(trial.config, note, process_count())]
+    return bool(made)
 
 
-def fetch_all(space: Space) -> bool:
-    """Fetch missing data and initial weights of the trials. Return False if all existed, so the space stays."""
-    for trial in space.trials:
-        if trial.run is None and store.find(trial.config.train.dataset, trial.config.data_dir) is None:
-            pack = store.fetch(trial.config.train.dataset, trial.config.data_dir)
-            note(f"{pack.manifest.name}: {pack.manifest.count:,} images in {relative(pack.path)}")
-        if trial.run is None:
-            provide_weights(trial.config, ROOT, argv=sys.argv, say=note)
-    return any(trial.run is None for trial in space.trials)
+def provide(trials: Sequence[Trial]) -> bool:
+    """Fetch missing data and initial weights of the trials. Return False if all existed."""
+    incomplete = [trial.config for trial in trials if trial.run is None]
+    for config in incomplete:
+        fetch(config, note)
+        provide_weights(config, ROOT, argv=sys.argv, say=note)
+    return bool(incomplete)
 
 
 def run(space: Space, words: Sequence[str], flags: Flags) -> None:
-    """Run the trials of a space whose data is in place.
-
-    Raises PacelineError: trials have failed; the text names each with its first error line; Killed: stopped by Ctrl-C
-    or a signal.
+    """Run the trials of a space whose data is in place. Raises PacelineError: trials have failed; the text names each
+    with its first error line; Killed: stopped by Ctrl-C or a signal.
     """
     if any(trial.run is None for trial in space.trials):
         raise PacelineError("a data set vanished after it was fetched", hint="the same command again")
@@ -161,7 +149,7 @@ def alone(folder: SweepFolder) -> Iterator[None]:
     except OSError as error:
         raise _cannot_keep(folder, error) from error
     except Killed as error:
-        record, entries = folder.read(), folders.latest(folder.entries()[0]).values()
+        record, entries = folder.read(), folders.latest(folder.entries()).values()
         done = sum(entry.state is State.FINISHED for entry in entries)
         so_far = (
             f"; {done} of {record.total} trials are finished (doit report {folder.name})" if record.has_begun else ""
@@ -196,22 +184,12 @@ def run_trials(
         Notifier(first.notify, screen.say, kind="sweep", key=folder.name, name=name) as notices,
     ):
         screen.say(headline)
-        ended = conduct(
-            Sweep(
-                source=source,
-                folder=folder,
-                key=trials.key,
-                slots=trials.slots,
-                retries=trials.settings.retries,
-                retry_failed=flags.retry_failed,
-                root=ROOT,
-                argv=sys.argv,
-                say=screen.say,
-                on_event=subscriber(screen, notices.hear, TrialLines(source.total, metric).of),
-                watched=screen.is_live,
-                most=flags.max_trials,
-            )
-        )
+        sweep = Sweep(
+            source=source, folder=folder, key=trials.key, slots=trials.slots, retries=trials.settings.retries,
+            retry_failed=flags.retry_failed, root=ROOT, argv=sys.argv, say=screen.say, watched=screen.is_live,
+            on_event=subscriber(screen, notices.hear, TrialLines(source.total, metric).of), most=flags.max_trials,
+        )  # fmt: skip
+        ended = Conductor(sweep).run()
         failed = [item for item in ended if item.outcome.state is State.FAILED]
         counts = {f"trials_{end.lower()}": float(sum(item.outcome.state is end for item in ended)) for end in _ENDS}
         error = f"{len(failed)} of {len(ended)} trials failed: {failed[0].outcome.detail}" if failed else ""
@@ -228,7 +206,7 @@ def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequenc
     others = f", {elsewhere} by another command meanwhile" if elsewhere else ""
     say(f"\nsweep {folder.name}: {', '.join(shown)}; {started} run just now{others}")
     record = folder.read_begun() if wants_json() else folder.read()
-    done = {entry.key for entry in folder.entries()[0] if entry.state in _ENDS}
+    done = {entry.key for entry in folder.entries() if entry.state in _ENDS}
     if remaining := record.total - sum(trial.key in done for trial in record.trials):
         say(f"  left     {counted(remaining, 'trial')} of {record.total}; the same command goes on with them")
     say(f"  report   doit report {folder.name}\n  compare  doit ui")
@@ -254,17 +232,11 @@ def show_trials(space: Space, flags: Flags) -> None:
     if space.key:
         folder = folders.locate(space.trials[0].config.runs_dir, space, fork=flags.fork)
         space, name = in_order(space, folder.read()), folder.name
-        entries = folders.latest(folder.entries()[0])
+        entries = folders.latest(folder.entries())
     rows = [("trial", "key", "", "why", "what")]
-    rows += [
-        (
-            str(trial.number),
-            trial.key or "-",
-            *trial_standing(trial, entries, flags.retry_failed),
-            " ".join(trial.chosen),
-        )
-        for trial in space.trials
-    ]
+    for trial in space.trials:
+        standing, why = trial_standing(trial, entries, flags.retry_failed)
+        rows.append((str(trial.number), trial.key or "-", standing, why, " ".join(trial.chosen)))
     done = sum(row[2] == "done" for row in rows)
     say(f"sweep {name}: {len(space.trials)} trials, {done} done, {_at_once(space)} at a time")
     say(aligned(rows))
@@ -297,54 +269,42 @@ def search(current: Session, flags: Flags) -> None:
     Raises PacelineError: trials have failed; the text names each with its first error line; Killed: stopped by Ctrl-C
     or a signal.
     """
-    if make_step(current.search_plan.representative_trial.config, note):
-        current.forget_pack()
-    fetch(current.search_plan.representative_trial.config)
-    provide_weights(current.search_plan.representative_trial.config, ROOT, argv=sys.argv, say=note)
-    current.forget_pack()
-    with compose.hydra_ready():
-        _run_search(current.search_plan, current.invocation.overrides, flags)
+    from pipeline.sweep.search import SearchSource, open_study  # optuna (0.3 s), which a grid does without
 
-
-def _run_search(plan: SearchPlan, words: Sequence[str], flags: Flags) -> None:
-    from pipeline.sweep.search import SearchSource  # optuna (0.3 s), which a grid does without
-    from pipeline.sweep.study import open_study
-
+    for make in (make_steps, provide):
+        if make([current.search_plan.representative_trial]):
+            current.forget_pack()
+    plan = current.search_plan
     folder = _search_folder(plan, flags.fork)
-    with alone(folder):
+    with compose.hydra_ready(), alone(folder):
         study = open_study(plan.config, plan.space, folder.path, plan.made_of, epochs=plan.epochs)
         goals = objectives(plan.config)
+        directions = {goal.metric: goal.direction for goal in goals}
         record = SweepRecord(
-            key=plan.key,
-            configurations=plan.key,
-            words=plan.representative_trial.config.shown_words(words),
-            total=study.total,
-            trials=(),
-            at_once=_at_once(plan),
-            by=goals[0].metric,
-            goals={goal.metric: goal.direction for goal in goals},
-        )
+            key=plan.key, configurations=plan.key, total=study.total,
+            words=plan.representative_trial.config.shown_words(current.invocation.overrides),
+            at_once=_at_once(plan), by=goals[0].metric, goals=directions,
+        )  # fmt: skip
         pruner = "" if plan.config.pruner == "none" else f", pruner {plan.config.pruner}"
         headline = (
             f"sweep {folder.name}: search={plan.config.name}, {study.total} trials of which {study.begun} have begun, "
             f"{_at_once(plan)} at a time{pruner}"
         )
-        ended = run_trials(
-            plan, SearchSource(study, plan, partial(_record_trial, folder, record), note), folder, headline, flags
-        )
-        _conclude_search(plan, study, folder, ended)
+        source = SearchSource(study, plan, partial(_record_trial, folder, record), note)
+        ended = run_trials(plan, source, folder, headline, flags)
+        results = _results(ended)
+        by = goals[0].metric if len(goals) == 1 else None
+        say(f"\n{tables.text(results, study.total, by, directions, width=width())}")
+        if by is None:
+            say(f"\n{_text_of_best(goals, [item for item in results if item.number in study.best()])}")
+        conclude(folder, results, ended)
 
 
 def _search_folder(plan: SearchPlan, fork: bool) -> SweepFolder:
     """Return the folder by the search's key, or by ``sweep.name``. Raises UsageError: that name is a grid's."""
-    if plan.settings.name is None:
-        return folders.SweepFolder(plan.runs_dir / folders.FOLDER / plan.key)
-    folder = base = folders.folder_named(plan.runs_dir, plan.settings.name)
-    number = 1
-    while fork and (record := folder.read()).has_begun and record.configurations != plan.key:
-        number += 1
-        folder = folders.SweepFolder(base.path.with_name(f"{base.name}-{number}"))
-    if folder.read().has_begun and not (folder.path / STUDY).exists():
+    runs_dir = plan.representative_trial.config.runs_dir
+    folder = folders.folder_for(runs_dir, plan.settings.name, plan.key, plan.key, fork=fork)
+    if plan.settings.name and folder.read().has_begun and not (folder.path / STUDY).exists():
         raise UsageError(
             f"sweep.name={folder.name} stands for a grid, and this is a search", hint="another sweep.name, or --fork"
         )
@@ -359,26 +319,20 @@ def _record_trial(folder: SweepFolder, record: SweepRecord, trial: Trial) -> Non
         folder.write(replace(record, trials=(*others, recorded(trial))))
 
 
-def _conclude_search(plan: SearchPlan, study: SearchStudy, folder: SweepFolder, ended: Sequence[Settled]) -> None:
-    goals = objectives(plan.config)
-    results = _results(ended)
-    by, directions = goals[0].metric if len(goals) == 1 else None, {goal.metric: goal.direction for goal in goals}
-    say(f"\n{tables.text(results, study.total, by, directions, width=width())}")
-    if len(goals) > 1:
-        say(f"\nno other trial is better in all of {', '.join(f'{goal.metric} ({goal.direction})' for goal in goals)}:")
-        best = [item for item in results if item.number in study.best()]
-        rows = [("trial", *(goal.metric for goal in goals), "")]
-        for item in best:
-            cells = (number(item.values[goal.metric]) if goal.metric in item.values else "-" for goal in goals)
-            rows.append((str(item.number), *cells, command(item.overrides)))
-        say(aligned(rows))
-    conclude(folder, results, ended)
+def _text_of_best(goals: Sequence[Objective], results: Sequence[TrialResult]) -> str:
+    """Return the table of the best trials of several objectives, none of which is better than another in all."""
+    rows = [("trial", *(goal.metric for goal in goals), "")]
+    for item in results:
+        cells = (number(item.values[goal.metric]) if goal.metric in item.values else "-" for goal in goals)
+        rows.append((str(item.number), *cells, command(item.overrides)))
+    names = ", ".join(f"{goal.metric} ({goal.direction})" for goal in goals)
+    return f"no other trial is better in all of {names}:\n{aligned(rows)}"
 
 
 def show_search(plan: SearchPlan, flags: Flags) -> None:
     """Print the trials chosen so far; the next ones depend on their results. Writes nothing."""
     folder = _search_folder(plan, flags.fork)
-    known, entries = folder.read().trials, folders.latest(folder.entries()[0])
+    known, entries = folder.read().trials, folders.latest(folder.entries())
     rows = [("trial", "key", "state", "what")]
     for item in sorted(known, key=lambda item: item.number):
         entry = entries.get(item.key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.locks import held
 from pipeline.core.processes import threads
 from pipeline.sweep.folder import SweepFolder
+from pipeline.sweep.shared import WorkerProcess
 
 
 def test_a_full_disk_in_the_middle_of_a_sweep_is_told_with_its_mend(tmp_path: Path) -> None:
@@ -48,3 +50,28 @@ def test_who_waits_for_another_sweep_is_not_silent(
     with sweep.alone(folder):
         pass
     assert "still waiting for the command that runs sweep abc" in capsys.readouterr().err
+
+
+IMPORTS = "import time; time.sleep(60)"
+ANSWERS = """
+import sys, time
+line = sys.stdin.readline()
+time.sleep(1)
+open(sys.argv[1], "w").write(line)
+"""
+
+
+def worker(folder: Path, program: str) -> WorkerProcess:
+    argv = [sys.executable, "-c", program, str(folder / "done")]
+    return WorkerProcess(argv, os.environ, folder / "worker.log")
+
+
+@pytest.mark.slow
+def test_one_that_was_asked_nothing_is_not_waited_for_and_one_at_work_is(tmp_path: Path) -> None:
+    began = time.monotonic()
+    worker(tmp_path, IMPORTS).close()
+    assert time.monotonic() - began < 30.0
+    asked = worker(tmp_path, ANSWERS)
+    asked.ask(run_dir="x")
+    asked.close()
+    assert (tmp_path / "done").read_text() == '{"id": 0, "run_dir": "x"}\n'

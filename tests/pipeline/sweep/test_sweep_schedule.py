@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import heapq
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from pipeline.cluster.attempt.failures import cause
+from pipeline.cluster.events import NodeExit, NodeLost, RankError
+from pipeline.core.errors import DataError, HostError, PacelineError, TrainingError
 from pipeline.core.specs import State
 from pipeline.sweep.expand import Grid
-from pipeline.sweep.schedule import Schedule, Settled, Start
-from pipeline.sweep.trial import Outcome, Trial
+from pipeline.sweep.trial import Outcome, Schedule, Settled, Start, Trial, cause_of
 
 GOOD, BAD = Outcome(state=State.FINISHED), Outcome(state=State.FAILED, detail="broken")
 
@@ -61,12 +66,12 @@ def test_a_slot_that_is_free_before_its_trial_is_complete_takes_the_next_one() -
 
 
 def test_trouble_with_a_host_or_memory_is_tried_again_once_and_broken_code_is_not() -> None:
-    for cause, tries in (("memory", 2), ("host", 2), ("code", 1)):
+    for reason, tries in (("memory", 2), ("host", 2), ("code", 1)):
         plan, count = schedule(1, slots=1), 0
         while (start := plan.next()) is not None:
             count += 1
-            plan.finished(start, replace(BAD, cause=cause))
-        assert (count, plan.done, plan.ended[0].outcome) == (tries, True, replace(BAD, cause=cause)), cause
+            plan.finished(start, replace(BAD, cause=reason))
+        assert (count, plan.done, plan.ended[0].outcome) == (tries, True, replace(BAD, cause=reason)), reason
 
 
 def test_a_slot_whose_host_failed_is_given_up_while_there_is_another() -> None:
@@ -135,3 +140,34 @@ def test_only_so_many_trials_are_started_whether_or_not_they_are_tried_again_and
         begun.append((start.trial.number, start.tried))
         plan.finished(start, replace(BAD, cause="memory"))
     assert (begun, plan.done) == ([(1, 0), (1, 1), (2, 0), (2, 1)], True)
+
+
+def ended(message: str, host: str = "a") -> NodeExit:
+    return NodeExit(host=host, code=1, errors=(RankError(rank=0, unix_time=1.0, message=message, traceback=""),))
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ([ended("TrainerError: the loss is nan at step 3")], "code"),
+        ([ended("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")], "memory"),
+        ([ended("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory")], "memory"),
+        ([NodeExit(host="a", code=1, reason="rank 1 was killed by SIGKILL")], "memory"),
+        ([NodeExit(host="a", code=-9, reason="the warm parent of the ranks (trainers/ranks.py) ended")], "memory"),
+        ([NodeLost(host="b", reason="no longer answers"), ended("Connection closed by peer")], "host"),
+        ([ended("TrainerError: /r/final.pt could not be written (No space left on device): needs 2 bytes")], "disk"),
+        ([NodeLost(host="b", reason="no longer answers"), ended("ValueError: broken")], "code"),
+        ([NodeLost(host="b", reason="no longer answers"), ended("ConfigError: seed=-1 must be at least 0")], "config"),
+    ],
+)
+def test_the_ends_of_an_attempt_tell_its_cause(ends: list[NodeExit | NodeLost], expected: str) -> None:
+    assert cause({end.host: end for end in ends}) == expected
+
+
+def test_every_error_has_a_cause() -> None:
+    full = PacelineError("run can't go on")
+    report = PacelineError("the evaluation report of 1234 failed: [Errno 28] No space left on device: '/r/x.png'")
+    full.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    assert [
+        cause_of(error) for error in (HostError("x"), TrainingError("x", cause="memory"), DataError("x"), full, report)
+    ] == ["host", "memory", "code", "disk", "disk"]

@@ -16,8 +16,8 @@ from pipeline.config.schema import NotifyConfig, SweepConfig
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, Host
 from pipeline.keys.content_key import topology
+from pipeline.sweep.expand import host_overrides, slots
 from pipeline.sweep.folder import SweepFolder
-from pipeline.sweep.slots import host_overrides, slots
 from trainers.contract.host_facts import HostFacts
 
 FACTS = HostFacts(
@@ -37,7 +37,7 @@ def local(nproc: int = 1) -> Cluster:
 def test_a_sweep_says_that_it_takes_no_spares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("pipeline.cli.commands.sweep.conduct", lambda _: [])
+    monkeypatch.setattr("pipeline.sweep.conduct.Conductor.run", lambda _: [])
     for spares, said in (((), ""), ((Host(name="c"),), "cluster.spares: a sweep takes none; ")):
         parts = slots(dataclasses.replace(cluster(Host(name="a")), spares=spares), SweepConfig(), [])
         trial = SimpleNamespace(config=SimpleNamespace(notify=NotifyConfig(), resolved={}, cluster=parts[0]))
