@@ -1,7 +1,5 @@
-"""Export a run as one archive, and import such an archive. Equal run folders give equal bytes.
-
-The archive's manifest.json lists every file with its sha256, is sealed, and names the run's key. A file that
-contradicts the manifest, the key or the result is refused before anything is used.
+"""Export a run as one archive, of equal bytes for equal runs, and import it. Its sealed manifest.json lists each file's
+sha256 and the run's key; what contradicts manifest, key or result is refused before anything is used.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ import gzip
 import io
 import tarfile
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path, PurePosixPath
 
 from pipeline.core import documents, tars
@@ -80,26 +78,36 @@ def export(
     if away := [path for path in paths if leads_out(path, folder.path)]:
         say(not_read(away, folder.path))
     members = dict(_member(folder, path) for path in paths if path not in away)
-    members |= _accepted(folder)
+    _, accepted = acceptance.result_or_accepted(folder)
+    if accepted is not None:  # with the other run's result that it refers to
+        base, own = acceptance.base_of(folder, accepted), folder.path / acceptance.BASE_RESULT_FILE
+        members[acceptance.FILE] = (folder.path / acceptance.FILE).read_bytes()
+        members[acceptance.BASE_RESULT_FILE] = (own if own.exists() else base.result).read_bytes()
     commit = provenance.get("git_commit")
     if commit is not None and git.has_commit(root, str(commit)):
         members |= _source(root, commit)
-    members[MANIFEST] = _manifest(folder, members)
-    archive = _packed(folder.key, members)
-    write_atomic(to, archive)
-    return len(archive)
+    files = {name: sha256_bytes(content) for name, content in sorted(members.items())}
+    about = {"version": _VERSION, "key": folder.key, "digest": key.digest, "files": files}
+    members[MANIFEST] = documents.sealed(about).encode()
+    buffer = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0, filename="") as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for name, content in sorted(members.items()):
+            info = tarfile.TarInfo(f"{folder.key}/{name}")  # owner, time and mode stay at their defaults: 0, 0, 0644
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    write_atomic(to, buffer.getvalue())
+    return buffer.tell()
 
 
 def unpack(archive: Path, place: Path, *, root: Path) -> RunFolder:
     """Unpack an archive below ``place``, which appears once every byte was checked, and return the run.
 
-    Only plain files with paths inside the run's folder are accepted, at most 16 GiB in total.
-
-    Args:
-        root: the project, where the cache of parsed sources lies.
-
-    Raises:
-        UsageError: it is no such archive, was altered, or holds something that ``export`` never writes.
+    Only plain files with paths inside the run's folder are accepted, at most 16 GiB in total. ``root``: the project,
+    where the cache of parsed sources lies. Raises UsageError: it is no such archive, was altered, or holds something
+    that ``export`` never writes.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     prefix = temporary_prefix(f".{place.name}")
@@ -119,27 +127,6 @@ def unpack(archive: Path, place: Path, *, root: Path) -> RunFolder:
             raise UsageError(f"run={archive} can't be read as an exported run: {error}", hint=_AGAIN) from error
         place.mkdir(parents=True, exist_ok=True)
         return RunFolder(folder.path.rename(place / folder.key))
-
-
-def _accepted(folder: RunFolder) -> dict[str, bytes]:
-    """Return the acceptance record of this run, and the other run's result that it refers to. Raises AlteredError."""
-    result, accepted = acceptance.result_or_accepted(folder)
-    if accepted is None or result is None:
-        return {}
-    base = acceptance.base_of(folder, accepted)
-    own = folder.path / acceptance.BASE_RESULT_FILE
-    return {
-        acceptance.FILE: (folder.path / acceptance.FILE).read_bytes(),
-        acceptance.BASE_RESULT_FILE: (own if own.exists() else base.result).read_bytes(),
-    }
-
-
-def _manifest(folder: RunFolder, members: Mapping[str, bytes]) -> bytes:
-    """Return the manifest: run key, and the sha256 of every file."""
-    key = folder.read_key()
-    files = {name: sha256_bytes(content) for name, content in sorted(members.items())}
-    about = {"version": _VERSION, "key": folder.key, "digest": key.digest if key else "", "files": files}
-    return documents.sealed(about).encode()
 
 
 def _extracted(archive: Path, place: Path) -> str:
@@ -214,19 +201,6 @@ def _source(root: Path, commit: str) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-git")) as scratch:
         pack(git.common_folder(root) or root, commit, Path(scratch))
         return {f"{SOURCE}/{path.name}": path.read_bytes() for path in Path(scratch).iterdir()}
-
-
-def _packed(key: str, members: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with (
-        gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0, filename="") as packed,
-        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
-    ):
-        for name, content in sorted(members.items()):
-            info = tarfile.TarInfo(f"{key}/{name}")  # owner, time and mode stay at their defaults: 0, 0, 0644
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
 
 
 def _refuse_misfit(archive: Path, member: tars.Member, top: str, seen: Collection[str]) -> None:

@@ -54,36 +54,24 @@ def is_time(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The result of a comparison.
+    """The result of a comparison."""
 
-    Attributes:
-        run: the key of the recorded run.
-        repeated_key: the key of its reproduction.
-        outcome: differences in weights, metrics or steps; none if the run was reproduced.
-        key: differences of the keys, as possible causes.
-        surroundings: differences of hosts and lock, as possible causes.
-        compared: the name of the results that were compared: weights_sha256, or a script's ``outputs`` or ``files``.
-        besides: files that a script left in its working directory, in its checkpoints or on other hosts. They may
-            contain times, so if some differ, the other results decide; without other results, nothing is decided.
-        besides_differing: those of ``besides`` that differ.
-        times: metrics that were left out: times and rates, and those that the user named.
-        nothing: the run left nothing that could be compared.
-        hardware: the difference in hardware because of which bits can't be compared; None: there is none.
-        reach: metric → allowed difference on other hardware.
-    """
-
-    run: str
-    repeated_key: str
-    outcome: tuple[Difference, ...]
-    key: tuple[Difference, ...]
-    surroundings: tuple[Difference, ...]
+    run: str  # the key of the recorded run
+    repeated_key: str  # the key of its reproduction
+    outcome: tuple[Difference, ...]  # differences in weights, metrics or steps; none if the run was reproduced
+    key: tuple[Difference, ...]  # differences of the keys, as possible causes
+    surroundings: tuple[Difference, ...]  # differences of hosts and lock, as possible causes
+    # the name of the results that were compared: weights_sha256, or a script's ``outputs`` or ``files``
     compared: str = "weights_sha256"
+    # files that a script left in its working directory, in its checkpoints or on other hosts. They may contain times,
+    # so if some differ, the other results decide; without other results, nothing is decided
     besides: tuple[str, ...] = ()
-    besides_differing: tuple[str, ...] = ()
-    times: tuple[str, ...] = ()
-    nothing: bool = False
+    besides_differing: tuple[str, ...] = ()  # those of ``besides`` that differ
+    times: tuple[str, ...] = ()  # metrics that were left out: times and rates, and those that the user named
+    nothing: bool = False  # the run left nothing that could be compared
+    # the difference in hardware because of which bits can't be compared; None: there is none
     hardware: str | None = None
-    reach: Mapping[str, float] = field(default_factory=dict)
+    reach: Mapping[str, float] = field(default_factory=dict)  # metric → allowed difference on other hardware
 
     @property
     def reproduced(self) -> bool:
@@ -100,7 +88,9 @@ class Verdict:
     @property
     def near(self) -> tuple[Difference, ...]:
         """Metrics whose differences are within the allowance for other hardware."""
-        return tuple(item for item in self.outcome if _apart(item) <= self.reach.get(item.field, -1.0))
+        numbers = (int, float)
+        both = [one for one in self.outcome if isinstance(one.old, numbers) and isinstance(one.new, numbers)]
+        return tuple(one for one in both if abs(one.new - one.old) <= self.reach.get(one.field, -1.0))
 
     @property
     def far(self) -> tuple[Difference, ...]:
@@ -119,10 +109,8 @@ def compare(
 ) -> Verdict:
     """Compare the outcome, the parts of the key, and the hosts' environments field by field.
 
-    Args:
-        ignored: name patterns of metrics that are not compared.
-        hardware: a known difference of the hosts' hardware; None: derived from the two results.
-        reach: metric → allowed difference on other hardware.
+    ``ignored``: name patterns of metrics that are not compared. ``hardware``: a known difference of the hosts'
+    hardware; None: derived from the two results. ``reach``: metric → allowed difference on other hardware.
     """
     again_result, parts = again.read_result(), again.read_json(run_folder.KEY) or {}
     result = again_result.fields if again_result is not None else {}
@@ -160,13 +148,10 @@ def compare(
 
 
 class _Files(NamedTuple):
-    """The compared files of a script; none for the classifier.
+    """The compared files of a script; none for the classifier."""
 
-    ``equal``: result files that are equal except for times. ``besides``: see Verdict.
-    """
-
-    equal: tuple[str, ...] = ()
-    besides: tuple[str, ...] = ()
+    equal: tuple[str, ...] = ()  # result files that are equal except for times
+    besides: tuple[str, ...] = ()  # see Verdict
     besides_differing: tuple[str, ...] = ()
 
 
@@ -205,10 +190,11 @@ def _without_times(folder: RunFolder, name: str) -> str | None:
     """Return the text of a JSON or CSV file without times; None if it can't be parsed."""
     try:
         text = (folder.path / name).read_text(encoding="utf-8").replace(str(folder.path.resolve()), "{run}")
-        timeless = (
-            _timeless_rows([*csv.reader(io.StringIO(text))]) if name.endswith(".csv") else _timeless(json.loads(text))
-        )
-        return json.dumps(timeless, sort_keys=True)
+        if not name.endswith(".csv"):
+            return json.dumps(_timeless(json.loads(text)), sort_keys=True)
+        rows = [*csv.reader(io.StringIO(text))]
+        times = {at for at, title in enumerate(rows[0] if rows else ()) if is_time(title.strip())}
+        return json.dumps([[cell for at, cell in enumerate(row) if at not in times] for row in rows])
     except (OSError, ValueError, RecursionError, csv.Error):
         return None
 
@@ -217,12 +203,6 @@ def _timeless(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _timeless(item) for name, item in value.items() if not is_time(name)}
     return [_timeless(item) for item in value] if isinstance(value, list) else value
-
-
-def _timeless_rows(rows: list[list[str]]) -> list[list[str]]:
-    """Drop the columns whose titles in the first row are times."""
-    times = {at for at, title in enumerate(rows[0] if rows else ()) if is_time(title.strip())}
-    return [[cell for at, cell in enumerate(row) if at not in times] for row in rows]
 
 
 def _files(result: Mapping[str, Any], tops: tuple[str, ...]) -> dict[str, Any]:
@@ -251,14 +231,6 @@ def _hosts(provenance: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return list((provenance.get("environments") or {}).values())
 
 
-def _apart(item: Difference) -> float:
-    """Return the absolute difference of a metric; infinite if it isn't a number on both sides."""
-    if not all(isinstance(value, int | float) for value in (item.old, item.new)):
-        return math.inf
-    apart = abs(item.new - item.old)
-    return math.inf if math.isnan(apart) else apart
-
-
 # -------------------------------------------------------------------------------------- spread of seeds
 def reach_of_seeds(recipe: Recipe, runs_dir: Path) -> dict[str, float]:
     """Return metric → the usual maximal difference between runs with other seeds.
@@ -268,11 +240,16 @@ def reach_of_seeds(recipe: Recipe, runs_dir: Path) -> dict[str, float]:
     seed, at least three with the run itself. With fewer runs only the test accuracy has an allowance, from the number
     of its images.
     """
+    by_key: dict[str, Mapping[str, Any]] = {recipe.folder.key: recipe.result.get("metrics") or {}}
+    for key, parts in index.finished_parts(runs_dir).items():
+        if key not in by_key and {item.field for item in differences(recipe.parts, parts)} <= _SEEDS:
+            with suppress(AlteredError):
+                result = RunFolder(runs_dir / key).read_result()
+                by_key |= {key: result.metrics} if result is not None else {}
     values = defaultdict[str, list[float]](list)
-    for metrics in _of_seeds(recipe, runs_dir).values():
-        for name, value in metrics.items():
-            if isinstance(value, int | float) and math.isfinite(value):
-                values[name].append(value)
+    for name, value in (item for metrics in by_key.values() for item in metrics.items()):
+        if isinstance(value, int | float) and math.isfinite(value):
+            values[name].append(value)
     at_most = {name: _REACH * statistics.stdev(known) for name, known in values.items() if len(known) >= _FEWEST}
     images = len((recipe.folder.read_json(run_folder.PREDICTIONS) or {}).get("targets") or ())
     if _ACCURACY in values and _ACCURACY not in at_most and images:
@@ -280,18 +257,6 @@ def reach_of_seeds(recipe: Recipe, runs_dir: Path) -> dict[str, float]:
         share = (recipe.result["metrics"][_ACCURACY] * images + 1) / (images + 2)
         at_most[_ACCURACY] = _REACH * math.sqrt(share * (1 - share) / images)
     return at_most
-
-
-def _of_seeds(recipe: Recipe, runs_dir: Path) -> dict[str, Mapping[str, Any]]:
-    """Return key → metrics of the run and of all runs that differ from it only in the seed."""
-    by_key: dict[str, Mapping[str, Any]] = {recipe.folder.key: recipe.result.get("metrics") or {}}
-    for key, parts in index.finished_parts(runs_dir).items():
-        differing = {item.field for item in differences(recipe.parts, parts)}
-        if key not in by_key and differing <= _SEEDS:
-            with suppress(AlteredError):
-                result = RunFolder(runs_dir / key).read_result()
-                by_key |= {key: result.metrics} if result is not None else {}
-    return by_key
 
 
 # ------------------------------------------------------------------------------------------------- text
@@ -323,7 +288,10 @@ def text(verdict: Verdict) -> str:
             why = f"{beyond} differ more than that" if beyond else "finished runs of two more seeds tell by how much"
             lines.append(f"computed by {verdict.hardware}: other bits were to be expected; {why}")
     if verdict.besides:
-        lines.append(_about_besides(verdict))
+        differing = verdict.besides_differing
+        shown = f"{first_of(differing, _SHOWN)} differ{'s' if len(differing) == 1 else ''}, not compared to the bit"
+        files = f"{counted(len(verdict.besides), 'file')} of its working directory, checkpoints and other hosts"
+        lines.append(f"{files}: {shown if differing else 'equal'}")
     if verdict.times:
         lines.append(f"not compared: {', '.join(verdict.times)}")
     if verdict.repeated_key != verdict.run:
@@ -335,12 +303,3 @@ def text(verdict: Verdict) -> str:
         lines.append("hosts and lock differ in:")
         lines += [f"  {item}" for item in verdict.surroundings]
     return "\n".join(lines)
-
-
-def _about_besides(verdict: Verdict) -> str:
-    """Describe the comparison of the undeclared files."""
-    files = f"{counted(len(verdict.besides), 'file')} of its working directory, checkpoints and other hosts"
-    if not (differing := verdict.besides_differing):
-        return f"{files}: equal"
-    differ = "differs" if len(differing) == 1 else "differ"
-    return f"{files}: {first_of(differing, _SHOWN)} {differ}, not compared to the bit"

@@ -1,18 +1,20 @@
-"""Why a killed run comes out differently, derived from the names in its checkpoints, its metrics by step, its files."""
+"""Why a killed run comes out differently, by its checkpoints (nothing is unpickled), its metrics and its files."""
 
 from __future__ import annotations
 
+import json
+import pickletools
 import re
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import IO
 
 from pipeline.core.specs import State
-from pipeline.reproduction.checkpoint_contents import OPTIMIZER, RANDOM, SCHEDULE, numbers_in, tensors_in
 from pipeline.reproduction.compare import Verdict, is_time
-from pipeline.reproduction.kills import Kill
 from pipeline.runs import journal, metrics_file
 from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder
@@ -37,10 +39,7 @@ class Culprit(Enum):
         "a checkpoint was found and not read: it began again at its first step",
         "load what {resume} stands for; docs/script-files.md says where it is looked for",
     )
-    OPTIMIZER = (
-        "optimizer state missing",
-        "save optimizer.state_dict() in the checkpoint, and load it",
-    )
+    OPTIMIZER = ("optimizer state missing", "save optimizer.state_dict() in the checkpoint, and load it")
     RANDOM = (
         "random state not restored (order of data, dropout and augmentation follow from it)",
         "save and restore torch.get_rng_state(), CUDA's, numpy's and random's, of each rank, or seed by step",
@@ -88,6 +87,15 @@ STATES = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
+class Kill:
+    """One kill."""
+
+    after_s: float  # seconds after its attempt began
+    checkpoint: str | None  # path in the run folder of the newest one at that moment
+    holds: frozenset[str] = frozenset()  # the kinds of state that this checkpoint names, see ``state_kinds``
+
+
+@dataclass(frozen=True, kw_only=True)
 class Code:
     """What the code of a run does, by the names in it. A library that trains (transformers) saves all states itself."""
 
@@ -112,34 +120,21 @@ class Code:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The differences between a run and its repetition, which was killed.
+    """The differences between a run and its repetition, which was killed."""
 
-    Attributes:
-        kills: those of the repetition.
-        resumed_at: the first step that each attempt after the first one logged, if it logged any.
-        differs_at: the first step whose metrics differ.
-        started_over: the last attempt began at the run's first step.
-        lacks_last: the only difference is that metrics of the last step are missing.
-        only_totals: the only differences are in metrics that are logged once, at the end.
-        values_differ: a metric that both logged at a step has another value. The first row after a resume doesn't
-            count, because a mean since the last row (transformers' loss) is there over fewer steps.
-        tensors_differ: files that the script saved besides its results and whose tensors differ.
-        files_alone: the metrics of all steps are equal, and files differ by times and paths alone.
-        is_dense: the run logged metrics at every step.
-        ranks: the number of ranks of the run.
-    """
-
-    kills: tuple[Kill, ...]
-    resumed_at: tuple[int, ...] = ()
-    differs_at: int | None = None
-    started_over: bool = False
-    lacks_last: bool = False
-    only_totals: bool = False
+    kills: tuple[Kill, ...]  # those of the repetition
+    resumed_at: tuple[int, ...] = ()  # the first step that each attempt after the first one logged, if it logged any
+    differs_at: int | None = None  # the first step whose metrics differ
+    started_over: bool = False  # the last attempt began at the run's first step
+    lacks_last: bool = False  # the only difference is that metrics of the last step are missing
+    only_totals: bool = False  # the only differences are in metrics that are logged once, at the end
+    # a metric that both logged at a step has another value. The first row after a resume doesn't count, because a mean
+    # since the last row (transformers' loss) is there over fewer steps
     values_differ: bool = False
-    tensors_differ: tuple[str, ...] = ()
-    files_alone: bool = False
-    is_dense: bool = False
-    ranks: int = 1
+    tensors_differ: tuple[str, ...] = ()  # files that the script saved besides its results and whose tensors differ
+    files_alone: bool = False  # the metrics of all steps are equal, and files differ by times and paths alone
+    is_dense: bool = False  # the run logged metrics at every step
+    ranks: int = 1  # the number of ranks of the run
     code: Code = field(default_factory=Code)
 
     @property
@@ -166,9 +161,8 @@ def gather(folder: RunFolder, again: RunFolder, verdict: Verdict, kills: Sequenc
     steps = sorted({*before, *after})
     differs_at = next((step for step in steps if repr(before.get(step)) != repr(after.get(step))), None)
     are_files = all(item.field.startswith(f"{run_folder.OUTPUTS}/") for item in verdict.outcome)
-    steps_by_attempt = [{row.step for row in rows} for rows in rows_by_attempt(again.path)]
-    last = steps_by_attempt[-1] if len(steps_by_attempt) > 1 else set[int]()
-    resumed = tuple(min(steps) for steps in steps_by_attempt[1:] if steps)
+    attempts, resumed = rows_by_attempt(again.path), resumed_at(again.path)
+    last = {row.step for row in attempts[-1]} if len(attempts) > 1 else set[int]()
     result = again.read_result()
     return Evidence(
         kills=tuple(kills),
@@ -267,10 +261,7 @@ def _attempt_of(row: metrics_file.MetricsRow, begun: Mapping[int, float]) -> int
     """Return the number of the attempt that logged a row.
 
     A row has the id of its attempt (metrics of a CSV file) or the time at which it was printed. It may be recorded only
-    when a later attempt has begun, so the earlier of both counts.
-
-    Args:
-        begun: attempt → unix time of its begin.
+    when a later attempt has begun, so the earlier of both counts. ``begun``: attempt → unix time of its begin.
     """
     candidates = [number for number, time_s in begun.items() if time_s <= row.time_s]
     with suppress(ValueError, IndexError):  # a row without an id
@@ -282,11 +273,6 @@ def _attempt_of(row: metrics_file.MetricsRow, begun: Mapping[int, float]) -> int
 def first_steps(run_dir: Path) -> list[int | None]:
     """Return the first step that each attempt logged; None for an attempt without rows, see ``rows_by_attempt``."""
     return [min((row.step for row in rows), default=None) for rows in rows_by_attempt(run_dir)]
-
-
-def logged_steps(run_dir: Path) -> set[int]:
-    """Return the steps that have a row of metrics."""
-    return {row.step for row in metrics_file.rows(run_dir / run_folder.METRICS)}
 
 
 def resumed_at(run_dir: Path) -> tuple[int, ...]:
@@ -317,5 +303,94 @@ def _without_times(run_dir: Path, name: str) -> object:
 
 def _other_numbers(folder: RunFolder, again: RunFolder, name: str) -> bool:
     """Return True if both files are of ``torch.save`` and their tensors differ, random states aside."""
-    before, after = (numbers_in(run.path / name) for run in (folder, again))
+    before, after = (tensors_in(run.path / name, random_states=False) for run in (folder, again))
     return before is not None and after is not None and before != after
+
+
+# ----------------------------------------------------------------------------- what a checkpoint holds
+_LARGEST_PICKLE_BYTES = 64 << 20  # that of a checkpoint with a million tensors
+_ZIP = b"PK\x03\x04"
+OPTIMIZER, RANDOM, SCHEDULE = "optimizer", "random", "schedule"
+_KINDS = {
+    SCHEDULE: re.compile(r"(?i)sched|^_?last_(?:epoch|lr)$|^_step_count$"),
+    OPTIMIZER: re.compile(r"(?i)optim|exp_avg|momentum|max_exp_avg_sq"),
+    # not random, train_size_random_mix and random_erase, arguments that a checkpoint holds as well
+    RANDOM: re.compile(
+        r"(?i)(?<![a-z])rng|rand(?:om)?_?states?(?![a-z])|(?:python|numpy|np|torch|cuda)[_.]?random$|generator|\bseed_state"
+    ),
+}
+
+
+def state_kinds(path: Path) -> frozenset[str]:
+    """Return those of OPTIMIZER, RANDOM and SCHEDULE that a checkpoint (a file, or a folder of files) names."""
+    texts = [*_texts(path)]
+    return frozenset(kind for kind, pattern in _KINDS.items() if any(map(pattern.search, texts)))
+
+
+def tensors_in(path: Path, *, random_states: bool = True) -> list[tuple[int, int]] | None:
+    """Return size and CRC-32 of each tensor's bytes in a file of ``torch.save``, in order; None for another file.
+
+    Tensors of bytes hold random states.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            left_out = set() if random_states else _storages_of_bytes(archive)
+            members = (member for member in archive.infolist() if "/data/" in member.filename)
+            return [(one.file_size, one.CRC) for one in members if one.filename.rpartition("/")[2] not in left_out]
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return None
+
+
+def _storages_of_bytes(archive: zipfile.ZipFile) -> set[str]:
+    """Return the keys of tensors of bytes. Raises ValueError: it is too large, or no file of ``torch.save``."""
+    (pickled,) = [member for member in archive.infolist() if member.filename.endswith("/data.pkl")]
+    if pickled.file_size > _LARGEST_PICKLE_BYTES:
+        raise ValueError(pickled.filename)
+    with archive.open(pickled) as file:
+        return {key for key, kind in _storages(file).items() if kind == "torch ByteStorage"}
+
+
+def _storages(file: IO[bytes]) -> dict[str, str]:
+    """Return key → type (``torch FloatStorage``) of the storages in a pickle of ``torch.save``. Raises ValueError.
+
+    Each is a persistent id of the type, the key, and more (torch/serialization.py). Either may come from the memo.
+    """
+    memo, last, kind = dict[int, str](), "", ""
+    found = dict[str, str]()
+    for opcode, value, _ in pickletools.genops(file):
+        if opcode.name in ("BINPUT", "LONG_BINPUT"):
+            memo[int(value or 0)] = last
+            continue
+        if opcode.name in ("BINGET", "LONG_BINGET"):
+            last = memo.get(int(value or 0), "")
+        else:
+            last = value if isinstance(value, str) else ""
+        if kind and last:
+            found[last], kind = kind, ""
+        elif last.startswith("torch ") and last.endswith("Storage"):
+            kind = last
+    return found
+
+
+def _texts(path: Path) -> Iterator[str]:
+    """Yield the texts in a checkpoint that may name a part of it; a torn file or one of unknown form has none."""
+    if path.is_dir():
+        for inside in sorted(path.rglob("*")):
+            yield inside.name
+            if inside.is_file():
+                yield from _texts(inside)
+        return
+    with suppress(OSError, ValueError, zipfile.BadZipFile), path.open("rb") as file:
+        head = file.read(8)
+        file.seek(0)
+        if head.startswith(_ZIP):
+            with zipfile.ZipFile(path) as archive:
+                for member in archive.infolist():
+                    if member.filename.endswith("data.pkl") and member.file_size <= _LARGEST_PICKLE_BYTES:
+                        with archive.open(member) as pickled:
+                            yield from (value for _, value, _ in pickletools.genops(pickled) if isinstance(value, str))
+        elif path.suffix == ".safetensors":
+            if (header_bytes := int.from_bytes(file.read(8), "little")) <= _LARGEST_PICKLE_BYTES:
+                yield from json.loads(file.read(header_bytes))
+        elif head.startswith(b"\x80"):
+            yield from (value for _, value, _ in pickletools.genops(file) if isinstance(value, str))

@@ -1,6 +1,5 @@
-"""Where two trainings part: the first step, rank and tensor that differ, and the first operator of two replays.
-
-A replay trains a few steps of a run again, on this computer and with the run's own code, in a folder of its own.
+"""Where two trainings part: the first step, rank and tensor that differ, and the first operator of two replays, which
+train a few steps again, on this computer and with the run's own code.
 """
 
 from __future__ import annotations
@@ -11,8 +10,9 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pipeline.core.errors import PacelineError
 from pipeline.core.processes import process
@@ -32,51 +32,36 @@ Digests = Mapping[int, Mapping[int, Mapping[Tensor, int]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """The first digested step that differs.
-
-    Attributes:
-        equal: the last digested step before it, at which all tensors are equal; 0: there is none.
-        ranks: the fewest ranks on which a tensor differs, because a difference on few ranks spreads to all by averages.
-        kind: of the tensors that differ on these ranks, the first of KINDS.
-        names: of the tensors of this kind.
-    """
+    """The first digested step that differs."""
 
     step: int
-    equal: int
+    equal: int  # the last digested step before it, at which all tensors are equal; 0: there is none
+    # the fewest ranks on which a tensor differs, because a difference on few ranks spreads to all by averages
     ranks: tuple[int, ...]
-    kind: str
-    names: tuple[str, ...]
+    kind: str  # of the tensors that differ on these ranks, the first of KINDS
+    names: tuple[str, ...]  # of the tensors of this kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The first difference of two replays.
-
-    Attributes:
-        operator: torch's name of it; if tensors were changed between operators, their kind (one of KINDS).
-        module: that called the operator; the name of the changed tensor.
-        cause: data, randomness, arithmetic, communication, or state: changed by no operator of the step.
-    """
+    """The first difference of two replays."""
 
     step: int
     ranks: tuple[int, ...]
-    operator: str
-    module: str
-    cause: str
+    operator: str  # torch's name of it; if tensors were changed between operators, their kind (one of KINDS)
+    module: str  # that called the operator; the name of the changed tensor
+    cause: str  # data, randomness, arithmetic, communication, or state: changed by no operator of the step
 
 
 class Recorded(NamedTuple):
-    """A line of a replay: an operator with its results, or the tensors of one ``kind`` (then ``operator`` is '').
-
-    ``digests`` are named for tensors of a ``kind``; the results of an operator have no names.
-    """
+    """A line of a replay: an operator with its results, or the tensors of one ``kind``."""
 
     step: int
-    operator: str
+    operator: str  # '' for the tensors of a kind
     module: str
     cause: str
     kind: str
-    digests: tuple[tuple[str, int], ...]
+    digests: tuple[tuple[str, int], ...]  # named for tensors of a kind
 
 
 def read(run_dir: Path) -> Digests:
@@ -107,10 +92,8 @@ def read(run_dir: Path) -> Digests:
 
 
 def first_difference(first: Digests, second: Digests) -> tuple[Parting | None, tuple[int, ...]]:
-    """Return where the digests of two runs part (None: nowhere), and the steps that both have.
-
-    Raises:
-        PacelineError: no step is in both, or the ranks or the networks aren't the same.
+    """Return where the digests of two runs part (None: nowhere), and the steps that both have. Raises PacelineError: no
+    step is in both, or the ranks or the networks aren't the same.
     """
     common_steps = sorted(first.keys() & second.keys())
     if not common_steps:
@@ -118,7 +101,13 @@ def first_difference(first: Digests, second: Digests) -> tuple[Parting | None, t
     equal = 0
     for step in common_steps:
         if ranks_by_tensor := _differing_ranks(step, first[step], second[step]):
-            return _parting(step, equal, ranks_by_tensor), tuple(common_steps)
+            fewest = min(map(len, ranks_by_tensor.values()))
+            earliest = {tensor: ranks for tensor, ranks in ranks_by_tensor.items() if len(ranks) == fewest}
+            kind = min((kind for kind, _ in earliest), key=KINDS.index)
+            ranks = {rank for (of_kind, _), of_tensor in earliest.items() if of_kind == kind for rank in of_tensor}
+            names = tuple(name for of_kind, name in earliest if of_kind == kind)
+            parting = Parting(step=step, equal=equal, ranks=tuple(sorted(ranks)), kind=kind, names=names)
+            return parting, tuple(common_steps)
         equal = step
     return None, tuple(common_steps)
 
@@ -141,41 +130,30 @@ def _differing_ranks(
     return differing
 
 
-def _parting(step: int, equal: int, ranks_by_tensor: Mapping[Tensor, Sequence[int]]) -> Parting:
-    fewest = min(map(len, ranks_by_tensor.values()))
-    earliest = {tensor: ranks for tensor, ranks in ranks_by_tensor.items() if len(ranks) == fewest}
-    kind = min((kind for kind, _ in earliest), key=KINDS.index)
-    ranks = {rank for tensor, of_tensor in earliest.items() if tensor[0] == kind for rank in of_tensor}
-    names = tuple(name for of_kind, name in earliest if of_kind == kind)
-    return Parting(step=step, equal=equal, ranks=tuple(sorted(ranks)), kind=kind, names=names)
-
-
 def recorded(folder: Path) -> list[list[Recorded]]:
     """Return for each rank the lines that a replay recorded. Raises PacelineError: it recorded none."""
     ranks: list[list[Recorded]] = []
     while (path := folder / run_folder.OPERATORS.format(rank=len(ranks))).exists():
-        ranks.append([_line(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()])
+        ranks.append([])
+        for raw in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            digests = raw["digests"]
+            named = digests.items() if isinstance(digests, dict) else [("", digest) for digest in digests]
+            operator, module, cause, kind = (str(raw.get(name, "")) for name in ("operator", "module", "cause", "kind"))
+            ranks[-1].append(Recorded(raw["step"], operator, module, cause, kind, tuple(named)))
     if not ranks:
         raise PacelineError(f"the replay in {folder} recorded nothing")
     return ranks
 
 
-def _line(raw: Mapping[str, Any]) -> Recorded:
-    """Parse what trainers/training/digests.py writes."""
-    digests = raw["digests"]
-    named = digests.items() if isinstance(digests, dict) else [("", digest) for digest in digests]
-    operator, module, cause, kind = (str(raw.get(name, "")) for name in ("operator", "module", "cause", "kind"))
-    return Recorded(raw["step"], operator, module, cause, kind, tuple(named))
-
-
 def origin(first: Sequence[Sequence[Recorded]], second: Sequence[Sequence[Recorded]]) -> Origin | None:
     """Return the first difference of two replays over all ranks; None: they are equal.
 
-    Args:
-        first: the lines of each rank.
-        second: those of the other replay.
+    ``first``: the lines of each rank. ``second``: those of the other replay.
     """
-    lines = [_first_differing_line(one, other) for one, other in zip(first, second, strict=True)]
+    lines = [
+        next((number for number, (one, other) in enumerate(zip_longest(*of_rank)) if one != other), None)
+        for of_rank in zip(first, second, strict=True)
+    ]
     differing = [line for line in lines if line is not None]
     if not differing:
         return None
@@ -189,16 +167,8 @@ def origin(first: Sequence[Sequence[Recorded]], second: Sequence[Sequence[Record
     before = dict(one[at].digests) if at < len(one) else {}
     name = next((name for name, digest in line.digests if before.get(name) != digest), "")
     causes = {"inputs": "data", "gradients": "communication" if len(first) > 1 else "state"}
-    return Origin(
-        step=line.step, ranks=ranks, operator=line.kind, module=name, cause=causes.get(line.kind, "state")
-    )  # fmt: skip
-
-
-def _first_differing_line(first: Sequence[Recorded], second: Sequence[Recorded]) -> int | None:
-    for number, (one, other) in enumerate(zip(first, second, strict=False)):
-        if one != other:
-            return number
-    return None if len(first) == len(second) else min(len(first), len(second))
+    cause = causes.get(line.kind, "state")
+    return Origin(step=line.step, ranks=ranks, operator=line.kind, module=name, cause=cause)
 
 
 def _prepares_inputs(lines: Sequence[Recorded], at: int) -> bool:
@@ -247,16 +217,17 @@ _LIMIT_S = 3600.0
 
 
 def replay(folder: RunFolder, work: Path, *, first: int, last: int, ranks: int) -> Path:
-    """Train steps up to ``last`` again in ``work``, recording operators from step ``first`` on; return ``work``.
-
-    Raises:
-        PacelineError: the replay failed; the text has the end of what the ranks printed.
+    """Train steps up to ``last`` again in ``work``, recording operators from step ``first`` on; return ``work``. Raises
+    PacelineError: the replay failed; the text has the end of what the ranks printed.
     """
     prepare(folder.path, work, first=first)
     code = folder.code if folder.code.is_dir() else Path.cwd()
+    nodes = nodes_of(folder.read_json(run_folder.PLAN) or {})
+    planned = (nodes[0].get("env") or {}) if nodes else {}
     environment = {
         **os.environ,
-        **_environment(folder),
+        # of the first node, without Paceline's own variables: threads, cluster.env
+        **{str(name): str(value) for name, value in planned.items() if not str(name).startswith("PACELINE_")},
         "PYTHONPATH": os.pathsep.join([str(code), *filter(None, [os.environ.get("PYTHONPATH")])]),
         variables.OPERATORS: f"{first}-{last}",
     }
@@ -271,13 +242,6 @@ def replay(folder: RunFolder, work: Path, *, first: int, last: int, ranks: int) 
             hint="--no-replay compares the digests alone",
         )
     return work
-
-
-def _environment(folder: RunFolder) -> dict[str, str]:
-    """Return the environment of the run's first node without Paceline's own variables: threads, cluster.env."""
-    nodes = nodes_of(folder.read_json(run_folder.PLAN) or {})
-    planned = (nodes[0].get("env") or {}) if nodes else {}
-    return {str(name): str(value) for name, value in planned.items() if not str(name).startswith("PACELINE_")}
 
 
 def prepare(run_dir: Path, work: Path, *, first: int) -> None:

@@ -1,32 +1,36 @@
-"""Prove that a run survives kills: repeat it, kill the repetition at drawn moments, and compare the results.
-
-If the results differ, the cause is derived from both run folders (``culprits.py``).
-"""
+"""Prove that a run survives kills: repeat it, kill the repetition at moments drawn from a seed, compare the results."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import random
+import re
+import signal
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from pipeline.cluster.agent.running.processes import find_processes
+from pipeline.core.specs import State
 from pipeline.core.tables import counted, first_of
-from pipeline.reproduction.checkpoint_contents import state_kinds
 from pipeline.reproduction.compare import Verdict
 from pipeline.reproduction.culprits import (
     STATES,
     Culprit,
     Evidence,
+    Kill,
     culprit,
     first_steps,
     gather,
-    logged_steps,
     resumed_at,
+    state_kinds,
 )
-from pipeline.reproduction.kills import Kill, Killer, draw_moments, newest_checkpoint
 from pipeline.reproduction.reproduce import reproduce, train_again
-from pipeline.runs import checkpoints
+from pipeline.runs import checkpoints, journal, metrics_file
 from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder
 from trainers.script import workdir
@@ -39,23 +43,16 @@ _SOONER = (1.0, 0.7, 0.4)  # factors of the drawn moments; the next one is tried
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The result of a proof.
+    """The result of a proof."""
 
-    Attributes:
-        verdict: the comparison of the results.
-        evidence: its ``resumed_at`` is that of the recorded run if ``was_resumed``, else that of the repetition.
-        unproven: why equal results prove nothing, as words that follow the run's key; '' if they prove something.
-        was_resumed: the recorded run itself was resumed, and an undisturbed repetition differs from there on.
-        offer: the override that would give the script its checkpoint, or ''.
-        culprit: why the results differ; None if they are equal.
-    """
-
-    verdict: Verdict
-    evidence: Evidence
+    verdict: Verdict  # the comparison of the results
+    evidence: Evidence  # its ``resumed_at`` is that of the recorded run if ``was_resumed``, else that of the repetition
+    # why equal results prove nothing, as words that follow the run's key; '' if they prove something
     unproven: str = ""
+    # the recorded run itself was resumed, and an undisturbed repetition differs from there on
     was_resumed: bool = False
-    offer: str = ""
-    culprit: Culprit | None = None
+    offer: str = ""  # the override that would give the script its checkpoint, or ''
+    culprit: Culprit | None = None  # why the results differ; None if they are equal
 
     @property
     def proven(self) -> bool:
@@ -72,13 +69,9 @@ def prove(
 ) -> Proof:
     """Repeat a finished run below ``work``, kill it ``kills`` times, and compare.
 
-    Args:
-        root: the project.
-        kills: 0 repeats it undisturbed. Call it with more only once an undisturbed repetition was equal.
-        seed: of the moments of the kills.
-
-    Raises:
-        PacelineError: the run can't be repeated, or failed for another reason than a kill.
+    ``root``: the project. ``kills``: 0 repeats it undisturbed. Call it with more only once an undisturbed repetition
+    was equal. ``seed``: of the moments of the kills. Raises PacelineError: the run can't be repeated, or failed for
+    another reason than a kill.
     """
     runs_dir, settings = work / "runs", checkpoints.settings_of(folder.path)
     resumes = settings is not None and settings.resumes
@@ -91,7 +84,8 @@ def prove(
             train=partial(_train, killer),
         )  # fmt: skip
         again = _repetition(runs_dir) or folder
-        unproven = _unproven(killer.kills, first_steps(again.path), logged_steps(folder.path), resumes=resumes)
+        steps = {row.step for row in metrics_file.rows(folder.path / run_folder.METRICS)}
+        unproven = _unproven(killer.kills, first_steps(again.path), steps, resumes=resumes)
         if not kills or not unproven:
             break
         say(f"{unproven}; once more, killed sooner")
@@ -128,10 +122,9 @@ def _train(killer: Killer, words: Sequence[str], secrets: Mapping[str, str], *, 
 def _unproven(kills: Sequence[Kill], starts: Sequence[int | None], steps: Collection[int], *, resumes: bool) -> str:
     """Return why a repetition proves nothing, or ''.
 
-    Args:
-        starts: the first step that each attempt of the repetition logged, see ``first_steps``.
-        steps: the logged steps of the run; an attempt that begins at the last of several has only evaluated again.
-        resumes: the script takes its checkpoint by {resume}.
+    ``starts``: the first step that each attempt of the repetition logged, see ``first_steps``. ``steps``: the logged
+    steps of the run; an attempt that begins at the last of several has only evaluated again. ``resumes``: the script
+    takes its checkpoint by {resume}.
     """
     if not kills:
         return "it had ended before it could be killed"
@@ -152,33 +145,29 @@ def _interruption(run_dir: Path) -> Kill:
 
 def text(proof: Proof) -> str:
     """Format the proof for a terminal, without the differences of the results."""
-    run, evidence = proof.verdict.run, proof.evidence
-    if proof.culprit is None and (not proof.is_equal or proof.unproven):
+    run, evidence, culprit = proof.verdict.run, proof.evidence, proof.culprit
+    if culprit is None and (not proof.is_equal or proof.unproven):
         return f"NOTHING PROVEN {run}: {proof.unproven if proof.is_equal else _INCOMPARABLE}"
-    if proof.culprit is not None and not evidence.kills:
-        return "\n".join([f"NOT PROVEN {run}: {_undisturbed(proof)}", *_finding(proof, proof.culprit)])
     after = ", ".join(f"{kill.after_s} s" for kill in evidence.kills)
     killed = f"killed {counted(len(evidence.kills), 'time')} (after {after})"
-    if proof.culprit is None:
+    if culprit is None:
         head = f"PROVEN {run}: {killed}, and {proof.verdict.compared}, metrics and steps are equal"
         return "\n".join([head, *_about_resume(proof)])
-    lines = [f"NOT PROVEN {run}: {killed}, it comes out otherwise", *_about_resume(proof)]
-    return "\n".join([*lines, *_finding(proof, proof.culprit)])
-
-
-def _undisturbed(proof: Proof) -> str:
-    """Say how a repetition that was not killed differs."""
-    if not proof.was_resumed:
-        return "it comes out otherwise"
-    steps = ", ".join(map(str, proof.evidence.resumed_at))
-    differs_at = proof.evidence.differs_at
-    return f"it was itself resumed, at step {steps}; an undisturbed run differs from step {differs_at} on"
+    finding = [f"  culprit  {culprit.value[0]}", f"  mend     {culprit.value[1]}"]
+    if evidence.kills:
+        head = f"NOT PROVEN {run}: {killed}, it comes out otherwise"
+        return "\n".join([head, *_about_resume(proof), *finding])
+    steps = ", ".join(map(str, evidence.resumed_at))
+    resumed = f"it was itself resumed, at step {steps}; an undisturbed run differs from step {evidence.differs_at} on"
+    return "\n".join([f"NOT PROVEN {run}: {resumed if proof.was_resumed else 'it comes out otherwise'}", *finding])
 
 
 def _about_resume(proof: Proof) -> list[str]:
     """Return lines about the checkpoint that the repetition resumed from, and about what differs after it."""
     evidence, lines = proof.evidence, list[str]()
-    saved = [_as_script_wrote(kill.checkpoint) for kill in evidence.kills if kill.checkpoint is not None]
+    # of a file in the script's copy of the project, the path in the project
+    copied = re.compile(rf"^{run_folder.WORK}/.*?/code/")
+    saved = [copied.sub("", kill.checkpoint) for kill in evidence.kills if kill.checkpoint is not None]
     if evidence.reads_nothing or not saved:
         why = f"{saved[-1]} was there and not read" if saved else "there was no checkpoint"
         lines.append(f"  resume   it starts over: {why}")
@@ -196,15 +185,115 @@ def _about_resume(proof: Proof) -> list[str]:
     return lines
 
 
-def _as_script_wrote(checkpoint: str) -> str:
-    """Return the path in the project of a file in the script's copy of the project; another path as it is."""
-    is_in_copy = checkpoint.startswith(f"{run_folder.WORK}/")
-    return checkpoint.partition("/code/")[2] or checkpoint if is_in_copy else checkpoint
+# ----------------------------------------------------------------------------------------------- kills
+_EARLIEST, _LATEST = 0.1, 0.95  # of the time from the first to the last row of metrics
+_WRITTEN_S = 0.5
 
 
-def _finding(proof: Proof, culprit: Culprit) -> list[str]:
-    """Return the lines with the culprit and its mend, with the differing metrics in place of NAME."""
-    finding, mend = culprit.value
-    names = [item.field for item in proof.verdict.outcome if item.field != "steps"]
-    mend = mend.replace("[NAME]", f"[{','.join(names)}]") if names else mend
-    return [f"  culprit  {finding}", f"  mend     {mend}"]
+@dataclass(frozen=True, kw_only=True)
+class Moments:
+    """When to kill."""
+
+    first_row_s: float  # how long an attempt takes until its first row of metrics
+    into_s: tuple[float, ...]  # ascending seconds of training, counted from that row, over all attempts
+
+
+def draw_moments(timed: RunFolder, kills: int, seed: int, *, sooner: float = 1.0) -> Moments:
+    """Draw the moments of so many kills from a seed, within the training time of the finished run ``timed``.
+
+    ``sooner``: factor of the drawn moments.
+    """
+    entries = journal.read(timed.journal)
+    begun = max((entry.time for entry in entries if entry.state is State.RUNNING), default=0.0)
+    ended = max((entry.time for entry in entries if entry.state is State.FINISHED), default=begun)
+    rows = [row.time_s for row in metrics_file.rows(timed.path / run_folder.METRICS) if row.time_s >= begun]
+    first, last = (min(rows), max(rows)) if len(rows) > 1 else ((begun + ended) / 2, ended)
+    chance = random.Random(seed)
+    shares = sorted(chance.uniform(_EARLIEST, _LATEST) for _ in range(kills))
+    return Moments(first_row_s=first - begun, into_s=tuple(share * (last - first) * sooner for share in shares))
+
+
+class Killer:
+    """Kills the only run below ``runs_dir`` once in each attempt, further and further into the training.
+
+    An attempt goes on where its checkpoint was saved; without a checkpoint it trains what the attempt before it did.
+    ``awaits_checkpoint``: the last kill waits until there is a checkpoint.
+    """
+
+    def __init__(
+        self, runs_dir: Path, moments: Moments, say: Callable[[str], None], *, awaits_checkpoint: bool
+    ) -> None:
+        self.kills: list[Kill] = []
+        self._runs_dir, self._moments, self._say = runs_dir, moments, say
+        self._remaining_s = [*moments.into_s]
+        self._awaits_checkpoint = awaits_checkpoint
+        self._killed_at = 0.0  # unix time of the last kill
+        self._began_s = 0.0  # seconds of training before this attempt
+        self._saved_at = 0.0  # unix time at which the first checkpoint was seen
+
+    @property
+    def run_dir(self) -> Path | None:
+        return next((path.parent for path in self._runs_dir.glob(f"*/{run_folder.JOURNAL}")), None)
+
+    def kill_if_due(self, command_pid: int) -> None:
+        """Once it is time, kill the ranks, or stop the command if they run on other computers."""
+        if not self._remaining_s or (run_dir := self.run_dir) is None:
+            return
+        entries = journal.read(run_dir / run_folder.JOURNAL)
+        if not entries or entries[-1].state is not State.RUNNING or entries[-1].time <= self._killed_at:
+            return
+        started_at = entries[-1].time
+        trains_from = started_at + self._moments.first_row_s
+        if time.time() < trains_from + max(0.0, self._remaining_s[0] - self._began_s):
+            return
+        if self._awaits_checkpoint and len(self._remaining_s) == 1 and not self._has_checkpoint(run_dir):
+            return
+        self._killed_at = time.time()
+        after_s = round(self._killed_at - started_at, 1)
+        pids = find_processes(journal.attempt_prefix(run_dir.name, run_dir))
+        for pid in pids:
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, signal.SIGKILL)
+        if not pids:
+            os.kill(command_pid, signal.SIGTERM)
+        self._remaining_s.pop(0)
+        self._began_s += saved_s(run_dir, trains_from)
+        self.kills.append(_kill(run_dir, after_s))
+        self._say(f"killed after {after_s} s ({len(pids)} processes)" if pids else f"stopped after {after_s} s")
+
+    def _has_checkpoint(self, run_dir: Path) -> bool:
+        """Return True if there is a checkpoint that was seen half a second ago, so that it is completely written."""
+        if newest_checkpoint(run_dir) is None:
+            return False
+        self._saved_at = self._saved_at or time.time()
+        return time.time() - self._saved_at >= _WRITTEN_S
+
+    def look_again(self) -> None:
+        """Add the newest checkpoint to the last kill, if other hosts have sent one only after it."""
+        if self.kills and self.kills[-1].checkpoint is None and self.run_dir is not None:
+            self.kills[-1] = _kill(self.run_dir, self.kills[-1].after_s)
+
+
+def saved_s(run_dir: Path, since: float) -> float:
+    """Return the seconds from ``since`` (unix time) to the newest checkpoint; 0 without a later one."""
+    newest = newest_checkpoint(run_dir)
+    with suppress(OSError):  # removed meanwhile
+        return max(0.0, newest.stat().st_mtime - since) if newest is not None else 0.0
+    return 0.0
+
+
+def _kill(run_dir: Path, after_s: float) -> Kill:
+    newest = newest_checkpoint(run_dir)
+    if newest is None:
+        return Kill(after_s=after_s, checkpoint=None)
+    return Kill(after_s=after_s, checkpoint=str(newest.relative_to(run_dir)), holds=state_kinds(newest))
+
+
+def newest_checkpoint(run_dir: Path) -> Path | None:
+    """Return the newest checkpoint of a run in its folder, or None."""
+    settings = checkpoints.settings_of(run_dir)
+    if settings is None:
+        return max((run_dir / run_folder.CHECKPOINTS).glob("step-*.pt"), default=None)
+    with suppress(OSError):  # removed meanwhile
+        return checkpoints.newest_of_script(run_dir, settings)
+    return None

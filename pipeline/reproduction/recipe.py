@@ -1,13 +1,10 @@
-"""The recipe of a finished run, and its code restored: the commit in a separate checkout, with the run's patch.
-
-The user's checkout is never touched. If the clone lacks the commit, an exported run contains it; git verifies its
-objects, because the ids of commits, trees and files are their digests. A run made outside of a repository has no
-commit: its code is the copy in the run folder, and the rest (conf/, dodo.py) is the project's current state. The code
-in submodules is that copy, too.
+"""The recipe of a finished run, and its code restored in a separate checkout: the commit, from the clone or the export
+(git verifies its objects), with the run's patch; or, without a commit or of submodules, the copy in the run folder.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -110,17 +107,14 @@ def checkout(
         else:
             is_of_clone = _read_commit(recipe, recipe.commit, root, place)
             _apply_patch(recipe, place, "--cached")
-            check_out(place, without_settings=not is_of_clone)
-            for name in submodules(place, recipe.commit):
-                say(f"  submodule    {name} is not checked out: of its files the run's own copies are taken")
+            env = {} if is_of_clone else _WITHOUT_SETTINGS
+            _run(place, "checkout-index", "--all", "--force", "--index", "--quiet", env=env)
+            for row in _run(place, "ls-tree", "-r", "-z", "--full-tree", recipe.commit).split("\0"):
+                if row.startswith("160000 "):
+                    name = row.partition("\t")[2]
+                    say(f"  submodule    {name} is not checked out: of its files the run's own copies are taken")
         project = _inside(place / recipe.provenance.get("git_prefix", ""), place)
-        for name in _from_snapshot(recipe, project, place):
-            source = "its commit and patch have" if recipe.commit is not None else "the project has"
-            say(f"  snapshot     {name} is the run's own copy: {source} another, or none")
-        copies = [(name, path) for name, path in _copies(recipe) if _is_installed(name, project)]
-        for name in [name for name, path in copies if not _are_equal(places.HOME / name, path)]:
-            # only installing that version restores it
-            say(f"  paceline     {name} is another one than in the version of Paceline that made the run")
+        _restore_copies(recipe, project, place, say)
         yield project
     finally:
         if not keep:
@@ -173,33 +167,25 @@ def _inside(path: Path, place: Path) -> Path:
     return path
 
 
-def _from_snapshot(recipe: Recipe, project: Path, place: Path) -> list[str]:
-    """Restore the run's own copies of code files that differ from commit and patch; return their names."""
-    restored = []
-    for name, path in _copies(recipe):
-        target = project / name
-        if not _is_installed(name, project) and not _are_equal(target, path):
-            _inside(target, place).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
-            restored.append(name)
-    return restored
-
-
-def _copies(recipe: Recipe) -> Iterator[tuple[str, Path]]:
-    """Yield the files of the run's key that its folder has a copy of."""
+def _restore_copies(recipe: Recipe, project: Path, place: Path, say: Callable[[str], None]) -> None:
+    """Restore the run's own copies of code files that differ from commit and patch."""
+    source = "its commit and patch have" if recipe.commit is not None else "the project has"
+    has_own_paceline = places.code_of(project) == project
     for path in sorted(path for path in recipe.folder.code.rglob("*") if path.is_file()):
         name = path.relative_to(recipe.folder.code).as_posix()
-        if name in recipe.parts["code"]:
-            yield name, path
-
-
-def _is_installed(name: str, project: Path) -> bool:
-    """Return True if a snapshot file belongs to an installed Paceline and so isn't part of the project's commit."""
-    return name.partition("/")[0].removesuffix(".py") in places.MODULES and places.code_of(project) != project
-
-
-def _are_equal(path: Path, copy: Path) -> bool:
-    return path.is_file() and path.read_bytes() == copy.read_bytes()
+        if name not in recipe.parts["code"]:
+            continue
+        # An installed Paceline isn't part of the project's commit: only installing that version restores it.
+        is_installed = not has_own_paceline and name.partition("/")[0].removesuffix(".py") in places.MODULES
+        target = (places.HOME if is_installed else project) / name
+        if target.is_file() and target.read_bytes() == path.read_bytes():
+            continue
+        if is_installed:
+            say(f"  paceline     {name} is another one than in the version of Paceline that made the run")
+        else:
+            _inside(target, place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+            say(f"  snapshot     {name} is the run's own copy: {source} another, or none")
 
 
 def _apply_patch(recipe: Recipe, place: Path, *options: str) -> None:
@@ -271,13 +257,9 @@ def clone(repository: Path, place: Path, commit: str) -> None:
     """Read the commit of ``repository`` into the index of a new repository at ``place``, without checking files out.
 
     The run's patch is based on git's stored content, which filters and line-end conversion of a checkout may alter, so
-    it is applied to the index.
-
-    Raises:
-        PacelineError: git refuses.
+    it is applied to the index. Raises PacelineError: git refuses.
     """
-    cloning = ("clone", "--quiet", "--shared", "--no-checkout", str(repository), str(place))
-    _run(repository, *cloning)
+    _run(repository, "clone", "--quiet", "--shared", "--no-checkout", str(repository), str(place))
     _take(place, commit)
 
 
@@ -291,14 +273,10 @@ def pack(repository: Path, commit: str, to: Path) -> None:
     listed = _run(repository, "rev-list", "--objects", "--no-walk", commit, env=env)
     ids = "".join(f"{line.partition(' ')[0]}\n" for line in listed.split("\n") if line).encode()
     with tempfile.TemporaryDirectory(dir=to) as objects:
-        env |= {"GIT_OBJECT_DIRECTORY": objects, "GIT_ALTERNATE_OBJECT_DIRECTORIES": _quoted(repository / "objects")}
+        alternate = json.dumps(str(repository / "objects"), ensure_ascii=False)  # quoted as git wants it
+        env |= {"GIT_OBJECT_DIRECTORY": objects, "GIT_ALTERNATE_OBJECT_DIRECTORIES": alternate}
         made = _run(repository, "pack-objects", "--quiet", *_ALONE, f"{objects}/made", env=env, input_=ids).strip()
         Path(objects, f"made-{made}.pack").rename(to / f"{commit}.pack")
-
-
-def _quoted(path: Path) -> str:
-    """Quote a path for git's colon-separated list of paths."""
-    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 def unpack(packs: Sequence[Path], place: Path, commit: str) -> None:
@@ -328,21 +306,9 @@ def _take(place: Path, commit: str) -> None:
     _run(place, "read-tree", commit)
 
 
-def check_out(place: Path, *, without_settings: bool) -> None:
-    """Check out the files of the index; ``without_settings`` ignores git's configuration. Raises PacelineError."""
-    env = _WITHOUT_SETTINGS if without_settings else {}
-    _run(place, "checkout-index", "--all", "--force", "--index", "--quiet", env=env)
-
-
 def _run(folder: Path, *words: str, env: Mapping[str, str] | None = None, input_: bytes | None = None) -> str:
     done = git.git(folder, *words, env=env, input_=input_, errors="surrogateescape")
     if done is None or done.code != 0:
         why = done.stderr.strip() if done else "git is missing"
         raise PacelineError(f"git {words[0]} in {folder} failed: {why}")
     return done.stdout
-
-
-def submodules(place: Path, commit: str) -> list[str]:
-    """Return the paths of the submodules of a commit, which aren't checked out. Raises PacelineError."""
-    rows = _run(place, "ls-tree", "-r", "-z", "--full-tree", commit).split("\0")
-    return [row.partition("\t")[2] for row in rows if row.startswith("160000 ")]

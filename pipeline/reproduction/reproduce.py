@@ -1,7 +1,4 @@
-"""Repeat a finished run from its provenance in a separate checkout, and compare weights and metrics.
-
-The training runs from that checkout into its own runs folder; the checkout is removed afterwards.
-"""
+"""Repeat a finished run from its provenance in a separate checkout, and compare weights and metrics."""
 
 from __future__ import annotations
 
@@ -82,7 +79,8 @@ def reproduce(
     for name in recipe.provenance.get("left_out", ()):
         say(f"  not kept     {name}")
     _refuse_missing_secrets(recipe, overrides)
-    if (other := _other_hardware(recipe, overrides)) is not None:
+    has_cluster = any(_name(word) == "cluster" for word in overrides)  # whose hosts are compared after the training
+    if other := None if has_cluster else recorded_hardware.other_than_here(recipe.result, hardware()):
         say(f"  hardware     {other}: equal bits can't be promised, so metrics are compared within their spread")
     runs_dir = work / "runs"
     with ExitStack() as stack:
@@ -91,7 +89,12 @@ def reproduce(
             stack.enter_context(held(work.parent / f"{work.name}.lock"))
         with waiting(say, "checking out the run's code"):
             project = stack.enter_context(checkout(recipe, root=root, place=work / run_folder.CODE, keep=keep, say=say))
-        defaults = _defaults(recipe, overrides)
+        # those of the user who trained the run, without the sections that this call replaces
+        replaced = {"paths", "tracking", *(_name(word) for word in overrides)}
+        recorded = recipe.provenance.get("defaults") or {}
+        defaults = {name: section for name, section in recorded.items() if name not in replaced}
+        if chosen := defaults.get("defaults"):
+            defaults["defaults"] = [entry for entry in chosen if not {*map(conf_files.group_of, entry)} & replaced]
         stack.enter_context(conf_files.own_replaced(defaults))
         write_json(work / DEFAULTS, defaults)
         shutil.rmtree(runs_dir, ignore_errors=True)  # from an earlier reproduction; this one must train again
@@ -102,7 +105,12 @@ def reproduce(
             say(f"  topology     {item}; other ranks, other weights")
         where = [f"paths.runs={hydra_quoted(str(runs_dir))}", f"paths.data={hydra_quoted(str(data_dir.absolute()))}"]
         words, secrets = redact.by_environment(words)
-        say(f"training {_origin(recipe)}: {' '.join(words)}")
+        origin = "the run's own copy of its code, which is not from a commit"
+        if recipe.commit is not None:
+            origin = f"{recipe.commit[:10]}{' with its patch' if recipe.patch else ''}"
+        elif (ROOT / "conf").is_dir():
+            origin += ", with the project's conf/ as it is now"
+        say(f"training {origin}: {' '.join(words)}")
         variables = {**secrets, conf_files.OWN_VARIABLE: str((work / DEFAULTS).absolute())}
         code = (train or train_again)([*words, *where], variables, project=project, database=work / "doit.db")
     reach = reach_of_seeds(recipe, work.parents[1])
@@ -112,29 +120,12 @@ def reproduce(
     return verdict
 
 
-def _other_hardware(recipe: Recipe, overrides: Sequence[str]) -> str | None:
-    """Describe how this host differs from the run's host.
-
-    None with another cluster: its hosts are compared after the training, from the two results.
-    """
-    if any(_name(word) == "cluster" for word in overrides):
-        return None
-    return recorded_hardware.other_than_here(recipe.result, hardware())
-
-
 def _ignored(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
     """Return the metrics that aren't compared: from this call, else from the run's configuration."""
     typed = [word.partition("=")[2] for word in overrides if _name(word) == IGNORED]
     if typed:
         return [name.strip(" '\"") for name in typed[-1].strip("[]").split(",")]
     return [*((recipe.config.get("program") or {}).get("ignore_metrics") or ())]
-
-
-def _origin(recipe: Recipe) -> str:
-    if recipe.commit is None:
-        conf = ", with the project's conf/ as it is now" if (ROOT / "conf").is_dir() else ""
-        return f"the run's own copy of its code, which is not from a commit{conf}"
-    return f"{recipe.commit[:10]}{' with its patch' if recipe.patch else ''}"
 
 
 def train_again(
@@ -147,8 +138,7 @@ def train_again(
 ) -> int:
     """Run `doit train` with the run's own code in its checkout, and return the exit code.
 
-    Args:
-        meanwhile: called with the process id ten times a second.
+    ``meanwhile``: called with the process id ten times a second.
     """
     # --db-file first, because doit treats a bare a=b as a variable
     command = [sys.executable, "-m", "doit", f"--db-file={database}", "train"]
@@ -179,19 +169,19 @@ def _overrides(
     words += [word for word in overrides if _is_of(word, ("cluster",))]
     if source is not None:
         words.append(f"dataset.source={hydra_quoted(source)}")
-    if (sha256 := _initial_sha256(recipe)) is not None:
-        words = [*(word for word in words if not _is_of(word, ("init.sha256",))), f"init.sha256={sha256}"]
-    if pattern := (recipe.config.get("program") or {}).get("metrics_pattern"):
-        # a later command than the one that provenance.json holds may have chosen it
-        words = [*(word for word in words if not _is_of(word, (_PATTERN,))), f"{_PATTERN}={hydra_quoted(pattern)}"]
+    # a later command than the one that provenance.json holds may have chosen the pattern
+    pattern = (recipe.config.get("program") or {}).get("metrics_pattern")
+    sha256 = (recipe.config.get("init") or {}).get("sha256")
+    for name, value in (("init.sha256", sha256), (_PATTERN, pattern and hydra_quoted(pattern))):
+        if value:
+            words = [*(word for word in words if not _is_of(word, (name,))), f"{name}={value}"]
     cluster = recipe.config.get("cluster") or {}
     if cluster.get("checkpoint_mirror") or ("checkpoint_mirror" in cluster and overridden & {"cluster", _MIRROR}):
         words.append(f"{_MIRROR}=null")  # a reproduction must not resume from a checkpoint
     for name in _ADDRESSES:
-        if not overridden & {"cluster", f"cluster.{name}"}:
-            file = (recipe.config.get("cluster") or {}).get(name)
-            if file and not (project / Path(file).expanduser()).exists():  # such files aren't in the commit
-                words.append(f"cluster.{name}={hydra_quoted(str(root / file))}")
+        file = None if overridden & {"cluster", f"cluster.{name}"} else cluster.get(name)
+        if file and not (project / Path(file).expanduser()).exists():  # such files aren't in the commit
+            words.append(f"cluster.{name}={hydra_quoted(str(root / file))}")
     return words
 
 
@@ -209,28 +199,15 @@ def _own_words(recipe: Recipe, overridden: Collection[str]) -> list[str]:
     return [redact.restored(word, values) for word in words if not _is_of(word, replaced)]
 
 
-def _defaults(recipe: Recipe, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the defaults of the user who trained the run, without the sections that this call replaces."""
-    replaced = {"paths", "tracking", *(_name(word) for word in overrides)}
-    kept = {
-        name: section for name, section in (recipe.provenance.get("defaults") or {}).items() if name not in replaced
-    }
-    if "defaults" in kept:
-        kept["defaults"] = [entry for entry in kept["defaults"] if not {*map(conf_files.group_of, entry)} & replaced]
-    return kept
-
-
 def _refuse_missing_secrets(recipe: Recipe, overrides: Sequence[str]) -> None:
     """Check that all secrets of the run, which no file stores, are given again or set as variables.
 
     Raises PacelineError.
     """
     overridden = {_name(word) for word in overrides}
-    source = (recipe.config.get("dataset") or {}).get("source")
-    words = [
-        *_own_words(recipe, overridden),
-        *([f"dataset.source={source}"] if "dataset.source" not in overridden else []),
-    ]
+    words = _own_words(recipe, overridden)
+    if "dataset.source" not in overridden:
+        words.append(f"dataset.source={(recipe.config.get('dataset') or {}).get('source')}")
     hidden = [word for word in words if redact.HIDDEN in word]
     if hidden:
         word = hidden[0].partition("=")[0]
@@ -264,24 +241,19 @@ def _source(recipe: Recipe, overrides: Sequence[str], roots: Sequence[Path]) -> 
     source = sources[-1].strip("'\"") if sources else (recipe.config.get("dataset") or {}).get("source")
     if source is None or "://" in source:
         return source
-    if source.startswith("step:"):
-        return _of_step(recipe, source, roots[0])
-    places = [root / expanded(source, f"dataset.source={source}") for root in roots]
-    return str(next((place for place in places if place.exists()), places[0]))
-
-
-def _of_step(recipe: Recipe, source: str, root: Path) -> str:
-    """Return the output of the step that the data came from. Raises PacelineError: its current state differs."""
+    if not source.startswith("step:"):
+        places = [root / expanded(source, f"dataset.source={source}") for root in roots]
+        return str(next((place for place in places if place.exists()), places[0]))
     words = _own_words(recipe, ())
     where = f"paths.runs={hydra_quoted(str(recipe.folder.path.parent))}"
-    step = steps.data_step(source, compose.resolve(compose.compose_config([*words, where])), root)
-    if (path := step.path) is None:
+    step = steps.data_step(source, compose.resolve(compose.compose_config([*words, where])), roots[0])
+    if step.path is None:
         shown = " ".join([f"doit step {step.name}", *words])
         raise PacelineError(
             f"the data of run {recipe.folder.key} came from {source}, which isn't made as it was",
             hint=f"{shown}, with its inputs and code as they were; or dataset.source=<where the data is now>",
         )
-    return str(path)
+    return str(step.path)
 
 
 def _check_data(recipe: Recipe, source: str | None, data_dir: Path, say: Say) -> None:
@@ -305,16 +277,10 @@ def _check_data(recipe: Recipe, source: str | None, data_dir: Path, say: Say) ->
         raise PacelineError(f"{lost}; what is found in its place is other data\n  {item}", hint=hint)
 
 
-def _initial_sha256(recipe: Recipe) -> str | None:
-    """Return the sha256 of the initial weights; None for a fresh initialization."""
-    sha256 = (recipe.config.get("init") or {}).get("sha256")
-    return str(sha256) if sha256 else None
-
-
 def _keep_initial_weights(recipe: Recipe, data_dir: Path) -> None:
     """Store the initial weights where the repeated run looks first. Raises PacelineError: altered, or missing."""
-    sha256 = _initial_sha256(recipe)
-    if sha256 is None or initial_weights.kept(sha256, data_dir) is not None:
+    sha256 = (recipe.config.get("init") or {}).get("sha256")  # None: a fresh initialization
+    if not sha256 or initial_weights.kept(sha256, data_dir) is not None:
         return
     path = recipe.folder.path / run_folder.INITIAL_WEIGHTS
     try:
@@ -334,11 +300,8 @@ def _environment_changes(recipe: Recipe) -> list[Difference]:
     host_versions = (recipe.config.get("cluster") or {}).get("environment") or {}
     if host_versions == HOSTS:  # they are asked when the run is made again
         return []
-    new = {
-        **content_key.environment({name: version(name) or ABSENT for name in old if name != "python"}),
-        **host_versions,
-    }
-    return differences({"environment": old}, {"environment": new})
+    here = content_key.environment({name: version(name) or ABSENT for name in old if name != "python"})
+    return differences({"environment": old}, {"environment": {**here, **host_versions}})
 
 
 def _topology_changes(recipe: Recipe, words: Sequence[str], root: Path) -> list[Difference]:

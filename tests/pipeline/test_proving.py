@@ -17,11 +17,19 @@ import torch
 from pipeline.core.specs import State
 from pipeline.keys.content_key import Difference
 from pipeline.reproduction import culprits, proving
-from pipeline.reproduction.checkpoint_contents import OPTIMIZER, RANDOM, SCHEDULE, numbers_in, state_kinds, tensors_in
 from pipeline.reproduction.compare import Verdict, is_time
-from pipeline.reproduction.culprits import Code, Culprit, Evidence
-from pipeline.reproduction.kills import Kill, draw_moments, saved_s
-from pipeline.reproduction.proving import Proof
+from pipeline.reproduction.culprits import (
+    OPTIMIZER,
+    RANDOM,
+    SCHEDULE,
+    Code,
+    Culprit,
+    Evidence,
+    Kill,
+    state_kinds,
+    tensors_in,
+)
+from pipeline.reproduction.proving import Proof, draw_moments, saved_s
 from pipeline.runs import journal
 from pipeline.runs.checkpoints import resume_offer
 from pipeline.runs.folder import RunFolder
@@ -141,7 +149,9 @@ def test_tensors_are_compared_without_random_states(tmp_path: Path) -> None:
     torch.save({**state, "rng": torch.get_rng_state()}, tmp_path / "b.pt")
     torch.save({**state, "weights": torch.tensor([1.0, 1.0, 1.0 + 2**-23])}, tmp_path / "c.pt")
     (tmp_path / "d.pt").write_bytes(b"PK\x03\x04torn")
-    first, other_rng, other_weights, torn = (numbers_in(tmp_path / f"{name}.pt") for name in "abcd")
+    first, other_rng, other_weights, torn = (
+        tensors_in(tmp_path / f"{name}.pt", random_states=False) for name in "abcd"
+    )
     assert first is not None
     assert [size for size, _ in first] == [12, 4]
     assert first == other_rng != other_weights
