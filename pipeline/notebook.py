@@ -23,10 +23,11 @@ from pipeline.cli.commands import runs as listing
 from pipeline.cli.invocation import Invocation
 from pipeline.cli.output import Failure, is_event, read_envelope
 from pipeline.cli.session import ROOT, Session
-from pipeline.comparing import curves, drawing, tables
+from pipeline.comparing import comparison as tables
+from pipeline.comparing import curves, drawing
+from pipeline.comparing.comparison import Comparison as Differences
+from pipeline.comparing.comparison import compare as compared
 from pipeline.comparing.curves import FORMATS
-from pipeline.comparing.differing import Comparison as Differences
-from pipeline.comparing.differing import compare as compared
 from pipeline.core.errors import PacelineError, UsageError, suggestion
 from pipeline.core.files import write_atomic
 from pipeline.core.printable import hydra_text, hydra_value

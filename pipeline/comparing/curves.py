@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 
-from pipeline.comparing.groups import Group
-from pipeline.comparing.reading import ComparedRun
+from pipeline.comparing.groups import ComparedRun, Group
 from pipeline.core.printable import printable
 from pipeline.core.tables import wrapped
 from pipeline.runs import metrics_file
@@ -26,15 +26,11 @@ _MOST_POINTS = 400  # per curve over minutes
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One run's values of a metric.
+    """One run's values of a metric."""
 
-    ``x`` increases; a NaN or infinite value is a gap in the curve. If a script restarts its steps in each epoch, the
-    curve shows the last of ``passes``.
-    """
-
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    passes: int = 1
+    x: tuple[float, ...]  # increasing
+    y: tuple[float, ...]  # NaN or infinite: a gap in the curve
+    passes: int = 1  # over the steps, if a script restarts them; the curve is the last one
 
     @property
     def gaps(self) -> int:
@@ -59,21 +55,16 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """A group's curve.
-
-    ``parts`` are its pieces between gaps; ``gaps`` counts non-finite values of all runs; ``n`` is the number of runs;
-    ``unfinished`` describes how many of them did not end well, or ''. If steps were restarted, the last of ``passes``
-    is drawn. ``below`` counts omitted points at or below 0.
-    """
+    """A group's curve."""
 
     label: str
     title: str
-    parts: tuple[tuple[Point, ...], ...]
-    gaps: int
-    n: int
-    unfinished: str = ""
-    passes: int = 1
-    below: int = 0
+    parts: tuple[tuple[Point, ...], ...]  # its pieces between gaps
+    gaps: int  # non-finite values of all runs
+    n: int  # runs
+    unfinished: str = ""  # how many of them did not end well, in words, or ''
+    passes: int = 1  # of the runs over their steps, of which the last is drawn
+    below: int = 0  # omitted points at or below 0
 
     @property
     def count(self) -> str:
@@ -106,15 +97,14 @@ def rows(run_dir: Path) -> list[MetricsRow]:
 
 def names(of_runs: Iterable[Sequence[MetricsRow]]) -> list[str]:
     """Return the metrics with more than one point in any run, which can be drawn as curves."""
-    counts: dict[str, int] = {}
+    drawable = set[str]()
     for run in of_runs:
-        of_run: dict[str, set[int]] = {}
+        steps = defaultdict[str, set[int]](set)
         for row in run:
             for name in row.metrics:
-                of_run.setdefault(name, set()).add(row.step)
-        for name, steps in of_run.items():
-            counts[name] = max(counts.get(name, 0), len(steps))
-    return sorted(name for name, most in counts.items() if most > 1)
+                steps[name].add(row.step)
+        drawable |= {name for name in steps if len(steps[name]) > 1}
+    return sorted(drawable)
 
 
 def curve(logged: Sequence[MetricsRow], metric: str, axis: str) -> Curve:
@@ -124,12 +114,11 @@ def curve(logged: Sequence[MetricsRow], metric: str, axis: str) -> Curve:
     """
     having = [row for row in logged if metric in row.metrics]
     begun = min((row.time_s for row in logged), default=0.0)
-    if axis == "step":
-        points = {float(row.step): row.metrics[metric] for row in having}
-    elif axis == "minutes":
+    if axis == "minutes":
         points = {(row.time_s - begun) / 60: row.metrics[metric] for row in having}
-    else:  # the last value of each epoch
-        points = {float(row.epoch): row.metrics[metric] for row in having if row.epoch is not None}
+    else:
+        at = [(row.step if axis == "step" else row.epoch, row.metrics[metric]) for row in having]
+        points = {float(x): value for x, value in at if x is not None}
     ordered = sorted(points)
     passes = 1 + sum(after.step <= before.step for before, after in pairwise(having)) if axis == "step" else 1
     return Curve(x=tuple(ordered), y=tuple(points[x] for x in ordered), passes=passes)
@@ -276,22 +265,19 @@ def _about(band: Band, width: int) -> list[str]:
 
 
 def _area(band: Band, across: Span, up: Span, columns: int, rows: int, *, log: bool) -> list[str]:
-    """Return the rows from top to bottom.
-
-    A point extends to the next one of its piece; gaps between pieces stay empty.
-    """
+    """Return the rows from top to bottom. A point extends to the next one of its piece."""
     cells: list[Span] = [(0, 0)] * columns  # mean and upper end, in eighths of a row
     for part in band.parts:
         starts = [round(_share(point.x, across) * (columns - 1)) for point in part]
         for point, start, end in zip(part, starts, [*starts[1:], starts[-1]], strict=True):
             mean, top = (1 + _share(value, up, log=log) * (8 * rows - 1) for value in (point.mean, point.ends[1]))
             cells[start : max(end, start + 1)] = [(mean, top)] * max(1, end - start)
-    return ["".join(_block(cell, 8 * row) for cell in cells).rstrip() for row in reversed(range(rows))]
 
+    def block(cell: Span, floor: int) -> str:
+        filled = min(8, max(0, round(cell[0]) - floor))
+        return _BLOCKS[filled] if filled else _SPREAD if cell[1] >= floor + 4 else " "
 
-def _block(cell: Span, floor: int) -> str:
-    filled = min(8, max(0, round(cell[0]) - floor))
-    return _BLOCKS[filled] if filled else _SPREAD if cell[1] >= floor + 4 else " "
+    return ["".join(block(cell, 8 * row) for cell in cells).rstrip() for row in reversed(range(rows))]
 
 
 def _share(value: float, span: Span, *, log: bool = False) -> float:

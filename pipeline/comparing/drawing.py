@@ -1,10 +1,8 @@
-"""Draw with matplotlib: curves as files, and a report's charts as SVG elements.
-
-Equal data give equal bytes. matplotlib takes 0.6 s to import, so this module is only imported where something is drawn.
-"""
+"""Draw with matplotlib (0.6 s to import): curves as files, and a report's page. Equal data give equal bytes."""
 
 from __future__ import annotations
 
+import base64
 import io
 import logging
 import math
@@ -13,14 +11,23 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from jinja2 import ChainableUndefined, Environment, Template
+from markupsafe import Markup, escape
+
+from pipeline.comparing import comparison as tables
 from pipeline.comparing.curves import Band, of_several, span_of, thinned, within
 from pipeline.comparing.groups import MeanDifference
-from pipeline.comparing.report import COLOURS, LEVELS, Cell
+from pipeline.comparing.report import COLOURS, LEVELS, MOST_AGAINST, Cell, Report, hosts, time_text, verdict_text
 from pipeline.core.printable import printable
 from pipeline.core.tables import counted, quantity
+from pipeline.evaluation import report as evaluations
+from pipeline.runs.contents import short_field_names, short_value
+from trainers.contract import run_folder
 
 # Before the import, which warns about a home folder without write access.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
@@ -31,8 +38,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.patches import Rectangle  # noqa: E402
 from matplotlib.ticker import LogLocator, MaxNLocator  # noqa: E402
-
-from pipeline.evaluation import overview  # noqa: E402  (imports matplotlib too)
 
 _DATES = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _FILE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa3377", "#8a6d00", "#4b8bbe", "#6a3d9a", "#7f4f24")
@@ -219,7 +224,7 @@ def _drawing(width: float, height: float, names: Sequence[str] | None = None, **
         "xtick.bottom": False, "ytick.left": False, "xtick.labelsize": 12, "ytick.labelsize": 12,
     }  # fmt: skip
     settings: Any = {"svg.hashsalt": "paceline", "svg.fonttype": "none", "text.parse_math": False}
-    settings |= page if names is None else {"font.family": overview.drawable(names)[0]}
+    settings |= page if names is None else {"font.family": evaluations.drawable(names)[0]}
     with mpl.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # a browser has more fonts than matplotlib
         figure = Figure(figsize=(width, height), **more)
@@ -289,3 +294,66 @@ def _element(figure: Figure, said: str, size: Mapping[str, str] = {}) -> str:
         if "d" in item.attrib:
             item.set("d", re.sub(r"(\.\d)\d+", r"\1", item.attrib["d"]))
     return re.sub(r"\s*<g />", "", ElementTree.tostring(root, encoding="unicode"))
+
+
+# -------------------------------------------------------------------------------------------- the page
+_MOST_COLUMNS = 8  # metrics of one table, so that a printed page has room for it
+_TEMPLATE = Path(__file__).with_name("report.html.jinja")
+
+
+def html(report: Report) -> str:
+    """Render the page. The template escapes all texts; the pictures escape theirs."""
+    # A logarithmic axis, unless losses are negative (of a likelihood, a reward).
+    log = {
+        name: name.endswith("loss") and all(point.mean > 0 for band in bands for point in band.points)
+        for name, bands in report.bands.items()
+    }
+    drawn = [
+        {
+            "metric": name,
+            "log": log[name],
+            "svg": Markup(curves(bands, title=name, axis="step", log=log[name], colours=report.colours)),
+            "gaps": sum(band.gaps for band in bands),
+            "passes": max(band.passes for band in bands),
+        }
+        for name, bands in report.bands.items()
+    ]
+    grid, others, first = report.grid, report.groups[1 : 1 + MOST_AGAINST], report.groups[0].first
+    names, inks = [f"{one.label}  {one.brief}" for one in others], [report.colours.get(one.label) for one in others]
+    pictures = {"Confusion matrix": run_folder.CONFUSION_MATRIX, "Overview": evaluations.OVERVIEW}
+    paths = {said: first.folder / name for said, name in pictures.items()}
+    shown = {said: path.read_bytes() for said, path in paths.items() if first.counts and path.is_file()}
+    known = next(iter(first.environments.values()), {}).get("packages")  # of its first host
+    packages = known.items() if isinstance(known, Mapping) else ()
+    return _template().render(
+        report=report,
+        made=time_text(report.unix_time),
+        charts=[chart for chart in drawn if chart["svg"]],
+        coloured=COLOURS,
+        tables=tables,
+        against=report.comparison.against[:MOST_AGAINST],
+        forest=Markup(forest(names, inks, report.intervals) if report.intervals else ""),
+        grid=Markup("" if grid is None else cells(grid.rows, grid.columns, grid.cells, about=grid.about)),
+        evaluation={said: f"data:image/png;base64,{base64.b64encode(png).decode()}" for said, png in shown.items()},
+        hosts=hosts(report),
+        packages=sorted((str(name), str(value)) for name, value in packages),
+        parts=[(part, rows) for part, rows in report.comparison.parts.items() if rows and rows != report.fields],
+        names=short_field_names([row.name for row in report.fields]),
+        short=short_value,
+        breakable=_breakable,
+        most_columns=_MOST_COLUMNS,
+        several=any(group.n > 1 for group in report.groups),
+        verdict=verdict_text,
+    )
+
+
+@cache
+def _template() -> Template:
+    # A run folder may lack any field; missing fields render as empty.
+    environment = Environment(autoescape=True, undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+
+
+def _breakable(name: str) -> Markup:
+    """Return the name with places where a narrow column of a printed page may break it."""
+    return Markup(re.sub(r"([/_.])(?=\w)", r"\1<wbr>", str(escape(name))))

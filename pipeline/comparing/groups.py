@@ -1,10 +1,5 @@
-"""Group runs that differ only in the seed, and test the difference of two groups' means. Pure.
-
-A difference counts as larger than the spread over seeds if Welch's 95 % interval excludes zero: B. L. Welch, The
-generalization of "Student's" problem when several different population variances are involved, Biometrika 34 (1947),
-28-35, with the degrees of freedom that it shares with F. E. Satterthwaite, Biometrics Bulletin 2 (1946), 110-114. The
-test assumes that runs with other seeds are independent and about normally distributed, and treats each difference by
-itself: of twenty such intervals about one excludes zero by chance.
+"""Read run folders, group runs that differ only in the seed, and test the difference of two groups' means: B. L. Welch,
+Biometrika 34 (1947), 28-35, with the degrees of freedom of F. E. Satterthwaite, Biometrics Bulletin 2 (1946), 110-114.
 """
 
 from __future__ import annotations
@@ -12,44 +7,156 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from pipeline.comparing.reading import ComparedRun
-from pipeline.core.printable import printable
+from pipeline.config.overrides.torchrun_line import line_of
+from pipeline.core import documents
+from pipeline.core.places import REPRODUCTIONS
+from pipeline.core.printable import printable, shell_line
+from pipeline.core.redact import hide, without_secrets
+from pipeline.core.specs import State
 from pipeline.core.tables import counted
-from pipeline.keys.content_key import ORDER, flat, is_reordered
-from pipeline.runs.contents import short_field_names, short_value
-from pipeline.runs.index import ALTERED
+from pipeline.keys.content_key import ORDER, canonical_config, flat, is_reordered
+from pipeline.runs import acceptance, index, journal
+from pipeline.runs.contents import hosts_of, nodes_of, overrides_in, short_field_names, short_value
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.index import ALTERED, RunRow
+from pipeline.runs.result import AlteredError
+from pipeline.steps.step_folders import PastStep, past_step
 from pipeline.sweep.results import SEEDS, Statistic, statistic
+from trainers.contract import run_folder
 
+SPEEDS = ("images_per_s", "train_s")
+"""Figures of a result that are no metrics but are compared like metrics."""
+_PARTS = ("version", "config", "code", "data", "environment", "topology")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRun(RunRow):
+    """One run to compare: what `doit runs` shows, and the rest of its folder. Only counted runs have ``figures``."""
+
+    digest: str  # the full digest of its key
+    reservation: str  # why nothing may be claimed about its figures (unproven, accepted, unverified, unfinished), or ''
+    folder: Path
+    parts: Mapping[str, Any]  # the key's parts: config (canonical), code, data, environment, topology; empty if altered
+    failure: str  # the first line of the reason of a failure, or ''
+    overrides: tuple[str, ...]
+    provenance: Mapping[str, Any]
+    planned_nodes: tuple[Mapping[str, Any], ...]  # those of plan.json
+    verdict: Mapping[str, Any] | None = None  # the latest result of `doit reproduce`, or None
+    weights_sha256: str | None = None
+    made_with: PastStep | None = None  # the user-defined step that its data comes from, or None
+
+    @property
+    def counts(self) -> bool:
+        """True if its figures count in means: it is finished, or accepted by the user."""
+        return self.state in (State.FINISHED, index.ACCEPTED)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration that decides the run."""
+        config = self.parts.get("config")
+        return config if isinstance(config, Mapping) else {}
+
+    @property
+    def seed(self) -> Any:
+        """The seed; a script's own seed takes precedence over Paceline's, which it only receives through {seed}."""
+        script = self.config.get("program")
+        args = script.get("args") if isinstance(script, Mapping) else None
+        if isinstance(args, Mapping) and args.get("seed", "{seed}") != "{seed}":
+            return args["seed"]
+        return self.config.get("seed")
+
+    @property
+    def environments(self) -> dict[str, Mapping[str, Any]]:
+        """The probe's facts about each host, by name."""
+        recorded = self.provenance.get("environments")
+        pairs = recorded.items() if isinstance(recorded, Mapping) else ()
+        return {str(name): facts if isinstance(facts, Mapping) else {} for name, facts in pairs}
+
+    @property
+    def command(self) -> str:
+        """The command line for the run."""
+        return command_line("train", self.overrides)
+
+
+def command_line(verb: str, words: Sequence[str], place_of_runs: Sequence[str] = ()) -> str:
+    """Return a command, for a script as one types it.
+
+    The overrides of paths, which mean nothing elsewhere, are left out, apart from ``place_of_runs``.
+    """
+    kept = [word for word in words if not word.lstrip("+").startswith("paths.")]
+    line = line_of(kept) if verb == "train" else None
+    verb, *others = [verb, *kept] if line is None else line
+    return shell_line(["doit", verb, *place_of_runs, *others])
+
+
+def read(folder: RunFolder) -> ComparedRun:
+    """Read the folder. Raises OSError: there is no such folder."""
+    row = index.row(folder)
+    if row.state == State.FINISHED and (
+        why := index.altered_target(folder, folder.read_result(), (run_folder.METRICS,))  # its curves
+    ):
+        row = replace(
+            row, state=index.ALTERED, note=f"{why}; the command that started it makes it again", accuracy=None
+        )
+    altered, counts = row.state == index.ALTERED, row.state in (State.FINISHED, index.ACCEPTED)
+    known = index.intact_parts(folder) if altered else folder.read_json(run_folder.KEY) or {}
+    provenance = folder.read_json(run_folder.PROVENANCE) or {}
+    config = {} if altered else folder.read_json(run_folder.CONFIG) or {}
+    parts = {name: known[name] for name in _PARTS if name in known}
+    decisive = parts["config"] if isinstance(parts.get("config"), dict) else canonical_config(config)
+    entries, plan = journal.read(folder.journal), folder.read_json(run_folder.PLAN) or {}
+    result = None
+    with suppress(AlteredError):
+        result = acceptance.result_or_accepted(folder)[0] if counts else None
+    speeds = {name: getattr(result, name) for name in SPEEDS if getattr(result, name, None) is not None}
+    recorded = provenance.get("hosts")
+    shared = {name: value for name, value in vars(row).items() if name not in ("hosts", "figures")}
+    return ComparedRun(
+        **shared,
+        hosts=tuple(map(str, recorded)) if isinstance(recorded, list) else hosts_of(plan),
+        figures={} if result is None else {**result.metrics, **speeds},
+        digest=str(known.get("digest", folder.key)),
+        reservation=f"{row.state}: {row.note}" if altered else row.note if counts else f"not finished ({row.state})",
+        folder=folder.path,
+        parts={
+            **parts,
+            "config": without_secrets(decisive if isinstance(decisive, dict) else canonical_config(config)),
+        },
+        failure=printable(hide(entries[-1].first_line)) if entries and not counts else "",
+        overrides=tuple(map(hide, overrides_in(provenance))),
+        provenance={name: hide(value) if isinstance(value, str) else value for name, value in provenance.items()},
+        planned_nodes=tuple(nodes_of(plan)),
+        verdict=documents.read_or_none(folder.path.parent / REPRODUCTIONS / folder.key / "verdict.json"),
+        weights_sha256=None if result is None else result.fields.get("weights_sha256"),
+        made_with=past_step(folder, config),
+    )
+
+
+# ---------------------------------------------------------------------------------------------- groups
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A metric over the runs of a group.
+    """A metric over the runs of a group."""
 
-    ``over`` is mean and sample standard deviation of its finite values (None: there are none); ``nan`` and ``infinite``
-    count the values excluded from the mean.
-    """
-
-    over: Statistic | None
-    nan: int = 0
-    infinite: int = 0
+    over: Statistic | None  # its finite values; None: there are none
+    nan: int = 0  # values that the mean leaves out
+    infinite: int = 0  # values that the mean leaves out
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeanDifference:
-    """The difference of two means, second minus first.
-
-    ``low`` and ``high`` bound Welch's interval; they are None if ``unknown`` gives a reason. ``is_larger``: the
-    interval excludes zero.
-    """
+    """The difference of two means, second minus first."""
 
     metric: str
     difference: float
-    low: float | None = None
+    low: float | None = None  # the ends of Welch's interval; None if ``unknown`` gives a reason
     high: float | None = None
     unknown: str = ""
 
@@ -60,13 +167,10 @@ class MeanDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Runs that differ in their seed alone.
+    """Runs that differ in their seed alone."""
 
-    ``label`` is a letter (A, B, …, Z, AA); ``words`` are the settings that distinguish the group, as ``name=value``.
-    """
-
-    label: str
-    words: tuple[str, ...]
+    label: str  # a letter (A, B, …, Z, AA)
+    words: tuple[str, ...]  # the settings that distinguish the group, as ``name=value``
     runs: tuple[ComparedRun, ...]
     figures: Mapping[str, Figure]
 
@@ -113,13 +217,21 @@ def grouped(runs: Sequence[ComparedRun]) -> list[Group]:
     """
     by_configuration: dict[str, list[ComparedRun]] = {}
     for run in {run.key: run for run in runs}.values():
-        by_configuration.setdefault(_without_seed(run), []).append(run)
+        fields = {name: value for name, value in flat_config(run).items() if name not in SEEDS}
+        by_configuration.setdefault(_text({**run.parts, "config": fields}), []).append(run)
     members = sorted(by_configuration.values(), key=lambda group: not any(run.counts for run in group))
     differing = differing_fields([group[0] for group in members])
-    return [
-        Group(label=letters(number), words=_words(group[0], differing), runs=tuple(group), figures=_figures(group))
-        for number, group in enumerate(members)
-    ]
+    groups = []
+    for number, group in enumerate(members):
+        values: dict[str, list[float]] = {}
+        for name, value in (item for run in group if run.counts for item in run.figures.items()):
+            values.setdefault(name, []).append(value)
+        fields = flat_config(group[0])
+        known = {name: value for name in differing if (value := field_value(fields, name)) is not None}
+        words = tuple(f"{name}={shown(value)}" for name, value in known.items())
+        figures = {name: figure(of_runs) for name, of_runs in values.items()}
+        groups.append(Group(label=letters(number), words=words, runs=tuple(group), figures=figures))
+    return groups
 
 
 def flat_config(run: ComparedRun) -> dict[str, Any]:
@@ -155,30 +267,9 @@ def metrics_of(groups: Sequence[Group]) -> list[str]:
     )
 
 
-def _without_seed(run: ComparedRun) -> str:
-    """Return everything that decides a run except its seed, as text."""
-    fields = {name: value for name, value in flat_config(run).items() if name not in SEEDS}
-    others = {name: value for name, value in run.parts.items() if name != "config"}
-    return _text({"config": fields, **others})
-
-
-def _words(run: ComparedRun, differing: Sequence[str]) -> tuple[str, ...]:
-    fields = flat_config(run)
-    values = {name: field_value(fields, name) for name in differing}
-    return tuple(f"{name}={shown(value)}" for name, value in values.items() if value is not None)
-
-
 def shown(value: Any) -> str:
     """Format a configuration value for a table."""
     return "-" if value is None else printable(value if isinstance(value, str) else _text(value))
-
-
-def _figures(runs: Sequence[ComparedRun]) -> dict[str, Figure]:
-    values: dict[str, list[float]] = {}
-    for run in runs:
-        for name, value in run.figures.items() if run.counts else ():
-            values.setdefault(name, []).append(value)
-    return {name: figure(of_runs) for name, of_runs in values.items()}
 
 
 def figure(values: Sequence[float]) -> Figure:

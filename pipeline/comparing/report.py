@@ -10,11 +10,13 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+from pipeline.comparing import comparison as tables
 from pipeline.comparing import curves as curving
-from pipeline.comparing import tables
+from pipeline.comparing.comparison import Comparison, FieldRow, compare
 from pipeline.comparing.curves import Band
-from pipeline.comparing.differing import Comparison, FieldRow, compare
 from pipeline.comparing.groups import (
+    SPEEDS,
+    ComparedRun,
     Group,
     MeanDifference,
     differing_fields,
@@ -25,7 +27,6 @@ from pipeline.comparing.groups import (
     metrics_of,
     shown,
 )
-from pipeline.comparing.reading import SPEEDS, ComparedRun
 from pipeline.core.redact import hide
 from pipeline.core.tables import counted, fenced, first_of
 from pipeline.keys.content_key import Difference
@@ -47,6 +48,7 @@ _MOST_COLUMNS = 6  # differing fields with a column of their own
 _MOST_NAMED = 3  # differing fields in a title
 _IN_WHAT = ("experiment", "dataset", "model", "program", "program.script")  # said by a run's ``what``
 _OF_HOST = ("hostname", "cpus", "cpu_model", "gpus", "gpu_models", "gpu_driver", "python", "torch")
+_NETWORKS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")  # of a node's collectives
 _FIRST = ("val/accuracy", "train/loss", "val/loss")
 
 
@@ -83,28 +85,20 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A report.
+    """A report."""
 
-    Attributes:
-        subject: ``Sweep NAME``, ``Run KEY`` or ``3 runs``.
-        why: the purpose of the runs: the sweep's arguments, or the differences from the nearest finished run.
-        command: the command line that creates the same report.
-        unix_time: when the report was created.
-        comparison: the configurations, the best first; ``by`` is the deciding metric, and ``direction`` is ``maximize``
-            or ``minimize``. If None, the configuration named first is first.
-        rows: run key → its rows of metrics.jsonl.
-        absent: trials that were started and have no run folder.
-    """
-
-    subject: str
+    subject: str  # ``Sweep NAME``, ``Run KEY`` or ``3 runs``
+    # the purpose of the runs: the sweep's arguments, or the differences from the nearest finished run
     why: tuple[str, ...]
-    command: str
-    unix_time: float
+    command: str  # the command line that creates the same report
+    unix_time: float  # when the report was created
     by: str
     direction: str | None
+    # the configurations, the best first; ``by`` is the deciding metric, and ``direction`` is ``maximize`` or
+    # ``minimize``. If None, the configuration named first is first
     comparison: Comparison
-    rows: Mapping[str, Sequence[MetricsRow]]
-    absent: tuple[Absent, ...]
+    rows: Mapping[str, Sequence[MetricsRow]]  # run key → its rows of metrics.jsonl
+    absent: tuple[Absent, ...]  # trials that were started and have no run folder
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -175,17 +169,13 @@ class Report:
 
         None where the difference is unknown, or nothing may be claimed.
         """
-        by_metric = {}
+        by_metric: dict[str, list[tuple[str, MeanDifference] | None]] = {}
         for name in self.columns[:_MOST_PANELS]:
-            row = [
-                None
-                if against.reservation or (item := against.difference(name)) is None
-                else (f"{against.label} {name} {tables.interval(item)}", item)
-                for against in self.comparison.against[:MOST_AGAINST]
-            ]
-            if any(row):
-                by_metric[name] = row
-        return by_metric
+            for against in self.comparison.against[:MOST_AGAINST]:
+                item = None if against.reservation else against.difference(name)
+                titled = None if item is None else (f"{against.label} {name} {tables.interval(item)}", item)
+                by_metric.setdefault(name, []).append(titled)
+        return {name: row for name, row in by_metric.items() if any(row)}
 
     @cached_property
     def grid(self) -> Grid | None:
@@ -255,35 +245,33 @@ def _grid(groups: Sequence[Group], by: str, direction: str | None) -> Grid | Non
     fields = differing_fields([group.first for group in groups])
     if len(fields) != 2:
         return None
+
+    def in_order(value: float | str | None) -> tuple[bool, float, str]:  # numbers by size, then names
+        return (False, value, "") if isinstance(value, float) else (True, 0.0, value or "")
+
     known = [flat_config(group.first) for group in groups]
-    choices = [sorted({_axis_value(field_value(values, name)) for values in known}, key=_in_order) for name in fields]
-    if not all(1 < len(values) <= _MOST_CELLS for values in choices):
+    values = [[_axis_value(field_value(config, name)) for config in known] for name in fields]
+    choices = [sorted({*side}, key=in_order) for side in values]
+    if not all(1 < len(side) <= _MOST_CELLS for side in choices):
         return None
-    places = [tuple(choices[at].index(_axis_value(field_value(values, name))) for at, name in enumerate(fields))
-              for values in known]  # fmt: skip
-    full = len(choices[0]) * len(choices[1])
-    if len(set(places)) < len(places) or len(places) < _FULL * full:
+    places = [(choices[0].index(row), choices[1].index(column)) for row, column in zip(*values, strict=True)]
+    if len(set(places)) < len(places) or len(places) < _FULL * len(choices[0]) * len(choices[1]):
         return None
     over = [figure.over if (figure := group.figures.get(by)) else None for group in groups]
     means = [one.mean for one in over if one is not None]
     cells = []
     for group, one, (row, column) in zip(groups, over, places, strict=True):
-        share = 0.0 if one is None else (one.mean - min(means)) / ((max(means) - min(means)) or 1.0)
-        good = None
+        level, said = None, "-"
         if one is not None:
-            good = min(LEVELS - 1, int(LEVELS * (1 - share if direction == MINIMIZE else share)))
-        said = "-" if one is None else with_spread(one.mean, one.std, by)
+            share = (one.mean - min(means)) / ((max(means) - min(means)) or 1.0)
+            level = min(LEVELS - 1, int(LEVELS * (1 - share if direction == MINIMIZE else share)))
+            said = with_spread(one.mean, one.std, by)
         title = f"{group.label} {group.title}: {by} {said}"
-        cells.append(Cell(row=row, column=column, lines=(group.label, said), level=good, title=title))
+        cells.append(Cell(row=row, column=column, lines=(group.label, said), level=level, title=title))
     names = short_field_names(fields)
     texts = [tuple(f"{value:.10g}" if isinstance(value, float) else value or "-" for value in side) for side in choices]
     about = (names[fields[0]], names[fields[1]], by)
     return Grid(rows=texts[0], columns=texts[1], cells=tuple(cells), about=about)
-
-
-def _in_order(value: float | str | None) -> tuple[bool, float, str]:
-    """Numbers by size, then names."""
-    return (True, 0.0, value or "") if not isinstance(value, float) else (False, value, "")
 
 
 def _axis_value(value: Any) -> float | str | None:
@@ -306,18 +294,13 @@ def hosts(report: Report) -> list[dict[str, Any]]:
             about = {field: facts.get(field) or "" for field in _OF_HOST}
             host = known.setdefault(name, {"host": name, "runs": 0, "interface": "", **about})
             host["runs"] += 1
-        for node in run.nodes:
+        for node in run.planned_nodes:
+            env = node.get("env")
+            networks = [str(env[name]).lstrip("=") for name in _NETWORKS if isinstance(env, Mapping) and name in env]
             if str(node.get("host")) in known:
-                known[str(node["host"])]["interface"] = _interface(node)
+                interface = " ".join(dict.fromkeys([str(node.get("address") or ""), *networks])).strip()
+                known[str(node["host"])]["interface"] = interface
     return [*known.values()]
-
-
-def _interface(node: Mapping[str, Any]) -> str:
-    """Return the address of a node, and the network of its collectives if set."""
-    env = node.get("env")
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
-    networks = [str(env[name]).lstrip("=") for name in names if name in env] if isinstance(env, Mapping) else []
-    return " ".join(dict.fromkeys([str(node.get("address") or ""), *networks])).strip()
 
 
 def verdict_text(verdict: Mapping[str, Any] | None) -> str:

@@ -21,7 +21,9 @@ Evaluate = Callable[[Path, Mapping[str, Any]], object]
 
 
 def _evaluate() -> Evaluate:
-    # Late import: first this process's priority, error handling and output streams are set.
+    # Late imports: first this process's priority, error handling and output streams are set.
+    import sklearn.metrics  # noqa: F401  (now, before the first trial has ended)
+
     from pipeline.evaluation.report import evaluate
 
     return evaluate

@@ -1,14 +1,14 @@
-"""The evaluation of a finished run: accuracy, figures per class, confusion matrix, as numbers and as a picture.
-
-Imports scikit-learn and matplotlib, which are large, so ``python -m pipeline.evaluation`` runs it in a separate
-process.
+"""The evaluation of a finished run: accuracy, figures per class and confusion matrix, as numbers and pictures.
+scikit-learn and matplotlib are large, so ``python -m pipeline.evaluation`` makes it in a process of its own.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from sklearn.metrics import classification_report, confusion_matrix
+from matplotlib.font_manager import FontProperties, fontManager
+from matplotlib.ft2font import FT2Font
+from PIL import Image
 
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_atomic, write_json
-from pipeline.evaluation import overview
+from pipeline.runs import metrics_file
 from trainers.contract import run_folder
 
 Report = dict[str, Any]
@@ -50,16 +52,13 @@ class _Outcome:
 
 
 def evaluate(run_dir: Path, made_of: Mapping[str, Any]) -> Report:
-    """Create evaluation/report.json, confusion_matrix.png and overview.png from predictions.json.
-
-    Raises:
-        PacelineError: predictions.json or the data manifest is missing or invalid.
-        OSError: the results can't be written.
+    """Create evaluation/report.json, confusion_matrix.png and overview.png from predictions.json. Raises PacelineError:
+    predictions.json or the data manifest is missing or invalid; OSError: the results can't be written.
     """
     outcome = _read(run_dir)
     report = {**_report(outcome), "made_of": made_of}
     write_atomic(run_dir / run_folder.CONFUSION_MATRIX, _picture(report))
-    write_atomic(run_dir / overview.FILE, overview.picture(report, run_dir, outcome.targets, outcome.predictions))
+    write_atomic(run_dir / OVERVIEW, overview(report, run_dir, outcome.targets, outcome.predictions))
     # Written last, so that its presence implies the pictures.
     write_json(run_dir / run_folder.REPORT, report)
     return report
@@ -80,7 +79,10 @@ def _read(run_dir: Path) -> _Outcome:
     if not targets:
         raise PacelineError(f"{where} holds no predictions: the test split is empty", hint="dataset.holdout=5000")
     classes = [str(name) for name in manifest.get("classes") or []]
-    _check_numbers(where, [*targets, *predicted], len(classes), again)
+    for number in [*targets, *predicted]:
+        if type(number) is not int or not 0 <= number < len(classes):
+            what = f"{where}: {number!r} is no class; the data has 0..{len(classes) - 1}"
+            raise PacelineError(what, hint=again)
     return _Outcome(
         split=str(predictions.get("split", "test")),
         targets=targets,
@@ -100,26 +102,24 @@ def _object(path: Path, hint: str) -> dict[str, Any]:
         raise PacelineError(f"{path} {error}", hint=hint) from error
 
 
-def _check_numbers(where: Path, numbers: Sequence[Any], count: int, hint: str) -> None:
-    for number in numbers:
-        if type(number) is not int or not 0 <= number < count:
-            raise PacelineError(f"{where}: {number!r} is no class; the data has 0..{count - 1}", hint=hint)
-
-
 # --------------------------------------------------------------------------------------- figures
 def _report(outcome: _Outcome) -> Report:
+    from sklearn.metrics import classification_report, confusion_matrix  # late: a page of comparisons does without
+
     numbers = list(range(len(outcome.classes)))
     table = classification_report(
         outcome.targets, outcome.predictions, labels=numbers, output_dict=True, zero_division=0.0
     )
     right = sum(map(int.__eq__, outcome.targets, outcome.predictions))
+    classes = outcome.classes  # of one name are told apart by their numbers
+    names = [name if classes.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(classes)]
     return {
         "split": outcome.split,
         "accuracy": right / len(outcome.targets),
         "n": len(outcome.targets),
         "synthetic": outcome.synthetic,
         "classes": outcome.classes,
-        "per_class": {_unique(outcome.classes, number): table[str(number)] for number in numbers},
+        "per_class": {name: table[str(number)] for number, name in enumerate(names)},
         **{name: table[name] for name in _AVERAGES},
         "confusion_matrix": confusion_matrix(outcome.targets, outcome.predictions, labels=numbers).tolist(),
         "weights_sha256": outcome.summary.get("weights_sha256"),
@@ -127,16 +127,10 @@ def _report(outcome: _Outcome) -> Report:
     }
 
 
-def _unique(classes: Sequence[str], number: int) -> str:
-    """Return the class's name, with its number if two classes share the name."""
-    name = classes[number]
-    return name if classes.count(name) == 1 else f"{name} ({number})"
-
-
 # --------------------------------------------------------------------------------------- picture
 def _picture(report: Report) -> bytes:
     """Return a PNG: shades are shares of the true class, numbers are counts. Equal reports give equal bytes."""
-    families, names = overview.drawable(report["classes"])
+    families, names = drawable(report["classes"])
     side = min(max(2.6 + 0.52 * len(names), 4.6), 16.0)  # inches
     with mpl.rc_context({"font.family": families}):
         figure = Figure(figsize=(side + 0.9, side), dpi=150)
@@ -157,28 +151,26 @@ def _draw(axes: Axes, report: Report) -> None:
     bar.set_label("share of the true class")
     bar.outline.set_visible(False)
     _label(axes, report["classes"])
-    if len(matrix) <= _MAX_NUMBERED_CLASSES:
-        _write_counts(axes, matrix, shares)
-    title = f"{report['split']} accuracy {report['accuracy']:.2%}  ·  n = {report['n']:,}"
-    axes.set_title(title, fontsize=12, pad=10)
+    cells = [(x, y, cell) for y, row in enumerate(matrix) for x, cell in enumerate(row)]
+    for x, y, cell in cells if len(matrix) <= _MAX_NUMBERED_CLASSES else ():
+        colour = "white" if shares[y][x] > 0.55 else "#1b2a3a" if cell else "#b8c4d0"
+        axes.text(x, y, f"{cell}", ha="center", va="center", color=colour, fontsize=9)
+    axes.set_title(_title(report), fontsize=12, pad=10)
     if report["synthetic"]:
         axes.annotate(
-            "SYNTHETIC DATA – this accuracy means nothing",
-            (0.5, 1.0),
-            xycoords="axes fraction",
-            xytext=(0, 34),
-            textcoords="offset points",
-            ha="center",
-            color="#b00020",
-            fontsize=12,
-            weight="bold",
-        )
+            "SYNTHETIC DATA – this accuracy means nothing", (0.5, 1.0), xycoords="axes fraction", xytext=(0, 34),
+            textcoords="offset points", ha="center", color="#b00020", fontsize=12, weight="bold",
+        )  # fmt: skip
+
+
+def _title(report: Mapping[str, Any]) -> str:
+    return f"{report['split']} accuracy {report['accuracy']:.2%}  ·  n = {report['n']:,}"
 
 
 def _label(axes: Axes, classes: Sequence[str]) -> None:
     every = -(-len(classes) // 50)  # at most 50 names fit along an axis
     shown = range(0, len(classes), every)
-    names = [classes[at] if len(classes[at]) <= _MAX_LABEL else classes[at][: _MAX_LABEL - 1] + "…" for at in shown]
+    names = [_short(classes[at], _MAX_LABEL) for at in shown]
     slanted = max(map(len, names)) > 3
     axes.set_xticks(shown, names, rotation=40 if slanted else 0, ha="right" if slanted else "center", parse_math=False)
     axes.set_yticks(shown, names, parse_math=False)
@@ -194,8 +186,156 @@ def _label(axes: Axes, classes: Sequence[str]) -> None:
         axes.tick_params(which="minor", length=0)
 
 
-def _write_counts(axes: Axes, matrix: Sequence[Sequence[int]], shares: Sequence[Sequence[float]]) -> None:
-    for y, row in enumerate(matrix):
-        for x, cell in enumerate(row):
-            colour = "white" if shares[y][x] > 0.55 else "#1b2a3a" if cell else "#b8c4d0"
-            axes.text(x, y, f"{cell}", ha="center", va="center", color=colour, fontsize=9)
+# -------------------------------------------------------------------------------------------- overview
+OVERVIEW = "evaluation/overview.png"
+_CURVES = ("train/loss", "val/loss", "val/accuracy")
+_MAX_BARS = 30
+_COLUMNS, _ROWS = 8, 2
+_MAX_CAPTION = 16  # characters of a class name below an image
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A misclassified image by its index in the split, with its true and predicted class."""
+
+    place: int
+    true: int
+    predicted: int
+
+
+def worst(targets: Sequence[int], predictions: Sequence[int], limit: int) -> list[Mistake]:
+    """Return mistakes of the most frequent confusions in turn, so that no pair of classes fills the picture."""
+    pairs: dict[tuple[int, int], list[Mistake]] = {}
+    for place, (true, predicted) in enumerate(zip(targets, predictions, strict=True)):
+        if true != predicted:
+            pairs.setdefault((true, predicted), []).append(Mistake(place, true, predicted))
+    often = sorted(pairs, key=lambda pair: (-len(pairs[pair]), pair))
+    turns = ((turn, at) for turn in range(limit) for at in often if turn < len(pairs[at]))
+    return [pairs[at][turn] for (turn, at), _ in zip(turns, range(limit), strict=False)]
+
+
+def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """Return (step, value) of the finite points of each curve in metrics.jsonl."""
+    points_by_name: dict[str, list[tuple[int, float]]] = {}
+    for row in metrics_file.rows(path):
+        for name in _CURVES:
+            value = row.metrics.get(name)
+            if value is not None and math.isfinite(value):
+                points_by_name.setdefault(name, []).append((row.step, value))
+    return points_by_name
+
+
+def images(data: Path, split: str, mistakes: Sequence[Mistake]) -> list[Image.Image]:
+    """Return the images of the mistakes in order; empty if the pack has no plain pixels of one or three channels."""
+    manifest = documents.read_or_empty(data / "manifest.json")
+    names = ("count", "channels", "height", "width")
+    sizes = [manifest.get(name) for name in names]
+    if not all(isinstance(size, int) for size in sizes) or sizes[1] not in (1, 3) or split not in manifest["splits"]:
+        return []
+    count, channels, height, width = (int(size or 0) for size in sizes)
+    pixels, path = height * width, data / "images.bin"
+    if not path.is_file() or path.stat().st_size != count * channels * pixels:
+        return []
+    pictures = []
+    with path.open("rb") as file:
+        for mistake in mistakes:
+            file.seek((manifest["splits"][split][0] + mistake.place) * channels * pixels)
+            planes = [Image.frombytes("L", (width, height), file.read(pixels)) for _ in range(channels)]
+            pictures.append(planes[0] if channels == 1 else Image.merge("RGB", planes))
+    return pictures
+
+
+def overview(report: Mapping[str, Any], run_dir: Path, targets: Sequence[int], predictions: Sequence[int]) -> bytes:
+    """Return a PNG; equal runs give equal bytes. Raises OSError: a file of the run can't be read."""
+    mistakes = worst(targets, predictions, _COLUMNS * _ROWS)
+    shown = images(run_dir / "data", str(report["split"]), mistakes)
+    families, names = drawable(report["classes"])
+    with mpl.rc_context({"font.family": families}):
+        figure = Figure(figsize=(11, 7.5 if shown else 4), dpi=100, layout="constrained")
+        FigureCanvasAgg(figure)
+        ratios = [3, *([1.2] * _ROWS if shown else [])]
+        grid = figure.add_gridspec(len(ratios), _COLUMNS, height_ratios=ratios)
+        _draw_curves(figure.add_subplot(grid[0, : _COLUMNS // 2]), curves(run_dir / run_folder.METRICS))
+        _draw_bars(figure.add_subplot(grid[0, _COLUMNS // 2 :]), report, names)
+        for number, (mistake, image) in enumerate(zip(mistakes, shown, strict=False)):
+            axes = figure.add_subplot(grid[1 + number // _COLUMNS, number % _COLUMNS])
+            axes.imshow(image, cmap="gray", vmin=0, vmax=255)
+            axes.set_xticks([])
+            axes.set_yticks([])
+            caption = f"{_short(names[mistake.true])}\nas {_short(names[mistake.predicted])}"
+            axes.set_title(caption, fontsize=8, parse_math=False)
+        said = "SYNTHETIC DATA, means nothing: " if report["synthetic"] else ""
+        figure.suptitle(f"{said}{_title(report)}", parse_math=False)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _draw_curves(axes: Axes, points_by_name: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    right = axes.twinx() if "val/accuracy" in points_by_name else axes
+    for number, (name, points) in enumerate(points_by_name.items()):
+        where = right if name == "val/accuracy" else axes
+        at, values = [step for step, _ in points], [value for _, value in points]
+        where.plot(at, values, label=name, color=f"C{number}", marker="o" if len(points) == 1 else "")
+    if right is not axes:
+        right.set_ylabel("val/accuracy")
+        right.set_ylim(0.0, 1.0)
+    if points_by_name:
+        axes.figure.legend(loc="outside lower left", ncols=3, fontsize=8, frameon=False)
+
+
+def _draw_bars(axes: Axes, report: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Draw F1 per class; if there are too many classes, only the worst. ``names`` are the class names in order."""
+    scores = [(name, row["f1-score"]) for name, row in zip(names, report["per_class"].values(), strict=True)]
+    if len(scores) > _MAX_BARS:
+        scores = sorted(scores, key=lambda item: item[1])[:_MAX_BARS]
+    places = list(range(len(scores)))
+    axes.bar(places, [score for _, score in scores], color="#3b76af")
+    axes.set_xticks(places, [_short(name) for name, _ in scores], rotation=40, ha="right", fontsize=8, parse_math=False)
+    axes.set_ylim(0.0, 1.0)
+    axes.set_ylabel("F1" if len(scores) == len(report["per_class"]) else f"F1 of the {_MAX_BARS} worst classes")
+
+
+def _short(name: str, most: int = _MAX_CAPTION) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+# ---------------------------------------------------------------------------------------------- fonts
+_FIRST = "DejaVu Sans"  # matplotlib's own, without Chinese, Japanese and Korean characters
+_PLACEHOLDERS = "Last Resort"  # draws a box for each character
+
+
+def drawable(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return font families in order of preference, and the names in drawable form.
+
+    A name that no family can draw becomes ``#`` and its number.
+    """
+    if all(name.isascii() for name in names):
+        return [_FIRST], [*names]
+    families = {_FIRST: characters(_FIRST)}
+    missing = {char for name in names for char in name if ord(char) not in families[_FIRST]}
+    if missing and (more := _covering(frozenset(missing))) is not None:
+        families[more] = characters(more)
+        missing = {char for char in missing if ord(char) not in families[more]}
+    return [*families], [f"#{at}" if missing.intersection(name) else name for at, name in enumerate(names)]
+
+
+@cache
+def _covering(wanted: frozenset[str]) -> str | None:
+    """Return the installed family with most of these characters; None if none has any."""
+    counts = {name: sum(ord(char) in characters(name) for char in wanted) for name in sorted(installed() - {_FIRST})}
+    best = max(counts, key=lambda name: counts[name], default=None)
+    return best if best is not None and counts[best] else None
+
+
+def installed() -> set[str]:
+    """Return the families with a face of regular weight."""
+    usual = {font.name for font in fontManager.ttflist if font.style == "normal" and font.weight in (400, "normal")}
+    return {name for name in usual if not name.startswith(_PLACEHOLDERS)}
+
+
+def characters(family: str) -> Container[int]:
+    """Return the code points that the family has."""
+    return FT2Font(fontManager.findfont(FontProperties(family=[family]))).get_charmap()

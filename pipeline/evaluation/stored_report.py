@@ -1,7 +1,5 @@
-"""The evaluation report of a run: its making, its key, by which it is made again without a training, and its table.
-
-The key has three parts: the sha256 of predictions.json, the code of ``pipeline.evaluation.report`` with its imports,
-and the versions of its libraries. Comments don't count, because they can't change a figure.
+"""The evaluation report of a run: its making, its key, by which it is made again without a training, and its table. The
+key: predictions.json, the code of ``pipeline.evaluation.report`` with its imports, and its libraries' versions.
 """
 
 from __future__ import annotations

@@ -13,9 +13,8 @@ import pytest
 
 from pipeline.cli.commands import compare as comparing
 from pipeline.cli.commands import runs
-from pipeline.comparing import tables
-from pipeline.comparing.groups import grouped
-from pipeline.comparing.reading import read
+from pipeline.comparing import comparison as tables
+from pipeline.comparing.groups import grouped, read
 from pipeline.core.errors import UsageError
 from pipeline.runs import acceptance, index
 from pipeline.runs.folder import RunFolder

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.cli.commands import records
 from pipeline.core.errors import PacelineError, UsageError
-from pipeline.evaluation import overview
+from pipeline.evaluation import report as evaluations
 from pipeline.evaluation.__main__ import serve
 from pipeline.evaluation.report import evaluate
 from pipeline.evaluation.stored_report import format_report, make, most_confused
@@ -48,10 +48,10 @@ def test_the_report_holds_the_figures_of_each_class(tmp_path: Path) -> None:
 
 def test_a_name_that_no_font_here_has_is_a_number_in_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     faces = {"DejaVu Sans": set(map(ord, "düog")), "Some": {ord("猫")}, "Other": set[int]()}
-    monkeypatch.setattr(overview, "characters", faces.__getitem__)
-    monkeypatch.setattr(overview, "installed", faces.keys)
-    assert overview.drawable(["dog", "ü"]) == (["DejaVu Sans"], ["dog", "ü"])
-    assert overview.drawable(["ü", "猫", "猫蛙"]) == (["DejaVu Sans", "Some"], ["ü", "猫", "#2"])
+    monkeypatch.setattr(evaluations, "characters", faces.__getitem__)
+    monkeypatch.setattr(evaluations, "installed", faces.keys)
+    assert evaluations.drawable(["dog", "ü"]) == (["DejaVu Sans"], ["dog", "ü"])
+    assert evaluations.drawable(["ü", "猫", "猫蛙"]) == (["DejaVu Sans", "Some"], ["ü", "猫", "#2"])
 
 
 def test_equal_class_names_are_kept_apart(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from pipeline.cli.commands import runs
-from pipeline.cli.commands.runs import RunFilter, differences
-from pipeline.comparing.listing import ListedRun, age, table
-from pipeline.comparing.reading import read
+from pipeline.cli.commands.runs import ListedRun, RunFilter, age, differences, table
+from pipeline.comparing.groups import read
 from pipeline.config import compose
 from pipeline.core.specs import State
 from pipeline.core.tables import cut
@@ -192,15 +191,15 @@ def test_the_table_says_once_what_the_runs_share_and_fits_the_width(width: int, 
     differing = {"optimizer.lr": 0.1, "trainer.epochs": 20, "trainer.max_steps": 100}
     listed = [ListedRun(row=row(key=key * 12), name="lr=0.1 seed=2", differing=differing) for key in "ab"]
     shown = table(listed, width=width, now=1e9 + 300)
-    assert shown.lines[0] == cut("2 runs: digits small_cnn sgd, 1 + 1 ranks, node0, node1", width)
-    assert max(map(len, shown.lines)) <= width
-    assert len(shown.lines) == 4
-    assert shown.left_out == left_out
+    assert shown[0][0] == cut("2 runs: digits small_cnn sgd, 1 + 1 ranks, node0, node1", width)
+    assert max(map(len, shown[0])) <= width
+    assert len(shown[0]) == 4
+    assert shown[1] == left_out
     if width >= 80:
-        assert "  0.9944 " in shown.lines[2]
-        assert "  SYNTHETIC DATA  unproven" in shown.lines[3], "a mark isn't cut"
+        assert "  0.9944 " in shown[0][2]
+        assert "  SYNTHETIC DATA  unproven" in shown[0][3], "a mark isn't cut"
     if width == 160:
-        assert shown.lines[2].endswith("5 min  lr=0.1 seed=2  0.9944    12 min 34 s  SYNTHETIC DATA  unproven  "
+        assert shown[0][2].endswith("5 min  lr=0.1 seed=2  0.9944    12 min 34 s  SYNTHETIC DATA  unproven  "
                                        "epochs=20  max_steps=100")  # fmt: skip
 
 
@@ -213,8 +212,8 @@ def test_what_neither_the_name_nor_the_heading_says_stands_in_the_last_column() 
     named = [
         ListedRun(row=one, name=name) for one, name in zip([*rows, *scripts], ["lr=1", "lr=1", "", "b"], strict=True)
     ]
-    lines = table(named, width=200, now=0).lines[2:]
-    beside_script = table(named[:1] + named[2:3], width=200, now=0).lines
+    lines = table(named, width=200, now=0)[0][2:]
+    beside_script = table(named[:1] + named[2:3], width=200, now=0)[0]
     assert beside_script[2].endswith("  lr=1")
     ends = ("  mlp", "  resnet18", "  script x/train.py", "b                  y/train.py")
     assert [line.endswith(end) for line, end in zip(lines, ends, strict=True)] == [True] * 4, lines

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.evaluation import overview
-from pipeline.evaluation.overview import Mistake, images, worst
-from pipeline.evaluation.report import evaluate
+from pipeline.evaluation import report as evaluations
+from pipeline.evaluation.report import Mistake, evaluate, images, worst
 
 pytestmark = pytest.mark.slow
 
@@ -49,10 +48,10 @@ def test_the_picture_is_a_png_equal_for_equal_runs_and_does_without_what_is_gone
     if without:
         (run / without).unlink()
     evaluate(run, {})
-    made = (run / overview.FILE).read_bytes()
+    made = (run / evaluations.OVERVIEW).read_bytes()
     assert made.startswith(b"\x89PNG")
     width, height = struct.unpack(">II", made[16:24])
     assert (width, height) == (1100, 400 if without == "data/images.bin" else 750)
     if not without:
         evaluate(run, {})
-        assert (run / overview.FILE).read_bytes() == made
+        assert (run / evaluations.OVERVIEW).read_bytes() == made

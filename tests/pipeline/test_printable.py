@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from pipeline.cli.commands import runs
 from pipeline.cli.output import say
-from pipeline.comparing import groups, listing
-from pipeline.comparing.reading import command_line
+from pipeline.comparing import groups
+from pipeline.comparing.groups import command_line
 from pipeline.core.printable import hydra_text, printable, program_lines, shell_line, takes_colours, without_host
 from pipeline.keys.content_key import Difference
 from pipeline.runs.contents import short_value
@@ -30,7 +31,7 @@ class Terminal(io.StringIO):
 
 
 def in_a_list(value: str) -> str:
-    return listing._fields({"x": value}, {})[0].removeprefix("x=")
+    return runs._fields({"x": value}, {})[0].removeprefix("x=")
 
 
 @pytest.mark.parametrize("shown", [printable, short_value, groups.shown, in_a_list])

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from pipeline.comparing import report, tables
-from pipeline.comparing.differing import compare
-from pipeline.comparing.groups import grouped
-from pipeline.comparing.reading import read
+from pipeline.comparing import comparison as tables
+from pipeline.comparing import report
+from pipeline.comparing.comparison import compare
+from pipeline.comparing.groups import grouped, read
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_json
 from pipeline.runs.contents import short_value

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.cli.commands import triage
-from pipeline.comparing.reading import command_line
+from pipeline.comparing.groups import command_line
 from tests.pipeline.comparing_folders import failed
 from tests.pipeline.conftest import Printed
 from tests.pipeline.finished_folder import CONFIG, finished, key_of

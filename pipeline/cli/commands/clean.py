@@ -14,12 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli.commands.runs import filter_of, in_state
+from pipeline.cli.commands.runs import day, filter_of, in_state
 from pipeline.cli.invocation import Invocation
 from pipeline.cli.output import note, say
 from pipeline.cli.session import Session, relative
 from pipeline.cluster import launchers, starts
-from pipeline.comparing.listing import day
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError, os_reason
 from pipeline.core.files import remove_leftovers
@@ -34,7 +33,7 @@ from pipeline.runs.result import AlteredError
 from pipeline.steps import graph as steps
 from pipeline.steps import step_folders
 from pipeline.sweep.folder import FOLDER, SweepFolder
-from pipeline.tracking import state as tracking_state
+from pipeline.tracking.destinations import DONE, fingerprints, load, trackers_of
 from trainers.contract import run_folder
 
 _DAY_S = 86_400.0
@@ -114,7 +113,7 @@ def needed(runs_dir: Path) -> dict[str, str]:
             needs[str(run)] = f"run {folder.key}, which isn't finished, starts from its weights"
     for path in sorted((runs_dir / FOLDER).glob("*/sweep.json")):
         sweep = SweepFolder(path.parent)
-        keys = [trial.key for trial in sweep.read_begun().trials] + [entry.key for entry in sweep.entries()[0]]
+        keys = [trial.key for trial in sweep.read_begun().trials] + [entry.key for entry in sweep.entries()]
         needs |= dict.fromkeys(keys, f"the sweep {sweep.name} names its result")
     return needs
 
@@ -135,21 +134,16 @@ def objection(folder: RunFolder, row: RunRow, needs: Mapping[str, str], *, resul
         return needs[row.key]
     if held := acceptance.accepted_for(folder.path):
         return f"its result was accepted for {', '.join(held)}"
-    missing = _without_record(folder)
-    return f"{' and '.join(missing)} hasn't all of it yet: doit record KEY" if missing else ""
-
-
-def _without_record(folder: RunFolder) -> list[str]:
-    """Return the trackers that the run belongs in, and that lack some of it."""
     was_sent = (folder.path / run_folder.TRACKING).exists()
     in_mlflow = was_sent or (folder.read_json(run_folder.RESULT) or {}).get("mlflow_run_id") is not None
-    missing = []
-    for name in [*([None] if in_mlflow else []), *tracking_state.trackers_of(folder.path)]:
-        known = tracking_state.load(folder.path, name)
-        is_done = known is not None and known.state == tracking_state.DONE
-        if known is None or not is_done or known.inputs != tracking_state.fingerprints(folder.path):
-            missing.append(name or "MLflow")
-    return missing
+    records = {name: load(folder.path, name) for name in [*([None] if in_mlflow else []), *trackers_of(folder.path)]}
+    inputs = fingerprints(folder.path)
+    missing = [
+        name or "MLflow"
+        for name, known in records.items()
+        if known is None or (known.state, known.inputs) != (DONE, inputs)
+    ]
+    return f"{' and '.join(missing)} hasn't all of it yet: doit record KEY" if missing else ""
 
 
 _MOST_KEYS = 3  # in a line that says of several runs why they stay
@@ -214,7 +208,9 @@ def agreed(current: Session, amount: str) -> bool:
 # ------------------------------------------------------------------------------------------- what is looked up
 def _chosen(current: Session, runs_dir: Path, rules: Rules) -> list[Item]:
     rows = index.rows(runs_dir)
-    newer = _superseded(runs_dir, rows)
+    parts = {row.key: RunFolder(runs_dir / row.key).read_json(run_folder.KEY) or {} for row in rows}
+    newer = superseded(rows, parts)
+    intact = {key for key in set(newer.values()) if _is_intact(RunFolder(runs_dir / key))}
     chosen = filter_of(current.invocation.overrides, current.config.resolved)
     rows = in_state(rows, rules.state)
     if any(chosen):
@@ -223,24 +219,18 @@ def _chosen(current: Session, runs_dir: Path, rules: Rules) -> list[Item]:
     if rules.checkpoints:
         rows = [row for row in rows if row.state == State.FINISHED]
     needs, now = needed(runs_dir), time.time()
-    whys = [why_chosen(row, rules, newer=newer.get(row.key), now=now) for row in rows]
     items = []
-    for row, why in ((row, why) for row, why in zip(rows, whys, strict=True) if why):
-        folder = RunFolder(runs_dir / row.key)
+    for row in rows:
+        by, folder = newer.get(row.key), RunFolder(runs_dir / row.key)
+        why = why_chosen(row, rules, newer=by if by in intact else None, now=now)
         places = lock.checkpoint_files(folder) if rules.checkpoints else [folder.path]
-        size = sum(measured(path).bytes for path in places)
-        is_held = locks.is_held(folder.lock)
-        stays = IN_USE if is_held else objection(folder, row, needs, result_stays=rules.checkpoints)
+        size = sum(measured(path).bytes for path in places) if why else 0
+        if not why or (rules.checkpoints and not size):
+            continue
+        held = locks.is_held(folder.lock)
+        stays = IN_USE if held else objection(folder, row, needs, result_stays=rules.checkpoints)
         items.append(Item(folder=folder, row=row, why=why, bytes=size, stays=stays))
-    return [item for item in items if item.bytes or not rules.checkpoints]
-
-
-def _superseded(runs_dir: Path, rows: Sequence[RunRow]) -> dict[str, str]:
-    """Return key → key of the superseding run, which must be intact."""
-    parts = {row.key: RunFolder(runs_dir / row.key).read_json(run_folder.KEY) or {} for row in rows}
-    newer = superseded(rows, parts)
-    intact = {key for key in set(newer.values()) if _is_intact(RunFolder(runs_dir / key))}
-    return {key: by for key, by in newer.items() if by in intact}
+    return items
 
 
 def _is_intact(folder: RunFolder) -> bool:

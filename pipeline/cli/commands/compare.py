@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from pipeline.cli import clone, trials
 from pipeline.cli.commands.runs import RUNS_DIR, filter_of
 from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import Session, relative
-from pipeline.comparing import curves, reading, tables
+from pipeline.comparing import comparison as tables
+from pipeline.comparing import curves
 from pipeline.comparing import report as reports
+from pipeline.comparing.comparison import compare as compared
 from pipeline.comparing.curves import FORMATS, Band
-from pipeline.comparing.differing import compare as compared
-from pipeline.comparing.groups import Group, grouped, metrics_of
-from pipeline.comparing.reading import ComparedRun
+from pipeline.comparing.groups import ComparedRun, Group, command_line, grouped, metrics_of, read
 from pipeline.comparing.report import Absent, Report, of_nearest
 from pipeline.core import masking
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
@@ -58,7 +58,7 @@ def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
         )
     if not folders:
         raise UsageError(f"no run under {relative(runs_dir)} matches these values", hint="doit runs")
-    return [reading.read(folder) for folder in {folder.key: folder for folder in folders}.values()]
+    return [read(folder) for folder in {folder.key: folder for folder in folders}.values()]
 
 
 def of_sweep(runs_dir: Path, name: str | None) -> tuple[SweepFolder, list[RunFolder]]:
@@ -166,7 +166,13 @@ def report(current: Session) -> None:
         answer(reports.as_json(page))
         return
     form = "json" if as_json else form
-    text = _written(page, form)
+    if form == "html":
+        from pipeline.comparing import drawing  # not before: matplotlib takes 0.6 s, and other forms do without
+
+        text = masking.shown(drawing.html(page))
+    else:
+        data = json.dumps(reports.as_json(page), indent=2, allow_nan=False) if form == "json" else ""
+        text = masking.shown(data or reports.markdown(page))
     if form != "html" and "file" not in options:
         say(text)
         return
@@ -179,20 +185,21 @@ def report(current: Session) -> None:
 def _of_sweep(current: Session) -> tuple[str, Report]:
     """Return a file's name and the report of a sweep. Raises UsageError: none, or no trial was started."""
     sweep, folders = of_sweep(current.config.runs_dir, current.invocation.options.get("sweep"))
-    record, runs = sweep.read_begun(), [reading.read(folder) for folder in folders]
+    record, runs = sweep.read_begun(), [read(folder) for folder in folders]
     if not runs:
         raise UsageError(f"none of the trials of sweep {sweep.name} was started", hint="doit report --json")
-    absent = _absent(sweep, {run.key for run in runs})
+    present, absent = {run.key for run in runs}, []
+    for trial in trials.results_of(sweep):
+        if trial.key not in present and trial.state != State.PLANNED:
+            gone = "its run folder isn't here any more" if trial.state == State.FINISHED else hide(trial.detail)
+            why = gone or "it has no run folder"
+            absent.append(Absent(key=trial.key, what=" ".join(trial.chosen), state=trial.state, why=why))
     missing = record.total - len(runs) - len(absent)
     page = _page(
-        runs,
-        subject=f"Sweep {sweep.name}",
-        command=reading.command_line("sweep", record.words),
-        by=record.by,
+        runs, subject=f"Sweep {sweep.name}", command=command_line("sweep", record.words), by=record.by,
         why=[f"{missing} of its {record.total} trials were not started yet."] if missing > 0 else [],
-        goals=record.goals,
-        absent=absent,
-    )
+        goals=record.goals, absent=absent,
+    )  # fmt: skip
     return f"sweep-{sweep.name}", page
 
 
@@ -200,7 +207,7 @@ def _of_runs(current: Session) -> tuple[str, Report]:
     """Return a file's name (equal for equal runs) and the report of the named runs. Raises UsageError."""
     runs, runs_dir = chosen(current, current.invocation.arguments), current.config.runs_dir
     if len(runs) > 1:
-        command = reading.command_line("report", [*current.invocation.arguments, *current.invocation.overrides])
+        command = command_line("report", [*current.invocation.arguments, *current.invocation.overrides])
         name = f"selection-{sha256_text(' '.join(sorted(run.key for run in runs)))[:12]}"
         return name, _page(runs, subject=f"{len(runs)} runs", command=command, why=[])
     (run,) = runs
@@ -212,32 +219,6 @@ def _of_runs(current: Session) -> tuple[str, Report]:
 def _page(runs: Sequence[ComparedRun], **about: Any) -> Report:
     """Return the report of these runs; ``about`` are arguments of ``comparing.report.report``."""
     return reports.report(runs, curves.of_runs(runs), unix_time=time.time(), **about)
-
-
-def _absent(sweep: SweepFolder, present: Set[str]) -> list[Absent]:
-    gone = "its run folder isn't here any more"
-    return [
-        Absent(
-            key=trial.key,
-            what=" ".join(trial.chosen),
-            state=trial.state,
-            why=gone if trial.state == State.FINISHED else hide(trial.detail) or "it has no run folder",
-        )
-        for trial in trials.results_of(sweep)
-        if trial.key not in present and trial.state != State.PLANNED
-    ]
-
-
-def _written(page: Report, form: str) -> str:
-    if form == "json":
-        text = json.dumps(reports.as_json(page), indent=2, allow_nan=False)
-    elif form == "html":
-        from pipeline.comparing import html  # not before: matplotlib takes 0.6 s, and other forms do without
-
-        text = html.html(page)
-    else:
-        text = reports.markdown(page)
-    return masking.shown(text)
 
 
 # ----------------------------------------------------------------------------------------------- files

@@ -25,8 +25,8 @@ from pipeline.execution.exported import exported_file
 from pipeline.runs import acceptance, index, journal
 from pipeline.runs.folder import RunFolder, check_parts
 from pipeline.runs.result import Result
+from pipeline.tracking import mlflow_ui as web_ui
 from pipeline.tracking.client import Recorder
-from pipeline.tracking.mlflow import ui as web_ui
 from trainers.contract import run_folder
 from trainers.contract.run_folder import MANIFEST
 
@@ -71,7 +71,7 @@ def record(current: Session) -> None:
         raise PacelineError(
             f"{folder.key} is not recorded in {recorder.titles()} yet: {recorder.why()}", hint=recorder.hint()
         )
-    say(f"{folder.key} is recorded as {recorder.where()}")
+    say(f"{folder.key} is recorded as {recorder.titles()}")
 
 
 def holder(folder: RunFolder) -> RunFolder:

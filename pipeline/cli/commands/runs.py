@@ -1,32 +1,35 @@
-"""`doit runs`: list all runs, or the runs that match given overrides, and the fields in which they differ."""
+"""`doit runs`: the runs that match given overrides, in a table of what they share and in which fields they differ."""
 
 from __future__ import annotations
 
 import functools
+import json
 import operator
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from pipeline.cli.finished import other_hardware
 from pipeline.cli.output import STATE_INKS, answer, note, say, wants_json, width
 from pipeline.cli.session import Session, relative
-from pipeline.comparing.listing import STATE_AT, ListedRun, table, wide_table
 from pipeline.config.overrides.origins import stands_for
 from pipeline.config.overrides.words import for_hydra
-from pipeline.core.errors import UsageError, suggestion
-from pipeline.core.printable import printable_lines, takes_colours
+from pipeline.core.errors import UsageError, suggestion, without_place
+from pipeline.core.printable import printable, printable_lines, takes_colours
 from pipeline.core.redact import placeholders
+from pipeline.core.tables import aligned, counted, cut, duration, file_size, padded
+from pipeline.core.tables import columns as width_of
 from pipeline.keys.content_key import flat
 from pipeline.runs import index
-from pipeline.runs.contents import ranks_of
+from pipeline.runs.contents import ranks_of, short_field_names
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import RunRow, intact_parts
 from pipeline.runs.lock import measured
+from pipeline.runs.result import first_metrics
 from trainers.contract import run_folder
 
 RUNS_DIR = "paths.runs"
@@ -63,11 +66,9 @@ class RunFilter(NamedTuple):
         """Return config.json; if a number of ranks is asked for, ``auto`` becomes the run's actual number."""
         config: Config = folder.read_json(run_folder.CONFIG) or {}
         cluster = config.get("cluster")
-        if (
-            not isinstance(self.values.get(f"cluster.{_NPROC}"), int)
-            or not isinstance(cluster, Mapping)
-            or cluster.get(_NPROC) != "auto"
-        ):
+        if not isinstance(cluster, Mapping) or not isinstance(self.values.get(f"cluster.{_NPROC}"), int):
+            return config
+        if cluster.get(_NPROC) != "auto":
             return config
         counts = {*ranks_of(folder.read_json(run_folder.KEY) or {}, folder.read_json(run_folder.PLAN) or {})}
         return {**config, "cluster": {**cluster, _NPROC: counts.pop()}} if len(counts) == 1 else config
@@ -89,14 +90,14 @@ def filter_of(words: Sequence[str], resolved: Mapping[str, Any]) -> RunFilter:
     for word in for_hydra([word for word in words if word not in experiments]):
         name = word.lstrip("+~").partition("=")[0]
         is_group = "." not in name and isinstance(resolved.get(name), Mapping)
-        for field in (stands_for(name, words) or [name]) if is_group else [name]:  # of a group without an option all
+        for path in (stands_for(name, words) or [name]) if is_group else [name]:  # of a group without an option all
             try:
-                value = functools.reduce(operator.getitem, field.split("."), resolved)
+                value = functools.reduce(operator.getitem, path.split("."), resolved)
             except (LookupError, TypeError) as error:
                 raise UsageError(
-                    f"{word.lstrip('+')}: a run doesn't tell its {field}; choose by what that sets, such as model=…"
+                    f"{word.lstrip('+')}: a run doesn't tell its {path}; choose by what that sets, such as model=…"
                 ) from error
-            values |= flat(value, field)
+            values |= flat(value, path)
     for name in placeholders(values):
         raise UsageError(f"{name} is secret, which no file of a run tells; leave it out")
     return RunFilter({name: value for name, value in values.items() if name != RUNS_DIR}, experiments)
@@ -132,13 +133,8 @@ def selected(current: Session, state: str | None = None) -> Selection:
 
 
 # ------------------------------------------------------------------------------------------- the list
-_IN_OTHER_COLUMNS = (
-    "dataset.name",
-    "model.name",
-    "optimizer.name",
-    "program.name",
-    "program.script",
-)  # the table shows these fields for every run
+# the table shows these fields for every run
+_IN_OTHER_COLUMNS = ("dataset.name", "model.name", "optimizer.name", "program.name", "program.script")
 _NOT_COMPARED = ("cluster.", "paths.", "tracking.")  # these fields say where a run ran, not what it computed
 _ENV = "cluster.env."  # compared all the same: environment variables are part of the key
 _MOST_COMPARED = 1000  # runs that are compared for the fields in which they differ
@@ -206,11 +202,7 @@ def differences(configs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
     arguments among all scripts, environment variables of the ranks among all runs.
     """
     fields_by_run = {key: dict(flat(config)) for key, config in configs.items()}
-    names = [
-        name
-        for name in sorted({name for fields in fields_by_run.values() for name in fields})
-        if name not in _IN_OTHER_COLUMNS and (name.startswith(_ENV) or not name.startswith(_NOT_COMPARED))
-    ]
+    names = {name for fields in fields_by_run.values() for name in fields if name not in _IN_OTHER_COLUMNS}
     scripts = [key for key, config in configs.items() if "program" in config]
 
     def compared_runs(name: str) -> list[str]:
@@ -220,12 +212,206 @@ def differences(configs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
             return [key for key, fields in fields_by_run.items() if fields]
         return [key for key, fields in fields_by_run.items() if name in fields]
 
-    differing = [name for name in names if len({repr(fields_by_run[key].get(name)) for key in compared_runs(name)}) > 1]
+    def is_shown(name: str, fields: Mapping[str, Any]) -> bool:
+        return name in fields and not (name.startswith("program.") and fields[name] in (None, "", [], {}))
+
+    compared = sorted(name for name in names if name.startswith(_ENV) or not name.startswith(_NOT_COMPARED))
+    differing = [
+        name for name in compared if len({repr(fields_by_run[key].get(name)) for key in compared_runs(name)}) > 1
+    ]
     return {
-        key: {
-            name: fields[name]
-            for name in differing
-            if name in fields and not (name.startswith("program.") and fields[name] in (None, "", [], {}))
-        }
+        key: {name: fields[name] for name in differing if is_shown(name, fields)}
         for key, fields in fields_by_run.items()
     }
+
+
+# ------------------------------------------------------------------------------------------- the table
+STATE_AT = 14
+"""The column at which the state begins in each line: behind a key of 12 characters."""
+_NAME, _DIFFERS, _ACCURACY = "name", "differs", "accuracy"
+_ORDER = (
+    "key", "state", "when", "age", _NAME, "what", _ACCURACY, "metrics", "time", "size", "ranks", "hosts", _DIFFERS,
+)  # fmt: skip
+_FIRST = ("key", "state", "age", _NAME)  # in each line, also where a failure stands for the other columns
+_FIRST_TO_GO = ("ranks", "hosts", "size", "time", "age")
+_LEAST_NAME, _LEAST_DIFFERS = 14, 14  # columns that these keep, if they need them
+_MOST_METRICS = 2  # of a script: a line has little room
+_NAMES_WIDTH = 24  # characters; longer lists of hosts are a number
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRun:
+    """A run of the list."""
+
+    row: RunRow
+    name: str = ""  # its short name, as in MLflow; '' if its configuration wasn't read
+    marks: str = ""  # remarks that are never cut off
+    size_bytes: int | None = None
+    # the fields in which the listed runs differ, with this run's values
+    differing: Mapping[str, Any] = field(default_factory=dict)
+
+
+Table = tuple[list[str], list[str]]
+"""The lines, and the titles of the columns that had no room."""
+
+
+def table(runs: Sequence[ListedRun], *, width: int, now: float) -> Table:
+    """Return a heading line, the titles and a line for each run (at least one), in at most ``width`` columns.
+
+    The heading has what all listed runs share.
+    """
+    ranks, hosts = [run.row.nodes for run in runs], [_hosts(run.row) for run in runs]
+    columns = _columns(
+        runs,
+        age=[age(now - run.row.unix_time, run.row.unix_time) for run in runs],
+        name=[run.name or run.row.what for run in runs],
+        hosts=hosts,
+        differs=_differing(runs),
+    )
+    shared = [values[0] for values in ([run.row.what for run in runs], ranks, hosts) if len({*values}) == 1]
+    for title, values in (("ranks", ranks), ("hosts", hosts)):
+        if len({*values}) == 1:  # the heading has it
+            columns.pop(title, None)
+    heading = ": ".join(filter(None, (counted(len(runs), "run"), ", ".join(filter(None, shared)))))
+    shown, left_out = _fitted(columns, [width_of(_remarks(run)) for run in runs], width)
+    errors = [without_place(run.row.error) for run in runs]  # there is no room for hosts
+    failures = [_joined(_remarks(run), error) if error else "" for run, error in zip(runs, errors, strict=True)]
+    lines = _lines(shown, ["", *failures])
+    return [cut(heading, width), *(cut(line, width) for line in lines)], left_out
+
+
+def wide_table(runs: Sequence[ListedRun]) -> Table:
+    """Return all columns at their full widths, with dates instead of ages and the full names of fields."""
+    columns = _columns(
+        runs,
+        when=[day(run.row.unix_time) for run in runs],
+        name=[run.name for run in runs],
+        what=[run.row.what for run in runs],
+        hosts=[", ".join(run.row.hosts) for run in runs],
+        differs=[_joined(_remarks(run), run.row.error, *_fields(run.differing, {})) for run in runs],
+    )
+    return aligned(_rows(columns)).split("\n"), []
+
+
+def _columns(runs: Sequence[ListedRun], **own: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Return title → cells of the columns that both tables have and of ``own``, in _ORDER, without empty columns.
+
+    Without a script among the runs, the column of figures is called ``accuracy``. Otherwise it is called ``metrics``,
+    and each figure has its name.
+    """
+    figures = [_figures(run.row) for run in runs]
+    title = _ACCURACY if all(text.startswith(_ACCURACY) or not text for text in figures) else "metrics"
+    columns: dict[str, Sequence[str]] = {
+        "key": [run.row.key for run in runs],
+        "state": [run.row.state for run in runs],
+        title: [text.removeprefix(f"{_ACCURACY} ") for text in figures] if title == _ACCURACY else figures,
+        "time": ["" if run.row.train_s is None else duration(run.row.train_s) for run in runs],
+        "size": ["" if run.size_bytes is None else file_size(run.size_bytes) for run in runs],
+        "ranks": [run.row.nodes for run in runs],  # such as ``2 + 2 ranks``
+        **own,
+    }
+    return {title: columns[title] for title in _ORDER if any(columns.get(title, ()))}
+
+
+def age(seconds: float, unix_time: float) -> str:
+    """Return ``12 s``, ``5 min``, ``3 h``, ``2 d``; beyond 99 days the date."""
+    for unit, length, most in (("s", 1, 60), ("min", 60, 60), ("h", 3600, 48), ("d", 86400, 100)):
+        if (count := int(max(seconds, 0) / length)) < most:
+            return f"{count} {unit}"
+    return day(unix_time).partition(" ")[0]
+
+
+def day(unix_time: float) -> str:
+    """Return ``2026-11-22 02:39``, in local time."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_time))
+
+
+def _lines(columns: Mapping[str, Sequence[str]], failures: Sequence[str]) -> list[str]:
+    """Return the table's lines. A text of ``failures`` that isn't '' replaces the columns behind the name."""
+    first = {title: columns[title] for title in columns if title in _FIRST}
+    others = {title: columns[title] for title in columns if title not in _FIRST}
+    starts = aligned(_rows(first)).split("\n")
+    ends = aligned(_rows(others)).split("\n") if others else [""] * len(starts)
+    width = max(map(width_of, starts))
+    texts = [failure or end for failure, end in zip(failures, ends, strict=True)]
+    return [f"{padded(start, width)}  {text}".rstrip() for start, text in zip(starts, texts, strict=True)]
+
+
+def _rows(columns: Mapping[str, Sequence[str]]) -> list[Sequence[str]]:
+    """Return the titles, then the cells of each run."""
+    return [[*columns], *zip(*columns.values(), strict=True)]
+
+
+def _fitted(
+    columns: Mapping[str, Sequence[str]], remark_widths: Sequence[int], width: int
+) -> tuple[dict[str, Sequence[str]], list[str]]:
+    """Fit the columns into ``width``: leave out those of _FIRST_TO_GO in order, then cut the names.
+
+    Returns the columns, and the titles of those left out. ``remark_widths``: the width of each run's remarks, which
+    begin its last cell and are not cut.
+    """
+    widths = {title: max(map(width_of, (title, *cells))) for title, cells in columns.items()}
+    name, differs = widths.pop(_NAME, 0), widths.pop(_DIFFERS, 0)
+    least = min(name, _LEAST_NAME) + min(differs, max(_LEAST_DIFFERS, *(remark + 1 for remark in remark_widths)))
+    flexible = [title for title in (_NAME, _DIFFERS) if title in columns]
+    left_out = []
+    for title in (title for title in _FIRST_TO_GO if title in widths):
+        if sum(widths.values()) + 2 * (len(widths) + len(flexible) - 1) + least <= width:
+            break
+        del widths[title]
+        left_out.append(title)
+    room = width - sum(widths.values()) - 2 * (len(widths) + len(flexible) - 1)
+    name_width = max(min(name, _LEAST_NAME), min(name, max(room // 2, room - differs)))
+    if differs and room - name_width < _LEAST_DIFFERS // 2 and not any(remark_widths):
+        flexible.remove(_DIFFERS)
+        left_out.append(_DIFFERS)
+    return {
+        title: [cut(cell, name_width) for cell in cells] if title == _NAME else cells
+        for title, cells in columns.items()
+        if title in widths or title in flexible
+    }, left_out
+
+
+def _figures(row: RunRow) -> str:
+    """Return the test accuracy; of a script its first metrics."""
+    accuracy = [] if row.accuracy is None or row.metrics else [f"{_ACCURACY} {row.accuracy:.4f}"]
+    return ", ".join([*accuracy, *first_metrics(row.metrics, _MOST_METRICS)])
+
+
+def _hosts(row: RunRow) -> str:
+    names = ", ".join(row.hosts)
+    return names if len(names) <= _NAMES_WIDTH else counted(len(row.hosts), "host")
+
+
+def _differing(runs: Sequence[ListedRun]) -> list[str]:
+    """Return for each run its remarks, then the fields in which the runs differ, without those that its name has."""
+    short = short_field_names([*dict.fromkeys(name for run in runs for name in run.differing)])
+    kinds = [run.row.what.split() for run in runs]  # data set, model and optimizer; or ``script`` and its file
+    known = [kind for kind in kinds if len(kind) > 1 and not kind[0].startswith("(")]  # of runs with a configuration
+    ours = [kind for kind in known if kind[0] != "script"]
+    # Beside scripts, a run of the classifier is compared with the other runs of the classifier.
+    compared = ours or known
+    shared = {word for word in (compared[0] if compared else ()) if all(word in kind for kind in compared)}
+    lines = []
+    for run, kind in zip(runs, kinds, strict=True):
+        in_name = {*run.name.split()} if run.name else {*kind}
+        own_words = [word for word in kind if word not in shared | in_name | {"script"}] if kind in known else []
+        own_words = [word for word in own_words if PurePosixPath(word).stem not in in_name]  # a script's name is a stem
+        fields = [word for word in _fields(run.differing, short) if word not in in_name]
+        lines.append(_joined(_remarks(run), *own_words, *fields))
+    return lines
+
+
+def _fields(differing: Mapping[str, Any], short: Mapping[str, str]) -> list[str]:
+    """Return ``lr=0.1`` for each differing field; ``short`` maps fields to shorter names."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in differing.items()}
+    return [f"{short.get(name, name)}={printable(text)}" for name, text in texts.items()]
+
+
+def _remarks(run: ListedRun) -> str:
+    row = run.row
+    return _joined("SYNTHETIC DATA" if row.synthetic else "", row.note, row.nonfinite, run.marks)
+
+
+def _joined(*parts: str) -> str:
+    return "  ".join(filter(None, parts))

@@ -11,8 +11,7 @@ from pipeline.cli.output import answer, as_typed, say, say_log, wants_json
 from pipeline.cli.session import Session
 from pipeline.cluster.attempt.failures import is_consequence, shortened, without_message
 from pipeline.cluster.events import RankError
-from pipeline.comparing import reading
-from pipeline.comparing.reading import ComparedRun, command_line
+from pipeline.comparing.groups import ComparedRun, command_line, read
 from pipeline.core import documents, locks
 from pipeline.core.places import ROOT
 from pipeline.core.redact import hide
@@ -87,7 +86,7 @@ def _newest_unfinished(runs_dir: Path) -> str:
 
 def examine(folder: RunFolder, place_of_runs: Sequence[str] = ()) -> Triage:
     """Read from a run's folder why it failed. ``place_of_runs``: overrides for the next command."""
-    run, entries = reading.read(folder), journal.read(folder.journal)
+    run, entries = read(folder), journal.read(folder.journal)
     attempt = entries[-1].attempt if entries else 0
     errors = _errors(folder, attempt)
     failed = run.failure or (run.reservation if run.state != State.FINISHED else "")

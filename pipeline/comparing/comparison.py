@@ -1,16 +1,180 @@
-"""Format a comparison as text, Markdown and data. Pure."""
+"""Compare groups of runs part by part; the comparison as text, Markdown and data."""
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pipeline.comparing.differing import PARTS, Against, Comparison
-from pipeline.comparing.groups import CONFIDENCE, Figure, Group, MeanDifference
-from pipeline.core.tables import counted, fenced, first_of, in_width, unit_of, wrapped
+from pipeline.comparing.groups import (
+    CONFIDENCE,
+    ComparedRun,
+    Figure,
+    Group,
+    MeanDifference,
+    difference,
+    differing_fields,
+    field_value,
+    flat_config,
+    metrics_of,
+    shown,
+)
+from pipeline.core.files import sha256_bytes
+from pipeline.core.redact import hide
+from pipeline.core.tables import counted, fenced, file_size, first_of, in_width, unit_of, wrapped
+from pipeline.keys.content_key import flat
+from pipeline.runs.folder import leads_out
 from pipeline.sweep.results import number, with_spread
+from trainers.contract import run_folder
 
+PARTS = ("configuration", "data", "environment", "topology", "hosts")
+_OF_HOST = ("cpus", "cpu_model", "gpus", "gpu_models", "gpu_driver", "torch", "python")  # facts shown per host
+_DIGEST = 12  # characters shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldRow:
+    """A field and its value in each group."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileChange:
+    """A code file that was ``added``, ``removed`` or ``changed``; ``diff`` holds the lines of a unified diff."""
+
+    path: str
+    change: str
+    diff: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against:
+    """A group compared with the first group."""
+
+    label: str
+    code: tuple[FileChange, ...]  # the differing files
+    differences: tuple[MeanDifference, ...]  # of the means that both groups have
+    reservation: str = ""  # why nothing may be claimed, or ''
+
+    def difference(self, metric: str) -> MeanDifference | None:
+        return next((one for one in self.differences if one.metric == metric), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The comparison of groups of runs. ``parts`` maps each of PARTS to the fields that differ."""
+
+    groups: tuple[Group, ...]
+    metrics: tuple[str, ...]
+    against: tuple[Against, ...]
+    parts: Mapping[str, tuple[FieldRow, ...]] = field(default_factory=dict)
+
+
+def compare(groups: Sequence[Group], wanted: Sequence[str] = ()) -> Comparison:
+    """Compare every group with the first; ``wanted`` selects metrics (empty: all). Reads code snapshots."""
+    firsts = [group.first for group in groups]
+    fields = differing_fields(firsts)
+    data = [str(run.parts.get("data") or "")[:_DIGEST] for run in firsts]
+    recorded = {name: [run.parts.get(name) for run in firsts] for name in ("environment", "topology")}
+    parts = {
+        "configuration": _rows(fields, [flat_config(run) for run in firsts]),
+        "data": _differing([{"digest": digest} if digest else {} for digest in data]),
+        **{
+            name: _differing([dict(flat(one)) if isinstance(one, Mapping) and one else {} for one in values])
+            for name, values in recorded.items()
+        },
+        "hosts": _differing([_hosts(group) for group in groups]),
+    }
+    metrics = tuple(name for name in metrics_of(groups) if not wanted or name in wanted)
+    against = tuple(_against(groups[0], group, metrics) for group in groups[1:])
+    return Comparison(groups=tuple(groups), metrics=metrics, against=against, parts=parts)
+
+
+def _against(first: Group, group: Group, metrics: Sequence[str]) -> Against:
+    compared = []
+    for name in metrics:
+        one, two = first.figures.get(name), group.figures.get(name)
+        if one is not None and two is not None and one.over is not None and two.over is not None:
+            compared.append(difference(name, one.over, two.over))
+    doubts = "; ".join(f"{item.label}: {item.reservation}" for item in (first, group) if item.reservation)
+    code = code_changes(first.first, group.first)
+    return Against(label=group.label, code=code, differences=tuple(compared), reservation=doubts)
+
+
+# ---------------------------------------------------------------------------------------------- parts
+def _hosts(group: Group) -> dict[str, Any]:
+    """Collect the hosts of a group's runs and their properties, each value once."""
+    # Dictionaries serve as ordered sets: values appear in the order of the runs.
+    facts_by_name: dict[str, dict[str, None]] = {}
+    for run in group.runs:
+        if run.hosts:
+            facts_by_name.setdefault("names", {})[", ".join(run.hosts)] = None
+        for facts in run.environments.values():
+            for name in _OF_HOST:
+                if facts.get(name) not in (None, "", []):
+                    facts_by_name.setdefault(name, {})[hide(shown(facts[name]))] = None
+        if run.provenance.get("git_commit"):
+            dirty = " with changes" if run.provenance.get("git_dirty") else ""
+            facts_by_name.setdefault("commit", {})[f"{str(run.provenance['git_commit'])[:10]}{dirty}"] = None
+    return {name: "; ".join(values) for name, values in facts_by_name.items()}
+
+
+def _differing(known: Sequence[Mapping[str, Any]]) -> tuple[FieldRow, ...]:
+    """Return the fields that differ between groups with known values."""
+    recorded = [values for values in known if values]
+    names = sorted({name for values in recorded for name in values})
+    return _rows([name for name in names if len({repr(values.get(name)) for values in recorded}) > 1], known)
+
+
+def _rows(names: Sequence[str], known: Sequence[Mapping[str, Any]]) -> tuple[FieldRow, ...]:
+    """Return a row per field; a group without known values (altered) shows question marks."""
+    return tuple(
+        FieldRow(name=name, values=tuple(shown(field_value(values, name)) if values else "?" for values in known))
+        for name in names
+    )
+
+
+# ----------------------------------------------------------------------------------------------- code
+def code_changes(first: ComparedRun, second: ComparedRun) -> tuple[FileChange, ...]:
+    """Return the code files that differ between two runs' snapshots; empty if a run's code is unknown."""
+    if "code" not in first.parts or "code" not in second.parts:
+        return ()
+    before, after = (code if isinstance(code := run.parts["code"], Mapping) else {} for run in (first, second))
+    same_rules = first.parts.get("version") == second.parts.get("version")
+    changes = []
+    for path in sorted(before.keys() | after.keys()):
+        if same_rules and before.get(path) == after.get(path):
+            continue
+        old, new = _lines(first, path, before), _lines(second, path, after)
+        if old != new or same_rules:
+            change = "added" if path not in before else "removed" if path not in after else "changed"
+            diff = difflib.unified_diff(old, new, f"{first.key}/{path}", f"{second.key}/{path}", lineterm="")
+            changes.append(FileChange(path=path, change=change, diff=tuple(diff)))
+    return tuple(changes)
+
+
+def _lines(run: ComparedRun, path: str, known: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a snapshot file; empty if the run has no such file or the snapshot lost it.
+
+    Of a file that is no text, its size and digest are one line.
+    """
+    place = run.folder / run_folder.CODE / path
+    if path not in known or leads_out(place, run.folder):  # an altered key.json may contain any path
+        return []
+    try:
+        content = place.read_bytes()
+        if b"\0" in content:
+            return [f"(no text: {file_size(len(content))}, sha256 {sha256_bytes(content)[:12]})"]
+        return [hide(line) for line in content.decode(errors="replace").splitlines()]
+    except OSError:
+        return ["(the run's folder has this file no more)"]
+
+
+# --------------------------------------------------------------------------------------------- as text
 _MOST_LINES = 60  # diff lines shown in a terminal
 RULE = (
     f"A difference is larger than the spread over seeds where Welch's {CONFIDENCE:.0%} interval of it leaves out 0; "
@@ -44,11 +208,17 @@ def text(comparison: Comparison, width: int) -> str:
     lines = [f"{counted(len(comparison.groups), 'configuration')}, {counted(runs, 'run')}"]
     lines += ["", *_metrics(comparison, width)]
     for against in comparison.against:
-        lines += ["", *_differences(comparison.groups[0].label, against, width)]
+        lines += ["", *wrapped(f"{against.label} against {comparison.groups[0].label}: {claim(against)}", width)]
+        for item in larger(against):
+            lines += wrapped(f"{_INDENT}{item.metric}  {interval(item)}", width)
     if any(larger(against) for against in comparison.against):
         lines += ["", *wrapped(RULE, width)]
     for group in comparison.groups:
-        lines += ["", *_about(group, width)]
+        lines += ["", *wrapped(f"{group.label}  {group.title}", width)]
+        for run in group.runs:
+            seed = "" if run.seed is None else f"seed {run.seed}"
+            notes = "; ".join(filter(None, (seed, run.reservation, run.nonfinite, run.failure)))
+            lines += wrapped(f"   {run.key}  {notes}".rstrip(), width)
     for part in PARTS:
         if rows := comparison.parts.get(part):
             table = [(part, *(group.label for group in comparison.groups)), *((row.name, *row.values) for row in rows)]
@@ -58,17 +228,12 @@ def text(comparison: Comparison, width: int) -> str:
     if len(comparison.groups) > 1 and same:
         lines += ["", *wrapped(f"the same in all: {', '.join(same)}", width)]
     for against in comparison.against:
-        lines += _code(comparison.groups[0].label, against)
+        lines += ["", f"code, {comparison.groups[0].label} → {against.label}"] if against.code else []
+        lines += [f"{_INDENT}{item.path} {item.change}" for item in against.code]
+        diff = [line for item in against.code for line in item.diff]
+        lines += diff[:_MOST_LINES]
+        lines += [f"… {len(diff) - _MOST_LINES:,} more lines; --json has them all"] if len(diff) > _MOST_LINES else []
     return "\n".join(lines)
-
-
-def _about(group: Group, width: int) -> Iterator[str]:
-    """Yield the label and distinguishing settings of a group, then its runs with notes."""
-    yield from wrapped(f"{group.label}  {group.title}", width)
-    for run in group.runs:
-        seed = "" if run.seed is None else f"seed {run.seed}"
-        notes = [part for part in (seed, run.reservation, run.nonfinite, run.failure) if part]
-        yield from wrapped(f"   {run.key}  {'; '.join(notes)}".rstrip(), width)
 
 
 def _metrics(comparison: Comparison, width: int) -> list[str]:
@@ -80,12 +245,6 @@ def _metrics(comparison: Comparison, width: int) -> list[str]:
     if not rows:
         return ["no figures: none of these runs is finished"]
     return [*in_width([head, *rows], width), *wrapped("mean ± sample standard deviation over seeds", width)]
-
-
-def _differences(first: str, against: Against, width: int) -> Iterator[str]:
-    yield from wrapped(f"{against.label} against {first}: {claim(against)}", width)
-    for item in larger(against):
-        yield from wrapped(f"{_INDENT}{item.metric}  {interval(item)}", width)
 
 
 def claim(against: Against) -> str:
@@ -154,17 +313,6 @@ def interval(item: MeanDifference) -> str:
     return f"{signed(item.difference / least)}{bounds} {unit}".rstrip()
 
 
-def _code(first: str, against: Against) -> list[str]:
-    """Return the code differences; empty if the code is the same."""
-    if not against.code:
-        return []
-    lines = ["", f"code, {first} → {against.label}"]
-    lines += [f"{_INDENT}{item.path} {item.change}" for item in against.code]
-    diff = [line for item in against.code for line in item.diff]
-    more = len(diff) - _MOST_LINES
-    return lines + diff[:_MOST_LINES] + ([f"… {more:,} more lines; --json has them all"] if more > 0 else [])
-
-
 # -------------------------------------------------------------------------------------------- Markdown
 def markdown(comparison: Comparison) -> str:
     """Return tables for a paper, a pull request or a note; the first has one line per configuration."""
@@ -211,14 +359,20 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     """Return the comparison as data; NaN and infinite values are the texts "NaN", "inf" and "-inf"."""
     return {
         "configurations": [_group(group) for group in comparison.groups],
-        "differs": {part: [{"name": row.name, "values": list(row.values)} for row in rows]
-                    for part, rows in comparison.parts.items()},
+        "differs": {part: [asdict(row) for row in rows] for part, rows in comparison.parts.items()},
         "against_first": [
             {
                 "configuration": against.label,
                 "reservation": against.reservation,
-                "code": [{"path": item.path, "change": item.change, "diff": list(item.diff)} for item in against.code],
-                "metrics": [_difference(item, against) for item in against.differences],
+                "code": [asdict(item) for item in against.code],
+                "metrics": [
+                    {
+                        **asdict(item),
+                        "difference": json_number(item.difference),
+                        "larger_than_spread": None if against.reservation or item.unknown else item.is_larger,
+                    }
+                    for item in against.differences
+                ],
             }
             for against in comparison.against
         ],
@@ -240,17 +394,6 @@ def _group(group: Group) -> dict[str, Any]:
         of_finite = {"mean": json_number(mean), "std": json_number(std), "n": n}
         statistics[name] = {**of_finite, "nan": figure.nan, "infinite": figure.infinite}
     return {**about, "runs": runs, "statistics": statistics}
-
-
-def _difference(item: MeanDifference, against: Against) -> dict[str, Any]:
-    return {
-        "metric": item.metric,
-        "difference": json_number(item.difference),
-        "low": item.low,
-        "high": item.high,
-        "larger_than_spread": None if against.reservation or item.unknown else item.is_larger,
-        "unknown": item.unknown,
-    }
 
 
 def json_number(value: float | None) -> float | str | None:
