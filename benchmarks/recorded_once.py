@@ -83,7 +83,7 @@ def doit(place: Path, *words: str) -> str:
 def first(folder: Path, tries: int = 20) -> bool:
     """Recorders of runs that come to the tables of a database that isn't there yet at once: forks of a process that has
     imported mlflow, so that nothing keeps them apart."""
-    import pipeline.tracking.mlflow.store  # noqa: F401
+    import pipeline.tracking.mlflow_store  # noqa: F401
 
     good, taken = 0, []
     for number in range(tries):

@@ -37,8 +37,8 @@ from pipeline import tracking
 from pipeline.cluster.agent.host.probe import free_ports
 from pipeline.config.schema import TrackingConfig
 from pipeline.core.processes.process import LEAST, set_priority
+from pipeline.tracking import mlflow_ui as ui
 from pipeline.tracking.client import Recorder
-from pipeline.tracking.mlflow import ui
 from tests.pipeline import tracking_folder
 
 TARGET_STEP_MS, TARGET_START_S = 1.0, 0.2

@@ -1,6 +1,5 @@
-"""Record runs in MLflow and other trackers from their run folders: live, or later if no server answered.
-
-Only the process of ``recorder_command`` imports mlflow. This package's names are for the controller, and light.
+"""Record runs in MLflow and other trackers from their run folders: live, or later if no server answered. Only the
+process of ``recorder_command`` imports mlflow; this package's names are for the controller, and light.
 """
 
 from pipeline.tracking.address import absolute_uri, recorder_env, shown, sqlite_path, sqlite_uri

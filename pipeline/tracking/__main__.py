@@ -1,8 +1,5 @@
-"""The recorder process: ``python -m pipeline.tracking record RUN_DIR``.
-
-Other verbs: ``prepare`` creates a database's schema, ``fetch`` downloads the recipe of an MLflow run. ``serve`` records
-each run folder named on stdin, one JSON line each, while it is running, several at a time; it answers with one line
-each, and ends with its stdin.
+"""The recorder process: ``record RUN_DIR``; ``prepare`` creates a database's schema, ``fetch`` downloads a recipe.
+``serve`` records each run folder named on stdin, one JSON line each, several at a time, with one line as answer.
 """
 
 from __future__ import annotations
@@ -28,13 +25,12 @@ from pipeline.core.processes.process import BESIDE, set_priority
 from pipeline.tracking import answers
 from pipeline.tracking.address import URI_VARIABLE, absolute_uri
 from pipeline.tracking.answers import StoreError
-from pipeline.tracking.destinations import NO_SUCH_RUN, SETTINGS_VARIABLE
-from pipeline.tracking.mlflow.artifacts import RECIPE
+from pipeline.tracking.destinations import NO_SUCH_RUN, PENDING, SETTINGS_VARIABLE, TrackingState
+from pipeline.tracking.mlflow_writer import RECIPE
 from pipeline.tracking.recorder import record
-from pipeline.tracking.state import PENDING, TrackingState
 
 if TYPE_CHECKING:
-    from pipeline.tracking.mlflow.store import Store
+    pass
 
 _LOOK_S, _LEAVES_S = 0.5, 1.0  # interval of looking for the parent; time to end regularly after it is gone
 _LARGEST_BYTES = 1 << 30  # of a downloaded recipe file, so that an endless answer doesn't fill the disk
@@ -76,13 +72,16 @@ def _parser() -> argparse.ArgumentParser:
 def _done(arguments: argparse.Namespace) -> int:
     tracker: str | None = arguments.tracker
     uri = tracker or absolute_uri(arguments.uri or os.environ.get(URI_VARIABLE), Path.cwd())
-    if tracker is None:  # another one may need what MLflow doesn't
-        _leave_out_data_frames()
-    if arguments.do == "prepare":  # in the foreground, while no ranks run
-        _store(uri)
-        return 0
-    if arguments.do == "fetch":
-        return _fetch(_store(uri), arguments.run_id, arguments.place)
+    if tracker is None:  # mlflow does without these (mlflow-skinny): the import takes half the time and 80 MB less
+        sys.modules.update(dict.fromkeys(_NOT_NEEDED))  # type: ignore[arg-type]  # None raises ImportError
+    if arguments.do in ("prepare", "fetch"):  # in the foreground, while no ranks run
+        from pipeline.tracking.mlflow_store import Store  # late import: mlflow takes seconds
+
+        store = Store(uri)  # creates the schema
+        if arguments.do == "prepare":
+            return 0
+        resource.setrlimit(resource.RLIMIT_FSIZE, (_LARGEST_BYTES, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        return 0 if store.fetch(arguments.run_id, RECIPE, arguments.place) else NO_SUCH_RUN
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the journal's last state KILLED must still be recorded
     settings = "{}"
     if tracker is not None:
@@ -106,26 +105,21 @@ def _record_one(arguments: argparse.Namespace, to: Callable[..., TrackingState])
     return 0
 
 
-def _leave_out_data_frames() -> None:
-    """Hide packages that mlflow does without (mlflow-skinny): the import takes half the time and 80 MB less."""
-    sys.modules.update(dict.fromkeys(_NOT_NEEDED))  # type: ignore[arg-type]  # None raises ImportError
-
-
 def _parent(arguments: argparse.Namespace) -> int:
     """Return the process that wants the record, and end this process, in any state, once that is gone.
 
     The same command run again would otherwise wait for this process's lock.
     """
     parent: int = arguments.parent or os.getppid()
-    threads.start(_end_with, parent, name="parent", on_error=lambda why: print(why, file=sys.stderr))
+
+    def end_with_it() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_S)
+        time.sleep(_LEAVES_S)
+        os._exit(1)
+
+    threads.start(end_with_it, name="parent", on_error=lambda why: print(why, file=sys.stderr))
     return parent
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_LOOK_S)
-    time.sleep(_LEAVES_S)
-    os._exit(1)
 
 
 def _serve(arguments: argparse.Namespace, to: Callable[..., TrackingState]) -> int:
@@ -156,17 +150,6 @@ def _answer(request: dict[str, Any], stdout: TextIO, error: str | None) -> None:
     with contextlib.suppress(OSError):  # the parent is gone
         stdout.write(json.dumps({"id": request["id"], "error": error}) + "\n")
         stdout.flush()
-
-
-def _store(uri: str) -> Store:
-    from pipeline.tracking.mlflow.store import Store  # late import: mlflow takes seconds
-
-    return Store(uri)
-
-
-def _fetch(store: Store, run_id: str, place: Path) -> int:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (_LARGEST_BYTES, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    return 0 if store.fetch(run_id, RECIPE, place) else NO_SUCH_RUN
 
 
 if __name__ == "__main__":

@@ -31,15 +31,16 @@ def _quoted(path: Path) -> str:
 
 def absolute_uri(uri: str | None, root: Path) -> str:
     """Return ``uri`` in a form that means the same store from every working directory; None: mlflow.db in ``root``.
-
-    Raises:
-        UsageError: a file store, which MLflow no longer writes, an unknown scheme, or a missing host.
+    Raises UsageError: a file store, which MLflow no longer writes, an unknown scheme, or a missing host.
     """
     if not uri:
         return sqlite_uri(root.resolve() / "mlflow.db")
     scheme = uri.partition("://")[0] if "://" in uri else ""
     if scheme.startswith("sqlite"):
-        return _absolute_sqlite(uri, scheme, root)
+        path, mark, query = uri.removeprefix(f"{scheme}://").removeprefix("/").partition("?")
+        if path in ("", ":memory:"):
+            raise UsageError(f"tracking.uri={uri} names no file", hint="tracking.uri=sqlite:///mlflow.db")
+        return f"{scheme}:///{Path(_quoted(root.resolve())) / path}{mark}{query}"
     if scheme in ("http", "https") or scheme.partition("+")[0] in _DATABASES:
         try:
             urlsplit(uri)
@@ -55,13 +56,6 @@ def absolute_uri(uri: str | None, root: Path) -> str:
         "http://HOST:PORT, https://HOST, postgresql://…, mysql://…, mssql://…",
         hint="tracking.uri=sqlite:///mlflow.db",
     )
-
-
-def _absolute_sqlite(uri: str, scheme: str, root: Path) -> str:
-    path, mark, query = uri.removeprefix(f"{scheme}://").removeprefix("/").partition("?")
-    if path in ("", ":memory:"):
-        raise UsageError(f"tracking.uri={uri} names no file", hint="tracking.uri=sqlite:///mlflow.db")
-    return f"{scheme}:///{Path(_quoted(root.resolve())) / path}{mark}{query}"
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -98,7 +92,10 @@ def recorder_env(uri: str) -> dict[str, str]:
     parts = urlsplit(uri)
     if parts.scheme not in ("http", "https"):
         return {URI_VARIABLE: uri}
-    direct = _past_proxies(uri)
+    direct = {}
+    if is_here(uri):
+        hosts = os.environ.get(_NO_PROXY) or os.environ.get(_NO_PROXY.upper(), "")
+        direct[_NO_PROXY] = ",".join(filter(None, (hosts, parts.hostname)))
     if "@" not in parts.netloc:
         return {URI_VARIABLE: uri, **direct}
     login, _, host = parts.netloc.rpartition("@")
@@ -111,12 +108,6 @@ def recorder_env(uri: str) -> dict[str, str]:
 def is_here(url: str) -> bool:
     """Return True if the address names this host, where no proxy may be used."""
     return urlsplit(url).hostname in (*_NAMES_OF_THIS_HOST, os.uname().nodename.lower())
-
-
-def _past_proxies(url: str) -> dict[str, str]:
-    """Return the variables that make another process bypass proxies for ``url`` if it names this host."""
-    hosts = os.environ.get(_NO_PROXY) or os.environ.get(_NO_PROXY.upper(), "")
-    return {_NO_PROXY: ",".join(filter(None, (hosts, urlsplit(url).hostname)))} if is_here(url) else {}
 
 
 def _fault(url: str) -> str | None:
@@ -150,9 +141,7 @@ def database_login(uri: str, environ: Mapping[str, str], home: Path) -> str:
 
 def _pgpass(parts: SplitResult, file: str) -> str:
     """Return the password of the first matching line ``host:port:database:user:password``; '' if others may read the
-    file.
-
-    Follows libpq (PostgreSQL documentation, "The Password File").
+    file. Follows libpq (PostgreSQL documentation, "The Password File").
     """
     path = Path(file)
     if not path.is_file() or path.stat().st_mode & 0o077:

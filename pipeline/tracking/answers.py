@@ -1,9 +1,6 @@
-"""Calls to a tracking server, bounded in time and memory, with actionable error messages.
-
-MLflow reads whole answers into memory, and its time limit applies to single packets. So each call runs in its own
-thread, while the caller watches the clock and this process's memory. If a call exceeds a limit, an exception is raised
-in its thread (``PyThreadState_SetAsyncExc`` of Python's C API). The thread returns from each packet within MLflow's
-limit, and urllib3 then closes the connection.
+"""Calls to a tracking server, bounded in time and memory: MLflow reads whole answers, and its time limit is for
+packets. Each call runs in a thread, in which an exception is raised (``PyThreadState_SetAsyncExc``) when it exceeds a
+limit; urllib3 then closes the connection.
 """
 
 from __future__ import annotations
@@ -136,7 +133,9 @@ class Bounded:
 
 def _call(method: Callable[..., _Result], size_bytes: int, *words: Any, **named: Any) -> _Result:
     one_s = answer_timeout_s()
-    limit_s = _REQUESTS * one_s + sum(map(_sent_bytes, words), size_bytes) / _SLOW_BYTES_PER_S
+    sent = [Path(word) for word in words if isinstance(word, str) and word.startswith("/")]
+    size_bytes += sum(file.stat().st_size for path in sent if path.exists() for file in [path, *path.rglob("*")])
+    limit_s = _REQUESTS * one_s + size_bytes / _SLOW_BYTES_PER_S
     caller = Caller()
     try:
         return caller.call(partial(method, *words, **named), limit_s, ends_within_s=one_s + 1.0)
@@ -222,11 +221,3 @@ def memory_bytes() -> int:
     with contextlib.suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _sent_bytes(word: object) -> int:
-    """Return the size of a file or folder argument; other arguments count 0."""
-    path = Path(word) if isinstance(word, str) and word.startswith("/") else None
-    if path is None or not path.exists():
-        return 0
-    return sum(item.stat().st_size for item in [path, *path.rglob("*")])

@@ -6,23 +6,19 @@ import contextlib
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from pipeline import tracking
 from pipeline.config.build import RunConfig
 from pipeline.core.processes import process
-from pipeline.tracking.destinations import Destination
-from pipeline.tracking.mlflow import artifacts
+from pipeline.tracking.destinations import Destination, load
+from pipeline.tracking.mlflow_writer import left_out
 
-_PATIENCE_S = 120.0  # without CPU time; a working recorder gives up sooner by itself (recorder.py)
-_BUSY_S = 600.0  # in total: on a busy host the recorder has the lowest priority
-_LOOK_S = 5.0
+PATIENCE_S = 600.0  # a recorder gives up sooner by itself (recorder.py), unless a busy host leaves it no processor
 _TRY = "  try: "  # before an error's hint, on a line of its own
 LOG = "recorder.log"
 _WORDS_BYTES = 1 << 16  # with less free disk space the recorder's log may be incomplete
-_PROC = Path("/proc")  # not on macOS
 
 
 class DestinationRecorder:
@@ -70,7 +66,7 @@ class DestinationRecorder:
 
     def why(self) -> str:
         """Return the reason why the run isn't recorded, on one line."""
-        recorded = self.to.last_recorded(self.run_dir)
+        recorded = load(self.run_dir, self.to.tracker)
         if recorded is not None and recorded.message:
             return recorded.message
         if (free_bytes := shutil.disk_usage(self.run_dir).free) < _WORDS_BYTES:
@@ -80,17 +76,19 @@ class DestinationRecorder:
 
     def hint(self) -> str:
         """Return the command that records the run later."""
-        file = self.to.database
+        again, file, recorded = (
+            f"doit record {self.run_dir.name}",
+            self.to.database,
+            load(self.run_dir, self.to.tracker),
+        )
         if file is not None and not os.access(file if file.exists() else file.parent, os.W_OK):
-            return f"doit record {self.run_dir.name} tracking.uri=sqlite:///<a file that you can write to>"
-        recorded = self.to.last_recorded(self.run_dir)
+            return f"{again} tracking.uri=sqlite:///<a file that you can write to>"
         if recorded is not None and recorded.refused:
-            return f"doit record {self.run_dir.name}, once that is fixed"
+            return f"{again}, once that is fixed"
         last = self._logged()[-1:] if recorded is None or not recorded.message else []
         if last and last[0].startswith(_TRY):
             return last[0].removeprefix(_TRY)
-        waits = file is None and self.to.tracker is None
-        return f"doit record {self.run_dir.name}" + (", once the tracking server answers" if waits else "")
+        return f"{again}, once the tracking server answers" if file is None and self.to.tracker is None else again
 
     def _logged(self) -> list[str]:
         """Return the lines of the log, which end with an error and its hint."""
@@ -100,7 +98,7 @@ class DestinationRecorder:
 
     def _says_nothing(self) -> bool:
         """Return True if the recorder left neither a record nor a reason: it was killed (for example out of memory)."""
-        recorded = self.to.last_recorded(self.run_dir)
+        recorded = load(self.run_dir, self.to.tracker)
         return not self.is_recorded() and (recorded is None or not recorded.message)
 
     def _spawn(self, *, follow: bool = False, check: bool = False) -> subprocess.Popen[bytes]:
@@ -120,8 +118,8 @@ class Recorder:
         make: Callable[[Path, Destination], DestinationRecorder] = DestinationRecorder,
     ) -> None:  # fmt: skip
         self.run_dir = run_dir
-        destinations = tracking.destinations(vars(config.tracking), root, enabled=enabled)
-        self._recorders = [make(run_dir, to) for to in destinations]
+        places = tracking.destinations(vars(config.tracking), root, enabled=enabled)
+        self._recorders = [make(run_dir, to) for to in places]
 
     def start(self) -> None:
         """Record while the run goes on."""
@@ -144,7 +142,7 @@ class Recorder:
             say(f"WARNING: not recorded in {recorder.to.title} yet: {recorder.why()}\n  try: {recorder.hint()}")
 
         run_id = self.mlflow_run_id()
-        for line in artifacts.left_out(self.run_dir) if run_id is not None else ():
+        for line in left_out(self.run_dir) if run_id is not None else ():
             say(f"note: {line}")
         return run_id
 
@@ -157,14 +155,11 @@ class Recorder:
     def is_complete(self) -> bool:
         return not self._missing()
 
-    def where(self) -> str:
-        """Describe where the run is recorded."""
-        run_id = self.mlflow_run_id()
-        others = [recorder.to.title for recorder in self._recorders if recorder.to.tracker is not None]
-        return " and ".join([*([f"MLflow run {run_id}"] if run_id else []), *others])
-
     def titles(self) -> str:
-        return " and ".join(recorder.to.title for recorder in self._recorders)
+        """Return where the run is, or belongs."""
+        run_id = self.mlflow_run_id()
+        names = (recorder.to.title for recorder in self._recorders)
+        return " and ".join(f"MLflow run {run_id}" if name == "MLflow" and run_id else name for name in names)
 
     def why(self) -> str:
         """Return the reason why the run isn't recorded, on one line."""
@@ -178,7 +173,7 @@ class Recorder:
         """Return the id of the run's MLflow record, if that is complete."""
         for recorder in self._recorders:
             if recorder.to.tracker is None and recorder.is_recorded():
-                recorded = recorder.to.last_recorded(self.run_dir)
+                recorded = load(self.run_dir, recorder.to.tracker)
                 return recorded.run_id if recorded is not None else None
         return None
 
@@ -188,45 +183,9 @@ class Recorder:
 
 def _wait(child: subprocess.Popen[bytes]) -> bool:
     """Return True if the process ended by itself, False if it was killed."""
-
-    def ended(timeout_s: float) -> bool:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=timeout_s)
-            return True
-        return False
-
-    if patient(child.pid, ended):
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=PATIENCE_S)
         return True
     child.kill()
     child.wait()
     return False
-
-
-def patient(pid: int, done: Callable[[float], bool]) -> bool:
-    """Poll ``done`` (which waits the given seconds) until it is true or process ``pid`` uses no more CPU time;
-    return its result."""
-    began = moved = time.monotonic()
-    known = 0.0
-    while (now := time.monotonic()) - moved < _PATIENCE_S and now - began < _BUSY_S:
-        if done(_LOOK_S):
-            return True
-        if (used_s := _processor_s(pid)) > known:
-            known, moved = used_s, time.monotonic()
-    return False
-
-
-def _processor_s(pid: int) -> float:
-    """Return the CPU time of a process so far; 0 if it doesn't exist."""
-    if not _PROC.is_dir():
-        import psutil  # only installed on macOS
-
-        try:
-            used = psutil.Process(pid).cpu_times()
-        except psutil.Error:
-            return 0.0
-        return float(used.user + used.system)
-    try:
-        fields = (_PROC / f"{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

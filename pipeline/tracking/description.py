@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from pipeline.core import documents
 from pipeline.core.redact import without_secrets
 from pipeline.core.specs import State
-from pipeline.core.tables import counted, fenced
+from pipeline.core.tables import counted, fenced, first_of
 from pipeline.keys.content_key import canonical_config, flat
 from pipeline.runs import journal
 from pipeline.runs import result as results
@@ -39,17 +40,14 @@ _WHERE = ("cluster", "tracking", "paths")
 
 @dataclass(frozen=True, kw_only=True)
 class DataInput:
-    """One data set.
-
-    ``source``, ``schema`` and ``profile`` are JSON texts in MLflow's format; ``context`` names the splits used.
-    """
+    """One data set."""
 
     name: str
     digest: str
-    source: str
+    source: str  # JSON in MLflow's format, as ``schema`` and ``profile``
     schema: str
     profile: str
-    context: str
+    context: str  # the names of the splits used
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,11 +167,17 @@ def _data(run: _Run) -> DataInput | None:
     counts = {"images": run.manifest.get("count"), "classes": run.manifest.get("num_classes")}
     profile = {**counts, **sizes, "sha256": digest}
     source = run.manifest.get("source") or section.get("source") or (json.dumps(files) if files else name)
+    shape = [-1, *(run.manifest.get(side) for side in ("channels", "height", "width"))]  # -1 stands for any size
+    arrays = {"features": ("uint8", shape), "targets": ("int64", [-1])}
+    tensors = {
+        array: json.dumps([{"type": "tensor", "tensor-spec": {"dtype": dtype, "shape": dimensions}}])
+        for array, (dtype, dimensions) in arrays.items()
+    }
     return DataInput(
         name=str(name),
         digest=digest[:_DIGEST_DIGITS],
         source=redact(json.dumps({"uri": str(source)})[:_MAX_SOURCE]),
-        schema=json.dumps({"mlflow_tensorspec": _tensors(run.manifest)}) if run.manifest.get("height") else "{}",
+        schema=json.dumps({"mlflow_tensorspec": tensors}) if run.manifest.get("height") else "{}",
         profile=json.dumps({name: value for name, value in profile.items() if value is not None}),
         context=", ".join(part for part, size in sizes.items() if size) or "train",
     )
@@ -182,16 +186,6 @@ def _data(run: _Run) -> DataInput | None:
 def _dataset(config: Mapping[str, Any]) -> Mapping[str, Any]:
     section = config.get("dataset")
     return section if isinstance(section, Mapping) else {}
-
-
-def _tensors(manifest: Mapping[str, Any]) -> dict[str, str]:
-    shape = [-1, manifest.get("channels"), manifest.get("height"), manifest.get("width")]
-    return {"features": _tensor("uint8", shape), "targets": _tensor("int64", [-1])}
-
-
-def _tensor(dtype: str, shape: Sequence[int | None]) -> str:
-    """Return MLflow's description of an array as JSON; -1 stands for any size."""
-    return json.dumps([{"type": "tensor", "tensor-spec": {"dtype": dtype, "shape": shape}}])
 
 
 # ----------------------------------------------------------------------------------------- description
@@ -229,9 +223,8 @@ def _ranks(run: _Run) -> str:
     count, environments = sum(ranks_of(run.key_json, run.plan)), run.provenance.get("environments")
     ranks = counted(count, "rank") if count else "ranks unknown"
     facts = environments if isinstance(environments, Mapping) else {}
-    shown = [_host(name, facts.get(name)) for name in run.hosts[:_MAX_HOSTS]]
-    more = [f"and {len(run.hosts) - _MAX_HOSTS} more"] if len(run.hosts) > _MAX_HOSTS else []
-    return f"{ranks} on {', '.join([*shown, *more])}" if shown else ranks
+    hosts = [_host(name, facts.get(name)) for name in run.hosts]
+    return f"{ranks} on {first_of(hosts, _MAX_HOSTS)}" if hosts else ranks
 
 
 def _host(name: str, known: Any) -> str:
@@ -302,16 +295,29 @@ def _cut(text: str, limit: int, whole: str) -> str:
 
 def _tags(run: _Run) -> dict[str, str]:
     provenance, summary = run.provenance, run.summary
-    dirty = provenance.get("git_dirty")
+    dirty, command = provenance.get("git_dirty"), str(provenance.get("command") or "")
+    doit, space, arguments = command.partition(" ")
+    user = None
+    with suppress(KeyError, OSError):  # a container's user id without a name
+        user = getpass.getuser()
+    # Flat tags, because MLflow shows no charts of nested runs; sweep.key is the latest.
+    sweeps: dict[str, Any] = {f"sweep.{item.get('key')}": item.get("trial") for item in run.sweeps}
+    if run.sweeps:
+        sweeps |= {f"sweep.{name}": run.sweeps[-1].get(name) for name in ("key", "name", "trial")}
+        sweeps["sweep.overrides"] = " ".join(chosen_in(run.sweeps))
+    where = {name: run.config[name] for name in _WHERE if name in run.config}
+    where["dataset"] = {"source": _dataset(run.config).get("source")}
+    # the table shows only the text after the last slash
+    source = _command([word for word in run.words if decides(word) and "/" not in word])
     tags = {
-        "mlflow.user": _user(),
-        "mlflow.source.name": _source(run.words) if provenance.get("command") else None,
-        "mlflow.source.type": "LOCAL" if provenance.get("command") else None,
+        "mlflow.user": user,
+        "mlflow.source.name": source if command else None,
+        "mlflow.source.type": "LOCAL" if command else None,
         "mlflow.source.git.commit": provenance.get("git_commit"),
         "mlflow.note.content": "\n\n".join(_note(run)),
         "paceline.run_key": run.key,
         "paceline.attempt": str(max((entry.attempt for entry in run.entries), default=0)),
-        "paceline.command": _typed(provenance.get("command")),
+        "paceline.command": f"{doit.rpartition('/')[2]}{space}{arguments}",
         "paceline.dirty": None if dirty is None else str(bool(dirty)).lower(),
         "paceline.hosts": ", ".join(run.hosts),
         "paceline.overrides": " ".join(run.words),
@@ -320,8 +326,12 @@ def _tags(run: _Run) -> dict[str, str]:
         "paceline.dataset_digest": summary.get("dataset_digest"),
         "paceline.world_size": summary.get("world_size"),
         "paceline.nonfinite": "; ".join(f"{name}: {said}" for name, said in run.nonfinite.items()),
-        **_sweep_tags(run.sweeps),
-        **_where_tags(run.config),
+        **sweeps,
+        **{
+            path: _text(value)  # lists stay whole, so that hundreds of hosts are one tag
+            for path, value in flat(where)
+            if value not in (None, "", [], {}) and not path.startswith("tracking.server_")
+        },
         "paceline.accepted_for": "; ".join(f"{key}: {lines[0]}" for key, lines in run.accepted.items()),
         "paceline.state": run.entries[-1].state if run.entries else None,
     }
@@ -330,49 +340,3 @@ def _tags(run: _Run) -> dict[str, str]:
         for name, value in tags.items()
         if value not in (None, "")
     }
-
-
-def _typed(command: object) -> str | None:
-    """Return the command without doit's folder."""
-    if not isinstance(command, str) or not command:
-        return None
-    first, space, rest = command.partition(" ")
-    return f"{first.rpartition('/')[2]}{space}{rest}"
-
-
-def _source(words: list[str]) -> str:
-    """Return the command for a column of MLflow's table, which only shows the text after the last slash."""
-    return _command([word for word in words if decides(word) and "/" not in word])
-
-
-def _sweep_tags(sweeps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the run's sweeps as flat tags, because MLflow shows no charts of nested runs.
-
-    ``sweep.key`` is the latest.
-    """
-    tags = {f"sweep.{item.get('key')}": item.get("trial") for item in sweeps}
-    if sweeps:
-        tags |= {f"sweep.{name}": sweeps[-1].get(name) for name in ("key", "name", "trial")}
-        tags["sweep.overrides"] = " ".join(chosen_in(sweeps))
-    return tags
-
-
-def _where_tags(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of cluster, tracking and paths as tags such as ``cluster.launcher``, without unset ones.
-
-    Lists stay whole, so that hundreds of hosts are one tag.
-    """
-    where = {name: config[name] for name in _WHERE if name in config}
-    where["dataset"] = {"source": _dataset(config).get("source")}
-    return {
-        path: _text(value)
-        for path, value in flat(where)
-        if value not in (None, "", [], {}) and not path.startswith("tracking.server_")
-    }
-
-
-def _user() -> str | None:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user id without a name
-        return None

@@ -1,4 +1,6 @@
-"""The destinations of a run's record (MLflow's store and other trackers), and the processes that record in them."""
+"""The destinations of a run's record (MLflow's store, other trackers), what each has of it (tracking.json, and
+tracking.NAME.json for another tracker), and the command lines of the processes that record.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,103 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.schema import TrackingConfig
+from pipeline.core import documents
 from pipeline.core.errors import UsageError
-from pipeline.core.files import sha256_text
+from pipeline.core.files import sha256_text, write_json_in
 from pipeline.core.redact import without_secrets
-from pipeline.tracking import state
-from pipeline.tracking.address import absolute_uri, has_credentials, recorder_env, redact, sqlite_path
-from pipeline.tracking.state import TENSORBOARD, TrackingState
+from pipeline.runs.folder import SWEEPS
+from pipeline.tracking.address import absolute_uri, has_credentials, recorder_env, redact, shown, sqlite_path
+from trainers.contract import run_folder
 
+TENSORBOARD = "tensorboard"
+"""The tracker that ``tracking.tensorboard=true`` adds to any other choice; it has no settings."""
+RECORDING, PENDING, DONE = "recording", "pending", "done"
+
+_INPUTS = (
+    run_folder.CONFIG, run_folder.CONFIG_YAML, run_folder.KEY, run_folder.PROVENANCE, SWEEPS, "accepted_as.json",
+    run_folder.CHANGES, run_folder.PLAN, run_folder.JOURNAL, run_folder.METRICS, run_folder.SYSTEM_METRICS,
+    run_folder.SUMMARY, run_folder.FINAL_WEIGHTS_NOTES, run_folder.FINAL_WEIGHTS, "evaluation/*",
+)  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class TrackingState:
+    """The content of tracking.json; times are not stored."""
+
+    uri: str
+    experiment: str
+    token: str  # marks the MLflow runs that this record created
+    state: str = RECORDING  # done, pending (the store failed) or recording (in progress)
+    run_id: str | None = None
+    experiment_id: str | None = None
+    unsure: bool = False  # the answer to a creation may have been lost, so an unknown run may exist
+    attempt: int = 0
+    system_offset_bytes: int = 0
+    # lap and step of the last point logged per metric, so that an attempt that repeats steps after a resume logs only
+    # new points
+    marks: dict[str, list[int]] = field(default_factory=dict)
+    nonfinite: dict[str, str] = field(default_factory=dict)  # each metric's first non-finite value, in words
+    artifacts: dict[str, list[int]] = field(default_factory=dict)  # name → fingerprint of the file; so is ``inputs``
+    inputs: dict[str, list[int]] = field(default_factory=dict)
+    message: str = ""
+    refused: bool = False  # a retry will fail with the same ``message`` until the user fixes the cause
+    tracker: str | None = None
+
+    def save(self, folder: int) -> None:
+        """Write tracking.json atomically into the folder open at this descriptor, even if another has replaced it.
+
+        Raises OSError.
+        """
+        write_json_in(folder, file_of(self.tracker), asdict(self))
+
+    def finish(self, inputs: dict[str, list[int]], folder: int) -> None:
+        """Note that everything of ``inputs`` is recorded. Raises OSError."""
+        self.inputs, self.state, self.message = inputs, DONE, ""
+        self.save(folder)
+
+
+def file_of(tracker: str | None) -> str:
+    return run_folder.TRACKING if tracker is None else f"tracking.{tracker}.json"
+
+
+def trackers_of(run_dir: Path) -> list[str]:
+    """Return the other trackers in which the run was, or should have been, recorded."""
+    return sorted(path.name[len("tracking.") : -len(".json")] for path in run_dir.glob("tracking.*.json"))
+
+
+def load(run_dir: Path, tracker: str | None = None) -> TrackingState | None:
+    """Return the state; None if missing or damaged (then everything is replayed, which is safe)."""
+    raw = documents.read_or_empty(run_dir / file_of(tracker))
+    kinds = {item.name: item.type for item in fields(TrackingState)}
+    try:
+        state = TrackingState(**{name: value for name, value in raw.items() if name in kinds})
+    except TypeError:  # a field is missing
+        return None
+    for name, value in vars(state).items():
+        outermost = [word.strip().partition("[")[0] for word in str(kinds[name]).split("|")]  # dict of dict[str, int]
+        if type(value).__name__.removesuffix("Type") not in outermost:
+            return None
+    return state
+
+
+def fingerprints(run_dir: Path) -> dict[str, list[int]]:
+    """Return name → [bytes, mtime in ns] of every file that a record is made from."""
+    paths = (path for pattern in _INPUTS for path in sorted(run_dir.glob(pattern)) if path.is_file())
+    return {str(path.relative_to(run_dir)): fingerprint(path) for path in paths}
+
+
+def fingerprint(path: Path) -> list[int]:
+    """Return [bytes, mtime in ns]. Raises OSError."""
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+# ---------------------------------------------------------------------------------------- destinations
 SETTINGS_VARIABLE = "PACELINE_TRACKER_SETTINGS"
 NO_SUCH_RUN = 4
 """Exit code of ``fetch_command``: the store answered, and has no run of that id."""
@@ -26,19 +113,12 @@ NO_SUCH_RUN = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """One destination of records.
+    """One destination of records."""
 
-    Attributes:
-        uri: MLflow's address; for another tracker, its name.
-        experiment: tracking.experiment.
-        tracker: the name of another tracker than MLflow.
-        settings: the tracker's own settings, as JSON.
-    """
-
-    uri: str
-    experiment: str
-    tracker: str | None = None
-    settings: str = "{}"
+    uri: str  # MLflow's address; for another tracker, its name
+    experiment: str  # tracking.experiment
+    tracker: str | None = None  # the name of another tracker than MLflow
+    settings: str = "{}"  # the tracker's own settings, as JSON
 
     @property
     def shown(self) -> str:
@@ -59,34 +139,30 @@ class Destination:
         """Additional environment of the recorder process."""
         return recorder_env(self.uri) if self.tracker is None else {SETTINGS_VARIABLE: self.settings}
 
+    @property
+    def marks(self) -> tuple[str, str]:
+        """``uri`` and ``experiment`` of a record's state: the second changes with the settings, but not with a login.
+
+        The settings themselves stay out of the run folder.
+        """
+        if self.settings == "{}":
+            return shown(self.uri), self.experiment
+        plain = json.dumps(without_secrets(json.loads(self.settings)), sort_keys=True)
+        return shown(self.uri), f"{self.experiment} {sha256_text(plain)[:12]}"
+
     def is_recorded(self, run_dir: Path) -> bool:
         """Return True if everything of ``run_dir`` is in the store, which is there. Cheap: compares file times."""
         if self.database is not None and not self.database.exists():
             return False
-        return state.is_recorded(run_dir, self.uri, marked(self.experiment, self.settings), self.tracker)
-
-    def last_recorded(self, run_dir: Path) -> TrackingState | None:
-        return state.load(run_dir, self.tracker)
-
-
-def marked(experiment: str, settings: str) -> str:
-    """Return the experiment's name in a record's state: it changes with the settings, but not with the login.
-
-    The settings themselves stay out of the run folder.
-    """
-    if settings == "{}":
-        return experiment
-    plain = json.dumps(without_secrets(json.loads(settings)), sort_keys=True)
-    return f"{experiment} {sha256_text(plain)[:12]}"
+        state = load(run_dir, self.tracker)
+        is_done = state is not None and (state.state, state.uri, state.experiment) == (DONE, *self.marks)
+        return is_done and state is not None and state.inputs == fingerprints(run_dir)
 
 
 def destinations(section: Mapping[str, Any], root: Path, *, enabled: bool | None = None) -> list[Destination]:
     """Return MLflow first if ``enabled`` (None: as configured), then other trackers.
 
-    Raises UsageError: an invalid address.
-
-    Args:
-        section: the fields of tracking, including the chosen tracker's own.
+    Raises UsageError: an invalid address. ``section``: the fields of tracking, including the chosen tracker's own.
     """
     places, experiment = [], section["experiment"]
     if section["enabled"] if enabled is None else enabled:

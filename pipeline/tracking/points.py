@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
 
 from pipeline.core import documents
 from pipeline.runs import metrics_file
@@ -41,17 +40,12 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The position up to which metrics.jsonl was read: the byte after ``line``.
+    """The position up to which metrics.jsonl was read."""
 
-    If the file has another line there, it was truncated since. ``marks`` holds the last point of each metric, ``keys``
-    maps names to MLflow keys, ``bad_byte`` is the position of the first invalid line.
-    """
-
-    end_bytes: int = 0
+    end_bytes: int = 0  # behind ``line``; where another line stands there, the file was truncated since
     line: bytes = b""
-    marks: Mapping[str, Mark] = field(default_factory=dict)
-    keys: Mapping[str, str] = field(default_factory=dict)
-    bad_byte: int | None = None
+    marks: Mapping[str, Mark] = field(default_factory=dict)  # the last point of each metric
+    keys: Mapping[str, str] = field(default_factory=dict)  # name → MLflow key
 
 
 @dataclass(frozen=True)
@@ -74,9 +68,11 @@ def read_points(path: Path, place: Place, limit: int, *, tests_once: bool = Fals
     except (FileNotFoundError, IsADirectoryError):
         return Chunk((), Place(), is_last=True)
     with file:
-        place = place if _is_still_there(file, place) else Place()
-        end, last, bad = place.end_bytes, place.line, place.bad_byte
-        names = _Names(place.marks, place.keys)
+        file.seek(place.end_bytes - len(place.line))
+        is_there = file.read(len(place.line)) == place.line and file.seek(0, os.SEEK_END) >= place.end_bytes
+        place = place if is_there else Place()
+        end, last = place.end_bytes, place.line
+        marks, keys = dict(place.marks), dict(place.keys)
         file.seek(end)
         is_last = True
         while (line := file.readline()).endswith(b"\n"):  # a line without it is still being written
@@ -84,35 +80,15 @@ def read_points(path: Path, place: Place, limit: int, *, tests_once: bool = Fals
             if row is not None and points and len(points) + len(row.metrics) > limit:
                 is_last = False
                 break
-            if row is not None:
-                points += names.points(row.metrics, int(row.time_s * 1000), row.step, tests_once=tests_once)
-            elif bad is None:
-                bad = end
             end, last = end + len(line), line
-    read = Place(end_bytes=end, line=last, marks=names.marks, keys=names.keys, bad_byte=bad)
-    return Chunk(tuple(points), read, is_last=is_last)
-
-
-def _is_still_there(file: IO[bytes], place: Place) -> bool:
-    """Return True if the last line read is still at its position."""
-    file.seek(place.end_bytes - len(place.line))
-    return file.read(len(place.line)) == place.line and file.seek(0, os.SEEK_END) >= place.end_bytes
-
-
-class _Names:
-    """The MLflow keys of metrics, and the last point of each."""
-
-    def __init__(self, marks: Mapping[str, Mark], keys: Mapping[str, str]) -> None:
-        self.marks, self.keys = dict(marks), dict(keys)
-
-    def points(self, metrics: Mapping[str, float], time_ms: int, step: int, *, tests_once: bool) -> list[Point]:
-        points = []
-        for name, value in metrics.items():
-            key = self.keys.setdefault(name, key_of(name, self.keys))
-            at = 0 if tests_once and key.startswith("test/") else step
-            lap, _ = self.marks[key] = next_mark(self.marks.get(key), at)
-            points.append(Point(key, value, time_ms, at, lap))
-        return points
+            if row is None:
+                continue
+            for name, value in row.metrics.items():
+                key = keys.setdefault(name, key_of(name, keys))
+                step = 0 if tests_once and key.startswith("test/") else row.step
+                lap, _ = marks[key] = next_mark(marks.get(key), step)
+                points.append(Point(key, value, int(row.time_s * 1000), step, lap))
+    return Chunk(tuple(points), Place(end_bytes=end, line=last, marks=marks, keys=keys), is_last=is_last)
 
 
 def next_mark(before: Mark | None, step: int) -> Mark:

@@ -1,4 +1,4 @@
-"""Record one run: from its folder to MLflow or another tracker, live or later, each item exactly once."""
+"""Record one run, live or later, each item exactly once: passes of MLflow's writer, or of that of other trackers."""
 
 from __future__ import annotations
 
@@ -8,24 +8,148 @@ import os
 import shutil
 import time
 import uuid
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from pipeline.core import masking
-from pipeline.core.errors import PacelineError
+from pipeline.core.errors import PacelineError, text_of
 from pipeline.core.locks import FileLock
 from pipeline.core.redact import secret_values
-from pipeline.tracking import state
-from pipeline.tracking.address import redact, shown
-from pipeline.tracking.answers import StoreError
-from pipeline.tracking.description import Progress, progress
-from pipeline.tracking.destinations import Destination, marked
-from pipeline.tracking.mlflow.writer import MlflowWriter
-from pipeline.tracking.state import TrackingState
-from pipeline.tracking.tracker_writer import TrackerWriter
+from pipeline.tracking.address import redact
+from pipeline.tracking.answers import Caller, StoreError
+from pipeline.tracking.description import Progress, describe, progress
+from pipeline.tracking.destinations import PENDING, RECORDING, Destination, TrackingState, fingerprints, load
+from pipeline.tracking.mlflow_writer import MlflowWriter
+from pipeline.tracking.points import Mark, Place, last_figures, read_points
 from pipeline.tracking.trackers import create
+from pipeline.tracking.trackers.base import Tracker, TrackerError
 from trainers.contract import run_folder
 
+_AT_ONCE = 1000  # points of one call
+_CALL_S = 60.0  # time limit of one call, also the limit of waiting at the end of a run
+_CLOSE_S, _ENDS_S = 5.0, 2.0
+_GROWTH_BYTES = 1 << 30  # allowed memory growth in one call: a tracker may import much
+_Result = TypeVar("_Result")
+
+
+class TrackerWriter:
+    """Updates one tracker, which knows its last points itself.
+
+    Args:
+        run_dir_fd: a descriptor of ``run_dir``.
+        make: creates the tracker.
+        state: records whether the record is complete.
+        succeeded: called after every answer of the tracker; may raise to end the pass.
+        refuse_unwanted: called before the record begins; raises if nobody wants it any more.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        run_dir_fd: int,
+        make: Callable[[], Tracker],
+        state: TrackingState,
+        succeeded: Callable[[], None],
+        refuse_unwanted: Callable[[], None],
+    ) -> None:
+        self.run_dir = run_dir
+        self.state = state
+        self._run_dir_fd = run_dir_fd
+        self._make = make
+        self._succeeded, self._refuse_unwanted = succeeded, refuse_unwanted
+        self._tracker: Tracker | None = None
+        self._caller: Caller | None = None
+        self._attempt: int | None = None  # the attempt that the tracker has begun to record
+        self._place = Place()
+        self._marks: dict[str, Mark] = {}
+
+    def write(self, run: Progress) -> None:
+        """Make one pass. Raises StoreError."""
+        inputs = fingerprints(self.run_dir)  # taken first, so that changes during the pass cause another one
+        tracker = self._begun(run)
+        if not (tracker.live or run.ended):
+            return
+        self._log(tracker)
+        if run.ended:
+            self._call(partial(tracker.end, describe(self.run_dir), str(run.state), run.end_ms))
+            self._succeeded()
+            self.forget()
+            self.state.finish(inputs, self._run_dir_fd)
+
+    def forget(self) -> None:
+        """Close the tracker; the next pass begins with a new object."""
+        tracker, self._tracker, self._attempt = self._tracker, None, None
+        caller, self._caller = self._caller, None
+        if tracker is not None and caller is not None:
+            with contextlib.suppress(Exception, SystemExit):  # the tracker has already failed
+                caller.call(tracker.close, _CLOSE_S, ends_within_s=_ENDS_S)
+        if caller is not None:
+            caller.close()
+
+    def _begun(self, run: Progress) -> Tracker:
+        """Return the tracker of this attempt, whose record it has begun if it records live or the run has ended."""
+        if self._tracker is not None and self._attempt == run.attempt:
+            return self._tracker
+        self.forget()
+        self.state.save(self._run_dir_fd)  # from here on a partial record may exist
+        self._refuse_unwanted()
+        tracker = self._tracker = self._call(self._make)
+        if tracker.live or run.ended:
+            begin = partial(tracker.begin, describe(self.run_dir))
+            self._marks, self._place = self._call(lambda: _marks(begin())), Place()
+            self._attempt = run.attempt
+        return tracker
+
+    def _log(self, tracker: Tracker) -> None:
+        """Send new points. Those of steps that an attempt repeats from its checkpoint are in the record already."""
+        while True:
+            chunk = read_points(self.run_dir / run_folder.METRICS, self._place, _AT_ONCE)
+            points = [*chunk.points, *(last_figures(self.run_dir, chunk.place) if chunk.is_last else ())]
+            new = []
+            for point in points:
+                if point.key not in self._marks or point.mark > self._marks[point.key]:
+                    new.append(point)
+                    self._marks[point.key] = point.mark
+            if new:
+                self._call(partial(tracker.log, new))
+                self._succeeded()
+            self._place = chunk.place
+            if chunk.is_last:
+                return
+
+    def _call(self, method: Callable[[], _Result]) -> _Result:
+        """Call the tracker in its thread. After a failure it is dropped, as its state is unknown. Raises StoreError."""
+        self._caller = self._caller or Caller(_GROWTH_BYTES)
+        try:
+            return self._caller.call(method, _CALL_S, ends_within_s=_ENDS_S)
+        except StoreError:
+            self._tracker = None  # its thread hangs, so it can't be closed
+            self.forget()
+            raise
+        except (Exception, SystemExit) as error:  # third-party code may raise anything
+            self.forget()
+            final = isinstance(error, TrackerError | PacelineError | ImportError)
+            why = text_of(error) if isinstance(error, TrackerError) else f"{type(error).__name__}: {text_of(error)}"
+            if isinstance(error, PacelineError):
+                why = f"{error.what} ({error.hint})" if error.hint else error.what
+            raise StoreError(masking.shown(redact(why)), final=final) from error
+
+
+def _marks(begun: object) -> dict[str, Mark]:
+    """Validate the result of begin(). Raises TrackerError."""
+    marks = dict[str, Mark]()
+    for key, mark in begun.items() if isinstance(begun, Mapping) else [(begun, None)]:
+        match key, mark:
+            case str(), (int(lap), int(step)):
+                marks[key] = lap, step
+            case _:
+                raise TrackerError(f"its begin() returned {begun!r:.80}, not point.mark of each metric's last point")
+    return marks
+
+
+# -------------------------------------------------------------------------- trackers other than MLflow
 _POLL_S = 1.0
 _SPARSER = 4  # polls become rarer: after 40 s every 10 s, so the number of requests grows logarithmically at first
 _LOOK_S = 0.2  # interval of checking the journal's size between polls, so that the end is noticed soon
@@ -61,7 +185,7 @@ def record(
         PacelineError: the folder is no run, or another process is recording it.
     """
     destination = Destination(uri=uri, experiment=experiment, tracker=tracker, settings=settings)
-    if not check and (recorded := _complete_record(destination, run_dir)) is not None:
+    if not check and destination.is_recorded(run_dir) and (recorded := load(run_dir, tracker)) is not None:
         return recorded
     if not (run_dir / run_folder.CONFIG).is_file():
         raise PacelineError(f"{run_dir} is not a run folder: config.json is missing", hint="doit runs")
@@ -73,7 +197,7 @@ def record(
             f"another process is recording {run_dir.name}", hint=f"doit record {run_dir.name}, when it is done"
         ) from None
     try:
-        if not check and (recorded := _complete_record(destination, run_dir)) is not None:
+        if not check and destination.is_recorded(run_dir) and (recorded := load(run_dir, tracker)) is not None:
             return recorded  # by the process that had the lock
         # An open folder keeps its inode, by which another folder at its path is recognized.
         run_dir_fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
@@ -83,10 +207,6 @@ def record(
             os.close(run_dir_fd)
     finally:
         lock.release()
-
-
-def _complete_record(destination: Destination, run_dir: Path) -> TrackingState | None:
-    return destination.last_recorded(run_dir) if destination.is_recorded(run_dir) else None
 
 
 class _SlowError(Exception):
@@ -115,39 +235,36 @@ class _Recording:
         self.ended_at: float | None = None
         self.counting = self.refused = False  # refused: the last pass failed for a reason that waiting doesn't fix
         self.failure: str | None = None  # the store's error in the last pass
-        self.destination = destination
-        self.state = self._resumed_state()
-        self.writer = self._writer()
-
-    def _resumed_state(self) -> TrackingState:
-        """Return the state of an earlier record in the same destination; a new one without such a record."""
-        to = self.destination
-        uri, experiment = shown(to.uri), marked(to.experiment, to.settings)
-        earlier = state.load(self.run_dir, to.tracker)
+        to = self.destination = destination
+        uri, experiment = to.marks
+        earlier = load(run_dir, to.tracker)
         if earlier and (earlier.uri, earlier.experiment) == (uri, experiment):
-            earlier.state, earlier.refused = state.RECORDING, False
-            return earlier
-        return TrackingState(uri=uri, experiment=experiment, token=uuid.uuid4().hex, tracker=to.tracker)
-
-    def _writer(self) -> MlflowWriter | TrackerWriter:
-        to = self.destination
+            self.state = earlier
+            earlier.state, earlier.refused = RECORDING, False
+        else:
+            self.state = TrackingState(uri=uri, experiment=experiment, token=uuid.uuid4().hex, tracker=to.tracker)
+        self.writer: MlflowWriter | TrackerWriter
         if to.tracker is None:
-            return MlflowWriter(self.run_dir, self.run_dir_fd, to.uri, self.state, self._succeeded)
-        masking.remember(secret_values(json.loads(to.settings)))
-        make = partial(create, to.tracker, to.experiment, to.settings, self.run_dir)
-        return TrackerWriter(self.run_dir, self.run_dir_fd, make, self.state, self._succeeded, self._refuse_unwanted)
+            self.writer = MlflowWriter(run_dir, run_dir_fd, to.uri, self.state, self._succeeded)
+        else:
+            masking.remember(secret_values(json.loads(to.settings)))
+            make = partial(create, to.tracker, to.experiment, to.settings, run_dir)
+            self.writer = TrackerWriter(run_dir, run_dir_fd, make, self.state, self._succeeded, self._refuse_unwanted)
 
     def run(self) -> TrackingState:
         """Make passes until the record is complete, or nobody wants it any more."""
         backoff_s = _POLL_S
         while True:
-            journal_bytes = self._journal_bytes()  # taken first, so that a line added from here on ends the sleep
+            # taken first, so that a line added from here on ends the sleep
+            journal_bytes = self._bytes_of(run_folder.JOURNAL)
             run = progress(self.run_dir)
             self.ended_at = (self.ended_at or time.monotonic()) if run.ended else None
             failure = self._try(run)
             if self._removed() or (failure is None and (run.ended or not self.follow)):
                 return self.state
-            if failure is not None and self._out_of_patience(run):
+            silent_s = time.monotonic() - self.last_success
+            gives_up = self.refused or silent_s > self.give_up_s or self._tail_is_over()
+            if failure is not None and gives_up and (run.ended or not self.follow):
                 return self._pending(failure)
             age_s = time.monotonic() - self.began
             backoff_s = max(_POLL_S, age_s / _SPARSER) if failure is None else backoff_s * 2
@@ -158,7 +275,8 @@ class _Recording:
 
     def _try(self, run: Progress) -> str | None:
         """Make one pass; return the reason if the store failed."""
-        if self.follow and not run.ended and not self._under_way():
+        is_head_start = self.follow and not run.ended and time.monotonic() - self.began <= _HEAD_START_S
+        if is_head_start and self._bytes_of(run_folder.METRICS) == 0:
             return None
         if not self.counting:  # from here on: the import of mlflow may take a minute on a busy host
             self.counting, self.last_success = True, time.monotonic()
@@ -170,28 +288,14 @@ class _Recording:
             full = _full_disk(self.destination.database, str(error))
             self.refused, self.failure = error.final or full is not None, full or str(error)
             return self.failure
-        except _RemovedError:
-            return None  # the caller checks _removed()
-        except FileNotFoundError:
+        except (_RemovedError, FileNotFoundError):
             if not self._removed():
                 raise
-            return None
+            return None  # the caller checks it too
         except _SlowError:
             return self.failure or f"too slow: not everything was taken within {_TAIL_S:g} s"
         self.failure = None
         return None
-
-    def _under_way(self) -> bool:
-        """Return True once there are metrics, or the head start of the ranks is over."""
-        with contextlib.suppress(FileNotFoundError):
-            if (self.run_dir / run_folder.METRICS).stat().st_size > 0:
-                return True
-        return time.monotonic() - self.began > _HEAD_START_S
-
-    def _out_of_patience(self, run: Progress) -> bool:
-        if self.follow and not run.ended:
-            return False
-        return self.refused or time.monotonic() - self.last_success > self.give_up_s or self._tail_is_over()
 
     def _tail_is_over(self) -> bool:
         """Return True if the time after the run's end is used up, even if some calls succeed."""
@@ -209,7 +313,6 @@ class _Recording:
             raise _SlowError
 
     def _abandoned(self) -> bool:
-        """Return True if the command that wanted the record is gone, or the run folder was removed."""
         return self.parent_pid not in (None, os.getppid()) or self._removed()
 
     def _removed(self) -> bool:
@@ -219,9 +322,9 @@ class _Recording:
         except FileNotFoundError:
             return True
 
-    def _journal_bytes(self) -> int:
+    def _bytes_of(self, name: str) -> int:
         try:
-            return (self.run_dir / run_folder.JOURNAL).stat().st_size
+            return (self.run_dir / name).stat().st_size
         except FileNotFoundError:
             return 0
 
@@ -230,11 +333,11 @@ class _Recording:
         until = time.monotonic() + seconds
         while (remaining_s := until - time.monotonic()) > 0:
             time.sleep(min(remaining_s, _LOOK_S))
-            if self._abandoned() or self._journal_bytes() != journal_bytes:
+            if self._abandoned() or self._bytes_of(run_folder.JOURNAL) != journal_bytes:
                 return
 
     def _pending(self, reason: str) -> TrackingState:
-        self.state.state, self.state.refused = state.PENDING, self.refused
+        self.state.state, self.state.refused = PENDING, self.refused
         where = f"MLflow at {self.state.uri}" if self.state.tracker is None else self.destination.title
         self.state.message = redact(f"{where} took no (more) records: {reason}")
         with contextlib.suppress(FileNotFoundError):  # the folder was just removed

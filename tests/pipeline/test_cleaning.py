@@ -25,7 +25,7 @@ from pipeline.runs import index, journal
 from pipeline.runs.acceptance import by_this_user, write
 from pipeline.runs.folder import RunFolder
 from pipeline.sweep.folder import SweepFolder, SweepRecord, TrialRecord
-from pipeline.tracking.state import DONE, PENDING, TrackingState, fingerprints
+from pipeline.tracking.destinations import DONE, PENDING, TrackingState, fingerprints
 from tests.integration import preloaded
 from tests.integration.commands import ROOT
 from tests.pipeline.conftest import Printed

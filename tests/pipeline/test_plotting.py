@@ -10,8 +10,7 @@ import pytest
 
 from pipeline.cli.commands import compare
 from pipeline.comparing.curves import Curve, band, curve, rows
-from pipeline.comparing.groups import grouped
-from pipeline.comparing.reading import read
+from pipeline.comparing.groups import grouped, read
 from pipeline.core.errors import UsageError
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.metrics_file import MetricsRow

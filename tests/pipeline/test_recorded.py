@@ -54,13 +54,10 @@ def recorded_run(place: Path, uri: str, *, patch: bytes = PATCH, ended: bool = T
 def in_this_process(argv: Sequence[str], *, env: Mapping[str, str], **_: object) -> process.Completed:
     """Stands for ``process.run``: the command that fetches a record, without the import of mlflow."""
     stderr = io.StringIO()
-    import_module("pipeline.tracking.mlflow.store")  # sets variables that this process's later tests need
+    import_module("pipeline.tracking.mlflow_store")  # sets variables that this process's later tests need
     with contextlib.ExitStack() as stack:
-        for of_a_process in (
-            "pipeline.tracking.__main__._leave_out_data_frames",
-            "pipeline.core.processes.unexpected.install",
-        ):
-            stack.enter_context(patch(of_a_process))
+        stack.enter_context(patch("pipeline.tracking.__main__._NOT_NEEDED", ()))
+        stack.enter_context(patch("pipeline.core.processes.unexpected.install"))
         stack.enter_context(patch.dict(os.environ, env))
         stack.enter_context(contextlib.redirect_stderr(stderr))
         code = main([*argv[3:]])

@@ -166,7 +166,6 @@ def test_metrics_are_read_to_the_last_whole_line(tmp_path: Path) -> None:
         ("train/loss", 2000, 2),
         ("val/accuracy", 2000, 2),
     ]
-    assert chunk.place.bad_byte == path.read_bytes().index(b"not json")
     assert path.read_bytes()[chunk.place.end_bytes :] == b'{"t": 3.0, "st'
     assert chunk.is_last
     assert read_points(path, chunk.place, 1000).points == ()
@@ -202,8 +201,7 @@ def test_names_that_differ_only_in_what_mlflow_refuses_stay_different_metrics(tm
 @pytest.mark.parametrize("line", ['{"t": 1, "step": 9223372036854775808', '{"t": 1e300, "step": 1'])
 def test_a_step_or_time_that_no_store_keeps_makes_no_sense(tmp_path: Path, line: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(line + ', "epoch": null, "metrics": {"a": 1}}\n')
-    chunk = read_points(tmp_path / "metrics.jsonl", Place(), 9)
-    assert (chunk.points, chunk.place.bad_byte) == ((), 0)
+    assert read_points(tmp_path / "metrics.jsonl", Place(), 9).points == ()
 
 
 def test_one_off_figures_stand_at_step_0_and_those_of_a_curve_at_its_end(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.locks import FileLock
 from pipeline.tracking import recorder
 from pipeline.tracking.client import DestinationRecorder
-from pipeline.tracking.destinations import Destination
-from pipeline.tracking.state import DONE, PENDING
+from pipeline.tracking.destinations import DONE, PENDING, Destination
 from tests import read_only, small_disk
 from tests.pipeline import tracking_store as store
 from tests.pipeline.test_tracking_recording import finished

@@ -16,8 +16,7 @@ import pytest
 from pipeline import tracking
 from pipeline.tracking import recorder
 from pipeline.tracking.client import DestinationRecorder
-from pipeline.tracking.destinations import Destination
-from pipeline.tracking.state import DONE, RECORDING, TrackingState
+from pipeline.tracking.destinations import DONE, RECORDING, Destination, TrackingState
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
 from tests.pipeline.tracking_store import EXPERIMENT

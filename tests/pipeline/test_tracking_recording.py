@@ -18,8 +18,7 @@ from pipeline.config.schema import TrackingConfig
 from pipeline.core.errors import PacelineError
 from pipeline.tracking import recorder
 from pipeline.tracking.client import Recorder
-from pipeline.tracking.destinations import Destination, marked
-from pipeline.tracking.state import DONE, RECORDING, is_recorded
+from pipeline.tracking.destinations import DONE, RECORDING, Destination
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
 from tests.pipeline.tracking_store import EXPERIMENT
@@ -204,10 +203,6 @@ def test_metrics_whose_names_mlflow_would_make_equal_are_curves_of_their_own(tmp
     run_id = str(recorder.record(run, uri, EXPERIMENT).run_id)
     found = {key: [value for _, _, value in store.history(uri, run_id, key)] for key in ("acc_1", "acc_1_")}
     assert found == {"acc_1": [0.5, 0.6], "acc_1_": [7.0]}
-    assert [note.partition(" at byte")[0] for note in json.loads((run / "tracking.json").read_text())["notes"]] == [
-        "lines of metrics.jsonl make no sense, the first one",
-        "metric acc_1 is recorded as acc_1_: acc_1 is another one",
-    ]
 
 
 def test_one_bad_parameter_does_not_cost_the_others(tmp_path: Path, uri: str) -> None:
@@ -240,12 +235,11 @@ def test_many_points_fields_and_odd_values_arrive(tmp_path: Path, uri: str) -> N
     assert only.data.tags["paceline.nonfinite"] == "train/loss: NaN at step 2500; x: infinite at step 2500"
     assert "was NaN at step 2500" in only.data.tags["mlflow.note.content"]
     assert store.history(uri, only.info.run_id, "x")[0][2] > 1e308  # MLflow has no infinity
-    assert "make no sense" in " ".join(json.loads((run / "tracking.json").read_text())["notes"])
 
 
 def test_a_record_whose_database_was_removed_is_missing(tmp_path: Path) -> None:
     run, to = finished(tmp_path), Destination(uri=f"sqlite:///{tmp_path}/own.db", experiment=EXPERIMENT)
-    recorder.record(run, to.uri, marked(EXPERIMENT, to.settings))
+    recorder.record(run, to.uri, EXPERIMENT)
     assert to.is_recorded(run)
     (tmp_path / "own.db").rename(tmp_path / "elsewhere.db")
     assert not to.is_recorded(run)
@@ -255,10 +249,10 @@ def test_later_files_are_added_to_a_finished_record(tmp_path: Path, uri: str) ->
     run = finished(tmp_path)
     first = recorder.record(run, uri, EXPERIMENT)
     folder.write(run / "evaluation" / "more.json", {})
-    assert not is_recorded(run, uri, EXPERIMENT)
+    assert not Destination(uri=uri, experiment=EXPERIMENT).is_recorded(run)
     assert recorder.record(run, uri, EXPERIMENT).run_id == first.run_id
     assert "evaluation/more.json" in store.artifacts(uri, str(first.run_id), "evaluation")
-    assert is_recorded(run, uri, EXPERIMENT)
+    assert Destination(uri=uri, experiment=EXPERIMENT).is_recorded(run)
 
 
 def test_no_credentials_reach_the_artifacts(tmp_path: Path, uri: str) -> None:
@@ -356,19 +350,3 @@ def test_a_pruned_run_is_killed_in_mlflow_with_its_state_as_a_tag_and_finished_o
     assert recorder.record(run, uri, EXPERIMENT).run_id == first.run_id
     (only,) = store.runs(uri)
     assert (only.info.status, only.data.tags["paceline.state"]) == ("FINISHED", "FINISHED")
-
-
-@pytest.mark.parametrize(
-    ("folder", "taken"),
-    [
-        ("/a'b/c", "/a'b/c"),
-        ('/a"b:c', '/a"b:c'),
-        ("/p/a'b\"c/d", "/p"),
-        ("/p/:x/d", "/p"),
-        ("/p/12:30 x", "/p/12:30 x"),
-    ],
-)
-def test_a_new_database_is_made_where_mlflow_can_write_the_folder_into_sql(folder: str, taken: str) -> None:
-    from pipeline.tracking.mlflow.store import _quotable  # imports mlflow
-
-    assert str(_quotable(Path(folder))) == taken

@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -25,13 +25,11 @@ import pytest
 
 from pipeline import tracking
 from pipeline.core.errors import PacelineError
-from pipeline.sweep.worker_process import WorkerProcess
-from pipeline.tracking import answers, client, recorder
+from pipeline.tracking import answers, recorder
+from pipeline.tracking import mlflow_ui as ui
 from pipeline.tracking.client import DestinationRecorder
 from pipeline.tracking.description import DataInput
-from pipeline.tracking.destinations import Destination
-from pipeline.tracking.mlflow import ui
-from pipeline.tracking.state import DONE, PENDING, is_recorded
+from pipeline.tracking.destinations import DONE, PENDING, Destination
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
 from tests.pipeline.tracking_store import EXPERIMENT
@@ -132,7 +130,7 @@ def test_a_server_that_is_down_leaves_the_record_pending(run: Path, address: str
     assert f"127.0.0.1:{port}" in recorded.message
     assert "Connection refused" in recorded.message
     assert json.loads((run / "tracking.json").read_text())["state"] == PENDING
-    assert not is_recorded(run, uri, EXPERIMENT)
+    assert not Destination(uri=uri, experiment=EXPERIMENT).is_recorded(run)
 
 
 def test_a_server_that_never_answers_is_given_up(
@@ -181,7 +179,7 @@ def test_user_and_password_reach_the_server_and_nothing_else_and_a_refusal_says_
 def page(database: Path) -> Iterator[int]:
     """`doit ui` for a database, as long as that is wanted: the port of its server."""
     code = (
-        f"from pipeline.tracking.mlflow import ui; ui.serve('sqlite:///{database}', 'paceline', port=0, "
+        f"from pipeline.tracking import mlflow_ui as ui; ui.serve('sqlite:///{database}', 'paceline', port=0, "
         "say=lambda text: print(text, flush=True), note=lambda text: print(text, file=sys.stderr))"
     )
     command = subprocess.Popen(
@@ -310,57 +308,21 @@ def test_the_page_is_a_server_that_goes_and_comes_back_and_has_everything_once(
 
 def both_have_their_data(uri: str, other: str, rounds: int) -> bool:
     """Whether two runs have their data set as an input when both are the first to tell of it, at once."""
-    from pipeline.tracking.mlflow.store import Store  # imports mlflow
+    from pipeline.tracking.mlflow_store import Store  # imports mlflow
 
     client, number = store.client(uri), store.client(uri).create_experiment("data")
     stores, at_once = [Store(uri), Store(other)], threading.Barrier(2)
 
-    def log(store: Store, run_id: str, data: DataInput) -> list[str]:
+    def log(store: Store, run_id: str, data: DataInput) -> None:
         at_once.wait(HANG_S)
-        return store.log_data(run_id, data)
+        store.log_data(run_id, data)
 
     for name in map(str, range(rounds)):
         data = DataInput(name=name, digest=name, source="{}", schema="{}", profile="{}", context="train")
         runs = [client.create_run(number).info.run_id for _ in stores]
         with ThreadPoolExecutor() as threads:
-            refused = list(threads.map(log, stores, runs, [data] * 2))
+            list(threads.map(log, stores, runs, [data] * 2))
         inputs = [client.get_run(run_id).inputs.dataset_inputs for run_id in runs]
-        if refused != [[], []] or [len(found) for found in inputs] != [1, 1]:
+        if [len(found) for found in inputs] != [1, 1]:
             return False
     return True
-
-
-def _be_impatient(monkeypatch: pytest.MonkeyPatch, *, works: bool) -> None:
-    """Half a second for a recorder that does nothing; ``works``: it always does something."""
-    monkeypatch.setattr(client, "_PATIENCE_S", 0.5)
-    monkeypatch.setattr(client, "_LOOK_S", 0.05)
-    monkeypatch.setattr(client, "_processor_s", lambda _: time.monotonic() if works else 0.0)
-
-
-WORKS = "import time\nwhile time.process_time() < 1.0: pass"
-
-
-@pytest.mark.parametrize(("program", "ends"), [(WORKS, True), ("import time; time.sleep(600)", False)])
-def test_a_recorder_is_waited_for_as_long_as_it_does_something(
-    monkeypatch: pytest.MonkeyPatch, program: str, ends: bool
-) -> None:
-    _be_impatient(monkeypatch, works=ends)
-    child = subprocess.Popen([sys.executable, "-c", program])
-    assert client._wait(child) == ends
-    assert (child.returncode == 0) == ends
-
-
-@pytest.mark.parametrize("works", [True, False])
-def test_a_sweeps_recorder_is_waited_for_as_long_as_it_does_something(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, works: bool
-) -> None:
-    """It was given three minutes, then a second one began beside it: on a busy computer both came too late."""
-    _be_impatient(monkeypatch, works=works)
-    answer = "import sys, time; sys.stdin.readline(); time.sleep(2); print('{\"id\": 0}', flush=True); time.sleep(600)"
-    worker = WorkerProcess([sys.executable, "-c", answer], os.environ, tmp_path / "worker.log")
-    came = worker.ask(run_dir="x")
-    try:
-        assert client.patient(worker.pid, lambda within_s: bool(wait([came], within_s).done)) == works
-    finally:
-        os.kill(worker.pid, signal.SIGKILL)
-        worker.close()

@@ -20,7 +20,7 @@ from pipeline import tracking
 from pipeline.tracking import recorder
 from pipeline.tracking.address import database_login
 from pipeline.tracking.answers import explained
-from pipeline.tracking.state import DONE, PENDING
+from pipeline.tracking.destinations import DONE, PENDING
 from tests import postgres_fixture
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store

@@ -13,8 +13,7 @@ import pytest
 from pipeline.config.schema import TrackingConfig
 from pipeline.core.errors import UsageError
 from pipeline.tracking import recorder
-from pipeline.tracking.destinations import refuse_missing
-from pipeline.tracking.state import DONE, PENDING, TENSORBOARD, TrackingState
+from pipeline.tracking.destinations import DONE, PENDING, TENSORBOARD, TrackingState, refuse_missing
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
 from tests.waiting import wait_until

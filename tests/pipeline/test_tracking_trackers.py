@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,10 +29,9 @@ from pipeline.config.schema import OPTIONS, TrackingConfig
 from pipeline.core.errors import UsageError
 from pipeline.sweep.folder import SweepFolder
 from pipeline.sweep.shared import Shared
-from pipeline.tracking import recorder, tracker_writer
+from pipeline.tracking import recorder
 from pipeline.tracking.client import Recorder
-from pipeline.tracking.destinations import marked
-from pipeline.tracking.state import DONE, PENDING, TrackingState, is_recorded, trackers_of
+from pipeline.tracking.destinations import DONE, PENDING, Destination, TrackingState, trackers_of
 from pipeline.tracking.trackers.wandb import Wandb, WandbConfig
 from tests.pipeline import tracking_folder as folder
 from tests.waiting import HANG_S
@@ -182,8 +183,9 @@ def test_a_secret_of_a_tracker_stands_in_no_file_of_the_run_and_another_one_make
     assert told.message == "lines took no (more) records: ***"
     assert not [path for path in run.rglob("*") if path.is_file() and b"sekretvalue" in path.read_bytes()]
     assert record(run, lines, settings='{"api_token": "another-value"}').state == DONE
-    assert is_recorded(run, lines, marked("paceline", '{"api_token": "third-value"}'), lines)
-    assert not is_recorded(run, lines, marked("paceline", '{"place": "x"}'), lines)
+    to = Destination(uri=lines, experiment="paceline", tracker=lines, settings='{"api_token": "third-value"}')
+    assert to.is_recorded(run)
+    assert not replace(to, settings='{"place": "x"}').is_recorded(run)
 
 
 def test_a_trackers_name_may_have_a_dot(tmp_path: Path) -> None:
@@ -227,14 +229,14 @@ def test_each_destination_gets_a_process_beside_the_run_and_one_that_fails_costs
     config: Any = SimpleNamespace(tracking=blocked)
     trial: Any = SimpleNamespace(folder=SimpleNamespace(path=run), config=config, root=tmp_path)
     said: list[str] = []
-    with Shared(SweepFolder(tmp_path), (), tmp_path, lambda _: None) as shared:
+    with closing(Shared(SweepFolder(tmp_path), (), tmp_path, lambda _: None)) as shared:
         recorder = shared.recorder(trial) if in_a_sweep else Recorder(run, config, tmp_path)
         recorder.start()
         folder.end(run)
         assert recorder.finish(said.append) is None
     (warning,) = said
     assert warning.startswith("WARNING: not recorded in MLflow yet: ")
-    assert is_recorded(run, "tensorboard", blocked.experiment, "tensorboard")
+    assert Destination(uri="tensorboard", experiment=blocked.experiment, tracker="tensorboard").is_recorded(run)
     assert len(list(run.glob("tensorboard/*/*"))) == 1
 
 
@@ -256,8 +258,8 @@ class _Endless(socketserver.StreamRequestHandler):
 def test_a_tracker_whose_server_answers_without_end_is_given_up(
     tmp_path: Path, lines: str, monkeypatch: pytest.MonkeyPatch, pause_s: float, limit: str
 ) -> None:
-    monkeypatch.setattr(tracker_writer, "_CALL_S", 1.0)
-    monkeypatch.setattr(tracker_writer, "_GROWTH_BYTES", 32 << 20)
+    monkeypatch.setattr(recorder, "_CALL_S", 1.0)
+    monkeypatch.setattr(recorder, "_GROWTH_BYTES", 32 << 20)
     run = run_of(tmp_path)
     source = tmp_path / "site/acme_lines.py"
     handler = type("Handler", (_Endless,), {"pause_s": pause_s})

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import PacelineError
-from pipeline.tracking.mlflow import ui
-from pipeline.tracking.mlflow.ui import Shown, compare_page, run_page, runs_page, view
+from pipeline.tracking import mlflow_ui as ui
+from pipeline.tracking.mlflow_ui import Shown, view
 from tests.pipeline import tracking_store as store
 from tests.waiting import wait_until
 
@@ -88,13 +88,16 @@ def test_charts_of_accuracy_and_loss_come_first() -> None:
 def test_addresses_open_on_the_chosen_runs() -> None:
     state = json.loads(view(RUNS, only=True))
     assert state["searchFilter"] == f"attributes.run_id IN ('{'a' * 32}', '{'b' * 32}')"
-    charts = "http://h:1/#/experiments/7/runs?workflowType=machine_learning&viewStateShareKey=v&compareRunsMode=CHART"
-    assert runs_page("http://h:1", "7", "v") == charts
-    assert "CHART" not in runs_page("http://h:1", "7", "v", charts=False)
-    assert run_page("http://h:1", "7", "aa").endswith("/runs/aa?workflowType=machine_learning")
-    assert compare_page("http://h:1", "7", ["aa"]).startswith(
-        "http://h:1/#/compare-runs?runs=%5B%22aa%22%5D&experiments=%5B%227%22%5D"
-    )
+    pages = ui.pages("http://h:1", "7", "v", ["aa", "bb"])
+    start = "http://h:1/#/experiments/7/runs?workflowType=machine_learning"
+    assert pages[:2] == [
+        f"charts: {start}&viewStateShareKey=v&compareRunsMode=CHART",
+        f"table: {start}&viewStateShareKey=v",
+    ]
+    both = "compare-runs?workflowType=machine_learning&runs=%5B%22aa%22%2C%20%22bb%22%5D&experiments=%5B%227%22%5D"
+    assert pages[2:] == [f"side by side: http://h:1/#/{both}"]
+    one = ui.pages("http://h:1", "7", "", ["aa"])
+    assert one[1:] == [f"table: {start}", "run: http://h:1/#/experiments/7/runs/aa?workflowType=machine_learning"]
 
 
 _HEALTHY = """
@@ -113,7 +116,7 @@ def test_the_server_and_its_workers_end_with_a_command_that_is_killed() -> None:
         port = probe.getsockname()[1]
     argv = [sys.executable, "-c", _HEALTHY, str(port)]
     code = (
-        "from pathlib import Path; from pipeline.tracking.mlflow import ui; ui.keep_up("
+        "from pathlib import Path; from pipeline.tracking import mlflow_ui as ui; ui.keep_up("
         f"{argv!r}, {{}}, 'http://127.0.0.1:{port}', list, say=lambda text: print(text, flush=True), note=print)"
     )
     command = subprocess.Popen([sys.executable, "-c", code], cwd=store.ROOT, stdout=subprocess.PIPE, text=True)

@@ -16,7 +16,7 @@ EXPERIMENT = "paceline"
 def client(uri: str) -> Any:
     from mlflow.tracking.client import MlflowClient
 
-    import pipeline.tracking.mlflow.store  # noqa: F401  (its settings: no telemetry, no retries)
+    import pipeline.tracking.mlflow_store  # noqa: F401  (its settings: no telemetry, no retries)
 
     return MlflowClient(tracking_uri=uri)
 

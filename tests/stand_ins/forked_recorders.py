@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 _IMPORTED = (
-    "pipeline.tracking.recorder", "pipeline.tracking.mlflow.store", "pipeline.tracking.description",
+    "pipeline.tracking.recorder", "pipeline.tracking.mlflow_store", "pipeline.tracking.description",
     "mlflow.store.tracking.sqlalchemy_store", "mlflow.tracking.client", "mlflow.tracking._tracking_service.utils",
 )  # fmt: skip
 _VERBS = ("record", "serve")

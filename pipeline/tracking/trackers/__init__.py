@@ -11,8 +11,7 @@ from pathlib import Path
 
 from pipeline.config.schema import OPTIONS, TrackingConfig
 from pipeline.core.errors import UsageError
-from pipeline.tracking.destinations import refuse_missing
-from pipeline.tracking.state import TENSORBOARD
+from pipeline.tracking.destinations import TENSORBOARD, refuse_missing
 from pipeline.tracking.trackers.base import Tracker
 
 TRACKERS = OPTIONS["tracking"]

@@ -1,7 +1,5 @@
-"""Weights & Biases in offline mode: a folder in the run folder that `wandb sync` uploads to a server.
-
-Its log can't be continued, so it is written in one go when the attempt has ended, in a folder whose rename is the last
-step. An incomplete one is recreated.
+"""Weights & Biases in offline mode: a folder in the run folder that `wandb sync` uploads to a server. Its log can't be
+continued, so it is written in one go when the attempt has ended, and its rename is the last step.
 """
 
 from __future__ import annotations

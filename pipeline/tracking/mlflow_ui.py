@@ -1,7 +1,5 @@
-"""MLflow's web UI: its server process, run until Ctrl-C, and addresses of pages that open on selected runs.
-
-MLflow's page stores the state of a shared view (table columns, order, charts) in a tag of the experiment,
-``mlflow.sharedViewState.<name>``. An address refers to it by ``viewStateShareKey`` (found in MLflow 3.17's page).
+"""MLflow's web UI: its server process, and addresses of pages that open on selected runs. Its page stores a shared view
+(columns, order, charts) in a tag of the experiment, to which ``viewStateShareKey`` refers (as of MLflow 3.17).
 """
 
 from __future__ import annotations
@@ -18,10 +16,9 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -127,7 +124,8 @@ def keep_up(
     note: Callable[[str], None],
 ) -> None:
     """Start a server, print ``links`` once it answers, and wait for Ctrl-C or SIGTERM. Raises PacelineError."""
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-ui")) as folder, _terminate_as_interrupt():
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server must not outlive the command
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-ui")) as folder:
         log = Path(folder) / "server.log"
         server = process.guarded(argv, env={**os.environ, **env}, log=log)  # ends even if this process is killed
         assert server.stdin is not None
@@ -146,9 +144,10 @@ def keep_up(
             server.wait()
 
 
-def _opener(url: str) -> urllib.request.OpenerDirector:
-    """Return an opener that uses the environment's proxy (``http_proxy``), except for this host."""
-    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_here(url) else []))
+def _open(request: urllib.request.Request, timeout_s: float) -> Any:
+    """Return the answer, by the environment's proxy (``http_proxy``) except for this host."""
+    handlers = [urllib.request.ProxyHandler({})] if is_here(request.full_url) else []
+    return urllib.request.build_opener(*handlers).open(request, timeout=timeout_s)
 
 
 def _wait_until_up(url: str, is_alive: Callable[[], bool], log: Path) -> None:
@@ -156,7 +155,7 @@ def _wait_until_up(url: str, is_alive: Callable[[], bool], log: Path) -> None:
     until = time.monotonic() + _START_TIMEOUT_S
     while is_alive():
         with contextlib.suppress(OSError):
-            _opener(url).open(f"{url}/health", timeout=_ANSWER_TIMEOUT_S).close()
+            _open(urllib.request.Request(f"{url}/health"), _ANSWER_TIMEOUT_S).close()
             return
         if time.monotonic() > until:
             raise PacelineError(f"{url} did not answer within {_START_TIMEOUT_S:g} s:\n{_tail(log)}")
@@ -166,20 +165,6 @@ def _wait_until_up(url: str, is_alive: Callable[[], bool], log: Path) -> None:
 def _tail(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return redact("\n".join(lines[-_LOG_LINES:]))
-
-
-@contextlib.contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """Convert SIGTERM to KeyboardInterrupt, so that the server doesn't outlive the command."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # ------------------------------------------------------------------------------------------- addresses
@@ -205,10 +190,19 @@ def addresses(url: str, experiment: str, wanted: Wanted | None = None, uri: str 
         server.set_view(number, name, state)
     except (OSError, ValueError):  # a read-only login
         name = ""
-    lines = [f"charts: {runs_page(url, number, name)}", f"table: {runs_page(url, number, name, charts=False)}"]
-    ids = [run.run_id for run in chosen] if wanted.keys else []
-    lines += [f"run: {run_page(url, number, ids[0])}"] if len(ids) == 1 else []
-    return lines + ([f"side by side: {compare_page(url, number, ids)}"] if len(ids) > 1 else [])
+    return pages(url, number, name, [run.run_id for run in chosen] if wanted.keys else [])
+
+
+def pages(url: str, experiment_id: str, view_name: str, run_ids: Sequence[str]) -> list[str]:
+    """Return lines with the addresses of charts and table in a view ('': none), and of the page of these runs."""
+    runs, shared = f"{url}/#/experiments/{experiment_id}/runs", {"viewStateShareKey": view_name} if view_name else {}
+    lines = [f"charts: {_page(runs, **shared, compareRunsMode='CHART')}", f"table: {_page(runs, **shared)}"]
+    if len(run_ids) == 1:
+        lines.append(f"run: {_page(f'{runs}/{run_ids[0]}')}")
+    if len(run_ids) > 1:
+        both = {"runs": json.dumps([*run_ids]), "experiments": json.dumps([experiment_id])}
+        lines.append(f"side by side: {_page(f'{url}/#/compare-runs', **both)}")
+    return lines
 
 
 _TIMEOUT_S = 30.0  # generous, for a server that has just started on a busy host
@@ -225,7 +219,13 @@ class Server:
 
     def __init__(self, url: str, uri: str = "") -> None:
         self.url = url
-        self._headers = _login({**os.environ, **(recorder_env(uri) if uri else {})})
+        self._headers = {"Content-Type": "application/json"}
+        environment = {**os.environ, **(recorder_env(uri) if uri else {})}
+        if token := environment.get("MLFLOW_TRACKING_TOKEN"):
+            self._headers["Authorization"] = f"Bearer {token}"
+        elif user := environment.get("MLFLOW_TRACKING_USERNAME"):
+            login = f"{user}:{environment.get('MLFLOW_TRACKING_PASSWORD', '')}".encode()
+            self._headers["Authorization"] = f"Basic {base64.b64encode(login).decode()}"
 
     def experiment_id(self, name: str) -> str:
         answer = self._ask(f"experiments/get-by-name?{urlencode({'experiment_name': name})}")
@@ -244,20 +244,11 @@ class Server:
         self._ask("experiments/set-experiment-tag", tag)
 
     def _ask(self, path: str, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        data, headers = None if value is None else json.dumps(value).encode(), {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self.url}{_API}/{path}", data, {**headers, **self._headers})
-        with _opener(self.url).open(request, timeout=_TIMEOUT_S) as answer:  # http(s) only: a checked tracking.uri
+        data = None if value is None else json.dumps(value).encode()
+        request = urllib.request.Request(f"{self.url}{_API}/{path}", data, self._headers)
+        with _open(request, _TIMEOUT_S) as answer:  # http(s) only: a checked tracking.uri
             content: dict[str, Any] = json.loads(answer.read() or b"{}")
         return content
-
-
-def _login(environment: Mapping[str, str]) -> dict[str, str]:
-    if token := environment.get("MLFLOW_TRACKING_TOKEN"):
-        return {"Authorization": f"Bearer {token}"}
-    if user := environment.get("MLFLOW_TRACKING_USERNAME"):
-        login = f"{user}:{environment.get('MLFLOW_TRACKING_PASSWORD', '')}".encode()
-        return {"Authorization": f"Basic {base64.b64encode(login).decode()}"}
-    return {}
 
 
 def _shown(run: Mapping[str, Any]) -> Shown:
@@ -351,20 +342,5 @@ def _charts(metrics: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def runs_page(url: str, experiment_id: str, view_name: str, *, charts: bool = True) -> str:
-    """Return the experiment's page with charts or table, in a view ('': none)."""
-    query = {**_TRAINING, **({"viewStateShareKey": view_name} if view_name else {})}
-    if charts:
-        query["compareRunsMode"] = "CHART"
-    return f"{url}/#/experiments/{experiment_id}/runs?{urlencode(query, quote_via=quote)}"
-
-
-def run_page(url: str, experiment_id: str, run_id: str) -> str:
-    """Return the page of one run."""
-    return f"{url}/#/experiments/{experiment_id}/runs/{run_id}?{urlencode(_TRAINING)}"
-
-
-def compare_page(url: str, experiment_id: str, run_ids: Sequence[str]) -> str:
-    """Return the page that compares parameters and metrics of runs."""
-    query = {"runs": json.dumps(list(run_ids)), "experiments": json.dumps([experiment_id]), **_TRAINING}
-    return f"{url}/#/compare-runs?{urlencode(query, quote_via=quote)}"
+def _page(path: str, **query: str) -> str:
+    return f"{path}?{urlencode({**_TRAINING, **query}, quote_via=quote)}"

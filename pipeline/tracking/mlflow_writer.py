@@ -9,22 +9,33 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.core import program as programs
 from pipeline.runs import metrics_file
-from pipeline.tracking.description import Description, Progress, describe, mlflow_key
-from pipeline.tracking.mlflow import artifacts
+from pipeline.tracking.description import Description, Progress, describe
+from pipeline.tracking.destinations import TrackingState, fingerprint, fingerprints
 from pipeline.tracking.points import Chunk, Mark, Place, Point, final_points, mark_of, nonfinite, read_points
-from pipeline.tracking.state import TrackingState, fingerprint, fingerprints
 from trainers.contract import run_folder
 
 if TYPE_CHECKING:
-    from pipeline.tracking.mlflow.store import Store, StoredRun
+    from pipeline.tracking.mlflow_store import Store, StoredRun
+
+
+import contextlib
+import os
+import re
+import tempfile
+
+from pipeline.core import documents
+from pipeline.core.files import temporary_prefix
+from pipeline.core.tables import file_size, first_of
+from pipeline.runs.contents import hosts_of
+from pipeline.runs.folder import leads_out, not_read
+from pipeline.tracking.address import redact
 
 
 class MlflowWriter:
     """Updates one MLflow run, and keeps ``state`` (tracking.json) consistent with it.
 
-    Args:
-        run_dir_fd: a descriptor of ``run_dir``.
-        succeeded: called after every answer of the store; may raise to end the pass.
+    ``run_dir_fd``: a descriptor of ``run_dir``. ``succeeded``: called after every answer of the store; may raise to end
+    the pass.
     """
 
     def __init__(
@@ -45,26 +56,22 @@ class MlflowWriter:
     def write(self, progress: Progress) -> None:
         """Make one pass. Raises StoreError."""
         inputs = fingerprints(self.run_dir)  # taken first, so that changes during the pass cause another one
-        store = self._connected()
-        is_new = self._opened != progress.attempt
+        if self._store is None:
+            from pipeline.tracking.mlflow_store import Store  # late import: mlflow takes seconds
+
+            self._store = Store(self.uri)
+            self._succeeded()
+        store, is_new = self._store, self._opened != progress.attempt
         if is_new:
             self._open(store, progress)
         self._log_system_metrics(store)
         self._log(store, progress)
         if is_new:
-            self._upload(store, artifacts.early(self.run_dir))
+            self._upload(store, early(self.run_dir))
             self._opened = progress.attempt
         if progress.ended:
             self._complete(store, progress)
             self.state.finish(inputs, self._run_dir_fd)
-
-    def _connected(self) -> Store:
-        if self._store is None:
-            from pipeline.tracking.mlflow.store import Store  # late import: mlflow takes seconds
-
-            self._store = Store(self.uri)
-            self._succeeded()
-        return self._store
 
     def _open(self, store: Store, progress: Progress) -> None:
         """Find or create the run.
@@ -83,20 +90,16 @@ class MlflowWriter:
         if progress.attempt != self.state.attempt or not self.state.marks:
             # A new attempt has other times for its steps, and earlier requests may have lost answers, so read the last
             # points from the store. Within an attempt MLflow itself ignores repeated points.
-            self._learn_marks(store, run)
+            for key, step in run.last_steps.items():
+                known = _mark(self.state.marks.get(key))
+                if known != (0, step) and not key.startswith(metrics_file.PREFIX):
+                    held = mark_of(store.steps(run.run_id, key))
+                    self.state.marks[key] = list(held if known is None else max(held, known))
+                    self._succeeded()
         self.state.run_id, self.state.experiment_id, self.state.attempt = run.run_id, experiment_id, progress.attempt
         self._succeeded()  # before the write: another run may have replaced the folder meanwhile
         self.state.save(self._run_dir_fd)
         self._tell(store, run, about, progress)
-
-    def _learn_marks(self, store: Store, run: StoredRun) -> None:
-        """Read each metric's last point from the store if it may have more than tracking.json says."""
-        for key, step in run.last_steps.items():
-            known = _mark(self.state.marks.get(key))
-            if known != (0, step) and not key.startswith(metrics_file.PREFIX):
-                held = mark_of(store.steps(run.run_id, key))
-                self.state.marks[key] = list(held if known is None else max(held, known))
-                self._succeeded()
 
     def _tell(self, store: Store, run: StoredRun, about: Description, progress: Progress) -> None:
         """Send data and status now; parameters and tags follow with the first points."""
@@ -107,7 +110,7 @@ class MlflowWriter:
             changed = "; ".join(f"{name}: {run.params[name]} → {value}" for name, value in differ.items())
             self._tags = {**self._tags, "paceline.changed_params": changed[:8000]}
         if about.data is not None and (about.data.name, about.data.digest) not in run.data:
-            self._note(f"MLflow refused {name}" for name in store.log_data(run.run_id, about.data))
+            store.log_data(run.run_id, about.data)
         self._name = run.name
         if not progress.ended and (run.status, run.name) != ("RUNNING", about.name):
             store.set_name(run.run_id, about.name, status="RUNNING")
@@ -134,8 +137,7 @@ class MlflowWriter:
             new += self._new(final_points(self.run_dir, chunk.place))
             tags = {**tags, **describe(self.run_dir, nonfinite_values).tags}
         if new or self._params or tags:
-            self._note(f"MLflow refused {name}" for name in store.log(self._run_id, new, self._params, tags))
-        self._note(_odd(chunk.place))
+            store.log(self._run_id, new, self._params, tags)
         self.state.marks |= {point.key: list(point.mark) for point in new}
         self._place, self.state.nonfinite = chunk.place, nonfinite_values
         self._params, self._tags = {}, {}
@@ -147,7 +149,7 @@ class MlflowWriter:
         """Send system metrics. No attempt repeats them, and MLflow ignores repeated points after a lost answer."""
         path, most = self.run_dir / run_folder.SYSTEM_METRICS, store.items_per_call
         while (chunk := read_points(path, Place(end_bytes=self.state.system_offset_bytes), most)).points:
-            self._note(f"MLflow refused {name}" for name in store.log(self._run_id, chunk.points, {}, {}))
+            store.log(self._run_id, chunk.points, {}, {})
             self.state.system_offset_bytes = chunk.place.end_bytes
             self._succeeded()
             self.state.save(self._run_dir_fd)
@@ -161,7 +163,7 @@ class MlflowWriter:
 
     def _complete(self, store: Store, progress: Progress) -> None:
         about = describe(self.run_dir, self.state.nonfinite)
-        self._upload(store, artifacts.early(self.run_dir) + artifacts.late(self.run_dir, progress.attempt))
+        self._upload(store, early(self.run_dir) + late(self.run_dir, progress.attempt))
         if self.state.unsure:
             store.remove_duplicates(str(self.state.experiment_id), about.key, self.state.token, self._run_id)
             self.state.unsure = False
@@ -177,7 +179,7 @@ class MlflowWriter:
             name, known = path.relative_to(self.run_dir), fingerprint(path)
             if self.state.artifacts.get(str(name)) != known:
                 folder = "logs" if path.suffix == ".log" else str(name.parent)
-                with artifacts.sendable(path) as file:
+                with sendable(path) as file:
                     store.log_file(self._run_id, file, None if folder == "." else folder)
                 self.state.artifacts[str(name)] = known
                 self._succeeded()
@@ -185,9 +187,6 @@ class MlflowWriter:
     @property
     def _run_id(self) -> str:
         return str(self.state.run_id)
-
-    def _note(self, notes: Iterable[str]) -> None:
-        self.state.notes += [note for note in notes if note not in self.state.notes]
 
 
 def _mark(raw: Any) -> Mark | None:
@@ -198,10 +197,90 @@ def _mark(raw: Any) -> Mark | None:
     return None
 
 
-def _odd(place: Place) -> Iterator[str]:
-    """Yield differences that matter to someone who compares the record with metrics.jsonl."""
-    if place.bad_byte is not None:
-        yield f"lines of metrics.jsonl make no sense, the first one at byte {place.bad_byte}"
-    for name, key in place.keys.items():
-        if key != mlflow_key(name):
-            yield f"metric {name} is recorded as {key}: {mlflow_key(name)} is another one"
+# --------------------------------------------------------------------------------- files that are sent
+_EARLY = (run_folder.CONFIG_YAML, run_folder.CONFIG, run_folder.KEY, run_folder.PROVENANCE, run_folder.PLAN)
+_LATE = (
+    run_folder.SUMMARY, run_folder.JOURNAL, "evaluation/*", run_folder.FINAL_WEIGHTS_NOTES, run_folder.FINAL_WEIGHTS,
+    run_folder.OUTPUT_DIGESTS, "outputs/**/*",
+)  # fmt: skip
+_BESIDES = "outputs/workdir"
+"""Files that a script wrote in its working directory and program.outputs doesn't name."""
+_BESIDES_BYTES, _BESIDES_FILES = 100 << 20, 1000  # upload limits for these; the smallest come first
+RECIPE = (
+    run_folder.CONFIG, run_folder.KEY, run_folder.PROVENANCE, run_folder.SUMMARY, run_folder.JOURNAL,
+    run_folder.CHANGES,
+)  # fmt: skip
+"""Files from which a run can be repeated on a host that has only the record."""
+_TEXT = (".json", ".jsonl", ".yaml", ".log", "")
+_LOGS = f"{run_folder.ATTEMPTS}/*/*.log"
+_MAX_LOG_BYTES = 1 << 20
+
+
+def early(run_dir: Path) -> list[Path]:
+    """Return the files that exist before the training starts, without a patch that is empty or has a login in it."""
+    texts = {
+        path: path.read_text(encoding="utf-8", errors="replace") for path in _existing(run_dir, (run_folder.CHANGES,))
+    }
+    return [*_existing(run_dir, _EARLY), *(path for path, text in texts.items() if text and redact(text) == text)]
+
+
+def late(run_dir: Path, attempt: int) -> list[Path]:
+    """Return the files that exist after the end."""
+    logs = _existing(run_dir, (f"{run_folder.ATTEMPTS}/{attempt}/*.log",))
+    host = next(iter(hosts_of(documents.read_or_empty(run_dir / run_folder.PLAN))), "")  # with node_rank 0
+    of_rank_0 = [path for path in logs if host and path.stem in (host, re.sub(r"[^\w.-]+", "_", host))]
+    too_much = {*_left_out(run_dir)}
+    paths = [*(of_rank_0 or logs)[:1], *_existing(run_dir, _LATE)]
+    return [path for path in paths if path not in too_much]
+
+
+def left_out(run_dir: Path) -> Iterator[str]:
+    """Yield messages about files that stay in the run folder or don't belong to it."""
+    present = [
+        path for pattern in (*_EARLY, run_folder.CHANGES, *_LATE, _LOGS) for path in sorted(run_dir.glob(pattern))
+    ]
+    if away := [path for path in present if path.is_file() and leads_out(path, run_dir)]:
+        yield not_read(away, run_dir)
+    paths = _left_out(run_dir)
+    if not paths:
+        return
+    names = first_of([path.relative_to(run_dir).as_posix() for path in paths], 3)
+    size = file_size(sum(path.stat().st_size for path in paths))
+    yield (
+        f"{names} ({size}) not sent to MLflow, which gets {_BESIDES_FILES:,} files and {_BESIDES_BYTES >> 20} MiB of "
+        f"{_BESIDES}: program.outputs=['GLOB'] sends what it names"
+    )
+
+
+def _left_out(run_dir: Path) -> list[Path]:
+    total, large = 0, []
+    sizes = {path: path.stat().st_size for path in _existing(run_dir, (f"{_BESIDES}/**/*",))}
+    for number, path in enumerate(sorted(sizes, key=lambda path: sizes[path])):
+        total += sizes[path]
+        if total > _BESIDES_BYTES or number >= _BESIDES_FILES:
+            large.append(path)
+    return sorted(large)
+
+
+def _existing(run_dir: Path, patterns: tuple[str, ...]) -> list[Path]:
+    paths = (path for pattern in patterns for path in sorted(run_dir.glob(pattern)) if path.is_file())
+    return [path for path in paths if not leads_out(path, run_dir) and os.access(path, os.R_OK)]
+
+
+@contextlib.contextmanager
+def sendable(path: Path) -> Iterator[Path]:
+    """Yield the file itself, or a copy of the same name: text without credentials, the last MiB of a log."""
+    if path.suffix not in _TEXT:
+        yield path
+        return
+    raw = path.read_bytes()
+    kept = raw[-_MAX_LOG_BYTES:] if path.suffix == ".log" else raw
+    text = kept.decode(errors="replace")
+    safe = redact(text)
+    if safe == text and len(kept) == len(raw):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-artifact")) as folder:
+        copy = Path(folder) / path.name
+        copy.write_text(safe, encoding="utf-8")
+        yield copy

@@ -1,7 +1,4 @@
-"""The MLflow calls for records; the only module that imports mlflow.
-
-The import takes 1–3 s and 80–140 MB, so only the recorder process does it.
-"""
+"""The MLflow calls for records; the only module that imports mlflow (1–3 s, 80–140 MB), in the recorder process."""
 
 from __future__ import annotations
 
@@ -50,7 +47,6 @@ _TOKEN_TAG = "paceline.recorder"
 _REJECTIONS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 _FULL = re.compile(rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS}|{errno.EACCES})\]")  # from writing artifacts
 _NO_FOLDER = re.compile(rf"\[Errno (?:{errno.ENOTDIR}|{errno.EEXIST})\] [^:]+: '([^']+)'")
-_UNQUOTABLE = re.compile(r"""'.*"|".*'|(?<![:\w]):\w""")  # both kinds of quotes, or the name of a parameter
 _REFUSALS = ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED")
 
 Item = TypeVar("Item")
@@ -80,11 +76,9 @@ def _reason(error: Exception) -> str:
     text = redact(str(error))
     if "Read timed out" in text or "ConnectTimeout" in text:
         return f"no answer within {answer_timeout_s():g} s"
-    system = re.search(r"\[Errno -?\d+\] ([^'\"\n)]+)", text)
-    if system:
+    if system := re.search(r"\[Errno -?\d+\] ([^'\"\n)]+)", text):
         return system[1].rstrip(" :")
-    lines = plain_reason(text.strip()).splitlines() or [type(error).__name__]
-    return lines[0][:300]
+    return (plain_reason(text.strip()).splitlines() or [type(error).__name__])[0][:300]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +94,8 @@ class StoredRun:
 
 
 class Store:
-    """A tracking server or database. Every method raises StoreError.
-
-    The tables of a sqlite database are created under a file lock: MLflow creates them when it first opens the file, and
-    concurrent processes would corrupt it.
+    """A tracking server or database. Every method raises StoreError. The tables of a sqlite database are created under
+    a file lock: MLflow creates them when it first opens the file, and concurrent processes would corrupt it.
     """
 
     items_per_call = 1000  # MLflow's limit: points, parameters and tags together
@@ -131,22 +123,18 @@ class Store:
         with calls():
             experiment = self._client.get_experiment_by_name(name)
             if experiment is None:
-                return self._create_experiment(name)
+                folder = re.sub(r"[^\w.-]+", "_", name)[:_FOLDER]
+                location = (self._artifacts / folder).as_uri() if self._artifacts else None
+                try:
+                    return str(self._client.create_experiment(name, artifact_location=location, tags=_EXPERIMENT_TAGS))
+                except MlflowException:
+                    experiment = self._client.get_experiment_by_name(name)  # another recorder may have created it
+                    if experiment is None:
+                        raise
             if experiment.lifecycle_stage != "active":
                 raise StoreError(
                     f"its experiment {name!r} is deleted (restore it, or set tracking.experiment)", final=True
                 )
-            return str(experiment.experiment_id)
-
-    def _create_experiment(self, name: str) -> str:
-        folder = re.sub(r"[^\w.-]+", "_", name)[:_FOLDER]
-        location = (self._artifacts / folder).as_uri() if self._artifacts else None
-        try:
-            return str(self._client.create_experiment(name, artifact_location=location, tags=_EXPERIMENT_TAGS))
-        except MlflowException as error:
-            experiment = self._client.get_experiment_by_name(name)  # another recorder may have created it
-            if experiment is None:
-                raise error
             return str(experiment.experiment_id)
 
     def open_run(
@@ -209,13 +197,8 @@ class Store:
         with calls():
             self._client.set_terminated(run_id, "KILLED" if status == "PRUNED" else status, end_time=end_ms)
 
-    def log(
-        self, run_id: str, points: Sequence[Point], params: Mapping[str, str], tags: Mapping[str, str]
-    ) -> list[str]:
-        """Send everything in one request if it fits. Returns the refused names.
-
-        A parameter never changes in MLflow, and one with another value makes it refuse the rest of the request too.
-        """
+    def log(self, run_id: str, points: Sequence[Point], params: Mapping[str, str], tags: Mapping[str, str]) -> None:
+        """Send everything in one request if it fits, without what MLflow refuses."""
 
         def send(part: Sequence[Metric | Param | RunTag]) -> None:
             self._client.log_batch(
@@ -228,16 +211,14 @@ class Store:
         items: list[Metric | Param | RunTag] = [Param(name, value) for name, value in params.items()]
         items += [RunTag(name, value) for name, value in tags.items()]
         items += [Metric(point.key, point.value, point.time_ms, point.step) for point in points]
-        return [item.key for item in _send(send, items, self.items_per_call)]
+        _send(send, items, self.items_per_call)
 
-    def log_data(self, run_id: str, data: DataInput) -> list[str]:
-        """Log the run's data set as its input; repeating is harmless. Returns its name if the store refused it."""
+    def log_data(self, run_id: str, data: DataInput) -> None:
+        """Log the run's data set as its input; repeating is harmless."""
         item = Dataset(data.name, data.digest, "paceline", data.source, schema=data.schema, profile=data.profile)
-        inputs = [DatasetInput(item, [InputTag("mlflow.data.context", data.context)])]
-        refused = inputs
+        refused = [DatasetInput(item, [InputTag("mlflow.data.context", data.context)])]
         for _ in range(_DATA_TRIES):  # of two recorders that create it concurrently, one is refused
             refused = _send(lambda part: self._client.log_inputs(run_id, part), refused, 1)
-        return [f"dataset {item.dataset.name}" for item in refused]
 
     def fetch(self, run_id: str, names: Sequence[str], place: Path) -> bool:
         """Download the run's artifacts among ``names`` to the folder ``place``. False: no such run."""
@@ -300,30 +281,22 @@ def _refuse_damaged(database: Path) -> None:
 
 
 def _make_tables(database: Path) -> None:
-    """Create a new database under a temporary name and rename it.
-
-    MLflow creates its tables one by one, which takes seconds. If it were killed meanwhile, MLflow would refuse the
-    partial database forever.
+    """Create a new database under a temporary name and rename it. MLflow creates its tables one by one, which takes
+    seconds. If it were killed meanwhile, MLflow would refuse the partial database forever.
     """
-    if _has_tables(database):
+
+    def has_tables() -> bool:
+        return database.exists() and database.stat().st_size > 0
+
+    if has_tables():
         return
     database.parent.mkdir(parents=True, exist_ok=True)
     with held(Path(f"{database}.lock"), timeout_s=_MAKE_TIMEOUT_S):
         for left in database.parent.glob(f"{glob.escape(database.name)}.*.new*"):
             left.unlink(missing_ok=True)
-        if _has_tables(database):
+        if has_tables():
             return
         made = database.with_name(f"{database.name}.{os.getpid()}.new")
-        with contextlib.chdir(_quotable(Path.cwd())):  # MLflow writes the working directory into SQL
+        with contextlib.chdir("/"):  # MLflow writes the working directory into SQL, where not every name can stand
             MlflowClient(tracking_uri=sqlite_uri(made)).get_experiment("0")
         made.replace(database)
-
-
-def _quotable(folder: Path) -> Path:
-    """Return the folder, or its nearest parent whose path SQLAlchemy accepts verbatim between quotes."""
-    return next(place for place in (folder, *folder.parents) if not _UNQUOTABLE.search(str(place)))
-
-
-def _has_tables(database: Path) -> bool:
-    """Return True if the database has tables; ``_make_tables`` never leaves a part of them."""
-    return database.exists() and database.stat().st_size > 0

@@ -1,1 +1,0 @@
-"""MLflow: its store, writing and fetching records, its model registry, its server and web pages."""
