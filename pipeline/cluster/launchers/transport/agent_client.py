@@ -172,10 +172,11 @@ class AgentClient:
         if transfer is None or not any(arrived.values()):
             return ""
         seconds, rows = max(time.monotonic() - transfer.began, 1e-3), []
-        for label in sorted(transfer.labels, key=lambda label: arrived.get(label, 0))[:_NAMED]:
+        is_long = len(transfer.labels) > _NAMED
+        for label in sorted(transfer.labels, key=lambda label: arrived.get(label, 0) if is_long else 0)[:_NAMED]:
             mega = arrived.get(label, 0) / 1e6
             rows.append(f"{label} {mega:,.1f} of {transfer.total_bytes / 1e6:,.1f} MB ({mega / seconds:,.1f} MB/s)")
-        if len(transfer.labels) > _NAMED:
+        if is_long:
             done = sum(count >= transfer.total_bytes for count in arrived.values())
             rows[0] = f"{done} of {counted(len(transfer.labels), 'host')} have it; furthest behind {rows[0]}"
         return f"sending {transfer.name}: {', '.join(rows)}"
