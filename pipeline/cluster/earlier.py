@@ -115,10 +115,8 @@ class EarlierStarts:
             route.launcher.clean(route.plan)
         starts.mark_collected(start.plan, self._run_dir)
         if routes[0].launcher is not self._launcher:
-            host = start.plan.nodes[0].host
-            lines.append(
-                f"attempt {start.plan.attempt} was left on {host}: it is ended there, and its checkpoints were fetched"
-            )
+            left = f"attempt {start.plan.attempt} was left on {start.plan.nodes[0].host}"
+            lines.append(f"{left}: it is ended there, and its checkpoints were fetched")
         return lines
 
     def _routes(self, start: Start, stack: ExitStack) -> list[_Route]:
@@ -133,7 +131,10 @@ class EarlierStarts:
             current = {node.node_rank: fact for node in plan.nodes if (fact := self._current_host(node)) is not None}
         routes = []
         if current:
-            routes.append(_Route(self._launcher, _with_hosts(plan, current)))
+            nodes = list(plan.nodes)  # with the labels and identities that they have now
+            for rank, fact in current.items():
+                nodes[rank] = dataclasses.replace(nodes[rank], host=fact.host, identity=fact.identity)
+            routes.append(_Route(self._launcher, dataclasses.replace(plan, nodes=tuple(nodes))))
         others = [node.host for node in plan.nodes if node.node_rank not in current]
         elsewhere = self._cluster_elsewhere(plan, others) if others and not self._is_restart else None
         if elsewhere is not None:
@@ -205,17 +206,6 @@ def stop_elsewhere(cluster: Cluster, run_dir: Path) -> tuple[list[str], dict[str
             if why.startswith(NOT_ENDED) or start.lease_ends > time.time()
         }
     return stopped, failed
-
-
-def _with_hosts(plan: LaunchPlan, hosts: dict[int, HostFacts]) -> LaunchPlan:
-    """Return the plan with the labels and identities that nodes have now. ``hosts``: node rank → host."""
-    nodes = (
-        dataclasses.replace(node, host=fact.host, identity=fact.identity)
-        if (fact := hosts.get(node.node_rank)) is not None
-        else node
-        for node in plan.nodes
-    )
-    return dataclasses.replace(plan, nodes=tuple(nodes))
 
 
 def _user(identity: str) -> str:

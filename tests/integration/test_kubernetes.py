@@ -60,31 +60,26 @@ def refusals(bench: Bench) -> HostError:
     return caught.value
 
 
-def test_an_operator_that_is_not_installed_is_told_with_the_kinds_that_work(
-    kubernetes: FakeCluster, bench: Bench
+@pytest.mark.parametrize(
+    ("change", "what", "hint"),
+    [
+        ({"kind": "trainjob"},
+         "the cluster doesn't know TrainJob (trainer.kubeflow.org/v1alpha1): its operator isn't installed there",
+         "cluster.kind=job works on every cluster"),
+        ({"namespace": "nowhere"}, 'the cluster has no such namespace: namespaces "nowhere" not found',
+         "cluster.namespace=; kubectl get namespaces"),
+        ({}, "the cluster's API refuses the manifest: spec.template.spec.containers[0].image: Required value",
+         "cluster.image"),
+    ],
+)  # fmt: skip
+def test_what_the_api_refuses_is_one_message_with_the_field(
+    kubernetes: FakeCluster, bench: Bench, change: dict[str, str], what: str, hint: str
 ) -> None:
     kubernetes.groups.remove("trainer.kubeflow.org/v1alpha1")
-    error = refusals(settings(bench, kind="trainjob"))
-    assert error.what == (
-        "the cluster doesn't know TrainJob (trainer.kubeflow.org/v1alpha1): its operator isn't installed there"
-    )
-    assert error.hint == "cluster.kind=job works on every cluster"
-
-
-def test_a_namespace_that_is_not_there_is_told(bench: Bench) -> None:
-    error = refusals(settings(bench, namespace="nowhere"))
-    assert error.what == 'the cluster has no such namespace: namespaces "nowhere" not found'
-    assert error.hint == "cluster.namespace=; kubectl get namespaces"
-
-
-def test_a_refused_manifest_is_one_message_with_the_field(kubernetes: FakeCluster, bench: Bench) -> None:
     cause = {"field": "spec.template.spec.containers[0].image", "message": "Required value"}
-    kubernetes.refusal = RefusedError(422, "Invalid", "Job is invalid", causes=[cause])
-    error = refusals(bench)
-    assert error.what == (
-        "the cluster's API refuses the manifest: spec.template.spec.containers[0].image: Required value"
-    )
-    assert error.hint == "cluster.image"
+    kubernetes.refusal = None if change else RefusedError(422, "Invalid", "Job is invalid", causes=[cause])
+    error = refusals(settings(bench, **change))
+    assert (error.what, error.hint) == (what, hint)
 
 
 def test_no_configuration_another_context_and_a_silent_server_are_told(

@@ -327,17 +327,15 @@ class KubernetesScheduler(Scheduler):
         self.api.delete(job.id)
 
     def rehearse(self) -> list[str]:
-        settings, kind = _settings(self.cluster), self.api.kind
-        mount_path, claim = str(settings.mount_path), str(settings.pvc)
-        made = manifest(self.cluster, "preflight", Path(mount_path), "rehearsal")
-        self.api.create(made, dry_run=True)
+        mount_path, claim = str(_settings(self.cluster).mount_path), str(_settings(self.cluster).pvc)
+        self.api.create(manifest(self.cluster, "preflight", Path(mount_path), "rehearsal"), dry_run=True)
         if not os.access(mount_path, os.W_OK | os.X_OK):
             raise HostError(
                 f"cluster.mount_path={mount_path} isn't there on this computer, or can't be written",
                 hint="mount the volume there; this command and the pods speak through it",
             )
         return [
-            f"namespace {self.api.namespace} would take such a {kind.name}",
+            f"namespace {self.api.namespace} would take such a {self.api.kind.name}",
             f"cluster.pvc={claim}: {_claim_words(self.api.claim(claim), self.cluster.nnodes)}",
             f"cluster.mount_path={mount_path} is there and can be written",
         ]

@@ -26,7 +26,6 @@ RUN, JOB = "paceline/run", "paceline/job"
 """Labels: of a job, which run it is for; of its pods, the job's name."""
 
 _READ_S = 30.0
-_SHOWN = 100  # characters of an answer that isn't understood
 
 
 class Kind(NamedTuple):
@@ -154,7 +153,7 @@ class Api:
             answer = None
         if not isinstance(answer, dict) or holds not in answer:
             raise UnansweredError(
-                f"{self._server} doesn't answer as a cluster's API: {printable(' '.join(text.split()))[:_SHOWN]}",
+                f"{self._server} doesn't answer as a cluster's API: {printable(' '.join(text.split()))[:100]}",
                 hint=f"{self.kubectl} get pods, which may log you in again; a proxy on the way is named by HTTPS_PROXY",
             )
         return answer

@@ -211,9 +211,7 @@ def _own_name(fact: HostFacts) -> Iterator[Check]:
         return
     has_interface = bool(fact.interface or fact.network_variables)
     # Debian's installer maps the host's name to 127.0.1.1, which gloo would announce to the other hosts
-    looped = bool(addresses) and all(
-        ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses
-    )
+    looped = all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)
     is_ok = not looped if addresses else has_interface
     unresolved = "not resolved, and need not be" if is_ok else "not resolved"
     yield judged(

@@ -290,30 +290,18 @@ def ssh_error(host: Host, output: Output, ssh_config: str | None) -> tuple[str, 
 
 
 # ---------------------------------------------------------------------------------------------- the output of a login
-_KNOWN = (
-    (
-        f"(?m)^{TAKEN_FOR_COMMANDS}",  # at the start of a line, as a login may print what was sent
-        "a start file of its login puts another shell in the place of the login shell, also where nobody types",
-        f"write it as `[[ $- == *i* ]] && exec zsh` in {_START_FILES}",
-    ),
-    (
-        f"(?m)^{NO_PROGRAM}",
-        "a start file of its login reads standard input, which is how the node agent gets there",
-        f"let it read only where somebody types (`[[ $- == *i* ]]`): see {_START_FILES}",
-    ),
-)
-"""A text that says why a login started no agent, its meaning, and the fix; others explain themselves."""
-
-
 def _login_error(host: Host, output: Output, ssh: str) -> tuple[str, str]:
     """Return why the login started no agent: by a known text in its output, else by how it ended."""
     quotation = quoted(output, host.secrets.values())
     if output.note.startswith(ENDLESS):
         return output.note + quotation, f"{ssh} true; see {_START_FILES}"
     text = "\n".join([output.stdout.decode(errors="replace"), output.stderr])
-    for pattern, meaning, hint in _KNOWN:
-        if re.search(pattern, text):
-            return meaning + quotation, hint
+    if re.search(f"(?m)^{TAKEN_FOR_COMMANDS}", text):  # at the start of a line, as a login may print what was sent
+        what = "a start file of its login puts another shell in the place of the login shell, also where nobody types"
+        return what + quotation, f"write it as `[[ $- == *i* ]] && exec zsh` in {_START_FILES}"
+    if re.search(f"(?m)^{NO_PROGRAM}", text):
+        what = "a start file of its login reads standard input, which is how the node agent gets there"
+        return what + quotation, f"let it read only where somebody types (`[[ $- == *i* ]]`): see {_START_FILES}"
     if output.code is None:
         return output.note + quotation, f"{ssh} true"
     ended = f"exit code {output.code}" if output.code >= 0 else f"signal {-output.code}"
