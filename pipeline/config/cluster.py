@@ -336,7 +336,7 @@ def _mpi_line(words: list[str], where: str) -> tuple[str, int | None]:
 
 
 def _slots(words: list[str], where: str, form: str) -> int | None:
-    """Return the slots of a line (None: not given). ``max_slots=`` is only checked not to be smaller."""
+    """Return the slots of a line (None: not given). ``max_slots=`` is mpirun's."""
     counts: dict[str, int] = {}
     for word in words:
         key, equals, value = word.replace("max-slots", "max_slots").partition("=")
@@ -346,10 +346,7 @@ def _slots(words: list[str], where: str, form: str) -> int | None:
         if key in counts:
             raise UsageError(f"{where}: {key} is given twice, {counts[key]} and {count}; keep one of the two")
         counts[key] = count
-    slots = counts.get("slots")
-    if slots is not None and slots > counts.get("max_slots", slots):
-        raise UsageError(f"{where}: slots={slots} is more than max_slots={counts['max_slots']}")
-    return slots
+    return counts.get("slots")
 
 
 def _ssh_line(words: list[str], where: str) -> HostConfig:

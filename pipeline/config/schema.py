@@ -147,9 +147,6 @@ class NotifyConfig:
             raise UsageError(f"notify.command={self.command!r} can't be read: {error}") from error
         if not words:
             raise UsageError("notify.command is empty", hint="notify.command=null, or the path of a program")
-        if self.command in ("True", "False"):  # what Hydra makes of the words true and false
-            word = self.command.lower()
-            raise UsageError(f"notify.command={word} is a truth value", hint=f"notify.command=/bin/{word}, or null")
 
 
 @dataclass(kw_only=True)

@@ -39,7 +39,6 @@ def test_lines_comments_and_blank_lines() -> None:
         ("a gpus=2", "hosts:1: 'gpus=2' is not understood"),
         ("a b", "hosts:1: 'b' is not understood"),
         ("a slots=1 slots=2", "hosts:1: slots is given twice, 1 and 2; keep one of the two"),
-        ("a slots=2 max_slots=1", "hosts:1: slots=2 is more than max_slots=1"),
         ("a\0b", "hosts:1: 'a\\x00b' is not a host name that ssh can be given: it holds '\\x00'"),
         ("a\x1cb", "hosts:1: 'b' is not understood"),
         ("no\u200bde0", "hosts:1: 'no\\u200bde0' is not a host name that ssh can be given: it holds '\\u200b'"),

@@ -84,7 +84,6 @@ def test_hostfiles_of_open_mpi_mpich_and_batch_systems() -> None:
     [
         ("a slots=0", "hosts:1: slots='0' must be a whole number from 1"),
         ("a:0", "hosts:1: slots='0' must be a whole number from 1"),
-        ("a max-slots=2 slots=4", "hosts:1: slots=4 is more than max_slots=2"),
         ("a:4 slots=2", "hosts:1: slots is given twice, 4 and 2"),
         ("a\x01", "hosts:1: 'a\\x01' is not a host name that ssh can be given: it holds '\\x01'"),
         ("a cores=4", "hosts:1: 'cores=4' is not understood; a line is host [slots=N]"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 
 import pytest
 
 from pipeline.config.build import RunConfig, build, stored_config
 from pipeline.config.compose import compose_config, resolve
-from pipeline.core import redact
+from pipeline.core import masking, redact
 from pipeline.core.errors import UsageError
 from pipeline.core.redact import hide, in_word, is_secret_name, without_secrets
 from pipeline.keys.content_key import topology
@@ -216,3 +218,14 @@ def test_stored_words_are_told_anew_and_reach_a_child_through_its_environment() 
         "x={A_TOKEN: '${oc.env:PACELINE_TOLD_1}', B: 2}",
     ]
     assert environment == {"PACELINE_TOLD_0": "a b", "PACELINE_TOLD_1": "abcd"}
+
+
+def test_what_a_persons_code_closes_takes_what_is_said_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = io.BytesIO()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(taken))
+    monkeypatch.setattr(masking, "_known", set())
+    masking.begin()
+    sys.stdout.close()
+    print("more", flush=True)
+    assert taken.getvalue() == b"more\n"
