@@ -189,7 +189,8 @@ def test_what_a_killed_writer_left_goes_and_what_a_living_one_has_stays(tmp_path
     killed, living = writer(tmp_path / "config.json"), writer(tmp_path / "changes.patch")
     try:
         os.kill(killed.pid, signal.SIGKILL)
-        time.sleep(0.05)  # not waited for: a process that has ended owns nothing, though its number is still taken
+        # ended and not reaped: such a process owns nothing, though its number is still taken
+        os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
         (gone,) = remove_leftovers([tmp_path, tmp_path / "no such folder"])
         assert gone.name.startswith(".config.json.")
         (kept,) = tmp_path.iterdir()
