@@ -136,7 +136,7 @@ def make_script(folder: Path, text: str, args: Sequence[str]) -> ScriptStub:
     """The same with a script of anybody's own, started by what starts all of them."""
     stub = make(folder, "", stand_in=True)
     code = stub.run_dir / "code"
-    core = ("__init__", "errors", "fields", "files")
+    core = ("__init__", "errors", "files")
     for name in (*(f"core/{module}.py" for module in core), "observation", "script"):
         source, target = ROOT / "trainers" / name, code / "trainers" / name
         target.parent.mkdir(exist_ok=True)
