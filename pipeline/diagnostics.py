@@ -64,7 +64,7 @@ def run(
     other_results: tuple[str, ...] = (),
     chosen: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Run ``trainers.measuring.measure`` on all ranks, print rank 0's lines, and return the JSON of ``result``.
+    """Run trainers.measuring.measure on all ranks; return the JSON of ``result``.
 
     Raises HostError, TrainingError, Killed.
     """
@@ -255,10 +255,7 @@ class Benchmark(NamedTuple):
 def measure_scaling(
     config: RunConfig, pack: PackSource, *, settings: Mapping[str, float], root: Path, say: Say
 ) -> Benchmark:
-    """Measure all points of the scaling table; write benchmark.json.
-
-    Raises UsageError: no rank count fits the batch.
-    """
+    """Measure all points, and write benchmark.json. Raises UsageError: no number of ranks fits the batch."""
     clusters, left_out = clusters_to_measure(config.cluster, config.train.trainer.global_batch_size)
     folder = new_folder(config.runs_dir, "benchmark")
     request = {**config.resolved, "init": {}, "measure": settings}  # a measurement needs no initial weights

@@ -74,10 +74,10 @@ def resume_garbage_collection() -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc's malloc not to return blocks below 1 GiB to the system. Returns False without glibc.
+    """Tell glibc's malloc to keep blocks below 1 GiB; False without glibc.
 
-    By default, malloc maps, zeroes and unmaps every activation of some megabytes in each step: 1,400 page faults and
-    6 % of the time for a small network. The peak memory is the same.
+    By default each step maps, zeroes and unmaps every activation: 1,400 page faults, 6 % of the time for a small
+    network.
     """
     if sys.platform != "linux":
         return False

@@ -123,11 +123,9 @@ def _folders(notes: Notes, top: str, zones: Collection[str]) -> dict[str, tuple[
 
 
 def _absent(notes: Notes, places: Places | None) -> list[str]:
-    """Return the absolute paths that were looked for in vain and that another program may create.
+    """Return absolute paths that were looked for in vain and may be created by another program.
 
-    Left out are temporary folders, hidden folders of the home (caches and settings, which libraries look for), the
-    folders of PATH, runs, secrets that were taken for a path, and files that the program itself created later, which
-    each later run would find.
+    Left out are temporary and hidden folders, those of PATH, runs, secrets, and files that the program created later.
     """
     home = os.path.expanduser("~")  # noqa: PTH111
     temporary = [f"{os.path.realpath(folder)}/" for folder in (tempfile.gettempdir(), *os.get_exec_path())]

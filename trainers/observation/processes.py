@@ -83,10 +83,7 @@ class ObservedProgram:
         in_copy: bool = False,
         first: str = "",
     ) -> None:
-        """Write ``site``.
-
-        ``in_copy``: see ``hooks.begin``. ``first``: code that each process runs first. Raises OSError.
-        """
+        """Write ``site``; ``in_copy``: see ``hooks.begin``. ``first``: code that runs first. Raises OSError."""
         self.notes_folder, self.site = folder / notes.FOLDER, folder / "site"
         for path in (self.notes_folder, self.site):
             path.mkdir(parents=True)

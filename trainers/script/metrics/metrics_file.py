@@ -123,29 +123,18 @@ class MetricsFile:
         self._earlier = []
 
     def _move_repeated(self, row: Row) -> None:
-        """Move the rows of earlier attempts that this attempt logs again, as a row with new metrics shows.
-
-        - A metric of the whole run: rows of its step or later with just these metrics, as a script that continues from
-          its last checkpoint may log no step before.
-        - The very first row, of a script that starts over: all rows.
-        - The very first row otherwise: in the last pass over the steps, all rows of later steps, and those of its step
-          with one of its metrics.
-        - The first row of a further source, whose rows may come later, as TensorBoard's do: rows of its step or later
-          with one of the new metrics.
-
-        Raises OSError.
-        """
+        """Move the rows of earlier attempts that this attempt logs again, as a new metric shows. Raises OSError."""
         names, earlier = row.metrics.keys(), self._earlier
         new_names = names - self._logged
         if not earlier or not new_names:
             return
-        if row.of_end:
+        if row.of_end:  # a script that continues from its last checkpoint may log no step before
             moved = [old for old in earlier if old.step >= row.step and old.names == names]
-        elif self._logged:
+        elif self._logged:  # of a further source, whose rows may come later, as TensorBoard's do
             moved = [old for old in earlier if old.step >= row.step and old.names & new_names]
-        elif not self._resumes and _starts_over(earlier, row):
+        elif not self._resumes and _starts_over(earlier, row):  # the very first row, as in the next case
             moved = earlier
-        else:
+        else:  # later steps of the last pass over the steps
             earlier = earlier[_last_pass(earlier, names) :]
             moved = [old for old in earlier if old.step > row.step or (old.step == row.step and old.names & names)]
         self._move(moved)

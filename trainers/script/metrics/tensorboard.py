@@ -136,10 +136,7 @@ def _varints(data: bytes) -> list[int]:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (number, value) of a protobuf message's fields (protobuf.dev/programming-guides/encoding).
-
-    Raises ValueError, IndexError.
-    """
+    """Yield (number, value) of a protobuf message's fields, by its encoding guide. Raises ValueError, IndexError."""
     at = 0
     while at < len(message):
         key, at = varint(message, at)

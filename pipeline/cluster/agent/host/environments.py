@@ -83,10 +83,9 @@ def remove_unfinished(place: str) -> None:
 
 
 def commands(folder: str, lock: str, wheelhouse: str | None) -> list[list[str]]:
-    """Return the commands that create an environment in ``folder``, by uv if it is installed, else by venv and pip.
+    """Return the commands that create an environment in ``folder``, by uv, else by venv and pip; both check hashes.
 
-    Both check hashes. This Python's pip (22.3 or newer) installs for the new one: installing a pip there takes seconds,
-    and Debian has the module for it in another package.
+    This Python's pip (22.3 or newer) installs for the new one: that saves seconds, and Debian lacks the module.
     """
     python, offline = os.path.join(folder, "bin", "python"), []
     if wheelhouse is not None:

@@ -195,8 +195,7 @@ def read_beats(node: NodeStart) -> list[tuple[str, RankBeat]]:
 class RankBeats:
     """The heartbeats of a node's ranks. A script's ``moves`` count the calls of ``read`` that found new work of it:
 
-    processor time, bytes read or written, and pages read from a disk, by the rank and its children; wake-ups of its
-    main thread; a printed line or a metric, which count for all ranks.
+    processor time, bytes, wake-ups of its main thread; a printed line or a metric counts for all ranks.
     """
 
     def __init__(self, node: NodeStart) -> None:
@@ -220,10 +219,7 @@ class RankBeats:
         return beat._replace(moves=moves, for_s=round(now - since, 3))
 
     def _wrote(self) -> bool:
-        """Whether a rank printed or logged since the last call.
-
-        The log isn't looked at: the agent writes there, too.
-        """
+        """Whether a rank printed or logged since the last call (not by the log: the agent writes there, too)."""
         state = self._node.state_dir
         paths = glob.glob(os.path.join(glob.escape(state), RANK_OUTPUTS))
         paths += [os.path.join(state, "torchrun.log"), os.path.join(self._node.run_dir, run_folder.METRICS)]
