@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trainers.core.errors import KEYED_UNLESS_DEFAULT as KEYED_UNLESS_DEFAULT
+from trainers.core.errors import KEYED_UNLESS_DEFAULT
 from trainers.core.errors import ConfigError as ConfigError
 from trainers.core.errors import at_least as at_least
 from trainers.core.errors import below_one as below_one
