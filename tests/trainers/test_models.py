@@ -1,9 +1,12 @@
+from __future__ import annotations
+
 import pytest
 import torch
+from torch import nn
 
 from trainers.core.config import ConfigError, ModelConfig
 from trainers.models import ImageShape, build
-from trainers.models.small_cnn import SmallCNNConfig
+from trainers.models.small_cnn import Dropout, Linear, SmallCNNConfig
 from trainers.models.whitened_cnn import WhitenedCNNConfig, whitening_filters
 
 CIFAR = ImageShape(channels=3, height=32, width=32, num_classes=10)
@@ -84,3 +87,56 @@ def test_images_of_one_pixel_are_too_small_for_a_patch() -> None:
     image = ImageShape(channels=1, height=1, width=9, num_classes=2)
     with pytest.raises(ConfigError, match="at least 2×2 pixels, the data has 1×9"):
         build(WhitenedCNNConfig(), image)
+
+
+@pytest.mark.parametrize("shape", [(8, 96), (2, 4, 96)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_values_and_gradients_are_those_of_torch(bf16: bool, bias: bool, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    ours, theirs = Linear(96, 32, bias=bias), nn.Linear(96, 32, bias=bias)
+    theirs.load_state_dict(ours.state_dict())
+    results = []
+    for layer in (ours, theirs):
+        values = torch.linspace(-1, 1, 8 * 96).view(shape).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            outputs = layer(values)
+        outputs.float().square().sum().backward()
+        results.append([outputs, values.grad, *(item.grad for item in layer.parameters())])
+    for one, other in zip(*results, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, rtol=2**-7 if bf16 else 1e-6, atol=2**-7 if bf16 else 1e-6)
+
+
+LAYOUTS = [torch.contiguous_format, torch.channels_last]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_share_that_is_dropped_is_p_and_the_rest_is_scaled(layout: torch.memory_format) -> None:
+    torch.manual_seed(3)
+    ones = torch.ones(64, 32, 14, 14).contiguous(memory_format=layout).requires_grad_()
+    dropped = Dropout(0.3)(ones)
+    zeros = dropped == 0
+    assert float(zeros.float().mean()) == pytest.approx(0.3, abs=0.005)
+    assert zeros.float().mean((1, 2, 3)).std() < 0.02  # no image is special
+    assert dropped[~zeros].eq(1 / 0.7).all()
+    dropped.sum().backward()
+    assert ones.grad is not None
+    assert ones.grad.equal(dropped)
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 7), (2, 3, 5, 5)])
+def test_any_shape_works_and_the_generator_decides(shape: tuple[int, ...]) -> None:
+    layer, values = Dropout(0.5), torch.ones(shape, dtype=torch.bfloat16)
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        results.append(torch.cat([layer(values).flatten() for _ in range(20)]))
+    assert results[0].equal(results[1])
+    assert not results[0].equal(results[2])
+
+
+def test_evaluation_and_zero_change_nothing() -> None:
+    values = torch.randn(4, 4)
+    assert Dropout(0.5).eval()(values) is values
+    assert Dropout(0.0)(values) is values

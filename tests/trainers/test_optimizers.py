@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import inspect
 import math
 from collections.abc import Callable
@@ -8,6 +10,10 @@ import torch
 from torch import nn
 
 from trainers.core.config import ConfigError, OptimizerConfig
+from trainers.core.errors import TrainerError
+from trainers.distributed.process_group import RankContext
+from trainers.distributed.rank_state import statistics
+from trainers.distributed.ranks import Ranks
 from trainers.optimizers import Optimizer, build, peak_lr
 from trainers.optimizers.adam import AdamConfig
 from trainers.optimizers.adamw import AdamWConfig
@@ -15,6 +21,8 @@ from trainers.optimizers.airbench_muon import AirbenchMuonConfig, orthogonalised
 from trainers.optimizers.muon import MuonConfig
 from trainers.optimizers.sgd import SGDConfig
 from trainers.optimizers.torch import TorchConfig
+from trainers.training import model_setup
+from trainers.training.step import GradScaler
 
 TORCH_CLASSES = (
     *("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW"),
@@ -270,3 +278,63 @@ def test_a_skipped_update_leaves_torchs_optimizers_as_they_were(config: Optimize
 def test_a_class_or_argument_that_torch_has_not_is_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         build(TorchConfig(**settings), [nn.Parameter(torch.zeros(3))])
+
+
+CPU = torch.device("cpu")
+ALONE = RankContext(ranks=Ranks(), device=CPU, backend="gloo")
+
+
+@pytest.mark.ci
+@pytest.mark.long
+@pytest.mark.slow
+def test_the_scale_is_that_of_torch_and_gone_from_the_gradients() -> None:
+    grad_scaler, torchs = GradScaler([], CPU, scales=True), torch.amp.GradScaler("cpu")
+    parameter = nn.Parameter(torch.ones(3))
+    reference = torch.optim.SGD([parameter], lr=0.1)
+    for step in range(2005):
+        value = float("inf") if step in (0, 1, 4) else 2.0
+        gradient = torch.full((3,), value)
+        parameter.grad = torchs.scale(gradient).detach()
+        torchs.step(reference)
+        torchs.update()
+        grad_scaler.begin()
+        scaled = gradient * grad_scaler.scale
+        found = grad_scaler.inspect([scaled])
+        grad_scaler.end()
+        assert float(found) == float(step in (0, 1, 4))
+        assert scaled.equal(gradient)
+        assert float(grad_scaler.scale) == torchs.get_scale()
+    assert (float(grad_scaler.scale), int(grad_scaler.skipped)) == (2.0**14, 3)
+
+
+def test_a_skipped_update_leaves_weights_momentum_and_batch_statistics() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(2))
+    optimizer = build(SGDConfig(lr=0.1), list(model.parameters()))
+    grad_scaler = GradScaler(statistics(model), CPU)
+    for value in (1.0, float("nan")):
+        before = {name: item.clone() for name, item in model.state_dict().items()}
+        momentum = [item.clone() for item in optimizer.state()["SGD.momentum_buffer"]]
+        grad_scaler.begin()
+        for parameter in model.parameters():
+            parameter.grad = None
+        model(torch.full((2, 2, 3, 3), value)).sum().backward()
+        optimizer.step(0.1, grad_scaler.inspect(optimizer.gradients()))
+        grad_scaler.end()
+    after = model.state_dict()
+    assert all(after[name].equal(item) for name, item in before.items() if item.is_floating_point())
+    assert all(map(torch.equal, optimizer.state()["SGD.momentum_buffer"], momentum))
+    assert int(grad_scaler.skipped) == 1
+
+
+@pytest.mark.parametrize(("native", "wanted"), [(True, "bf16"), (False, "fp32")])
+def test_auto_takes_bf16_only_where_the_device_computes_in_it(
+    monkeypatch: pytest.MonkeyPatch, native: bool, wanted: str
+) -> None:
+    monkeypatch.setattr(model_setup, "computes_in_bf16", lambda _: native)
+    assert model_setup.agree_on_precision("auto", ALONE) == wanted
+    assert model_setup.agree_on_precision("fp32", ALONE) == "fp32"
+
+
+def test_fp16_on_the_cpu_is_refused() -> None:
+    with pytest.raises(TrainerError, match="fp16 needs a GPU; on the CPU choose bf16 or fp32"):
+        model_setup.agree_on_precision("fp16", ALONE)
