@@ -294,7 +294,6 @@ def conclusion(comparison: Comparison, by: str, direction: str | None) -> str:
 
 
 def _named(labels: Sequence[str]) -> str:
-    """Return ``B is``, ``B and C are`` or ``B, C, D and 3 more are``."""
     if len(labels) > _MOST_NAMED:
         return f"{first_of(labels, _MOST_NAMED)} are"
     return f"{' and '.join(filter(None, (', '.join(labels[:-1]), labels[-1])))} {'is' if len(labels) == 1 else 'are'}"

@@ -254,7 +254,6 @@ def plot(
 
 
 def _about(band: Band, width: int) -> list[str]:
-    """Return ``A  optimizer.lr=0.1  n 3, last 0.9830 ± 0.0042``, and the number of non-finite values."""
     gaps = f", {band.gaps} values are no number: gaps" if band.gaps else ""
     gaps += f", {band.below} points at or below 0 aren't drawn" if band.below else ""
     last = band.points[-1] if band.points else None
@@ -281,7 +280,6 @@ def _area(band: Band, across: Span, up: Span, columns: int, rows: int, *, log: b
 
 
 def _share(value: float, span: Span, *, log: bool = False) -> float:
-    """Return the relative position of a value: 0 at the low end, 1 at the high end."""
     low, value, high = (math.log10(one) if log else one for one in (span[0], within(span, value), span[1]))
     return (value - low) / (high - low) if high > low else 0.5
 

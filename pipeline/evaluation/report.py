@@ -41,8 +41,6 @@ _MAX_LABEL = 28  # characters of a class name on an axis
 
 @dataclass(frozen=True, kw_only=True)
 class _Outcome:
-    """The inputs from the run folder: parallel lists of class numbers, and the class names."""
-
     split: str
     targets: list[int]
     predictions: list[int]
@@ -324,7 +322,6 @@ def drawable(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @cache
 def _covering(wanted: frozenset[str]) -> str | None:
-    """Return the installed family with most of these characters; None if none has any."""
     counts = {name: sum(ord(char) in characters(name) for char in wanted) for name in sorted(installed() - {_FIRST})}
     best = max(counts, key=lambda name: counts[name], default=None)
     return best if best is not None and counts[best] else None

@@ -197,7 +197,6 @@ def _member(folder: RunFolder, path: Path) -> tuple[str, bytes]:
 
 
 def _source(root: Path, commit: str) -> dict[str, bytes]:
-    """Return a git pack of the repository at that commit."""
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-git")) as scratch:
         pack(git.common_folder(root) or root, commit, Path(scratch))
         return {f"{SOURCE}/{path.name}": path.read_bytes() for path in Path(scratch).iterdir()}

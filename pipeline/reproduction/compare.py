@@ -173,7 +173,6 @@ def _compare_files(recipe: Recipe, again: RunFolder, result: Mapping[str, Any], 
 
 
 def _outcome(result: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the results by name; of a script also the files in {run}, without logs."""
     names = _COMPARED if "shards" in (parts.get("topology") or {}) else (*_COMPARED, *_RANKS)
     named = _files(result, (_OF_SCRIPT,)) if result.get("program") else {}
     made = {name: file["sha256"] for name, file in named.items() if not name.startswith(_BESIDES)}
@@ -206,7 +205,6 @@ def _timeless(value: Any) -> Any:
 
 
 def _files(result: Mapping[str, Any], tops: tuple[str, ...]) -> dict[str, Any]:
-    """Return the files of a result in these folders, without logs."""
     files = result.get("files") or {}
     named = [name for name in files if name.startswith(tops) and not name.endswith(_LOGS)]
     return {

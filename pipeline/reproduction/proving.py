@@ -110,7 +110,6 @@ def _repetition(runs_dir: Path) -> RunFolder | None:
 
 
 def _train(killer: Killer, words: Sequence[str], secrets: Mapping[str, str], *, project: Path, database: Path) -> int:
-    """Train as ``reproduce`` does, and repeat the command after each kill; return the last exit code."""
     while True:
         earlier_kills = len(killer.kills)
         code = train_again(words, secrets, project=project, database=database, meanwhile=killer.kill_if_due)

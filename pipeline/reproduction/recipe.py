@@ -168,7 +168,6 @@ def _inside(path: Path, place: Path) -> Path:
 
 
 def _restore_copies(recipe: Recipe, project: Path, place: Path, say: Callable[[str], None]) -> None:
-    """Restore the run's own copies of code files that differ from commit and patch."""
     source = "its commit and patch have" if recipe.commit is not None else "the project has"
     has_own_paceline = places.code_of(project) == project
     for path in sorted(path for path in recipe.folder.code.rglob("*") if path.is_file()):

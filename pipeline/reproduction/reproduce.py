@@ -114,18 +114,13 @@ def reproduce(
         variables = {**secrets, conf_files.OWN_VARIABLE: str((work / DEFAULTS).absolute())}
         code = (train or train_again)([*words, *where], variables, project=project, database=work / "doit.db")
     reach = reach_of_seeds(recipe, work.parents[1])
-    verdict = compare(recipe, _made(recipe, code, work), _ignored(recipe, overrides), hardware=other, reach=reach)
+    ignored = (recipe.config.get("program") or {}).get("ignore_metrics") or ()
+    if typed := [word.partition("=")[2] for word in overrides if _name(word) == IGNORED]:
+        ignored = [name.strip(" '\"") for name in typed[-1].strip("[]").split(",")]
+    verdict = compare(recipe, _made(recipe, code, work), ignored, hardware=other, reach=reach)
     derived = {"reproduced": verdict.reproduced, "within_spread": verdict.within_spread}
     write_json(work / "verdict.json", {**asdict(verdict), **derived})
     return verdict
-
-
-def _ignored(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
-    """Return the metrics that aren't compared: from this call, else from the run's configuration."""
-    typed = [word.partition("=")[2] for word in overrides if _name(word) == IGNORED]
-    if typed:
-        return [name.strip(" '\"") for name in typed[-1].strip("[]").split(",")]
-    return [*((recipe.config.get("program") or {}).get("ignore_metrics") or ())]
 
 
 def train_again(
@@ -294,7 +289,6 @@ def _keep_initial_weights(recipe: Recipe, data_dir: Path) -> None:
 
 
 def _environment_changes(recipe: Recipe) -> list[Difference]:
-    """Compare Python and libraries of the key with those installed here."""
     old = dict(recipe.parts.get("environment") or {})
     # versions on the hosts override the controller's
     host_versions = (recipe.config.get("cluster") or {}).get("environment") or {}

@@ -349,13 +349,11 @@ def placed(config: RunConfig, part: Cluster) -> RunConfig:
 
 
 def _explicit_hosts(part: Cluster) -> tuple[str, ...]:
-    """Return the overrides that list each host of ``part``."""
     entries = (_host_entry(host).items() for host in part.hosts)
     hosts = [{name: value for name, value in entry if value not in (None, {})} for entry in entries]
     return ("cluster.hostfile=null", f"cluster.hosts={hydra_text(hosts)}")
 
 
 def _host_entry(host: Host) -> dict[str, Any]:
-    """Return the host as ``cluster.hosts`` lists it."""
     entry = dataclasses.asdict(host)
     return {name: value for name, value in entry.items() if name not in ("placement", "shared_by", "secrets")}

@@ -193,7 +193,6 @@ def _refuse_changes(study: optuna.Study, made_of: dict[str, Any], folder: Path) 
 
 
 def _sampler(config: SearchConfig, space: SearchSpace, number: int) -> BaseSampler:
-    """Return the sampler of a trial, whose seed derives from the trial's number."""
     seed = (config.seed * _SEEDS + number) % 2**32
     made: BaseSampler = OPTIONS["search"].module(config.name).sampler(config, space, seed)
     return made
@@ -214,7 +213,6 @@ def _pruner(config: SearchConfig, epochs: int) -> BasePruner:
 
 
 def _suggest(trial: optuna.Trial, name: str, item: Dimension) -> Any:
-    """Return the trial's value of a dimension: the stored value, or a new one."""
     if isinstance(item, Choice):
         return trial.suggest_categorical(name, item.values)
     if item.whole:
@@ -285,7 +283,10 @@ class SearchSource:
         self._pruning.discard(trial.number)
         if outcome.state is State.KILLED:
             return
-        values = self._values(trial) if outcome.state is State.FINISHED else []
+        values = []
+        if outcome.state is State.FINISHED and trial.run is not None:
+            result, _ = acceptance.result_or_accepted(trial.run.folder)
+            values = [_value(goal, result.fields if result is not None else {}, trial) for goal in self._goals]
         self._study.tell(trial.number, outcome.state, values)
 
     def _report(self, trial: Trial) -> None:
@@ -296,11 +297,6 @@ class SearchSource:
         for epoch, value in epochs.new():
             if self._study.report(trial.number, epoch, value):
                 self._pruning.add(trial.number)
-
-    def _values(self, trial: Trial) -> list[float]:
-        assert trial.run is not None
-        result, _ = acceptance.result_or_accepted(trial.run.folder)
-        return [_value(goal, result.fields if result is not None else {}, trial) for goal in self._goals]
 
 
 def _value(goal: Objective, result: Mapping[str, Any], trial: Trial) -> float:

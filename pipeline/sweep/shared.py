@@ -111,8 +111,6 @@ _REPORT_S = 300.0
 
 
 class _SharedRecorder(DestinationRecorder):
-    """Records one run in a destination through the sweep's process."""
-
     def __init__(self, run_dir: Path, to: Destination, worker: WorkerProcess) -> None:
         super().__init__(run_dir, to)
         self._worker = worker

@@ -103,8 +103,6 @@ def describe(run_dir: Path, nonfinite: Mapping[str, str] | None = None) -> Descr
 
 
 class _Run:
-    """What a run folder says about its run. ``sweeps`` are those that it is a trial of."""
-
     def __init__(self, run_dir: Path, nonfinite: Mapping[str, str]) -> None:
         self.run_dir = run_dir
         self.config = without_secrets(documents.read_or_empty(run_dir / run_folder.CONFIG))
@@ -239,7 +237,6 @@ def _host(name: str, known: Any) -> str:
 
 
 def _code(text: str) -> str:
-    """Format as inline code, with any backticks inside."""
     return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 

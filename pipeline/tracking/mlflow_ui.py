@@ -151,7 +151,6 @@ def _open(request: urllib.request.Request, timeout_s: float) -> Any:
 
 
 def _wait_until_up(url: str, is_alive: Callable[[], bool], log: Path) -> None:
-    """Return when the server answers, or has ended. Raises PacelineError: it does neither."""
     until = time.monotonic() + _START_TIMEOUT_S
     while is_alive():
         with contextlib.suppress(OSError):

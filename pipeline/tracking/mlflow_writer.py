@@ -174,7 +174,6 @@ class MlflowWriter:
         self._succeeded()
 
     def _upload(self, store: Store, paths: Iterable[Path]) -> None:
-        """Send the files that have changed since they were sent."""
         for path in paths:
             name, known = path.relative_to(self.run_dir), fingerprint(path)
             if self.state.artifacts.get(str(name)) != known:

@@ -218,8 +218,6 @@ class _RemovedError(Exception):
 
 
 class _Recording:
-    """One call of ``record``: passes of a writer, until the record is complete or given up."""
-
     def __init__(
         self,
         run_dir: Path,
@@ -274,7 +272,6 @@ class _Recording:
             self._sleep(min(backoff_s, self.give_up_s / 5) if run.ended else backoff_s, journal_bytes)
 
     def _try(self, run: Progress) -> str | None:
-        """Make one pass; return the reason if the store failed."""
         is_head_start = self.follow and not run.ended and time.monotonic() - self.began <= _HEAD_START_S
         if is_head_start and self._bytes_of(run_folder.METRICS) == 0:
             return None

@@ -101,7 +101,6 @@ def _held(file: IO[bytes]) -> tuple[int, dict[str, Mark]]:
 
 
 def _about(run: Description, time_s: float) -> Event:
-    """Return name and description as an event for TensorBoard's tab "Text"."""
     text = f"**{run.name}**\n\n{run.tags.get('mlflow.note.content', '')}"
     shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
     tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)

@@ -338,7 +338,6 @@ def _lines(columns: Mapping[str, Sequence[str]], failures: Sequence[str]) -> lis
 
 
 def _rows(columns: Mapping[str, Sequence[str]]) -> list[Sequence[str]]:
-    """Return the titles, then the cells of each run."""
     return [[*columns], *zip(*columns.values(), strict=True)]
 
 
@@ -373,7 +372,6 @@ def _fitted(
 
 
 def _figures(row: RunRow) -> str:
-    """Return the test accuracy; of a script its first metrics."""
     accuracy = [] if row.accuracy is None or row.metrics else [f"{_ACCURACY} {row.accuracy:.4f}"]
     return ", ".join([*accuracy, *first_metrics(row.metrics, _MOST_METRICS)])
 
