@@ -152,7 +152,9 @@ def text(proof: Proof) -> str:
     if culprit is None:
         head = f"PROVEN {run}: {killed}, and {proof.verdict.compared}, metrics and steps are equal"
         return "\n".join([head, *_about_resume(proof)])
-    finding = [f"  culprit  {culprit.value[0]}", f"  mend     {culprit.value[1]}"]
+    names = ",".join(item.field for item in proof.verdict.outcome if item.field != "steps")
+    mend = culprit.value[1].replace("[NAME]", f"[{names or 'NAME'}]")
+    finding = [f"  culprit  {culprit.value[0]}", f"  mend     {mend}"]
     if evidence.kills:
         head = f"NOT PROVEN {run}: {killed}, it comes out otherwise"
         return "\n".join([head, *_about_resume(proof), *finding])

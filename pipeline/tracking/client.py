@@ -76,11 +76,8 @@ class DestinationRecorder:
 
     def hint(self) -> str:
         """Return the command that records the run later."""
-        again, file, recorded = (
-            f"doit record {self.run_dir.name}",
-            self.to.database,
-            load(self.run_dir, self.to.tracker),
-        )
+        again, file = f"doit record {self.run_dir.name}", self.to.database
+        recorded = load(self.run_dir, self.to.tracker)
         if file is not None and not os.access(file if file.exists() else file.parent, os.W_OK):
             return f"{again} tracking.uri=sqlite:///<a file that you can write to>"
         if recorded is not None and recorded.refused:

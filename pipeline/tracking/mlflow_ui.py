@@ -303,8 +303,9 @@ def view(runs: Sequence[Shown], charts: Sequence[str] = (), *, only: bool = Fals
     params = dict.fromkeys(name for run in runs for name in run.params)
     differing = [name for name in params if len({run.params.get(name) for run in runs}) > 1][:_MAX_PARAMS]
     columns = {f"metrics.`{name}`": name for name in names} | {f"params.`{name}`": name for name in differing}
-    widths = {column: _width(len(name)) for column, name in columns.items()}
-    widths["attributes.`Run Name`"] = _width(max((len(run.name) for run in runs), default=0) + 4)  # after its dot
+    letters = {column: len(name) for column, name in columns.items()}
+    letters["attributes.`Run Name`"] = max((len(run.name) for run in runs), default=0) + 4  # after its dot
+    widths = {column: min(_WIDEST, max(_USUAL_WIDTH, 7 * count + 32)) for column, count in letters.items()}
     state: dict[str, Any] = {
         **_charts(metrics),
         "selectedColumns": [*(f"attributes.`{name}`" for name in (*attributes, "Duration")), *columns],
@@ -316,11 +317,6 @@ def view(runs: Sequence[Shown], charts: Sequence[str] = (), *, only: bool = Fals
     if only:
         state["searchFilter"] = f"attributes.run_id IN ({', '.join(repr(run.run_id) for run in runs)})"
     return json.dumps(state, sort_keys=True)
-
-
-def _width(letters: int) -> int:
-    """Return the width in pixels of a column that shows so many letters, within limits."""
-    return min(_WIDEST, max(_USUAL_WIDTH, 7 * letters + 32))
 
 
 def _charts(metrics: Sequence[str]) -> dict[str, Any]:
