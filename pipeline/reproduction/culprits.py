@@ -252,22 +252,15 @@ def rows_by_attempt(run_dir: Path) -> list[list[metrics_file.MetricsRow]]:
     begun = {entry.attempt: entry.time for entry in entries if entry.state is State.RUNNING}
     by_attempt: dict[int, list[metrics_file.MetricsRow]] = {number: [] for number in sorted(begun)}
     for row in metrics_file.rows(run_dir / run_folder.METRICS):
-        if (number := _attempt_of(row, begun)) is not None:
-            by_attempt[number].append(row)
+        # A row has the id of its attempt (metrics of a CSV file) or the time at which it was printed. It may be
+        # recorded only when a later attempt has begun, so the earlier of both counts.
+        candidates = [number for number, time_s in begun.items() if time_s <= row.time_s]
+        with suppress(ValueError, IndexError):  # a row without an id
+            by_id = journal.attempt_number(row.attempt)
+            candidates = [number for number in candidates if number <= by_id]
+        if candidates:
+            by_attempt[max(candidates)].append(row)
     return list(by_attempt.values())
-
-
-def _attempt_of(row: metrics_file.MetricsRow, begun: Mapping[int, float]) -> int | None:
-    """Return the number of the attempt that logged a row.
-
-    A row has the id of its attempt (metrics of a CSV file) or the time at which it was printed. It may be recorded only
-    when a later attempt has begun, so the earlier of both counts. ``begun``: attempt → unix time of its begin.
-    """
-    candidates = [number for number, time_s in begun.items() if time_s <= row.time_s]
-    with suppress(ValueError, IndexError):  # a row without an id
-        by_id = journal.attempt_number(row.attempt)
-        candidates = [number for number in candidates if number <= by_id]
-    return max(candidates, default=None)
 
 
 def first_steps(run_dir: Path) -> list[int | None]:
