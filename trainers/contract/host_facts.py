@@ -56,7 +56,7 @@ class InfinibandPort(NamedTuple):
 
 
 class NvidiaSmi(NamedTuple):
-    """The output of nvidia-smi: lines of CSV, or error messages (``preflight/gpus.py`` parses it)."""
+    """The output of nvidia-smi: lines of CSV, or error messages (``preflight/hardware.py`` parses it)."""
 
     devices: Optional[str] = None  # index, uuid, name, MiB, uncorrected errors; None: no answer in time
     throttling: str = ""  # index, bits

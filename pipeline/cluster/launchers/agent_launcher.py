@@ -99,14 +99,13 @@ class AgentLauncher:
         answered_s = min(time.monotonic() - began, self.client.short_s)  # longer if this process was stopped itself
         self.transport.slow_s = max(self.client.slow_s, 1.5 * answered_s if answered_s > _USUAL_S else 0.0)
         answered = time.time()
-        return [self._facts(host, answers[host.label], asked, answered) for host in self.cluster.hosts]
-
-    def _facts(self, host: Host, answer: Answer, asked: float, answered: float) -> HostFacts:
-        """Return a host's facts with the configured address and interface, and unix times here to compare its clock."""
-        facts = host_facts(host.label, answer.value or {})
-        address, interface = networks.address_and_interface(host, facts.address, facts.interfaces)
-        times = facts.times and facts.times._replace(controller_asked=asked, controller_answered=answered)
-        return facts._replace(address=address, interface=interface, times=times)
+        hosts_facts = []
+        for host in self.cluster.hosts:
+            facts = host_facts(host.label, answers[host.label].value or {})
+            address, interface = networks.address_and_interface(host, facts.address, facts.interfaces)
+            times = facts.times and facts.times._replace(controller_asked=asked, controller_answered=answered)
+            hosts_facts.append(facts._replace(address=address, interface=interface, times=times))
+        return hosts_facts
 
     def connect(self, facts: list[HostFacts]) -> tuple[list[HostFacts], str]:
         """Let all hosts connect to each other. Returns the facts with the addresses that worked, and a warning or ''.
