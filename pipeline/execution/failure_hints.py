@@ -51,6 +51,7 @@ def with_hint(error: TrainingError, run: Run) -> TrainingError:
         return error
     hint = (
         lost_host_hint(error, run.config.cluster)
+        or module_hint(error.what, run)
         or pip_hint(error.what, run.config.cluster)
         or file_hint(error.what, run)
     )
@@ -80,6 +81,20 @@ def lost_host_hint(error: TrainingError, cluster: Cluster) -> str | None:
     again = "the same command goes on once it answers"
     spare = "" if cluster.spares else "; cluster.max_restarts=1 with cluster.spares=[HOST] goes on without it"
     return f"{ssh_command(host, cluster.ssh_config)} true; {again}{spare}"
+
+
+def module_hint(failure: str, run: Run) -> str | None:
+    """Return the hint for a module of the project that a script imports by a name which only it can build."""
+    match = _NO_MODULE.search(failure)
+    if match is None or run.config.script is None:
+        return None
+    name, script = match["module"], run.config.script
+    folders = dict.fromkeys([(run.root / script.script).parent, run.root / script.workdir, run.root])
+    for folder in (*folders, *sorted(path for path in run.root.iterdir() if path.is_dir())):
+        modules = [folder / f"{name}.py", *sorted((folder / name).glob("*.py"))]
+        if module := next((path for path in modules if path.is_file() and path.is_relative_to(run.root)), None):
+            return _inputs_hint(module.relative_to(run.root), script.inputs)
+    return None
 
 
 def pip_hint(failure: str, cluster: Cluster) -> str | None:

@@ -28,6 +28,24 @@ def test_a_module_that_the_ranks_lack_is_named_with_the_python_that_wants_it() -
     assert hints.pip_hint("rank 0: KeyError: 'timm'", HERE) is None
 
 
+@pytest.mark.parametrize(
+    ("module", "taken"), [("study/models/a.py", "study/models/*"), ("util.py", "util.py"), ("lib/util.py", "lib/*")]
+)
+def test_a_module_of_the_project_that_only_a_script_can_name_is_taken_along(
+    module: str, taken: str, tmp_path: Path
+) -> None:
+    script = SimpleNamespace(script="study/train.py", workdir="study", inputs=())
+    run: Any = SimpleNamespace(config=SimpleNamespace(script=script), root=tmp_path)
+    name = Path(module).stem if Path(module).stem == "util" else "models"
+    failure = f"rank 0: ModuleNotFoundError: No module named '{name}'"
+    assert hints.module_hint(failure, run) is None
+    (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / module).touch()
+    assert (hints.module_hint(failure, run) or "").startswith(
+        f"'program.inputs=[{taken}]' in front of the script takes"
+    )
+
+
 def test_a_host_that_was_lost_is_named_with_the_command_that_asks_it() -> None:
     hosts = (Host(name="a", nproc_per_node=1), Host(name="b", nproc_per_node=1, port=2222))
     there = replace(HERE, launcher="pssh", hosts=hosts, ssh_config="/lab/ssh_config")

@@ -19,6 +19,7 @@ OUTSIDE_PREFIX = f"{run_folder.SCRIPT_OUTSIDE}/"
 """Folder of the copy for the files of a script that lies outside of the project."""
 _VERSION_CONTROL = (".git", ".hg")  # a folder or, in a worktree, a file that names the folder
 _MOST_SHOWN = 8
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +80,10 @@ def _project_files(note: Note, places: Places, ended_well: bool) -> Iterator[str
     """Yield the files of the project, and folders with a slash at their end, that a note refers to."""
     if note.zone in (observer.PROJECT, observer.ORIGIN):
         path = Path(os.path.realpath(places.project or "/"), note.path)
-        if note.access == observer.EXISTS and Path(os.path.realpath(places.run_dir)).is_relative_to(path):
-            return  # a parent of the run folder, which any search upwards (such as git's) visits
+        known = (places.run_dir, *map(Path, places.data))
+        below = [folder.parent.resolve() / folder.name for folder in known]  # data may be a link
+        if note.access == observer.EXISTS and any(folder.is_relative_to(path) for folder in below):
+            return  # a parent of the run folder or of its data: searches upwards and os.makedirs visit it
         if note.access in (observer.READ, observer.EXISTS):  # missing files of the project count for steps only
             yield note.path if note.zone == observer.PROJECT else OUTSIDE_PREFIX + note.path
     elif note.zone == observer.WORK and note.access == observer.TEXT:
@@ -100,7 +103,8 @@ def _files_lacking_in_copy(note: Note, places: Places, ended_well: bool) -> Iter
         pattern = f"{glob.escape(path)}*.py" if note.access == observer.PACKAGE_LISTED else path
         matches = sorted(glob.glob(pattern, root_dir=top, recursive=True))  # noqa: PTH207  (without hidden files)
         missing = (match for match in matches if not (places.work / prefix / match).exists())
-        yield from (prefix + match for match in missing if (top / match).is_file())
+        matching = (prefix + match for match in missing if (top / match).is_file())
+        yield from (match for match in matching if not _is_like_made(match, places))
     elif note.path.endswith("/"):
         if _has_file(top / path, modules_only=note.access != observer.FOLDER_MISSING):
             yield note.path
@@ -117,6 +121,16 @@ def _is_made(path: str, places: Places, written: Collection[str]) -> bool:
     return not was_given and (
         path in written or any(name.startswith(below) for name in written) or (places.work / path).exists()
     )
+
+
+def _is_like_made(path: str, places: Places) -> bool:
+    """Return True if the program made a file of that name but for its numbers: the copy lacks another of its results.
+
+    So a checkpoint epoch9.pt of a run by hand is no input of a program that looks for epoch*.pt and saves such files.
+    """
+    nameless = _NUMBER.sub("0", path.rpartition("/")[2])
+    made = (file for file in (places.work / path).parent.glob("*") if _NUMBER.sub("0", file.name) == nameless)
+    return any(not (places.snapshot / file.relative_to(places.work)).exists() for file in made)
 
 
 def _is_bytewise(name: str, places: Places) -> bool:

@@ -36,6 +36,12 @@ def _value_count(override: Override) -> int:
         return _range_length(word, value)
     if not override.is_sweep_override():
         return 1
+    if isinstance(value, ChoiceSweep) and any(isinstance(item, (ChoiceSweep, RangeSweep)) for item in value.list):
+        name = override.get_key_element()
+        raise UsageError(
+            f"{word}: choice(…) and range(…) stand alone, not in a list with other values",
+            hint=f"one list with all of them: {name}=a,b,0,1,2",
+        )
     count = len(value.list) if isinstance(value, ChoiceSweep) else sum(1 for _ in override.sweep_iterator())
     if count == 0:
         why = "" if isinstance(value, ChoiceSweep) else f": no option of {override.get_key_element()} has such a name"

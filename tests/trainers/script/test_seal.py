@@ -71,6 +71,7 @@ def test_what_is_keyed_written_by_the_run_or_elsewhere_is_no_finding(run: Script
         project = pathlib.Path(os.environ["PROJECT"])
         (project / "keyed.py").read_text()
         (project / "old.txt").write_text("new"); (project / "old.txt").read_text()
+        os.makedirs(project / "data", exist_ok=True)
         (project / "data").joinpath("x.bin").read_bytes(); (project / ".git" / "HEAD").read_text()
         for folder in (paceline.run_dir(), paceline.checkpoints(), pathlib.Path()):
             (folder / "own.txt").write_text("x"); (folder / "own.txt").read_text()
@@ -167,13 +168,15 @@ def test_what_a_run_by_hand_has_left_of_its_own_results_is_no_input(run: ScriptR
         "for name in ('best.ckpt', 'last.ckpt'):\n"
         "    if not (logs / name).exists(): (logs / name).write_text('x')\n"
         "(logs / 'best.ckpt').unlink()\n"
+        "for old in logs.glob('epoch*.pt'): old.unlink()\n"
+        "list(logs.glob('*.yaml')); (logs / 'epoch3.pt').write_text('x')\n"
         "pathlib.Path('other.txt').exists()"
     )
     (run.project / "logs").mkdir()
-    for name in ("logs/best.ckpt", "logs/last.ckpt", "other.txt"):
+    for name in ("logs/best.ckpt", "logs/last.ckpt", "logs/epoch12.pt", "logs/model1.yaml", "other.txt"):
         (run.project / name).write_text("by hand")
     run.start()
-    assert run.read("summary.json")["unkeyed"] == {"other.txt": "looked for"}
+    assert run.read("summary.json")["unkeyed"] == {"logs/model1.yaml": "looked for", "other.txt": "looked for"}
 
 
 def test_a_folder_that_a_script_fails_for_is_named_and_one_of_which_it_only_asks_is_not(run: ScriptRun) -> None:
