@@ -24,7 +24,7 @@ from pipeline.config.schema import OPTIONS, PROGRAMS, RootConfig
 from pipeline.config.unknown_key import field_names, group_names, not_of_a_host, unknown_key, within
 from pipeline.core.errors import UsageError, first_line, nearest, suggestion
 from pipeline.core.places import ROOT, conf_dirs, shown
-from pipeline.core.printable import printable, shell_line, shell_word
+from pipeline.core.printable import hydra_value, printable, shell_line, shell_word
 from pipeline.core.program import SCRIPT, SECTION
 from trainers.script.settings import not_a_pattern
 
@@ -86,6 +86,11 @@ class Word(NamedTuple):
     def quoted(self) -> str:
         """The override with its value as one text, quoted for a shell."""
         return shell_word(f"{self.key}={QuotedString(self.value, Quote.single).with_quotes()}")
+
+    @property
+    def as_values(self) -> str:
+        """The override with each of its values as a text, quoted for a shell."""
+        return shell_word(f"{self.key}={','.join(map(hydra_value, self.value.split(',')))}")
 
 
 class CompositionFailure:
@@ -309,7 +314,9 @@ def _no_override(failure: CompositionFailure) -> UsageError | None:
             f"quotes; if all of it is a text, it needs quotes: {word.quoted}"
         )
     else:
-        why = f": a text with blanks or signs needs quotes of its own, inside the shell's quotes: {word.quoted}"
+        are_values = "," in value and "'" not in value and '"' not in value
+        why = f": several values are written {word.as_values};" if are_values else ":"
+        why += f" a text with blanks or signs needs quotes of its own, inside the shell's quotes: {word.quoted}"
     return UsageError(f"{text} can't be read{why}")
 
 

@@ -50,7 +50,7 @@ class Tree(NamedTuple):
         if self.path is None:
             return
         for inside, source in zip(self.inside, self.sources, strict=True):
-            _link(self.path, self.path / inside, source)
+            _link(self.path, self.path / inside, source.resolve())  # a run isn't led elsewhere if a link is changed
         sizes_bytes = {name: stamp.size_bytes for name, stamp in self.stamps.items()}
         described = {"files": sizes_bytes, "sha256": dict(self.contents), "empty": [*self.empty]}
         write_json(self.path / MANIFEST, {"digest": self.digest, **described})

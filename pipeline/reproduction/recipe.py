@@ -168,7 +168,7 @@ def _inside(path: Path, place: Path) -> Path:
 
 
 def _restore_copies(recipe: Recipe, project: Path, place: Path, say: Callable[[str], None]) -> None:
-    source = "its commit and patch have" if recipe.commit is not None else "the project has"
+    source = "its commit and patch have" if recipe.commit is not None else "a copy of the project's code has"
     has_own_paceline = places.code_of(project) == project
     for path in sorted(path for path in recipe.folder.code.rglob("*") if path.is_file()):
         name = path.relative_to(recipe.folder.code).as_posix()

@@ -46,6 +46,7 @@ def test_each_kind_of_word_is_a_dimension(word: str, wanted: object) -> None:
         ("a=tag(log,choice(1,2))", "a log scale needs numbers in between"),
         ("a=tag(log,range(1,9,2))", "a log scale has no steps"),
         ("a=range(3,3)", "has no value in it"),
+        ("a=choice(x,y),range(3)", "stand alone, not in a list with other values"),
     ],
 )
 def test_what_can_not_be_a_dimension_is_refused_with_the_word_in_it(word: str, text: str) -> None:

@@ -64,6 +64,13 @@ def test_a_line_becomes_the_overrides_that_start_the_same_words(line: str, overr
     assert [word for word in overrides if word not in found] == []
 
 
+def test_a_swept_flag_is_there_or_not_among_arguments_without_names_too() -> None:
+    line = ScriptLine(script="train.py", args=["3"], sweep=["debug=true,false", "lr=1,2"])
+    found = [word for word in overrides_of(line, ROOT, ROOT, splits=False) if "args" in word]
+    assert found == ["program.args=[3,'--debug','--lr',1]", "program.args.1='--debug',null", "program.args.3=1,2"]
+    assert words(["3", None, "--lr", 2]) == ["3", "--lr", "2"]
+
+
 @pytest.mark.parametrize("line", ["--lr 0.1 --debug", "fit --lr=0.1", "-- --x", "--neg -1", "-v -v", "--a b c --d"])
 def test_the_arguments_are_passed_on_as_they_are(line: str) -> None:
     named = torchrun_line._named(line.split())

@@ -50,7 +50,7 @@ class ScriptConfig(ProgramConfig):
         module: instead of script, a Python module that is run as python -m runs it.
         command: instead of script, a program that isn't Python, with what precedes args.
         args: a mapping, each entry --name value (-n of one letter; true: --name alone, false or null: left out, a list:
-            --name a b); or a list, taken literally.
+            --name a b); or a list, taken literally but for null, which is left out.
         workdir: the folder in the snapshot in which it is started; empty: the snapshot's own.
         inputs: globs of the files that it reads, relative to the project or to the script's folder.
         outputs: globs of what it shall leave, relative to workdir or {run}.
@@ -228,7 +228,7 @@ def _placed(args: Any) -> list[tuple[str, list[str]]]:
     if args is None:
         return []
     if isinstance(args, list):
-        fields = [(f"program.args[{at}]", value) for at, value in enumerate(args)]
+        fields = [(f"program.args[{at}]", value) for at, value in enumerate(args) if value is not None]
         return [(name, [_word(name, value)]) for name, value in fields]
     if not isinstance(args, Mapping):
         raise ConfigError(

@@ -9,7 +9,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep, Transformer
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep, Sweep, Transformer
 
 from pipeline.core.errors import UsageError
 
@@ -36,17 +36,21 @@ def _value_count(override: Override) -> int:
         return _range_length(word, value)
     if not override.is_sweep_override():
         return 1
-    if isinstance(value, ChoiceSweep) and any(isinstance(item, (ChoiceSweep, RangeSweep)) for item in value.list):
-        name = override.get_key_element()
-        raise UsageError(
-            f"{word}: choice(…) and range(…) stand alone, not in a list with other values",
-            hint=f"one list with all of them: {name}=a,b,0,1,2",
-        )
+    _refuse_nested(override)
     count = len(value.list) if isinstance(value, ChoiceSweep) else sum(1 for _ in override.sweep_iterator())
     if count == 0:
         why = "" if isinstance(value, ChoiceSweep) else f": no option of {override.get_key_element()} has such a name"
         raise UsageError(f"{word} has no value in it{why}")
     return count
+
+
+def _refuse_nested(override: Override) -> None:
+    value = override.value()
+    if isinstance(value, ChoiceSweep) and any(isinstance(item, Sweep) for item in value.list):
+        raise UsageError(
+            f"{override.input_line}: choice(…) and range(…) stand alone, not in a list with other values",
+            hint=f"one list with all of them: {override.get_key_element()}=a,b,0,1,2",
+        )
 
 
 def _range_length(word: str, value: RangeSweep) -> int:
@@ -166,6 +170,7 @@ def _dimension(key: str, override: Override) -> Dimension:
         return _range(word, value)
     if tags:
         raise UsageError(f"{word}: a log scale needs numbers in between: tag(log, interval(a,b))")
+    _refuse_nested(override)
     items = value.list if isinstance(value, ChoiceSweep) else override.sweep_iterator()  # a list is in the order typed
     options = tuple(dict.fromkeys(str(Transformer.str(item)) for item in items))
     if not options:

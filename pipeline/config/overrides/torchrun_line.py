@@ -318,6 +318,10 @@ def _listed(args: Sequence[str], sweeps: Mapping[str, str]) -> Iterator[str]:
     """Yield the arguments as one list, and each swept value by its position in the list."""
     listed, trials = [*args], dict[int, str]()
     for name, values in sweeps.items():
+        if {*values.split(",")} <= {"true", "false"} and f"--{name}" not in args:
+            trials[len(listed)] = values.replace("true", f"'--{name}'").replace("false", "null")
+            listed.append(f"--{name}")
+            continue
         at = _position(name, args)
         if at is None:
             listed += [f"--{name}", values.partition(",")[0]]

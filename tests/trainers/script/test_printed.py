@@ -43,6 +43,7 @@ LOGS_TOO = "import paceline\npaceline.log(1, loss=1.0)\nprint('accuracy: 0.5')\n
         ("{'eval_loss': '4.03', 'epoch': '1.071'}", {"eval_loss": 4.03}, (2, None, None)),
         ("loss: tensor(0.31, device='cuda:0', grad_fn=<Nll>)", {"loss": 0.31}, (None, None, None)),
         ("Epoch: [0][ 10/5005]\tLoss 6.9e+00 (7.0)\tAcc@1 76.13 (75.0)", {"loss": 6.9, "acc@1": 76.13}, (0, 10, 5005)),
+        ("ema_acc 0.91 smooth_loss 1.5", {"ema_acc": 0.91, "smooth_loss": 1.5}, (None, None, None)),
         ("Best acc: 0.91, acc: 0.85", {"best_acc": 0.91, "acc": 0.85}, (None, None, None)),
         ("Total loss: 0.5  cls loss: 0.2  f1 score: 0.8", {"loss": 0.5, "cls_loss": 0.2, "f1_score": 0.8}, (None,) * 3),
         ("loss: 1,234.5", {"loss": 1234.5}, (None, None, None)),

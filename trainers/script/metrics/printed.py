@@ -207,6 +207,7 @@ _QUALIFIERS = {
     *("macro", "micro", "weighted", "balanced", "f1", "top1", "top5", "top-1", "top-5"),
 }
 """Words in front of a name that belong to the name: ``Best acc: 0.91`` is ``best_acc``."""
+_MEANS = {"best", "ema", "smooth", "avg", "mean", "running", "total", "final", "last"}
 _NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+\.\d+|\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)"
 _PAIR = re.compile(
     rf"(?:(?P<best>\bbest)[ ]+)?(?:{_SPLIT}[ ]+)?(?:(?<![\w-])(?P<qualifier>[A-Za-z][\w-]*)[ ]+)?"
@@ -313,7 +314,8 @@ def _is_metric(match: re.Match[str]) -> bool:
         return False  # loss: 3/4 batches
     if match["between"].strip():
         return True
-    is_name = all(part in _KINDS or part in _SPLITS or part.isdecimal() for part in parts)  # train_loss 0.2, Acc@1 76.1
+    # train_loss 0.2, Acc@1 76.1, ema_acc 0.9
+    is_name = all(part in _KINDS or part in _SPLITS or part in _MEANS or part.isdecimal() for part in parts)
     return is_name and (not number.isdecimal() or match["whole"] is not None)  # and not: map 3 workers
 
 
