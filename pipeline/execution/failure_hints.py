@@ -89,8 +89,8 @@ def module_hint(failure: str, run: Run) -> str | None:
     if match is None or run.config.script is None:
         return None
     name, script = match["module"], run.config.script
-    folders = dict.fromkeys([(run.root / script.script).parent, run.root / script.workdir, run.root])
-    for folder in (*folders, *sorted(path for path in run.root.iterdir() if path.is_dir())):
+    inside = sorted(path for path in run.root.iterdir() if path.is_dir())
+    for folder in (run.root / script.workdir, run.root, *inside):
         modules = [folder / f"{name}.py", *sorted((folder / name).glob("*.py"))]
         if module := next((path for path in modules if path.is_file() and path.is_relative_to(run.root)), None):
             return _inputs_hint(module.relative_to(run.root), script.inputs)

@@ -34,7 +34,7 @@ def test_a_module_that_the_ranks_lack_is_named_with_the_python_that_wants_it() -
 def test_a_module_of_the_project_that_only_a_script_can_name_is_taken_along(
     module: str, taken: str, tmp_path: Path
 ) -> None:
-    script = SimpleNamespace(script="study/train.py", workdir="study", inputs=())
+    script = SimpleNamespace(workdir="study", inputs=())
     run: Any = SimpleNamespace(config=SimpleNamespace(script=script), root=tmp_path)
     name = Path(module).stem if Path(module).stem == "util" else "models"
     failure = f"rank 0: ModuleNotFoundError: No module named '{name}'"
