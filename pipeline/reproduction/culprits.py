@@ -22,8 +22,18 @@ from trainers.contract import run_folder
 _TIME = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d(\.\d+)?)?|\b1[5-9]\d{8}(\.\d+)?\b")
 """Matches a date, a time of day, and unix time."""
 _SETS_RANDOM = re.compile(r"set_rng_state|(?<![_\w])set_?state\(")
+_GENERATORS = {
+    "python's random": (r"(?<![.\w])random\.(?!seed|[gs]etstate|Random)[a-z]\w*\(", r"(?<![.\w])random\.setstate\("),
+    "numpy's random": (
+        r"\b(?:np|numpy)\.random\.(?!seed|[gs]et_state|default_rng)[a-z]\w*\(",
+        r"\b(?:np|numpy)\.random\.set_state\(",
+    ),
+}
+"""A global generator → what draws from it, and what restores it."""
 _TRAINS = re.compile(r"^\s*(?:import|from)\s+(?:transformers|accelerate|lightning)\b", re.MULTILINE)
-_LOADS_OPTIMIZER = re.compile(r"(?i)\bopt\w*\.load_state_dict\(|load_state_dict\(.*opt")
+_LOADS = re.compile(r"^.*?(\w+)\.load_state_dict\(.*$", re.MULTILINE)
+_NAMES = {"optimizer": re.compile(r"(?i)\bopt|optim"), "schedule": re.compile(r"(?i)sched|\blr_")}
+"""A kind of state → how a call that loads it names it."""
 _KEEPS_STATE = re.compile(r"momentum|Adam|Ada(?:grad|delta|factor)|RMSprop|Rprop|LBFGS|Lion|Muon|create_optimizer")
 _SCHEDULES = re.compile(r"lr_scheduler|LRScheduler|(?:Step|Lambda|Cycle|Annealing|Plateau|Exponential|Polynomial)LR\b")
 
@@ -49,8 +59,9 @@ class Culprit(Enum):
         "save and restore optimizer.state_dict(), and torch.get_rng_state(), CUDA's, numpy's and random's",
     )
     ORDER = (
-        "order of data differs after the resume",
-        "go on inside the epoch: skip the batches that were seen, and draw the order from seed and epoch",
+        "order of data differs after the resume, or steps were done twice",
+        "go on behind the last step that the checkpoint holds (its epoch + 1; inside an epoch skip the batches that "
+        "were seen), and draw the order from seed and epoch",
     )
     NOT_LOGGED = (
         "metrics of the last step are missing: it went on behind them, and had nothing left to train",
@@ -65,7 +76,7 @@ class Culprit(Enum):
         "leave times and absolute paths out of results",
     )
     SCHEDULE = (
-        "the schedule of the learning rate isn't restored: the checkpoint holds none",
+        "the schedule of the learning rate isn't restored",
         "save scheduler.state_dict() in the checkpoint, and load it",
     )
     NOT_SHOWN = (
@@ -97,10 +108,18 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """What the code of a run does, by the names in it. A library that trains (transformers) saves all states itself."""
+    """What the code of a run does, by the names in it. A library that trains (transformers) saves all states itself.
+
+    Attributes:
+        loads: the kinds of state that a call of ``load_state_dict`` names.
+        forgets: the kinds that no call names, although the code has them and loads others by name.
+        unrestored: the global generators of random numbers that it draws from, and never sets the state of.
+    """
 
     restores_random: bool = False
-    loads_optimizer: bool = False
+    loads: frozenset[str] = frozenset()
+    forgets: frozenset[str] = frozenset()
+    unrestored: tuple[str, ...] = ()
     has_optimizer_state: bool = True  # False: torch's SGD without momentum alone, which has none
     has_schedule: bool = False
 
@@ -108,13 +127,25 @@ class Code:
     def read(cls, folder: Path) -> Code:
         """Search all sources below ``folder``."""
         text = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in folder.rglob("*.py"))
-        by_library = _TRAINS.search(text) is not None
-        is_stateless = "SGD(" in text and not _KEEPS_STATE.search(text)
+        has_schedule = _SCHEDULES.search(text) is not None
+        if _TRAINS.search(text):
+            return cls(restores_random=True, loads=frozenset({OPTIMIZER, SCHEDULE}), has_schedule=has_schedule)
+        has_optimizer_state = "SGD(" not in text or _KEEPS_STATE.search(text) is not None
+        calls = [*_LOADS.finditer(text)]
+        loads = frozenset(kind for kind, name in _NAMES.items() if any(name.search(call[0]) for call in calls))
+        in_loop = any(re.search(rf"\bfor\b.*\b{call[1]}\b.*\bin\b", text) for call in calls)  # any kind, then
+        has = {kind for kind, exists in ((OPTIMIZER, has_optimizer_state), (SCHEDULE, has_schedule)) if exists}
         return cls(
-            restores_random=by_library or _SETS_RANDOM.search(text) is not None,
-            loads_optimizer=by_library or _LOADS_OPTIMIZER.search(text) is not None,
-            has_optimizer_state=by_library or not is_stateless,
-            has_schedule=_SCHEDULES.search(text) is not None,
+            restores_random=_SETS_RANDOM.search(text) is not None,
+            loads=loads,
+            forgets=frozenset(has - loads) if calls and not in_loop else frozenset(),
+            unrestored=tuple(
+                name
+                for name, (draws, restores) in _GENERATORS.items()
+                if re.search(draws, text) and not re.search(restores, text)
+            ),
+            has_optimizer_state=has_optimizer_state,
+            has_schedule=has_schedule,
         )
 
 
@@ -133,7 +164,7 @@ class Evidence:
     values_differ: bool = False
     tensors_differ: tuple[str, ...] = ()  # files that the script saved besides its results and whose tensors differ
     files_alone: bool = False  # the metrics of all steps are equal, and files differ by times and paths alone
-    is_dense: bool = False  # the run logged metrics at every step
+    is_dense: bool = False  # the run logged metrics at every step, and not at every epoch
     ranks: int = 1  # the number of ranks of the run
     code: Code = field(default_factory=Code)
 
@@ -174,7 +205,7 @@ def gather(folder: RunFolder, again: RunFolder, verdict: Verdict, kills: Sequenc
         values_differ=any(_differ(before[step], after[step]) for step in before.keys() & after.keys() - {*resumed}),
         tensors_differ=tuple(name for name in verdict.besides_differing if _other_numbers(folder, again, name)),
         files_alone=differs_at is None and are_files and _differ_by_times(folder, again, verdict),
-        is_dense=bool(before) and [*before] == [*range(min(before), max(before) + 1)],
+        is_dense=bool(before) and [*before] == [*range(min(before), max(before) + 1)] and not _are_epochs(folder.path),
         ranks=sum(result.nproc_per_node) if result is not None else 1,
         code=Code.read(again.code),
     )
@@ -201,17 +232,24 @@ def culprit(evidence: Evidence) -> Culprit:
         return Culprit.NOT_READ
     lacks, differs_at, is_dense = evidence.lacks, evidence.differs_at, evidence.is_dense
     steps_behind = {differs_at - step for step in evidence.resumed_at} if differs_at is not None else set[int]()
-    if is_dense and 1 in steps_behind and 0 not in steps_behind:
+    shows_at_once = is_dense and 0 in steps_behind
+    lacks_schedule = SCHEDULE in lacks or SCHEDULE in code.forgets
+    if is_dense and 1 in steps_behind and not shows_at_once:
+        if OPTIMIZER in lacks or OPTIMIZER not in code.loads:
+            return Culprit.OPTIMIZER
+        if lacks_schedule:
+            return Culprit.SCHEDULE
         # a random state that another rank lacks shows only one step later in the loss of rank 0
-        may_be_other_rank = evidence.ranks > 1 and OPTIMIZER not in lacks and code.loads_optimizer
-        return Culprit.RANDOM if may_be_other_rank else Culprit.OPTIMIZER
-    if OPTIMIZER in lacks and not (is_dense and 0 in steps_behind):
+        return Culprit.RANDOM if evidence.ranks > 1 else Culprit.OPTIMIZER
+    if OPTIMIZER in lacks and not shows_at_once:
         return Culprit.OPTIMIZER_AND_RANDOM if RANDOM in lacks else Culprit.OPTIMIZER
     if differs_at is None and evidence.tensors_differ:
         return Culprit.NOT_SHOWN
-    if RANDOM in lacks or not code.restores_random:
+    if RANDOM in lacks or not code.restores_random or code.unrestored:
         return Culprit.RANDOM
-    if SCHEDULE in lacks:
+    if OPTIMIZER in code.forgets and not shows_at_once:
+        return Culprit.OPTIMIZER
+    if lacks_schedule:
         return Culprit.SCHEDULE
     return Culprit.ORDER if differs_at is not None else Culprit.UNKNOWN
 
@@ -224,6 +262,11 @@ def _metrics_by_step(run_dir: Path, ignored: Sequence[str]) -> dict[int, dict[st
         values = {name: value for name, value in row.metrics.items() if name not in ignored and not is_time(name)}
         steps[row.step] = {**steps.get(row.step, {}), **values}
     return dict(sorted(steps.items()))
+
+
+def _are_epochs(run_dir: Path) -> bool:
+    """Return True if the steps are epochs, as of a script that prints a line for each epoch."""
+    return all(row.step == row.epoch for row in metrics_file.rows(run_dir / run_folder.METRICS))
 
 
 def _differ(first: Mapping[str, float], second: Mapping[str, float]) -> bool:

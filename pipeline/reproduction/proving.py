@@ -183,6 +183,10 @@ def _about_resume(proof: Proof) -> list[str]:
         lines.append(f"  differs  tensors of {first_of(evidence.tensors_differ, _SHOWN)}")
     if proof.culprit in STATES and (lacks := evidence.lacks):
         lines.append(f"  lacks    {saved[-1]} holds no state of: {', '.join(lacks)}")
+    if proof.culprit is Culprit.RANDOM and evidence.code.unrestored:
+        lines.append(
+            f"  lacks    the code draws from {' and '.join(evidence.code.unrestored)}, and never restores its state"
+        )
     return lines
 
 

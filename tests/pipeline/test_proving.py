@@ -40,7 +40,8 @@ VERDICT = Verdict(run="a", repeated_key="a", outcome=(), key=(), surroundings=()
 ALL = frozenset({OPTIMIZER, RANDOM})
 RESTORES = Code(restores_random=True)
 SCHEDULED = replace(RESTORES, has_schedule=True)
-LOADS = replace(RESTORES, loads_optimizer=True)
+LOADS = replace(RESTORES, loads=ALL - {RANDOM})
+FORGETS_SCHEDULE = replace(LOADS, has_schedule=True, forgets=frozenset({SCHEDULE}))
 NOT_SAVED = Kill(after_s=1.0, checkpoint=None)
 
 
@@ -73,6 +74,10 @@ def saved(*holds: str) -> Kill:
         (evidence(saved(*ALL, SCHEDULE), differs_at=24, code=SCHEDULED), Culprit.ORDER),
         (evidence(saved(*ALL), differs_at=22, ranks=2, code=LOADS), Culprit.RANDOM),  # that of another rank
         (evidence(saved(*ALL), differs_at=22, ranks=1, code=LOADS), Culprit.OPTIMIZER),
+        (evidence(saved(*ALL, SCHEDULE), differs_at=22, code=FORGETS_SCHEDULE), Culprit.SCHEDULE),  # saved, not loaded
+        (evidence(saved(*ALL, SCHEDULE), is_dense=False, code=FORGETS_SCHEDULE), Culprit.SCHEDULE),
+        (evidence(saved(*ALL), is_dense=False, code=replace(LOADS, unrestored=("numpy's random",))), Culprit.RANDOM),
+        (evidence(saved(*ALL), is_dense=False, code=replace(RESTORES, forgets=ALL - {RANDOM})), Culprit.OPTIMIZER),
         (evidence(saved(RANDOM), is_dense=False), Culprit.OPTIMIZER),  # the names in the checkpoint decide
         (evidence(saved(), is_dense=False), Culprit.OPTIMIZER_AND_RANDOM),
     ],
@@ -87,10 +92,15 @@ def test_the_culprit_is_told_from_checkpoints_and_the_first_step_that_differs(le
     [
         ("torch.set_rng_state(state)", Code(restores_random=True)),
         ("random.setstate(state)", Code(restores_random=True)),
-        ("from transformers import Trainer", Code(restores_random=True, loads_optimizer=True)),
+        ("from transformers import Trainer", Code(restores_random=True, loads=frozenset({OPTIMIZER, SCHEDULE}))),
         ("kind = 'lightning'", Code()),
         ("optimizer.__setstate__(state)", Code()),
-        ("opt.load_state_dict(saved['opt'])", Code(loads_optimizer=True)),
+        ("opt.load_state_dict(saved['opt'])", Code(loads=frozenset({OPTIMIZER}))),
+        ("model.load_state_dict(saved['model'])", Code(forgets=frozenset({OPTIMIZER}))),
+        ("for part in parts:\n    part.load_state_dict(saved[part])", Code()),
+        ("import random\nrandom.seed(1)\nflip = random.random() < 0.5", Code(unrestored=("python's random",))),
+        ("noise = np.random.normal(0, 1, 3)", Code(unrestored=("numpy's random",))),
+        ("noise = torch.random.fork_rng()\nrng = np.random.default_rng(1)", Code()),
         ("torch.optim.SGD(model.parameters(), lr=0.1)", Code(has_optimizer_state=False)),
         ("torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)", Code()),
         ("schedule = StepLR(optimizer, 5)", Code(has_schedule=True)),
@@ -140,6 +150,15 @@ def test_a_mean_over_fewer_steps_in_the_first_row_after_a_resume_is_no_differenc
     (folders[0].path / "metrics.jsonl").write_text(before)
     left = culprits.gather(folders[0], folders[1], VERDICT, [saved(*ALL)])
     assert (left.resumed_at, left.differs_at, left.values_differ) == ((30,), differing, counts)
+
+
+@pytest.mark.parametrize(("epoch", "is_dense"), [(None, True), (1, False)])
+def test_a_row_for_each_epoch_is_no_row_for_each_step(epoch: int | None, is_dense: bool, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "0123456789ab")
+    folder.path.mkdir()
+    rows = [{"t": 1.0, "step": step, "epoch": epoch and step, "metrics": {"loss": 1.0}} for step in (1, 2, 3)]
+    (folder.path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert culprits.gather(folder, folder, VERDICT, []).is_dense is is_dense
 
 
 def test_tensors_are_compared_without_random_states(tmp_path: Path) -> None:
