@@ -192,7 +192,9 @@ def gather(folder: RunFolder, again: RunFolder, verdict: Verdict, kills: Sequenc
     steps = sorted({*before, *after})
     differs_at = next((step for step in steps if repr(before.get(step)) != repr(after.get(step))), None)
     are_files = all(item.field.startswith(f"{run_folder.OUTPUTS}/") for item in verdict.outcome)
-    attempts, resumed = rows_by_attempt(again.path), resumed_at(again.path)
+    attempts = rows_by_attempt(again.path)
+    # an attempt that began with the run's first step has started over
+    resumed = tuple(step for step in resumed_at(again.path) if step > min(before, default=step - 1))
     last = {row.step for row in attempts[-1]} if len(attempts) > 1 else set[int]()
     result = again.read_result()
     return Evidence(

@@ -16,7 +16,7 @@ import torch
 
 from pipeline.core.specs import State
 from pipeline.keys.content_key import Difference
-from pipeline.reproduction import culprits, proving
+from pipeline.reproduction import culprits, kills, proving
 from pipeline.reproduction.compare import Verdict, is_time
 from pipeline.reproduction.culprits import (
     OPTIMIZER,
@@ -29,7 +29,8 @@ from pipeline.reproduction.culprits import (
     state_kinds,
     tensors_in,
 )
-from pipeline.reproduction.proving import Proof, draw_moments, saved_s
+from pipeline.reproduction.kills import Moments, draw_moments, saved_s
+from pipeline.reproduction.proving import Proof
 from pipeline.runs import journal
 from pipeline.runs.checkpoints import resume_offer
 from pipeline.runs.folder import RunFolder
@@ -243,17 +244,63 @@ def test_kinds_of_state_are_read_without_unpickling(tmp_path: Path) -> None:
     assert state_kinds(tmp_path / "torn.pt") == frozenset()
 
 
-def test_kills_are_spread_over_the_time_that_the_run_trained_and_follow_from_the_seed(tmp_path: Path) -> None:
+def finished(tmp_path: Path, log: str, steps: int) -> RunFolder:
+    """A run that trained from second 10 to second 50, with this log and so many rows."""
     folder = RunFolder(tmp_path / "0123456789ab")
     for state, time in ((State.RUNNING, 100.0), (State.FINISHED, 160.0)):
         journal.append(folder.journal, journal.Entry(state=state, attempt=1, time=time))
-    rows = [{"t": time, "step": 1, "epoch": None, "metrics": {"loss": 1.0}} for time in (110.0, 150.0)]
+    times = [110.0 + 40.0 * step / (steps - 1) for step in range(steps)]
+    rows = [{"t": t, "step": step, "epoch": None, "metrics": {"loss": 1.0}} for step, t in enumerate(times)]
     (folder.path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (folder.path / "attempts/1").mkdir(parents=True)
+    (folder.path / "attempts/1/host.log").write_text(log)
+    return folder
+
+
+def test_kills_are_spread_over_the_training_and_follow_from_the_seed(tmp_path: Path) -> None:
+    folder = finished(tmp_path, "", 2)
     drawn = draw_moments(folder, 4, 7)
     assert drawn == draw_moments(folder, 4, 7) != draw_moments(folder, 4, 8)
-    assert drawn.first_row_s == 10.0
-    assert [*drawn.into_s] == sorted(drawn.into_s)
-    assert 4.0 <= drawn.into_s[0] < drawn.into_s[-1] <= 38.0
+    assert (drawn.first_row_s, drawn.trained_s, drawn.positions) == (10.0, 40.0, ())
+    assert [*drawn.shares] == sorted(drawn.shares)
+    assert 0.1 <= drawn.shares[0] < drawn.shares[-1] <= 0.95
+    assert draw_moments(folder, 4, 7, sooner=0.5).shares == tuple(share / 2 for share in drawn.shares)
+
+
+@pytest.mark.parametrize(
+    ("line", "positions", "are_rows"),
+    [
+        ("0 | epoch {} loss 0.5", ((0, 0), (1, 0), (2, 0), (3, 0)), False),
+        ("0 | loss: 0.5", (), False),  # counted by the recorder at the end: time decides
+        ("0 | nothing", ((0, 0), (0, 1), (0, 2), (0, 3)), True),
+        ("1 | epoch {} loss 0.5", ((0, 0), (0, 1), (0, 2), (0, 3)), True),
+    ],
+)
+def test_how_far_a_run_is_shows_in_its_log_or_in_rows_that_come_while_it_runs(
+    line: str, positions: tuple[tuple[float, int], ...], are_rows: bool, tmp_path: Path
+) -> None:
+    drawn = draw_moments(finished(tmp_path, "".join(f"{line}\n".format(epoch) for epoch in range(4)), 4), 1, 7)
+    assert (drawn.positions, drawn.are_rows) == (positions, are_rows)
+
+
+def test_progress_is_that_of_the_log_however_slow_the_computer_is(tmp_path: Path, monkeypatch: Any) -> None:
+    """Nine lines, ten seconds from one to the next: half of the way is behind the fourth one and five seconds."""
+    now = [1000.0]
+    monkeypatch.setattr(kills.time, "monotonic", lambda: now[0])
+    drawn = Moments(shares=(0.5,), positions=tuple((epoch, 0) for epoch in range(9)), first_row_s=1.0, trained_s=8.0)
+    progress, log = kills._Progress(drawn, "2"), tmp_path / "attempts/2/host.log"
+    log.parent.mkdir(parents=True)
+    shares = []
+    for epoch in range(2, 5):
+        with log.open("a") as file:
+            file.write(f"0 | epoch {epoch} loss 0.5\n0 | epoch {epoch + 1} lo")
+        shares.append(progress.share(tmp_path))
+        now[0] += 5.0
+        shares.append(progress.share(tmp_path))
+        now[0] += 5.0
+        with log.open("a") as file:
+            file.write("\n")
+    assert [round(9 * share, 2) for share in shares] == [3.0, 4.0, 4.0, 4.5, 5.0, 5.5]
 
 
 def test_rows_that_are_recorded_late_count_for_the_attempt_that_logged_them(tmp_path: Path) -> None:

@@ -1,0 +1,229 @@
+"""Kill a repetition of a run at moments drawn from a seed: by what its log and metrics show, else by time.
+
+A busy computer trains at another pace than when the run was made; lines that name epoch or step show how far it is.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.cluster.agent.running.processes import find_processes
+from pipeline.core.specs import State
+from pipeline.reproduction.culprits import Kill, state_kinds
+from pipeline.runs import checkpoints, journal, metrics_file
+from pipeline.runs.folder import RunFolder
+from trainers.contract import run_folder
+from trainers.script.metrics.printed import parse_line, text_of_rank_0
+
+_EARLIEST, _LATEST = 0.1, 0.95  # of the training
+_FEWEST_POSITIONS = 3
+_WRITTEN_S = 0.5
+_LAST_ROW_BYTES = 1 << 14
+
+_Position = tuple[float, int]
+"""Epoch and step of a line with metrics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moments:
+    """When to kill.
+
+    Attributes:
+        shares: ascending shares of the training, over all attempts.
+        positions: those that the finished run showed, ascending; () if they don't show while it runs.
+        are_rows: they are steps in metrics.jsonl, not printed.
+        first_row_s: seconds from the begin of an attempt to its first row of metrics.
+        trained_s: seconds from the first row to the last one.
+    """
+
+    shares: tuple[float, ...]
+    positions: tuple[_Position, ...] = ()
+    are_rows: bool = False
+    first_row_s: float
+    trained_s: float
+
+
+def draw_moments(timed: RunFolder, kills: int, seed: int, *, sooner: float = 1.0) -> Moments:
+    """Draw the moments of so many kills from a seed, within the training of the finished run ``timed``.
+
+    Args:
+        sooner: factor of the drawn moments.
+    """
+    entries = journal.read(timed.journal)
+    begun = max((entry.time for entry in entries if entry.state is State.RUNNING), default=0.0)
+    ended = max((entry.time for entry in entries if entry.state is State.FINISHED), default=begun)
+    rows = [row for row in metrics_file.rows(timed.path / run_folder.METRICS) if row.time_s >= begun]
+    times = [row.time_s for row in rows]
+    first, last = (min(times), max(times)) if len(times) > 1 else ((begun + ended) / 2, ended)
+    chance = random.Random(seed)
+    shares = sorted(chance.uniform(_EARLIEST, _LATEST) * sooner for _ in range(kills))
+    logs = (timed.path / run_folder.ATTEMPTS).glob("*/*.log")
+    printed = [*_printed_positions(line for log in logs for line in log.read_bytes().split(b"\n"))]
+    # metrics that are printed reach metrics.jsonl at the end of an attempt, those of other sources while it runs
+    positions = {(0.0, row.step) for row in rows} if not printed else {one for one in printed if one is not None}
+    return Moments(
+        shares=tuple(shares),
+        positions=tuple(sorted(positions)) if len(positions) >= _FEWEST_POSITIONS else (),
+        are_rows=not printed,
+        first_row_s=first - begun,
+        trained_s=last - first,
+    )
+
+
+class Killer:
+    """Kills the only run below ``runs_dir`` once in each attempt, further and further into the training.
+
+    An attempt goes on where its checkpoint was saved; without a checkpoint it trains what the attempt before it did.
+
+    Args:
+        awaits_checkpoint: the last kill waits until there is a checkpoint.
+    """
+
+    def __init__(
+        self, runs_dir: Path, moments: Moments, say: Callable[[str], None], *, awaits_checkpoint: bool
+    ) -> None:
+        self.kills: list[Kill] = []
+        self._runs_dir, self._moments, self._say = runs_dir, moments, say
+        self._remaining = [*moments.shares]
+        self._awaits_checkpoint = awaits_checkpoint
+        self._progress = _Progress(moments, "")
+        self._killed_at = 0.0  # unix time of the last kill
+        self._began_s = 0.0  # seconds of training before this attempt
+        self._saved_at = 0.0  # unix time at which the first checkpoint was seen
+
+    @property
+    def run_dir(self) -> Path | None:
+        return next((path.parent for path in self._runs_dir.glob(f"*/{run_folder.JOURNAL}")), None)
+
+    def kill_if_due(self, command_pid: int) -> None:
+        """Once it is time, kill the ranks, or stop the command if they run on other computers."""
+        if not self._remaining or (run_dir := self.run_dir) is None:
+            return
+        entries = journal.read(run_dir / run_folder.JOURNAL)
+        if not entries or entries[-1].state is not State.RUNNING or entries[-1].time <= self._killed_at:
+            return
+        started_at, attempt = entries[-1].time, str(entries[-1].attempt)
+        trains_from = started_at + self._moments.first_row_s
+        if self._share(run_dir, attempt, trains_from) < self._remaining[0]:
+            return
+        if self._awaits_checkpoint and len(self._remaining) == 1 and not self._has_checkpoint(run_dir):
+            return
+        self._killed_at = time.time()
+        after_s = round(self._killed_at - started_at, 1)
+        pids = find_processes(journal.attempt_prefix(run_dir.name, run_dir))
+        for pid in pids:
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, signal.SIGKILL)
+        if not pids:
+            os.kill(command_pid, signal.SIGTERM)
+        self._remaining.pop(0)
+        self._began_s += saved_s(run_dir, trains_from)
+        self.kills.append(_kill(run_dir, after_s))
+        self._say(f"killed after {after_s} s ({len(pids)} processes)" if pids else f"stopped after {after_s} s")
+
+    def _share(self, run_dir: Path, attempt: str, trains_from: float) -> float:
+        """Return how much of the training is done."""
+        if self._moments.positions:
+            if self._progress.attempt != attempt:
+                self._progress = _Progress(self._moments, attempt)
+            return self._progress.share(run_dir)
+        # at least once it trains, however short the training is
+        since = time.time() - trains_from
+        return (self._began_s + since) / max(self._moments.trained_s, 1e-3) if since >= 0.0 else 0.0
+
+    def _has_checkpoint(self, run_dir: Path) -> bool:
+        """Return True if there is a checkpoint that was seen half a second ago, so that it is completely written."""
+        if newest_checkpoint(run_dir) is None:
+            return False
+        self._saved_at = self._saved_at or time.time()
+        return time.time() - self._saved_at >= _WRITTEN_S
+
+    def look_again(self) -> None:
+        """Add the newest checkpoint to the last kill, if other hosts have sent one only after it."""
+        if self.kills and self.kills[-1].checkpoint is None and self.run_dir is not None:
+            self.kills[-1] = _kill(self.run_dir, self.kills[-1].after_s)
+
+
+class _Progress:
+    """Follows the positions that an attempt shows."""
+
+    def __init__(self, moments: Moments, attempt: str) -> None:
+        self.attempt = attempt
+        self._moments = moments
+        self._read_bytes: dict[Path, int] = {}
+        self._passed = 0  # of the finished run's positions
+        self._since = 0.0  # monotonic time at which the last one was seen
+        self._between_s = moments.trained_s / max(1, len(moments.positions) - 1)
+
+    def share(self, run_dir: Path) -> float:
+        """Return how much of the training is done; between two positions by the time from one to the next."""
+        seen = self._steps(run_dir) if self._moments.are_rows else self._printed(run_dir)
+        passed = max((bisect_right(self._moments.positions, one) for one in seen), default=0)
+        now = time.monotonic()
+        if passed > self._passed:
+            if self._passed:
+                self._between_s = (now - self._since) / (passed - self._passed)
+            self._passed, self._since = passed, now
+        if not self._passed:
+            return 0.0
+        behind = min(1.0, (now - self._since) / self._between_s) if self._between_s > 0.0 else 1.0
+        return (self._passed + behind) / len(self._moments.positions)
+
+    def _printed(self, run_dir: Path) -> Iterator[_Position]:
+        """Yield the positions of lines that are new in the logs."""
+        for log in (run_dir / run_folder.ATTEMPTS / self.attempt).glob("*.log"):
+            with suppress(OSError), log.open("rb") as file:
+                file.seek(self._read_bytes.get(log, 0))
+                whole, end, _ = file.read().rpartition(b"\n")
+                self._read_bytes[log] = self._read_bytes.get(log, 0) + len(whole) + len(end)
+                yield from (one for one in _printed_positions(whole.split(b"\n")) if one is not None)
+
+    def _steps(self, run_dir: Path) -> Iterator[_Position]:
+        """Yield the step of the last row, if this attempt wrote it."""
+        with suppress(OSError), (run_dir / run_folder.METRICS).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_ROW_BYTES))
+            rows = filter(None, map(metrics_file.parse, file.read().split(b"\n")))
+            for row in rows:
+                if row.attempt.split("-")[2:3] == [self.attempt]:  # KEY-FOLDER-ATTEMPT-RANDOM
+                    yield 0.0, row.step
+
+
+def _printed_positions(lines: Iterable[bytes]) -> Iterator[_Position | None]:
+    """Yield the position of each line of rank 0 with metrics; None for one that names no epoch and no step."""
+    for line in lines:
+        parsed = parse_line(text_of_rank_0(line.decode(errors="replace")).rpartition("\r")[2])
+        if parsed.metrics:
+            yield parsed.position
+
+
+def saved_s(run_dir: Path, since: float) -> float:
+    """Return the seconds from ``since`` (unix time) to the newest checkpoint; 0 without a later one."""
+    newest = newest_checkpoint(run_dir)
+    with suppress(OSError):  # removed meanwhile
+        return max(0.0, newest.stat().st_mtime - since) if newest is not None else 0.0
+    return 0.0
+
+
+def _kill(run_dir: Path, after_s: float) -> Kill:
+    newest = newest_checkpoint(run_dir)
+    if newest is None:
+        return Kill(after_s=after_s, checkpoint=None)
+    return Kill(after_s=after_s, checkpoint=str(newest.relative_to(run_dir)), holds=state_kinds(newest))
+
+
+def newest_checkpoint(run_dir: Path) -> Path | None:
+    """Return the newest checkpoint of a run in its folder, or None."""
+    settings = checkpoints.settings_of(run_dir)
+    if settings is None:
+        return max((run_dir / run_folder.CHECKPOINTS).glob("step-*.pt"), default=None)
+    with suppress(OSError):  # removed meanwhile
+        return checkpoints.newest_of_script(run_dir, settings)
+    return None
