@@ -286,7 +286,7 @@ def test_how_far_a_run_is_shows_in_its_log_or_in_rows_that_come_while_it_runs(
 def test_progress_is_that_of_the_log_however_slow_the_computer_is(tmp_path: Path, monkeypatch: Any) -> None:
     """Nine lines, ten seconds from one to the next: half of the way is behind the fourth one and five seconds."""
     now = [1000.0]
-    monkeypatch.setattr(kills.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     drawn = Moments(shares=(0.5,), positions=tuple((epoch, 0) for epoch in range(9)), first_row_s=1.0, trained_s=8.0)
     progress, log = kills._Progress(drawn, "2"), tmp_path / "attempts/2/host.log"
     log.parent.mkdir(parents=True)
