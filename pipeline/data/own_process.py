@@ -16,12 +16,12 @@ from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file, write_json
 from pipeline.core.places import HOME, IS_INSTALLED, PACKAGES, ROOT
 from pipeline.core.processes import process
-from pipeline.data import manifest, packing, store
+from pipeline.data import manifest, packing, request
 from pipeline.data.base import Workspace
 from pipeline.data.datasets import own
 from pipeline.data.datasets.own import OwnDatasetConfig
 from pipeline.data.progress import reporting
-from pipeline.data.store import READ, Request
+from pipeline.data.request import READ, Request
 from pipeline.keys import rank_environment
 from trainers.contract.data_pack import Manifest
 from trainers.core.config import DatasetConfig
@@ -38,7 +38,7 @@ _ERROR = "error.json"
 def pack(dataset: DatasetConfig, wanted: Request, work: Workspace, target: Path) -> Manifest:
     """Build the pack of a user-defined function. Raises DataError."""
     folder, name = work.folder / PACK, getattr(dataset, "target", "")
-    if target.exists() and (why := store.stale_because(target, ROOT)):
+    if target.exists() and (why := request.stale_because(target, ROOT)):
         print(f"{name}: {why}; the data is made anew", file=sys.stderr, flush=True)
     # Hash the sources before the call, so that an edit during the call is detected.
     code = {os.path.realpath(ROOT / path): sha256_file(ROOT / path) for path in wanted.code if (ROOT / path).is_file()}
@@ -99,7 +99,9 @@ def make(dataset: DatasetConfig, work: Workspace, root: Path) -> Notes:
 def keep(folder: Path, notes: Notes, known: Collection[Path], root: Path, target: str) -> None:
     """Record in a pack what the function read in addition to ``known``, and warn about these files. Raises OSError."""
     keyed = {os.path.realpath(path) for path in known}
-    record = store.record_reads(notes, root, keyed, [os.path.realpath(path) for path in known if path.suffix != ".py"])
+    record = request.record_reads(
+        notes, root, keyed, [os.path.realpath(path) for path in known if path.suffix != ".py"]
+    )
     write_json(folder / READ, record)
     if read := [*record["files"]]:
         change = "it changes" if len(read) == 1 else "they change"

@@ -22,7 +22,7 @@ from pipeline.core.files import expanded, fsync, remove_leftovers, sha256_file, 
 from pipeline.core.locks import held
 from pipeline.core.places import shown
 from pipeline.core.processes.signals import CTRL_C, Interruptible, Stop
-from pipeline.data.store import record_reads
+from pipeline.data.request import record_reads
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps import step_folders
 from pipeline.steps.graph import Graph, StepStanding

@@ -14,7 +14,7 @@ from pipeline.core import documents, locks
 from pipeline.core.errors import DataError, UsageError, os_reason, suggestion
 from pipeline.core.files import fingerprint, fingerprints
 from pipeline.data.manifest import origin_of
-from pipeline.data.store import reads_changed
+from pipeline.data.request import reads_changed
 from pipeline.keys.content_key import ContentKey
 from pipeline.runs.folder import RunFolder
 from pipeline.steps.key import StepVersion

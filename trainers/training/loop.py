@@ -25,7 +25,7 @@ from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import read_attempt
 from trainers.distributed.resources import resume_garbage_collection
 from trainers.distributed.termination import Termination
-from trainers.training import digests, initial_weights, loss
+from trainers.training import initial_weights, loss, operators
 from trainers.training.digests import Digests
 from trainers.training.evaluation import Evaluation, Evaluator
 from trainers.training.loss import Losses, Reading
@@ -58,7 +58,7 @@ class Trainer:
         self.throughput = Throughput(self.steps.global_batch_size)
         every = config.trainer.digests
         self.digests = Digests(self.model, context, run_dir / run_folder.DIGESTS, every) if every else None
-        self.replay = digests.wanted()
+        self.replay = operators.wanted()
         self.saved_step = 0
         self.watch: PackWatch | None = None  # detects changes of this node's data files
         self.pruned = False  # the controller ended the run early, at the end of an epoch

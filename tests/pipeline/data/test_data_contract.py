@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
 from pipeline.core.processes.process import Completed
-from pipeline.data import store
+from pipeline.data import request
 from pipeline.data.datasets import DATASETS
 from pipeline.data.datasets.folder import FolderConfig
 from pipeline.data.datasets.own import OwnDatasetConfig
@@ -153,6 +153,6 @@ def test_another_val_size_is_another_pack_with_the_same_test_images(config: Data
 @pytest.mark.parametrize("name", DATASETS.names())
 def test_the_code_that_decides_a_pack_is_that_which_reads_and_packs_it(name: str) -> None:
     """Of all that Paceline is: an edit elsewhere would have the data made anew."""
-    counted = store._code((DATASETS.target(name), "pipeline.data.packing")).digests
+    counted = request._code((DATASETS.target(name), "pipeline.data.packing")).digests
     rooms = {"/".join(path.split("/")[:2]) for path in counted}
     assert rooms <= {"pipeline/core", "pipeline/data", "trainers/core", "trainers/data"}

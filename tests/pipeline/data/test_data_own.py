@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.core.locks import held
-from pipeline.data import own_process, store
+from pipeline.data import own_process, request, store
 from pipeline.data.datasets.own import OwnDatasetConfig
 from pipeline.data.manifest import Pack
 from pipeline.data.store import fetch, find
@@ -46,7 +46,7 @@ def test_its_module_its_arguments_and_its_files_decide_the_pack(tmp_path: Path) 
     assert find(config(args={"count": 21}, source=str(tmp_path / "value")), tmp_path / "data") is None
     (tmp_path / "value").write_text("2")
     assert find(first, tmp_path / "data") is None
-    assert "tests/pipeline/data/own_data.py" in store.request(first, tmp_path / "data").code
+    assert "tests/pipeline/data/own_data.py" in request.request(first, tmp_path / "data").code
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def make(count=20):
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A project with a function of its own: ``own_made.py`` and ``value.txt``."""
-    for module in (store, own_process):
+    for module in (store, request, own_process):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     (tmp_path / "own_made.py").write_text(CODE)
     (tmp_path / "value.txt").write_text("1")

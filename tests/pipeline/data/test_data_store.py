@@ -19,7 +19,8 @@ from pipeline.core.files import sha256_file
 from pipeline.data import datasets, manifest
 from pipeline.data.datasets.synthetic import SyntheticConfig
 from pipeline.data.manifest import Pack
-from pipeline.data.store import fetch, find, request
+from pipeline.data.request import request
+from pipeline.data.store import fetch, find
 from tests.pipeline.data.data_fixtures import make_mnist, random_images
 from tests.pipeline.data.data_server import Server
 from tests.waiting import HANG_S, wait_until
@@ -259,7 +260,7 @@ def test_the_code_of_a_data_set_counts_for_its_packs_and_a_comment_does_not(
     root = tmp_path / "clone"
     for name in ("pipeline", "trainers"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr("pipeline.data.store.ROOT", root)
+    monkeypatch.setattr("pipeline.data.request.ROOT", root)
     module = root / "pipeline/data/datasets/synthetic.py"
 
     def edit(path: Path, old: str, new: str) -> str:
