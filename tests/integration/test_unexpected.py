@@ -53,7 +53,7 @@ def broken(project: Checkout, name: str, after: str) -> None:
         ("pipeline/runs/index.py", "def rows(", [DOIT, "runs"]),
         ("pipeline/execution/dry_run.py", "def steps(", [DOIT, "why", *WORDS]),
         ("dodo.py", "def task_verbs(", [DOIT, "list"]),
-        ("pipeline/data/store.py", "def request(", [*APPLICATION, *WORDS]),
+        ("pipeline/data/request.py", "def request(", [*APPLICATION, *WORDS]),
         pytest.param("pipeline/sweep/expand.py", "def of_jobs(", [*APPLICATION, "--multirun", *WORDS, "seed=1,2"],
          marks=LONG),
     ],
