@@ -340,7 +340,6 @@ def test_a_process_beside_a_training_steps_back_with_its_session_and_with_no_oth
     [
         ("record RUN --experiment x --follow", False),  # the controller sets it back, and forward again
         ("serve --experiment x", True),
-        ("fetch ID PLACE", False),
     ],
 )
 def test_only_what_works_beside_a_training_gives_way(
@@ -349,9 +348,10 @@ def test_only_what_works_beside_a_training_gives_way(
     """Beside six busy loops doit ui was refused after two minutes: its store was made with the least priority."""
     given: list[bool] = []
     monkeypatch.setattr(tracking, "set_priority", lambda *_: given.append(True))
-    for work in ("_record_one", "_serve", "_fetch", "_store"):
+    for work in ("_record_one", "_serve"):
         monkeypatch.setattr(tracking, work, lambda *_: 0)
-    for of_a_process in ("_leave_out_data_frames", "masking.begin", "unexpected.install", "unexpected.keep_in"):
+    monkeypatch.setattr(tracking, "_NOT_NEEDED", ())
+    for of_a_process in ("masking.begin", "unexpected.install", "unexpected.keep_in"):
         monkeypatch.setattr(f"{tracking.__name__}.{of_a_process}", lambda *_: None)
     before = signal.getsignal(signal.SIGINT)
     try:

@@ -21,7 +21,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project and a home without defaults; the file for all projects."""
     monkeypatch.delenv(conf_files.OWN_VARIABLE)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
-    for module in ("own_defaults", "errors.config_files", "overrides.origins"):
+    for module in ("conf_files", "composition_errors", "overrides.origins"):
         monkeypatch.setattr(f"pipeline.config.{module}.ROOT", tmp_path)
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     monkeypatch.setattr(compose, "CONF_DIRS", (tmp_path / "conf",))

@@ -299,7 +299,9 @@ def test_a_run_that_was_made_outside_of_a_repository_has_the_copy_of_its_code_an
         there = {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()}
         assert there == {*kept}
         assert (place / "trainers/x.py").read_bytes() == (made.folder.code / "trainers/x.py").read_bytes()
-    assert said == ["  snapshot     trainers/x.py is the run's own copy: the project has another, or none"]
+    assert said == [
+        "  snapshot     trainers/x.py is the run's own copy: a copy of the project's code has another, or none"
+    ]
     assert (project / "trainers/x.py").read_text() == "edited since"
 
 

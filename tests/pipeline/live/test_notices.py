@@ -152,7 +152,7 @@ def test_a_program_that_is_not_there_is_told_before_the_training_and_once() -> N
     assert len(said) == 1
 
 
-@pytest.mark.parametrize("command", ["", "  ", "say 'x", "True", "False"])
+@pytest.mark.parametrize("command", ["", "  ", "say 'x"])
 def test_a_command_that_is_none_is_refused(command: str) -> None:
     with pytest.raises(UsageError, match=r"notify\.command"):
         NotifyConfig(command=command)
