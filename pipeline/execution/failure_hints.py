@@ -25,6 +25,11 @@ OF_SCRIPTS = (  # (pattern in the failure, hint); the first match counts
         "only those that are named",
     ),
     (OUT_OF_MEMORY, "a smaller batch or model, or fewer workers of the loader"),
+    (
+        r"[Ee]rror downloading|urlopen error|Dataset not found",
+        "where its data lie on this computer: their folder as an argument of the script is taken along as data; for a "
+        "fixed path in the project program.inputs=[data/*] in front of the script",
+    ),
     (r"EOF when reading a line", "a run has no keyboard: let the script take the answer as an argument"),
     (
         r"(?:unrecognized arguments|[Nn]o such option):.*(?P<what>--(?:nnodes|nproc[-_]per[-_]node|max[-_]restarts))\b",
