@@ -45,7 +45,8 @@ class Checkpoint:
     """State after ``step`` steps, which is ``position`` steps into ``epoch`` (from 0).
 
     ``own`` is the state that differs between ranks (batch statistics), [world_size, n]; with trainer.shards a row per
-    part. ``metrics`` is the content of metrics.jsonl, stored in the .json.
+    part (a part: one of trainer.shards slices of the batch; n: values a rank). ``metrics`` is the content of
+    metrics.jsonl, stored in the .json.
     """
 
     step: int

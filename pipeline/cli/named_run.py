@@ -32,6 +32,7 @@ _WHERE = ("paths.", "tracking", "cluster")
 _NOT_OF_THE_RUN = ("paths", "tracking", "cluster", "notify")
 """Sections that decide where something goes, or what is started besides the run."""
 _CHOICE = re.compile(r"\+?(cluster|experiment|tracking)=[\w-]+(/[\w-]+)*")
+"""An override that chooses an option of a group, such as ``cluster=pssh``."""
 _REACHES = ("launcher", "python", "ssh_config", "workdir", "mpirun", "context", "namespace", "kind")
 """Fields of the cluster that decide which hosts are reached, and how: never taken from a run folder."""
 _OF_RANKS = (
@@ -48,8 +49,9 @@ Section = dict[str, Any]
 def configuration(invocation: Invocation, resolved: Section, root: Path) -> tuple[Section, tuple[str, ...]]:
     """Return the resolved configuration of the run that ``run=KEY`` names, and the overrides that started it.
 
-    ``resolved``, composed of conf/ and the typed words, decides where runs and records lie; for `attach` the run's own
-    options decide where records lie. Data lie where the run had them, unless the words say otherwise.
+    ``resolved``, composed of conf/ and the typed words, decides where runs and records lie; for `attach`, records lie
+    where the run's own ``tracking=`` choice says, unless the words choose another. Data lie where the run had them,
+    unless the words say otherwise.
 
     Raises UsageError: no such run, it has no configuration, another word would change it, or conf/ and the words don't
     reach its hosts; AlteredError: its key.json or config.json was altered.
@@ -94,18 +96,21 @@ def cluster(folder: RunFolder, invocation: Invocation, root: Path, local_gpus: i
     section: Section = _composed(folder, invocation)["cluster"]
     plan, launcher = starts.newest_plan(folder.path), section["launcher"]
     nodes = plan.nodes if plan is not None and plan.launcher == launcher else ()
+    # build_cluster refuses an empty list of hosts
     if not section["hosts"] and section["hostfile"] is None and _takes_host_names(launcher):
         section = {**section, "hosts": [_host_entry(node.host) for node in nodes]}
     reached = build_cluster(section, root=root, local_gpus=local_gpus)
     if plan is None or not nodes or not _takes_host_names(reached.launcher):
         return reached
+    # only the plan's hosts, each with the settings that conf/ and the words give it, if they name it
     hosts = starts.cluster_with(reached, plan, [node.host for node in nodes]).hosts
     return replace(reached, hosts=hosts, spares=())
 
 
 # ------------------------------------------------------------------------------------- how its hosts are reached
 def _composed(folder: RunFolder, invocation: Invocation) -> Section:
-    """Compose conf/ with the typed words, and with the run's options for groups without a word.
+    """Compose conf/ with the typed words, adding the run's group choices (``cluster=``, ``experiment=``, ``tracking=``)
+    where no word settles them.
 
     Raises UsageError: the run was started with other words about reaching hosts.
     """

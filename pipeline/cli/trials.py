@@ -22,7 +22,7 @@ from pipeline.sweep.trial import Settled
 
 
 def with_sweep(current: Session) -> Session:
-    """Return the session with a bare argument that names a sweep as ``sweep=``. Raises UsageError: several do."""
+    """Set a bare argument that names a sweep as ``sweep=``, and return the session. Raises UsageError: several do."""
     paths, options = current.invocation.arguments, current.invocation.options
     named = [word for word in paths if names_sweep(current.config.runs_dir, word)]
     if not named:

@@ -67,6 +67,7 @@ def advice(word: str, argv: Sequence[str], verb: str | None) -> str | None:
     override = _with_equals(word, value, verb)
     if override is None:
         return _another_verb(word)
+    # NAME:VALUE has its value already
     takes_following = bool(value) and not word.endswith(".py") and ":" not in word.rstrip(":")
     return f"a field is set by =: {_instead(argv, position, 2 if takes_following else 1, override)}"
 

@@ -118,7 +118,7 @@ class ShownLine:
 
 @dataclass(frozen=True, kw_only=True)
 class HostNote:
-    """A remark about a host, which further attempts on the same hosts would repeat."""
+    """A remark about a host. Each attempt on it emits the remark again, so only a first attempt's is shown."""
 
     text: str
 

@@ -16,8 +16,8 @@ _UNITS = {
     r"(^|_)bytes$": ((1e12, 1e12, "TB"), (1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (1e3, 1e3, "kB")),
     r"(?<!_per)_s$|(^|_)seconds$": ((7200.0, 3600.0, "h"), (120.0, 60.0, "min")),
 }
-"""End of a figure's name (a pattern) → its units, the largest first: the smallest size that is shown in it, its own
-size, its name."""
+"""End of a figure's name (a pattern) → its units, the largest first: from which value it is used, its factor, its
+name."""
 _LARGE, _HUGE = 1e5, 1e15  # a figure from the first to the second is shown as a whole number
 _FILLER = "\0"  # the second column of a wide character, while lines are measured
 
@@ -155,7 +155,7 @@ def duration(seconds: float) -> str:
 
 
 def unit_of(name: str, size: float) -> tuple[float, str]:
-    """Return the unit in which a figure of this name is short: its size, and its name ('': the figure as it is).
+    """Return the unit in which a figure of this name is short: its factor, and its name ('': the figure as it is).
 
     Names that end in ``bytes`` are sizes, in ``_s`` or ``seconds`` durations, except speeds (``_per_s``).
     """

@@ -113,6 +113,8 @@ def _os_errors_as_data_errors(dataset: DatasetConfig, data_dir: Path | None) -> 
 
 
 def intact(folder: Path) -> Pack | None:
-    """Return the pack, unless it is altered or another file that its function read has changed."""
+    """Return the pack, unless it is altered or a file that the function of ``dataset=own`` read while it was packed has
+    changed.
+    """
     pack = manifest.read(folder)
     return pack if pack is not None and stale_because(folder, ROOT) is None else None

@@ -27,8 +27,8 @@ OF_SCRIPTS = (  # (pattern in the failure, hint); the first match counts
     (OUT_OF_MEMORY, "a smaller batch or model, or fewer workers of the loader"),
     (
         r"[Ee]rror downloading|urlopen error|Dataset not found",
-        "where its data lie on this computer: their folder as an argument of the script is taken along as data; for a "
-        "fixed path in the project program.inputs=[data/*] in front of the script",
+        "pass the folder of its data on this computer as an argument of the script, which takes it along as data; if "
+        "the script has a fixed path in the project, put program.inputs=[data/*] in front of the script",
     ),
     (r"EOF when reading a line", "a run has no keyboard: let the script take the answer as an argument"),
     (
@@ -89,7 +89,9 @@ def lost_host_hint(error: TrainingError, cluster: Cluster) -> str | None:
 
 
 def module_hint(failure: str, run: Run) -> str | None:
-    """Return the hint for a module of the project that a script imports by a name which only it can build."""
+    """Return the hint for a module of the project that the import closure missed, because the script makes its name at
+    run time (``importlib.import_module``).
+    """
     match = _NO_MODULE.search(failure)
     if match is None or run.config.script is None:
         return None

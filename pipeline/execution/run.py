@@ -255,7 +255,7 @@ def versions(config: RunConfig, code: Closure) -> dict[str, str]:
 def _versions_on_hosts(cluster: Cluster, here: Mapping[str, str]) -> dict[str, str]:
     from pipeline.cluster.preflight import versions_on_hosts  # it imports the launchers, which most runs don't need
 
-    # for a missing submodule a.b, hosts report the version of the distribution a
+    # missing submodules a.b: the cluster states the version of their distribution a instead
     names = {name.partition(".")[0] if version == ABSENT else name: version for name, version in here.items()}
     return versions_on_hosts(cluster, {**names, IMAGE: ""} if cluster.container is not None else names)
 

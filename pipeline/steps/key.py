@@ -45,6 +45,8 @@ def step_key(step: Step, inputs: Mapping[str, str], root: Path) -> ContentKey:
         "env": {name: redact.hide(value, step.secrets) for name, value in step.env.items()},
         "on": "here",  # a field of earlier versions, kept so that the keys of steps stay
     }
+    # canonical JSON sorts names, so an order that matters is a part of its own: args become words in their order; a
+    # function or bash gets them by name, so only mappings inside their values count
     is_words = isinstance(step.command, tuple) and bool(step.command)
     order = order_of(step.args, "args") if is_words else order_in({"step": {"args": step.args}})
     parts: dict[str, Any] = {

@@ -85,8 +85,8 @@ def test_a_file_above_the_project_of_a_script_is_named_with_its_place(tmp_path: 
     ("failure", "hint"),
     [
         ("RuntimeError: Error downloading train-images-idx3-ubyte.gz",
-         "where its data lie on this computer: their folder as an argument of the script is taken along as data; for a "
-         "fixed path in the project program.inputs=[data/*] in front of the script"),
+         "pass the folder of its data on this computer as an argument of the script, which takes it along as data; if "
+         "the script has a fixed path in the project, put program.inputs=[data/*] in front of the script"),
         ("EOFError: EOF when reading a line", "a run has no keyboard: let the script take the answer as an argument"),
         ("train.py: error: unrecognized arguments: --nproc-per-node 2",
          "--nproc-per-node is an option of torchrun, whose options stand in front of the script: doit torchrun "

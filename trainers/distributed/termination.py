@@ -19,7 +19,7 @@ from trainers.distributed.process_group import RankContext
 
 _LOOK_S = 0.5  # interval of checks whether another rank received the signal
 _POLL_S = 0.01
-_PATIENCE_S = 30.0  # longest wait for the other ranks; the sender of SIGTERM follows with SIGKILL before
+_PATIENCE_S = 30.0  # longest wait for the other ranks; normally SIGKILL comes sooner (the agent's after 3 s)
 _STORE_KEY = "paceline/terminate"
 
 

@@ -1,4 +1,5 @@
-"""The results of a script on one host: files of its working directory, moved next to its files in {run}, and hashed.
+"""The results of a script on one host: files of its working directory, moved into its output folder (``{run}`` in a
+script's arguments), and hashed.
 
 The first node's summary.json is written last, as it holds the digests of the other files.
 """

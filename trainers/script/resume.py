@@ -51,7 +51,8 @@ class _Candidate:
 def newest_checkpoint(folder: Path, pattern: str | None = None, *, is_output: IsOutput | None = None) -> Path | None:
     """Return the newest complete checkpoint below a folder, by ``pattern`` or the layouts of ``_KINDS``, if any.
 
-    ``is_output``: for a working directory: only outputs named as weights are checkpoints, else all files but notes.
+    ``is_output``, for a working directory: only what the script has written counts, and without ``pattern`` a single
+    file also needs a suffix of ``_WEIGHTS``. None: every file but notes counts.
     """
     if pattern is not None:
         matches = [path for path in folder.glob(pattern) if is_output is None or _has_output(path, is_output)]

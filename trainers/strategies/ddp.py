@@ -68,7 +68,12 @@ class DDPConfig(StrategyConfig):
 
 
 class ReplicatedGradients(GradientSync):
-    """DistributedDataParallel's averages; ``earlier``, with trainer.shards: the sum of a rank's parts but the last."""
+    """Gradients that DistributedDataParallel combines over the ranks during the backward pass: their mean, or with
+    trainer.shards the sum over all parts.
+
+    With shards a rank computes several parts of the batch one after another; ``earlier`` then holds the sum of all of
+    them except the last (None: no shards).
+    """
 
     warm_up_passes = _WARM_UP_PASSES
 

@@ -156,7 +156,10 @@ class Shards(Layout):
                 self._scatter(None if checkpoint is None else checkpoint.optimizer[kind][place], whole, local)
 
     def _scatter(self, source: Tensor | None, whole: DTensor, local: Tensor) -> None:
-        """Copy this rank's slice of rank 0's ``source`` into ``local``."""
+        """Copy this rank's slice of rank 0's ``source`` into ``local``.
+
+        Other ranks have None and give only the shape: distribute_tensor sends rank 0's values.
+        """
         given = local.new_empty(whole.shape) if source is None else source.to(local)
         local.copy_(distribute_tensor(given, self.mesh, whole.placements).to_local())
 
@@ -165,7 +168,10 @@ class Shards(Layout):
 
 
 class ShardSync(GradientSync):
-    """Hands FSDP's gradients, averaged in every backward pass as whole ones would fill the memory, to the slices."""
+    """Hands FSDP's averaged gradients to the slices.
+
+    They are averaged in every backward pass, not once a step: keeping whole gradients until then would fill the memory.
+    """
 
     def __init__(self, layout: Shards) -> None:
         super().__init__(layout.whole)

@@ -25,7 +25,7 @@ LARGE_LOST = "small packets pass, large ones are lost"
 UNRESOLVED = "can't resolve it: "
 """Answers of one host about its way to another one."""
 REMOVED = "the run's folder %s was removed while the run was going on; the same command goes on with what is left"
-LONGEST_LOOK_S = 1.5  # between two looks at a silent file; in any longer time this process was stopped itself
+LONGEST_LOOK_S = 1.5  # the most that a gap between two looks counts (``Silence``)
 token = ""
 """The token of the request, in front of each answer: random, so no other output is taken for an answer."""
 
@@ -88,7 +88,11 @@ def touch(path: str) -> None:
 
 
 class Silence:
-    """The seconds for which a file hasn't changed (by no clock), but for times in which this process was stopped."""
+    """The seconds for which a file hasn't changed, summed over looks.
+
+    Its times are compared only with each other, never with a wall clock. A gap between looks counts as LONGEST_LOOK_S
+    at most, because in a longer one this process was stopped itself.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path

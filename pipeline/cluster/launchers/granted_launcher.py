@@ -259,8 +259,8 @@ class GrantedLauncher:
         job = self.job
         if _is_left(job):
             return Outcome()
-        # no further start comes in this restart, and only agents that leave let the scheduler decide whether it queues
-        # the job again
+        # Agents that wait for another start keep the job alive, and while it lives the scheduler can't decide whether
+        # to queue it again. No start comes in this restart, so they are told to leave.
         if not self._polled().is_settled and self.scheduler.requeues:
             job.folder.leave(restart=job.restart)
         self._pause(self.scheduler.settle_s, is_ready=lambda: self._polled().is_settled)
@@ -268,6 +268,7 @@ class GrantedLauncher:
         if _is_left(job):
             return Outcome()
         if state.outcome.again and not self.scheduler.requeues:
+            # such a scheduler keeps the old job: end it before the next attempt submits another
             self._release(job)
             self._remains([job])
         return state.outcome

@@ -172,7 +172,8 @@ def unfit_for_mpirun(host: Host) -> str:
     """Return why mpirun can't take the host's name, as words that follow it; '': it can."""
     if host.user or host.port:
         return "has a user or a port, which mpirun doesn't take: set User and Port for it in ~/.ssh/config"
-    unfit = "-" if host.name.startswith("-") else _NAME_MARK.sub("", host.name)[:1]  # ^a: not on a; +n0: the first node
+    # other characters have a meaning in mpirun's --host: ^a is "not on a", +n0 "the first node"
+    unfit = "-" if host.name.startswith("-") else _NAME_MARK.sub("", host.name)[:1]
     if unfit:
         return f"can't be a host of mpirun: it holds {unfit!r}; give it a name in ~/.ssh/config or /etc/hosts"
     return ""
@@ -252,7 +253,9 @@ def _mpirun_error(output: Output, ssh: str, network: str | None) -> tuple[str, s
 
 
 def brief(text: str) -> str:
-    """Return mpirun's output without frames, and the first lines of each framed message."""
+    """Return mpirun's output without the lines that frame messages; of each framed message only the first
+    ``_MOST_LINES`` lines.
+    """
     lines: list[str] = []
     left: int | None = None  # lines left of a frame; None outside
     for line in text.splitlines():

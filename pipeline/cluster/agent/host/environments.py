@@ -50,8 +50,8 @@ def make_environment(request: MakeEnvironmentRequest) -> None:
         raise SystemExit(f"{sys.executable} is Python {sys.version.split()[0]}, and 3.11 or newer is needed")
     make_folder(os.path.dirname(place))
     lock = f"{place}.txt"
-    with open(f"{place}.lock", "a", encoding="utf-8") as one_at_a_time:  # also across hosts that share the folder
-        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+    with open(f"{place}.lock", "a", encoding="utf-8") as mutex:  # also across hosts that share the folder
+        fcntl.flock(mutex, fcntl.LOCK_EX)
         if not os.path.exists(os.path.join(place, "bin", "python")):
             remove_unfinished(place)
             with open(lock, "w", encoding="utf-8") as file:  # not before: another installer may have been reading it
@@ -85,7 +85,8 @@ def remove_unfinished(place: str) -> None:
 def commands(folder: str, lock: str, wheelhouse: str | None) -> list[list[str]]:
     """Return the commands that create an environment in ``folder``, by uv, else by venv and pip; both check hashes.
 
-    This Python's pip (22.3 or newer) installs for the new one: that saves seconds, and Debian lacks the module.
+    If this Python has pip (22.3 or newer), it installs into the new environment, which then gets no pip of its own:
+    that saves seconds, and Debian's Python has no ensurepip.
     """
     python, offline = os.path.join(folder, "bin", "python"), []
     if wheelhouse is not None:

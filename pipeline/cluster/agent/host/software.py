@@ -33,7 +33,9 @@ def torch_versions() -> tuple[str | None, str | None]:
 
 
 def packages(named: Sequence[str]) -> dict[str, str]:
-    """Return name → version of the packages by folder names alone; those of ``named`` from no index with a digest."""
+    """Return name → version of the packages by folder names alone; for those of ``named`` that came from no index, with
+    a digest.
+    """
     versions: dict[str, str] = {}
     wanted = {normal(name) for name in named}
     for folder in reversed([path for path in sys.path if os.path.isdir(path)]):  # the first on the path counts

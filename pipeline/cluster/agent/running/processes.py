@@ -227,7 +227,10 @@ def remove_container(engine: str, name: str) -> None:
 
 
 def end_tree(mark: str, grace_s: float, state_dir: str = "", signalled: set[int] | None = None) -> bool:
-    """Send TERM to a run's processes but ``signalled`` ones, KILL after ``grace_s``; return whether all have ended."""
+    """Send TERM to a run's processes but ``signalled`` ones, KILL after ``grace_s``; return whether all have ended.
+
+    Adds the processes it finds to ``signalled``.
+    """
     signalled = set() if signalled is None else signalled
     alive = find_processes(mark, state_dir)
     send_all(alive - signalled, signal.SIGTERM)

@@ -70,8 +70,9 @@ class Supervisor:
     """Owns one torchrun: merges the ranks' output, keeps the lease, ends the tree, writes exit.json.
 
     ``begin`` starts torchrun; if it could, ``run`` stays until every process of the start has ended. ``root``: process
-    id of torchrun, or of a script's parent. ``reason``: why the start was ended. ``end_at``, ``kill_at``: monotonic
-    times of TERM and KILL; None: no reason yet.
+    id of torchrun, or of a script's parent. ``reason``: why the start was ended. ``end_at`` (monotonic): when
+    TERM is sent, after that when ending is tried again (None: no reason yet); ``kill_at``: when KILL follows (None:
+    nothing was signalled yet).
     """
 
     def __init__(self, request: StartRequest, node: NodeStart) -> None:
@@ -85,7 +86,7 @@ class Supervisor:
         self.reason, self.was_terminated = "", False
         self.end_at: float | None = None
         self.kill_at: float | None = None
-        self.signalled_pids: set[int] = set()
+        self.signalled_pids: set[int] = set()  # get no TERM from here; end_tree adds those that it signals
         self.outlived = ""  # processes that went on after a script's end
         self.lines_before_end: list[str] | None = None  # torchrun's last lines before the agent ended its children
         self.rules = Rules(request.masking_rules)
@@ -263,7 +264,7 @@ class Supervisor:
             self.signalled_pids |= self.signalled_by_others(self.root or child.pid)
             self.kill_at = now + TERM_GRACE_S
         in_thread(end_tree, self.mark, TERM_GRACE_S, "", self.signalled_pids, on_error=lambda _: None)
-        self.end_at = now + TERM_GRACE_S + 3
+        self.end_at = now + TERM_GRACE_S + 3  # the next try, if torchrun still lives then
 
     def signalled_by_others(self, root: int) -> set[int]:
         """Return a script's processes that its parent signals (torchrun, the script), or torchrun (ranks)."""
@@ -377,7 +378,10 @@ def answers(address: str, port: int) -> bool:
 
 
 class Rendezvous:
-    """Watches until this node has joined. ``endpoint``: address and port of the first node; None: a single node."""
+    """Watches in the kernel's tables when this node joins torchrun's rendezvous, and when the first node leaves it.
+
+    ``endpoint``: address and port of the first node; None: a single node.
+    """
 
     def __init__(self, endpoint: tuple[str, int] | None, *, first: bool) -> None:
         self.endpoint, self.first = endpoint, first
@@ -395,7 +399,9 @@ class Rendezvous:
         return [line] if self.has_joined else []
 
     def left_s(self) -> float:
-        """Return for how long the first node's torchrun has closed its connections here, which gloo may not notice."""
+        """Return how many seconds ago the first node's torchrun closed its connections to this node (0.0: it hasn't);
+        gloo may not notice that.
+        """
         if self.endpoint is None or self.first or not self.has_joined:
             return 0.0
         states = self.states(*self.endpoint)
