@@ -148,15 +148,18 @@ def _of_setting(config: RunConfig, root: Path) -> InitialWeights:
         return _of_address(init.setting, published(arch, text, root), config.data_dir)
     if _RUN_KEY.fullmatch(text):
         try:
-            return of_finished_run(index.find(config.runs_dir, text), init.setting)
+            folder = index.find(config.runs_dir, text)
         except UsageError as error:
-            raise UsageError(error.what.replace(text, init.setting, 1), hint=error.hint) from error
+            # most begin with the key as it was typed
+            why = error.what.removeprefix(text) if error.what.startswith(text) else f": {error.what}"
+            raise UsageError(f"{init.setting}{why}", hint=error.hint) from error
+        return of_finished_run(folder, init.setting)
     raise UsageError(
         f"{init.setting}: there is no file {path}{_similar_file(path)}", hint="a file, an address, or a run's key"
     )
 
 
-_SAFETENSORS_HINT = "torch.save(safetensors.torch.load_file(FILE), 'pt') makes one of .safetensors"
+_SAFETENSORS_HINT = "torch.save(safetensors.torch.load_file('FILE.safetensors'), 'FILE.pt') converts it"
 
 
 def _similar_file(path: Path | None) -> str:
@@ -231,13 +234,13 @@ def keep(source: Path, sha256: str, data_dir: Path) -> Path:
 # ----------------------------------------------------------------------------------------- addresses
 def fetched(url: str, data_dir: Path) -> Path | None:
     """Return the file downloaded from an address before, or None."""
-    path = _place(url, data_dir)
+    path = _download_path(url, data_dir)
     return path if path.is_file() else None
 
 
 def fetch(url: str, data_dir: Path, *, setting: str, hash_in_name: bool = False) -> Path:
     """Download a file unless that was done; ``hash_in_name``: and check its sha256 by its name. Raises DataError."""
-    path = _place(url, data_dir)
+    path = _download_path(url, data_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.parent / f".{path.name}.lock"
     with reporting(None) as report, held(lock, meanwhile=lambda: report(f"waiting for {lock}", 0, None)):
@@ -259,7 +262,7 @@ def fetch(url: str, data_dir: Path, *, setting: str, hash_in_name: bool = False)
     return path
 
 
-def _place(url: str, data_dir: Path) -> Path:
+def _download_path(url: str, data_dir: Path) -> Path:
     name = file_name(url) or "weights.pt"
     return data_dir.absolute() / "downloads" / _FOLDER / sha256_text(url)[:12] / name
 

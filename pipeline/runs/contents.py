@@ -16,7 +16,7 @@ from trainers.core.config import OWN
 REPLACED = "replaced"
 """In the record ``unkeyed``: the key has the content of the file at the start of the run, which then changed."""
 
-_WHERE = ("cluster", "tracking", "paths", "sweep", "search", "hydra")
+_NOT_OF_THE_RUN = ("cluster", "tracking", "paths", "sweep", "search", "hydra", "notify")
 _KEY_DIGITS = 4
 _MAX_VALUE = 32  # characters of one value
 _MAX_APART = 90  # of all together: MLflow's table shows no more
@@ -24,8 +24,10 @@ _LONG_NUMBER = re.compile(r"-?\d+\.\d{5,}(e-?\d+)?")
 
 
 def decides(word: str) -> bool:
-    """Whether an override can make another run, and doesn't only set where it runs or who is notified."""
-    return re.split(r"[.=@]", word.lstrip("+~"), maxsplit=1)[0] not in _WHERE
+    """Whether an override can make another run; those of ``_NOT_OF_THE_RUN`` only say where it runs, what is swept or
+    searched, or who is notified.
+    """
+    return re.split(r"[.=@]", word.lstrip("+~"), maxsplit=1)[0] not in _NOT_OF_THE_RUN
 
 
 def set_apart(words: Iterable[str], config: Mapping[str, Any]) -> tuple[str, ...]:

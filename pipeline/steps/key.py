@@ -47,8 +47,8 @@ def step_key(step: Step, inputs: Mapping[str, str], root: Path) -> ContentKey:
     }
     # canonical JSON sorts names, so an order that matters is a part of its own: args become words in their order; a
     # function or bash gets them by name, so only mappings inside their values count
-    is_words = isinstance(step.command, tuple) and bool(step.command)
-    order = order_of(step.args, "args") if is_words else order_in({"step": {"args": step.args}})
+    args_are_words = isinstance(step.command, tuple) and bool(step.command)
+    order = order_of(step.args, "args") if args_are_words else order_in({"step": {"args": step.args}})
     parts: dict[str, Any] = {
         "version": VERSION,
         "config": {**config, "order": order} if order else config,
@@ -118,9 +118,7 @@ def _modules(words: Sequence[str], root: Path) -> Iterator[str]:
 
 def _entry(path: Path, root: Path) -> ScriptEntry:
     folder = path.parent
-    inside = (
-        f"{folder.relative_to(root).as_posix()}/" if folder.is_relative_to(root) else f"{run_folder.SCRIPT_OUTSIDE}/"
-    )
+    inside = folder.relative_to(root).as_posix() if folder.is_relative_to(root) else run_folder.SCRIPT_OUTSIDE
     return ScriptEntry(file=str(path), folder=str(folder), prefix="" if folder == root else f"{inside}/")
 
 

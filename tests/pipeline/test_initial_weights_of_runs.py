@@ -23,7 +23,7 @@ from pipeline.core.files import sha256_file, write_json
 from pipeline.execution import initial_weights
 from pipeline.execution.initial_weights import InitialWeights
 from pipeline.execution.run import initial_weights_of
-from pipeline.keys.content_key import canonical_config
+from pipeline.keys.content_key import KEY_VERSION, canonical_config
 from tests.pipeline.composed import composed
 from tests.pipeline.finished_folder import finished
 
@@ -99,6 +99,16 @@ def test_what_names_no_weights_is_refused_with_what_is_there(root: Path, words: 
     (root / "torn.pt").write_bytes((root / "empty.pt").read_bytes()[:50])
     with pytest.raises(UsageError, match=re.escape(said.format(root=root))):
         start(root, *words)
+
+
+def test_what_is_wrong_with_a_named_run_says_the_setting_once(root: Path) -> None:
+    write_json(root / "runs/abcdefabcdef/key.json", {"version": KEY_VERSION})
+    with pytest.raises(UsageError) as error:
+        start(root, "init.weights=abcdef")
+    assert error.value.what == "init.weights=abcdef: run abcdefabcdef isn't finished"
+    write_json(root / "runs/abcdefabcdef/key.json", {"version": KEY_VERSION + 1})
+    with pytest.raises(UsageError, match=r"^init.weights=abcdef: run abcdefabcdef was written by a newer Paceline"):
+        start(root, "init.weights=abcdef")
 
 
 def test_the_key_of_a_run_stands_for_its_final_weights_and_clean_keeps_it_for_who_is_not_finished(root: Path) -> None:

@@ -17,6 +17,7 @@ KEY = "9176099e4463"
         (["a.x.width=1", "b.width=2"], ("x.width=1", "b.width=2")),
         (["optimizer.lr=0.012345678901"], ("lr=0.01235",)),
         (["cluster=two_node", "++cluster.env.A=1", "paths.runs=/r", "tracking@x=none", "sweep.name=a"], ()),
+        (["+notify.command=mail"], ()),
         (["~dataset.flip"], ("~dataset.flip",)),
         (["model.name=small_cnn", "optimizer.name=adam"], ("small_cnn", "adam")),
         (["dataset.source='" + "x" * 50 + "'"], ("source=" + "x" * 31 + "…",)),

@@ -73,6 +73,18 @@ def test_python_files_among_the_inputs_count_with_what_they_import(
     assert project.graph().standing("a").key != before
 
 
+@pytest.mark.parametrize(("script", "files"), [("k.py", ["k.py", "near.py"]), ("a/k.py", ["a/k.py", "a/near.py"])])
+def test_files_that_a_script_imports_count_by_their_paths_in_the_project(
+    project: StepProject, script: str, files: list[str]
+) -> None:
+    for name in files:
+        project.write(name, "" if name.endswith("near.py") else "import near\n")
+    declare(project, f"python {script}")
+    key = project.graph().standing("a").key
+    assert key is not None
+    assert [*key.parts["code"]] == files
+
+
 @pytest.mark.parametrize("command", ["echo python", "python --version", 'cat notes.txt > "$out/o.txt" 2>made.txt'])
 def test_what_is_only_written_to_counts_nothing(project: StepProject, command: str) -> None:
     declare(project, command)
