@@ -23,14 +23,14 @@ from pipeline.sweep.trial import Settled
 
 def with_sweep(current: Session) -> Session:
     """Set a bare argument that names a sweep as ``sweep=``, and return the session. Raises UsageError: several do."""
-    paths, options = current.invocation.arguments, current.invocation.options
-    named = [word for word in paths if names_sweep(current.config.runs_dir, word)]
+    arguments, options = current.invocation.arguments, current.invocation.options
+    named = [word for word in arguments if names_sweep(current.config.runs_dir, word)]
     if not named:
         return current
     known = [*named, *([options["sweep"]] if "sweep" in options else [])]
     if len(known) > 1:
         raise UsageError(f"one sweep, not {' and '.join(known)}", hint=f"doit {current.invocation.verb} KEY …")
-    keys = tuple(word for word in paths if word not in named)
+    keys = tuple(word for word in arguments if word not in named)
     current.invocation = current.invocation._replace(arguments=keys, options={**options, "sweep": named[0]})
     return current
 

@@ -63,15 +63,15 @@ class NodeExit:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLost:
-    """The node no longer answers, or its agent died without an exit code.
+    """The node no longer answers, its agent died without an exit code, or its processes could not be ended.
 
-    ``answers``: the host or the run folder shows what happened, and ``reason`` is a sentence; else ``reason`` follows
-    the host's name.
+    ``is_explained``: the host or the run folder shows what happened, and ``reason`` is a sentence of its own; else
+    ``reason`` follows the host's name (``gpu1 can no longer be followed``).
     """
 
     host: str
     reason: str
-    answers: bool = False
+    is_explained: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,12 +25,11 @@ from pipeline.execution import initial_weights, launch_folder
 from pipeline.execution.attempting import attach, attempt_to_attach, run_attempts, surviving_attempt
 from pipeline.execution.launch_folder import collect_provenance, prepare_folder, remarks
 from pipeline.execution.restarts import next_start
-from pipeline.execution.run import Run, initial_weights_of, pattern_before, prepare, unkeyed
+from pipeline.execution.run import Run, initial_weights_of, pattern_before, prepare
 from pipeline.execution.work import RunServices, Say, Work, note
 from pipeline.keys import rank_environment
-from pipeline.runs import acceptance, journal
+from pipeline.runs import acceptance, contents, journal
 from pipeline.runs.checkpoints import CheckpointMirror
-from pipeline.runs.contents import REPLACED
 from pipeline.runs.folder import removed
 from pipeline.runs.lock import locked
 from pipeline.runs.result import Result
@@ -40,26 +39,26 @@ from trainers.contract import run_folder
 
 def provide_weights(config: RunConfig, root: Path, *, argv: Sequence[str], say: Say) -> None:
     """Fetch the initial weights, or train the run whose weights they are. Raises DataError, TrainingError, Killed."""
-    start = initial_weights_of(config, root)
-    if start is None or start.path is not None:
+    initial = initial_weights_of(config, root)
+    if initial is None or initial.path is not None:
         return
-    if start.url is not None:
-        fetch_weights(config, start)
+    if initial.url is not None:
+        fetch_weights(config, initial)
     elif config.parent is not None:
         try:
-            _train_parent(config.parent, start.setting, root, argv=argv, say=say)
+            _train_parent(config.parent, initial.setting, root, argv=argv, say=say)
         except Killed:
             raise
         except PacelineError as error:
-            what = f"{start.setting} failed, and this run starts from its weights: {error.what}"
+            what = f"{initial.setting} failed, and this run starts from its weights: {error.what}"
             raise TrainingError(what, hint=error.hint) from error
 
 
-def fetch_weights(config: RunConfig, start: initial_weights.InitialWeights) -> None:
+def fetch_weights(config: RunConfig, initial: initial_weights.InitialWeights) -> None:
     """Download the weights from their address, if they have one. Raises DataError."""
-    if start.url is not None:
+    if initial.url is not None:
         is_torchvisions = "://" not in str(config.train.init.weights)
-        initial_weights.fetch(start.url, config.data_dir, setting=start.setting, hash_in_name=is_torchvisions)
+        initial_weights.fetch(initial.url, config.data_dir, setting=initial.setting, hash_in_name=is_torchvisions)
 
 
 def _train_parent(parent: RunConfig, setting: str, root: Path, *, argv: Sequence[str], say: Say) -> None:
@@ -220,7 +219,7 @@ def _search_log(work: Work) -> None:
 def _summary_unkeyed(run: Run) -> bool:
     """True if an ended script read something outside of its key: then the run starts over."""
     nodes = [run.folder.read_json(run_folder.SUMMARY) or {}, *run.folder.dependencies_of_other_nodes()]
-    return run.sealed and unkeyed(nodes) is not None
+    return run.sealed and bool(contents.unkeyed(nodes))
 
 
 def _complete(work: Work, signals: Interruptible) -> None:
@@ -260,7 +259,7 @@ def _with_changes_of_data(run: Run, summary: Mapping[str, Any]) -> Mapping[str, 
     replaced = replaced_meanwhile(run.pack, run.config.script.data, run.config.data_dir)
     if not replaced:
         return summary
-    return {**summary, "unkeyed": {**summary.get("unkeyed", {}), **dict.fromkeys(replaced, REPLACED)}}
+    return {**summary, "unkeyed": {**summary.get("unkeyed", {}), **dict.fromkeys(replaced, contents.REPLACED)}}
 
 
 def _note_end(work: Work, error: BaseException) -> None:

@@ -138,13 +138,13 @@ def _fetch(config: RunConfig, pack: Pack | Tree | None) -> PlannedTask:
     return PlannedTask("fetch", True, f"data/{pack.path.name}, digest {pack.digest[:12]}")
 
 
-def _init(start: InitialWeights | None) -> tuple[PlannedTask, ...]:
-    if start is None:
+def _init(initial: InitialWeights | None) -> tuple[PlannedTask, ...]:
+    if initial is None:
         return ()
-    if start.sha256 is None:
-        return (PlannedTask("init", False, f"{start.setting}: {start.pending}"),)
-    whose = f" of run {start.run}" if start.run and start.run not in start.setting else ""
-    return (PlannedTask("init", True, f"{start.setting}: weights{whose}, digest {start.sha256[:12]}"),)
+    if initial.sha256 is None:
+        return (PlannedTask("init", False, f"{initial.setting}: {initial.pending}"),)
+    whose = f" of run {initial.run}" if initial.run and initial.run not in initial.setting else ""
+    return (PlannedTask("init", True, f"{initial.setting}: weights{whose}, digest {initial.sha256[:12]}"),)
 
 
 def _train(run: Run, stale: str | None) -> PlannedTask:

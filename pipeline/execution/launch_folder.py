@@ -81,8 +81,8 @@ def prepare_folder(work: Work) -> None:
         path.unlink(missing_ok=True)
     if isinstance(run.pack, Tree):
         run.pack.lay_down()
-    if run.start is not None:
-        initial_weights.place(run.start, run.folder.path, run.config.data_dir)
+    if run.initial_weights is not None:
+        initial_weights.place(run.initial_weights, run.folder.path, run.config.data_dir)
     prepare(run.folder, inputs_of(run, work.services.code))
     if not matches(run.root, run.folder.code, run.key.parts["code"]):
         raise PacelineError("its code was edited while the run was being prepared", hint="the same command again")

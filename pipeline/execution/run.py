@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -48,7 +48,7 @@ CodeReader = Callable[[tuple[str, ...], tuple[str, ...]], Closure]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run to train, or to look up. ``code`` is all that it imports, ``start`` its initial weights (None: fresh)."""
+    """A run to train, or to look up. ``code`` is all that it imports; ``initial_weights``: None for fresh ones."""
 
     config: RunConfig
     key: ContentKey
@@ -56,7 +56,7 @@ class Run:
     folder: RunFolder
     root: Path
     pack: Pack | Tree
-    start: InitialWeights | None = None
+    initial_weights: InitialWeights | None = None
 
     @property
     def reason(self) -> str | None:
@@ -130,11 +130,11 @@ def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: CodeReader |
     """
     if isinstance(pack, Pack):
         refuse_misfits(config.train, pack.manifest)
-    start = initial_weights_of(config, root)
-    if start is not None:
-        if start.sha256 is None:
+    initial = initial_weights_of(config, root)
+    if initial is not None:
+        if initial.sha256 is None:
             return None
-        config = initial_weights.with_digest(config, start)
+        config = initial_weights.with_digest(config, initial)
     remember_in(root, config.runs_dir)
     code = code_of(config, root, read, pack.rank_modules)
     key = content_key(
@@ -145,7 +145,7 @@ def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: CodeReader |
         topology=config.topology,
     )
     folder = RunFolder(config.runs_dir / key.short)
-    return Run(config=config, key=key, code=code, folder=folder, root=root, pack=pack, start=start)
+    return Run(config=config, key=key, code=code, folder=folder, root=root, pack=pack, initial_weights=initial)
 
 
 # ----------------------------------------------------------------------------------- is it finished?
@@ -180,20 +180,18 @@ def lacking_files(folder: RunFolder) -> str | None:
     """Return a text that names the files that the finished run read and its key lacks; None if it is complete."""
     program = _program(folder)
     field = "program.inputs" if program.get("script") or program.get("command") else "model.inputs"
-    return unkeyed([{"unkeyed": folder.unkeyed()}], field)
+    return unkeyed_text(folder.unkeyed(), field)
 
 
 def _program(folder: RunFolder) -> Mapping[str, Any]:
     return (folder.read_json(run_folder.CONFIG) or {}).get(programs.SECTION) or {}
 
 
-def unkeyed(nodes: Sequence[Mapping[str, Any]], field: str = "program.inputs") -> str | None:
+def unkeyed_text(kinds: Mapping[str, str], field: str) -> str | None:
     """Return a text that names the files that the key lacks; None if it is complete.
 
-    ``nodes``: records of the nodes, in which ``unkeyed`` maps a path to ``read``, REPLACED, or how the program looked
-    for it. ``field``: the setting for these paths.
+    ``kinds``: path → ``read``, REPLACED, or how the program looked for it. ``field``: the setting for these paths.
     """
-    kinds = contents.unkeyed(nodes)
     if not kinds:
         return None
     if replaced := [name for name, how in kinds.items() if how == contents.REPLACED]:

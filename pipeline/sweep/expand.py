@@ -75,7 +75,7 @@ class Space:
         return sha256_text(canonical_json(sorted(digests)))[:KEY_LENGTH] if len(digests) == len(self.trials) else ""
 
     @property
-    def configurations(self) -> str:
+    def configurations_digest(self) -> str:
         """A digest of the search space: configurations and topologies, without code, data, environment."""
         each = sorted(configuration_digest(trial.config) for trial in self.trials)
         return sha256_text(canonical_json(each))[:KEY_LENGTH]
@@ -338,13 +338,14 @@ def placed(config: RunConfig, part: Cluster) -> RunConfig:
     """Move a trial that was configured for the first slot to another slot. Its key is unchanged."""
     if [host.label for host in part.hosts] == [host.label for host in config.cluster.hosts]:
         return dataclasses.replace(config, cluster=part)
-    new_hosts = _explicit_hosts(part)  # TrialFactory.trial has appended as many words for the hosts of the first slot
+    # TrialFactory.trial has put words for the hosts of the first slot in place of the user's own
+    kept = (word for word in config.overrides if not word.startswith(("cluster.hostfile=", "cluster.hosts=")))
     section = {**config.resolved["cluster"], "hostfile": None, "hosts": [_host_entry(host) for host in part.hosts]}
     return dataclasses.replace(
         config,
         cluster=part,
         resolved={**config.resolved, "cluster": section},
-        overrides=(*config.overrides[: -len(new_hosts)], *new_hosts),
+        overrides=(*kept, *_explicit_hosts(part)),
     )
 
 

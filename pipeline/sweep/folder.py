@@ -167,7 +167,7 @@ def describe(space: Space, words: Sequence[str]) -> SweepRecord:
     """Return sweep.json of a grid, with the total and the order of the trials, which `shuffle` doesn't reproduce."""
     return SweepRecord(
         key=space.key,
-        configurations=space.configurations,
+        configurations=space.configurations_digest,
         words=tuple(words),
         total=len(space.trials),
         at_once=max(1, len(space.slots)),
@@ -189,9 +189,9 @@ def recorded(trial: Trial) -> TrialRecord:
 
 def locate(runs_dir: Path, space: Space, *, fork: bool) -> SweepFolder:
     """Return the folder of a grid. Raises UsageError: ``sweep.name`` belongs to another space without ``fork``."""
-    folder = folder_for(runs_dir, space.settings.name, space.key, space.configurations, fork=fork)
+    folder = folder_for(runs_dir, space.settings.name, space.key, space.configurations_digest, fork=fork)
     record = folder.read()
-    if space.settings.name and record.has_begun and record.configurations != space.configurations:
+    if space.settings.name and record.has_begun and record.configurations != space.configurations_digest:
         known = {item.configuration for item in record.trials}
         shared = sum(configuration_digest(trial.config) in known for trial in space.trials)
         raise UsageError(
@@ -202,9 +202,9 @@ def locate(runs_dir: Path, space: Space, *, fork: bool) -> SweepFolder:
     return folder
 
 
-def folder_for(runs_dir: Path, name: str | None, key: str, configurations: str, *, fork: bool) -> SweepFolder:
+def folder_for(runs_dir: Path, name: str | None, key: str, configurations_digest: str, *, fork: bool) -> SweepFolder:
     """Return the folder of a sweep: named by ``sweep.name``, else by its key. With ``fork``, a name that belongs to
-    other ``configurations`` gets the next free number. Raises UsageError: an invalid name.
+    other configurations gets the next free number. Raises UsageError: an invalid name.
     """
     if name is None:
         return SweepFolder(runs_dir / FOLDER / key)
@@ -212,7 +212,7 @@ def folder_for(runs_dir: Path, name: str | None, key: str, configurations: str, 
         shown = name if len(name) <= 100 else f"{name[:40]}… ({len(name)} characters)"
         raise UsageError(f"sweep.name={shown!r} must be up to 100 letters, digits, '.', '_' and '-'")
     folder, number = SweepFolder(runs_dir / FOLDER / name), 1
-    while fork and (record := folder.read()).has_begun and record.configurations != configurations:
+    while fork and (record := folder.read()).has_begun and record.configurations != configurations_digest:
         number += 1
         folder = SweepFolder(runs_dir / FOLDER / f"{name}-{number}")
     return folder

@@ -99,7 +99,7 @@ def test_hosts_that_are_lost_together_have_not_ended() -> None:
 
 def test_a_removed_run_folder_is_one_sentence_without_the_place_of_its_logs() -> None:
     why = "the run's folder /r/k was removed while the run was going on"
-    ends = {host: NodeLost(host=host, reason=why, answers=True) for host in ("node0", "node1")}
+    ends = {host: NodeLost(host=host, reason=why, is_explained=True) for host in ("node0", "node1")}
     assert failure_text(PLAN, ends, None) == f"training failed on node0: {why}\nended with it: node1"
 
 

@@ -10,7 +10,7 @@ import pytest
 from pipeline.core.documents import write_sealed
 from pipeline.core.files import sha256_file, write_atomic, write_json
 from pipeline.execution.launch_folder import set_aside_outputs
-from pipeline.execution.run import key_lacks, unkeyed
+from pipeline.execution.run import key_lacks, unkeyed_text
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.runs import index, status
 from pipeline.runs.folder import RunFolder
@@ -47,8 +47,8 @@ def test_a_result_made_without_the_seal_does_not_count_where_the_seal_is_asked_f
 )
 def test_what_the_key_lacks_was_read_or_only_looked_for(found: dict[str, str], said: str) -> None:
     word = f"program.inputs=[{','.join(found)}]"
-    assert unkeyed([{"unkeyed": found}]) == f"its key is not complete: {said} to program.inputs: '{word}'"
-    assert unkeyed([{"unkeyed": {}}, {}]) is None
+    assert unkeyed_text(found, "program.inputs") == f"its key is not complete: {said} to program.inputs: '{word}'"
+    assert unkeyed_text({}, "program.inputs") is None
 
 
 def test_what_another_node_read_counts_as_what_the_first_one_did(tmp_path: Path) -> None:

@@ -57,25 +57,31 @@ class Results:
         if unkept and not node.is_sent:  # else the controller warns when it fetches the files
             names = in_words([f"{name} ({why})" for name, why in unkept.items()])
             say(f"{WARNING}not kept with what the script wrote: {names}")
-        self._report(gathered)
+        left = self._keep_on_host() if gathered.over else None
+        self._report(gathered, left)
         if recorder is not None:
             self._write(recorder, gathered, record, unkeyed, unkept)
         elif self.settings.seal != "off":
             outputs.parent.mkdir(parents=True, exist_ok=True)
             full_record = {**record, "unkeyed": unkeyed_inputs.as_json(unkeyed)}
             write_sealed(outputs.parent / run_folder.DEPENDENCIES, full_record)
-        if gathered.over or node.is_sent:  # what is above the limit stays; the agent fetches by the folder's given.json
+        if gathered.over:  # the folder has been moved, to stay on this host
+            return 0
+        if node.is_sent:  # the folder must stay: the agent fetches from it what given.json doesn't list
             return 0
         if any(name in in_work and why not in NO_FILES for name, why in unkept.items()):
-            say(f"{WARNING}what can't be read stays on this host in {self._keep_on_host() / run_folder.WORK_COPY}")
+            left = self._keep_on_host()
+            say(f"{WARNING}what can't be read stays on this host in {left / run_folder.WORK_COPY}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # another node's folder lies there
                 folder.parent.rmdir()
         return 0
 
-    def _report(self, gathered: Gathered) -> None:
-        """Print which files of the working directory were kept, renamed, or stay on this host because of the limit."""
+    def _report(self, gathered: Gathered, left: Path | None) -> None:
+        """Print which files of the working directory were kept, renamed, or stay on this host (in ``left``) because of
+        the limit.
+        """
         folder = self.node.place(self.node.outputs, run_folder.OUTPUTS)
         if gathered.renamed:
             names = in_words([f"{name} is {folder}/{target}" for name, target in gathered.renamed.items()])
@@ -83,12 +89,12 @@ class Results:
         if gathered.besides:
             files = in_words([*gathered.besides], sum(gathered.besides.values()))
             say(f"{NOTE}wrote in its working directory: {files}; kept in {folder}/{WORKDIR}")
-        if gathered.over:
+        if left is not None:
             files = in_words([*gathered.over], sum(gathered.over.values()))
             gib = self.settings.outputs_limit or 0.0
             say(
                 f"{WARNING}wrote in its working directory more than program.outputs_limit={gib:g} GiB: {files}; they "
-                f"stay on this host in {self._keep_on_host() / run_folder.WORK_COPY}; program.outputs=['GLOB'] or a "
+                f"stay on this host in {left / run_folder.WORK_COPY}; program.outputs=['GLOB'] or a "
                 "higher limit bring such files back"
             )
 

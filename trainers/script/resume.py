@@ -27,7 +27,7 @@ _OF_TRANSFORMERS = re.compile(r"(model|pytorch_model|adapter_model)\b.*\.(safete
 _RANDOM_STATE = re.compile(r"rng_state(_\d+)?\.pth")  # of each rank; one may be written before any weights
 _LONGEST_HEADER = 100 << 20  # bytes, by safetensors' own limit
 _POINTERS = ("latest", "latest_checkpointed_iteration.txt")
-_KINDS = ("numbered", "distributed", "lightning", "timm", "last", "other")
+_KINDS = ("transformers", "distributed", "lightning", "timm", "last", "other")
 """Layouts by priority: the first one of which a folder has a complete checkpoint counts."""
 
 IsOutput = Callable[[Path], bool]
@@ -104,7 +104,7 @@ def _has_output(path: Path, is_output: IsOutput) -> bool:
 
 def _kind_of_file(name: str) -> str:
     if _HF.fullmatch(name):
-        return "numbered"
+        return "transformers"
     if name.endswith(".ckpt"):
         return "lightning"
     if name.endswith(".pth.tar"):
@@ -116,7 +116,7 @@ def _kind_of_folder(path: Path) -> str | None:
     """Return the layout of a checkpoint folder; None for other folders."""
     names = os.listdir(path)  # noqa: PTH208
     if _HF.fullmatch(path.name):
-        return "numbered"
+        return "transformers"
     if path.name.endswith(".ckpt"):
         return "lightning"
     if ".metadata" in names or any(name.endswith(".distcp") for name in names):

@@ -103,8 +103,8 @@ class Shards(Layout):
         super().__init__(model, context)
         self.mesh = mesh
         self._named = {name: item for name, item in model.named_parameters() if isinstance(item, DTensor)}
-        self.whole = {name: item for name, item in self._named.items() if item.requires_grad}
-        self.parameters = [item.to_local().detach() for item in self.whole.values()]
+        self.sharded = {name: item for name, item in self._named.items() if item.requires_grad}
+        self.parameters = [item.to_local().detach() for item in self.sharded.values()]
 
     def agree(self, found_inf: Tensor) -> Tensor:
         """Set 1.0 on every rank if any rank has a gradient that is not finite."""
@@ -142,26 +142,26 @@ class Shards(Layout):
         return model, optimizer
 
     def _wholes(self, items: Sequence[Tensor]) -> Iterator[Tensor]:
-        for local, whole in zip(items, self.whole.values(), strict=True):
-            shape, stride = whole.shape, whole.stride()
-            sliced = DTensor.from_local(local, self.mesh, whole.placements, run_check=False, shape=shape, stride=stride)
+        for local, sharded in zip(items, self.sharded.values(), strict=True):
+            shape, stride, placements = sharded.shape, sharded.stride(), sharded.placements
+            sliced = DTensor.from_local(local, self.mesh, placements, run_check=False, shape=shape, stride=stride)
             yield sliced.full_tensor()
 
     def distribute(self, checkpoint: Checkpoint | None, state: Mapping[str, list[Tensor]]) -> None:
-        for name, whole in self._named.items():
-            self._scatter(None if checkpoint is None else checkpoint.model[name], whole, whole.to_local().detach())
+        for name, sharded in self._named.items():
+            self._scatter(None if checkpoint is None else checkpoint.model[name], sharded, sharded.to_local().detach())
         for kind, items in state.items():
-            wholes = zip(items, self.whole.values(), strict=True) if self._is_sliced(items) else ()
-            for place, (local, whole) in enumerate(wholes):
-                self._scatter(None if checkpoint is None else checkpoint.optimizer[kind][place], whole, local)
+            pairs = zip(items, self.sharded.values(), strict=True) if self._is_sliced(items) else ()
+            for place, (local, sharded) in enumerate(pairs):
+                self._scatter(None if checkpoint is None else checkpoint.optimizer[kind][place], sharded, local)
 
-    def _scatter(self, source: Tensor | None, whole: DTensor, local: Tensor) -> None:
+    def _scatter(self, source: Tensor | None, sharded: DTensor, local: Tensor) -> None:
         """Copy this rank's slice of rank 0's ``source`` into ``local``.
 
         Other ranks have None and give only the shape: distribute_tensor sends rank 0's values.
         """
-        given = local.new_empty(whole.shape) if source is None else source.to(local)
-        local.copy_(distribute_tensor(given, self.mesh, whole.placements).to_local())
+        given = local.new_empty(sharded.shape) if source is None else source.to(local)
+        local.copy_(distribute_tensor(given, self.mesh, sharded.placements).to_local())
 
     def _is_sliced(self, items: Sequence[Tensor]) -> bool:
         return [item.shape for item in items] == [item.shape for item in self.parameters]
@@ -174,11 +174,11 @@ class ShardSync(GradientSync):
     """
 
     def __init__(self, layout: Shards) -> None:
-        super().__init__(layout.whole)
+        super().__init__(layout.sharded)
         self._layout = layout
 
     def finish(self) -> None:
         super().finish()
-        for whole, part in zip(self._layout.whole.values(), self._layout.parameters, strict=True):
-            assert isinstance(whole.grad, DTensor)
-            part.grad = whole.grad.to_local()
+        for sharded, part in zip(self._layout.sharded.values(), self._layout.parameters, strict=True):
+            assert isinstance(sharded.grad, DTensor)
+            part.grad = sharded.grad.to_local()

@@ -120,7 +120,7 @@ def cause(ends: Ends) -> str:
 def failure_text(plan: LaunchPlan, ends: Ends, log_dir: Path | None) -> str:
     """Return the message for users: what is blamed, with a traceback. ``log_dir``: None: the logs were removed."""
     match blamed(ends):
-        case NodeLost(host=host, reason=reason, answers=False):
+        case NodeLost(host=host, reason=reason, is_explained=False):
             text = f"training failed: {host} {reason}"
         case FailedRank(host=host, error=error):
             text = _error_text(plan, host, error)
@@ -133,7 +133,7 @@ def failure_text(plan: LaunchPlan, ends: Ends, log_dir: Path | None) -> str:
             shown = explained_by_script(reason) or "\n".join(lines)
             text = f"training failed on {host}: {shown}"
     others = [name for name in ends if name != host]
-    gone = [name for name in others if isinstance(end := ends[name], NodeLost) and not end.answers]
+    gone = [name for name in others if isinstance(end := ends[name], NodeLost) and not end.is_explained]
     ended = [name for name in others if name not in gone]
     text += f"\nno longer answers either: {', '.join(gone)}" if gone else ""
     text += f"\nended with it: {', '.join(ended)}" if ended else ""

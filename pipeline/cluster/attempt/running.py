@@ -185,7 +185,9 @@ class RunningAttempt:
                 for end in self.silent.lost(following.examine, self.ends, is_over=is_over):
                     self._record_end(end)
                 if deadline is None and self._has_failed:
-                    lost = [end.host for end in self.ends.values() if isinstance(end, NodeLost) and not end.answers]
+                    lost = [
+                        end.host for end in self.ends.values() if isinstance(end, NodeLost) and not end.is_explained
+                    ]
                     self.silent.ask_about(following.examine, lost)
                     following.stop()
                     deadline = time.monotonic() + STOP_S

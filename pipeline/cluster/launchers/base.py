@@ -207,7 +207,7 @@ class Scheduler(ABC):
     agent: ClassVar[str]  # the name in ``agent/schedulers.py`` by which an agent learns on which node of a job it runs
     folder: ClassVar[str]  # the folder below a run's that holds a folder for each job
     script: ClassVar[str]  # the file in a job's folder with what the scheduler got
-    node_name: ClassVar[str] = ""  # pod0, pod1, … for Kubernetes' own long names; '': nodes keep their own names
+    node_prefix: ClassVar[str] = ""  # pod0, pod1, … for Kubernetes' own long names; '': nodes keep their own names
     # it starts a job again whose nodes it has taken away, and removes an ended job by itself; else jobs of both kinds
     # stay until they are cancelled
     requeues: ClassVar[bool] = True

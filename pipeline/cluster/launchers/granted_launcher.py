@@ -85,9 +85,9 @@ class GrantedLauncher:
             self._submit(spec, modules, say)
             is_granted = self._wait(say, check)
         names = own_names = [str(fact["host"]) for fact in self._reported()]
-        if self.scheduler.node_name:
+        if self.scheduler.node_prefix:
             nodes = self._polled().nodes
-            names = [f"{self.scheduler.node_name}{number}" for number in range(self.cluster.nnodes)]
+            names = [f"{self.scheduler.node_prefix}{number}" for number in range(self.cluster.nnodes)]
             pairs = zip(names, own_names, strict=True)
             say(", ".join(f"{name} is {own_name} on {nodes.get(own_name) or '?'}" for name, own_name in pairs))
         hosts = [dataclasses.replace(host, name=name) for host, name in zip(self.cluster.hosts, names, strict=True)]

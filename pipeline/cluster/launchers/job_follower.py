@@ -97,7 +97,7 @@ class JobFollower:
         if report is not None and report.end is not None:
             self._emit(node_end(node.host, report.end, time.time() - report.now))
         elif not Path(node.state_dir).is_dir():
-            self._emit(NodeLost(host=node.host, reason=REMOVED % node.run_dir, answers=True))
+            self._emit(NodeLost(host=node.host, reason=REMOVED % node.run_dir, is_explained=True))
             return True
         return report is not None
 

@@ -273,7 +273,7 @@ def _environment(settings: KubernetesConfig) -> list[Object]:
 class KubernetesScheduler(Scheduler):
     """Creates jobs through the cluster's API. A job has one life: it ends when its pods are taken away."""
 
-    name, agent, folder, script, node_name = "Kubernetes", "kubernetes", FOLDERS, "job.yaml", "pod"
+    name, agent, folder, script, node_prefix = "Kubernetes", "kubernetes", FOLDERS, "job.yaml", "pod"
     requeues = False
     end_s = 75.0  # a pod has 60 s for its end
     settle_s = 10.0  # from a node's last report until the API knows what ended it

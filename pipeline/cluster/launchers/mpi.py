@@ -38,7 +38,7 @@ from trainers.core.config import ConfigError
 INSTALL = "apt install openmpi-bin (Debian, Ubuntu), dnf install openmpi (Fedora), or module load openmpi"
 _TRIES = 3
 _STARTS_S = 5.0  # for mpirun and its daemon on a busy host; on an idle one they take half a second
-_NAME_MARK = re.compile(r"[\w.-]")
+_ALLOWED_IN_NAME = re.compile(r"[\w.-]")
 _PLAIN = re.compile(r"[\w./+-]+")  # safe in ssh's arguments, which mpirun splits at spaces
 _LATE = re.compile(  # ssh's words; those of mpirun's own links end with an errno
     r"(?:Connection|Operation) timed out(?: during banner exchange)?(?! \()|Connection to \S+ port \d+ timed out"
@@ -173,7 +173,7 @@ def unfit_for_mpirun(host: Host) -> str:
     if host.user or host.port:
         return "has a user or a port, which mpirun doesn't take: set User and Port for it in ~/.ssh/config"
     # other characters have a meaning in mpirun's --host: ^a is "not on a", +n0 "the first node"
-    unfit = "-" if host.name.startswith("-") else _NAME_MARK.sub("", host.name)[:1]
+    unfit = "-" if host.name.startswith("-") else _ALLOWED_IN_NAME.sub("", host.name)[:1]
     if unfit:
         return f"can't be a host of mpirun: it holds {unfit!r}; give it a name in ~/.ssh/config or /etc/hosts"
     return ""

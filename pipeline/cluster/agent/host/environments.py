@@ -49,19 +49,20 @@ def make_environment(request: MakeEnvironmentRequest) -> None:
     if sys.version_info[:2] < OLDEST:
         raise SystemExit(f"{sys.executable} is Python {sys.version.split()[0]}, and 3.11 or newer is needed")
     make_folder(os.path.dirname(place))
-    lock = f"{place}.txt"
+    requirements = f"{place}.txt"
     with open(f"{place}.lock", "a", encoding="utf-8") as mutex:  # also across hosts that share the folder
         fcntl.flock(mutex, fcntl.LOCK_EX)
         if not os.path.exists(os.path.join(place, "bin", "python")):
             remove_unfinished(place)
-            with open(lock, "w", encoding="utf-8") as file:  # not before: another installer may have been reading it
+            # not before: another installer may have been reading it
+            with open(requirements, "w", encoding="utf-8") as file:
                 file.write(request.lock)
             folder = tempfile.mkdtemp(prefix=f"{os.path.basename(place)}.", dir=os.path.dirname(place))
             try:
                 os.chmod(folder, 0o755)
-                failure = run_commands(commands(folder, lock, request.wheelhouse), folder)
+                failure = run_commands(commands(folder, requirements, request.wheelhouse), folder)
                 if failure:
-                    by_hand = commands("/tmp/paceline-try", lock, request.wheelhouse)
+                    by_hand = commands("/tmp/paceline-try", requirements, request.wheelhouse)
                     say(error=failure, repeat=" && ".join(map(shlex.join, by_hand)))
                     return
                 os.symlink(os.path.basename(folder), f"{folder}.link")
@@ -82,7 +83,7 @@ def remove_unfinished(place: str) -> None:
             os.unlink(left)
 
 
-def commands(folder: str, lock: str, wheelhouse: str | None) -> list[list[str]]:
+def commands(folder: str, requirements: str, wheelhouse: str | None) -> list[list[str]]:
     """Return the commands that create an environment in ``folder``, by uv, else by venv and pip; both check hashes.
 
     If this Python has pip (22.3 or newer), it installs into the new environment, which then gets no pip of its own:
@@ -93,11 +94,12 @@ def commands(folder: str, lock: str, wheelhouse: str | None) -> list[list[str]]:
         offline = ["--no-index", "--find-links", os.path.expanduser(wheelhouse)]
     uv = shutil.which("uv")
     if uv:
-        sync = [uv, "pip", "sync", "--compile-bytecode", "--python", python, "--require-hashes", *offline, lock]
+        sync = [uv, "pip", "sync", "--compile-bytecode", "--python", python, "--require-hashes", *offline, requirements]
         return [[uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, folder], sync]
     has_pip = find_spec("pip") is not None
     pip = [sys.executable, "-m", "pip", "--python", python] if has_pip else [python, "-m", "pip"]
-    install = [*pip, "install", "--disable-pip-version-check", "--require-hashes", "--no-deps", *offline, "-r", lock]
+    options = ["--disable-pip-version-check", "--require-hashes", "--no-deps", *offline]
+    install = [*pip, "install", *options, "-r", requirements]
     return [[sys.executable, "-m", "venv", *(["--without-pip"] if has_pip else []), folder], install]
 
 

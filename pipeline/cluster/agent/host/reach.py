@@ -139,11 +139,11 @@ class ReachCheck:
             places = resolve(self.nodes[node].address)
         except (OSError, UnicodeError) as error:  # UnicodeError: a part of the name is empty or too long
             return unresolved(error), True
-        late, refused, why = time.monotonic() + CONNECT_S, False, ""
+        began, refused, why = time.monotonic(), False, ""
         for family, place in places:
             with socket.socket(family, socket.SOCK_STREAM) as one:
                 try:
-                    one.settimeout(max(0.001, late - time.monotonic()))
+                    one.settimeout(max(0.001, began + CONNECT_S - time.monotonic()))
                     one.connect((place[0], port, *place[2:]))  # [2:]: IPv6's scope
                 except OSError as error:
                     if error.errno is None:  # the timeout of this socket
@@ -151,7 +151,7 @@ class ReachCheck:
                     why = os.strerror(error.errno)
                     refused |= error.errno == errno.ECONNREFUSED  # it may listen soon, whatever its other addresses say
                 else:
-                    return self.greet(one, node, port, max(until, late - CONNECT_S + RETRY_S))
+                    return self.greet(one, node, port, max(until, began + RETRY_S))
         return ("refused", False) if refused else (why, True)
 
     def greet(self, one: socket.socket, node: int, port: int, until: float) -> tuple[str, bool]:

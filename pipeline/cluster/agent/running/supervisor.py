@@ -263,7 +263,7 @@ class Supervisor:
         if self.kill_at is None:
             self.signalled_pids |= self.signalled_by_others(self.root or child.pid)
             self.kill_at = now + TERM_GRACE_S
-        in_thread(end_tree, self.mark, TERM_GRACE_S, "", self.signalled_pids, on_error=lambda _: None)
+        in_thread(lambda: end_tree(self.mark, TERM_GRACE_S, signalled=self.signalled_pids), on_error=lambda _: None)
         self.end_at = now + TERM_GRACE_S + 3  # the next try, if torchrun still lives then
 
     def signalled_by_others(self, root: int) -> set[int]:

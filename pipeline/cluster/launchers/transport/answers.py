@@ -129,7 +129,7 @@ def parse_stream(
         if "end" in value:
             return node_end(host, from_json(NodeEnd, value["end"]), now - float(value["now"]))
         if "error" in value:
-            return NodeLost(host=host, reason=str(value["error"]), answers=True)
+            return NodeLost(host=host, reason=str(value["error"]), is_explained=True)
         if "examination" in value:
             return of_host(host, from_json(NodeExamination, value["examination"]))
         return from_json(NodeBeat, value["beat"])._replace(host=host) if "beat" in value else None
@@ -157,7 +157,7 @@ def node_end(host: str, end: NodeEnd, clock_correction_s: float) -> NodeExit | N
     """
     reason = _escaped(end.reason)
     if end.lost or not end.gone:  # something still runs there, so it counts as lost
-        return NodeLost(host=host, reason=reason, answers=True)
+        return NodeLost(host=host, reason=reason, is_explained=True)
     errors = tuple(
         RankError(
             rank=failure.rank,
