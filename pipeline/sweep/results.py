@@ -81,7 +81,7 @@ class Configuration:
 
 
 def groups(trials: Iterable[TrialResult]) -> list[Configuration]:
-    """Configuration trials by configuration, in the order of their first trials.
+    """Group trials by configuration, in the order of their first trials.
 
     A run that a search chose again counts once.
     """
