@@ -85,7 +85,7 @@ class ClusterConfig(LaunchSettings):
     A launcher's module derives its own settings from this class.
 
     Attributes:
-        launcher: how hosts are reached: local, pssh, mpi, slurm or kubernetes.
+        launcher: how hosts are reached: local, pssh, mpi, slurm, kubernetes, or one of another package.
         hosts: the nodes, in the order of their ranks; rank 0 is on the first. A command line may give names alone:
             [node1,me@node2:2222]; a file has mappings: [{name: node1}].
         hostfile: replaces hosts: a file with one `user@host:port slots=N` a line.
