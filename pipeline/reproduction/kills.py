@@ -64,7 +64,9 @@ def draw_moments(timed: RunFolder, kills: int, seed: int, *, sooner: float = 1.0
     times = [row.time_s for row in rows]
     first, last = (min(times), max(times)) if len(times) > 1 else ((begun + ended) / 2, ended)
     chance = random.Random(seed)
-    shares = sorted(chance.uniform(_EARLIEST, _LATEST) * sooner for _ in range(kills))
+    # one in each of so many equal parts: a state that changes late shows only if a late kill is among them
+    between = (_LATEST - _EARLIEST) / max(1, kills)
+    shares = [(_EARLIEST + (number + chance.random()) * between) * sooner for number in range(kills)]
     logs = (timed.path / run_folder.ATTEMPTS).glob("*/*.log")
     printed = [*_printed_positions(line for log in logs for line in log.read_bytes().split(b"\n"))]
     # metrics that are printed reach metrics.jsonl at the end of an attempt, those of other sources while it runs

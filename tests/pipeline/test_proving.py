@@ -263,7 +263,8 @@ def test_kills_are_spread_over_the_training_and_follow_from_the_seed(tmp_path: P
     assert drawn == draw_moments(folder, 4, 7) != draw_moments(folder, 4, 8)
     assert (drawn.first_row_s, drawn.trained_s, drawn.positions) == (10.0, 40.0, ())
     assert [*drawn.shares] == sorted(drawn.shares)
-    assert 0.1 <= drawn.shares[0] < drawn.shares[-1] <= 0.95
+    parts = [(share - 0.1) / 0.85 * 4 for share in drawn.shares]
+    assert [int(part) for part in parts] == [0, 1, 2, 3], "one in each quarter"
     assert draw_moments(folder, 4, 7, sooner=0.5).shares == tuple(share / 2 for share in drawn.shares)
 
 
