@@ -25,7 +25,6 @@ from pipeline.comparing.groups import MeanDifference
 from pipeline.comparing.report import COLOURS, LEVELS, MOST_AGAINST, Cell, Report, hosts, time_text, verdict_text
 from pipeline.core.printable import printable
 from pipeline.core.tables import counted, quantity
-from pipeline.evaluation import report as evaluations
 from pipeline.runs.contents import short_field_names, short_value
 from trainers.contract import run_folder
 
@@ -38,6 +37,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.patches import Rectangle  # noqa: E402
 from matplotlib.ticker import LogLocator, MaxNLocator  # noqa: E402
+
+from pipeline.evaluation import report as evaluations  # noqa: E402  (imports matplotlib too)
 
 _DATES = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _FILE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa3377", "#8a6d00", "#4b8bbe", "#6a3d9a", "#7f4f24")

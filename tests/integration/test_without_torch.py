@@ -75,8 +75,8 @@ def test_a_controller_without_torch_trains_where_torch_is_under_the_key_of_one_t
 def test_what_is_refused_without_torch_says_both_ways_out(bare: str, project: Path) -> None:
     refused = paceline(bare, "train", *WORDS, cwd=project)
     assert refused.returncode == 3
-    assert "ERROR: trainers/training/session.py:9 imports torch, which is not installed here\n" in refused.stdout
+    assert "ERROR: trainers/training/session.py:13 imports torch, which is not installed here\n" in refused.stdout
     assert " torch; or, where the hosts have it, cluster.environment=hosts\n" in refused.stdout
     nowhere = paceline(bare, "why", *WORDS, "cluster.environment=hosts", cwd=project)
     assert nowhere.returncode == 3
-    assert "session.py:9 imports torch, which the hosts don't have\n  try: install it there" in nowhere.stdout
+    assert "session.py:13 imports torch, which the hosts don't have\n  try: install it there" in nowhere.stdout
