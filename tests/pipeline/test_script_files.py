@@ -208,6 +208,20 @@ def test_the_data_of_a_script_counts_by_names_and_contents(tmp_path: Path) -> No
     assert (alone.inside, [*alone.stamps]) == (("content/a.txt",), ["content/a.txt"])
 
 
+def test_a_link_to_data_that_is_changed_leads_no_run_elsewhere(tmp_path: Path) -> None:
+    for name in ("v1", "v2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text(name)
+    current = tmp_path / "current"
+    current.symlink_to("v1")
+    one = trees.tree(named(current), tmp_path / "packs")
+    one.lay_down()
+    current.unlink()
+    current.symlink_to("v2")
+    assert one.path is not None
+    assert (one.path / one.inside[0] / "a.txt").read_text() == "v1"
+
+
 def test_data_that_changed_while_a_run_went_on_is_named_and_data_that_was_only_touched_is_not(tmp_path: Path) -> None:
     data = tmp_path / "texts"
     data.mkdir()
