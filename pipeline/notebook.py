@@ -161,7 +161,10 @@ def _print_progress(stderr: IO[bytes], quiet: bool) -> None:
 
 
 def _script_line(typed: tuple[str, ...], fields: dict[str, Any]) -> list[str]:
-    """Return the words of a line that starts a script, with ``fields`` as its options (lists are swept); else []."""
+    """Return the words of a line that starts a script, with ``fields`` as its options; [] if it is no such line.
+
+    A list is swept. True gives the option alone, None and False leave it out; any other value is written behind it.
+    """
     words = shlex.split(typed[0]) if len(typed) == 1 else [*typed]
     if words and words[0].endswith(".py") and "=" not in words[0]:
         raise UsageError(f"{words[0]} is a script", hint=f'paceline.train("run {shlex.join(words)}")')
@@ -170,8 +173,8 @@ def _script_line(typed: tuple[str, ...], fields: dict[str, Any]) -> list[str]:
     sweeps, options = list[str](), list[str]()
     for name, value in fields.items():
         if isinstance(value, (list, tuple, range)):
-            sweeps += ["--sweep", f"{name}={','.join(map(str, value))}"]
-        else:
+            sweeps += ["--sweep", f"{name}={','.join(map(_text, value))}"]
+        elif value is not None and value is not False:
             options += [f"--{name}", *([] if value is True else [str(value)])]
     return [words[0], *sweeps, *words[1:], *options]
 

@@ -15,6 +15,12 @@ from pipeline.notebook import Trial, _best_first, _overrides, _script_line
     [
         (("run train.py --epochs 3",), {"lr": 0.1, "fast": True}, "run train.py --epochs 3 --lr 0.1 --fast"),
         (("torchrun", "train.py"), {"lr": [0.1, 0.01]}, "torchrun --sweep lr=0.1,0.01 train.py"),
+        (("run", "a.py"), {"name": ["a,b", "c"], "at": None, "fast": False}, "run --sweep name='a,b',c a.py"),
+        (
+            ("run", "a.py"),
+            {"fast": [True, False], "lr": (1e-5, 2)},
+            "run --sweep fast=true,false --sweep lr=1e-05,2 a.py",
+        ),
         (("experiment=quickstart",), {"lr": 0.1}, ""),
         ((), {"lr": 0.1}, ""),
     ],
