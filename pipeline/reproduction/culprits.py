@@ -6,7 +6,7 @@ import json
 import pickletools
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,6 +19,8 @@ from pipeline.runs import journal, metrics_file
 from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder
 
+OPTIMIZER, RANDOM, SCHEDULE = "optimizer", "random", "schedule"
+"""Kinds of state that a checkpoint may hold."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d(\.\d+)?)?|\b1[5-9]\d{8}(\.\d+)?\b")
 """Matches a date, a time of day, and unix time."""
 _SETS_RANDOM = re.compile(r"set_rng_state|(?<![_\w])set_?state\(")
@@ -32,7 +34,7 @@ _GENERATORS = {
 """A global generator → what draws from it, and what restores it."""
 _TRAINS = re.compile(r"^\s*(?:import|from)\s+(?:transformers|accelerate|lightning)\b", re.MULTILINE)
 _LOADS = re.compile(r"^.*?(\w+)\.load_state_dict\(.*$", re.MULTILINE)
-_NAMES = {"optimizer": re.compile(r"(?i)\bopt|optim"), "schedule": re.compile(r"(?i)sched|\blr_")}
+_NAMES = {OPTIMIZER: re.compile(r"(?i)\bopt|optim"), SCHEDULE: re.compile(r"(?i)sched|\blr_")}
 """A kind of state → how a call that loads it names it."""
 _KEEPS_STATE = re.compile(r"momentum|Adam|Ada(?:grad|delta|factor)|RMSprop|Rprop|LBFGS|Lion|Muon|create_optimizer")
 _SCHEDULES = re.compile(r"lr_scheduler|LRScheduler|(?:Step|Lambda|Cycle|Annealing|Plateau|Exponential|Polynomial)LR\b")
@@ -188,13 +190,14 @@ class Evidence:
 
 def gather(folder: RunFolder, again: RunFolder, verdict: Verdict, kills: Sequence[Kill]) -> Evidence:
     """Compare a run's folder with that of its repetition ``again``; ``verdict`` is the comparison of their results."""
-    before, after = (_metrics_by_step(run.path, verdict.times) for run in (folder, again))
+    rows = metrics_file.rows(folder.path / run_folder.METRICS)
+    before = _metrics_by_step(rows, verdict.times)
+    after = _metrics_by_step(metrics_file.rows(again.path / run_folder.METRICS), verdict.times)
     steps = sorted({*before, *after})
     differs_at = next((step for step in steps if repr(before.get(step)) != repr(after.get(step))), None)
     are_files = all(item.field.startswith(f"{run_folder.OUTPUTS}/") for item in verdict.outcome)
     attempts = rows_by_attempt(again.path)
-    # an attempt that began with the run's first step has started over
-    resumed = tuple(step for step in resumed_at(again.path) if step > min(before, default=step - 1))
+    resumed = resumed_at(first_steps(attempts))
     last = {row.step for row in attempts[-1]} if len(attempts) > 1 else set[int]()
     result = again.read_result()
     return Evidence(
@@ -207,7 +210,7 @@ def gather(folder: RunFolder, again: RunFolder, verdict: Verdict, kills: Sequenc
         values_differ=any(_differ(before[step], after[step]) for step in before.keys() & after.keys() - {*resumed}),
         tensors_differ=tuple(name for name in verdict.besides_differing if _other_numbers(folder, again, name)),
         files_alone=differs_at is None and are_files and _differ_by_times(folder, again, verdict),
-        is_dense=bool(before) and [*before] == [*range(min(before), max(before) + 1)] and not _are_epochs(folder.path),
+        is_dense=bool(before) and [*before] == [*range(min(before), max(before) + 1)] and not _are_epochs(rows),
         ranks=sum(result.nproc_per_node) if result is not None else 1,
         code=Code.read(again.code),
     )
@@ -257,18 +260,18 @@ def culprit(evidence: Evidence) -> Culprit:
 
 
 # ------------------------------------------------------------------------------------------- metrics by step
-def _metrics_by_step(run_dir: Path, ignored: Sequence[str]) -> dict[int, dict[str, float]]:
+def _metrics_by_step(rows: Iterable[metrics_file.MetricsRow], ignored: Sequence[str]) -> dict[int, dict[str, float]]:
     """Return step → metrics, in order; of a step that was logged twice the later values count."""
     steps: dict[int, dict[str, float]] = {}
-    for row in metrics_file.rows(run_dir / run_folder.METRICS):
+    for row in rows:
         values = {name: value for name, value in row.metrics.items() if name not in ignored and not is_time(name)}
         steps[row.step] = {**steps.get(row.step, {}), **values}
     return dict(sorted(steps.items()))
 
 
-def _are_epochs(run_dir: Path) -> bool:
+def _are_epochs(rows: Iterable[metrics_file.MetricsRow]) -> bool:
     """Return True if the steps are epochs, as of a script that prints a line for each epoch."""
-    return all(row.step == row.epoch for row in metrics_file.rows(run_dir / run_folder.METRICS))
+    return all(row.step == row.epoch for row in rows)
 
 
 def _differ(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
@@ -300,22 +303,22 @@ def rows_by_attempt(run_dir: Path) -> list[list[metrics_file.MetricsRow]]:
         # A row has the id of its attempt (metrics of a CSV file) or the time at which it was printed. It may be
         # recorded only when a later attempt has begun, so the earlier of both counts.
         candidates = [number for number, time_s in begun.items() if time_s <= row.time_s]
-        with suppress(ValueError, IndexError):  # a row without an id
-            by_id = journal.attempt_number(row.attempt)
-            candidates = [number for number in candidates if number <= by_id]
+        if row.attempt_number is not None:
+            candidates = [number for number in candidates if number <= row.attempt_number]
         if candidates:
             by_attempt[max(candidates)].append(row)
     return list(by_attempt.values())
 
 
-def first_steps(run_dir: Path) -> list[int | None]:
+def first_steps(attempts: Sequence[Sequence[metrics_file.MetricsRow]]) -> list[int | None]:
     """Return the first step that each attempt logged; None for an attempt without rows, see ``rows_by_attempt``."""
-    return [min((row.step for row in rows), default=None) for rows in rows_by_attempt(run_dir)]
+    return [min((row.step for row in rows), default=None) for rows in attempts]
 
 
-def resumed_at(run_dir: Path) -> tuple[int, ...]:
-    """Return the first step that each attempt after the first one logged."""
-    return tuple(step for step in first_steps(run_dir)[1:] if step is not None)
+def resumed_at(starts: Sequence[int | None]) -> tuple[int, ...]:
+    """Return those of ``first_steps`` at which an attempt went on; one at the run's first step has started over."""
+    known = [step for step in starts if step is not None]
+    return tuple(step for step in starts[1:] if step is not None and step > min(known))
 
 
 # --------------------------------------------------------------------------------------------------- files
@@ -348,7 +351,6 @@ def _other_numbers(folder: RunFolder, again: RunFolder, name: str) -> bool:
 # ----------------------------------------------------------------------------- what a checkpoint holds
 _LARGEST_PICKLE_BYTES = 64 << 20  # that of a checkpoint with a million tensors
 _ZIP = b"PK\x03\x04"
-OPTIMIZER, RANDOM, SCHEDULE = "optimizer", "random", "schedule"
 _KINDS = {
     SCHEDULE: re.compile(r"(?i)sched|^_?last_(?:epoch|lr)$|^_step_count$"),
     OPTIMIZER: re.compile(r"(?i)optim|exp_avg|momentum|max_exp_avg_sq"),

@@ -26,7 +26,7 @@ from trainers.script.metrics.printed import parse_line, text_of_rank_0
 _EARLIEST, _LATEST = 0.1, 0.95  # of the training
 _FEWEST_POSITIONS = 3
 _WRITTEN_S = 0.5
-_LAST_ROW_BYTES = 1 << 14
+_LAST_ROWS_BYTES = 1 << 14
 
 _Position = tuple[float, int]
 """Epoch and step of a line with metrics."""
@@ -68,7 +68,7 @@ def draw_moments(timed: RunFolder, kills: int, seed: int, *, sooner: float = 1.0
     between = (_LATEST - _EARLIEST) / max(1, kills)
     shares = [(_EARLIEST + (number + chance.random()) * between) * sooner for number in range(kills)]
     logs = (timed.path / run_folder.ATTEMPTS).glob("*/*.log")
-    printed = [*_printed_positions(line for log in logs for line in log.read_bytes().split(b"\n"))]
+    printed = [position for log in logs for position in _printed_in(log)]
     # metrics that are printed reach metrics.jsonl at the end of an attempt, those of other sources while it runs
     positions = {(0.0, row.step) for row in rows} if not printed else {one for one in printed if one is not None}
     return Moments(
@@ -96,7 +96,7 @@ class Killer:
         self._runs_dir, self._moments, self._say = runs_dir, moments, say
         self._remaining = [*moments.shares]
         self._awaits_checkpoint = awaits_checkpoint
-        self._progress = _Progress(moments, "")
+        self._progress = _Progress(moments, 0)
         self._killed_at = 0.0  # unix time of the last kill
         self._began_s = 0.0  # seconds of training before this attempt
         self._saved_at = 0.0  # unix time at which the first checkpoint was seen
@@ -112,7 +112,7 @@ class Killer:
         entries = journal.read(run_dir / run_folder.JOURNAL)
         if not entries or entries[-1].state is not State.RUNNING or entries[-1].time <= self._killed_at:
             return
-        started_at, attempt = entries[-1].time, str(entries[-1].attempt)
+        started_at, attempt = entries[-1].time, entries[-1].attempt
         trains_from = started_at + self._moments.first_row_s
         if self._share(run_dir, attempt, trains_from) < self._remaining[0]:
             return
@@ -131,13 +131,13 @@ class Killer:
         self.kills.append(_kill(run_dir, after_s))
         self._say(f"killed after {after_s} s ({len(pids)} processes)" if pids else f"stopped after {after_s} s")
 
-    def _share(self, run_dir: Path, attempt: str, trains_from: float) -> float:
+    def _share(self, run_dir: Path, attempt: int, trains_from: float) -> float:
         """Return how much of the training is done."""
         if self._moments.positions:
             if self._progress.attempt != attempt:
                 self._progress = _Progress(self._moments, attempt)
             return self._progress.share(run_dir)
-        # at least once it trains, however short the training is
+        # not before it trains
         since = time.time() - trains_from
         return (self._began_s + since) / max(self._moments.trained_s, 1e-3) if since >= 0.0 else 0.0
 
@@ -157,7 +157,7 @@ class Killer:
 class _Progress:
     """Follows the positions that an attempt shows."""
 
-    def __init__(self, moments: Moments, attempt: str) -> None:
+    def __init__(self, moments: Moments, attempt: int) -> None:
         self.attempt = attempt
         self._moments = moments
         self._read_bytes: dict[Path, int] = {}
@@ -181,7 +181,7 @@ class _Progress:
 
     def _printed(self, run_dir: Path) -> Iterator[_Position]:
         """Yield the positions of lines that are new in the logs."""
-        for log in (run_dir / run_folder.ATTEMPTS / self.attempt).glob("*.log"):
+        for log in (run_dir / run_folder.ATTEMPTS / str(self.attempt)).glob("*.log"):
             with suppress(OSError), log.open("rb") as file:
                 file.seek(self._read_bytes.get(log, 0))
                 whole, end, _ = file.read().rpartition(b"\n")
@@ -189,19 +189,22 @@ class _Progress:
                 yield from (one for one in _printed_positions(whole.split(b"\n")) if one is not None)
 
     def _steps(self, run_dir: Path) -> Iterator[_Position]:
-        """Yield the step of the last row, if this attempt wrote it."""
-        with suppress(OSError), (run_dir / run_folder.METRICS).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_ROW_BYTES))
-            rows = filter(None, map(metrics_file.parse, file.read().split(b"\n")))
-            for row in rows:
-                if row.attempt.split("-")[2:3] == [self.attempt]:  # KEY-FOLDER-ATTEMPT-RANDOM
-                    yield 0.0, row.step
+        """Yield the steps of the last rows that this attempt wrote."""
+        with suppress(OSError):
+            rows = metrics_file.rows(run_dir / run_folder.METRICS, tail_bytes=_LAST_ROWS_BYTES)
+            yield from ((0.0, row.step) for row in rows if row.attempt_number == self.attempt)
+
+
+def _printed_in(log: Path) -> Iterator[_Position | None]:
+    """Yield those of a whole log. Raises OSError."""
+    with log.open("rb") as file:
+        yield from _printed_positions(line.rstrip(b"\n") for line in file)
 
 
 def _printed_positions(lines: Iterable[bytes]) -> Iterator[_Position | None]:
     """Yield the position of each line of rank 0 with metrics; None for one that names no epoch and no step."""
     for line in lines:
-        parsed = parse_line(text_of_rank_0(line.decode(errors="replace")).rpartition("\r")[2])
+        parsed = parse_line(text_of_rank_0(line.decode(errors="replace")))
         if parsed.metrics:
             yield parsed.position
 

@@ -20,6 +20,7 @@ from pipeline.reproduction.culprits import (
     first_steps,
     gather,
     resumed_at,
+    rows_by_attempt,
     state_kinds,
 )
 from pipeline.reproduction.kills import Killer, draw_moments, newest_checkpoint
@@ -80,9 +81,9 @@ def prove(
             train=partial(_train, killer),
         )  # fmt: skip
         again = _repetition(runs_dir) or folder
-        starts = first_steps(again.path)
+        starts = first_steps(rows_by_attempt(again.path))
         # by {resume}, or by itself, as one of its attempts has shown
-        resumes = resumes or any(step is not None and step > min(steps, default=step) for step in starts[1:])
+        resumes = resumes or bool(resumed_at(starts))
         awaits_checkpoint = resumes or any(kill.checkpoint for kill in killer.kills)
         unproven = _unproven(killer.kills, starts, steps, resumes=resumes)
         if not kills or not unproven:
@@ -95,7 +96,7 @@ def prove(
     proof = Proof(verdict=verdict, evidence=evidence, unproven=unproven, offer=offer)
     if verdict.within_spread or (evidence.is_equal and (verdict.reproduced or verdict.nothing)):  # nothing to explain
         return proof
-    resumed, differs_at = resumed_at(folder.path), evidence.differs_at
+    resumed, differs_at = resumed_at(first_steps(rows_by_attempt(folder.path))), evidence.differs_at
     if not killer.kills and resumed and differs_at is not None and differs_at >= resumed[0]:
         evidence = dataclasses.replace(evidence, resumed_at=resumed)
         proof = dataclasses.replace(proof, evidence=evidence, was_resumed=True)
@@ -122,7 +123,7 @@ def _unproven(kills: Sequence[Kill], starts: Sequence[int | None], steps: Collec
 
     ``starts``: the first step that each attempt of the repetition logged, see ``first_steps``. ``steps``: the logged
     steps of the run; an attempt that begins at the last of several has only evaluated again. ``resumes``: the script
-    takes its checkpoint by {resume}.
+    takes its checkpoint by {resume}, or was seen to go on from one by itself.
     """
     if not kills:
         return "it had ended before it could be killed"

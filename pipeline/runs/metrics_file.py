@@ -1,4 +1,5 @@
-"""metrics.jsonl as the controller reads it: valid lines, and the numbers of invalid ones."""
+"""metrics.jsonl as the controller reads it (valid lines, and the numbers of invalid ones), and what hosts' heartbeats
+say of their load as rows of system_metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from pipeline.runs import journal
 from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat, Usage
 
@@ -94,7 +96,7 @@ _LATEST_S = 1 << 53  # nor later milliseconds
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsRow:
-    """One line: ``time_s`` in unix seconds, finished steps, ``epoch`` from 1 (None for a script), what came next."""
+    """One line: ``time_s`` in unix seconds, finished steps, ``epoch`` (None: unknown), what came next."""
 
     time_s: float
     step: int
@@ -102,6 +104,13 @@ class MetricsRow:
     metrics: dict[str, float]
     attempt: str = ""
     doing: str = "training"
+
+    @property
+    def attempt_number(self) -> int | None:
+        """The number of the attempt that wrote the line; None for a line without an id."""
+        with suppress(ValueError, IndexError):
+            return journal.attempt_number(self.attempt)
+        return None
 
 
 def parse(line: bytes) -> MetricsRow | None:

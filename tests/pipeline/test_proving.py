@@ -289,7 +289,7 @@ def test_progress_is_that_of_the_log_however_slow_the_computer_is(tmp_path: Path
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     drawn = Moments(shares=(0.5,), positions=tuple((epoch, 0) for epoch in range(9)), first_row_s=1.0, trained_s=8.0)
-    progress, log = kills._Progress(drawn, "2"), tmp_path / "attempts/2/host.log"
+    progress, log = kills._Progress(drawn, 2), tmp_path / "attempts/2/host.log"
     log.parent.mkdir(parents=True)
     shares = []
     for epoch in range(2, 5):
@@ -315,7 +315,7 @@ def test_rows_that_are_recorded_late_count_for_the_attempt_that_logged_them(tmp_
     ]
     (folder.path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert [[row.step for row in rows] for rows in culprits.rows_by_attempt(folder.path)] == [[1, 2, 3], [4]]
-    assert culprits.first_steps(folder.path) == [1, 4]
+    assert culprits.first_steps(culprits.rows_by_attempt(folder.path)) == [1, 4]
 
 
 def test_an_attempt_goes_on_from_its_checkpoint_and_begins_anew_without_one(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def keep_lines(run_dir: Path, began_s: Mapping[int, float]) -> None:
         for log in sorted((run_dir / run_folder.ATTEMPTS / str(attempt)).glob("*.log")):
             texts = [text_of_rank_0(line) for line in _tail(log).split("\n")]
             for number, text in enumerate(texts, 1):
-                if parse_line(text.split("\r")[-1]).metrics:
+                if parse_line(text).metrics:
                     time_s = spread_time(start_s, log.stat().st_mtime, number, len(texts))
                     kept.append(json.dumps({"attempt": attempt, "t": time_s, "text": text}) + "\n")
     if kept:
@@ -113,7 +113,7 @@ def _parsed_lines(texts: Iterable[str]) -> Iterator[PrintedLine]:
     """Parse lines one after another, as a line may sum up those before it."""
     split = ""
     for text in texts:
-        line = parse_line(text.split("\r")[-1], split)  # the last state of a progress bar
+        line = parse_line(text, split)
         split = line.split if line.metrics else split
         yield line
 
@@ -272,6 +272,7 @@ class PrintedLine:
 
 def parse_line(text: str, split_before: str = "") -> PrintedLine:
     """Return a line's metrics, but for names with two values, epoch and step. ``split_before``: of the line before."""
+    text = text.rpartition("\r")[2]  # the last state of a progress bar
     if len(text) > _LONGEST_CHARACTERS:
         return PrintedLine({})
     text = _COLOURS.sub("", text)
