@@ -186,9 +186,8 @@ class CollectRequest(NamedTuple):
     patterns: tuple[str, ...]  # relative to the run folder
     work_patterns: tuple[str, ...] = ()  # working directories of scripts
     limit_bytes: Optional[int] = None  # larger working directories stay on the node
-    until_s: Optional[float] = (
-        None  # unix time of the node: files written later are left out, as they may be incomplete
-    )
+    # unix time of the node: files written later are left out, as they may be incomplete
+    until_s: Optional[float] = None
     settled_s: Optional[float] = None  # the same for files of the last seconds
     stamps_file: str = ""  # in the run folder: path → size and modification time; files like that are left out
     access: Access = Access()

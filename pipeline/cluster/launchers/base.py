@@ -43,9 +43,8 @@ class AttemptSpec:
     run_dir: Path  # absolute; holds config.json and code/
     run_key: str  # names the run on the hosts
     attempt: int  # counts from 1
-    trainer: (
-        str  # the module of each rank; with a script the module that starts torchrun, or without torchrun the script
-    )
+    # the module of each rank; with a script the module that starts torchrun, or without torchrun the script
+    trainer: str
     pack: PackSource | None = None  # None: the attempt needs no data
     outputs: Outputs = TRAINING_OUTPUTS  # what rank 0 leaves
     versions: Mapping[str, str] = field(default_factory=dict)  # of the run's key; a host with others is refused
