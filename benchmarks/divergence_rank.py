@@ -63,7 +63,7 @@ class Planting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @contextmanager
 def planted(plant: dict[str, Any] | None) -> Iterator[None]:
     """Plant in the step and on the rank that ``plant`` names, beneath what records the operators."""
-    one_step, batch = Trainer._one_step, steps.training_batch
+    one_step, batch = Trainer._one_step, steps.training_batch  # type: ignore[attr-defined]
 
     def stepped(self: Trainer, plan: Any, position: int) -> None:
         if plant is None or (self.context.ranks.rank, self.step + 1) != (plant["rank"], plant["step"]):
@@ -84,12 +84,12 @@ def planted(plant: dict[str, Any] | None) -> Iterator[None]:
             bump(state[plant["name"]].grad, at)
 
         if where == "inputs":
-            steps.training_batch = loaded
+            steps.training_batch = loaded  # type: ignore[attr-defined]
         if where == "gradients":
             sync.finish = finished  # type: ignore[method-assign]
         with Planting(where, plant["number"], at) if "number" in plant else nullcontext():
             one_step(self, plan, position)
-        steps.training_batch = batch
+        steps.training_batch = batch  # type: ignore[attr-defined]
         sync.finish = finish  # type: ignore[method-assign]
 
     Trainer._one_step = stepped  # type: ignore[method-assign]

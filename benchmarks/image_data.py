@@ -67,7 +67,8 @@ def write_images(folder: Path, count: int) -> None:
     random = np.random.default_rng(0)
     contents = []
     for _ in range(50):
-        smooth = Image.fromarray(random.integers(0, 255, (46, 62, 3), dtype=np.uint8)).resize((500, 375), Image.BICUBIC)
+        small = Image.fromarray(random.integers(0, 255, (46, 62, 3), dtype=np.uint8))
+        smooth = small.resize((500, 375), Image.Resampling.BICUBIC)
         noisy = np.asarray(smooth) + random.normal(0, 8, (375, 500, 3))
         file = BytesIO()
         Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=85)
@@ -121,7 +122,7 @@ def plain(photos: Path, target: Path, workers: int) -> None:
 def decoded(path: Path) -> np.ndarray:
     image = Image.open(path).convert("RGB")
     scale = SIZE / min(image.size)
-    image = image.resize((round(image.width * scale), round(image.height * scale)), Image.BILINEAR)
+    image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BILINEAR)
     left, upper = (image.width - SIZE) // 2, (image.height - SIZE) // 2
     return np.asarray(image.crop((left, upper, left + SIZE, upper + SIZE)))
 

@@ -21,6 +21,7 @@ from benchmarks.measure import DOIT, ROOT, chosen, spread, working
 from benchmarks.recording import EXPERIMENT, STEPS, metric_rows, only_run, server, started, wait_for
 from pipeline.cluster.agent.host.probe import free_ports
 from pipeline.tracking import recorder
+from pipeline.tracking.destinations import DONE
 from tests.pipeline import tracking_folder
 
 AT_ONCE = 8
@@ -111,9 +112,9 @@ def forked(run: Path, uri: str) -> int:
     if child:
         return child
     recorded = recorder.record(run, uri, EXPERIMENT)
-    if not recorded.complete:
+    if recorded.state != DONE:
         print(f"  {run.name}: {recorded.message}", flush=True)
-    os._exit(0 if recorded.complete else 1)
+    os._exit(0 if recorded.state == DONE else 1)
 
 
 MEASURED: dict[str, Callable[..., bool]] = {"outage": outage, "first": first}
