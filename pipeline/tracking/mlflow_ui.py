@@ -338,4 +338,5 @@ def _charts(metrics: Sequence[str]) -> dict[str, Any]:
 
 
 def _page(path: str, **query: str) -> str:
-    return f"{path}?{urlencode({**_TRAINING, **query}, quote_via=quote)}"
+    # ``query`` first: the page that compares runs finds their ids only in the first parameter (MLflow 3.17)
+    return f"{path}?{urlencode({**query, **_TRAINING}, quote_via=quote)}"

@@ -89,15 +89,15 @@ def test_addresses_open_on_the_chosen_runs() -> None:
     state = json.loads(view(RUNS, only=True))
     assert state["searchFilter"] == f"attributes.run_id IN ('{'a' * 32}', '{'b' * 32}')"
     pages = ui.pages("http://h:1", "7", "v", ["aa", "bb"])
-    start = "http://h:1/#/experiments/7/runs?workflowType=machine_learning"
+    start, kind = "http://h:1/#/experiments/7/runs", "workflowType=machine_learning"
     assert pages[:2] == [
-        f"charts: {start}&viewStateShareKey=v&compareRunsMode=CHART",
-        f"table: {start}&viewStateShareKey=v",
+        f"charts: {start}?viewStateShareKey=v&compareRunsMode=CHART&{kind}",
+        f"table: {start}?viewStateShareKey=v&{kind}",
     ]
-    both = "compare-runs?workflowType=machine_learning&runs=%5B%22aa%22%2C%20%22bb%22%5D&experiments=%5B%227%22%5D"
+    both = f"compare-runs?runs=%5B%22aa%22%2C%20%22bb%22%5D&experiments=%5B%227%22%5D&{kind}"  # runs must come first
     assert pages[2:] == [f"side by side: http://h:1/#/{both}"]
     one = ui.pages("http://h:1", "7", "", ["aa"])
-    assert one[1:] == [f"table: {start}", "run: http://h:1/#/experiments/7/runs/aa?workflowType=machine_learning"]
+    assert one[1:] == [f"table: {start}?{kind}", f"run: {start}/aa?{kind}"]
 
 
 _HEALTHY = """
