@@ -1,6 +1,7 @@
-"""User-defined preparation steps: commands or functions with inputs, outputs and a content key, run once. ``step``
-reads and checks them, ``graph`` holds their dependencies and states, ``making`` makes them. Results:
-``runs/steps/``."""
+"""Preparation steps of the user: commands or functions with inputs, outputs and a content key, each run once.
+
+``step.py`` reads and checks their definitions, ``graph.py`` knows which are up to date, ``making.py`` runs the others.
+"""
 
 from __future__ import annotations
 

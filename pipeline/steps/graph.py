@@ -1,5 +1,4 @@
-"""The dependency graph of steps and the state of each: up to date, or to be run and why. Starts nothing. ``idle`` and
-``remove`` are for the folders and logs of steps that nothing needs any more."""
+"""The dependency graph of steps, and whether each is up to date; also which outputs of steps nothing needs any more."""
 
 from __future__ import annotations
 
@@ -22,23 +21,21 @@ from pipeline.data.sources.source import walked
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps import step, step_folders
 from pipeline.steps.key import StepVersion, changed, step_key
-from pipeline.steps.step import PREFIX, Step, StepError, named
-from pipeline.steps.step_folders import Made, StepRecord
+from pipeline.steps.step import PREFIX, Step, StepError, split_source
+from pipeline.steps.step_folders import MadeStep, StepRecord
 
 _FOLDER = re.compile(r".+-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepStanding:
-    """The state of a step. ``key`` is None while a required step is not up to date, ``made`` if the step must run:
-    ``why`` gives the reasons. ``inputs`` are the files of each entry of ``step.inputs``.
-    """
+    """Whether a step is up to date."""
 
     step: Step
-    key: ContentKey | None
-    made: Made | None
-    why: tuple[str, ...] = ()
-    inputs: tuple[tuple[Path, ...], ...] = ()
+    key: ContentKey | None  # None: a step that it needs must run first
+    made: MadeStep | None  # None: it must run
+    why: tuple[str, ...] = ()  # the reasons to run it
+    inputs: tuple[tuple[Path, ...], ...] = ()  # the files of each entry of step.inputs
 
 
 class Graph:
@@ -80,28 +77,28 @@ class Graph:
         known = self._standings.get(name)
         if known is None:
             self.order([name])  # refuses a cycle before the recursion
-            known = self._standings[name] = self._look(self.step(name))
+            known = self._standings[name] = self._find_standing(self.step(name))
         return known  # not self._standings[name]: another thread may have called forget()
 
     def forget(self) -> None:
         """Drop the cached states, after a step was run."""
         self._standings.clear()
 
-    def _look(self, step: Step) -> StepStanding:
+    def _find_standing(self, step: Step) -> StepStanding:
         if step.function:
             check_step(f"step.{step.name}", step.function, step.args, self.root)
-        open_ = [name for name in step.upstream if self.standing(name).made is None]
-        groups = [self._files(step, item) for item in step.inputs if not self._waits(item, open_)]
-        if open_:
-            return StepStanding(step=step, key=None, made=None, why=tuple(f"after step {name}" for name in open_))
-        key = self.key(step, groups)
-        made, why = step_folders.look(step_folders.folder_of(self.runs_dir, step, key), key, self.root)
+        missing = [name for name in step.upstream if self.standing(name).made is None]
+        available = (item for item in step.inputs if not (item.startswith(PREFIX) and split_source(item)[0] in missing))
+        groups = [self._files(step, item) for item in available]
+        if missing:
+            return StepStanding(step=step, key=None, made=None, why=tuple(f"after step {name}" for name in missing))
+        key = self._key(step, groups)
+        made, why = step_folders.find_made(step_folders.folder_of(self.runs_dir, step, key), key, self.root)
         reasons = () if made else (why,) if why else self._reasons(step, key)
         files = tuple(tuple(path for _, path in group) for group in groups)
         return StepStanding(step=step, key=key, made=made, why=reasons, inputs=files)
 
-    def key(self, step: Step, groups: list[list[tuple[str, Path]]]) -> ContentKey:
-        """Compute the key from the current files. Raises StepError: a file can't be read."""
+    def _key(self, step: Step, groups: list[list[tuple[str, Path]]]) -> ContentKey:
         labels = {label: path for group in groups for label, path in group}
         try:
             prints = fingerprints([*dict.fromkeys(labels.values())], step_folders.steps_dir(self.runs_dir))
@@ -113,22 +110,19 @@ class Graph:
 
     def fresh_key(self, step: Step) -> ContentKey:
         """Return the key for the current files, for a step that has just been run. Raises StepError, UsageError."""
-        return self.key(step, [self._files(step, item) for item in step.inputs])
-
-    @staticmethod
-    def _waits(item: str, open_: list[str]) -> bool:
-        return item.startswith(PREFIX) and named(item)[0] in open_
+        return self._key(step, [self._files(step, item) for item in step.inputs])
 
     def _files(self, step: Step, item: str) -> list[tuple[str, Path]]:
+        """Return the label in the key and the path of each file of an entry of ``step.inputs``. Raises StepError."""
         if item.startswith(PREFIX):
-            name, inside = named(item)
+            name, inside = split_source(item)
             made = self.standing(name).made
             if made is None:  # its outputs were altered while this step used them
                 raise StepError(f"step {step.name}: step {name} isn't made any more", hint="the same command again")
-            return step_folders.inside(self.step(name), made, inside)
+            return step_folders.output_files(self.step(name), made, inside)
         try:
-            self._refuse_store(step, item)
-            paths = _matches(item, self.root)
+            self._refuse_steps_dir(step, item)
+            paths = _files_matching(item, self.root)
         except OSError as error:  # a name too long, or an unreadable folder
             raise StepError(f"step {step.name}: inputs: {item!r} can't be read: {os_reason(error)}") from error
         if not paths:
@@ -138,10 +132,10 @@ class Graph:
             )
         return [(shown(path, self.root), path) for path in paths]
 
-    def _refuse_store(self, step: Step, item: str) -> None:
+    def _refuse_steps_dir(self, step: Step, item: str) -> None:
         """Refuse an entry that contains the folder of steps, which changes with every step. Raises StepError."""
         kept = step_folders.steps_dir(self.runs_dir)
-        for path in _named(item, self.root):
+        for path in _paths_matching(item, self.root):
             if kept.is_relative_to(path) or path.is_relative_to(kept):
                 raise StepError(
                     f"step {step.name}: inputs: {item!r} holds {kept}, where steps are made: it would be another input "
@@ -150,7 +144,7 @@ class Graph:
                 )
 
     def _reasons(self, step: Step, key: ContentKey) -> tuple[str, ...]:
-        earlier = [record for _, record in step_folders.earlier_of(self.runs_dir, step.name)]
+        earlier = [record for _, record in step_folders.earlier_versions(self.runs_dir, step.name)]
         if not earlier:
             return ("never made",)
         now = StepVersion.of(step, key)
@@ -158,7 +152,7 @@ class Graph:
         return tuple(fewest) or ("its parts are the same, but not its key",)
 
 
-def _named(pattern: str, root: Path) -> list[Path]:
+def _paths_matching(pattern: str, root: Path) -> list[Path]:
     path = expanded(pattern, f"inputs: {pattern}")
     if path.is_absolute():
         anchor, rest = Path(path.anchor), path.relative_to(path.anchor)
@@ -167,25 +161,36 @@ def _named(pattern: str, root: Path) -> list[Path]:
     return [anchor / rest] if (anchor / rest).exists() else sorted(anchor.glob(str(rest)))
 
 
-def _matches(pattern: str, root: Path) -> list[Path]:
-    files = [inner for item in _named(pattern, root) for inner in ([item] if item.is_file() else sorted(walked(item)))]
+def _files_matching(pattern: str, root: Path) -> list[Path]:
+    files = [
+        inner
+        for item in _paths_matching(pattern, root)
+        for inner in ([item] if item.is_file() else sorted(walked(item)))
+    ]
     return [item for item in files if item.is_file() and "__pycache__" not in item.parts]
 
 
 # ---------------------------------------------------------------- what nothing needs any more
-def idle(graph: Graph, data_dir: Path) -> tuple[dict[Path, str], dict[Path, str]]:
-    """Return the paths that nothing up to date, no data pack and no script's data came from, and those that stay."""
+def unneeded(graph: Graph, data_dir: Path) -> tuple[dict[Path, str], dict[Path, str]]:
+    """Return path → why of the folders and logs of steps that nothing needs any more, then of those that must stay.
+
+    A folder stays if its step is up to date, or if a data pack, a script's data or a folder that stays was made of it.
+    """
     steps = step_folders.steps_dir(graph.runs_dir)
-    made = {path: record for name in _names(graph) for path, record in step_folders.earlier_of(graph.runs_dir, name)}
-    packed = {path for path in made if any(origin.is_relative_to(path) for origin in _origins(data_dir))}
+    made = {
+        path: record
+        for name in _names_ever_run(graph)
+        for path, record in step_folders.earlier_versions(graph.runs_dir, name)
+    }
+    packed = {path for path in made if any(origin.is_relative_to(path) for origin in _data_origins(data_dir))}
     stays = {path: why for path, record in made.items() if (why := _why_stays(graph, path, record, path in packed))}
     # A folder that stays keeps the folders it was made from, so repeat until nothing is added.
     while more := {path: why for path in made if path not in stays and (why := _needed_by(path, made, stays))}:
         stays |= more
     going = {path: "nothing needs it" for path in made if path not in stays}
     damaged = (path for path in sorted(steps.glob("*")) if _FOLDER.fullmatch(path.name) and path.is_dir())
-    going |= {path: "its step.json is gone or damaged" for path in damaged if step_folders.record_of(path) is None}
-    making = {path for path, _ in step_folders.under_way(graph.runs_dir)}
+    going |= {path: "its step.json is gone or damaged" for path in damaged if step_folders.read_record(path) is None}
+    making = {path for path, _ in step_folders.logs_in_progress(graph.runs_dir)}
     logs = (path for path in sorted(steps.glob("*.log")) if _FOLDER.fullmatch(path.stem) and path not in making)
     return going | dict.fromkeys(logs, "the log of a failed step"), stays
 
@@ -203,13 +208,7 @@ def remove(path: Path) -> bool:
     return True
 
 
-def _names(graph: Graph) -> set[str]:
-    """Return all steps that were ever run, including those no longer declared."""
-    folders = step_folders.steps_dir(graph.runs_dir).glob("*/" + step_folders.RECORD)
-    return {path.parent.name.rpartition("-")[0] for path in folders if not path.parent.name.startswith(".")}
-
-
-def _origins(data_dir: Path) -> list[Path]:
+def _data_origins(data_dir: Path) -> list[Path]:
     origins = (origin_of(path.parent) for path in data_dir.glob(f"*/{STAMPS}"))
     return [*(origin for origin in origins if origin is not None), *trees.sources(data_dir)]
 

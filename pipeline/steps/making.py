@@ -27,7 +27,7 @@ from pipeline.keys.content_key import ContentKey
 from pipeline.steps import step_folders
 from pipeline.steps.graph import Graph, StepStanding
 from pipeline.steps.key import StepVersion, changed, sources_of
-from pipeline.steps.step import PREFIX, Say, Step, named
+from pipeline.steps.step import PREFIX, Say, Step, split_source
 from pipeline.steps.step_folders import StepRecord
 from pipeline.steps.step_program import ProgramEnd, StepProgram
 from trainers.observation.input_record import files_changed_meanwhile
@@ -55,7 +55,7 @@ def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) 
         with Interruptible() as signals:
             try:
                 maker = _Maker(graph, say, stop)
-                _conduct(graph, todo, maker, max(1, at_once))
+                _run_in_order(graph, todo, maker, max(1, at_once))
             finally:
                 signals.hold()
                 signals.left = f"; {CTRL_C.partition('; ')[2]}"
@@ -64,7 +64,7 @@ def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) 
     return len(maker.made)
 
 
-def _conduct(graph: Graph, todo: Collection[str], maker: _Maker, at_once: int) -> None:
+def _run_in_order(graph: Graph, todo: Collection[str], maker: _Maker, at_once: int) -> None:
     order = TopologicalSorter({name: {*graph.step(name).upstream}.intersection(todo) for name in todo})
     order.prepare()
     ready, running = deque[str](), dict[Future[None], str]()
@@ -99,7 +99,7 @@ class _Maker:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with held(step_folders.lock_of(folder), meanwhile=self._waiting_for_another(step)):
-                made, _ = step_folders.look(folder, key, self.graph.root)
+                made, _ = step_folders.find_made(folder, key, self.graph.root)
                 if made is not None:
                     shown_folder = shown(folder, self.graph.root)
                     self.say(f"step {step.name} was made by another command meanwhile; {shown_folder}")
@@ -183,7 +183,7 @@ class _Maker:
             signal = f" (signal {end.exit_code - 128})" if end.exit_code > 128 else ""
             raise PacelineError(
                 f"step {step.name} ended with exit code {end.exit_code}{signal}; nothing of it is kept but "
-                f"{shown(program.log, program.root)}{_end_of(program.log)}",
+                f"{shown(program.log, program.root)}{_last_lines(program.log)}",
                 hint="fix it, then the same command",
             )
         _check_outputs(program)
@@ -222,13 +222,18 @@ def _check_outputs(program: StepProgram) -> None:
             f"step {step.name} left a link, {links[0].relative_to(out)}: what it leads to may change",
             hint="let it write the file itself",
         )
-    if missing := step_folders.missing_outputs(step, out):
+    if missing := [item for item in step.outputs if not _holds_file(out, item)]:
         files = sorted(path.relative_to(out).as_posix() for path in paths if path.is_file())
         raise PacelineError(
             f"step {step.name} ended with exit code 0 without its outputs {', '.join(missing)}; in its folder "
-            f"{{out}} it left {', '.join(files[:5]) or 'nothing'}{_end_of(program.log)}",
+            f"{{out}} it left {', '.join(files[:5]) or 'nothing'}{_last_lines(program.log)}",
             hint="let it write them into that folder",
         )
+
+
+def _holds_file(out: Path, item: str) -> bool:
+    paths = [out / item] if (out / item).exists() else [*out.glob(item)]  # x[1].txt may be a literal name
+    return any(path.is_file() or any(inner.is_file() for inner in path.rglob("*")) for path in paths)
 
 
 def _code(step: Step, root: Path) -> dict[str, str]:
@@ -249,7 +254,7 @@ def _put_in_place(building: Path, folder: Path) -> None:
     fsync(folder.parent)
 
 
-def _end_of(log: Path) -> str:
+def _last_lines(log: Path) -> str:
     text = log.read_text(encoding="utf-8", errors="replace")[-_END_CHARACTERS:]
     lines = text.rstrip().splitlines()[-_END_LINES:]
     return "".join(f"\n  | {line}" for line in lines)
@@ -268,7 +273,9 @@ class DataStep:
     def path(self) -> Path | None:
         """The path of its output; None while it must run. Raises UsageError: the step is invalid."""
         standing = self.graph.standing(self.name)
-        return step_folders.as_source(standing.step, standing.made, self.inside) if standing.made is not None else None
+        return (
+            step_folders.output_path(standing.step, standing.made, self.inside) if standing.made is not None else None
+        )
 
     def make(self, say: Callable[[str], None], at_once: int = 1) -> int:
         """Run it and the steps it needs; return how many were run. Raises PacelineError."""
@@ -286,7 +293,7 @@ class DataStep:
 
 def data_step(text: str, composed: Mapping[str, Any], root: Path) -> DataStep:
     """Return the step named by ``step:NAME``. Raises UsageError."""
-    name, inside = named(text)
+    name, inside = split_source(text)
     graph = graph_of(composed, root)
     graph.step(name)
     return DataStep(name=name, inside=inside, graph=graph)

@@ -1,4 +1,4 @@
-"""The fields of one step, validated. Pure."""
+"""The definition of a step: read from conf/step/NAME.yaml or dodo.py, and checked."""
 
 from __future__ import annotations
 
@@ -39,22 +39,18 @@ class StepError(UsageError):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """conf/step/NAME.yaml with every interpolation resolved. ``command`` is a list of words or a line for bash.
-
-    ``written`` are the fields before interpolation, ``parameters`` the values of their references. ``secrets`` are
-    texts that no file may contain.
-    """
+    """conf/step/NAME.yaml with every interpolation resolved. It has either a ``command`` or a ``function``."""
 
     name: str
-    command: tuple[str, ...] | str = ()
-    function: str = ""
+    command: tuple[str, ...] | str = ()  # words, or a line for bash
+    function: str = ""  # package.module:name
     args: Mapping[str, Any]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     env: Mapping[str, str]
-    written: Mapping[str, Any]
-    parameters: Mapping[str, Any]
-    secrets: frozenset[str] = frozenset()
+    written: Mapping[str, Any]  # the fields before interpolation
+    parameters: Mapping[str, Any]  # what they refer to: ``optimizer.lr`` → its value
+    secrets: frozenset[str] = frozenset()  # texts that no file may contain
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -64,11 +60,11 @@ class Step:
     @property
     def upstream(self) -> tuple[str, ...]:
         """The steps whose outputs this step reads."""
-        return tuple(dict.fromkeys(named(item)[0] for item in self.inputs if item.startswith(PREFIX)))
+        return tuple(dict.fromkeys(split_source(item)[0] for item in self.inputs if item.startswith(PREFIX)))
 
 
-def named(source: str) -> tuple[str, str]:
-    """Split ``step:clean/images.npz`` into (clean, images.npz). Raises StepError: an invalid step name."""
+def split_source(source: str) -> tuple[str, str]:
+    """Split ``step:clean/images.npz`` into the step's name and the path of the output. Raises StepError."""
     name, _, inside = source.removeprefix(PREFIX).partition("/")
     refuse_name(name)
     if inside:
@@ -83,7 +79,7 @@ def refuse_name(name: str, named_in: str | None = None) -> None:
         raise StepError(f"{named_in}: {what}", hint="another name") if named_in else StepError(what)
 
 
-def checked(name: str, fields: Mapping[str, Any], **more: Any) -> Step:
+def validated(name: str, fields: Mapping[str, Any], **more: Any) -> Step:
     """Validate the fields and build a Step. ``more`` are fields of Step that no file has. Raises StepError."""
     for field in fields:
         if field not in FIELDS:
@@ -95,7 +91,7 @@ def checked(name: str, fields: Mapping[str, Any], **more: Any) -> Step:
     step = Step(
         name=name,
         command=_command(name, given.get("command")),
-        function=_text(name, "function", given.get("function", "")),
+        function=str(given.get("function", "")),
         args=_mapping(name, "args", given.get("args", {})),
         inputs=_texts(name, "inputs", given.get("inputs", [])),
         outputs=_texts(name, "outputs", given.get("outputs", [])),
@@ -114,7 +110,7 @@ def _check(step: Step) -> None:
         )
     for item in step.inputs:
         if item.startswith(PREFIX):
-            named(item)
+            split_source(item)
         elif ".." in PurePosixPath(item).parts:
             what = f"step {step.name}: inputs: {item!r} leads out with .."
             raise StepError(what, hint="a path from the project's folder, or an absolute one")
@@ -177,7 +173,7 @@ def _check_mark(step: Step, word: str, mark: re.Match[str]) -> None:
         raise StepError(f"step {step.name}: {word}: there are {len(step.inputs)} inputs, counted from 0")
 
 
-def filled(step: Step, out: str, inputs: Sequence[Sequence[str]]) -> list[str]:
+def fill_placeholders(step: Step, out: str, inputs: Sequence[Sequence[str]]) -> list[str]:
     """Return the words with ``out`` and the files of each entry of ``step.inputs`` filled in. Raises StepError."""
     complete: list[str] = []
     for word in step.words:
@@ -205,12 +201,6 @@ def _command(name: str, value: Any) -> tuple[str, ...] | str:
     if not isinstance(value, list) or not all(isinstance(word, str | int | float) for word in value):
         raise StepError(f"step {name}: command={value!r} is neither a list of words nor a line for bash")
     return tuple(str(word) for word in value)
-
-
-def _text(name: str, field: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise StepError(f"step {name}: {field}={value!r} is no text")
-    return value
 
 
 def _texts(name: str, field: str, value: Any) -> tuple[str, ...]:
@@ -267,7 +257,7 @@ def load(name: str, composed: Mapping[str, Any], root: Path) -> Step:
 
         raise StepError(f"step {name}: {explain_interpolation(error, whole).what}") from error
     assert isinstance(fields, dict)
-    return checked(
+    return validated(
         name,
         {str(field): value for field, value in fields.items()},
         written=written,
@@ -293,9 +283,7 @@ def _written(name: str, changes: Any, root: Path) -> dict[str, Any]:
     try:
         file = root / FOLDER / f"{name}.yaml"
         read = OmegaConf.create(dict(REGISTERED[name])) if name in REGISTERED else OmegaConf.load(file)
-        fields = OmegaConf.to_container(read, resolve=False)
-        merged = OmegaConf.merge(OmegaConf.create(fields), OmegaConf.create(changes))
-        written = OmegaConf.to_container(merged, resolve=False)
+        written = OmegaConf.to_container(OmegaConf.merge(read, OmegaConf.create(changes)), resolve=False)
     except (OSError, yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         raise StepError(f"step {name}: {_place(name)} can't be read: {text_of(error)}") from error
     if not isinstance(written, dict):

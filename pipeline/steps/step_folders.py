@@ -18,7 +18,7 @@ from pipeline.data.request import reads_changed
 from pipeline.keys.content_key import ContentKey
 from pipeline.runs.folder import RunFolder
 from pipeline.steps.key import StepVersion
-from pipeline.steps.step import PREFIX, Step, StepError, named
+from pipeline.steps.step import PREFIX, Step, StepError, split_source
 
 FOLDER = "steps"
 OUT = "out"
@@ -28,15 +28,13 @@ LOG = "log.txt"
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord(StepVersion):
-    """The content of step.json. ``files`` is the sha256 of each output by its path in ``out``; ``dependencies`` is what
-    the step read besides its key, in the format of ``record_reads``.
-    """
+    """The content of step.json."""
 
     name: str
     key: str = ""
     digest: str
-    files: Mapping[str, str]
-    dependencies: Mapping[str, Any]
+    files: Mapping[str, str]  # the sha256 of each output by its path in ``out``
+    dependencies: Mapping[str, Any]  # what the step read besides its key, in the format of ``record_reads``
     duration_s: float = 0.0
     unix_time: float = 0.0
 
@@ -47,7 +45,7 @@ class StepRecord(StepVersion):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class MadeStep:
     """A step with intact outputs."""
 
     folder: Path
@@ -56,11 +54,6 @@ class Made:
     @property
     def out(self) -> Path:
         return self.folder / OUT
-
-    @property
-    def files(self) -> Mapping[str, str]:
-        """The sha256 of each output by its path in ``out``."""
-        return self.record.files
 
 
 def folder_of(runs_dir: Path, step: Step, key: ContentKey) -> Path:
@@ -82,7 +75,7 @@ def lock_of(folder: Path) -> Path:
     return folder.parent / f".{folder.name}.lock"
 
 
-def under_way(runs_dir: Path) -> list[tuple[Path, float]]:
+def logs_in_progress(runs_dir: Path) -> list[tuple[Path, float]]:
     """Return the logs of all steps in progress, each with its last modification time."""
     logs = []
     for path in sorted(steps_dir(runs_dir).glob("*.log")):
@@ -92,7 +85,7 @@ def under_way(runs_dir: Path) -> list[tuple[Path, float]]:
     return logs
 
 
-def record_of(folder: Path) -> StepRecord | None:
+def read_record(folder: Path) -> StepRecord | None:
     """Return the content of step.json; None if missing or unreadable."""
     document = documents.read_or_empty(folder / RECORD)
     if not isinstance(document.get("files"), dict):
@@ -108,12 +101,12 @@ def record_of(folder: Path) -> StepRecord | None:
     )
 
 
-def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
+def find_made(folder: Path, key: ContentKey, root: Path) -> tuple[MadeStep | None, str]:
     """Return the step if its outputs are intact, else the reason. Hashes only files with changed stamps.
 
     Files that it read in addition to its key (``dependencies``) must be unchanged too.
     """
-    record = record_of(folder)
+    record = read_record(folder)
     if record is None:
         return None, ("its step.json is gone or damaged" if folder.exists() else "")
     if record.digest != key.digest:
@@ -130,7 +123,7 @@ def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
     changed_read = reads_changed(record.dependencies, root, key.parts["environment"])
     if changed_read is not None:
         return None, changed_read
-    return Made(folder=folder, record=record), ""
+    return MadeStep(folder=folder, record=record), ""
 
 
 def hashed(out: Path, cache_folder: Path) -> dict[str, str]:
@@ -148,41 +141,32 @@ def _files(out: Path) -> list[Path]:
     return [path for path in sorted(out.rglob("*")) if path.is_file()]
 
 
-def missing_outputs(step: Step, out: Path) -> list[str]:
-    """Return the declared outputs that don't exist."""
-    return [item for item in step.outputs if not _matched(item, out)]
-
-
-def _matched(item: str, out: Path) -> bool:
-    paths = [out / item] if (out / item).exists() else [*out.glob(item)]  # x[1].txt may be a literal name
-    return any(path.is_file() or any(inner.is_file() for inner in path.rglob("*")) for path in paths)
-
-
-def inside(step: Step, made: Made, path: str) -> list[tuple[str, Path]]:
+def output_files(step: Step, made: MadeStep, path: str) -> list[tuple[str, Path]]:
     """Return name and path of each file of ``step:NAME/path``; without a path, of all files. Raises StepError."""
-    chosen = [name for name in made.files if not path or name == path or name.startswith(f"{path.rstrip('/')}/")]
-    chosen = chosen or [name for name in made.files if fnmatchcase(name, path)]
+    names = made.record.files
+    chosen = [name for name in names if not path or name == path or name.startswith(f"{path.rstrip('/')}/")]
+    chosen = chosen or [name for name in names if fnmatchcase(name, path)]
     if not chosen:
         raise _no_such_output(step, made, path)
     return [(f"{PREFIX}{step.name}/{name}", made.out / name) for name in sorted(chosen)]
 
 
-def as_source(step: Step, made: Made, path: str) -> Path:
+def output_path(step: Step, made: MadeStep, path: str) -> Path:
     """Return the file or folder of ``step:NAME/path`` as the source of a run's data. Raises StepError."""
     if path:
         if not (made.out / path).exists():
             raise _no_such_output(step, made, path)
         return made.out / path
-    return made.out / next(iter(made.files)) if len(made.files) == 1 else made.out
+    return made.out / next(iter(made.record.files)) if len(made.record.files) == 1 else made.out
 
 
-def _no_such_output(step: Step, made: Made, path: str) -> StepError:
-    return StepError(f"{PREFIX}{step.name}/{path}: the step has no such output; {suggestion(path, made.files)}")
+def _no_such_output(step: Step, made: MadeStep, path: str) -> StepError:
+    return StepError(f"{PREFIX}{step.name}/{path}: the step has no such output; {suggestion(path, made.record.files)}")
 
 
-def earlier_of(runs_dir: Path, name: str) -> list[tuple[Path, StepRecord]]:
+def earlier_versions(runs_dir: Path, name: str) -> list[tuple[Path, StepRecord]]:
     """Return the folders of a step's earlier versions, with any key, and their step.json."""
-    records = [(path, record_of(path)) for path in sorted(steps_dir(runs_dir).glob(f"{name}-*"))]
+    records = [(path, read_record(path)) for path in sorted(steps_dir(runs_dir).glob(f"{name}-*"))]
     return [(path, record) for path, record in records if record is not None and record.name == name]
 
 
@@ -207,7 +191,7 @@ def past_step(folder: RunFolder, config: Mapping[str, Any]) -> PastStep | None:
         source = named_step(config)
         if source is None:
             return None
-        name, _ = named(source.text)
+        name, _ = split_source(source.text)
         made = _made(folder.path / "data", runs_dir, name)
         return PastStep(name=name) if made is None else _past(name, made, runs_dir)
     return None
@@ -226,13 +210,13 @@ def _past(name: str, made: Path, runs_dir: Path) -> PastStep:
 
 
 def _before(made: Path, runs_dir: Path) -> Iterator[PastStep]:
-    record = record_of(made)
+    record = read_record(made)
     files_by_step: dict[str, dict[str, str]] = {}
     for label, sha256 in (record.inputs if record is not None else {}).items():
         if label.startswith(PREFIX):
-            name, inside = named(label)
+            name, inside = split_source(label)
             files_by_step.setdefault(name, {})[inside] = sha256
     for name, files in files_by_step.items():
-        folders = (path for path, earlier in earlier_of(runs_dir, name) if files.items() <= earlier.files.items())
+        folders = (path for path, earlier in earlier_versions(runs_dir, name) if files.items() <= earlier.files.items())
         past = next(folders, None)
         yield PastStep(name=name) if past is None else _past(name, past, runs_dir)

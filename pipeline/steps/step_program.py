@@ -19,7 +19,7 @@ from pipeline.core.processes import process, threads
 from pipeline.core.processes.signals import Stop
 from pipeline.keys import rank_environment
 from pipeline.steps.key import is_python
-from pipeline.steps.step import Step, StepError, filled
+from pipeline.steps.step import Step, StepError, fill_placeholders
 from trainers.observation.input_record import InputRecord, record_inputs
 from trainers.observation.notes import Notes
 from trainers.observation.observer import PROJECT, SKIP
@@ -101,7 +101,7 @@ class StepProgram:
             return [sys.executable, "-m", "trainers.call", json.dumps(task)]
         if isinstance(step.command, str):
             return ["bash", "-euo", "pipefail", "-c", step.command, step.name, *all_inputs]
-        words = filled(step, out, inputs)
+        words = fill_placeholders(step, out, inputs)
         return [sys.executable, *words[1:]] if is_python(words[0]) else words
 
     def _environment(self, environ: Mapping[str, str], site: Path) -> dict[str, str]:

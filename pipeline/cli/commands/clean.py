@@ -281,7 +281,7 @@ def clean_steps(current: Session) -> None:
     """Remove outputs of steps. Raises PacelineError: one can't be removed."""
     graph = current.steps
     remove_leftovers([step_folders.steps_dir(graph.runs_dir)])
-    going, staying = steps.idle(graph, current.config.data_dir)
+    going, staying = steps.unneeded(graph, current.config.data_dir)
     for folder, why in staying.items():
         say(f"{folder.name} stays: {why}")
     if not going:

@@ -82,7 +82,7 @@ def under_way(runs_dir: Path) -> list[str]:
     return [
         f"step {log.stem.rpartition('-')[0]} is being made, its last word {max(0.0, time.time() - said_at):.0f} s ago: "
         f"{relative(log)}"
-        for log, said_at in step_folders.under_way(runs_dir)
+        for log, said_at in step_folders.logs_in_progress(runs_dir)
     ]
 
 
@@ -91,7 +91,7 @@ def log_of(current: Session, name: str) -> Path:
     graph = current.steps
     graph.step(name)
     steps_dir = step_folders.steps_dir(graph.runs_dir)
-    made = [folder / step_folders.LOG for folder, _ in step_folders.earlier_of(graph.runs_dir, name)]
+    made = [folder / step_folders.LOG for folder, _ in step_folders.earlier_versions(graph.runs_dir, name)]
     logs = (path for path in steps_dir.glob(f"{name}-*.log") if path.stem.rpartition("-")[0] == name)  # not NAME-2's
     times = dict[Path, float]()
     for path in (*logs, *made):

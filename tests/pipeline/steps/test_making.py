@@ -253,14 +253,14 @@ def test_a_step_that_is_being_made_is_known_by_its_log(project: StepProject) -> 
         "slow",
         f"command: echo begun; until [ -e {project.root}/go ]; do sleep 0.02; done; touch $out/x\noutputs: [x]\n",
     )
-    assert step_folders.under_way(project.root / "runs") == []
+    assert step_folders.logs_in_progress(project.root / "runs") == []
     command = _command(project)
-    wait_until(lambda: bool(step_folders.under_way(project.root / "runs")))
-    ((log, said_at),) = step_folders.under_way(project.root / "runs")
+    wait_until(lambda: bool(step_folders.logs_in_progress(project.root / "runs")))
+    ((log, said_at),) = step_folders.logs_in_progress(project.root / "runs")
     assert log.name.startswith("slow-")
     assert abs(said_at - time.time()) < 60
     (line,) = under_way(project.root / "runs")
     assert re.fullmatch(r"step slow is being made, its last word \d+ s ago: \S+/slow-\w+\.log", line)
     (project.root / "go").touch()
     assert "MADE" in command.communicate()[0]
-    assert step_folders.under_way(project.root / "runs") == []
+    assert step_folders.logs_in_progress(project.root / "runs") == []
