@@ -162,12 +162,9 @@ def _paths_matching(pattern: str, root: Path) -> list[Path]:
 
 
 def _files_matching(pattern: str, root: Path) -> list[Path]:
-    files = [
-        inner
-        for item in _paths_matching(pattern, root)
-        for inner in ([item] if item.is_file() else sorted(walked(item)))
-    ]
-    return [item for item in files if item.is_file() and "__pycache__" not in item.parts]
+    paths = _paths_matching(pattern, root)
+    files = [file for path in paths for file in ([path] if path.is_file() else sorted(walked(path)))]
+    return [file for file in files if file.is_file() and "__pycache__" not in file.parts]
 
 
 # ---------------------------------------------------------------- what nothing needs any more
@@ -177,11 +174,8 @@ def unneeded(graph: Graph, data_dir: Path) -> tuple[dict[Path, str], dict[Path, 
     A folder stays if its step is up to date, or if a data pack, a script's data or a folder that stays was made of it.
     """
     steps = step_folders.steps_dir(graph.runs_dir)
-    made = {
-        path: record
-        for name in _names_ever_run(graph)
-        for path, record in step_folders.earlier_versions(graph.runs_dir, name)
-    }
+    names = {path.parent.name.rpartition("-")[0] for path in steps.glob(f"[!.]*/{step_folders.RECORD}")}
+    made = {path: record for name in names for path, record in step_folders.earlier_versions(graph.runs_dir, name)}
     packed = {path for path in made if any(origin.is_relative_to(path) for origin in _data_origins(data_dir))}
     stays = {path: why for path, record in made.items() if (why := _why_stays(graph, path, record, path in packed))}
     # A folder that stays keeps the folders it was made from, so repeat until nothing is added.

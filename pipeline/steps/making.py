@@ -273,9 +273,9 @@ class DataStep:
     def path(self) -> Path | None:
         """The path of its output; None while it must run. Raises UsageError: the step is invalid."""
         standing = self.graph.standing(self.name)
-        return (
-            step_folders.output_path(standing.step, standing.made, self.inside) if standing.made is not None else None
-        )
+        if standing.made is None:
+            return None
+        return step_folders.output_path(standing.step, standing.made, self.inside)
 
     def make(self, say: Callable[[str], None], at_once: int = 1) -> int:
         """Run it and the steps it needs; return how many were run. Raises PacelineError."""

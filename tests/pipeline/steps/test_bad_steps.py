@@ -80,14 +80,6 @@ def test_a_circle_is_told_as_one(project: StepProject) -> None:
         project.graph().standing("b")
 
 
-@pytest.mark.slow
-def test_outputs_of_two_steps_never_meet(project: StepProject) -> None:
-    for name in "ab":
-        project.step(name, f"command: echo {name} > $out/x.txt\noutputs: [x.txt]\n")
-    project.make("a", "b")
-    assert [(project.out(name) / "x.txt").read_text() for name in "ab"] == ["a\n", "b\n"]
-
-
 @pytest.mark.parametrize("name", ["with space", "ä", "a.b", "-x", "x" * 65])
 def test_a_name_that_no_folder_should_have_is_refused(project: StepProject, name: str) -> None:
     project.step(name, "{command: [x], outputs: [x]}")
