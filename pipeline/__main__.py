@@ -30,7 +30,7 @@ from omegaconf import DictConfig  # noqa: E402
 from pipeline.cli import clone  # noqa: E402
 from pipeline.cli.commands import sweep, train  # noqa: E402
 from pipeline.cli.invocation import Invocation  # noqa: E402
-from pipeline.cli.loader import for_verb, leave, runs_dir_before_composing  # noqa: E402
+from pipeline.cli.loader import leave, runs_dir_before_composing, with_options_of  # noqa: E402
 from pipeline.cli.output import outlive_closed_stdout  # noqa: E402
 from pipeline.cli.session import Session  # noqa: E402
 from pipeline.config import compose as composing  # noqa: E402
@@ -94,7 +94,7 @@ def checked_words() -> tuple[str, ...]:
         elif typed.composes:
             Session(Invocation(verb="train", overrides=typed.words)).config  # noqa: B018  (composed and checked)
     except PacelineError as error:
-        leave(for_verb(error, "train"))
+        leave(with_options_of(error, "train"))
     return typed.words
 
 

@@ -19,7 +19,7 @@ from doit.plugin import PluginEntry
 
 from pipeline.cli import invocation
 from pipeline.cli.invocation import QUIET, verbosity
-from pipeline.cli.output import as_typed, command, inked
+from pipeline.cli.output import as_typed, coloured, command
 from pipeline.cli.verbs import VERBS
 from pipeline.core.errors import suggestion
 from pipeline.core.printable import printable_lines
@@ -107,7 +107,7 @@ class Reporter(reporter.ConsoleReporter):  # type: ignore[misc]  # doit has no t
             self.outstream.flush()
             if not error.message:  # the verb's own output holds it
                 return
-            self.write(inked(f"ERROR: {as_typed(printable_lines(error.message))}\n", self.outstream))
+            self.write(coloured(f"ERROR: {as_typed(printable_lines(error.message))}\n", self.outstream))
         else:
             super()._write_failure(result, write_exception)
 

@@ -33,12 +33,12 @@ class Invocation(NamedTuple):
     verb: str | None  # None for doit's own commands and for a bare `doit`
     overrides: tuple[str, ...] = ()  # Hydra's words, as typed
     options: Mapping[str, str] = MappingProxyType({})  # the verb's own
-    repeats: bool = False  # finished runs and steps are made again (doit's own option -a)
+    repeats: bool = False  # a finished run is repeated (doit's own option -a)
     arguments: tuple[str, ...] = ()  # the bare words after a verb that takes files, keys or names
 
     @property
-    def place_of_runs(self) -> tuple[str, ...]:
-        """The overrides that say where runs lie, for commands shown to the user; none where a run is made again."""
+    def runs_dir_words(self) -> tuple[str, ...]:
+        """The overrides with the folder of runs, for commands that are shown; without that of `doit reproduce`."""
         return tuple(
             word for word in self.overrides if word.startswith("paths.runs=") and f"/{REPRODUCTIONS}/" not in word
         )
@@ -149,7 +149,7 @@ def process_count() -> int:
 
 
 # ------------------------------------------------------------------- flags and a bare key
-def as_words(argv: Sequence[str]) -> list[str]:
+def flags_as_words(argv: Sequence[str]) -> list[str]:
     """Translate the flags and the bare key after a verb into ``name=value``; other words stay.
 
     Raises UsageError: a flag without its value, a switch that is neither 1 nor 0, or two runs where one is taken.

@@ -1,4 +1,4 @@
-"""doit's loader plug-in: loads dodo.py, with the overrides checked before any task starts."""
+"""doit's loader plug-in: it checks the command line before any task starts, loads dodo.py, and ends commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from doit.task import Task  # noqa: E402
 
 from pipeline.cli import clone, invocation  # noqa: E402
 from pipeline.cli.invocation import without_verbosity  # noqa: E402
-from pipeline.cli.output import as_typed, begin_answer, inked, note, outlive_closed_stdout, refuse  # noqa: E402
+from pipeline.cli.output import as_typed, begin_answer, coloured, note, outlive_closed_stdout, refuse  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
 from pipeline.config import conf_files  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
@@ -126,7 +126,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             if budget_s is not None and not self._invocation.is_on("detach"):  # else the detached command's
                 signals.limit(budget_s, self._invocation.options["budget"])
         except PacelineError as error:
-            leave(for_verb(error, verb or ""))
+            leave(with_options_of(error, verb or ""))
 
 
 def runs_dir_before_composing() -> Path:
@@ -139,7 +139,7 @@ def runs_dir_before_composing() -> Path:
 
 def _start_with_overrides() -> None:
     """Restart doit, which has copied the words, if flags, a key or a torchrun line among them are translated."""
-    words, notes = invocation.as_words(sys.argv[1:]), list[str]()
+    words, notes = invocation.flags_as_words(sys.argv[1:]), list[str]()
     if "torchrun" in words or "run" in words:
         from pipeline.config.overrides import torchrun_line  # the settings of scripts: for such a line alone
 
@@ -149,7 +149,7 @@ def _start_with_overrides() -> None:
         for line in notes:
             note(line)
         sys.argv[1:] = words
-        raise Left(doit_cmd.DoitMain().run(words))
+        raise Exit(doit_cmd.DoitMain().run(words))
 
 
 def refuse_unknown(tasks: list[Task], words: list[str], verb: str | None, argv: Sequence[str] = ()) -> None:
@@ -182,8 +182,8 @@ def _is_target(tasks: list[Task], word: str) -> bool:
     return any(word in task.targets for task in tasks) or any(re.match(pattern, word) for pattern in late if pattern)
 
 
-def for_verb(error: PacelineError, verb: str) -> PacelineError:
-    """Add suggestions from the options of this verb and of others to the error about an unknown key."""
+def with_options_of(error: PacelineError, verb: str) -> PacelineError:
+    """Let the error about an unknown key also suggest options of this verb and of others."""
     from pipeline.config.unknown_key import UnknownKeyError  # the settings classes: whoever composes has them
 
     if not isinstance(error, UnknownKeyError):
@@ -221,17 +221,17 @@ def _is_of_doit(error: BaseException) -> bool:
     return not any(file.is_relative_to(place) for file in files for place in ours)
 
 
-class Left(SystemExit):
-    """An exit whose code survives ``doit -n``, which recreates it from its text: that printed "3" and ended with 1."""
+class Exit(SystemExit):
+    """An exit that `doit -n` can recreate from its text: of SystemExit("3") it would print 3, and exit with 1."""
 
     def __init__(self, code: int | str) -> None:
         super().__init__(int(code))
 
 
 def leave_if_interrupted() -> None:
-    """End with the exit code of Ctrl-C if that ended what a verb watched; everything was reported."""
+    """Exit with the code of Ctrl-C if one has come; a verb that it ended has printed its last line."""
     if signals.came():
-        raise Left(128 + signals.first())
+        raise Exit(128 + signals.first())
 
 
 def leave(error: BaseException) -> NoReturn:
@@ -240,8 +240,8 @@ def leave(error: BaseException) -> NoReturn:
     if is_unread or isinstance(error, masking.OutputError):
         masking.silence(1)
     if is_unread:
-        raise Left(unexpected.EXIT_UNREAD)
+        raise Exit(unexpected.EXIT_UNREAD)
     message = as_typed(unexpected.error_message(error))
     refuse(error, message)
-    sys.stderr.write(inked(f"ERROR: {message}\n", sys.stderr))
-    raise Left(unexpected.exit_code(error))
+    sys.stderr.write(coloured(f"ERROR: {message}\n", sys.stderr))
+    raise Exit(unexpected.exit_code(error))

@@ -1,6 +1,7 @@
-"""A run named by its key: its own words and configuration, read from its folder, which may come from anybody.
+"""The configuration for a command that names a run by its key: `why KEY`, `attach KEY`, `stop KEY`.
 
-So it decides what a run is, but not how anything is reached or started: that comes from conf/ and the typed words.
+What the run computes comes from its folder. A folder may come from anybody, so how hosts are reached and what is
+started on them comes only from conf/ and the typed words.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ if TYPE_CHECKING:
     from pipeline.core.specs import Cluster
     from pipeline.runs.folder import RunFolder
 
-_WHERE = ("paths.", "tracking", "cluster")
-"""Words that say where, and don't change what a run is."""
-_NOT_OF_THE_RUN = ("paths", "tracking", "cluster", "notify")
-"""Sections that decide where something goes, or what is started besides the run."""
-_CHOICE = re.compile(r"\+?(cluster|experiment|tracking)=[\w-]+(/[\w-]+)*")
+_LOCATION_PREFIXES = ("paths.", "tracking", "cluster")
+"""Beginnings of the overrides that may stand beside a key: they don't change what the run computes."""
+_LOCATION_SECTIONS = ("paths", "tracking", "cluster", "notify")
+"""Sections that decide where results go, or what is started besides the run."""
+_GROUP_CHOICE = re.compile(r"\+?(cluster|experiment|tracking)=[\w-]+(/[\w-]+)*")
 """An override that chooses an option of a group, such as ``cluster=pssh``."""
-_REACHES = ("launcher", "python", "ssh_config", "workdir", "mpirun", "context", "namespace", "kind")
+_CONNECTION_FIELDS = ("launcher", "python", "ssh_config", "workdir", "mpirun", "context", "namespace", "kind")
 """Fields of the cluster that decide which hosts are reached, and how: never taken from a run folder."""
-_OF_RANKS = (
+_RANK_FIELDS = (
     *("nnodes", "nproc_per_node", "env", "secrets", "environment", "device"),
     *("lease_s", "collective_timeout_s", "stall_s"),
 )
-_OF_HOST = ("name", "user", "port", "nproc_per_node", "env")
+_HOST_FIELDS = ("name", "user", "port", "nproc_per_node", "env")
 """Fields of the cluster, and of each of its hosts, that do come from the run folder."""
 
 Section = dict[str, Any]
@@ -57,7 +58,7 @@ def configuration(invocation: Invocation, resolved: Section, root: Path) -> tupl
     reach its hosts; AlteredError: its key.json or config.json was altered.
     """
     for word in invocation.overrides:
-        if not word.lstrip("+").startswith(_WHERE):
+        if not word.lstrip("+").startswith(_LOCATION_PREFIXES):
             raise UsageError(
                 f"doit {invocation.verb} KEY takes no {word!r}: the run has its own configuration",
                 hint=f"doit {invocation.verb} with all words of the run and this one, in place of run=",
@@ -73,7 +74,7 @@ def configuration(invocation: Invocation, resolved: Section, root: Path) -> tupl
     folder.refuse_altered_config()
     if invocation.verb == "attach":
         composed = _composed(folder, invocation)
-        stored = {name: section for name, section in stored.items() if name not in _NOT_OF_THE_RUN}
+        stored = {name: section for name, section in stored.items() if name not in _LOCATION_SECTIONS}
         cluster_section = _cluster_to_follow(folder, composed["cluster"])
         merged = {**resolved, "tracking": composed["tracking"], **stored, "cluster": cluster_section}
     else:  # nothing is reached or started
@@ -114,7 +115,7 @@ def _composed(folder: RunFolder, invocation: Invocation) -> Section:
 
     Raises UsageError: the run was started with other words about reaching hosts.
     """
-    choices = {word.lstrip("+").partition("=")[0]: word for word in folder.overrides() if _CHOICE.fullmatch(word)}
+    choices = {word.lstrip("+").partition("=")[0]: word for word in folder.overrides() if _GROUP_CHOICE.fullmatch(word)}
     typed = {word.lstrip("+~").partition("=")[0] for word in invocation.overrides}
     settled = {*typed, "experiment"} if "cluster" in typed else typed  # an experiment may choose a cluster too
     words = [word for name, word in choices.items() if name not in settled]
@@ -137,7 +138,7 @@ def _refuse_other_ways(folder: RunFolder, invocation: Invocation, launcher: str,
         )
     if "cluster" in typed or launchers.LAUNCHERS.settings(launcher).capabilities.is_this_computer:
         return
-    ways = {f"cluster.{field}" for field in _REACHES} - {*typed}
+    ways = {f"cluster.{field}" for field in _CONNECTION_FIELDS} - {*typed}
     lacking = [name for word in words if (name := word.lstrip("+~").partition("=")[0]) in ways]
     if lacking:
         raise UsageError(
@@ -160,7 +161,7 @@ def _cluster_to_follow(folder: RunFolder, composed: Section) -> Section:
     A label is USER@NAME:PORT.
     """
     stored = _stored_section(folder, "cluster")
-    ranks = {name: stored[name] for name in _OF_RANKS if name in stored}
+    ranks = {name: stored[name] for name in _RANK_FIELDS if name in stored}
     # a run folder must start nothing: following it by its key makes no further attempts
     section = {**composed, **ranks, "max_restarts": 0, "min_nodes": 0}
     if not _takes_host_names(composed["launcher"]):
@@ -176,7 +177,7 @@ def _cluster_to_follow(folder: RunFolder, composed: Section) -> Section:
         ]
         for field, hosts in (("hosts", stored_hosts), ("spares", stored.get("spares") or [])):
             section[field] = [
-                {**composed_hosts.get(host["name"], {}), **{name: host[name] for name in _OF_HOST if name in host}}
+                {**composed_hosts.get(host["name"], {}), **{name: host[name] for name in _HOST_FIELDS if name in host}}
                 for host in hosts
             ]
     except (KeyError, TypeError, AttributeError, ValueError) as error:

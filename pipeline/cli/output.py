@@ -25,18 +25,18 @@ from pipeline.core.printable import printable_lines, program_lines, takes_colour
 from pipeline.core.processes import unexpected
 from pipeline.core.tables import ENDLESS, folded
 
-TYPED = "PACELINE_TYPED"
-"""The variable in which `paceline` leaves its name."""
-_OF_A_PROGRAM = re.compile(r"(?:trial +\d+ \| )?(?:[^\s|]+ |  )\| ")  # a line of a rank, a step or a log
+COMMAND_VARIABLE = "PACELINE_TYPED"
+"""The environment variable with the command that the user typed: ``paceline``; without it ``doit``."""
+_PROGRAM_LINE = re.compile(r"(?:trial +\d+ \| )?(?:[^\s|]+ |  )\| ")  # a line of a rank, a step or a log
 _WARNING_OR_ERROR = re.compile(r"\b(?:warning|error): ", re.IGNORECASE)
-STATE_INKS = {  # state → its colour in terminals (SGR parameter of ECMA-48)
+STATE_COLOURS = {  # state → its colour in terminals (SGR parameter of ECMA-48)
     **dict.fromkeys(("FINISHED", "ACCEPTED", "REPRODUCED"), "32"),
     **dict.fromkeys(("FAILED", "ALTERED"), "31"),
     "KILLED": "33",
     "RUNNING": "36",
 }
-_INKS = {
-    **{f"{state} ": ink for state, ink in STATE_INKS.items()},
+_COLOURS = {
+    **{f"{state} ": ink for state, ink in STATE_COLOURS.items()},
     "ERROR: ": "1;31",
     "WARNING: ": "33",
     "warning: ": "33",
@@ -45,15 +45,12 @@ _INKS = {
 
 # ---------------------------------------------------------------------------------------------- text
 def command() -> str:
-    """Return the command that was typed before the verb: ``paceline``, or ``doit``, which does the same.
-
-    Commands started by this one (Hydra's application, the training of `doit reproduce`) use the same name.
-    """
-    return os.environ.get(TYPED, "doit")
+    """Return the command that was typed before the verb, here or for the command that started this one."""
+    return os.environ.get(COMMAND_VARIABLE, "doit")
 
 
 def as_typed(text: str) -> str:
-    """Rename commands in Paceline's own text as the user types them: in subfolders a plain doit finds no project.
+    """Replace `doit VERB` in Paceline's own text by `paceline VERB`, if the user types that.
 
     Names of doit itself stay (``doit's own options``), and so do lines of ranks and steps.
     """
@@ -62,7 +59,7 @@ def as_typed(text: str) -> str:
     verbs = "|".join([*VERBS, "VERB", "help", "list", "run", "tabcompletion", r"-\w"])
     ours = re.compile(rf"\bdoit (?=(?:{verbs})\b)")
     lines = text.split("\n")
-    return "\n".join(line if _OF_A_PROGRAM.match(line) else ours.sub(f"{command()} ", line) for line in lines)
+    return "\n".join(line if _PROGRAM_LINE.match(line) else ours.sub(f"{command()} ", line) for line in lines)
 
 
 def is_warning(text: str) -> bool:
@@ -70,21 +67,23 @@ def is_warning(text: str) -> bool:
     return _WARNING_OR_ERROR.search(text) is not None
 
 
-def inked(text: str, stream: TextIO) -> str:
+def coloured(text: str, stream: TextIO) -> str:
     """Colour the first word if it is a state and the terminal shows colours."""
     if not takes_colours(stream, os.environ):
         return text
-    word = next((word for word in _INKS if text.startswith(word)), None)
+    word = next((word for word in _COLOURS if text.startswith(word)), None)
     if word is None:
         return text
-    return f"\x1b[{_INKS[word]}m{word.rstrip()}\x1b[0m{text[len(word.rstrip()) :]}"
+    return f"\x1b[{_COLOURS[word]}m{word.rstrip()}\x1b[0m{text[len(word.rstrip()) :]}"
 
 
-def say(text: str, *, folds: bool = False, is_detail: bool = False, painted: bool = False) -> None:
-    """Print lines of the result on stdout at once; foreign text can't move the cursor, unless it is ``painted`` by us.
+def say(text: str, *, folds: bool = False, is_detail: bool = False, is_coloured: bool = False) -> None:
+    """Print lines of the result on stdout; with --json on stderr, and they are the answer if it has no other data.
 
-    If the answer is JSON they go to stderr, and into the answer if it has no other data. ``folds``: at the terminal's
-    width; ``is_detail``: not with -v 0.
+    Args:
+        folds: fold them at the terminal's width.
+        is_detail: not with -v 0.
+        is_coloured: they have colours already; of other text, control characters are removed.
     """
     if is_detail and verbosity() == QUIET:
         return
@@ -95,7 +94,7 @@ def say(text: str, *, folds: bool = False, is_detail: bool = False, painted: boo
         _lines.extend(text.splitlines())
         _print_on_stderr(text)
         return
-    print(text if painted or not sys.stdout.isatty() else inked(printable_lines(text), sys.stdout), flush=True)
+    print(text if is_coloured or not sys.stdout.isatty() else coloured(printable_lines(text), sys.stdout), flush=True)
 
 
 def say_log(text: str) -> None:
@@ -114,7 +113,7 @@ def note(text: str) -> None:
 
 
 def _print_on_stderr(text: str) -> None:
-    print(inked(printable_lines(text), sys.stderr) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
+    print(coloured(printable_lines(text), sys.stderr) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 
 def width() -> int:
@@ -146,7 +145,7 @@ _CODES: Sequence[tuple[type[Exception], str]] = (
     (PacelineError, "failed"),
 )
 _EVENT_SCHEMA = "paceline.event/1"
-_answered: list[str] = []  # the verb that was answered
+_answered: list[str] = []  # the verb, once its answer is printed
 _lines: list[str] = []  # the printed lines: the answer's data of a verb that has no other
 
 

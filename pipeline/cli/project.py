@@ -17,7 +17,7 @@ from doit import get_initial_workdir
 from doit.exceptions import TaskError, TaskFailed
 
 from pipeline.cli import clone, invocation
-from pipeline.cli.loader import Left, Loader, leave
+from pipeline.cli.loader import Exit, Loader, leave
 from pipeline.cli.output import finish_answer, refuse, say
 from pipeline.cli.verbs import VERBS, Verb
 from pipeline.core import places
@@ -135,7 +135,7 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
     def run() -> Any:
         try:
             values = do()
-        except Left:
+        except Exit:
             raise
         except (UsageError, Killed) as error:  # what only the verb can find: an unknown key, a port in use
             leave(error)

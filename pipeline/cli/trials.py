@@ -40,11 +40,6 @@ def names_sweep(runs_dir: Path, word: str) -> bool:
     return not index.names_run(runs_dir, word) and bool(folders.beginning_with(folders.all_sweeps(runs_dir), word))
 
 
-def show_chosen(current: Session) -> None:
-    """Print the table of the named sweep, else of the newest."""
-    show(folders.find(current.config.runs_dir, current.invocation.options.get("sweep")))
-
-
 def show(folder: SweepFolder) -> None:
     """Print a sweep's table."""
     record, results = folder.read_begun(), results_of(folder)
@@ -81,7 +76,7 @@ def results_of(folder: SweepFolder) -> list[TrialResult]:
     return results
 
 
-def under_way(runs_dir: Path, newest: RunFolder) -> SweepFolder | None:
+def sweep_in_progress(runs_dir: Path, newest: RunFolder) -> SweepFolder | None:
     """Return the sweep that a command runs now, unless a run of another command is newer."""
     running = [folder for folder in folders.all_sweeps(runs_dir) if locks.is_held(folder.lock)]
     if not running:
@@ -90,7 +85,7 @@ def under_way(runs_dir: Path, newest: RunFolder) -> SweepFolder | None:
     return running[-1] if newest.key in keys or not locks.is_held(newest.lock) else None
 
 
-def standing(folder: SweepFolder) -> str:
+def progress_line(folder: SweepFolder) -> str:
     """Return ``sweep 5bb24236b1de: 12 of 40 done, 4 running``."""
     states = [*{entry.number: entry.state for entry in folder.entries()}.values()]
     running, killed = states.count(State.RUNNING), states.count(State.KILLED)

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from doit.cmd_run import Run
 from doit.cmdparse import CmdOption, CmdParse, CmdParseError
@@ -19,7 +20,7 @@ from pipeline.config.unknown_key import GOES_ON, MEANT, RESUMES, UnknownKeyError
 from pipeline.core.errors import UsageError, nearest
 from pipeline.core.processes import process
 
-_OF_AN_OLD_RUN = ("resume", "continue", "restart", "retry")
+_RESUMING_COMMANDS = ("resume", "continue", "restart", "retry")
 NO_RUN = "no run has such a key; doit runs lists them"
 _PYTHON = ("python", "python3")
 _COMMANDS_MEANT = {
@@ -78,7 +79,7 @@ def _instead(argv: Sequence[str], position: int, count: int, word: str) -> str:
 
 
 def _another_verb(word: str) -> str | None:
-    if word in _OF_AN_OLD_RUN:
+    if word in _RESUMING_COMMANDS:
         return f"{GOES_ON}; doit attach takes over what still runs"
     return f"did you mean {_COMMANDS_MEANT[word]}?" if word in _COMMANDS_MEANT else None
 
@@ -120,19 +121,21 @@ def _about_key(word: str, verb: str) -> str | None:
 
 def _choices(word: str) -> list[str]:
     """Return ``experiment=quickstart`` for ``quickstart``, and for the path of its file."""
-    file = re.fullmatch(r"(?:conf/)?(?:(\w+)/)?([\w-]+)\.ya?ml", word)
-    folder, name = file.groups() if file else (None, word)
-    return [f"{group.name}={name}" for group in groups() if name in group.options and folder in (None, group.name)]
+    name = Path(word).stem
+    return [f"{group.name}={name}" for group in groups() if name in group.options]
 
 
 # --------------------------------------------------------------------------------------------- flags
-_OF_HYDRA = (
+_HYDRA_OPTIONS = (
     *("--cfg", "--info", "--multirun", "-m", "--resolve", "--package"),
     *("--hydra-help", "--shell-completion", "--experimental-rerun"),
 )
-_SHORT = {"-c": ("job", "hydra", "all"), "-i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")}
+_HYDRA_SHORT = {
+    "-c": ("job", "hydra", "all"),
+    "-i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+}
 """Hydra's --cfg and --info in short, with what may follow: doit has a -c of its own."""
-_ELSEWHERE = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}
+_HYDRA_CONFIG_OPTIONS = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}
 
 
 DoitOptions = Sequence[Mapping[str, object]]
@@ -146,7 +149,7 @@ def check(argv: Sequence[str], invocation: Invocation, loader_options: DoitOptio
     """
     for word in argv:
         name = word.partition("=")[0]
-        if name in _ELSEWHERE or name in _ELSEWHERE.values():  # -cd is read by doit as its own options -c and -d
+        if name in (*_HYDRA_CONFIG_OPTIONS, *_HYDRA_CONFIG_OPTIONS.values()):  # doit would take -cd for its -c and -d
             raise UsageError(
                 f"{word} is an option of Hydra's command line, and doit always takes conf/config.yaml",
                 hint=f"a file of your own in conf/experiment, then experiment=NAME; or python -m pipeline {word} … "
@@ -155,7 +158,7 @@ def check(argv: Sequence[str], invocation: Invocation, loader_options: DoitOptio
     if invocation.verb is not None:
         _refuse_dashed_overrides(argv, invocation, loader_options)
         for word, following in zip(argv, [*argv[1:], ""], strict=True):
-            if word.partition("=")[0] in _OF_HYDRA or following in _SHORT.get(word, ()):
+            if word.partition("=")[0] in _HYDRA_OPTIONS or following in _HYDRA_SHORT.get(word, ()):
                 _take_hydra_option(word, argv, invocation)
     _refuse_unknown_options(argv, invocation.verb, loader_options)
 
@@ -174,7 +177,7 @@ def _take_hydra_option(word: str, argv: Sequence[str], invocation: Invocation) -
 
 
 def _refuse_dashed_overrides(argv: Sequence[str], invocation: Invocation, loader_options: DoitOptions) -> None:
-    known = {*_OF_HYDRA, *HELP_WORDS}
+    known = {*_HYDRA_OPTIONS, *HELP_WORDS}
     for option in (*Run.base_options, *Run.cmd_options, *loader_options):
         known |= {f"--{option.get('long')}", f"--{option.get('inverse')}"}
     values_by_flag = dict[str, str]()

@@ -83,15 +83,15 @@ class ComparedRun(RunRow):
         return command_line("train", self.overrides)
 
 
-def command_line(verb: str, words: Sequence[str], place_of_runs: Sequence[str] = ()) -> str:
+def command_line(verb: str, words: Sequence[str], runs_dir_words: Sequence[str] = ()) -> str:
     """Return a command, for a script as one types it.
 
-    The overrides of paths, which mean nothing elsewhere, are left out, apart from ``place_of_runs``.
+    The overrides of paths, which mean nothing elsewhere, are left out, apart from ``runs_dir_words``.
     """
     kept = [word for word in words if not word.lstrip("+").startswith("paths.")]
     line = line_of(kept) if verb == "train" else None
     verb, *others = [verb, *kept] if line is None else line
-    return shell_line(["doit", verb, *place_of_runs, *others])
+    return shell_line(["doit", verb, *runs_dir_words, *others])
 
 
 def read(folder: RunFolder) -> ComparedRun:

@@ -19,7 +19,7 @@ from pipeline.core.printable import program_lines, takes_colours, without_host
 from pipeline.core.processes import threads
 from pipeline.core.specs import Wait
 from pipeline.core.tables import folded
-from pipeline.live.state import RunState, Said, SweepState
+from pipeline.live.state import RunState, ShownLine, SweepState
 from trainers.contract.beats import NodeBeat
 
 FRAME_S = 0.5  # between two looks into the queue
@@ -160,7 +160,7 @@ class Screen:
         with views.shown(lambda: picture.state, colours=takes_colours(sys.stderr, os.environ)) as live:
             while True:
                 is_over, queue, now = self._is_over, self._take_queue(), time.monotonic()
-                for event in (*queue.events, *queue.newest.values(), *(Said(text=line) for line in queue.lines)):
+                for event in (*queue.events, *queue.newest.values(), *(ShownLine(text=line) for line in queue.lines)):
                     picture.take(event, now)
                 if queue.lines or now - drawn_at >= _REDRAW_S:
                     picture.look(now)

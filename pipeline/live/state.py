@@ -29,7 +29,7 @@ class Saved:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class ShownLine:
     """A line for users: the command's own, or a rank's with its host, which came as a LogLine before."""
 
     text: str
@@ -45,7 +45,7 @@ class HostState:
     for_s: float = 0.0
     steps_per_s: float | None = None  # None until two reports lie far enough apart
     usage: Usage | None = None
-    over: str = ""
+    end: str = ""
     since: tuple[float, int] | None = None  # time and step from which the next speed is taken
 
 
@@ -88,7 +88,7 @@ class RunState:
     @property
     def current_step(self) -> int:
         """Finished steps: hosts report each second, rank 0's metrics come less often."""
-        begun = min((host.step for host in self.hosts.values() if not host.over), default=0)
+        begun = min((host.step for host in self.hosts.values() if not host.end), default=0)
         return max(self.step, begun - 1)
 
     @property
@@ -102,14 +102,14 @@ def after(state: RunState, event: object, now: float) -> RunState:
     match event:
         case NodeBeat():
             host = state.hosts.get(event.host) or HostState(ranks=len(event.ranks), doing=state.first_doing)
-            if host.over not in ("", LOST):  # a beat from before its end that arrived later
+            if host.end not in ("", LOST):  # a beat from before its end that arrived later
                 return state
             return _with_host(state, event.host, _after_beat(host, event, now))
         case MetricsRow():
             return _after_metrics(state, event, now)
         case LogLine():
             return _after_line(state, event.text)
-        case Said():
+        case ShownLine():
             return state if _OF_RANK.match(event.text) else _after_line(state, event.text)
         case Wait():
             return replace(state, doing=event)
@@ -131,7 +131,7 @@ def after(state: RunState, event: object, now: float) -> RunState:
 
 def _with_end(state: RunState, name: str, end: str) -> RunState:
     host = state.hosts.get(name) or HostState(ranks=0)
-    return _with_host(state, name, replace(host, over=end))
+    return _with_host(state, name, replace(host, end=end))
 
 
 def _with_host(state: RunState, name: str, host: HostState) -> RunState:
@@ -141,7 +141,7 @@ def _with_host(state: RunState, name: str, host: HostState) -> RunState:
 def _after_beat(host: HostState, beat: NodeBeat, now: float) -> HostState:
     usage = beat.usage or host.usage
     if not beat.ranks:
-        return replace(host, usage=usage, over="")
+        return replace(host, usage=usage, end="")
     # The others wait for the one that is furthest behind, preferably one that isn't waiting itself.
     slowest = min(beat.ranks, key=lambda rank: (rank.step, rank.phase == Phase.WAITING, -rank.for_s))
     step = min(rank.step for rank in beat.ranks)
@@ -152,7 +152,7 @@ def _after_beat(host: HostState, beat: NodeBeat, now: float) -> HostState:
         since, steps_per_s = (now, step), (step - since[1]) / (now - since[0])
     return replace(
         host, ranks=max(host.ranks, len(beat.ranks)), step=step, doing=phase_words(slowest.phase),
-        for_s=slowest.for_s, steps_per_s=steps_per_s, usage=usage, over="", since=since,
+        for_s=slowest.for_s, steps_per_s=steps_per_s, usage=usage, end="", since=since,
     )  # fmt: skip
 
 

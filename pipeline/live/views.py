@@ -192,7 +192,7 @@ def _hosts(state: RunState, width: int, most: int) -> Iterator[RenderableType]:
         return
     names = [*state.hosts]
     if len(names) > most:
-        first = sorted(names, key=lambda name: (not state.hosts[name].over, state.hosts[name].step))[: max(1, most - 1)]
+        first = sorted(names, key=lambda name: (not state.hosts[name].end, state.hosts[name].step))[: max(1, most - 1)]
         names = [name for name in names if name in set(first)]  # back in their order, so that lines don't jump
     longest = max(4, *(cell_len(printable(name)) for name in state.hosts))
     name_width = min(_MOST_NAME, longest, max(_LEAST_NAME, width - 2 - _STATE_WIDTH))
@@ -230,7 +230,7 @@ def _cells(state: RunState, host: HostState) -> dict[str, Text]:
 
 def _behind(state: RunState, host: HostState) -> int:
     """Return how many steps the host is behind the first one; 0 if reporting a second apart explains it."""
-    if host.over or host.steps_per_s is None:
+    if host.end or host.steps_per_s is None:
         return 0
     furthest = max(other.step for other in state.hosts.values())
     behind = furthest - max(host.step, state.step)  # what rank 0 has finished, every host has begun
@@ -238,8 +238,8 @@ def _behind(state: RunState, host: HostState) -> int:
 
 
 def _state(state: RunState, host: HostState) -> Text:
-    if host.over:
-        return Text(host.over, "green" if host.over == "ended" else "bold red")
+    if host.end:
+        return Text(host.end, "green" if host.end == "ended" else "bold red")
     doing = _SHORT.get(host.doing, host.doing)
     if host.for_s >= _WAITS_S:
         return Text(printable(f"{doing} {host.for_s:.0f} s"), "yellow")

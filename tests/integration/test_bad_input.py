@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from pipeline.core.files import temporary_prefix
-from tests.integration import preloaded
 from tests.integration.commands import ALONE, ROOT, Project, mlflow_states, wait_for_step
 from tests.small_disk import mounted
 from tests.waiting import HANG_S
@@ -149,11 +148,6 @@ def test_a_stop_with_nothing_to_stop_says_so(finished: Project) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines() == [f"nothing to stop: no run under {finished.folder}/runs is under way"]
-
-
-def test_a_lab_is_raised_or_removed_and_not_both() -> None:
-    done = preloaded.doit("lab", "down=1", "hosts=2")
-    assert (done.returncode, "not both" in done.stdout) == (3, True), done.stdout
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.output import TYPED, answer, answer_event, begin_answer, finish_answer, inked, refuse, say
+from pipeline.cli.output import (
+    COMMAND_VARIABLE,
+    answer,
+    answer_event,
+    begin_answer,
+    coloured,
+    finish_answer,
+    refuse,
+    say,
+)
 from pipeline.cli.verbs import VERBS
 from pipeline.cluster.events import LogLine, MetricsLine
 from pipeline.core.errors import HostError, TrainingError, UsageError
@@ -100,19 +109,19 @@ class _Terminal(io.StringIO):
 def test_how_something_stands_is_in_colour_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert inked("FINISHED cf0848: loss 1", _Terminal()) == "\x1b[32mFINISHED\x1b[0m cf0848: loss 1"
-    assert inked("ERROR: no host", _Terminal()) == "\x1b[1;31mERROR:\x1b[0m no host"
-    assert inked("a FINISHED run", _Terminal()) == "a FINISHED run"
-    assert inked("ERROR: no host", io.StringIO()) == "ERROR: no host"
+    assert coloured("FINISHED cf0848: loss 1", _Terminal()) == "\x1b[32mFINISHED\x1b[0m cf0848: loss 1"
+    assert coloured("ERROR: no host", _Terminal()) == "\x1b[1;31mERROR:\x1b[0m no host"
+    assert coloured("a FINISHED run", _Terminal()) == "a FINISHED run"
+    assert coloured("ERROR: no host", io.StringIO()) == "ERROR: no host"
     monkeypatch.setenv("NO_COLOR", "1")
-    assert inked("ERROR: no host", _Terminal()) == "ERROR: no host"
+    assert coloured("ERROR: no host", _Terminal()) == "ERROR: no host"
 
 
 @pytest.mark.usefixtures("typed")
 def test_a_hint_names_the_command_as_it_was_typed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(TYPED, "paceline")
+    monkeypatch.setenv(COMMAND_VARIABLE, "paceline")
     error = UsageError("doit logs takes one key", hint="doit runs")
     refuse(error, str(error))
     said = read(capsys)[0]["error"]

@@ -9,7 +9,7 @@ from doit.doit_cmd import DoitMain
 
 from pipeline.cli import clone, main
 from pipeline.cli import help as pages
-from pipeline.cli.output import TYPED
+from pipeline.cli.output import COMMAND_VARIABLE
 from pipeline.cli.verbs import VERBS
 from pipeline.config.conf_files import groups
 from pipeline.core.errors import UsageError
@@ -98,7 +98,7 @@ def test_help_behind_a_script_is_the_scripts_own_and_not_this_commands(monkeypat
     monkeypatch.setattr(DoitMain, "run", lambda _, words: started.append(words) or 0)
     monkeypatch.setattr(clone, "refuse_other_code", lambda _: None)
     monkeypatch.setattr(clone, "remember_typed_in", lambda: None)
-    monkeypatch.setenv(TYPED, "doit")
+    monkeypatch.setenv(COMMAND_VARIABLE, "doit")
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.argv", ["paceline", "run", "train.py", "--help"])
     assert main.main() == 0
@@ -112,7 +112,7 @@ def test_help_is_answered_in_the_folder_of_another_clone_and_nothing_else(
         raise UsageError("this is the clone /b")
 
     monkeypatch.setattr(clone, "refuse_other_code", refuse)
-    monkeypatch.setenv(TYPED, "doit")
+    monkeypatch.setenv(COMMAND_VARIABLE, "doit")
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.argv", ["paceline", "--help"])
     assert main.main() == 0

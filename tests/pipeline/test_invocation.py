@@ -11,7 +11,7 @@ import pytest
 from pipeline.cli import finished, loader, output
 from pipeline.cli.commands import train
 from pipeline.cli.invocation import QUIET, VERBOSE, Invocation, is_on, parse, without_verbosity
-from pipeline.cli.output import TYPED, is_warning, note, say, say_log
+from pipeline.cli.output import COMMAND_VARIABLE, is_warning, note, say, say_log
 from pipeline.cli.session import Session
 from pipeline.config import compose
 from pipeline.core.errors import UsageError
@@ -127,9 +127,9 @@ def test_a_configuration_or_a_key_that_takes_long_says_so(
 def test_the_next_command_is_told_in_the_words_that_were_typed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], said: str
 ) -> None:
-    monkeypatch.delenv(TYPED, raising=False)
+    monkeypatch.delenv(COMMAND_VARIABLE, raising=False)
     if said == "paceline":
-        monkeypatch.setenv(TYPED, said)
+        monkeypatch.setenv(COMMAND_VARIABLE, said)
     assert output.command() == said
     assert str(loader.invalid("doit train trainer.epochs=3")) == f"{said} train trainer.epochs=3"
     say_log("node0:0 | doit train")

@@ -138,7 +138,7 @@ def test_a_project_that_can_not_be_written_whole_is_not_written(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "rename", full)
+    monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(PacelineError, match=f"the project {tmp_path}/acme can't be made: No space left on device"):
         new_project.init(["acme"])
     assert not any(tmp_path.iterdir())

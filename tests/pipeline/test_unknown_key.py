@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cli.loader import for_verb
+from pipeline.cli.loader import with_options_of
 from pipeline.config.compose import compose_config
 from pipeline.config.unknown_key import MEANT
 from pipeline.core.errors import UsageError
@@ -13,7 +13,7 @@ from pipeline.core.errors import UsageError
 def _said(word: str, verb: str = "train") -> str:
     with pytest.raises(UsageError) as caught:
         compose_config([word])
-    return str(for_verb(caught.value, verb))
+    return str(with_options_of(caught.value, verb))
 
 
 @pytest.mark.slow

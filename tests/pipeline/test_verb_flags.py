@@ -41,7 +41,7 @@ from tests.pipeline import finished_folder as folder
     ],
 )
 def test_flags_and_a_bare_key_become_words(line: str, words: str) -> None:
-    assert invocation.as_words(shlex.split(line)) == shlex.split(words)
+    assert invocation.flags_as_words(shlex.split(line)) == shlex.split(words)
 
 
 def test_every_option_of_every_verb_has_a_flag() -> None:
@@ -54,17 +54,17 @@ def test_every_option_of_every_verb_has_a_flag() -> None:
 
 def test_a_flag_without_its_value_is_refused_with_its_form() -> None:
     with pytest.raises(UsageError, match=r"^--metric of doit plot needs a value: --metric NAME\n  try: doit help plot"):
-        invocation.as_words(["plot", "--metric", "--log"])
+        invocation.flags_as_words(["plot", "--metric", "--log"])
 
 
 def test_a_switch_that_is_neither_on_nor_off_is_refused() -> None:
     with pytest.raises(UsageError, match=r"^force=maybe must be 1 or 0$"):
-        invocation.as_words(["train", "force=maybe"])
+        invocation.flags_as_words(["train", "force=maybe"])
 
 
 def test_two_runs_are_refused_where_a_verb_takes_one() -> None:
     with pytest.raises(UsageError, match=r"^doit stop takes one run at a time, not cf0848 and 495e1d\n"):
-        invocation.as_words(["stop", "cf0848", "495e1d"])
+        invocation.flags_as_words(["stop", "cf0848", "495e1d"])
 
 
 @pytest.mark.ci

@@ -117,7 +117,7 @@ def plot(current: Session) -> None:
     columns = shutil.get_terminal_size().columns
     colour = takes_colours(sys.stdout, os.environ)
     drawn = curves.plot(bands, metric=metric, axis=axis, width=columns, height=_HEIGHT, log=log, colour=colour)
-    say(drawn, painted=colour)
+    say(drawn, is_coloured=colour)
     more_of_them = f"; {more} more configurations: name fewer" if more else ""
     say(folded(f"{curves.NOTE}{more_of_them}", columns))
 
@@ -158,7 +158,7 @@ def report(current: Session) -> None:
     words = [word for word in current.invocation.overrides if not word.lstrip("+").startswith(("paths.", "tracking"))]
     if is_of_sweep := not words and not current.invocation.arguments:
         if as_json or "format" not in options:
-            trials.show_chosen(current)
+            trials.show(folders.find(current.config.runs_dir, options.get("sweep")))
         if as_json:
             return
     name, page = _of_sweep(current) if is_of_sweep else _of_runs(current)

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from pipeline.cli.finished import other_hardware
-from pipeline.cli.output import STATE_INKS, answer, note, say, wants_json, width
+from pipeline.cli.output import STATE_COLOURS, answer, note, say, wants_json, width
 from pipeline.cli.session import Session, relative
 from pipeline.config.overrides.origins import stands_for
 from pipeline.config.overrides.words import for_hydra
@@ -169,7 +169,7 @@ def runs(current: Session) -> None:
         ]
         lines, left_out = wide_table(listed) if is_wide else table(listed, width=width(), now=time.time())
         printable = printable_lines("\n".join(lines)).split("\n")
-        say("\n".join(_coloured(printable, [row.state for row in rows])), painted=True)
+        say("\n".join(_coloured(printable, [row.state for row in rows])), is_coloured=True)
         if left_out:
             note(f"no room here for {', '.join(left_out)}: doit runs --wide shows all, --json as JSON")
 
@@ -179,7 +179,7 @@ def _coloured(lines: Sequence[str], states: Sequence[str]) -> list[str]:
         return [*lines]
     at, head = STATE_AT, len(lines) - len(states)
     return [*lines[:head]] + [
-        f"{line[:at]}\x1b[{STATE_INKS.get(state, '0')}m{state}\x1b[0m{line[at + len(state) :]}"
+        f"{line[:at]}\x1b[{STATE_COLOURS.get(state, '0')}m{state}\x1b[0m{line[at + len(state) :]}"
         if line[at:].startswith(state)
         else line
         for line, state in zip(lines[head:], states, strict=True)

@@ -59,13 +59,13 @@ def status(current: Session) -> None:
     any_run = named is None and _names_no_run(current)
     awaited = _await_next(runs_dir) if watches and any_run and sys.stderr.isatty() else None
     folder = awaited or _named_or_newest(current)
-    running = trials.under_way(runs_dir, folder) if any_run else None
+    running = trials.sweep_in_progress(runs_dir, folder) if any_run else None
     if watches and running is not None:
         watch_sweep(running)
         trials.show(running)
         return
     if running is not None:
-        say(f"{trials.standing(running)}: doit status --watch follows it; its newest trial:")
+        say(f"{trials.progress_line(running)}: doit status --watch follows it; its newest trial:")
     if watches:
         watch(folder)
         if not index.is_run(folder):
@@ -129,19 +129,15 @@ def wait(current: Session) -> None:
     _wait(folder, f"run {folder.key}")
     row = index.row(folder)
     ended_well = row.state in (State.FINISHED, index.ACCEPTED)
-    error = None if ended_well else _not_finished(folder, row.state)
+    error = None if ended_well else PacelineError(f"run {folder.key} is {row.state}", hint=f"doit logs {folder.key}")
+    if row.state == State.RUNNING:
+        message = f"run {folder.key} is RUNNING, but no command attends it"
+        error = PacelineError(message, hint=f"doit attach {folder.key}")
     if wants_json():
         answer({**asdict(row), "folder": str(folder.path)}, error=error)
     if error is not None:
         raise error
     say(f"run {folder.key} is {row.state}")
-
-
-def _not_finished(folder: RunFolder, state: str) -> PacelineError:
-    message = f"run {folder.key} is {state}"
-    if state == State.RUNNING:
-        return PacelineError(f"{message}, but no command attends it", hint=f"doit attach {folder.key}")
-    return PacelineError(message, hint=f"doit logs {folder.key}")
 
 
 def _wait_for_sweep(folder: SweepFolder) -> None:

@@ -107,7 +107,7 @@ def run(space: Space, words: Sequence[str], flags: Flags) -> None:
     for line in dict.fromkeys(text for trial in space.trials for text in trial.config.notes):
         note(line)
     folder = folders.locate(space.trials[0].config.runs_dir, space, fork=flags.fork)
-    with alone(folder):
+    with lock_of_sweep(folder):
         space = in_order(space, folder.read())
         folder.write(folders.describe(space, space.trials[0].config.shown_words(words)))
         duplicates = f" ({space.duplicates} more were the same run as another)" if space.duplicates else ""
@@ -115,7 +115,7 @@ def run(space: Space, words: Sequence[str], flags: Flags) -> None:
         ended = run_trials(space, Grid(space.trials), folder, headline, flags)
     results = _results(ended)
     say(f"\n{tables.text(results, len(results), width=width())}")
-    conclude(folder, results, ended)
+    report_end(folder, results, ended)
 
 
 def _results(ended: Sequence[Settled]) -> list[TrialResult]:
@@ -131,7 +131,7 @@ _ENDS = (State.FINISHED, State.PRUNED, State.FAILED)
 
 
 @contextmanager
-def alone(folder: SweepFolder) -> Iterator[None]:
+def lock_of_sweep(folder: SweepFolder) -> Iterator[None]:
     """Hold the sweep's lock; a second command waits. A Killed that passes through says how to continue."""
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -197,7 +197,7 @@ def run_trials(
     return ended
 
 
-def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequence[Settled]) -> None:
+def report_end(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequence[Settled]) -> None:
     """Print the last lines of a sweep after its table. Raises PacelineError: trials have failed."""
     counts = {state: sum(item.state == state for item in results) for state in State}
     shown = [f"{counts[state]} {state.lower()}" for state in _ENDS if counts[state] or state is not State.PRUNED]
@@ -276,7 +276,7 @@ def search(current: Session, flags: Flags) -> None:
             current.forget_pack()
     plan = current.search_plan
     folder = _search_folder(plan, flags.fork)
-    with compose.hydra_ready(), alone(folder):
+    with compose.hydra_ready(), lock_of_sweep(folder):
         study = open_study(plan.config, plan.space, folder.path, plan.made_of, epochs=plan.epochs)
         goals = objectives(plan.config)
         directions = {goal.metric: goal.direction for goal in goals}
@@ -297,7 +297,7 @@ def search(current: Session, flags: Flags) -> None:
         say(f"\n{tables.text(results, study.total, by, directions, width=width())}")
         if by is None:
             say(f"\n{_text_of_best(goals, [item for item in results if item.number in study.best()])}")
-        conclude(folder, results, ended)
+        report_end(folder, results, ended)
 
 
 def _search_folder(plan: SearchPlan, fork: bool) -> SweepFolder:

@@ -155,7 +155,7 @@ def _report_end(current: Session, run: Run, result: Result) -> None:
     if current.config.script is not None and any(path.is_file() for path in outputs.rglob("*")):
         say(f"  files    {relative(outputs)}", is_detail=True)
     say("  compare  doit ui", is_detail=True)
-    place = current.invocation.place_of_runs
+    place = current.invocation.runs_dir_words
     say(f"  repeat   doit {shlex.join(['reproduce', run.key.short, *place])}", is_detail=True)
     answer_with(result, run.folder)
     if (lacks := run.key_lacks) is not None:

@@ -65,7 +65,7 @@ def triage(current: Session) -> None:
     """Print why a run failed, the evidence, and the next command. Raises UsageError: no such run."""
     invocation, runs_dir = current.invocation, current.config.runs_dir
     folder = index.find(runs_dir, invocation.options.get("run") or _newest_unfinished(runs_dir))
-    known = examine(folder, invocation.place_of_runs)
+    known = examine(folder, invocation.runs_dir_words)
     if wants_json():
         answer(asdict(known))
         return
@@ -84,8 +84,8 @@ def _newest_unfinished(runs_dir: Path) -> str:
     return next((row.key for row in reversed(index.rows(runs_dir)) if row.state in unfinished), LAST)
 
 
-def examine(folder: RunFolder, place_of_runs: Sequence[str] = ()) -> Triage:
-    """Read from a run's folder why it failed. ``place_of_runs``: overrides for the next command."""
+def examine(folder: RunFolder, runs_dir_words: Sequence[str] = ()) -> Triage:
+    """Read from a run's folder why it failed. ``runs_dir_words``: overrides for the next command."""
     run, entries = read(folder), journal.read(folder.journal)
     attempt = entries[-1].attempt if entries else 0
     errors = _errors(folder, attempt)
@@ -106,7 +106,7 @@ def examine(folder: RunFolder, place_of_runs: Sequence[str] = ()) -> Triage:
         failed=failed,
         where=", ".join(dict.fromkeys(f"{name} rank {error.rank}" for name, error in errors)),
         evidence=evidence,
-        next=as_typed(_next_step(folder, run, place_of_runs, host, traceback)),
+        next=as_typed(_next_step(folder, run, runs_dir_words, host, traceback)),
     )
 
 
@@ -141,9 +141,9 @@ def _log(folder: RunFolder, attempt: int, host: str, rank: int | None) -> str:
     return _last_lines("\n".join(texts[:end]), _MOST_LOG)
 
 
-def _next_step(folder: RunFolder, run: ComparedRun, place_of_runs: Sequence[str], host: str, traceback: str) -> str:
+def _next_step(folder: RunFolder, run: ComparedRun, runs_dir_words: Sequence[str], host: str, traceback: str) -> str:
     """Return what to do now: the fix, and the command that continues."""
-    train = command_line("train", run.overrides, place_of_runs)
+    train = command_line("train", run.overrides, runs_dir_words)
     if locks.is_held(folder.lock):
         return f"doit status {run.key} --watch; it is under way"
     if run.state == State.FINISHED and (lacks := lacking_files(folder)) is not None:

@@ -6,7 +6,7 @@ import math
 
 from pipeline.cluster.events import LogLine, NodeExit, NodeLost
 from pipeline.core.specs import LaunchPlan, NodePlan
-from pipeline.live.state import RunState, Said, after
+from pipeline.live.state import RunState, ShownLine, after
 from pipeline.live.watching import first_state
 from pipeline.runs.metrics_file import MetricsRow
 from trainers.contract.beats import NodeBeat, Phase, RankBeat
@@ -90,7 +90,7 @@ def test_a_loss_that_is_no_number_is_kept_and_counts_as_a_warning() -> None:
 def test_warnings_are_counted_once_though_a_ranks_line_comes_twice() -> None:
     line = LogLine(host="node0", rank=0, text="warning: metrics.jsonl: line 3 was damaged")
     state = heard(
-        (0.0, line), (0.0, Said(text=f"node0:0 | {line.text}")), (0.0, Said(text="WARNING: the disk is full"))
+        (0.0, line), (0.0, ShownLine(text=f"node0:0 | {line.text}")), (0.0, ShownLine(text="WARNING: the disk is full"))
     )
     assert (state.warnings, state.warning) == (2, "the disk is full")
 
@@ -98,10 +98,10 @@ def test_warnings_are_counted_once_though_a_ranks_line_comes_twice() -> None:
 def test_a_host_that_is_lost_and_one_that_failed_say_so_until_the_next_attempt() -> None:
     ends = [(1.0, NodeLost(host="node0", reason="gone")), (1.0, NodeExit(host="node1", code=9))]
     state = heard((0.0, plan("node0", "node1")), *ends)
-    assert [host.over for host in state.hosts.values()] == ["lost", "failed (9)"]
+    assert [host.end for host in state.hosts.values()] == ["lost", "failed (9)"]
     again = after(state, plan("node1", "node2", attempt=2), 2.0)
     assert [*again.hosts] == ["node1", "node2"]
-    assert (again.attempt, again.hosts["node1"].over) == (2, "")
+    assert (again.attempt, again.hosts["node1"].end) == (2, "")
 
 
 def test_a_beat_from_before_a_hosts_end_that_is_heard_after_it_changes_nothing() -> None:
@@ -109,4 +109,4 @@ def test_a_beat_from_before_a_hosts_end_that_is_heard_after_it_changes_nothing()
     ends = [(1.0, NodeExit(host="node0", code=0)), (1.0, NodeLost(host="node1", reason="gone"))]
     late = [(1.1, NodeBeat(host=name, ranks=(rank(0, 3),))) for name in ("node0", "node1")]
     hosts = heard((0.0, plan("node0", "node1")), *ends, *late).hosts
-    assert (hosts["node0"].over, hosts["node1"].over) == ("ended", "")
+    assert (hosts["node0"].end, hosts["node1"].end) == ("ended", "")

@@ -84,7 +84,7 @@ def test_no_line_is_wider_and_no_view_higher_than_the_terminal(width: int) -> No
 
 def test_where_hosts_have_no_room_those_that_are_lost_or_behind_are_shown() -> None:
     hosts = {f"node{number}": replace(HOST, step=50 + number) for number in range(32)}
-    hosts["node20"] = replace(HOST, over="lost")
+    hosts["node20"] = replace(HOST, end="lost")
     lines = shown(replace(STATE, hosts=hosts), height=10)
     assert [line.split()[0] for line in lines[5:-1]] == ["node0", "node1", "node20"]
     assert lines[-1].rstrip() == "and 29 more hosts; the slowest is 24 steps behind"

@@ -84,7 +84,7 @@ def test_one_whose_folder_is_removed_is_said_by_whoever_shows_it(sweep: Sweep) -
     assert [*files.look()] == []
     for ask in (
         partial(files.so_far, STARTED, 0.0),
-        *(partial(f, sweep.folder) for f in (trials.show, trials.standing)),
+        *(partial(f, sweep.folder) for f in (trials.show, trials.progress_line)),
     ):
         with pytest.raises(UsageError, match=r"sweeps/tuned/sweep\.json was removed"):
             ask()
@@ -126,18 +126,18 @@ def test_it_is_followed_to_its_end_and_left_alone(sweep: Sweep) -> None:
 
 def test_a_trial_that_begins_once_more_has_not_ended(sweep: Sweep) -> None:
     sweep.note(1, State.FAILED, 70)
-    assert trials.standing(sweep.folder) == "sweep tuned: 2 of 3 done, 0 running"
+    assert trials.progress_line(sweep.folder) == "sweep tuned: 2 of 3 done, 0 running"
     sweep.note(1, State.RUNNING, 71)
-    assert trials.standing(sweep.folder) == "sweep tuned: 1 of 3 done, 1 running"
+    assert trials.progress_line(sweep.folder) == "sweep tuned: 1 of 3 done, 1 running"
 
 
 def test_the_sweep_is_what_is_watched_unless_the_newest_run_is_another_commands(sweep: Sweep, tmp_path: Path) -> None:
-    assert trials.under_way(tmp_path, sweep.trials[1]) == sweep.folder
+    assert trials.sweep_in_progress(tmp_path, sweep.trials[1]) == sweep.folder
     other = trained(tmp_path, seed=7)
-    assert trials.under_way(tmp_path, other) == sweep.folder
+    assert trials.sweep_in_progress(tmp_path, other) == sweep.folder
     lock = RunLock(other)
     assert lock.take()
-    assert trials.under_way(tmp_path, other) is None
+    assert trials.sweep_in_progress(tmp_path, other) is None
     lock.release()
     sweep.lock.release()
-    assert trials.under_way(tmp_path, sweep.trials[1]) is None
+    assert trials.sweep_in_progress(tmp_path, sweep.trials[1]) is None

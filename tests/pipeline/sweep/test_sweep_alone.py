@@ -23,7 +23,7 @@ from pipeline.sweep.shared import WorkerProcess
 def test_a_full_disk_in_the_middle_of_a_sweep_is_told_with_its_mend(tmp_path: Path) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "sweep.json")
     said = r"sweep abc can't be kept in .*: No space left on device"
-    with pytest.raises(PacelineError, match=said) as told, sweep.alone(SweepFolder(tmp_path / "abc")):
+    with pytest.raises(PacelineError, match=said) as told, sweep.lock_of_sweep(SweepFolder(tmp_path / "abc")):
         raise full
     free = r"make room on the disk of .*, of which [\d,]+ bytes are free \(doit clean shows which runs may go\)"
     assert re.search(free, str(told.value))
@@ -47,7 +47,7 @@ def test_who_waits_for_another_sweep_is_not_silent(
 
     threading.Thread(target=other).start()
     taken.wait()
-    with sweep.alone(folder):
+    with sweep.lock_of_sweep(folder):
         pass
     assert "still waiting for the command that runs sweep abc" in capsys.readouterr().err
 
