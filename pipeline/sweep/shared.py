@@ -124,7 +124,7 @@ class _SharedRecorder(DestinationRecorder):
             self.start()
         if (pending := self._pending) is not None:
             wait([pending], PATIENCE_S)
-        if self._says_nothing():
+        if self._left_no_reason():
             super().finish()  # the worker has ended, so start a separate process
 
 

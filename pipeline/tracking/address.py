@@ -1,4 +1,4 @@
-"""The tracking URI of MLflow: made absolute, and its credentials kept out of messages and process lists."""
+"""MLflow's tracking URI: its absolute form, and how its credentials stay out of messages and process lists."""
 
 from __future__ import annotations
 
@@ -83,11 +83,10 @@ def has_credentials(uri: str) -> bool:
 
 
 def recorder_env(uri: str) -> dict[str, str]:
-    """Return the recorder's additional environment: address, user and password separately, and proxy exceptions.
+    """Return the recorder's additional environment: address, user and password in MLflow's variables.
 
-    MLflow reads all three variables, and an http address without credentials can't leak them in an error message. A
-    database address keeps its login, because there is no other way to pass it. A server on this host gets a proxy
-    exception.
+    An http address without credentials can't leak them in an error message. A database's address keeps its login, which
+    can't be passed otherwise. A server on this host is excepted from proxies.
     """
     parts = urlsplit(uri)
     if parts.scheme not in ("http", "https"):
@@ -111,7 +110,7 @@ def is_here(url: str) -> bool:
 
 
 def _fault(url: str) -> str | None:
-    """Explain why no request can go to ``url``, without repeating it, because it may hold a login; None if one can."""
+    """Return why no request can go to ``url``, in words without its login; None if one can."""
     if not url.isprintable() or " " in url:
         return "holds a space or another character that no address has"
     try:
@@ -125,8 +124,8 @@ def _fault(url: str) -> str | None:
 def database_login(uri: str, environ: Mapping[str, str], home: Path) -> str:
     """Return a PostgreSQL ``uri`` with the password of PGPASSWORD, PGPASSFILE or ~/.pgpass, as libpq would add it.
 
-    The driver defaults to pg8000. Other addresses are returned unchanged. Only for the environment of the process that
-    opens the database.
+    The driver is pg8000 unless the address names one. Other addresses are returned unchanged. The result is only for
+    the environment of the process that opens the database.
     """
     parts = urlsplit(uri)
     if parts.scheme.partition("+")[0] != "postgresql":
@@ -140,8 +139,8 @@ def database_login(uri: str, environ: Mapping[str, str], home: Path) -> str:
 
 
 def _pgpass(parts: SplitResult, file: str) -> str:
-    """Return the password of the first matching line ``host:port:database:user:password``; '' if others may read the
-    file. Follows libpq (PostgreSQL documentation, "The Password File").
+    """Return the password of the first matching line ``host:port:database:user:password``; '' without one, or if others
+    may read the file, as libpq does (PostgreSQL documentation, "The Password File").
     """
     path = Path(file)
     if not path.is_file() or path.stat().st_mode & 0o077:

@@ -13,16 +13,16 @@ from pipeline import tracking
 from pipeline.config.build import RunConfig
 from pipeline.core.processes import process
 from pipeline.tracking.destinations import Destination, load
-from pipeline.tracking.mlflow_writer import left_out
+from pipeline.tracking.mlflow_writer import notes_on_left_out
 
-PATIENCE_S = 600.0  # a recorder gives up sooner by itself (recorder.py), unless a busy host leaves it no processor
+PATIENCE_S = 600.0  # a recorder gives up sooner by itself, unless a busy host leaves it no CPU time
 _TRY = "  try: "  # before an error's hint, on a line of its own
 LOG = "recorder.log"
-_WORDS_BYTES = 1 << 16  # with less free disk space the recorder's log may be incomplete
+_LOG_BYTES = 1 << 16  # with less free disk space the recorder's log may be incomplete
 
 
 class DestinationRecorder:
-    """Records one run in one destination with its own process."""
+    """Records one run in one destination, by a process for that alone."""
 
     def __init__(self, run_dir: Path, to: Destination) -> None:
         self.run_dir = run_dir
@@ -53,7 +53,7 @@ class DestinationRecorder:
         self.restore_priority()
         for earlier in self._of_earlier_attempts:
             _wait(earlier)
-        died = self._child is not None and _wait(self._child) and self._says_nothing()
+        died = self._child is not None and _wait(self._child) and self._left_no_reason()
         if died or (self._child is None and not self.is_recorded()):
             _wait(self._spawn())
 
@@ -69,7 +69,7 @@ class DestinationRecorder:
         recorded = load(self.run_dir, self.to.tracker)
         if recorded is not None and recorded.message:
             return recorded.message
-        if (free_bytes := shutil.disk_usage(self.run_dir).free) < _WORDS_BYTES:
+        if (free_bytes := shutil.disk_usage(self.run_dir).free) < _LOG_BYTES:
             return f"the disk of {self.run_dir} is full, {free_bytes:,} bytes are free: make room on it"
         last = [line for line in self._logged() if not line.startswith(_TRY)][-1:]
         return "; ".join([*last, f"see {self.log}"])
@@ -88,12 +88,12 @@ class DestinationRecorder:
         return f"{again}, once the tracking server answers" if file is None and self.to.tracker is None else again
 
     def _logged(self) -> list[str]:
-        """Return the lines of the log, which end with an error and its hint."""
+        """Return the lines of the recorder's log; if it failed, the last ones are the error and its hint."""
         with contextlib.suppress(FileNotFoundError):
             return self.log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
         return []
 
-    def _says_nothing(self) -> bool:
+    def _left_no_reason(self) -> bool:
         """Return True if the recorder left neither a record nor a reason: it was killed (for example out of memory)."""
         recorded = load(self.run_dir, self.to.tracker)
         return not self.is_recorded() and (recorded is None or not recorded.message)
@@ -107,7 +107,9 @@ class DestinationRecorder:
 class Recorder:
     """Records one run in MLflow and other trackers; does nothing if tracking is disabled.
 
-    ``make`` creates the recorder of one destination.
+    Args:
+        enabled: record in MLflow; None: as configured.
+        make: creates the recorder of one destination.
     """
 
     def __init__(
@@ -115,8 +117,8 @@ class Recorder:
         make: Callable[[Path, Destination], DestinationRecorder] = DestinationRecorder,
     ) -> None:  # fmt: skip
         self.run_dir = run_dir
-        places = tracking.destinations(vars(config.tracking), root, enabled=enabled)
-        self._recorders = [make(run_dir, to) for to in places]
+        destinations = tracking.destinations(vars(config.tracking), root, enabled=enabled)
+        self._recorders = [make(run_dir, to) for to in destinations]
 
     def start(self) -> None:
         """Record while the run goes on."""
@@ -124,7 +126,7 @@ class Recorder:
             recorder.start()
 
     def restore_priority(self) -> None:
-        """Restore normal priority between training and report, so that existing data can be recorded meanwhile."""
+        """Restore normal priority after the training, so that recording goes on during the report."""
         for recorder in self._recorders:
             recorder.restore_priority()
 
@@ -139,7 +141,7 @@ class Recorder:
             say(f"WARNING: not recorded in {recorder.to.title} yet: {recorder.why()}\n  try: {recorder.hint()}")
 
         run_id = self.mlflow_run_id()
-        for line in left_out(self.run_dir) if run_id is not None else ():
+        for line in notes_on_left_out(self.run_dir) if run_id is not None else ():
             say(f"note: {line}")
         return run_id
 
@@ -153,7 +155,7 @@ class Recorder:
         return not self._missing()
 
     def titles(self) -> str:
-        """Return where the run is, or belongs."""
+        """Name the destinations, MLflow's with the id of its run."""
         run_id = self.mlflow_run_id()
         names = (recorder.to.title for recorder in self._recorders)
         return " and ".join(f"MLflow run {run_id}" if name == "MLflow" and run_id else name for name in names)

@@ -1,4 +1,4 @@
-"""Describe a run folder in MLflow's terms: name, parameters, tags, data, progress. Read-only."""
+"""What a run folder says of its run, in MLflow's terms: name, parameters, tags, data set, progress."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _WHERE = ("cluster", "tracking", "paths")
 
 @dataclass(frozen=True, kw_only=True)
 class DataInput:
-    """One data set."""
+    """The data set of a run."""
 
     name: str
     digest: str
@@ -86,9 +86,9 @@ def progress(run_dir: Path) -> Progress:
 
 
 def describe(run_dir: Path, nonfinite: Mapping[str, str] | None = None) -> Description:
-    """Combine config, key, provenance, plan and summary; missing parts are left out.
+    """Describe a run by its files, without those that are missing.
 
-    ``nonfinite``: metric → its first non-finite value and step.
+    ``nonfinite``: metric → its first non-finite value and step, as the recorder has seen them.
     """
     run = _Run(run_dir, nonfinite or {})
     name = run_name(run.config, run.words, run.key, swept=chosen_in(run.sweeps))
@@ -103,6 +103,8 @@ def describe(run_dir: Path, nonfinite: Mapping[str, str] | None = None) -> Descr
 
 
 class _Run:
+    """The files of a run folder, parsed; a missing one is empty."""
+
     def __init__(self, run_dir: Path, nonfinite: Mapping[str, str]) -> None:
         self.run_dir = run_dir
         self.config = without_secrets(documents.read_or_empty(run_dir / run_folder.CONFIG))
@@ -130,19 +132,19 @@ class _Run:
 
     @cached_property
     def synthetic(self) -> bool:
-        """True for generated data: from the summary, else the pack's manifest, else the data set's name."""
+        """True if the data are generated, by the summary, else the pack's manifest, else the data set's name."""
         known = (described.get("synthetic") for described in (self.summary, self.manifest))
         is_so = next((value for value in known if value is not None), None)
         return _dataset(self.config).get("name") == "synthetic" if is_so is None else bool(is_so)
 
     @cached_property
     def accepted(self) -> dict[str, list[str]]:
-        """Key → the user's statement that this run stands for it, and the differences."""
+        """Key that this run was accepted for → the user's statement, and the differences."""
         return accepted_for(self.run_dir)
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
-    """Read summary.json, whose seal must match (files of older versions have none)."""
+    """Read summary.json; empty if its seal doesn't match. Files of older versions have no seal."""
     try:
         return documents.read_sealed(run_dir / run_folder.SUMMARY)
     except documents.UnsealedError:
@@ -153,7 +155,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------ data
 def _data(run: _Run) -> DataInput | None:
-    """Describe a run's data; None if its digest is unknown, or there is none (a script without data)."""
+    """Describe a run's data; None for a script without data, or before their digest is known."""
     digest, section = run.key_json.get("data") or run.provenance.get("data_digest"), _dataset(run.config)
     program = run.config.get("program")
     files = program.get("data") if isinstance(program, Mapping) else None
@@ -249,7 +251,7 @@ def mlflow_key(name: str) -> str:
 
 
 def distinct(key: str, taken: Container[str]) -> str:
-    """Append underscores to ``key`` until it is free: two names may differ only in refused characters."""
+    """Append underscores to ``key`` until no other metric or parameter has it."""
     name, ending = key, ""
     while name in taken:
         ending += "_"
@@ -258,7 +260,7 @@ def distinct(key: str, taken: Container[str]) -> str:
 
 
 def _params(run: _Run) -> dict[str, str]:
-    """Return the parameters that decide the result: the key's configuration, and the topology of ranks."""
+    """Return what decides the result: the configuration as the run's key counts it, and the topology of ranks."""
     topology = run.key_json.get("topology")
     ranks = {name: value for name, value in topology.items() if name != "env"} if isinstance(topology, dict) else {}
     params: dict[str, str] = {}
@@ -283,7 +285,7 @@ def _text(value: Any) -> str:
 
 
 def _cut(text: str, limit: int, whole: str) -> str:
-    """Truncate with a note in the value, because MLflow truncates silently."""
+    """Truncate and say so in the text, as MLflow truncates silently. ``whole``: the file that has all of it."""
     if len(text) <= limit:
         return text
     ending = f"… ({len(text)} characters; the whole is in {whole})"
@@ -297,7 +299,7 @@ def _tags(run: _Run) -> dict[str, str]:
     user = None
     with suppress(KeyError, OSError):  # a container's user id without a name
         user = getpass.getuser()
-    # Flat tags, because MLflow shows no charts of nested runs; sweep.key is the latest.
+    # tags instead of MLflow's nested runs, of which it draws no charts; sweep.key is that of the latest sweep
     sweeps: dict[str, Any] = {f"sweep.{item.get('key')}": item.get("trial") for item in run.sweeps}
     if run.sweeps:
         sweeps |= {f"sweep.{name}": run.sweeps[-1].get(name) for name in ("key", "name", "trial")}

@@ -1,5 +1,5 @@
-"""The destinations of a run's record (MLflow's store, other trackers), what each has of it (tracking.json, and
-tracking.NAME.json for another tracker), and the command lines of the processes that record.
+"""Where runs are recorded (MLflow's store, other trackers), what each of these has of a run (tracking.json, for another
+tracker tracking.NAME.json), and the command lines of recorder processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.files import sha256_text, write_json_in
 from pipeline.core.redact import without_secrets
 from pipeline.runs.folder import SWEEPS
-from pipeline.tracking.address import absolute_uri, has_credentials, recorder_env, redact, shown, sqlite_path
+from pipeline.tracking.address import absolute_uri, has_credentials, recorder_env, shown, sqlite_path
 from trainers.contract import run_folder
 
 TENSORBOARD = "tensorboard"
@@ -43,15 +43,14 @@ class TrackingState:
     state: str = RECORDING  # done, pending (the store failed) or recording (in progress)
     run_id: str | None = None
     experiment_id: str | None = None
-    unsure: bool = False  # the answer to a creation may have been lost, so an unknown run may exist
+    unsure: bool = False  # the answer to the creation of a run may have been lost, so the store may have one more
     attempt: int = 0
     system_offset_bytes: int = 0
-    # lap and step of the last point logged per metric, so that an attempt that repeats steps after a resume logs only
-    # new points
+    # metric → lap and step of its last recorded point (``points.Mark``): a resumed attempt repeats earlier steps
     marks: dict[str, list[int]] = field(default_factory=dict)
-    nonfinite: dict[str, str] = field(default_factory=dict)  # each metric's first non-finite value, in words
-    artifacts: dict[str, list[int]] = field(default_factory=dict)  # name → fingerprint of the file; so is ``inputs``
-    inputs: dict[str, list[int]] = field(default_factory=dict)
+    nonfinite: dict[str, str] = field(default_factory=dict)  # metric → its first non-finite value, in words
+    artifacts: dict[str, list[int]] = field(default_factory=dict)  # name → fingerprint of each uploaded file
+    inputs: dict[str, list[int]] = field(default_factory=dict)  # the same of each file that the record was made from
     message: str = ""
     refused: bool = False  # a retry will fail with the same ``message`` until the user fixes the cause
     tracker: str | None = None
@@ -74,12 +73,12 @@ def file_of(tracker: str | None) -> str:
 
 
 def trackers_of(run_dir: Path) -> list[str]:
-    """Return the other trackers in which the run was, or should have been, recorded."""
+    """Return the trackers besides MLflow in which the run was to be recorded."""
     return sorted(path.name[len("tracking.") : -len(".json")] for path in run_dir.glob("tracking.*.json"))
 
 
 def load(run_dir: Path, tracker: str | None = None) -> TrackingState | None:
-    """Return the state; None if missing or damaged (then everything is replayed, which is safe)."""
+    """Return the state; None if it is missing or damaged. Then all is recorded again, which adds nothing twice."""
     raw = documents.read_or_empty(run_dir / file_of(tracker))
     kinds = {item.name: item.type for item in fields(TrackingState)}
     try:
@@ -113,17 +112,12 @@ NO_SUCH_RUN = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """One destination of records."""
+    """Where runs are recorded: a store of MLflow, or another tracker."""
 
-    uri: str  # MLflow's address; for another tracker, its name
+    uri: str  # MLflow's address; the name of another tracker
     experiment: str  # tracking.experiment
-    tracker: str | None = None  # the name of another tracker than MLflow
-    settings: str = "{}"  # the tracker's own settings, as JSON
-
-    @property
-    def shown(self) -> str:
-        """The address for messages."""
-        return redact(self.uri)
+    tracker: str | None = None  # the name of a tracker other than MLflow
+    settings: str = "{}"  # its own settings, as JSON
 
     @property
     def title(self) -> str:
@@ -140,10 +134,10 @@ class Destination:
         return recorder_env(self.uri) if self.tracker is None else {SETTINGS_VARIABLE: self.settings}
 
     @property
-    def marks(self) -> tuple[str, str]:
-        """``uri`` and ``experiment`` of a record's state: the second changes with the settings, but not with a login.
+    def identity(self) -> tuple[str, str]:
+        """``uri`` and ``experiment`` as tracking.json has them, by which it is known whether it is of this destination.
 
-        The settings themselves stay out of the run folder.
+        Other settings are another destination, another login isn't. The settings themselves stay out of the run folder.
         """
         if self.settings == "{}":
             return shown(self.uri), self.experiment
@@ -151,29 +145,30 @@ class Destination:
         return shown(self.uri), f"{self.experiment} {sha256_text(plain)[:12]}"
 
     def is_recorded(self, run_dir: Path) -> bool:
-        """Return True if everything of ``run_dir`` is in the store, which is there. Cheap: compares file times."""
+        """Return True if everything of ``run_dir`` was recorded, by tracking.json and the times of files."""
         if self.database is not None and not self.database.exists():
             return False
         state = load(run_dir, self.tracker)
-        is_done = state is not None and (state.state, state.uri, state.experiment) == (DONE, *self.marks)
-        return is_done and state is not None and state.inputs == fingerprints(run_dir)
+        if state is None or (state.state, state.uri, state.experiment) != (DONE, *self.identity):
+            return False
+        return state.inputs == fingerprints(run_dir)
 
 
 def destinations(section: Mapping[str, Any], root: Path, *, enabled: bool | None = None) -> list[Destination]:
-    """Return MLflow first if ``enabled`` (None: as configured), then other trackers.
+    """Return where runs are recorded, MLflow first. Raises UsageError: an invalid address.
 
-    Raises UsageError: an invalid address. ``section``: the fields of tracking, including the chosen tracker's own.
+    ``section``: the fields of tracking, with the chosen tracker's own. ``enabled``: in MLflow; None: as configured.
     """
-    places, experiment = [], section["experiment"]
+    chosen, experiment = [], section["experiment"]
     if section["enabled"] if enabled is None else enabled:
-        places.append(Destination(uri=absolute_uri(section["uri"], root), experiment=experiment))
+        chosen.append(Destination(uri=absolute_uri(section["uri"], root), experiment=experiment))
     if name := section["tracker"]:
         shared = TrackingConfig.__dataclass_fields__
         settings = json.dumps({field: section[field] for field in section if field not in shared}, sort_keys=True)
-        places.append(Destination(uri=name, experiment=experiment, tracker=name, settings=settings))
+        chosen.append(Destination(uri=name, experiment=experiment, tracker=name, settings=settings))
     if section["tensorboard"]:
-        places.append(Destination(uri=TENSORBOARD, experiment=experiment, tracker=TENSORBOARD))
-    return places
+        chosen.append(Destination(uri=TENSORBOARD, experiment=experiment, tracker=TENSORBOARD))
+    return chosen
 
 
 def refuse_missing(settings: TrackingConfig) -> None:
@@ -194,11 +189,10 @@ def refuse_missing(settings: TrackingConfig) -> None:
 def recorder_command(
     run_dir: Path, uri: str, experiment: str, *, tracker: str | None = None, follow: bool = False, check: bool = False
 ) -> list[str]:
-    """Return the argv that records ``run_dir``.
+    """Return the argv that records ``run_dir``; exit code 0: recorded, 1: pending, with the reason on stderr.
 
-    ``follow`` continues until the run has ended or this process is gone; ``check`` queries the store even if everything
-    is recorded already. Give the process the environment of its Destination, because an address with credentials is
-    only passed there. Exit code 0: recorded; 1: pending, with the reason on stderr.
+    ``follow``: until the run has ended or this process is gone. ``check``: ask the store even if all is recorded. Run
+    it with ``Destination.env``, where alone an address with credentials is passed.
     """
     flags = [*(["--follow", *_parent()] if follow else []), *(["--check"] if check else [])]
     return [*_command("record", run_dir, uri=uri, tracker=tracker), "--experiment", experiment, *flags]
@@ -209,12 +203,12 @@ def serve_command(uri: str, experiment: str, *, tracker: str | None = None) -> l
     return [*_command("serve", uri=uri, tracker=tracker), "--experiment", experiment, *_parent()]
 
 
-def fetch_command(run_id: str, place: Path, uri: str) -> list[str]:
-    """Return the argv that downloads an MLflow run's recipe into ``place``; give it ``recorder_env(uri)``.
+def fetch_command(run_id: str, folder: Path, uri: str) -> list[str]:
+    """Return the argv that downloads an MLflow run's recipe into ``folder``; give it ``recorder_env(uri)``.
 
     Exit code 0: done; 1: the store failed, with the reason on stderr; or NO_SUCH_RUN.
     """
-    return _command("fetch", run_id, place, uri=uri)
+    return _command("fetch", run_id, folder, uri=uri)
 
 
 def prepare_command(uri: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The MLflow calls for records; the only module that imports mlflow (1–3 s, 80–140 MB), in the recorder process."""
+"""MLflow's client for records. The only module that imports mlflow (1–3 s, 80–140 MB), in the recorder process."""
 
 from __future__ import annotations
 
@@ -19,9 +19,16 @@ from mlflow.exceptions import MlflowException
 
 from pipeline.core.locks import held
 from pipeline.tracking.address import database_login, recorder_env, redact, shown, sqlite_path, sqlite_uri
-from pipeline.tracking.answers import ANSWER_TIMEOUT_S, Bounded, StoreError, answer_timeout_s, explained, plain_reason
 from pipeline.tracking.description import DataInput
 from pipeline.tracking.points import Point
+from pipeline.tracking.store_calls import (
+    ANSWER_TIMEOUT_S,
+    Bounded,
+    StoreError,
+    answer_timeout_s,
+    explained,
+    plain_reason,
+)
 
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -39,7 +46,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run,
 from mlflow.tracking.client import MlflowClient  # noqa: E402
 
 _DATA_TRIES = 3
-_FOLDER = 60  # characters of an experiment's folder name: up to four bytes each, of the file system's 255
+_FOLDER_CHARS = 60  # of an experiment's folder: of up to four bytes each, of which a file system takes 255
 _PORTS = {"postgresql": 5432, "mysql": 3306}
 _MAKE_TIMEOUT_S = 600.0  # creating the tables takes 3–10 s of CPU time, on a busy host minutes
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # opens the training view, not GenAI's
@@ -54,7 +61,7 @@ Item = TypeVar("Item")
 
 @contextlib.contextmanager
 def calls() -> Iterator[None]:
-    """Convert every failure to StoreError; mlflow passes on errors of requests, SQLAlchemy, alembic and the OS."""
+    """Raise StoreError for every failure: mlflow passes on those of requests, SQLAlchemy, alembic and the OS."""
     try:
         yield
     except StoreError:
@@ -83,7 +90,7 @@ def _reason(error: Exception) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
-    """A run in the store; ``data``: name and digest of its inputs, ``last_steps``: per metric."""
+    """A run in the store. ``data``: name and digest of each input. ``last_steps``: metric → step."""
 
     run_id: str
     name: str
@@ -94,8 +101,10 @@ class StoredRun:
 
 
 class Store:
-    """A tracking server or database. Every method raises StoreError. The tables of a sqlite database are created under
-    a file lock: MLflow creates them when it first opens the file, and concurrent processes would corrupt it.
+    """A tracking server or database. Every method raises StoreError.
+
+    MLflow creates the tables of a sqlite database when it first opens it. That is done under a file lock, because
+    concurrent processes would corrupt it.
     """
 
     items_per_call = 1000  # MLflow's limit: points, parameters and tags together
@@ -123,7 +132,7 @@ class Store:
         with calls():
             experiment = self._client.get_experiment_by_name(name)
             if experiment is None:
-                folder = re.sub(r"[^\w.-]+", "_", name)[:_FOLDER]
+                folder = re.sub(r"[^\w.-]+", "_", name)[:_FOLDER_CHARS]
                 location = (self._artifacts / folder).as_uri() if self._artifacts else None
                 try:
                     return str(self._client.create_experiment(name, artifact_location=location, tags=_EXPERIMENT_TAGS))
@@ -140,10 +149,10 @@ class Store:
     def open_run(
         self, experiment_id: str, key: str, token: str, known: str | None, name: str, start_ms: int | None
     ) -> StoredRun:
-        """Return the MLflow run of run key ``key``; create it if there is none.
+        """Return the MLflow run of the run ``key``; create it if there is none.
 
-        If several exist, ``known`` is preferred, then the oldest. ``token`` marks runs created by this recorder. If the
-        answer to a creation was lost and a second run was created, all but the chosen one are deleted again.
+        Of several, the one with id ``known`` is chosen, else the oldest, and those that this recorder made (by
+        ``token``) are deleted: it makes a second one if the answer to a creation was lost.
         """
         with calls():
             runs = self._find(experiment_id, key)
@@ -178,7 +187,7 @@ class Store:
                 self._client.delete_run(run.info.run_id)
 
     def remove_duplicates(self, experiment_id: str, key: str, token: str, run_id: str) -> None:
-        """Delete runs whose creation a slow server only carried out after the time-out."""
+        """Delete runs that a slow server created after the call had timed out, all but ``run_id``."""
         with calls():
             runs = self._find(experiment_id, key)
             chosen = next((run for run in runs if run.info.run_id == run_id), None)
@@ -241,7 +250,7 @@ class Store:
 
 
 def _send(send: Callable[[list[Item]], object], items: Sequence[Item], limit: int) -> list[Item]:
-    """Send in parts of at most ``limit``; bisect a refused part to find the invalid items, which are returned."""
+    """Send in parts of at most ``limit``, and return the items that are refused, which bisecting a part finds."""
     refused: list[Item] = []
     for start in range(0, len(items), limit):
         part = list(items[start : start + limit])

@@ -1,5 +1,7 @@
-"""MLflow's web UI: its server process, and addresses of pages that open on selected runs. Its page stores a shared view
-(columns, order, charts) in a tag of the experiment, to which ``viewStateShareKey`` refers (as of MLflow 3.17).
+"""MLflow's web UI: its server process, and addresses of pages that open on selected runs.
+
+Columns, order and charts of a page are a shared view: a tag of the experiment, to which ``viewStateShareKey`` in an
+address refers (as of MLflow 3.17).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from pipeline.tracking.address import database_login, has_credentials, is_here, 
 from pipeline.tracking.destinations import prepare_command
 
 _START_TIMEOUT_S = 600.0
-_PREPARE_TIMEOUT_S = 600.0  # as for the tables in store.py
+_PREPARE_TIMEOUT_S = 600.0  # on a busy host a new database's tables take minutes
 _POLL_S = 0.2
 _ANSWER_TIMEOUT_S = 5.0
 _USUAL_PORT = 5000
@@ -43,8 +45,8 @@ _SETTINGS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """The selection that a page opens with: runs by key and charts by metric name (empty: all)."""
+class PageSelection:
+    """What a page shows: the runs of these keys, and charts of these metrics (empty: all)."""
 
     keys: tuple[str, ...] = ()
     charts: tuple[str, ...] = ()
@@ -55,23 +57,23 @@ def serve(
     experiment: str,
     *,
     port: int | None = None,
-    wanted: Wanted | None = None,
+    selection: PageSelection | None = None,
     say: Callable[[str], None],
     note: Callable[[str], None],
 ) -> None:
-    """Run a server for this computer until Ctrl-C or SIGTERM; an http(s) tracking server has pages of its own.
+    """Run a server for this computer until Ctrl-C or SIGTERM. Of a tracking server, which has pages, print addresses.
 
     ``say`` receives the addresses of the runs' pages, ``note`` progress. Raises PacelineError: the store can't be
     opened, the server ends or doesn't answer, or has no run of a key.
     """
     if uri.startswith(("http://", "https://")):
         url = shown(uri)
-        links = addresses(url, experiment, wanted, uri)
+        links = addresses(url, experiment, selection, uri)
         say("\n  ".join([f"the tracking server shows the runs itself: {url}", *links]))
         return
     argv, env, url = server_command(uri, port)
     prepare(uri, note)
-    keep_up(argv, env, url, lambda: addresses(url, experiment, wanted), say=say, note=note)
+    run_server(argv, env, url, lambda: addresses(url, experiment, selection), say=say, note=note)
 
 
 # -------------------------------------------------------------------------------------- server process
@@ -94,10 +96,10 @@ def server_command(uri: str, port: int | None) -> tuple[list[str], dict[str, str
 
 
 def _free_port(port: int | None) -> int:
-    """Return ``port``, or MLflow's default one, or any free one. Raises PacelineError."""
-    for wanted in (_USUAL_PORT, 0) if port is None else (port,):
+    """Return ``port``; if None, MLflow's default one if it is free, else any free one. Raises PacelineError."""
+    for candidate in (_USUAL_PORT, 0) if port is None else (port,):
         try:
-            with socket.create_server((_HOST, wanted)) as probe:
+            with socket.create_server((_HOST, candidate)) as probe:
                 return int(probe.getsockname()[1])
         except OSError as error:
             reason = (error.strerror or str(error)).partition(" (while")[0]  # create_server adds the address
@@ -114,7 +116,7 @@ def prepare(uri: str, note: Callable[[str], None]) -> None:
         raise PacelineError(f"the store {shown(uri)} cannot be opened: {lines[-1]}")  # MLflow's traceback precedes it
 
 
-def keep_up(
+def run_server(
     argv: list[str],
     env: dict[str, str],
     url: str,
@@ -123,7 +125,7 @@ def keep_up(
     say: Callable[[str], None],
     note: Callable[[str], None],
 ) -> None:
-    """Start a server, print ``links`` once it answers, and wait for Ctrl-C or SIGTERM. Raises PacelineError."""
+    """Run a server until Ctrl-C or SIGTERM; say ``links`` once it answers. Raises PacelineError."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server must not outlive the command
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-ui")) as folder:
         log = Path(folder) / "server.log"
@@ -145,7 +147,7 @@ def keep_up(
 
 
 def _open(request: urllib.request.Request, timeout_s: float) -> Any:
-    """Return the answer, by the environment's proxy (``http_proxy``) except for this host."""
+    """Return the answer, through the environment's proxy (``http_proxy``) unless it is a server of this host."""
     handlers = [urllib.request.ProxyHandler({})] if is_here(request.full_url) else []
     return urllib.request.build_opener(*handlers).open(request, timeout=timeout_s)
 
@@ -167,33 +169,33 @@ def _tail(log: Path) -> str:
 
 
 # ------------------------------------------------------------------------------------------- addresses
-def addresses(url: str, experiment: str, wanted: Wanted | None = None, uri: str = "") -> list[str]:
+def addresses(url: str, experiment: str, selection: PageSelection | None = None, uri: str = "") -> list[str]:
     """Return lines with the addresses of charts, table and comparison of the selected runs.
 
     Empty if nothing is recorded. Raises PacelineError: the server has no run of a key.
     """
-    wanted, server = wanted or Wanted(), Server(url, uri)
+    selection, server = selection or PageSelection(), Server(url, uri)
     try:
-        number = server.experiment_id(experiment)
-        runs_by_id = {run.run_id: run for key in wanted.keys or ("",) for run in server.runs(number, key)}
+        experiment_id = server.experiment_id(experiment)
+        runs_by_id = {run.run_id: run for key in selection.keys or ("",) for run in server.runs(experiment_id, key)}
     except (OSError, ValueError, KeyError, TypeError):  # no experiment yet, or the server requires a login
         return []
-    chosen = [run for run in runs_by_id.values() if run.key.startswith(wanted.keys or "")]
-    for key in wanted.keys:
+    chosen = [run for run in runs_by_id.values() if run.key.startswith(selection.keys or "")]
+    for key in selection.keys:
         if not any(run.key.startswith(key) for run in chosen):
             hint = f"doit ui --port {key}" if key.isdecimal() and len(key) in (4, 5) else f"doit record {key}"
             raise PacelineError(f"no run {key} in the MLflow experiment {experiment!r}", hint=hint)
-    state = view(chosen, wanted.charts, only=bool(wanted.keys))
-    name = f"paceline-{hashlib.sha256(state.encode()).hexdigest()[:12]}"
+    view = shared_view(chosen, selection.charts, only=bool(selection.keys))
+    name = f"paceline-{hashlib.sha256(view.encode()).hexdigest()[:12]}"
     try:
-        server.set_view(number, name, state)
+        server.set_view(experiment_id, name, view)
     except (OSError, ValueError):  # a read-only login
         name = ""
-    return pages(url, number, name, [run.run_id for run in chosen] if wanted.keys else [])
+    return pages(url, experiment_id, name, [run.run_id for run in chosen] if selection.keys else [])
 
 
 def pages(url: str, experiment_id: str, view_name: str, run_ids: Sequence[str]) -> list[str]:
-    """Return lines with the addresses of charts and table in a view ('': none), and of the page of these runs."""
+    """Return lines with the addresses of charts and table in a shared view ('': none), and of the page of the runs."""
     runs, shared = f"{url}/#/experiments/{experiment_id}/runs", {"viewStateShareKey": view_name} if view_name else {}
     lines = [f"charts: {_page(runs, **shared, compareRunsMode='CHART')}", f"table: {_page(runs, **shared)}"]
     if len(run_ids) == 1:
@@ -230,16 +232,16 @@ class Server:
         answer = self._ask(f"experiments/get-by-name?{urlencode({'experiment_name': name})}")
         return str(answer["experiment"]["experiment_id"])
 
-    def runs(self, experiment_id: str, key: str = "") -> list[Shown]:
+    def runs(self, experiment_id: str, key: str = "") -> list[RecordedRun]:
         """Return the newest runs whose keys begin with ``key``, up to 100."""
         query: dict[str, Any] = {"experiment_ids": [experiment_id], "max_results": _MOST_RUNS}
         if key:
             query["filter"] = f"tags.`paceline.run_key` LIKE '{_UNQUOTED.sub('', key)}%'"
         return [_shown(run) for run in self._ask("runs/search", query).get("runs", [])]
 
-    def set_view(self, experiment_id: str, name: str, state: str) -> None:
-        """Store a view that addresses can refer to."""
-        tag = {"experiment_id": experiment_id, "key": VIEW_TAG + name, "value": state}
+    def set_view(self, experiment_id: str, name: str, view: str) -> None:
+        """Store a shared view, to which addresses refer by its name."""
+        tag = {"experiment_id": experiment_id, "key": _VIEW_TAG + name, "value": view}
         self._ask("experiments/set-experiment-tag", tag)
 
     def _ask(self, path: str, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -250,11 +252,11 @@ class Server:
         return content
 
 
-def _shown(run: Mapping[str, Any]) -> Shown:
+def _shown(run: Mapping[str, Any]) -> RecordedRun:
     data = run.get("data", {})
     tags = {tag["key"]: tag.get("value", "") for tag in data.get("tags", [])}
     used = [item["dataset"] for item in run.get("inputs", {}).get("dataset_inputs", [])]
-    return Shown(
+    return RecordedRun(
         run_id=run["info"]["run_id"],
         key=tags.get("paceline.run_key", ""),
         name=run["info"].get("run_name", ""),
@@ -265,7 +267,7 @@ def _shown(run: Mapping[str, Any]) -> Shown:
 
 
 # ------------------------------------------------------------------------------------------------ view
-VIEW_TAG = "mlflow.sharedViewState."
+_VIEW_TAG = "mlflow.sharedViewState."
 _FIRST_METRICS = ("val/accuracy", "test/accuracy", "val/loss")
 _MAX_METRICS, _MAX_PARAMS = 5, 8
 _USUAL_WIDTH, _WIDEST = 100, 300  # pixels of a column of the table
@@ -275,8 +277,8 @@ _TRAINING = {"workflowType": "machine_learning"}  # otherwise the page may show 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
-    """One recorded run, with the data that decides a table's columns."""
+class RecordedRun:
+    """A run in MLflow's store, with what decides the columns of the table."""
 
     run_id: str
     key: str
@@ -286,13 +288,10 @@ class Shown:
     name: str = ""
 
 
-def view(runs: Sequence[Shown], charts: Sequence[str] = (), *, only: bool = False) -> str:
-    """Return the shared view of ``runs`` as JSON: its columns and the order of its charts, the important ones first.
+def shared_view(runs: Sequence[RecordedRun], charts: Sequence[str] = (), *, only: bool = False) -> str:
+    """Return a view of ``runs`` as JSON: columns for metrics and for what differs, and the important charts first.
 
-    Only differing parameters, and data sets if they differ, have columns.
-
-    ``charts``: show only these metrics' charts. ``only``: list only these runs, because the page accepts no filter in
-    an address that names a view.
+    ``charts``: show only these metrics' charts. ``only``: list no other runs; an address with a view can't say so.
     """
     metrics = list(dict.fromkeys(name for run in runs for name in sorted(run.metrics)))
     first = [name for name in (*charts, *_FIRST_METRICS) if name in metrics]
@@ -320,10 +319,8 @@ def view(runs: Sequence[Shown], charts: Sequence[str] = (), *, only: bool = Fals
 
 
 def _charts(metrics: Sequence[str]) -> dict[str, Any]:
-    """Return a first section with the important charts. MLflow adds the other charts to sections by their names.
-
-    By itself MLflow sorts all sections by name, so that traffic of the network comes before accuracy.
-    """
+    """Return a first section with the important charts. The others follow in MLflow's order, by name: by itself it
+    shows traffic of the network before accuracy."""
     first = [name for name in _FIRST_CHARTS if name in metrics]
     if not first:
         return {}

@@ -1,38 +1,35 @@
-"""One recorder pass for MLflow: writes everything from the run folder that MLflow doesn't have yet."""
+"""Write to MLflow what it doesn't have of a run folder yet: points, parameters, tags, data and files."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
+import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.core import documents
 from pipeline.core import program as programs
+from pipeline.core.files import temporary_prefix
+from pipeline.core.tables import file_size, first_of
 from pipeline.runs import metrics_file
+from pipeline.runs.contents import hosts_of
+from pipeline.runs.folder import leads_out, not_read
+from pipeline.tracking.address import redact
 from pipeline.tracking.description import Description, Progress, describe
 from pipeline.tracking.destinations import TrackingState, fingerprint, fingerprints
-from pipeline.tracking.points import Chunk, Mark, Place, Point, final_points, mark_of, nonfinite, read_points
+from pipeline.tracking.points import Chunk, Mark, Point, ReadPosition, final_points, mark_of, nonfinite, read_points
 from trainers.contract import run_folder
 
 if TYPE_CHECKING:
     from pipeline.tracking.mlflow_store import Store, StoredRun
 
 
-import contextlib
-import os
-import re
-import tempfile
-
-from pipeline.core import documents
-from pipeline.core.files import temporary_prefix
-from pipeline.core.tables import file_size, first_of
-from pipeline.runs.contents import hosts_of
-from pipeline.runs.folder import leads_out, not_read
-from pipeline.tracking.address import redact
-
-
 class MlflowWriter:
-    """Updates one MLflow run, and keeps ``state`` (tracking.json) consistent with it.
+    """Brings one MLflow run up to date, and keeps ``state`` (tracking.json) consistent with it.
 
     ``run_dir_fd``: a descriptor of ``run_dir``. ``succeeded``: called after every answer of the store; may raise to end
     the pass.
@@ -47,10 +44,10 @@ class MlflowWriter:
         self.state = state
         self._succeeded = succeeded
         self._store: Store | None = None
-        self._place = Place()  # in metrics.jsonl, which each process reads from its beginning
+        self._position = ReadPosition()  # in metrics.jsonl, which each process reads from its beginning
         self._opened: int | None = None  # the attempt that was opened in the store
         self._name = ""  # the run's name in the store
-        self._params: Mapping[str, str] = {}  # parameters and tags are sent with the next points
+        self._params: Mapping[str, str] = {}  # to be sent with the next points, as ``_tags``
         self._tags: Mapping[str, str] = {}
 
     def write(self, progress: Progress) -> None:
@@ -67,17 +64,14 @@ class MlflowWriter:
         self._log_system_metrics(store)
         self._log(store, progress)
         if is_new:
-            self._upload(store, early(self.run_dir))
+            self._upload(store, files_at_start(self.run_dir))
             self._opened = progress.attempt
         if progress.ended:
             self._complete(store, progress)
             self.state.finish(inputs, self._run_dir_fd)
 
     def _open(self, store: Store, progress: Progress) -> None:
-        """Find or create the run.
-
-        After a crash between the two writes of tracking.json, the run is found by its tag.
-        """
+        """Find or create the run. After a crash between the two writes of tracking.json it is found by its tag."""
         about = describe(self.run_dir, self.state.nonfinite)
         experiment_id = store.experiment_id(self.state.experiment)
         unsure, self.state.unsure = self.state.unsure, True
@@ -85,11 +79,11 @@ class MlflowWriter:
         run = store.open_run(experiment_id, about.key, self.state.token, self.state.run_id, about.name, about.start_ms)
         self.state.unsure = unsure
         if run.run_id != self.state.run_id:
-            self._place, self.state.marks, self.state.artifacts = Place(), {}, {}
+            self._position, self.state.marks, self.state.artifacts = ReadPosition(), {}, {}
             self.state.system_offset_bytes, self.state.nonfinite = 0, {}
         if progress.attempt != self.state.attempt or not self.state.marks:
-            # A new attempt has other times for its steps, and earlier requests may have lost answers, so read the last
-            # points from the store. Within an attempt MLflow itself ignores repeated points.
+            # Read the last points from the store, which may have taken some without an answer. MLflow ignores equal
+            # points, but those of an attempt that repeats steps have other times.
             for key, step in run.last_steps.items():
                 known = _mark(self.state.marks.get(key))
                 if known != (0, step) and not key.startswith(metrics_file.PREFIX):
@@ -99,9 +93,9 @@ class MlflowWriter:
         self.state.run_id, self.state.experiment_id, self.state.attempt = run.run_id, experiment_id, progress.attempt
         self._succeeded()  # before the write: another run may have replaced the folder meanwhile
         self.state.save(self._run_dir_fd)
-        self._tell(store, run, about, progress)
+        self._send_description(store, run, about, progress)
 
-    def _tell(self, store: Store, run: StoredRun, about: Description, progress: Progress) -> None:
+    def _send_description(self, store: Store, run: StoredRun, about: Description, progress: Progress) -> None:
         """Send data and status now; parameters and tags follow with the first points."""
         differ = {name: value for name, value in about.params.items() if run.params.get(name, value) != value}
         self._params = {name: value for name, value in about.params.items() if name not in run.params}
@@ -118,11 +112,11 @@ class MlflowWriter:
         self._succeeded()
 
     def _log(self, store: Store, progress: Progress) -> None:
-        """Send new points in full requests; a partial request of a running run waits for the next pass."""
+        """Send new points in full requests, of which the first may be partial; the rest waits for the next pass."""
         path, is_ours = self.run_dir / run_folder.METRICS, programs.of_run(self.run_dir).is_ours
         for number in itertools.count():
             room = max(1, store.items_per_call - len(self._params) - len(self._tags))
-            chunk = read_points(path, self._place, room, tests_once=is_ours)  # in a script test/ may be a curve
+            chunk = read_points(path, self._position, room, tests_once=is_ours)  # in a script test/ may be a curve
             if number and chunk.is_last and not progress.ended:
                 return
             self._send(store, chunk, ends=chunk.is_last and progress.ended)
@@ -132,38 +126,38 @@ class MlflowWriter:
     def _send(self, store: Store, chunk: Chunk, *, ends: bool) -> None:
         """Send one request, with final figures and tags if the run ``ends``; then update tracking.json."""
         tags, nonfinite_values = self._tags, {**nonfinite(chunk.points), **self.state.nonfinite}
-        new = self._new(chunk.points)
+        new = self._unrecorded(chunk.points)
         if ends:
-            new += self._new(final_points(self.run_dir, chunk.place))
+            new += self._unrecorded(final_points(self.run_dir, chunk.position))
             tags = {**tags, **describe(self.run_dir, nonfinite_values).tags}
         if new or self._params or tags:
             store.log(self._run_id, new, self._params, tags)
         self.state.marks |= {point.key: list(point.mark) for point in new}
-        self._place, self.state.nonfinite = chunk.place, nonfinite_values
+        self._position, self.state.nonfinite = chunk.position, nonfinite_values
         self._params, self._tags = {}, {}
         self._succeeded()
         if new:
             self.state.save(self._run_dir_fd)
 
     def _log_system_metrics(self, store: Store) -> None:
-        """Send system metrics. No attempt repeats them, and MLflow ignores repeated points after a lost answer."""
+        """Send system metrics. No attempt repeats them, and after a lost answer MLflow ignores equal points."""
         path, most = self.run_dir / run_folder.SYSTEM_METRICS, store.items_per_call
-        while (chunk := read_points(path, Place(end_bytes=self.state.system_offset_bytes), most)).points:
+        while (chunk := read_points(path, ReadPosition(end_bytes=self.state.system_offset_bytes), most)).points:
             store.log(self._run_id, chunk.points, {}, {})
-            self.state.system_offset_bytes = chunk.place.end_bytes
+            self.state.system_offset_bytes = chunk.position.end_bytes
             self._succeeded()
             self.state.save(self._run_dir_fd)
             if chunk.is_last:
                 return
 
-    def _new(self, points: Iterable[Point]) -> list[Point]:
-        """Drop points that the store has: an attempt that repeats steps from its checkpoint repeats their metrics."""
+    def _unrecorded(self, points: Iterable[Point]) -> list[Point]:
+        """Drop points that the store has; an attempt repeats the steps after its checkpoint."""
         known = {key: _mark(mark) for key, mark in self.state.marks.items()}
         return [point for point in points if (mark := known.get(point.key)) is None or point.mark > mark]
 
     def _complete(self, store: Store, progress: Progress) -> None:
         about = describe(self.run_dir, self.state.nonfinite)
-        self._upload(store, early(self.run_dir) + late(self.run_dir, progress.attempt))
+        self._upload(store, files_at_start(self.run_dir) + files_at_end(self.run_dir, progress.attempt))
         if self.state.unsure:
             store.remove_duplicates(str(self.state.experiment_id), about.key, self.state.token, self._run_id)
             self.state.unsure = False
@@ -178,7 +172,7 @@ class MlflowWriter:
             name, known = path.relative_to(self.run_dir), fingerprint(path)
             if self.state.artifacts.get(str(name)) != known:
                 folder = "logs" if path.suffix == ".log" else str(name.parent)
-                with sendable(path) as file:
+                with redacted(path) as file:
                     store.log_file(self._run_id, file, None if folder == "." else folder)
                 self.state.artifacts[str(name)] = known
                 self._succeeded()
@@ -197,68 +191,67 @@ def _mark(raw: Any) -> Mark | None:
 
 
 # --------------------------------------------------------------------------------- files that are sent
-_EARLY = (run_folder.CONFIG_YAML, run_folder.CONFIG, run_folder.KEY, run_folder.PROVENANCE, run_folder.PLAN)
-_LATE = (
+_AT_START = (run_folder.CONFIG_YAML, run_folder.CONFIG, run_folder.KEY, run_folder.PROVENANCE, run_folder.PLAN)
+_AT_END = (
     run_folder.SUMMARY, run_folder.JOURNAL, "evaluation/*", run_folder.FINAL_WEIGHTS_NOTES, run_folder.FINAL_WEIGHTS,
     run_folder.OUTPUT_DIGESTS, "outputs/**/*",
 )  # fmt: skip
-_BESIDES = "outputs/workdir"
-"""Files that a script wrote in its working directory and program.outputs doesn't name."""
-_BESIDES_BYTES, _BESIDES_FILES = 100 << 20, 1000  # upload limits for these; the smallest come first
+_UNDECLARED = "outputs/workdir"
+"""The folder of files that a script wrote in its working directory and program.outputs doesn't name."""
+_UNDECLARED_BYTES, _UNDECLARED_FILES = 100 << 20, 1000  # upload limits for these; the smallest come first
 RECIPE = (
     run_folder.CONFIG, run_folder.KEY, run_folder.PROVENANCE, run_folder.SUMMARY, run_folder.JOURNAL,
     run_folder.CHANGES,
 )  # fmt: skip
-"""Files from which a run can be repeated on a host that has only the record."""
+"""The files of a record from which `doit reproduce` repeats the run without its folder."""
 _TEXT = (".json", ".jsonl", ".yaml", ".log", "")
 _LOGS = f"{run_folder.ATTEMPTS}/*/*.log"
 _MAX_LOG_BYTES = 1 << 20
 
 
-def early(run_dir: Path) -> list[Path]:
+def files_at_start(run_dir: Path) -> list[Path]:
     """Return the files that exist before the training starts, without a patch that is empty or has a login in it."""
-    texts = {
-        path: path.read_text(encoding="utf-8", errors="replace") for path in _existing(run_dir, (run_folder.CHANGES,))
-    }
-    return [*_existing(run_dir, _EARLY), *(path for path, text in texts.items() if text and redact(text) == text)]
+    patches = [
+        path
+        for path in _existing(run_dir, (run_folder.CHANGES,))
+        if (text := path.read_text(encoding="utf-8", errors="replace")) and redact(text) == text
+    ]
+    return [*_existing(run_dir, _AT_START), *patches]
 
 
-def late(run_dir: Path, attempt: int) -> list[Path]:
-    """Return the files that exist after the end."""
+def files_at_end(run_dir: Path, attempt: int) -> list[Path]:
+    """Return the files that exist after the end, with the log of rank 0's host."""
     logs = _existing(run_dir, (f"{run_folder.ATTEMPTS}/{attempt}/*.log",))
     host = next(iter(hosts_of(documents.read_or_empty(run_dir / run_folder.PLAN))), "")  # with node_rank 0
     of_rank_0 = [path for path in logs if host and path.stem in (host, re.sub(r"[^\w.-]+", "_", host))]
-    too_much = {*_left_out(run_dir)}
-    paths = [*(of_rank_0 or logs)[:1], *_existing(run_dir, _LATE)]
-    return [path for path in paths if path not in too_much]
+    over_limit = {*_over_limit(run_dir)}
+    paths = [*(of_rank_0 or logs)[:1], *_existing(run_dir, _AT_END)]
+    return [path for path in paths if path not in over_limit]
 
 
-def left_out(run_dir: Path) -> Iterator[str]:
-    """Yield messages about files that stay in the run folder or don't belong to it."""
-    present = [
-        path for pattern in (*_EARLY, run_folder.CHANGES, *_LATE, _LOGS) for path in sorted(run_dir.glob(pattern))
-    ]
+def notes_on_left_out(run_dir: Path) -> Iterator[str]:
+    """Yield a note about links that lead out of the run folder, and one about files beyond the limits."""
+    patterns = (*_AT_START, run_folder.CHANGES, *_AT_END, _LOGS)
+    present = [path for pattern in patterns for path in sorted(run_dir.glob(pattern))]
     if away := [path for path in present if path.is_file() and leads_out(path, run_dir)]:
         yield not_read(away, run_dir)
-    paths = _left_out(run_dir)
+    paths = _over_limit(run_dir)
     if not paths:
         return
     names = first_of([path.relative_to(run_dir).as_posix() for path in paths], 3)
     size = file_size(sum(path.stat().st_size for path in paths))
     yield (
-        f"{names} ({size}) not sent to MLflow, which gets {_BESIDES_FILES:,} files and {_BESIDES_BYTES >> 20} MiB of "
-        f"{_BESIDES}: program.outputs=['GLOB'] sends what it names"
+        f"{names} ({size}) not sent to MLflow, which gets {_UNDECLARED_FILES:,} files and "
+        f"{_UNDECLARED_BYTES >> 20} MiB of {_UNDECLARED}: program.outputs=['GLOB'] sends what it names"
     )
 
 
-def _left_out(run_dir: Path) -> list[Path]:
-    total, large = 0, []
-    sizes = {path: path.stat().st_size for path in _existing(run_dir, (f"{_BESIDES}/**/*",))}
-    for number, path in enumerate(sorted(sizes, key=lambda path: sizes[path])):
-        total += sizes[path]
-        if total > _BESIDES_BYTES or number >= _BESIDES_FILES:
-            large.append(path)
-    return sorted(large)
+def _over_limit(run_dir: Path) -> list[Path]:
+    sizes = {path: path.stat().st_size for path in _existing(run_dir, (f"{_UNDECLARED}/**/*",))}
+    smallest_first = sorted(sizes, key=lambda path: sizes[path])
+    totals = itertools.accumulate(sizes[path] for path in smallest_first)
+    n_sent = sum(total <= _UNDECLARED_BYTES for total in totals)
+    return sorted(smallest_first[min(n_sent, _UNDECLARED_FILES) :])
 
 
 def _existing(run_dir: Path, patterns: tuple[str, ...]) -> list[Path]:
@@ -267,8 +260,8 @@ def _existing(run_dir: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 
 @contextlib.contextmanager
-def sendable(path: Path) -> Iterator[Path]:
-    """Yield the file itself, or a copy of the same name: text without credentials, the last MiB of a log."""
+def redacted(path: Path) -> Iterator[Path]:
+    """Yield the file, or a copy of the same name: of a text without its credentials, of a log the last MiB."""
     if path.suffix not in _TEXT:
         yield path
         return

@@ -1,4 +1,4 @@
-"""Convert metrics.jsonl and the final figures to MLflow points."""
+"""Read metrics.jsonl and the figures of summary.json as points for trackers: one value of one metric each."""
 
 from __future__ import annotations
 
@@ -39,40 +39,40 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """The position up to which metrics.jsonl was read."""
+class ReadPosition:
+    """How far metrics.jsonl was read."""
 
-    end_bytes: int = 0  # behind ``line``; where another line stands there, the file was truncated since
-    line: bytes = b""
+    end_bytes: int = 0
+    line: bytes = b""  # the last line read; if another one ends at ``end_bytes`` now, the file was replaced since
     marks: Mapping[str, Mark] = field(default_factory=dict)  # the last point of each metric
     keys: Mapping[str, str] = field(default_factory=dict)  # name → MLflow key
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Points of complete lines, the position of the next line, and whether the file has no more lines yet."""
+    """Points of complete lines, and where the next line begins."""
 
     points: tuple[Point, ...]
-    place: Place
-    is_last: bool
+    position: ReadPosition
+    is_last: bool  # the file has no more complete lines yet
 
 
-def read_points(path: Path, place: Place, limit: int, *, tests_once: bool = False) -> Chunk:
-    """Read from ``place`` to the last complete line, or up to ``limit`` points; a truncated file from the beginning.
+def read_points(path: Path, position: ReadPosition, limit: int, *, tests_once: bool = False) -> Chunk:
+    """Read from ``position`` to the last complete line, or up to ``limit`` points; a replaced file from its beginning.
 
-    ``tests_once``: test metrics are measured once, and are placed at step 0.
+    ``tests_once``: metrics below test/ are measured once, and are placed at step 0.
     """
     points: list[Point] = []
     try:
         file = path.open("rb")
     except (FileNotFoundError, IsADirectoryError):
-        return Chunk((), Place(), is_last=True)
+        return Chunk((), ReadPosition(), is_last=True)
     with file:
-        file.seek(place.end_bytes - len(place.line))
-        is_there = file.read(len(place.line)) == place.line and file.seek(0, os.SEEK_END) >= place.end_bytes
-        place = place if is_there else Place()
-        end, last = place.end_bytes, place.line
-        marks, keys = dict(place.marks), dict(place.keys)
+        file.seek(position.end_bytes - len(position.line))
+        is_same = file.read(len(position.line)) == position.line and file.seek(0, os.SEEK_END) >= position.end_bytes
+        position = position if is_same else ReadPosition()
+        end, last = position.end_bytes, position.line
+        marks, keys = dict(position.marks), dict(position.keys)
         file.seek(end)
         is_last = True
         while (line := file.readline()).endswith(b"\n"):  # a line without it is still being written
@@ -88,7 +88,7 @@ def read_points(path: Path, place: Place, limit: int, *, tests_once: bool = Fals
                 step = 0 if tests_once and key.startswith("test/") else row.step
                 lap, _ = marks[key] = next_mark(marks.get(key), step)
                 points.append(Point(key, value, int(row.time_s * 1000), step, lap))
-    return Chunk(tuple(points), Place(end_bytes=end, line=last, marks=marks, keys=keys), is_last=is_last)
+    return Chunk(tuple(points), ReadPosition(end_bytes=end, line=last, marks=marks, keys=keys), is_last=is_last)
 
 
 def next_mark(before: Mark | None, step: int) -> Mark:
@@ -98,34 +98,33 @@ def next_mark(before: Mark | None, step: int) -> Mark:
 
 
 def key_of(name: str, keys: Mapping[str, str]) -> str:
-    """Return the MLflow key of a metric.
+    """Return the MLflow key of a metric. Of names that differ only in refused characters, the first has the plain key.
 
-    Of names that differ only in refused characters, the first gets the plain key.
+    ``keys``: the names that have a key already.
     """
     return keys.get(name) or distinct(mlflow_key(name), set(keys.values()))
 
 
 def mark_of(steps: Iterable[int]) -> Mark:
-    """Return the last mark of points with these steps (at least one), in any order."""
+    """Return the mark of the last point of a metric from the steps of all its points, which may be in any order."""
     counts = Counter(steps)
     laps = max(counts.values())
     return laps - 1, max(step for step, count in counts.items() if count == laps)
 
 
 def nonfinite(points: Iterable[Point]) -> dict[str, str]:
-    """Return metric → ``NaN at step 7``: its first non-finite value. MLflow stores all of them."""
-    shown_by_key: dict[str, str] = {}
+    """Return metric → ``NaN at step 7``: its first non-finite value."""
+    first: dict[str, str] = {}
     for point in points:
         if not math.isfinite(point.value):
-            shown = "NaN" if math.isnan(point.value) else "infinite"
-            shown_by_key.setdefault(point.key, f"{shown} at step {point.step}")
-    return shown_by_key
+            first.setdefault(point.key, f"{'NaN' if math.isnan(point.value) else 'infinite'} at step {point.step}")
+    return first
 
 
-def last_figures(run_dir: Path, place: Place) -> list[Point]:
-    """Return the summary's metrics and speed and the report's macro F1 as points at the last step.
+def last_figures(run_dir: Path, position: ReadPosition) -> list[Point]:
+    """Return the metrics and the speed of summary.json and the report's macro F1 as points at the last step.
 
-    Metrics whose curves up to ``place`` already reach that step are left out. Empty before there is a summary.
+    Leaves out metrics whose curve up to ``position`` reaches that step already. Empty before there is a summary.
     """
     summary = read_summary(run_dir)
     metrics = dict(summary["metrics"]) if isinstance(summary.get("metrics"), dict) else {}
@@ -140,17 +139,15 @@ def last_figures(run_dir: Path, place: Place) -> list[Point]:
         return []
     points = []
     for name, value in metrics.items():
-        lap, last = place.marks.get(key := key_of(str(name), place.keys), (0, step - 1))
+        lap, last = position.marks.get(key := key_of(str(name), position.keys), (0, step - 1))
         if isinstance(value, int | float) and step > last:
             points.append(Point(key, float(value), time_ms, step, lap))
     return points
 
 
-def final_points(run_dir: Path, place: Place) -> list[Point]:
-    """Return the last figures for MLflow: those of a curve at the last step, single figures at step 0.
-
-    At step 0 MLflow draws a single figure as a bar instead of a lone dot.
-    """
-    # a metric whose last point is its first, at step 0, has its single figure there already
-    points = [point for point in last_figures(run_dir, place) if place.marks.get(point.key) != (0, 0)]
-    return [point if point.key in place.marks else replace(point, step=0) for point in points]
+def final_points(run_dir: Path, position: ReadPosition) -> list[Point]:
+    """Return ``last_figures`` for MLflow: those that end a curve at the last step; single ones at step 0, where MLflow
+    draws a bar instead of a lone dot."""
+    # a metric with one point at step 0 has its single figure already
+    points = [point for point in last_figures(run_dir, position) if position.marks.get(point.key) != (0, 0)]
+    return [point if point.key in position.marks else replace(point, step=0) for point in points]

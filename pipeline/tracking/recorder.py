@@ -1,4 +1,6 @@
-"""Record one run, live or later, each item exactly once: passes of MLflow's writer, or of that of other trackers."""
+"""Record one run in MLflow or another tracker, live or afterwards: passes over its folder until all of it is recorded,
+each point once.
+"""
 
 from __future__ import annotations
 
@@ -18,29 +20,29 @@ from pipeline.core.errors import PacelineError, text_of
 from pipeline.core.locks import FileLock
 from pipeline.core.redact import secret_values
 from pipeline.tracking.address import redact
-from pipeline.tracking.answers import Caller, StoreError
 from pipeline.tracking.description import Progress, describe, progress
 from pipeline.tracking.destinations import PENDING, RECORDING, Destination, TrackingState, fingerprints, load
 from pipeline.tracking.mlflow_writer import MlflowWriter
-from pipeline.tracking.points import Mark, Place, last_figures, read_points
+from pipeline.tracking.points import Mark, ReadPosition, last_figures, read_points
+from pipeline.tracking.store_calls import Caller, StoreError
 from pipeline.tracking.trackers import create
 from pipeline.tracking.trackers.base import Tracker, TrackerError
 from trainers.contract import run_folder
 
-_AT_ONCE = 1000  # points of one call
-_CALL_S = 60.0  # time limit of one call, also the limit of waiting at the end of a run
+_MOST_POINTS = 1000  # of one call
+_CALL_S = 60.0  # time limit of one call of a tracker
 _CLOSE_S, _ENDS_S = 5.0, 2.0
 _GROWTH_BYTES = 1 << 30  # allowed memory growth in one call: a tracker may import much
 _Result = TypeVar("_Result")
 
 
 class TrackerWriter:
-    """Updates one tracker, which knows its last points itself.
+    """Brings one tracker other than MLflow up to date.
 
     Args:
         run_dir_fd: a descriptor of ``run_dir``.
         make: creates the tracker.
-        state: records whether the record is complete.
+        state: is marked as done once the record is complete.
         succeeded: called after every answer of the tracker; may raise to end the pass.
         refuse_unwanted: called before the record begins; raises if nobody wants it any more.
     """
@@ -62,13 +64,13 @@ class TrackerWriter:
         self._tracker: Tracker | None = None
         self._caller: Caller | None = None
         self._attempt: int | None = None  # the attempt that the tracker has begun to record
-        self._place = Place()
+        self._position = ReadPosition()
         self._marks: dict[str, Mark] = {}
 
     def write(self, run: Progress) -> None:
         """Make one pass. Raises StoreError."""
         inputs = fingerprints(self.run_dir)  # taken first, so that changes during the pass cause another one
-        tracker = self._begun(run)
+        tracker = self._begun_tracker(run)
         if not (tracker.live or run.ended):
             return
         self._log(tracker)
@@ -88,8 +90,8 @@ class TrackerWriter:
         if caller is not None:
             caller.close()
 
-    def _begun(self, run: Progress) -> Tracker:
-        """Return the tracker of this attempt, whose record it has begun if it records live or the run has ended."""
+    def _begun_tracker(self, run: Progress) -> Tracker:
+        """Return this attempt's tracker. Begin its record, unless that has to wait for the run's end."""
         if self._tracker is not None and self._attempt == run.attempt:
             return self._tracker
         self.forget()
@@ -98,29 +100,28 @@ class TrackerWriter:
         tracker = self._tracker = self._call(self._make)
         if tracker.live or run.ended:
             begin = partial(tracker.begin, describe(self.run_dir))
-            self._marks, self._place = self._call(lambda: _marks(begin())), Place()
+            self._marks, self._position = self._call(lambda: _marks(begin())), ReadPosition()
             self._attempt = run.attempt
         return tracker
 
     def _log(self, tracker: Tracker) -> None:
-        """Send new points. Those of steps that an attempt repeats from its checkpoint are in the record already."""
+        """Send the points that the record lacks; it has those of steps that this attempt repeats."""
         while True:
-            chunk = read_points(self.run_dir / run_folder.METRICS, self._place, _AT_ONCE)
-            points = [*chunk.points, *(last_figures(self.run_dir, chunk.place) if chunk.is_last else ())]
+            chunk = read_points(self.run_dir / run_folder.METRICS, self._position, _MOST_POINTS)
             new = []
-            for point in points:
+            for point in [*chunk.points, *(last_figures(self.run_dir, chunk.position) if chunk.is_last else ())]:
                 if point.key not in self._marks or point.mark > self._marks[point.key]:
                     new.append(point)
                     self._marks[point.key] = point.mark
             if new:
                 self._call(partial(tracker.log, new))
                 self._succeeded()
-            self._place = chunk.place
+            self._position = chunk.position
             if chunk.is_last:
                 return
 
     def _call(self, method: Callable[[], _Result]) -> _Result:
-        """Call the tracker in its thread. After a failure it is dropped, as its state is unknown. Raises StoreError."""
+        """Call the tracker in its thread; drop it after a failure, as its state is unknown. Raises StoreError."""
         self._caller = self._caller or Caller(_GROWTH_BYTES)
         try:
             return self._caller.call(method, _CALL_S, ends_within_s=_ENDS_S)
@@ -149,12 +150,12 @@ def _marks(begun: object) -> dict[str, Mark]:
     return marks
 
 
-# -------------------------------------------------------------------------- trackers other than MLflow
-_POLL_S = 1.0
-_SPARSER = 4  # polls become rarer: after 40 s every 10 s, so the number of requests grows logarithmically at first
-_LOOK_S = 0.2  # interval of checking the journal's size between polls, so that the end is noticed soon
-_HEAD_START_S = 15.0  # importing mlflow takes 1–3 s of CPU time, which belongs to the ranks until the first metrics
+# ------------------------------------------------------------------------------------ passes over a run
+_PASS_S = 1.0  # between two passes at first
+_SPARSER = 4  # a pass follows after a quarter of the recorder's age: after 40 s one each 10 s
 _MAX_BACKOFF_S = 30.0
+_LOOK_S = 0.2  # interval of checking the journal's size between passes, so that the run's end is noticed soon
+_HEAD_START_S = 15.0  # importing mlflow takes 1–3 s of CPU time, which belongs to the ranks until the first metrics
 _TAIL_S = 60.0  # after the run's end, for a slow store or a busy host: the limit of `doit train`'s wait
 _WAIT_S = 15.0  # for another process that is recording the same run
 _FOLLOWER_WAIT_S = 90.0  # the previous attempt's follower may still be finishing
@@ -173,20 +174,22 @@ def record(
     tracker: str | None = None,
     settings: str = "{}",
 ) -> TrackingState:
-    """Update MLflow, or another ``tracker``, from the run folder; existing data is not written again.
+    """Record what MLflow, or another ``tracker``, doesn't have of the run folder yet.
 
-    With ``follow`` this continues until the journal says that the attempt has ended, or until process ``parent_pid`` is
-    no longer this one's parent. A failing store is retried while the run is going on; after the run's end until nothing
-    has succeeded for ``give_up_s`` or the store refuses (then the state is ``pending``). With ``check`` the store is
-    queried even if tracking.json says that it has everything, because it may be a new one. ``settings`` are the
-    tracker's own fields as JSON; its ``uri`` is its name.
+    A failing store is tried again while the run is going on. After its end the record is given up, and its state is
+    ``pending``, once nothing has succeeded for ``give_up_s`` or the store refuses.
+
+    Args:
+        uri: the address of MLflow's store; the name of another tracker.
+        follow: go on until the journal says that the attempt has ended.
+        check: ask the store even if tracking.json says that it has everything: it may be a new one.
+        parent_pid: stop once this process is no longer this one's parent.
+        settings: another tracker's own fields, as JSON.
 
     Raises:
         PacelineError: the folder is no run, or another process is recording it.
     """
     destination = Destination(uri=uri, experiment=experiment, tracker=tracker, settings=settings)
-    if not check and destination.is_recorded(run_dir) and (recorded := load(run_dir, tracker)) is not None:
-        return recorded
     if not (run_dir / run_folder.CONFIG).is_file():
         raise PacelineError(f"{run_dir} is not a run folder: config.json is missing", hint="doit runs")
     lock = FileLock(run_dir / (".tracking.lock" if tracker is None else f".tracking.{tracker}.lock"))
@@ -198,8 +201,8 @@ def record(
         ) from None
     try:
         if not check and destination.is_recorded(run_dir) and (recorded := load(run_dir, tracker)) is not None:
-            return recorded  # by the process that had the lock
-        # An open folder keeps its inode, by which another folder at its path is recognized.
+            return recorded
+        # an open folder keeps its inode, so another folder at its path is noticed
         run_dir_fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
         try:
             return _Recording(run_dir, run_dir_fd, destination, follow, give_up_s, parent_pid).run()
@@ -209,8 +212,8 @@ def record(
         lock.release()
 
 
-class _SlowError(Exception):
-    """The run has ended and the store has used up its time."""
+class _TooSlowError(Exception):
+    """The run has ended, and the store has used up its time."""
 
 
 class _RemovedError(Exception):
@@ -231,10 +234,11 @@ class _Recording:
         self.give_up_s, self.parent_pid = give_up_s, parent_pid
         self.began = self.last_success = time.monotonic()
         self.ended_at: float | None = None
-        self.counting = self.refused = False  # refused: the last pass failed for a reason that waiting doesn't fix
+        self.has_begun = False  # the first pass, at which the time that the store has begins
+        self.refused = False  # the last pass failed for a reason that waiting doesn't fix
         self.failure: str | None = None  # the store's error in the last pass
         to = self.destination = destination
-        uri, experiment = to.marks
+        uri, experiment = to.identity
         earlier = load(run_dir, to.tracker)
         if earlier and (earlier.uri, earlier.experiment) == (uri, experiment):
             self.state = earlier
@@ -251,13 +255,13 @@ class _Recording:
 
     def run(self) -> TrackingState:
         """Make passes until the record is complete, or nobody wants it any more."""
-        backoff_s = _POLL_S
+        backoff_s = _PASS_S
         while True:
             # taken first, so that a line added from here on ends the sleep
             journal_bytes = self._bytes_of(run_folder.JOURNAL)
             run = progress(self.run_dir)
             self.ended_at = (self.ended_at or time.monotonic()) if run.ended else None
-            failure = self._try(run)
+            failure = self._pass(run)
             if self._removed() or (failure is None and (run.ended or not self.follow)):
                 return self.state
             silent_s = time.monotonic() - self.last_success
@@ -265,18 +269,19 @@ class _Recording:
             if failure is not None and gives_up and (run.ended or not self.follow):
                 return self._pending(failure)
             age_s = time.monotonic() - self.began
-            backoff_s = max(_POLL_S, age_s / _SPARSER) if failure is None else backoff_s * 2
+            backoff_s = max(_PASS_S, age_s / _SPARSER) if failure is None else backoff_s * 2
             backoff_s = min(backoff_s, _MAX_BACKOFF_S)
             if self._abandoned():
                 return self.state
             self._sleep(min(backoff_s, self.give_up_s / 5) if run.ended else backoff_s, journal_bytes)
 
-    def _try(self, run: Progress) -> str | None:
+    def _pass(self, run: Progress) -> str | None:
+        """Make one pass; return why the store failed, or None."""
         is_head_start = self.follow and not run.ended and time.monotonic() - self.began <= _HEAD_START_S
         if is_head_start and self._bytes_of(run_folder.METRICS) == 0:
             return None
-        if not self.counting:  # from here on: the import of mlflow may take a minute on a busy host
-            self.counting, self.last_success = True, time.monotonic()
+        if not self.has_begun:  # not before: importing this process's modules may take a minute on a busy host
+            self.has_begun, self.last_success = True, time.monotonic()
             self.ended_at = None if self.ended_at is None else self.last_success
         self.refused = False
         try:
@@ -288,8 +293,8 @@ class _Recording:
         except (_RemovedError, FileNotFoundError):
             if not self._removed():
                 raise
-            return None  # the caller checks it too
-        except _SlowError:
+            return None  # run() ends then too
+        except _TooSlowError:
             return self.failure or f"too slow: not everything was taken within {_TAIL_S:g} s"
         self.failure = None
         return None
@@ -303,11 +308,11 @@ class _Recording:
         self._refuse_unwanted()
 
     def _refuse_unwanted(self) -> None:
-        """End the pass if nobody wants the record any more. Raises _RemovedError, _SlowError."""
+        """End the pass if nobody wants the record any more. Raises _RemovedError, _TooSlowError."""
         if self._removed():
             raise _RemovedError
         if self.follow and self._tail_is_over():
-            raise _SlowError
+            raise _TooSlowError
 
     def _abandoned(self) -> bool:
         return self.parent_pid not in (None, os.getppid()) or self._removed()
@@ -343,10 +348,8 @@ class _Recording:
 
 
 def _full_disk(database: Path | None, reason: str) -> str | None:
-    """Return the message of a full disk if that may be the cause of a sqlite failure.
-
-    sqlite reports a full disk as a read-only database, and MLflow's retry as a duplicate column.
-    """
+    """Return the message of a full disk if that may be why sqlite failed: it calls the database read-only then, and a
+    column that MLflow tries again to add a duplicate."""
     if database is None or "(sqlite3." not in reason:
         return None
     with contextlib.suppress(OSError):

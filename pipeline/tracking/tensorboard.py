@@ -1,5 +1,5 @@
-"""Write event files for TensorBoard, in ``tensorboard/NAME/`` of the run folder. Their content depends only on
-metrics.jsonl, and is only appended to after the last complete record: each point is there once, whoever was killed.
+"""Write an event file for TensorBoard, in ``tensorboard/NAME/`` of the run folder. It follows from metrics.jsonl alone
+and goes on after its last complete record, so each point is there once, also after a kill.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TensorBoard(Tracker):
         path = paths[0] if paths else self.run_dir / FOLDER / name / f"events.out.tfevents.{int(start_s)}.{run.key}"
         path.parent.mkdir(exist_ok=True)
         file = self._file = path.open("r+b" if paths else "x+b")
-        whole_bytes, marks = _held(file)
+        whole_bytes, marks = _complete_records(file)
         file.truncate(whole_bytes)
         file.seek(whole_bytes)
         version = [] if whole_bytes else [Event(wall_time=start_s, file_version=_VERSION)]
@@ -82,10 +82,10 @@ class TensorBoard(Tracker):
         os.fsync(self._file.fileno())
 
 
-def _held(file: IO[bytes]) -> tuple[int, dict[str, Mark]]:
-    """Return the end of the last complete record, and the last point of each metric up to there.
+def _complete_records(file: IO[bytes]) -> tuple[int, dict[str, Mark]]:
+    """Return where the last complete record ends, and the last point of each metric up to there.
 
-    A record that its writer was killed in is short, or a checksum is wrong.
+    A record is incomplete if its writer was killed: it is short, or a checksum is wrong.
     """
     end, marks = 0, dict[str, Mark]()
     while len(head := file.read(_HEAD.size)) == _HEAD.size:

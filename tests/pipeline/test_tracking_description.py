@@ -5,7 +5,7 @@ import pytest
 
 from pipeline.core.specs import State
 from pipeline.tracking.description import describe, mlflow_key, progress
-from pipeline.tracking.points import Place, Point, final_points, mark_of, nonfinite, read_points
+from pipeline.tracking.points import Point, ReadPosition, final_points, mark_of, nonfinite, read_points
 from tests.pipeline import tracking_folder as folder
 
 
@@ -160,23 +160,23 @@ def test_metrics_are_read_to_the_last_whole_line(tmp_path: Path) -> None:
         {"t": 2.0, "step": 2, "epoch": 0, "metrics": {"train/loss": 0.5, "val/accuracy": 1}},
     ]
     path.write_text("\n".join(map(json.dumps, lines)) + '\nnot json\n{"t": 3.0, "st', encoding="utf-8")
-    chunk = read_points(path, Place(), 1000)
+    chunk = read_points(path, ReadPosition(), 1000)
     assert [(p.key, p.time_ms, p.step) for p in chunk.points] == [
         ("train/loss", 1500, 1),
         ("train/loss", 2000, 2),
         ("val/accuracy", 2000, 2),
     ]
-    assert path.read_bytes()[chunk.place.end_bytes :] == b'{"t": 3.0, "st'
+    assert path.read_bytes()[chunk.position.end_bytes :] == b'{"t": 3.0, "st'
     assert chunk.is_last
-    assert read_points(path, chunk.place, 1000).points == ()
-    first = read_points(path, Place(), 2)  # the second line would make three
+    assert read_points(path, chunk.position, 1000).points == ()
+    first = read_points(path, ReadPosition(), 2)  # the second line would make three
     assert (len(first.points), first.is_last) == (1, False)
-    assert len(read_points(path, first.place, 1).points) == 2  # a line is never cut
+    assert len(read_points(path, first.position, 1).points) == 2  # a line is never cut
     path.write_text(json.dumps(lines[1]) + "\n", encoding="utf-8")
-    assert len(read_points(path, chunk.place, 1000).points) == 2  # the file shrank: from its start
+    assert len(read_points(path, chunk.position, 1000).points) == 2  # the file shrank: from its start
     rows = [{**lines[1], "t": 2.0 + number, "step": 2 + number} for number in range(9)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    assert len(read_points(path, chunk.place, 1000).points) == 18  # it shrank and grew again meanwhile
+    assert len(read_points(path, chunk.position, 1000).points) == 18  # it shrank and grew again meanwhile
 
 
 def test_a_point_is_known_by_its_lap_and_step_where_steps_begin_anew(tmp_path: Path) -> None:
@@ -184,8 +184,8 @@ def test_a_point_is_known_by_its_lap_and_step_where_steps_begin_anew(tmp_path: P
     steps = [-1, 0, 1, 0, 1, 1]
     rows = [{"t": 1.5, "step": step, "epoch": None, "metrics": {"loss": 1}} for step in steps]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    first = read_points(path, Place(), 4)
-    marks = [point.mark for point in (*first.points, *read_points(path, first.place, 4).points)]
+    first = read_points(path, ReadPosition(), 4)
+    marks = [point.mark for point in (*first.points, *read_points(path, first.position, 4).points)]
     assert marks == [(0, -1), (0, 0), (0, 1), (1, 0), (1, 1), (2, 1)]
     assert [mark_of(steps[: end + 1]) for end in range(6)] == [*marks[:4], (1, 1), (2, 1)]
 
@@ -194,28 +194,28 @@ def test_names_that_differ_only_in_what_mlflow_refuses_stay_different_metrics(tm
     path = tmp_path / "metrics.jsonl"
     names = ["a|b", "a#b", "a_b", *("x" * 250 + end for end in "123")]
     path.write_text(json.dumps({"t": 1, "step": 1, "epoch": None, "metrics": dict.fromkeys(names, 1)}) + "\n")
-    keys = [point.key for point in read_points(path, Place(), 9).points]
+    keys = [point.key for point in read_points(path, ReadPosition(), 9).points]
     assert keys == ["a_b", "a_b_", "a_b__", "x" * 250, "x" * 249 + "_", "x" * 248 + "__"]
 
 
 @pytest.mark.parametrize("line", ['{"t": 1, "step": 9223372036854775808', '{"t": 1e300, "step": 1'])
 def test_a_step_or_time_that_no_store_keeps_makes_no_sense(tmp_path: Path, line: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(line + ', "epoch": null, "metrics": {"a": 1}}\n')
-    assert read_points(tmp_path / "metrics.jsonl", Place(), 9).points == ()
+    assert read_points(tmp_path / "metrics.jsonl", ReadPosition(), 9).points == ()
 
 
 def test_one_off_figures_stand_at_step_0_and_those_of_a_curve_at_its_end(tmp_path: Path) -> None:
     run = folder.started(tmp_path)
-    assert final_points(run, Place()) == []
+    assert final_points(run, ReadPosition()) == []
     folder.end(run, steps=40)
-    place = Place(marks={"images_per_s": (0, 30)}, keys={"images_per_s": "images_per_s"})
-    found = {point.key: (point.value, point.step, point.time_ms) for point in final_points(run, place)}
+    position = ReadPosition(marks={"images_per_s": (0, 30)}, keys={"images_per_s": "images_per_s"})
+    found = {point.key: (point.value, point.step, point.time_ms) for point in final_points(run, position)}
     at = int((folder.T0 + 32) * 1000)
     assert found["test/accuracy"] == (0.9, 0, at)
     assert found["test/macro_f1"] == (0.88, 0, at)
     assert found["images_per_s"] == (1234.5, 40, at)
     (run / "metrics.jsonl").write_text('{"t": 1, "step": 9, "epoch": 1, "metrics": {"test/a": 1, "val/a": 1}}\n')
-    chunk = read_points(run / "metrics.jsonl", Place(), 9, tests_once=True)
+    chunk = read_points(run / "metrics.jsonl", ReadPosition(), 9, tests_once=True)
     assert [point.step for point in chunk.points] == [0, 9]
 
 

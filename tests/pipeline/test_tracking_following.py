@@ -144,7 +144,7 @@ def test_the_recorder_of_an_earlier_attempt_is_waited_for_as_it_holds_the_lock(t
             children.append(subprocess.Popen(["sleep", "0" if children else "1"]))
             return children[-1]
 
-        def _says_nothing(self) -> bool:
+        def _left_no_reason(self) -> bool:
             ended.append(children[0].poll() is not None)
             return False
 

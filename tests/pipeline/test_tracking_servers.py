@@ -25,8 +25,8 @@ import pytest
 
 from pipeline import tracking
 from pipeline.core.errors import PacelineError
-from pipeline.tracking import answers, recorder
 from pipeline.tracking import mlflow_ui as ui
+from pipeline.tracking import recorder, store_calls
 from pipeline.tracking.client import DestinationRecorder
 from pipeline.tracking.description import DataInput
 from pipeline.tracking.destinations import DONE, PENDING, Destination
@@ -77,7 +77,7 @@ def test_a_server_that_answers_without_end_is_given_up(
     run: Path, monkeypatch: pytest.MonkeyPatch, pause_s: float, limit: str
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    monkeypatch.setattr(answers, "GROWTH_BYTES", 32 << 20)
+    monkeypatch.setattr(store_calls, "GROWTH_BYTES", 32 << 20)
     left: list[int] = []
     handler = type("Handler", (_Endless,), {"pause_s": pause_s, "left": left})
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
@@ -87,7 +87,7 @@ def test_a_server_that_answers_without_end_is_given_up(
         wait_until(lambda: bool(left))
         server.shutdown()
     assert (recorded.state, f"its answer has no end: given up after {limit}" in recorded.message) == (PENDING, True)
-    assert not [thread for thread in threading.enumerate() if thread.name == answers._THREAD]
+    assert not [thread for thread in threading.enumerate() if thread.name == store_calls._THREAD]
 
 
 class _Refusing(BaseHTTPRequestHandler):
@@ -299,10 +299,10 @@ def test_the_page_is_a_server_that_goes_and_comes_back_and_has_everything_once(
             assert recorder.record(run, uri, EXPERIMENT).run_id == recorded.run_id
             assert len(store.runs(uri)) == 2
             assert len(store.history(uri, only.info.run_id)) == 20
-            lines = ui.addresses(uri, EXPERIMENT, ui.Wanted(keys=(folder.KEY[:6],)))
+            lines = ui.addresses(uri, EXPERIMENT, ui.PageSelection(keys=(folder.KEY[:6],)))
             assert (len(lines), f"/runs/{recorded.run_id}?" in lines[-1]) == (3, True)
             with pytest.raises(PacelineError, match="no run 0%' in the MLflow experiment 'paceline'"):
-                ui.addresses(uri, EXPERIMENT, ui.Wanted(keys=("0%'",)))
+                ui.addresses(uri, EXPERIMENT, ui.PageSelection(keys=("0%'",)))
             assert both_have_their_data(uri, f"sqlite:///{tmp_path}/mlflow.db", rounds=5)
 
 

@@ -19,8 +19,8 @@ import pytest
 from pipeline import tracking
 from pipeline.tracking import recorder
 from pipeline.tracking.address import database_login
-from pipeline.tracking.answers import explained
 from pipeline.tracking.destinations import DONE, PENDING
+from pipeline.tracking.store_calls import explained
 from tests import postgres_fixture
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store

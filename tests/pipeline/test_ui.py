@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.core.errors import PacelineError
 from pipeline.tracking import mlflow_ui as ui
-from pipeline.tracking.mlflow_ui import Shown, view
+from pipeline.tracking.mlflow_ui import RecordedRun, shared_view
 from tests.pipeline import tracking_store as store
 from tests.waiting import wait_until
 
@@ -57,36 +57,36 @@ def test_a_store_that_cannot_be_opened_is_said_at_once(tmp_path: Path) -> None:
 
 
 RUNS = [
-    Shown(run_id="a" * 32, key="cf0848", metrics=["val/accuracy", "lr", "images_per_s"],
+    RecordedRun(run_id="a" * 32, key="cf0848", metrics=["val/accuracy", "lr", "images_per_s"],
      params={"optimizer.lr": "0.1", "seed": "1"}, data=["digits 9cf2"], name="lr=0.1 of a name that is longer"),
-    Shown(run_id="b" * 32, key="495e1d", metrics=["val/accuracy"], params={"optimizer.lr": "0.2", "seed": "1"},
+    RecordedRun(run_id="b" * 32, key="495e1d", metrics=["val/accuracy"], params={"optimizer.lr": "0.2", "seed": "1"},
      data=["digits 9cf2"]),
 ]  # fmt: skip
 
 
 def test_the_table_shows_the_metrics_that_matter_and_the_parameters_and_data_that_differ() -> None:
-    state = json.loads(view(RUNS))
+    state = json.loads(shared_view(RUNS))
     columns = ["metrics.`val/accuracy`", "params.`optimizer.lr`"]
     assert state["selectedColumns"] == ["attributes.`Duration`", *columns]
     assert state["columnOrder"] == [*columns, "attributes.`Run Name`"]
     assert state["columnWidths"] == dict(zip(state["columnOrder"], [116, 116, 277], strict=True))
-    state = json.loads(view(RUNS, ["lr"]))
+    state = json.loads(shared_view(RUNS, ["lr"]))
     assert state["chartsSearchFilter"] == "lr"
     assert state["selectedColumns"][1:3] == ["metrics.`lr`", "metrics.`val/accuracy`"]
-    others = view([RUNS[0], replace(RUNS[1], data=["cifar10 0b1c"])])
+    others = shared_view([RUNS[0], replace(RUNS[1], data=["cifar10 0b1c"])])
     assert json.loads(others)["selectedColumns"][:2] == ["attributes.`Dataset`", "attributes.`Duration`"]
 
 
 def test_charts_of_accuracy_and_loss_come_first() -> None:
     names = ["network/sent_bytes", "system/node0/cpu", "test/loss", "train/lr", "train/loss", "mine/x", "train_s"]
-    state = json.loads(view([replace(RUNS[0], metrics=[*names, "val/loss", "val/accuracy"])]))
+    state = json.loads(shared_view([replace(RUNS[0], metrics=[*names, "val/loss", "val/accuracy"])]))
     assert [chart["metricKey"] for chart in state["compareRunCharts"]] == ["val/accuracy", "train/loss", "val/loss"]
     assert [section["name"] for section in state["compareRunSections"]] == ["curves"]
     assert {chart["metricSectionId"] for chart in state["compareRunCharts"]} == {"curves"}
 
 
 def test_addresses_open_on_the_chosen_runs() -> None:
-    state = json.loads(view(RUNS, only=True))
+    state = json.loads(shared_view(RUNS, only=True))
     assert state["searchFilter"] == f"attributes.run_id IN ('{'a' * 32}', '{'b' * 32}')"
     pages = ui.pages("http://h:1", "7", "v", ["aa", "bb"])
     start, kind = "http://h:1/#/experiments/7/runs", "workflowType=machine_learning"
@@ -116,7 +116,7 @@ def test_the_server_and_its_workers_end_with_a_command_that_is_killed() -> None:
         port = probe.getsockname()[1]
     argv = [sys.executable, "-c", _HEALTHY, str(port)]
     code = (
-        "from pathlib import Path; from pipeline.tracking import mlflow_ui as ui; ui.keep_up("
+        "from pathlib import Path; from pipeline.tracking import mlflow_ui as ui; ui.run_server("
         f"{argv!r}, {{}}, 'http://127.0.0.1:{port}', list, say=lambda text: print(text, flush=True), note=print)"
     )
     command = subprocess.Popen([sys.executable, "-c", code], cwd=store.ROOT, stdout=subprocess.PIPE, text=True)

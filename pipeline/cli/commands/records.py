@@ -92,8 +92,8 @@ def ui(current: Session) -> None:
     config = current.config
     uri = tracking.absolute_uri(config.tracking.uri, ROOT)
     charts = tuple(name for name in invocation.options.get("charts", "").split(",") if name)
-    wanted = web_ui.Wanted(keys=invocation.arguments, charts=charts)
-    web_ui.serve(uri, config.tracking.experiment, port=port, wanted=wanted, say=say, note=note)
+    selection = web_ui.PageSelection(keys=invocation.arguments, charts=charts)
+    web_ui.serve(uri, config.tracking.experiment, port=port, selection=selection, say=say, note=note)
     leave_if_interrupted()
 
 

@@ -1,4 +1,4 @@
-"""The interface of a tracker: the few calls that the recorder process makes."""
+"""The interface of a tracker: what the recorder process calls."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ class TrackerError(Exception):
 class Tracker(ABC):
     """The record of one run. The recorder calls ``begin``, then ``log`` while there are points, and ``end``.
 
-    If a method raises, the error is stored and the recorder starts again with a new object and ``begin``: until the
-    run's end as often as necessary, after it for some seconds, later by `doit record`. Neither the training nor
-    MLflow's record waits.
+    If a method raises, the recorder begins again with a new object: until the run's end as often as necessary, after it
+    for some seconds, later by `doit record`. Neither the training nor MLflow's record waits for it.
 
     Attributes:
         live: False: record the run in one go once it has ended.
@@ -36,16 +35,13 @@ class Tracker(ABC):
     def begin(self, run: Description) -> Mapping[str, Mark]:
         """Begin the record, or continue it after a kill or an earlier attempt.
 
-        Returns ``mark`` of the last point of each metric that the record already holds. Only later points are logged,
-        so each point is recorded once. A tracker that doesn't know its points starts a new record and returns nothing.
+        Return ``mark`` of the last point of each metric that the record already holds: only later points are logged. A
+        tracker that can't tell starts a new record and returns nothing.
         """
 
     @abstractmethod
     def log(self, points: Sequence[Point]) -> None:
-        """Log points in the order of metrics.jsonl.
-
-        They must be stored on return, so that a later ``begin`` reports them.
-        """
+        """Store points, in the order of metrics.jsonl, before it returns: a later ``begin`` has to report them."""
 
     @abstractmethod
     def end(self, run: Description, state: str, end_ms: int | None) -> None:

@@ -1,5 +1,5 @@
-"""Weights & Biases in offline mode: a folder in the run folder that `wandb sync` uploads to a server. Its log can't be
-continued, so it is written in one go when the attempt has ended, and its rename is the last step.
+"""Weights & Biases in offline mode: a folder in the run folder, which `wandb sync` uploads. Its log can't be continued,
+so it is written at once when the attempt has ended, and renamed last.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STEP = "paceline/step"  # the x-axis of all charts
 
 @dataclass(kw_only=True)
 class WandbConfig(TrackingConfig):
-    """Nothing more to set: the project is tracking.experiment, the entity is said to `wandb sync`."""
+    """Nothing more to set: the project is tracking.experiment; `wandb sync` takes the entity."""
 
     package: ClassVar[str] = "wandb"
 

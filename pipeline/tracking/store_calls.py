@@ -1,6 +1,8 @@
-"""Calls to a tracking server, bounded in time and memory: MLflow reads whole answers, and its time limit is for
-packets. Each call runs in a thread, in which an exception is raised (``PyThreadState_SetAsyncExc``) when it exceeds a
-limit; urllib3 then closes the connection.
+"""Calls to a tracking server, with limits of time and memory for each: MLflow's own time limit is for single packets,
+and it reads an answer of any size. Also the plain reasons of known failures.
+
+A call runs in a thread. Beyond a limit an exception is raised there (``PyThreadState_SetAsyncExc``), on which urllib3
+closes the connection.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any, NoReturn, TypeVar
 from pipeline.core.processes import threads
 
 ANSWER_TIMEOUT_S = 4
-GROWTH_BYTES = 256 << 20  # of this process in one call; the largest answer, a long metric's history, takes some MB
+GROWTH_BYTES = 256 << 20  # of this process's memory in one call; a long metric's history takes some MB
 _SLOW_BYTES_PER_S = 100_000  # assumed minimum upload speed
 _FETCHED_BYTES = 10 << 20  # assumed size of a run's recipe files
 _REQUESTS = 3  # per call, each allowed the full time limit
@@ -36,10 +38,7 @@ _INNERMOST = re.compile(r"\((?:-?\d+, )?'([^']+?)(?: \(_ssl\.c:\d+\))?'\)+$")
 
 
 class StoreError(Exception):
-    """A call to the store failed. ``rejected``: it refused the data as invalid.
-
-    ``final``: a retry soon would fail too.
-    """
+    """A call to the store failed. ``rejected``: it refused the data as invalid. ``final``: a retry would fail too."""
 
     def __init__(self, reason: str, *, rejected: bool = False, final: bool = False) -> None:
         self.rejected = rejected
@@ -60,7 +59,7 @@ def plain_reason(text: str) -> str:
     return inner[1] if inner else text
 
 
-_KNOWN = (
+_FIXES = (
     (
         "Invalid Host header",
         "the server doesn't answer to the name that tracking.uri has for it (Invalid Host header): start it with "
@@ -101,19 +100,19 @@ _KNOWN = (
     ("No module named '?boto3", "boto3 is missing: pip install 'paceline[s3]'"),
     ("No module named '?(?:pg8000|psycopg2?|pymysql)", "pg8000 is missing: pip install 'paceline[server]'"),
 )
-"""Patterns of failures, each with what mends it."""
+"""The pattern of a failure's message, and what mends it."""
 
 
 def explained(text: str) -> str | None:
-    """Return the fix for a known failure; None if the message suffices or the failure may be temporary."""
-    for pattern, fix in _KNOWN:
+    """Return what mends a known failure; None if its message suffices or it may be temporary."""
+    for pattern, fix in _FIXES:
         if match := re.search(pattern, text):
             return fix.format(*match.groups())
     return None
 
 
-class EndlessError(Exception):
-    """Raised in the thread of a call that is given up."""
+class GivenUpError(Exception):
+    """Raised in the thread of a call that exceeds a limit."""
 
 
 def answer_timeout_s() -> float:
@@ -122,7 +121,7 @@ def answer_timeout_s() -> float:
 
 
 class Bounded:
-    """A client of a server whose methods always end: with their result, their exception, or a StoreError."""
+    """Wraps a client of a server, so that each method ends: with its result, its exception, or a StoreError."""
 
     def __init__(self, client: object) -> None:
         self._client = client
@@ -144,10 +143,9 @@ def _call(method: Callable[..., _Result], size_bytes: int, *words: Any, **named:
 
 
 class Caller:
-    """A thread that makes one call after the other.
+    """Makes all calls in one thread: a tracker may open an object in one call that only this thread may use (sqlite3).
 
-    One thread for all calls, because a tracker may use objects in the thread that opened them (sqlite3 requires that).
-    ``growth_bytes``: allowed memory growth of this process per call; 0: GROWTH_BYTES.
+    ``growth_bytes``: how much this process's memory may grow in a call; 0: GROWTH_BYTES.
     """
 
     def __init__(self, growth_bytes: int = 0) -> None:
@@ -164,8 +162,8 @@ class Caller:
     def call(self, function: Callable[[], _Result], limit_s: float, *, ends_within_s: float) -> _Result:
         """Return or raise what the function returns or raises in the thread.
 
-        An EndlessError takes effect there within ``ends_within_s``. Raises StoreError: the call exceeded ``limit_s`` or
-        its memory; no further calls are possible.
+        ``ends_within_s``: how long to wait for the thread to end, if the call exceeds a limit. Raises StoreError: it
+        exceeded ``limit_s`` or its memory; no further calls are possible.
         """
         results: list[_Result] = []
         raised: list[BaseException] = []
@@ -195,10 +193,10 @@ class Caller:
     def _give_up(self, ends_within_s: float) -> None:
         self._calls.put(None)
         until = time.monotonic() + ends_within_s
-        # Repeatedly, as an exception that comes while something is destroyed is lost.
+        # repeatedly: an exception that arrives while an object is being destroyed is lost
         while self._thread.is_alive() and time.monotonic() < until:
             thread = ctypes.c_ulong(self._thread.ident or 0)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(EndlessError))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(GivenUpError))
             self._thread.join(_LOOK_S)
 
     def close(self) -> None:
@@ -207,8 +205,8 @@ class Caller:
         self._thread.join(_LOOK_S)
 
 
-def leave(code: int) -> NoReturn:
-    """Exit the process. A normal exit would wait for MLflow threads that still read an endless answer."""
+def exit_process(code: int) -> NoReturn:
+    """Exit the process, without waiting for threads that still read an endless answer."""
     if any(thread.name == _THREAD for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -217,7 +215,7 @@ def leave(code: int) -> NoReturn:
 
 
 def memory_bytes() -> int:
-    """Return this process's resident memory; without /proc (macOS), its maximum so far."""
+    """Return this process's resident memory; on macOS, which has no /proc, its maximum so far."""
     with contextlib.suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
