@@ -23,7 +23,7 @@ from ..files.folders import make_folder
 from ..requests import FindEnvironmentRequest, MakeEnvironmentRequest
 from ..wire import say
 
-OLDEST = (3, 11)
+OLDEST_PYTHON = (3, 11)  # for trainers/
 LAST_LINES = 12
 _REPORT_S = 1.0
 _ENDING_S = 5.0
@@ -46,7 +46,7 @@ def place_of(request: FindEnvironmentRequest | MakeEnvironmentRequest) -> str:
 def make_environment(request: MakeEnvironmentRequest) -> None:
     """Install the lock into a new environment; report each second how many distributions are installed."""
     place = place_of(request)
-    if sys.version_info[:2] < OLDEST:
+    if sys.version_info[:2] < OLDEST_PYTHON:
         raise SystemExit(f"{sys.executable} is Python {sys.version.split()[0]}, and 3.11 or newer is needed")
     make_folder(os.path.dirname(place))
     requirements = f"{place}.txt"
