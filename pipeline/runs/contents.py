@@ -1,4 +1,5 @@
-"""Facts about a run from the contents of key.json, config.json and plan.json; damaged parts are left out."""
+"""Facts about a run (its name, its ranks, what it trains) from the contents of key.json, config.json and plan.json.
+Damaged parts are left out."""
 
 from __future__ import annotations
 
@@ -17,17 +18,16 @@ REPLACED = "replaced"
 """In the record ``unkeyed``: the key has the content of the file at the start of the run, which then changed."""
 
 _NOT_OF_THE_RUN = ("cluster", "tracking", "paths", "sweep", "search", "hydra", "notify")
+"""Sections of the configuration that say where a run takes place, what is swept or searched, or who is notified."""
 _KEY_DIGITS = 4
 _MAX_VALUE = 32  # characters of one value
 _MAX_APART = 90  # of all together: MLflow's table shows no more
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{5,}(e-?\d+)?")
 
 
-def decides(word: str) -> bool:
-    """Whether an override can make another run; those of ``_NOT_OF_THE_RUN`` only say where it runs, what is swept or
-    searched, or who is notified.
-    """
-    return re.split(r"[.=@]", word.lstrip("+~"), maxsplit=1)[0] not in _NOT_OF_THE_RUN
+def makes_another_run(override: str) -> bool:
+    """Whether an override, or the name before its ``=``, can make another run."""
+    return re.split(r"[.=@/]", override.lstrip("+~"), maxsplit=1)[0] not in _NOT_OF_THE_RUN
 
 
 def set_apart(words: Iterable[str], config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -35,10 +35,10 @@ def set_apart(words: Iterable[str], config: Mapping[str, Any]) -> tuple[str, ...
 
     Overrides about places are left out, and of two for one field the last counts. ``config`` tells groups from fields.
     """
-    word_by_name = {word.partition("=")[0].lstrip("+"): word for word in words if decides(word)}
-    last = Counter(name.rpartition(".")[2] for name in word_by_name)
+    override_by_name = {word.partition("=")[0].lstrip("+"): word for word in words if makes_another_run(word)}
+    last = Counter(name.rpartition(".")[2] for name in override_by_name)
     return tuple(
-        _label(name, word, config, full=last[name.rpartition(".")[2]] > 1) for name, word in word_by_name.items()
+        _label(name, word, config, full=last[name.rpartition(".")[2]] > 1) for name, word in override_by_name.items()
     )
 
 

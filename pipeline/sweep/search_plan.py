@@ -16,17 +16,16 @@ from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.core.specs import Cluster
 from pipeline.keys.content_key import KEY_LENGTH
+from pipeline.runs.contents import makes_another_run
 from pipeline.sweep.expand import TrialFactory, configuration_digest
+from pipeline.sweep.results import MAXIMIZE, MINIMIZE
 from pipeline.sweep.trial import Trial
 
 STUDY = "search.db"
 """Optuna's study, in the folder of the sweep."""
-
-
-PRUNERS = ("none", "median", "hyperband")
-DIRECTIONS = ("maximize", "minimize")
-EVERY_EPOCH = ("val/accuracy", "val/loss")
-AT_THE_END = ("test/accuracy", "test/loss", "train_s", "duration_s", "images_per_s")
+_PRUNERS = ("none", "median", "hyperband")
+_METRICS_OF_EACH_EPOCH = ("val/accuracy", "val/loss")
+_METRICS_OF_THE_END = ("test/accuracy", "test/loss", "train_s", "duration_s", "images_per_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,7 @@ def objectives(config: SearchConfig) -> tuple[Objective, ...]:
     wanted = []
     for word in config.objectives or [f"{config.metric} {config.direction}"]:
         metric, _, direction = word.strip().rpartition(" ")
-        if direction not in DIRECTIONS:
+        if direction not in (MAXIMIZE, MINIMIZE):
             raise UsageError(
                 f"search: {word!r} is no objective; write a metric and maximize or minimize, as in "
                 "search.objectives='[val/accuracy maximize, train_s minimize]'"
@@ -72,8 +71,8 @@ def check(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any])
     """Refuse settings whose errors would only show after the first trials. ``resolved``: the fixed configuration.
     Raises UsageError: names the field, the value and the fix.
     """
-    if config.pruner not in PRUNERS:
-        raise UsageError(f"search.pruner={config.pruner}: {suggestion(config.pruner, PRUNERS)}")
+    if config.pruner not in _PRUNERS:
+        raise UsageError(f"search.pruner={config.pruner}: {suggestion(config.pruner, _PRUNERS)}")
     for name in ("n_trials", "startup_trials", "min_epochs"):
         value = getattr(config, name)
         if value is not None and value < 1:
@@ -102,7 +101,7 @@ def _check_metrics(config: SearchConfig, space: SearchSpace, resolved: Mapping[s
         return
     names = (resolved.get("trainer") or {}).get("metrics") or ()
     own = [f"{split}/{name}" for name in names for split in ("val", "test")]
-    known = (*EVERY_EPOCH, *AT_THE_END, *own)
+    known = (*_METRICS_OF_EACH_EPOCH, *_METRICS_OF_THE_END, *own)
     for item in wanted:
         if item.metric not in known:
             raise UsageError(f"search: no run has a metric {item.metric!r}; {suggestion(item.metric, known)}")
@@ -130,9 +129,6 @@ def _check_metrics(config: SearchConfig, space: SearchSpace, resolved: Mapping[s
 def _refuse_several(config: SearchConfig, wanted: Sequence[Objective]) -> None:
     if len(wanted) > 1:
         raise UsageError(f"search.pruner={config.pruner} needs a single objective; take search.pruner=none")
-
-
-_NOT_A_RUN = ("cluster", "tracking", "paths", "sweep", "search", "notify", "hydra")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,17 +172,16 @@ def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
         search_space = space(compose.parsed_words(words))
         factory = TrialFactory(root=root, local_gpus=local_gpus)
         for name in search_space.dimensions:
-            group = name.lstrip("+").partition(".")[0].partition("/")[0]
-            if group in _NOT_A_RUN:
+            if not makes_another_run(name):
                 raise UsageError(f"{name} is no part of a run, so a search can't vary it; give it one value")
         resolved = compose.resolve(compose.compose_now(search_space.fixed))
         config = search_config(resolved)
         check(config, search_space, resolved)
-        first = tuple(
+        first_values = tuple(
             f"{name}={item.values[0] if isinstance(item, Choice) else item.text(item.low)}"
             for name, item in search_space.dimensions.items()
         )
-        representative_trial = factory.trial(0, first, (*search_space.fixed, *first))
+        representative_trial = factory.trial(0, first_values, (*search_space.fixed, *first_values))
     return SearchPlan(
         config=config,
         space=search_space,

@@ -21,7 +21,7 @@ from pipeline.keys.content_key import canonical_config, flat
 from pipeline.runs import journal
 from pipeline.runs import result as results
 from pipeline.runs.acceptance import accepted_for
-from pipeline.runs.contents import chosen_in, decides, nodes_of, overrides_in, ranks_of, run_name, what_runs
+from pipeline.runs.contents import chosen_in, makes_another_run, nodes_of, overrides_in, ranks_of, run_name, what_runs
 from pipeline.runs.folder import RunFolder
 from pipeline.tracking.address import redact
 from trainers.contract import run_folder
@@ -203,7 +203,7 @@ def _note(run: _Run) -> Iterator[str]:
     again = f"The command that repeats it; `doit reproduce {run.key}` takes the code as it was too:"
     anywhere = [word for word in run.words if not word.lstrip("+").startswith(("paths.", "tracking.uri="))]
     yield "\n".join([again, "", *fenced([_command(anywhere)])])
-    differs = [word for word in run.words if decides(word)]
+    differs = [word for word in run.words if makes_another_run(word)]
     if differs:
         yield "It differs from the defaults in:\n\n" + "\n".join(f"- {_code(word)}" for word in differs)
     if commit := run.provenance.get("git_commit"):
@@ -307,7 +307,7 @@ def _tags(run: _Run) -> dict[str, str]:
     where = {name: run.config[name] for name in _WHERE if name in run.config}
     where["dataset"] = {"source": _dataset(run.config).get("source")}
     # the table shows only the text after the last slash
-    source = _command([word for word in run.words if decides(word) and "/" not in word])
+    source = _command([word for word in run.words if makes_another_run(word) and "/" not in word])
     tags = {
         "mlflow.user": user,
         "mlflow.source.name": source if command else None,
