@@ -39,7 +39,7 @@ from pipeline.runs import index
 from pipeline.runs import status as run_status
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import RunRow
-from pipeline.sweep.results import BY, MAXIMIZE, MINIMIZE
+from pipeline.sweep.results import DEFAULT_METRIC, MAXIMIZE, MINIMIZE
 from trainers.contract import run_folder
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def sweep(*overrides: str, quiet: bool = False, **fields: Any) -> Any:
     """
     words = _script_line(overrides, fields) or [*overrides, *_overrides(fields, overrides, sweeps=True)]
     swept = run_verb("sweep", words, quiet=quiet)
-    best = swept["best"] or {"by": BY, "direction": MAXIMIZE}
+    best = swept["best"] or {"by": DEFAULT_METRIC, "direction": MAXIMIZE}
     trials = [Trial(**{name: trial[name] for name in Trial._fields}) for trial in swept["trials"]]
     return table([trial.as_row() for trial in _best_first(trials, best["by"], best["direction"])])
 

@@ -32,7 +32,7 @@ from pipeline.core.tables import counted, fenced, first_of
 from pipeline.keys.content_key import Difference
 from pipeline.runs.contents import set_apart, short_field_names
 from pipeline.runs.metrics_file import MetricsRow
-from pipeline.sweep.results import BY, MINIMIZE, SHOWN, direction_of, with_spread
+from pipeline.sweep.results import DEFAULT_METRIC, MINIMIZE, SHOWN, direction_of, with_spread
 
 COLOURS = 8
 """Further curves are grey, because more colours are hard to distinguish."""
@@ -191,7 +191,7 @@ def report(
     why: Sequence[str],
     command: str,
     unix_time: float,
-    by: str = BY,
+    by: str = DEFAULT_METRIC,
     goals: Mapping[str, str] = MappingProxyType({}),
     absent: Sequence[Absent] = (),
 ) -> Report:
@@ -204,7 +204,7 @@ def report(
 
 
 def best_first(
-    groups: Sequence[Group], by: str = BY, goals: Mapping[str, str] = MappingProxyType({})
+    groups: Sequence[Group], by: str = DEFAULT_METRIC, goals: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[list[Group], str, str | None]:
     """Order the configurations for all views that select runs automatically.
 

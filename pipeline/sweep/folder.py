@@ -20,7 +20,7 @@ from pipeline.core.specs import LAST, State
 from pipeline.runs import journal
 from pipeline.runs.folder import SWEEPS, RunFolder
 from pipeline.sweep.expand import Space, configuration_digest
-from pipeline.sweep.results import BY
+from pipeline.sweep.results import DEFAULT_METRIC
 from pipeline.sweep.trial import Trial
 from trainers.contract import run_folder
 
@@ -46,7 +46,7 @@ class SweepRecord:
     total: int
     trials: tuple[TrialRecord, ...] = ()
     at_once: int = 1  # the number of concurrent trials
-    by: str = BY  # the metric that decides which trial is best
+    by: str = DEFAULT_METRIC  # the metric that decides which trial is best
     goals: Mapping[str, str] = field(default_factory=dict)  # objective of a search → maximize or minimize
 
     @property

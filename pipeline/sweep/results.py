@@ -18,18 +18,18 @@ from pipeline.runs.result import by_split
 
 SEEDS = ("seed", "program.args.seed")
 """The fields that hold a seed; the second is how scripts receive theirs."""
-BY = "val/accuracy"
-"""The metric that decides which configuration is best. Selecting by test figures would bias them."""
+DEFAULT_METRIC = "val/accuracy"
+"""By its mean the best configuration is chosen. Choosing by test figures would bias them."""
 _QUALITY = ("val/accuracy", "test/accuracy", "val/loss")
 SHOWN = (*_QUALITY, "images_per_s", "train_s")
 _MOST_ODD = 5  # trials with non-finite values that get their own line
 _MOST_ALIKE = 8  # trials that failed alike get a line
 _OTHERS = 4  # columns for a script's own metrics, limited by the terminal's width
 MAXIMIZE, MINIMIZE = "maximize", "minimize"
-_MORE = re.compile(
+_LARGER_IS_BETTER = re.compile(
     r"accuracy|precision|recall|auc|score|reward|bleu|rouge|_per_s$|(?<![a-z])(acc|f1|iou|miou|map|r2|psnr|ssim)(?![a-z])"
 )
-_LESS = re.compile(
+_SMALLER_IS_BETTER = re.compile(
     r"loss|error|latency|duration|perplexity|time(?![a-z])|(?<!_per)_m?s$"
     r"|(?<![a-z])(mae|mse|rmse|nll|ppl|wer|cer|fid|bpb|bpc)(?![a-z])"
 )
@@ -119,7 +119,7 @@ def statistic(values: Sequence[float]) -> Statistic:
 
 
 def best(
-    configurations: Sequence[Configuration], by: str = BY, goals: Mapping[str, str] = MappingProxyType({})
+    configurations: Sequence[Configuration], by: str = DEFAULT_METRIC, goals: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[Configuration, TrialResult] | None:
     """Return the configuration with the best mean, and its best trial.
 
@@ -141,8 +141,8 @@ def direction_of(name: str, goals: Mapping[str, str] = MappingProxyType({})) -> 
     """
     if name in goals:
         return goals[name]
-    more, less = _MORE.search(name.lower()), _LESS.search(name.lower())
-    return None if bool(more) == bool(less) else MAXIMIZE if more else MINIMIZE
+    larger, smaller = (bool(words.search(name.lower())) for words in (_LARGER_IS_BETTER, _SMALLER_IS_BETTER))
+    return None if larger == smaller else MAXIMIZE if larger else MINIMIZE
 
 
 def command(overrides: Sequence[str]) -> str:
@@ -216,7 +216,7 @@ def with_spread(mean: float, std: float | None, name: str = "") -> str:
 def text(
     trials: Sequence[TrialResult],
     total: int,
-    by: str | None = BY,
+    by: str | None = DEFAULT_METRIC,
     goals: Mapping[str, str] = MappingProxyType({}),
     *,
     width: int = ENDLESS,
@@ -271,7 +271,7 @@ def _is_accepted(trial: TrialResult) -> bool:
 
 
 def as_json(
-    trials: Sequence[TrialResult], total: int, by: str = BY, goals: Mapping[str, str] = MappingProxyType({})
+    trials: Sequence[TrialResult], total: int, by: str = DEFAULT_METRIC, goals: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Any]:
     """Return the report as data."""
     configurations = groups(trials)

@@ -173,7 +173,7 @@ def run_trials(
         note("cluster.spares: a sweep takes none; a trial that loses its hosts is tried again on those that are left")
     first = (trials.representative_trial if isinstance(trials, SearchPlan) else trials.trials[0]).config
     refuse_unfit(first.cluster)
-    metric, maximize = tables.BY, True  # what chooses the best trial
+    metric, maximize = tables.DEFAULT_METRIC, True  # what chooses the best trial
     if isinstance(trials, SearchPlan):
         goal = objectives(trials.config)[0]
         metric, maximize = goal.metric, goal.direction == "maximize"
