@@ -131,16 +131,16 @@ class Attempts:
     def make_one(self, number: int) -> None:
         """Make one attempt; silent hosts of a run that has begun are replaced or waited for. Raises HostError."""
         services, restarts, say = self._work.services, self._restarts, self._work.say
-        emit = _subscriber(self._work, number, notes=not restarts.begun)
+        emit = _subscriber(self._work, number, notes=not restarts.has_failed)
         # only a run that has begun waits: at a first start a silent host is more likely a wrong name than a reboot
-        waits = restarts.begun and services.hosts is None
+        waits = restarts.has_failed and services.hosts is None
         pauses = Pauses(restarts.cluster.settings.restart_wait_s if waits else 0.0)
         while True:
             say.doing(pauses.doing or "asking the hosts")
             hosts = nullcontext(services.hosts) if services.hosts is not None else self._kept.of(restarts.cluster)
             replaceable = services.hosts is not None or (bool(restarts.cluster.spares) and number != self.last)
             try:
-                spec = _attempt_spec(self._work, number, is_restart=restarts.begun, replaceable=replaceable)
+                spec = _attempt_spec(self._work, number, is_restart=restarts.has_failed, replaceable=replaceable)
                 run_attempt(spec, hosts, emit, services.stop)
                 return
             except HostError as error:
@@ -176,7 +176,7 @@ class Attempts:
         if number == self.last or folder_lost or (run.folder.path / run_folder.STOP).exists():
             raise error
         saved = checkpoints.saved_by_script(run.folder.path) if run.config.script is not None else ""
-        restarts.after(error, step=_last_step(run, number), saved=saved, now=time.time())
+        restarts.note_failure(error, step=_last_step(run, number), saved=saved, now=time.time())
         note(run, State.FAILED, number, error.what)
         # the hint about a lost host is for users whose run ends with it
         lines = [error.what if error.gone else str(error)]

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from pipeline import tracking
 from pipeline.cluster import launchers
@@ -20,7 +20,7 @@ from pipeline.cluster.plan import render
 from pipeline.config.build import RunConfig
 from pipeline.config.step_source import StepState
 from pipeline.core import program as programs
-from pipeline.core.specs import Cluster, Host, LaunchPlan
+from pipeline.core.specs import Cluster, Host, LaunchPlan, NodePlan
 from pipeline.core.tables import counted
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
@@ -228,7 +228,8 @@ def _placeholder_facts(host: Host, cluster: Cluster) -> HostFacts:
     )
 
 
-def _with_cpus_unknown(node: Any, host: Host) -> Any:
+def _with_cpus_unknown(node: NodePlan, host: Host) -> NodePlan:
+    """Replace the share of the host's cores, which only its probe knows, by a placeholder."""
     if "OMP_NUM_THREADS" not in node.env or "OMP_NUM_THREADS" in host.env:
         return node
     share = f"<cpus of {host.label}>" + (f"/{host.nproc_per_node}" if host.nproc_per_node > 1 else "")
@@ -309,7 +310,7 @@ def _graph(trials: Sequence[PlannedRun]) -> tuple[dict[str, tuple[str, bool]], l
     """Return node name → (label, done), and the edges. Trials share steps and the fetch of one data pack."""
     nodes: dict[str, tuple[str, bool]] = {}
     edges: dict[tuple[str, str], None] = {}
-    shared: dict[str, str] = {}
+    shared: dict[str, str] = {}  # label → name of the node
     for number, item in enumerate(trials):
         before: dict[str, str] = {}
         for task in item.steps:

@@ -1,4 +1,4 @@
-"""Decide whether another attempt could end differently and on which hosts it runs, and say where it would begin."""
+"""Whether another attempt could succeed, on which hosts it runs, and where it would begin (a checkpoint, …)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
 
 
 class Restarts:
-    """The attempts of one command: the current hosts of the cluster, and how the last attempt ended."""
+    """Decides about the next attempt of a command, from the hosts that are left and from how the last one failed."""
 
     def __init__(
         self, cluster: Cluster, *, shards: int = 0, keeps_hosts: bool = False, begun_before: bool = False
@@ -31,27 +31,29 @@ class Restarts:
         """
         self.cluster, self.shards = cluster, shards
         self._keeps_hosts = keeps_hosts
-        self.begun = False  # an attempt of this command has failed, so the next one is a restart
+        self.has_failed = False  # an attempt of this command, so the next one is a restart
         self.replaces = begun_before and cluster.settings.max_restarts > 0  # whether silent hosts may be replaced
-        self._last: tuple[str, int, str] | None = None  # failure: message, step, the script's checkpoint
+        self._last_failure: tuple[str, int, str] | None = None  # message, step, the script's checkpoint
         self._gone: dict[str, float] = {}  # host whose stop wasn't confirmed → unix time at which its lease ends
 
-    def after(self, error: TrainingError, *, step: int, now: float, saved: str = "") -> None:
-        """Note that an attempt has failed; raise TrainingError if another one wouldn't help: a bad value, a cancelled
-        job, outputs that can't be fetched, or the same message (numbers aside) at the same step twice, unless a host
-        was the cause. ``saved``: the checkpoint that a script resumes from, by which it has advanced.
+    def note_failure(self, error: TrainingError, *, step: int, now: float, saved: str = "") -> None:
+        """Note that an attempt has failed. ``saved``: the checkpoints that a script resumes from, as text.
+
+        Raises TrainingError if another attempt wouldn't help: a bad value, a cancelled job, outputs that can't be
+        fetched, or the same message (numbers aside) at the same step with the same checkpoint twice, unless a host was
+        the cause.
         """
         if error.cause in ("config", "cancelled", "outputs"):
             raise error
         failure = re.sub(r"\d+", "#", error.what.partition("\n")[0]), step, saved
-        if error.cause != "host" and failure == self._last:
+        if error.cause != "host" and failure == self._last_failure:
             known = f"at step {step} before" if step else "before, and no logged step or checkpoint tells of progress"
             raise TrainingError(
                 f"{error.what}\nit has failed in the same way {known}, so it is not tried again",
                 hint=error.hint,
                 cause=error.cause,
             ) from None
-        self._last, self.begun, self.replaces = failure, True, True
+        self._last_failure, self.has_failed, self.replaces = failure, True, True
         self._gone |= dict.fromkeys(error.gone, now + self.cluster.settings.lease_s)
 
     def may_still_run(self, now: float) -> str:
@@ -129,27 +131,29 @@ def next_start_in(run_dir: Path, script: ScriptConfig | None, lost: Collection[s
     return start
 
 
-def _next_start_of_trainer(run_dir: Path, left: LaunchPlan | None) -> str:
+def _next_start_of_trainer(run_dir: Path, unfetched: LaunchPlan | None) -> str:
+    """``unfetched``: the newest attempt, if its hosts may hold files that weren't fetched yet."""
     if step := checkpoints.newest_step(run_dir):
         return f"from the checkpoint of step {step}"
-    if left is not None and not _wrote_here(left, run_dir):
-        host = left.nodes[0].host
-        return f"from the newest checkpoint that attempt {left.attempt} has left on {host}, if there is one"
+    if unfetched is not None and not _wrote_here(unfetched, run_dir):
+        host = unfetched.nodes[0].host
+        return f"from the newest checkpoint that attempt {unfetched.attempt} has left on {host}, if there is one"
     return NO_CHECKPOINT
 
 
-def _wrote_here(left: LaunchPlan, run_dir: Path) -> bool:
+def _wrote_here(plan: LaunchPlan, run_dir: Path) -> bool:
     """True if rank 0's node wrote into the run folder itself and not into a folder of its host."""
-    return Path(left.nodes[0].run_dir) == run_dir.resolve()
+    return Path(plan.nodes[0].run_dir) == run_dir.resolve()
 
 
-def _next_start_of_script(run_dir: Path, settings: ScriptConfig, left: LaunchPlan | None) -> str:
-    """``left``: the newest attempt, if its hosts may hold files that weren't fetched yet."""
+def _next_start_of_script(run_dir: Path, settings: ScriptConfig, unfetched: LaunchPlan | None) -> str:
+    """``unfetched`` as in ``_next_start_of_trainer``."""
     saved = any(path.is_file() for path in (run_dir / run_folder.CHECKPOINTS).rglob("*"))
     elsewhere = ""
-    if left is not None and not saved and not _wrote_here(left, run_dir):
-        elsewhere = f"attempt {left.attempt} has left on {left.nodes[0].host}"
-    if (own := workdir.checkpoints_to_resume(settings, run_dir).get(workdir.BY_ITSELF)) is not None:
+    if unfetched is not None and not saved and not _wrote_here(unfetched, run_dir):
+        elsewhere = f"attempt {unfetched.attempt} has left on {unfetched.nodes[0].host}"
+    resumable = workdir.checkpoints_to_resume(settings, run_dir)
+    if (own := resumable.get(workdir.BY_ITSELF)) is not None:
         return f"from {own.name}, which the script looks for by itself"
     if not settings.resumes:
         parts = ["from the beginning: no argument of the script has {resume}"]
@@ -159,7 +163,7 @@ def _next_start_of_script(run_dir: Path, settings: ScriptConfig, left: LaunchPla
         return "; ".join([*parts, *filter(None, [resume_offer(run_dir, settings)])])
     if elsewhere:
         return f"from the newest checkpoint that {elsewhere}, if there is one"
-    if checkpoints.script_goes_on(run_dir):
+    if resumable:
         return "from its newest checkpoint"
     if saved:
         pattern = f" (program.resume_pattern={settings.resume_pattern})" if settings.resume_pattern else ""

@@ -1,4 +1,4 @@
-"""Check a cluster without asking a host: refuse what can't work, warn of what will be slow."""
+"""What can be said of a cluster before any host is asked: it can't work, or it will be slow."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipeline.core.tables import counted
 _MAX_RANKS_PER_CORE = 2  # more than this is worth a warning
 
 
-def refuse(cluster: Cluster, *, root: Path, local_gpus: int) -> str:
-    """Return a warning, or ''. Raises UsageError."""
+def check_cluster(cluster: Cluster, *, root: Path, local_gpus: int) -> str:
+    """Return a warning, or ''. Raises UsageError: no GPU here, or the lab isn't up."""
     if not capabilities(cluster).is_this_computer:
         refuse_without_lab(cluster, root)
         return ""
@@ -41,11 +41,10 @@ def refuse_without_lab(cluster: Cluster, root: Path) -> None:
     config = cluster.ssh_config
     if config is None or Path(config).resolve() != (root / ".lab" / "ssh_config").resolve():
         return
-    found = lab.status(root)
-    if found is None or not found.running:
-        state = "isn't up" if found is None else "is down"
+    lab_status = lab.status(root)
+    if lab_status is None or not lab_status.running:
+        state, hosts = ("isn't up", cluster.hosts) if lab_status is None else ("is down", lab_status.hosts)
         raise UsageError(
             f"the lab of this project {state}, and {config} names its hosts",
-            hint=f"doit lab --hosts {len(found.hosts) if found else len(cluster.hosts)}; or hosts of your own: "
-            "cluster=pssh cluster.hosts=[HOST1,HOST2]",
+            hint=f"doit lab --hosts {len(hosts)}; or hosts of your own: cluster=pssh cluster.hosts=[HOST1,HOST2]",
         )

@@ -1,5 +1,5 @@
-"""The checkpoints of a run folder as the controller reads them, without torch, and their copies in a mirror. The
-trainer does the same with the copy on its node; trainers/checkpoint.py describes the files."""
+"""Checkpoints in the run folder, read without torch, and their copies at the address ``cluster.checkpoint_mirror``.
+trainers/checkpoint.py, which writes them, describes the files."""
 
 from __future__ import annotations
 
@@ -28,20 +28,22 @@ from trainers.script.files import in_words
 from trainers.script.settings import ScriptConfig
 from trainers.script.workdir import checkpoints_to_resume
 
-_OPTION = re.compile(r"""["']--(\w*(?:resume|checkpoint|ckpt|restart)[\w-]*)["']""")
+_RESUME_OPTION = re.compile(r"""["']--(\w*(?:resume|checkpoint|ckpt|restart)[\w-]*)["']""")
 DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
 
 def go_on_from_checkpoint(run_dir: Path) -> Iterator[str]:
-    """Make the newest complete checkpoint the newest file, and cut metrics.jsonl to the lines up to it, as the trainer
-    does on its node: both copies stay equal to the byte. Yields warnings about damage. Raises OSError.
+    """Set damaged checkpoints aside and cut metrics.jsonl to the lines up to the newest complete one.
+
+    The trainer does the same on its node, so both copies stay equal to the byte. Yields warnings about damage. Raises
+    OSError.
     """
     if not programs.of_run(run_dir).is_ours:  # trainers.script.metrics keeps rows that it doesn't log again
         return
-    text = ""
+    metrics_text = ""
     for path in sorted((run_dir / run_folder.CHECKPOINTS).glob("step-*.pt"), reverse=True):
         try:
-            text = read_verified(path)["metrics"]
+            metrics_text = read_verified(path)["metrics"]
             break
         except DAMAGE as error:
             yield f"checkpoint {path.name} is skipped: {error}"
@@ -52,15 +54,9 @@ def go_on_from_checkpoint(run_dir: Path) -> Iterator[str]:
         if bad:
             more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
             yield f"{path.name}: line {bad[0]}{more} was damaged; all that the checkpoint knows is there again"
-        if path.read_bytes() == text.encode():
+        if path.read_bytes() == metrics_text.encode():
             return
-    write_atomic(path, text)
-
-
-def script_goes_on(run_dir: Path) -> bool:
-    """Whether a script that starts now gets a checkpoint, by the same rules as ``trainers.script.start``."""
-    settings = settings_of(run_dir)
-    return settings is not None and bool(checkpoints_to_resume(settings, run_dir))
+    write_atomic(path, metrics_text)
 
 
 def newest_of_script(run_dir: Path, settings: ScriptConfig) -> Path | None:
@@ -79,8 +75,8 @@ def resume_offer(run_dir: Path, settings: ScriptConfig) -> str:
     if checkpoints_to_resume(settings, run_dir) or (newest := newest_of_script(run_dir, settings)) is None:
         return ""
     source = run_dir / run_folder.CODE / (settings.script or "")
-    text = source.read_text(encoding="utf-8", errors="replace") if source.is_file() else ""
-    options = _OPTION.findall(text)
+    source_text = source.read_text(encoding="utf-8", errors="replace") if source.is_file() else ""
+    options = _RESUME_OPTION.findall(source_text)
     work = workdir.copy_of(run_dir, 0)
     is_in_work = newest.is_relative_to(work)
     shown = newest.relative_to(work if is_in_work else run_dir)
@@ -120,14 +116,6 @@ def set_aside_of_script(run_dir: Path, attempt: int) -> str | None:
     return f"what earlier attempts left is kept in {place}: {in_words(names)}" if names else None
 
 
-def resumes(section: Mapping[str, Any]) -> bool:
-    """Whether the section ``program`` of a run names a checkpoint for its script."""
-    try:
-        return ScriptConfig(**section).resumes
-    except (ConfigError, TypeError):
-        return False
-
-
 def read_verified(path: Path) -> dict[str, Any]:
     """Read the .json beside a checkpoint, and check the sha256. Raises OSError and others (DAMAGE): torn or altered."""
     side = read_side(path)
@@ -164,27 +152,30 @@ def set_aside(path: Path) -> None:
 
 
 SETTING = "cluster.checkpoint_mirror"
-_KEPT = 2  # lists
-_LIST = re.compile(r"files-(\d{8,})\.json")
+_LISTS_KEPT = 2
+_LIST_NAME = re.compile(r"files-(\d{8,})\.json")
 _CONTENTS = "contents"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_SIDE = re.compile(r"checkpoints/step-\d+\.json")  # it lies beside a checkpoint, and is none by itself
+_SIDE = re.compile(r"checkpoints/step-\d+\.json")  # the description of a checkpoint, which is none by itself
 _LEFT_OUT = re.compile(r"\..*\.tmp|.*\.bad")  # files that are being written, and damaged ones
 
 
-class Copied(NamedTuple):
-    """A file as a list names it. Its times decide which one of a script's checkpoints is the newest."""
+class MirroredFile(NamedTuple):
+    """A file in the mirror. The times of a script's checkpoints decide which one is the newest."""
 
     sha256: str
     mtime_ns: int
 
 
-Files = Mapping[str, Copied]
-"""Path in the run folder → its copy."""
+FileList = Mapping[str, MirroredFile]
+"""Path in the run folder → its copy; stored as ``files-NUMBER.json``, one for each state of the run folder."""
 
 
 class CheckpointMirror:
-    """The copies of one run, in a folder named by its key. ``say`` gets warnings, and a line about a restored copy."""
+    """The copies of one run's checkpoints, in a folder named by its key: lists of files, and ``contents/SHA256``.
+
+    ``say`` gets warnings, and a line about a restored copy.
+    """
 
     def __init__(self, address: str, key: str, run_dir: Path, say: Callable[[str], None]) -> None:
         """Raises DataError: the address can't be used here."""
@@ -224,17 +215,17 @@ class CheckpointMirror:
         self._failed = True
 
     def _copy(self) -> None:
-        """Copy new contents, then a new list, and remove what only older lists name. Raises DataError, OSError."""
+        """Copy new contents, then a list of all files; remove what only older lists name. Raises DataError, OSError."""
         stamps = {name: stamp(path) for name, path in _files(self._run_dir).items()}
         if not _holds_checkpoint(stamps) or stamps == {name: seen for name, (seen, _) in self._pushed.items()}:
             return
         names = self._lists()
-        lists: dict[str, Files] = {}
+        lists: dict[str, FileList] = {}
         for name in names:
             with suppress(documents.DamagedError, *DAMAGE):
                 lists[name] = self._read(name)
         pushed = self._copy_contents(stamps, _contents(lists.values()))
-        files = {name: Copied(sha256, seen.mtime_ns) for name, (seen, sha256) in pushed.items()}
+        files = {name: MirroredFile(sha256, seen.mtime_ns) for name, (seen, sha256) in pushed.items()}
         number = 1 + max((int(name[6:-5]) for name in names), default=0)
         newest = f"files-{number:08d}.json"
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-mirror")) as folder:
@@ -242,7 +233,7 @@ class CheckpointMirror:
             documents.write_sealed(Path(folder) / newest, {"files": listed})
             self._put(Path(folder) / newest, newest)
         self._pushed = pushed
-        kept = {name: lists[name] for name in sorted(lists)[1 - _KEPT :]} | {newest: files}
+        kept = {name: lists[name] for name in sorted(lists)[1 - _LISTS_KEPT :]} | {newest: files}
         for name in {*names} - {*kept}:
             self._store.remove(f"{self._key}/{name}")
         for sha256 in {*self._store.names(f"{self._key}/{_CONTENTS}")} - _contents(kept.values()):
@@ -270,13 +261,13 @@ class CheckpointMirror:
             raise
 
     def _lists(self) -> list[str]:
-        return sorted(name for name in self._store.names(self._key) if _LIST.fullmatch(name))
+        return sorted(name for name in self._store.names(self._key) if _LIST_NAME.fullmatch(name))
 
-    def _read(self, name: str) -> Files:
+    def _read(self, name: str) -> FileList:
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-mirror")) as folder:
             self._store.get(f"{self._key}/{name}", Path(folder) / name)
             listed = documents.read_sealed(Path(folder) / name)["files"]
-        files = {path: Copied(str(raw["sha256"]), int(raw["mtime_ns"])) for path, raw in listed.items()}
+        files = {path: MirroredFile(str(raw["sha256"]), int(raw["mtime_ns"])) for path, raw in listed.items()}
         for path, copied in files.items():
             if not _is_copied(PurePosixPath(path).parts):
                 raise ValueError(f"{path!r} is no file of a checkpoint")
@@ -319,7 +310,7 @@ class CheckpointMirror:
         self._say(f"the run folder has no checkpoint; took {taken} from {self.shown}")
         return True
 
-    def _fetch(self, copied: Copied, target: Path) -> None:
+    def _fetch(self, copied: MirroredFile, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         self._store.get(f"{self._key}/{_CONTENTS}/{copied.sha256}", target)
         if (seen := sha256_file(target)) != copied.sha256:
@@ -340,7 +331,7 @@ def _holds_checkpoint(names: Mapping[str, object]) -> bool:
     return any(name != run_folder.METRICS and not _SIDE.fullmatch(name) for name in names)
 
 
-def _contents(lists: Iterable[Files]) -> set[str]:
+def _contents(lists: Iterable[FileList]) -> set[str]:
     return {copied.sha256 for files in lists for copied in files.values()}
 
 

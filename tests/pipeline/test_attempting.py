@@ -129,7 +129,7 @@ def test_a_restart_waits_for_a_host_that_took_part_before(monkeypatch: pytest.Mo
     monkeypatch.setattr(attempting, "_attempt_spec", lambda *_, **__: None)
     work: Any = SimpleNamespace(services=SimpleNamespace(hosts=None, stop=None), say=WaitReports(said.append))
     restarts = Restarts(cluster)
-    restarts.after(TrainingError("a no longer answers", cause="host", gone=["a"]), step=1, now=0.0)
+    restarts.note_failure(TrainingError("a no longer answers", cause="host", gone=["a"]), step=1, now=0.0)
     with nullcontext() if limit_s else pytest.raises(HostError, match="a: Connection refused"):
         Attempts(work, restarts, last=2).make_one(2)
     assert pauses == ([1.0, 2.0, 4.0] if limit_s else [])

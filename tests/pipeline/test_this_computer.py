@@ -36,15 +36,15 @@ def test_ranks_that_this_computer_cannot_have_are_refused(
     tmp_path: Path, words: list[str], gpus: int, said: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        this_computer.refuse(cluster(tmp_path, *words, gpus=gpus), root=tmp_path, local_gpus=gpus)
+        this_computer.check_cluster(cluster(tmp_path, *words, gpus=gpus), root=tmp_path, local_gpus=gpus)
     assert said in str(caught.value)
 
 
 def test_more_than_two_ranks_on_a_core_are_warned_of(tmp_path: Path) -> None:
     four, five = (cluster(tmp_path, f"cluster.nproc_per_node={ranks}") for ranks in (4, 5))
-    assert this_computer.refuse(four, root=tmp_path, local_gpus=0) == ""
+    assert this_computer.check_cluster(four, root=tmp_path, local_gpus=0) == ""
     warned = "WARNING: 5 ranks on 2 cores: they wait for each other; cluster.nproc_per_node=2 is faster"
-    assert this_computer.refuse(five, root=tmp_path, local_gpus=0) == warned
+    assert this_computer.check_cluster(five, root=tmp_path, local_gpus=0) == warned
 
 
 def test_a_lab_that_is_not_up_is_refused_at_once_with_the_command_that_raises_it(
@@ -52,10 +52,10 @@ def test_a_lab_that_is_not_up_is_refused_at_once_with_the_command_that_raises_it
 ) -> None:
     of_lab = cluster(tmp_path, "cluster=two_node")
     with pytest.raises(UsageError, match=r"the lab of this project isn't up, and .*\n  try: doit lab --hosts 2; or"):
-        this_computer.refuse(of_lab, root=tmp_path, local_gpus=0)
+        this_computer.check_cluster(of_lab, root=tmp_path, local_gpus=0)
     raised: Any = SimpleNamespace(running=True, hosts=(1, 2))
     monkeypatch.setattr(lab, "status", lambda _: raised)
-    assert this_computer.refuse(of_lab, root=tmp_path, local_gpus=0) == ""
+    assert this_computer.check_cluster(of_lab, root=tmp_path, local_gpus=0) == ""
     elsewhere = cluster(tmp_path, "cluster=two_node", f"cluster.ssh_config={tmp_path}/own")
     monkeypatch.setattr(lab, "status", lambda _: None)
-    assert this_computer.refuse(elsewhere, root=tmp_path, local_gpus=0) == ""
+    assert this_computer.check_cluster(elsewhere, root=tmp_path, local_gpus=0) == ""

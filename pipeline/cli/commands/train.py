@@ -164,5 +164,5 @@ def _report_end(current: Session, run: Run, result: Result) -> None:
 
 def refuse_unfit(cluster: Cluster) -> None:
     """Refuse a cluster that can't work, as far as this computer shows it; warn of a slow one. Raises UsageError."""
-    if warning := this_computer.refuse(cluster, root=ROOT, local_gpus=usable_gpus()):
+    if warning := this_computer.check_cluster(cluster, root=ROOT, local_gpus=usable_gpus()):
         note(warning)
