@@ -32,11 +32,11 @@ from trainers.contract.records import as_json
 _KEY = re.compile(r"[0-9a-f]{12}")  # the name of a run folder
 _LARGEST_UNTRACKED_BYTES = 8 << 20
 _LARGEST_READ_BYTES = 64 << 20  # of a changed file that is searched for secrets
-_DIFF = (  # what the user's own configuration could change about a diff is said here
+_DIFF = (  # each option overrides what a user's git configuration may say
     "diff-index", "-p", "--cached", "--binary", "--full-index", "--no-ext-diff", "--no-textconv", "--no-color",
     "--no-renames", "--no-relative", "-U3", "--src-prefix=a/", "--dst-prefix=b/", "--ignore-submodules=all",
 )  # fmt: skip
-_STEADY = {"core.safecrlf": "false", "submodule.recurse": "false", "diff.orderFile": ""}
+_FIXED_SETTINGS = {"core.safecrlf": "false", "submodule.recurse": "false", "diff.orderFile": ""}
 
 
 def uncommitted(
@@ -76,13 +76,14 @@ class _Index:
 
     def changes(self, outputs: Sequence[str], secrets: Collection[str], target: Path) -> tuple[bytes, tuple[str, ...]]:
         self._git("read-tree", "HEAD")
-        absent = self._never_checked_out()
+        not_checked_out = self._never_checked_out()
         self._take_tracked()
         self._take_untracked(outputs)
         self._name_submodules()
         changed = self._names("diff-index", "--cached", "--name-only", "-z", "HEAD")
-        shut = [name for name in changed if name in absent] + list(self._secret(changed, secrets))
-        self._reset([*shut, *(name for name in self._left_out if name in changed)])
+        unchanged = [name for name in changed if name in not_checked_out]
+        with_secret = list(self._with_secret(changed, secrets))
+        self._reset([*unchanged, *with_secret, *(name for name in self._left_out if name in changed)])
         # git writes the patch to a file: sources may hold any bytes
         self._git(*_DIFF, f"--output={target}", "HEAD")
         patch = target.read_bytes() if target.exists() else b""
@@ -97,12 +98,12 @@ class _Index:
 
     def _take_tracked(self) -> None:
         known = self._names("ls-files", "-z", "--", *self._beside) if self._beside else []
-        done = self._try("add", "--update", *self._sparse, "--ignore-errors", "--", self._prefix or ".", *known)
-        if done is None:
+        error = self._error_of("add", "--update", *self._sparse, "--ignore-errors", "--", self._prefix or ".", *known)
+        if error is None:
             return
-        self._try("update-index", "-q", "--refresh")
+        self._error_of("update-index", "-q", "--refresh")
         for name in self._names("diff-files", "--name-only", "-z", "--ignore-submodules=all"):
-            self._left_out[name] = f"git can't take it ({done})"
+            self._left_out[name] = f"git can't take it ({error})"
 
     def _take_untracked(self, outputs: Sequence[str]) -> None:
         taken = []
@@ -119,11 +120,11 @@ class _Index:
         if not taken:
             return
         listed = "\0".join(taken).encode(errors="surrogateescape")
-        words = ("--ignore-errors", "--pathspec-from-file=-", "--pathspec-file-nul")
-        done = self._try("add", *self._sparse, *words, input_=listed)
-        if done is not None:
-            there = set(self._names("ls-files", "-z"))
-            self._left_out |= {name: f"git can't take it ({done})" for name in taken if name not in there}
+        options = ("--ignore-errors", "--pathspec-from-file=-", "--pathspec-file-nul")
+        error = self._error_of("add", *self._sparse, *options, input_=listed)
+        if error is not None:
+            added = set(self._names("ls-files", "-z"))
+            self._left_out |= {name: f"git can't take it ({error})" for name in taken if name not in added}
 
     def _is_of_a_run(self, name: str) -> bool:
         """Return True for a file in a run folder, and for Paceline's caches, in any folder of runs."""
@@ -148,7 +149,8 @@ class _Index:
             elif status != "":
                 self._left_out[name] = "a submodule with changes of its own"
 
-    def _secret(self, changed: Sequence[str], secrets: Collection[str]) -> Iterator[str]:
+    def _with_secret(self, changed: Sequence[str], secrets: Collection[str]) -> Iterator[str]:
+        """Yield the changed files that hold a secret, and note why they are left out."""
         if not secrets:
             return
         for name in changed:
@@ -161,6 +163,7 @@ class _Index:
                 yield name
 
     def _reset(self, names: Sequence[str]) -> None:
+        """Put files back into the index as the commit has them, so that the patch doesn't mention them."""
         for name in names:
             row = self._git("ls-tree", "-z", "HEAD", "--", name).rstrip("\0")
             zero = f"0 {'0' * len(self._git('rev-parse', 'HEAD').strip())}\t{name}"
@@ -171,12 +174,15 @@ class _Index:
         return [name for name in self._git(*arguments).split("\0") if name]
 
     def _git(self, *arguments: str, input_: bytes | None = None) -> str:
-        done = git.git(self._top, *arguments, env=self._env, input_=input_, settings=_STEADY, errors="surrogateescape")
+        done = git.git(
+            self._top, *arguments, env=self._env, input_=input_, settings=_FIXED_SETTINGS, errors="surrogateescape"
+        )
         if done is None or done.code != 0:
             raise PacelineError(f"git {arguments[0]} failed: {done.stderr.strip() if done else 'git is missing'}")
         return done.stdout
 
-    def _try(self, *arguments: str, input_: bytes | None = None) -> str | None:
+    def _error_of(self, *arguments: str, input_: bytes | None = None) -> str | None:
+        """Run git; return the first line of its error, or None."""
         try:
             self._git(*arguments, input_=input_)
         except PacelineError as error:
@@ -190,6 +196,7 @@ def _line(root: Path, about: str) -> str:
 
 
 def _unfit(path: Path) -> str | None:
+    """Return why an untracked file is no source that a patch could hold; None if it is one."""
     if str(path).endswith("/") or (path.is_dir() and not path.is_symlink()):
         return "a repository of its own"
     try:

@@ -24,32 +24,31 @@ _HEAD_BYTES = 256 << 10  # torchrun prints its rendezvous at the start of a log
 _TAIL_BYTES = 64 << 10  # enough for the last lines of metrics.jsonl
 _MOST_HOSTS = 4  # hosts that one message names
 _MOST_QUOTED = 120  # characters of a script's line
-_OF_RANK = re.compile(r"^(?:-|\d+) \| ")
-_TORCH = re.compile(r"The client socket has (?:failed to connect|timed out)[^\n]*")
+_RANK_PREFIX = re.compile(r"^(?:-|\d+) \| ")
+_TORCH_CLIENT_ERROR = re.compile(r"The client socket has (?:failed to connect|timed out)[^\n]*")
 
 
 def hosts_awaited(folder: RunFolder) -> str | None:
-    """Return which hosts the others wait for, and why if known; None once all have joined. It completes "still …"."""
+    """Return which hosts the others wait for in the rendezvous, and why if known; None once all have joined.
+
+    The words complete "still …".
+    """
     plan = folder.read_json(run_folder.PLAN) or {}
     nodes = nodes_of(plan)
     if len(nodes) < 2:
         return None
-    where = f"{plan.get('master_addr')}:{plan.get('master_port')}"
+    rendezvous = f"{plan.get('master_addr')}:{plan.get('master_port')}"
     logs = folder.path / run_folder.ATTEMPTS / str(plan.get("attempt"))
-    texts = {str(node.get("host")): _head(logs / f"{node.get('host')}.log") for node in nodes}
-    come = [host for host, text in texts.items() if f"torchrun is at {where}," in text]
-    absent = [host for host in texts if host not in come]
-    if not come or not absent:
+    log_by_host = {str(node.get("host")): _head(logs / f"{node.get('host')}.log") for node in nodes}
+    joined = [host for host, log in log_by_host.items() if f"torchrun is at {rendezvous}," in log]
+    awaited = [host for host in log_by_host if host not in joined]
+    if not joined or not awaited:
         return None
-    reasons = [why for host in absent if (why := _why(host, texts[host]))]
+    errors = {host: _TORCH_CLIENT_ERROR.findall(log_by_host[host]) for host in awaited}
+    reasons = [f"{host} says: {lines[-1].strip()}" for host, lines in errors.items() if lines]
     reason = f": {'; '.join(reasons[:_MOST_HOSTS])}" if reasons else ", where torchrun starts (it imports torch)"
-    have = "has" if len(come) == 1 else "have"
-    return f"waiting for {first_of(absent, _MOST_HOSTS)}{reason}; {first_of(come, _MOST_HOSTS)} {have} come"
-
-
-def _why(host: str, text: str) -> str | None:
-    torch = _TORCH.findall(text)
-    return f"{host} says: {torch[-1].strip()}" if torch else None
+    have = "has" if len(joined) == 1 else "have"
+    return f"waiting for {first_of(awaited, _MOST_HOSTS)}{reason}; {first_of(joined, _MOST_HOSTS)} {have} come"
 
 
 def _head(path: Path) -> str:
@@ -66,7 +65,7 @@ def status(folder: RunFolder) -> str:
     config, plan = folder.read_json(run_folder.CONFIG) or {}, folder.read_json(run_folder.PLAN) or {}
     last = entries[-1] if entries else None
     accepted, altered = _accepted(folder)
-    doubted = bool(altered) and not locks.is_held(folder.lock)
+    doubted = bool(altered) and not locks.is_held(folder.lock)  # the command that holds it is making the run again
     if doubted:
         config = intact_parts(folder).get("config", {})
     lines = [f"{folder.key}  {'?' if doubted and not config else what_runs(config)}"]
@@ -117,8 +116,8 @@ def under_way(folder: RunFolder) -> str:
     rows = _last_rows(folder)
     if rows and rows[-1].attempt in journal.known_attempts(folder.path)[-1:]:
         return f"{rows[-1].doing}, last reported step {rows[-1].step}"
-    if (absent := hosts_awaited(folder)) is not None:
-        return absent
+    if (awaited := hosts_awaited(folder)) is not None:
+        return awaited
     if not folder.program.is_ours:
         return f"running the script; {_no_metric(folder)}"
     if not rows:
@@ -146,7 +145,7 @@ def _last_line(log: Path) -> str:
         file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
     text = next((line for line in reversed(lines) if line.strip()), "")
-    return printable(without_colours(_OF_RANK.sub("", text)).strip())[:_MOST_QUOTED]
+    return printable(without_colours(_RANK_PREFIX.sub("", text)).strip())[:_MOST_QUOTED]
 
 
 def outlived(folder: RunFolder) -> Iterator[str]:
@@ -191,6 +190,7 @@ def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
 
 
 def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str]]:
+    """Return the acceptance that gives the run its result, if there is one, and lines about what was altered."""
     try:
         result, accepted = acceptance.result_or_accepted(folder)
     except AlteredError as error:
