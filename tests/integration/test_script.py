@@ -16,7 +16,6 @@ from tests.integration.script_project import script_project
 from tests.integration.test_own_models import typed
 from tests.integration.test_provenance import copied
 
-IN_CI = [pytest.mark.long, pytest.mark.ci]
 ALONE = "cluster.nproc_per_node=1 cluster.env.OMP_NUM_THREADS=1 tracking=none"
 
 
@@ -78,20 +77,6 @@ def test_a_script_is_swept_and_not_run_twice(project: Project) -> None:
     changed = json.loads((folders[0] / "config.json").read_text())["program"]["args"]["lr"]
     assert "outputs/w.txt" in project.doit("why", f"program.args.lr={changed}").stdout
     assert not [*(project.folder / "runs" / "sweeps").glob("*/reports.log")]  # of scripts no process waits to make any
-
-
-@pytest.mark.ci
-@pytest.mark.long
-def test_several_seeds_of_a_script_that_sees_none_are_refused_at_both_doors(project: Project) -> None:
-    project.words[1] = "program.args.out='{run}'"
-    refused = project.doit("sweep", "seed=0,1")
-    multirun = [sys.executable, "-m", "pipeline", "--multirun", *project.words, *project.overrides, "seed=0,1"]
-    hydra = subprocess.run(multirun, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (refused.returncode, hydra.returncode) == (3, 3), hydra.stderr
-    for said in (refused.stdout + refused.stderr, hydra.stderr):
-        assert "seed=0: the script never sees it" in said
-        assert "try: program.args.seed='{seed}'" in said
-    assert project.run_folders() == []
 
 
 @pytest.mark.ci
@@ -189,17 +174,13 @@ def test_the_script_of_the_readme_trains_in_a_new_clone(tmp_path: Path, fetched:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        pytest.param("import sys; sys.exit(3)", r"training failed on localhost, rank 0: ended with exit code 3",
-         marks=IN_CI),
+        ("import sys; sys.exit(3)", r"training failed on localhost, rank 0: ended with exit code 3"),
         ("input()", r"rank 0: EOFError: EOF when reading a line\n.*File \"\S*train\.py\", line 1"),
-        pytest.param("import os; os.chdir('/'); open('model.pt')", r"No such file or directory: 'model\.pt'",
-         marks=IN_CI),
-        ("print('done')", r"train\.py ended with exit code 0 without \*\.pt$"),
     ],
 )  # fmt: skip
 def test_what_goes_wrong_in_a_script_is_told_once(project: Project, lines: str, said: str) -> None:
     (project.folder / "my scripts/train.py").write_text(lines)
-    done = project.doit("train", "program.args={}", "program.outputs=['*.pt']", "cluster.nproc_per_node=1")
+    done = project.doit("train", "program.args={}", "cluster.nproc_per_node=1")
     assert done.returncode == 1
     assert len(re.findall(said, done.stdout, re.MULTILINE | re.DOTALL)) == 1, done.stdout
     assert not (project.only_run() / "result.json").exists()

@@ -61,26 +61,6 @@ def test_a_run_whose_data_changed_while_it_went_on_does_not_count(project: Proje
     assert "is finished" in project.doit("train", *words).stdout
 
 
-@pytest.mark.ci
-@pytest.mark.long
-def test_a_file_outside_of_the_project_that_changes_repeats_the_run_and_why_names_it(
-    project: Project, tmp_path: Path
-) -> None:
-    values = tmp_path / "elsewhere/values.txt"
-    values.parent.mkdir()
-    values.write_text("0.25")
-    (tmp_path / "my scripts/train.py").write_text(
-        f"import paceline\npaceline.log(1, loss=float(open({str(values)!r}).read()))\n"
-    )
-    words = ("program.args.lr=0.1", "program.torchrun=false", "cluster.nproc_per_node=1")
-    assert f"{values} was read outside of the project: no part of the key, but" in project.doit("train", *words).stdout
-    assert "is finished" in project.doit("train", *words).stdout
-    values.write_text("0.5")
-    assert f"{values}, which it read and its key lacks, changed" in project.doit("why", *words).stdout
-    assert "FINISHED" in project.doit("train", *words).stdout
-    assert project.result()["metrics"] == {"loss": 0.5}
-
-
 OF_RANK_ONE = """
 import os, paceline
 if os.environ["RANK"] == "1":

@@ -27,36 +27,6 @@ class Net(nn.Module):
 """
 
 
-@pytest.mark.ci
-@pytest.mark.long
-def test_files_that_a_model_reads_and_its_own_text_are_said_and_a_built_in_one_reads_none(
-    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    project, outside = tmp_path / "project", tmp_path / "outside.txt"
-    project.mkdir()
-    for path in (project / "sizes.txt", outside):
-        path.write_text("8")
-    for name, value in (("PACELINE_PROJECT", project), ("OUTSIDE", outside)):
-        monkeypatch.setenv(name, str(value))
-    own = make_run("own", model={"name": "own", "target": "mine:Net", "args": {}}, trainer__epochs=1)
-    plain = make_run("plain", trainer__epochs=1)
-    for run_dir in (own, plain):
-        shutil.copytree(ROOT / "trainers", run_dir / "code/trainers", ignore=shutil.ignore_patterns("__pycache__"))
-    (own / "code/mine.py").write_text(NET)
-    said = {}
-    for run_dir in (own, plain):
-        child = start(run_dir, path=run_dir / "code")
-        said[run_dir], errors = child.communicate(timeout=120)
-        assert child.returncode == 0, errors
-    assert read_summary(own)["unkeyed"] == {"mine.py": "read", "sizes.txt": "read"}
-    wanted = "WARNING: the key is not complete: mine.py and sizes.txt were read; add them to model.inputs"
-    assert wanted in said[own]
-    assert f"{outside} was read outside of the project" in said[own]
-    records = [json.loads((run_dir / "dependencies.json").read_text()) for run_dir in (own, plain)]
-    assert [[*record["files"]] for record in records] == [[str(outside)], []]
-    assert ("unkeyed" in read_summary(plain), "WARNING" in said[plain]) == (False, False)
-
-
 OF_RANK_ONE = """
 import os
 from pathlib import Path
@@ -74,25 +44,62 @@ class Net(nn.Module):
 """
 
 
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """A project, and a file outside of it, which the models above read."""
+    places = {"PACELINE_PROJECT": tmp_path / "project", "OUTSIDE": tmp_path / "outside.txt"}
+    places["PACELINE_PROJECT"].mkdir()
+    for path in (*(places["PACELINE_PROJECT"] / name for name in ("sizes.txt", "part1.txt")), places["OUTSIDE"]):
+        path.write_text("8")
+    for name, path in places.items():
+        monkeypatch.setenv(name, str(path))
+    return places
+
+
+def trained(run_dir: Path, model: str = "", ranks: int = 1) -> str:
+    """Train with a snapshot that holds ``model`` as mine.py; return what is printed."""
+    shutil.copytree(ROOT / "trainers", run_dir / "code/trainers", ignore=shutil.ignore_patterns("__pycache__"))
+    (run_dir / "code/mine.py").write_text(model)
+    child = start(run_dir, ranks=ranks, path=run_dir / "code")
+    printed, errors = child.communicate(timeout=120)
+    assert child.returncode == 0, errors
+    return printed
+
+
+def read_outside(run_dir: Path) -> list[str]:
+    return [*json.loads((run_dir / "dependencies.json").read_text())["files"]]
+
+
+OWN = {"model": {"name": "own", "target": "mine:Net", "args": {}}, "trainer__epochs": 1}
+
+
 @pytest.mark.ci
 @pytest.mark.long
-def test_what_another_rank_than_the_first_reads_counts_too(
-    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    project, outside = tmp_path / "project", tmp_path / "outside.txt"
-    project.mkdir()
-    for path in (project / "part1.txt", outside):
-        path.write_text("8")
-    for name, value in (("PACELINE_PROJECT", project), ("OUTSIDE", outside)):
-        monkeypatch.setenv(name, str(value))
-    run_dir = make_run("own", model={"name": "own", "target": "mine:Net", "args": {}}, trainer__epochs=1)
+def test_files_that_a_model_reads_and_its_own_text_are_named(make_run: MakeRun, files: dict[str, Path]) -> None:
+    run_dir = make_run("own", **OWN)
+    printed = trained(run_dir, NET)
+    assert read_summary(run_dir)["unkeyed"] == {"mine.py": "read", "sizes.txt": "read"}
+    assert "WARNING: the key is not complete: mine.py and sizes.txt were read; add them to model.inputs" in printed
+    assert f"{files['OUTSIDE']} was read outside of the project" in printed
+    assert read_outside(run_dir) == [str(files["OUTSIDE"])]
+
+
+@pytest.mark.ci
+@pytest.mark.long
+def test_a_built_in_model_reads_nothing(make_run: MakeRun) -> None:
+    run_dir = make_run("plain", trainer__epochs=1)
+    assert "WARNING" not in trained(run_dir)
+    assert "unkeyed" not in read_summary(run_dir)
+    assert read_outside(run_dir) == []
+
+
+@pytest.mark.ci
+@pytest.mark.long
+def test_what_another_rank_than_the_first_reads_counts_too(make_run: MakeRun, files: dict[str, Path]) -> None:
+    run_dir = make_run("own", **OWN)
     (run_dir / ".seen/an-earlier-attempt-0").mkdir(parents=True)
-    shutil.copytree(ROOT / "trainers", run_dir / "code/trainers", ignore=shutil.ignore_patterns("__pycache__"))
-    (run_dir / "code/mine.py").write_text(OF_RANK_ONE)
-    child = start(run_dir, ranks=2, path=run_dir / "code")
-    said, errors = child.communicate(timeout=120)
-    assert child.returncode == 0, errors
+    printed = trained(run_dir, OF_RANK_ONE, ranks=2)
     assert read_summary(run_dir)["unkeyed"] == {"part1.txt": "read"}
-    assert "WARNING: the key is not complete: part1.txt was read; add it to model.inputs" in said
-    assert [*json.loads((run_dir / "dependencies.json").read_text())["files"]] == [str(outside)]
+    assert "WARNING: the key is not complete: part1.txt was read; add it to model.inputs" in printed
+    assert read_outside(run_dir) == [str(files["OUTSIDE"])]
     assert not (run_dir / ".seen").exists()

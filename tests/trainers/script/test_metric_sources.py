@@ -113,8 +113,8 @@ def test_lines_of_rank_0_are_searched_for_the_pattern(tmp_path: Path) -> None:
     assert [(row.step, sorted(row.metrics)) for row in rows] == [(1, ["loss", "lr"]), (2, ["loss"]), (3, ["loss"])]
     assert [row.metrics["loss"] for row in rows[:2]] == [1000.5, 0.25]
     assert _told(source.rows(last=True)) == [(4, None, {"loss": 7.0})]
-    stepped = PatternLines(r"(?P<epoch>1),000.5 lr=1e-(?P<step>3)|(?P<x>7)", tmp_path)
-    assert _told(stepped.rows(last=True)) == [(1, None, {"x": 7.0})]
+    stepped = PatternLines(r"(?P<epoch>1),000.5 lr=(?P<lr>1e-(?P<step>3))|(?P<x>7)", tmp_path)
+    assert _told(stepped.rows(last=True)) == [(3, 1, {"lr": 1e-3}), (2, None, {"x": 7.0})]
 
 
 def test_what_is_not_finite_is_left_out_and_noted(tmp_path: Path) -> None:

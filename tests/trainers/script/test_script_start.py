@@ -71,15 +71,6 @@ def test_a_script_that_logs_nothing_finishes_and_that_is_said(run: ScriptRun) ->
     assert "nonfinite" not in run.read("summary.json")
 
 
-def test_metrics_in_files_beside_the_script_are_recorded_and_its_data_is_not(run: ScriptRun) -> None:
-    script = (
-        "import os\nassert open('labels.csv').read()\nos.makedirs('lightning_logs/version_0')\n"
-        "open('lightning_logs/version_0/metrics.csv', 'w').write('epoch,step,loss\\n0,4,0.5\\n')\n"
-    )
-    run.write(script, files={"labels.csv": "step,label\n1,7\n"}).start()
-    assert run.rows() == [(4, {"loss": 0.5})]
-
-
 def test_nan_is_told_once_with_how_often_it_came(run: ScriptRun) -> None:
     script = (
         "import paceline\nfor step in range(1, 1201): paceline.log(step, loss=float('nan'), lr=1.0)\n"
@@ -302,9 +293,6 @@ LOGS_ON = {
     "objects": "print(json.dumps({'step': step, 'loss': step}), file=objects, flush=True)",
     "lines": "print(f'step={step} loss={step}', flush=True)",
 }
-_EVENTS = pytest.param("events", marks=[pytest.mark.long, pytest.mark.ci])  # each imports TensorBoard and torch
-KEPT = ("module", "table", _EVENTS)
-"""What is left of a killed attempt where the next one finds it: torchrun's logs are an attempt's own."""
 SCRIPT = """
 import json, os, pathlib, signal, paceline
 {begins}
@@ -329,8 +317,33 @@ ANEW = (
 )
 
 
-def killed_at_6(run: ScriptRun, how: str, saved: str, killed: str = "os.getpid()") -> str:
-    """What the second attempt printed; the first one's script, or what starts it, was killed after step 6."""
+def rows_before(run: ScriptRun) -> list[int]:
+    path = run.path / "attempts/2/before/metrics.jsonl"
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+IN_CI = [pytest.mark.long, pytest.mark.ci]
+RANK, PARENT = "os.getpid()", "os.getppid()"  # the parent has then recorded no row
+
+
+@pytest.mark.parametrize(
+    ("how", "saved", "killed", "before"),
+    [
+        *((how, "{checkpoints}/state.txt", RANK, [5, 6]) for how in ("module", "table", "objects", "lines")),
+        ("module", "{run}/state.txt", RANK, [1, 2, 3, 4, 5, 6]),
+        ("lines", "state.txt", RANK, [1, 2, 3, 4, 5, 6]),
+        *(
+            pytest.param(how, saved, PARENT, before, marks=IN_CI)
+            # not "lines": each attempt has logs of its own
+            for how in ("module", "table", "events")
+            for saved, before in (("{checkpoints}/state.txt", [5, 6]), ("state.txt", [1, 2, 3, 4, 5, 6]))
+        ),
+    ],
+)
+def test_of_a_killed_attempt_rows_up_to_the_checkpoint_that_the_next_one_finds_stay(
+    run: ScriptRun, how: str, saved: str, killed: str, before: list[int]
+) -> None:
+    """Without a checkpoint the script starts over: all rows are set aside."""
     script = SCRIPT.format(begins=BEGINS.get(how, ""), logs=LOGS_ON[how], saved=saved, killed=killed)
     pattern = r"step=(?P<step>\d+) loss=(?P<loss>\S+)" if how == "lines" else None
     run.write(script, torchrun=False, metrics_pattern=pattern)
@@ -338,30 +351,10 @@ def killed_at_6(run: ScriptRun, how: str, saved: str, killed: str = "os.getpid()
         env = {"ONCE": f"{run.project}/once", "PACELINE_NODE": f"key-abc123-{number}-ffff:0"}
         log_dir = f"--log-dir={run.path}/ranks{number}"
         said = run.start("python3", log_dir, env=env, code=0 if number == 2 else -signal.SIGKILL)
-    return said
-
-
-def rows_before(run: ScriptRun) -> list[int]:
-    path = run.path / "attempts/2/before/metrics.jsonl"
-    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
-
-
-@pytest.mark.parametrize("how", [*KEPT, "objects", "lines"])
-def test_of_a_script_that_finds_its_checkpoint_itself_rows_before_it_stay(run: ScriptRun, how: str) -> None:
-    said = killed_at_6(run, how, "{checkpoints}/state.txt")
     assert run.rows() == [(step, {"loss": step}) for step in range(1, 11)]
-    assert rows_before(run) == [5, 6]
-    assert "begins anew" not in said
-
-
-@pytest.mark.parametrize(("how", "saved"), [("module", "{run}/state.txt"), ("lines", "state.txt")])
-def test_of_a_script_that_starts_over_earlier_rows_are_set_aside_and_that_is_said(
-    run: ScriptRun, how: str, saved: str
-) -> None:
-    said = killed_at_6(run, how, saved)
-    assert run.rows() == [(step, {"loss": step}) for step in range(1, 11)]
-    assert rows_before(run) == [1, 2, 3, 4, 5, 6]
-    assert f"{ANEW}attempts/2/before/metrics.jsonl\n" in said
+    assert rows_before(run) == before
+    if killed == RANK:
+        assert (f"{ANEW}attempts/2/before/metrics.jsonl\n" in said) == (len(before) == 6)
 
 
 def test_a_script_that_saves_checkpoints_and_reads_none_starts_its_rows_anew(run: ScriptRun) -> None:
@@ -373,22 +366,3 @@ def test_a_script_that_saves_checkpoints_and_reads_none_starts_its_rows_anew(run
     run.start(code=1)
     run.start(code=1, env={"PACELINE_NODE": "key-abc123-2-ffff:0"})
     assert [step for step, _ in run.rows()] == rows_before(run) == [1, 2, 3]
-
-
-@pytest.mark.ci
-@pytest.mark.long
-@pytest.mark.parametrize("how", KEPT)
-def test_what_was_logged_in_the_last_moment_before_a_kill_of_all_is_set_aside_too(run: ScriptRun, how: str) -> None:
-    """What starts the script is killed with it, before it has recorded a row."""
-    killed_at_6(run, how, "state.txt", killed="os.getppid()")
-    assert rows_before(run) == [1, 2, 3, 4, 5, 6]
-    assert run.rows() == [(step, {"loss": step}) for step in range(1, 11)]
-
-
-@pytest.mark.ci
-@pytest.mark.long
-@pytest.mark.parametrize("how", KEPT)
-def test_what_was_logged_in_the_last_moment_stays_up_to_the_checkpoint(run: ScriptRun, how: str) -> None:
-    killed_at_6(run, how, "{checkpoints}/state.txt", killed="os.getppid()")
-    assert rows_before(run) == [5, 6]
-    assert run.rows() == [(step, {"loss": step}) for step in range(1, 11)]

@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -295,10 +296,14 @@ def test_it_finds_what_earlier_attempts_left_however_often_it_is_started(run: Sc
     assert [step for step, _ in run.rows()] == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("name", ["best.pkl", "results.csv"])
-def test_a_best_one_and_a_table_are_no_checkpoints_so_it_starts_over_without_them(run: ScriptRun, name: str) -> None:
-    run.write(FINDS_LATEST.replace("NAME", name))
-    run.start(code=3)
+@pytest.mark.parametrize(
+    ("name", "program"), [("best.pkl", {}), ("results.csv", {}), ("latest.pkl", {"resume_pattern": "none"})]
+)
+def test_without_a_checkpoint_it_starts_over_and_what_it_left_is_kept(
+    run: ScriptRun, name: str, program: dict[str, Any]
+) -> None:
+    """A best one and a table are no checkpoints."""
+    run.write(FINDS_LATEST.replace("NAME", name), **program).start(code=3)
     said = run.start(code=3)
     assert epochs_of(said) == [1, 2]
     assert f"what earlier attempts left is kept in attempts/0/before: workdir/{name}" in said
@@ -321,14 +326,6 @@ def test_a_checkpoint_that_breaks_off_is_none(run: ScriptRun) -> None:
     run.start(code=3)
     (run.path / "work/node0/above/above/code/latest.pt").write_bytes(b"PK\x03\x04 torn")
     assert epochs_of(run.start(code=3)) == [1, 2]
-
-
-def test_a_pattern_that_matches_nothing_starts_over(run: ScriptRun) -> None:
-    run.write(FINDS_LATEST.replace("NAME", "latest.pkl")).start(code=3)
-    assert epochs_of(run.write(FINDS_LATEST.replace("NAME", "latest.pkl"), resume_pattern="none").start(code=3)) == [
-        1,
-        2,
-    ]
 
 
 def test_on_several_nodes_it_starts_over_as_the_others_have_no_such_file(run: ScriptRun) -> None:
