@@ -26,7 +26,7 @@ from pipeline.cluster.agent.running import processes, registry, supervisor
 from pipeline.cluster.agent.running.follow import FROZEN_S
 from pipeline.cluster.agent.running.rank_ends import EarlyExits
 from pipeline.cluster.agent.running.supervisor import Rendezvous, Supervisor
-from pipeline.cluster.agent.wire import LONGEST_LOOK_S, Silence, write_json
+from pipeline.cluster.agent.wire import LONGEST_LOOK_S, Silence
 from pipeline.runs import journal, status
 from pipeline.runs.folder import RunFolder
 from tests.agent_records import HERE, node_start, start_request
@@ -45,7 +45,7 @@ def test_a_silent_controller_makes_a_node_ask_one_other_node_and_all_only_when_t
     ]
     asked, slept, alive = list[str](), list[float](), ["10.0.0.2"]
     monkeypatch.setattr(Silence, "look", lambda _: 60.0)
-    monkeypatch.setattr(supervisor, "answers", lambda address, _: asked.append(address) or address in alive)
+    monkeypatch.setattr(supervisor, "accepts_connection", lambda address, _: asked.append(address) or address in alive)
     one = Supervisor(start_request(*nodes), nodes[0])
 
     def sleep(seconds: float) -> None:
@@ -85,15 +85,18 @@ def test_a_node_whose_first_node_has_ended_does_not_wait_for_the_lease_of_a_cont
     assert ("torchrun of the first node has ended" in one.reason) == ends
 
 
-def test_a_bar_holds_for_an_hour_of_the_same_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bar = tmp_path / "run.tombstone"
-    write_json(str(bar), {"identity": "host1", "monotonic_s": 1000.0})
-    for now, outdated in ((1000.0, False), (4500.0, False), (4700.0, True), (30.0, True)):
-        monkeypatch.setattr(time, "monotonic", lambda now=now: now)
-        assert registry.outdated(str(bar), "host1") is outdated, now
-        assert not registry.outdated(str(bar), "host2"), "another node's clock says nothing"
-    bar.write_text("7")
-    assert registry.outdated(str(bar), "host1")
+def test_a_refused_start_does_not_start_and_its_tombstone_goes_after_a_day(
+    node: tuple[StartRequest, NodeStart],
+) -> None:
+    request, one = node
+    bars = registry.Registry(request.registry, request.access)
+    bars.refuse_start(request.run_id)
+    bars.forget_dead()
+    assert "it was stopped meanwhile" in Supervisor(request, one).begin()
+    tombstone = bars.tombstone_path(request.run_id)
+    os.utime(tombstone, (time.time() - 90_000,) * 2)
+    bars.forget_dead()
+    assert not Path(tombstone).exists()
 
 
 @pytest.fixture

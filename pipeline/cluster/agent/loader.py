@@ -1,6 +1,8 @@
-"""The first code on a host (launchers/transport/payload.py): serves the agent's modules from memory, and runs it."""
+"""The first code of the agent on a host: imports its modules from the text that was sent, and runs ``main``.
 
-import gc
+launchers/transport/payload.py sends it.
+"""
+
 import json
 import os
 import sys
@@ -50,17 +52,14 @@ def show(kind: "type[BaseException]", error: BaseException, trace: "TracebackTyp
 
 def run(modules: bytes) -> None:
     """Answer the request that follows on stdin; never returns. ``modules``: JSON, full module name → text."""
-    gc.disable()  # nothing that modules make while they are imported is rubbish; ``gc.freeze`` below
     sys.meta_path.insert(0, SourceFinder(json.loads(modules)))
     sys.excepthook = show
     for name in ("bz2", "lzma"):  # shutil would load their libraries, for archives that nothing here makes
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
     main = import_module(PACKAGE + ".main").main
-    gc.freeze()
-    gc.enable()
     code = main()
     try:
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        os._exit(code)  # nothing is left to be done, and taking the interpreter apart takes a host milliseconds
+        os._exit(code)  # without waiting for threads

@@ -1,19 +1,18 @@
-"""The identity of this node, and its part of the plan."""
+"""What this node is: its identity, its address, its environment, and its part of a plan."""
 
 from __future__ import annotations
 
 import contextlib
-import io
+import hashlib
 import os
 import pwd
 import socket
 from collections.abc import Sequence
-from importlib import import_module
 from typing import BinaryIO
 
 from .requests import Access, NodeStart
 
-PEERS = 3  # other nodes that one without a controller tries to reach: a second each, where nothing comes back
+PEERS = 3  # nodes that an isolated node tries to reach; each takes a second if it doesn't answer
 RANK_OUTPUTS = "ranks/*/attempt_*/*/std*.log"
 """What ranks print, in a node's state folder: a file for each stream."""
 
@@ -33,7 +32,7 @@ def address_and_port(access: Access) -> tuple[str, int]:
 
 
 def address_towards(names: Sequence[str]) -> str | None:
-    """Return this node's address towards another one of ``names``; None: there is none, or no name resolves."""
+    """Return the address by which this node reaches another one of ``names``; None if no name leads to another node."""
     for name in names:
         with contextlib.suppress(OSError):
             own, other = route_to(name)
@@ -43,7 +42,7 @@ def address_towards(names: Sequence[str]) -> str | None:
 
 
 def route_to(name: str) -> tuple[str, str]:
-    """Return this node's address towards another one, and the other's address. Raises OSError."""
+    """Return the address by which this node reaches the host ``name``, and that host's address. Raises OSError."""
     family, kind, _, _, address = socket.getaddrinfo(name, 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe_socket:
         probe_socket.connect(address)  # sends nothing
@@ -51,7 +50,10 @@ def route_to(name: str) -> tuple[str, str]:
 
 
 def identity(access: Access) -> str:
-    """Return a text that is equal for two names of one node: host name, ssh server, user; a batch job has its own."""
+    """Return host name, ssh server and user: equal for all names by which the controller reaches this login.
+
+    A node of a batch job has determined its own identity, which is in ``access``.
+    """
     if access.identity:
         return access.identity
     address, port = server_address(access)
@@ -68,21 +70,11 @@ def machine() -> str | None:
     except OSError:
         return None
     parts.append(read_text("/etc/machine-id"))
-    return sha256(" ".join(filter(None, parts)).encode())[:16]
-
-
-def sha256(data: bytes) -> str:
-    """Return a hexadecimal digest, by Python's own code if it has some: hashlib loads OpenSSL, which takes longer."""
-    for name in ("_sha2", "_sha256"):  # since Python 3.12; before
-        with contextlib.suppress(ImportError):
-            return str(import_module(name).sha256(data).hexdigest())
-    return sha256_of_rest(io.BytesIO(data))
+    return hashlib.sha256(" ".join(filter(None, parts)).encode()).hexdigest()[:16]
 
 
 def sha256_of_rest(file: BinaryIO) -> str:
-    """Return the hexadecimal digest of the rest of an open file, by OpenSSL, which is the fastest for gigabytes."""
-    import hashlib  # loads OpenSSL, a fifth of an agent's start: most requests hash no file
-
+    """Return the hexadecimal digest of an open file from its current position on."""
     digest = hashlib.sha256()
     while block := file.read(1 << 20):
         digest.update(block)
@@ -109,7 +101,7 @@ def user_name(uid: int) -> str:
 
 
 def peers_of(node: NodeStart, nodes: Sequence[NodeStart]) -> list[tuple[str, int]]:
-    """Return ssh address and port of the next few nodes by their identities, for a node that may be isolated."""
+    """Return ssh address and port of the next ``PEERS`` nodes in rank order."""
     number = [other.identity for other in nodes].index(node.identity)
     peers = []
     for other in [*nodes[number + 1 :], *nodes[:number]][:PEERS]:
@@ -120,7 +112,7 @@ def peers_of(node: NodeStart, nodes: Sequence[NodeStart]) -> list[tuple[str, int
 
 
 def from_environment(patterns: Sequence[str], but: Sequence[str] = ()) -> dict[str, str]:
-    """Return the variables that match ``patterns`` (names, or beginnings with ``*``) and none of ``but``."""
+    """Return this process's variables that match a pattern (``NAME`` or ``PREFIX*``), and none of ``but``."""
 
     def matches(name: str, wanted: Sequence[str]) -> bool:
         return any(name.startswith(one[:-1]) if one.endswith("*") else name == one for one in wanted)

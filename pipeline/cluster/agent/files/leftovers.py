@@ -32,7 +32,6 @@ def remove_leftovers(request: StartRequest, node: NodeStart) -> None:
         run_id = os.path.basename(os.path.dirname(folder))
         if run_id.startswith(request.attempt_prefix) and run_id != request.run_id and not holds_unfetched(folder):
             remove_tree(folder)
-    Registry(request.registry, request.access).forget_dead()
 
 
 def tidy_workdir(request: ProbeRequest, workdir: str) -> tuple[LeftFolder, ...]:

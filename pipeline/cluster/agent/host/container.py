@@ -6,6 +6,7 @@ The ranks' variables reach it over standard input: an engine writes what its opt
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from typing import NamedTuple
 from trainers.contract import variables
 from trainers.contract.host_facts import Container
 
-from ..node import sha256, sha256_of_rest
+from ..node import sha256_of_rest
 from ..requests import NodeStart
 from ..running.processes import LINUX, find_processes, remove_container, stat_fields
 from ..wire import THERE, Json, read_json, write_json
@@ -34,7 +35,7 @@ _ENTER = (
     "import json,os,sys;e=json.load(sys.stdin);os.dup2(os.open(os.devnull,0),0);"
     "os.environ.update(e);os.execv(sys.argv[1],sys.argv[1:])"
 )
-"""The container's first program: takes variables from its input, and becomes the program that follows."""
+"""Python code that a container runs first: it reads variables as JSON from stdin, then executes its arguments."""
 
 
 class Login(NamedTuple):
@@ -121,8 +122,9 @@ def file_digest(image: str, workdir: str) -> str:
     try:
         with open(image, "rb") as file:
             status = os.fstat(file.fileno())
-            known = sha256(f"{image} {status.st_size} {status.st_mtime_ns} {status.st_ino}".encode())[:32]
-            memory = os.path.join(workdir, "images", f"{known}.json")
+            version = f"{image} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
+            name = hashlib.sha256(version.encode()).hexdigest()[:32]
+            memory = os.path.join(workdir, "images", f"{name}.json")
             if isinstance(digest := read_json(memory), str):
                 return digest
             digest = f"sha256:{sha256_of_rest(file)}"
@@ -176,9 +178,9 @@ def mounts_of(paths: Iterable[str]) -> dict[str, bool]:
 
 
 def of_run(planned: Container, mark: str) -> Container:
-    """Return the container of a node's part of a run: with a name of its own, if the engine has names."""
-    is_process = os.path.basename(planned.engine) in OF_FILES
-    return planned._replace(name="" if is_process else f"paceline-{mark.replace(':', '-')}")
+    """Return the planned container with the name that it has on this node; apptainer's containers have none."""
+    has_name = os.path.basename(planned.engine) not in OF_FILES
+    return planned._replace(name=f"paceline-{mark.replace(':', '-')}" if has_name else "")
 
 
 def begin(container: Container, node: NodeStart, env: dict[str, str], output: int) -> subprocess.Popen[bytes]:
@@ -193,10 +195,10 @@ def begin(container: Container, node: NodeStart, env: dict[str, str], output: in
     try:
         os.write(environment, json.dumps({"HOME": "/tmp", **env}).encode())
         os.lseek(environment, 0, os.SEEK_SET)
-        # not with the mark of the run: the engine's own processes aren't to be signalled
-        without = {name: value for name, value in os.environ.items() if name != variables.NODE}
+        # without the run's mark, by which processes are signalled: the engine's own must not be
+        own_environment = {name: value for name, value in os.environ.items() if name != variables.NODE}
         return subprocess.Popen(
-            argv, env=without, cwd="/", stdin=environment, stdout=output, stderr=output, start_new_session=True
+            argv, env=own_environment, cwd="/", stdin=environment, stdout=output, stderr=output, start_new_session=True
         )
     finally:
         os.close(environment)
@@ -218,6 +220,9 @@ def exit_code(code: int) -> int:
 
 
 def not_started(container: Container, code: int, first: int | None) -> str:
-    """Return the message that no container was started (``first`` process); '' if the code is the program's."""
+    """Return the error of an engine that started no container; '' if ``code`` is that of the program in it.
+
+    ``first``: the container's first process, if there was one.
+    """
     engine = os.path.basename(container.engine)
     return f"{engine} started no container (exit code {code})" if first is None and code in _NOT_STARTED else ""

@@ -1,4 +1,4 @@
-"""CPUs, GPUs and memory that this process may use: on hosts for the agent, and here for the controller."""
+"""CPUs, GPUs, memory and limits of this login; the controller asks these functions about its own computer too."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from trainers.contract import variables
 from trainers.contract.host_facts import ControlGroup, Hardware, Limit, Limits, NvidiaSmi
 
 from ..node import control_groups, read_text, user_name
+from ..running.processes import stat_fields
+from ..wire import free_bytes
 
 _SMI_QUERIES = {
     "devices": "--query-gpu=index,uuid,name,memory.total,ecc.errors.uncorrected.volatile.total",
@@ -86,8 +88,7 @@ def owner(pid: str) -> str:
     """Return ``pid, user, unix seconds of its start, PACELINE_NODE``; empty for a process of another container."""
     try:
         user = os.stat(f"/proc/{pid}").st_uid
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[19])
+        ticks = int(stat_fields(int(pid))[19])
         with open("/proc/stat", encoding="ascii") as file:
             boot = next(int(line.split()[1]) for line in file if line.startswith("btime"))
     except (OSError, ValueError, IndexError, StopIteration):
@@ -115,14 +116,14 @@ def count_cpus() -> int:
 
 def hardware(cpuinfo: str = "/proc/cpuinfo") -> Hardware:
     """Return models of CPU and GPUs and the GPU driver's version; numbers too: a hypervisor may hide a CPU's name."""
-    lines = _seen(r"^(.+?)[ \t]*:[ \t]*(.*)$", [cpuinfo])
+    lines = _pairs_in(r"^(.+?)[ \t]*:[ \t]*(.*)$", [cpuinfo])
     cpu = dict(reversed(lines))  # of the first processor
     numbers = [("vendor_id", "cpu family", "model", "stepping"), ("CPU implementer", "CPU part", "CPU variant")]
     names = next((fields for fields in numbers if fields[0] in cpu), ())
     vendor, *others = [cpu.get(name, "?") for name in names] or [""]
     flags = (cpu.get("flags") or cpu.get("Features") or "").split()
-    driver = _seen(r"(Kernel Module)\s+(?:for \S+\s+)?([\d.]+)", ["/proc/driver/nvidia/version"])
-    gpus = _seen(r"^(Model):\s*(.+)$", glob.glob("/proc/driver/nvidia/gpus/*/information"))
+    driver = _pairs_in(r"(Kernel Module)\s+(?:for \S+\s+)?([\d.]+)", ["/proc/driver/nvidia/version"])
+    gpus = _pairs_in(r"^(Model):\s*(.+)$", glob.glob("/proc/driver/nvidia/gpus/*/information"))
     return Hardware(
         cpu_model=cpu.get("model name"),
         cpu_id=f"{vendor} {'/'.join(others)}" if vendor else None,
@@ -148,8 +149,8 @@ def can_bind_numa(system: str = "/sys") -> bool:
         return False
 
 
-def _seen(pattern: str, paths: list[str]) -> list[tuple[str, str]]:
-    """Return the two groups of each matching line in these files."""
+def _pairs_in(pattern: str, paths: list[str]) -> list[tuple[str, str]]:
+    """Return the pattern's two groups for each match in these files."""
     fields: list[tuple[str, str]] = []
     for path in sorted(paths):
         fields += re.findall(pattern, read_text(path), re.MULTILINE)
@@ -164,10 +165,7 @@ def limits() -> Limits:
 
 
 def shared_memory_free_bytes(folder: str = "/dev/shm") -> int | None:
-    if not os.path.isdir(folder):
-        return None
-    disk = os.statvfs(folder)
-    return disk.f_frsize * disk.f_bavail
+    return free_bytes(folder) if os.path.isdir(folder) else None
 
 
 def memory_available_bytes(table: str = "/proc/meminfo") -> int | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
 import os
 import re
 import site
@@ -33,8 +34,9 @@ def torch_versions() -> tuple[str | None, str | None]:
 
 
 def packages(named: Sequence[str]) -> dict[str, str]:
-    """Return name → version of the packages by folder names alone; for those of ``named`` that came from no index, with
-    a digest.
+    """Return package → version, from the names of metadata folders.
+
+    The version of a package in ``named`` that was installed from a folder or repository is followed by its digest.
     """
     versions: dict[str, str] = {}
     wanted = {normal(name) for name in named}
@@ -43,26 +45,27 @@ def packages(named: Sequence[str]) -> dict[str, str]:
             project, version = distribution_of(name)
             label = normal(project)
             if version:
-                versions[label] = version + (content(os.path.join(folder, name)) if label in wanted else "")
+                versions[label] = version + (content_digest(os.path.join(folder, name)) if label in wanted else "")
     return dict(sorted(versions.items()))
 
 
-def content(folder: str) -> str:
-    """Return a digest of a package from a folder or repository, as pipeline/keys/installed.py computes it; else ''."""
-    if not os.path.exists(os.path.join(folder, "direct_url.json")):
+def content_digest(metadata: str) -> str:
+    """Return `` (content DIGEST)`` of a package installed from a folder or repository, and '' of one from an index.
+
+    pipeline/keys/installed.py computes the same.
+    """
+    if not os.path.exists(os.path.join(metadata, "direct_url.json")):
         return ""
     lines: list[str] = []
-    with contextlib.suppress(OSError), open(os.path.join(folder, "RECORD"), encoding="utf-8") as file:
+    with contextlib.suppress(OSError), open(os.path.join(metadata, "RECORD"), encoding="utf-8") as file:
         lines = file.read().splitlines()
-    from hashlib import sha256  # it loads OpenSSL, for packages that came from no index alone
-
     files = sorted(line for line in lines if not re.match(r"\.\.|/|[^,]*(\.dist-info/|\.pyc,)", line))
-    digest = sha256("\n".join(files).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join(files).encode()).hexdigest()
     return f" (content {digest[:12]})"
 
 
 def distribution_of(name: str) -> tuple[str, str]:
-    """Return project and version from the name of a metadata folder; Debian's packages have x-1.0.egg-info."""
+    """Return project and version from a metadata folder's name: x-1.0.dist-info, or Debian's x-1.0.egg-info."""
     if name.endswith(".dist-info"):
         project, _, version = name[: -len(".dist-info")].rpartition("-")
         return project, version
@@ -83,7 +86,7 @@ def modules(names: Sequence[str], python_path: Sequence[str]) -> dict[str, str]:
 
 
 def is_installed(entry: str) -> bool:
-    """Whether ranks keep this entry of sys.path; trainers/entry.py removes the others."""
+    """Whether this entry of sys.path holds installed packages: trainers/entry.py removes the others from the ranks'."""
     folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     place = os.path.realpath(entry)

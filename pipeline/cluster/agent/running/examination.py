@@ -1,6 +1,6 @@
-"""The examination of ranks that no longer move: what the system shows of them from outside, and their stacks.
+"""The ranks of a node as they are seen from outside: their heartbeats, and an examination of those that hang.
 
-Their states, processor time, sockets, stacks and NCCL's collectives. Ends nothing.
+An examination reads states, processor time, sockets, stacks and NCCL's collectives. It ends nothing.
 """
 
 from __future__ import annotations
@@ -37,11 +37,17 @@ from ..wire import Json
 from .processes import LINUX, ip_address, open_files, pids_of_tree, process_state, stat_fields, tcp_table
 
 WINDOW_S = 1.5  # in which processor time is counted and stacks are written
-MOST_FRAMES = 12
+DUMP_S = 6.0  # until a dump is complete: torch reads the pipe once a second, and took 4 to 5 s for 30 collectives
+_DUMP_POLL_S = 0.2
+_DAMAGED_DUMP = (pickle.UnpicklingError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+_MOST_FRAMES = 12
+_WORKING_CORES = 0.02  # processor seconds per second from which a script's rank counts as working
+_WORKING_WAKES_PER_S = 30.0  # the same for wake-ups: a download wakes for each packet, a wait a few times a second
 _PEER_S = 1.0
 _FRAME = re.compile(r'^ *File "([^"]*)", line (\d+) in (.+)$')
 _ESTABLISHED = "01"
 _STOPPED = ("T", "t")  # by a signal, or by a debugger
+_stacks_at = [0.0]  # monotonic time when ranks last wrote their stacks, which is no work of their own
 
 
 def examine(node: NodeStart, order: ExamineOrder) -> NodeExamination:
@@ -50,13 +56,13 @@ def examine(node: NodeStart, order: ExamineOrder) -> NodeExamination:
         peers = tuple((f"{host}:{port}", _try_ssh_server(host, port)) for host, port in order.peers)
         return NodeExamination(host=node.host, peers=peers)
     beats = read_beats(node)
-    note_stacks()
+    _stacks_at[0] = time.monotonic()
     cpu_before_s = [_state_and_cpu_s(beat.pid)[1] for _, beat in beats]
     stacks_bytes = [_request_stacks(folder, beat) if order.with_stacks else None for folder, beat in beats]
     dumps = [request_dump(folder, beat.rank) if order.with_stacks else None for folder, beat in beats]
     dumps_until = time.monotonic() + DUMP_S
     time.sleep(WINDOW_S)
-    note_stacks()
+    _stacks_at[0] = time.monotonic()
     ranks = [
         _examine_rank(folder, beat, cpu_before_s[number], stacks_bytes[number])
         for number, (folder, beat) in enumerate(beats)
@@ -126,7 +132,7 @@ def _innermost_frames(path: str, start_bytes: int) -> list[str]:
         return []
     last = re.split(r"^(?:Current thread|Thread) .*$", written, flags=re.MULTILINE)[-1]
     matches = (_FRAME.match(line) for line in last.splitlines())
-    return [f"{frame[1]}:{frame[2]} in {frame[3]}" for frame in matches if frame][:MOST_FRAMES]
+    return [f"{frame[1]}:{frame[2]} in {frame[3]}" for frame in matches if frame][:_MOST_FRAMES]
 
 
 def _stuck_sockets(pid: int) -> list[Socket]:
@@ -160,15 +166,6 @@ def _try_ssh_server(address: str, port: int) -> str:
             return "silent"
 
 
-_CORES = 0.02  # processor time per second
-_WAKES_PER_S = 30.0  # of the main thread: a download wakes for each packet, a wait only a few times a second
-_stacks_at = [0.0]  # monotonic time when ranks last wrote their stacks, which is no work of their own
-
-
-def note_stacks() -> None:
-    _stacks_at[0] = time.monotonic()
-
-
 def read_beats(node: NodeStart) -> list[tuple[str, RankBeat]]:
     """Return (folder of the rank's files, heartbeat) of each rank whose process lives."""
     beats = []
@@ -193,9 +190,10 @@ def read_beats(node: NodeStart) -> list[tuple[str, RankBeat]]:
 
 
 class RankBeats:
-    """The heartbeats of a node's ranks. A script's ``moves`` count the calls of ``read`` that found new work of it:
+    """The heartbeats of a node's ranks.
 
-    processor time, bytes, wake-ups of its main thread; a printed line or a metric counts for all ranks.
+    A script publishes no phases. So ``moves`` of its rank counts the calls of ``read`` that found new work: processor
+    time, bytes, wake-ups of the main thread, or a printed line or metric, which counts for all ranks.
     """
 
     def __init__(self, node: NodeStart) -> None:
@@ -242,8 +240,8 @@ def _has_worked(before: dict[int, _Work], now: dict[int, _Work], passed_s: float
     wakes = sum(work.wakes - old.wakes for old, work in pairs)
     return (
         any(work.is_ready or work.bytes != old.bytes for old, work in pairs)
-        or cpu_s >= _CORES * passed_s
-        or wakes >= _WAKES_PER_S * passed_s
+        or cpu_s >= _WORKING_CORES * passed_s
+        or wakes >= _WORKING_WAKES_PER_S * passed_s
     )
 
 
@@ -268,14 +266,6 @@ def _size(path: str) -> int:
     with contextlib.suppress(OSError):
         return os.stat(path).st_size
     return -1
-
-
-DUMP_S = 6.0
-"""Until a dump is complete: torch reads the pipe once a second, and took 4 to 5 s for 30 collectives."""
-
-_MOST_FRAMES = 12
-_POLL_S = 0.2
-_DAMAGED = (pickle.UnpicklingError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 
 
 class _Plain(pickle.Unpickler):
@@ -303,11 +293,11 @@ def request_dump(folder: str, rank: int) -> str | None:
 def read_dump(dump: str, until: float) -> tuple[Collectives, ...]:
     """Return the collectives of each process group; empty if no complete dump exists by ``until`` (monotonic)."""
     while True:
-        with contextlib.suppress(OSError, *_DAMAGED), open(dump, "rb") as file:
+        with contextlib.suppress(OSError, *_DAMAGED_DUMP), open(dump, "rb") as file:
             return _collectives_of(_Plain(file).load())
         if time.monotonic() >= until:
             return ()
-        time.sleep(_POLL_S)
+        time.sleep(_DUMP_POLL_S)
 
 
 def _collectives_of(dump: Json) -> tuple[Collectives, ...]:

@@ -1,4 +1,4 @@
-"""The output of a node's ranks and of torchrun, masked and merged into one log, and what torchrun says there."""
+"""Merge the output of a node's ranks and of torchrun into one log, masked; note what torchrun says of ends of ranks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from ..node import RANK_OUTPUTS
 from ..requests import NodeStart
 from .rank_ends import EarlyExits, RankExit
 
+LONGEST_LINE_BYTES = 65536
+LONGEST_TOKEN_BYTES = 8192
+BAR_S = 30.0  # between two lines that show how far a progress bar has got
+CUT = " [cut: the line is longer, it goes on below]"
+_COLOURS = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
 _KEPT_LINES = 40  # of torchrun's last ones
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
 # printed by trainers.script.start, without torchrun
@@ -64,15 +69,8 @@ class NodeOutput:
                 self._rank_tails[path] = (self._node.first_rank + local_rank, tail)
 
 
-LONGEST_LINE_BYTES = 65536
-LONGEST_TOKEN_BYTES = 8192
-BAR_S = 30.0  # between two lines that show how far a progress bar has got
-CUT = " [cut: the line is longer, it goes on below]"
-_COLOURS = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
-
-
 class Rules:
-    """The rules for masking secrets. ``longest_bytes``: of a match, as a pattern spells its secrets out."""
+    """The rules for masking secrets. ``longest_bytes``: no secret is longer, since a pattern spells out all values."""
 
     def __init__(self, rules: Iterable[tuple[str, str]] = ()) -> None:
         self._rules = [(re.compile(pattern), shown) for pattern, shown in rules]
@@ -80,7 +78,7 @@ class Rules:
         self.longest_bytes = max([LONGEST_TOKEN_BYTES, *lengths]) if lengths else 0
 
     def hide(self, text: str) -> str:
-        """Mask secrets; if colours stand inside of one, all colours of the text are removed."""
+        """Mask secrets; if escape codes of colours stand inside of one, remove all colours of the text."""
         hidden = self._hidden(text)
         plain = _COLOURS.sub("", hidden) if "\x1b" in hidden else hidden
         without_colours = self._hidden(plain)
@@ -104,10 +102,10 @@ class Rules:
 
 
 class Tail:
-    """One growing file, read as complete lines, with secrets masked; the possible beginning of one is held back."""
+    """Reads a growing file as complete lines with secrets masked; holds back what may be the beginning of a secret."""
 
     def __init__(self, path: str, rules: Rules | None = None, *, shows_bars: bool = False) -> None:
-        """``shows_bars``: return a state of a progress bar each ``BAR_S``, as its line may take hours to end."""
+        """``shows_bars``: each ``BAR_S`` return the state of a progress bar, whose line may take hours to end."""
         self.path = path
         self._shows_bars, self._last_at = shows_bars, time.monotonic()
         self.rules = Rules() if rules is None else rules
@@ -124,21 +122,21 @@ class Tail:
             data = b""
         self.offset += len(data)
         *whole, rest = (self._rest + data).split(b"\n")
-        texts = [text for line in whole for text in in_pieces(self.shown(line))]
+        texts = [text for line in whole for text in in_pieces(self.masked(line))]
         if last and len(data) < 1 << 20:
-            texts += in_pieces(self.shown(rest)) if rest else []
+            texts += in_pieces(self.masked(rest)) if rest else []
             rest = b""
         elif len(rest) > LONGEST_LINE_BYTES + self.rules.longest_bytes:
             states, returned, unfinished = rest.rpartition(b"\r")
             if returned:  # a progress bar that never ends its line: its last state
-                texts += in_pieces(self.shown(states))
+                texts += in_pieces(self.masked(states))
                 rest = unfinished
             pieces, rest = self._cut_unfinished(rest)
             texts += pieces
         elif not texts and self._shows_bars and time.monotonic() - self._last_at > BAR_S:
             states, _, unfinished = rest.rpartition(b"\r")
             if states.strip():
-                texts = [text + UNFINISHED for text in in_pieces(self.shown(states))]
+                texts = [text + UNFINISHED for text in in_pieces(self.masked(states))]
                 rest = unfinished
         self._last_at = time.monotonic() if texts else self._last_at
         self._rest = rest
@@ -149,11 +147,11 @@ class Tail:
         at = self.rules.cut_before(text, len(text) - self.rules.longest_bytes - 4)  # 4: a character may be cut there
         if len(line) <= LONGEST_LINE_BYTES or at <= 0:
             return [], line
-        cut, left = cut_long(self.shown(text[:at].encode("utf-8", "surrogateescape")))
+        cut, left = cut_long(self.masked(text[:at].encode("utf-8", "surrogateescape")))
         return [*cut, as_text(left) + CUT], text[at:].encode("utf-8", "surrogateescape")
 
-    def shown(self, line: bytes) -> bytes:
-        """Decode later: bytes that are no text are left to ``as_text``."""
+    def masked(self, line: bytes) -> bytes:
+        """Return the line with secrets masked; bytes that aren't UTF-8 stay as they are (``as_text`` replaces them)."""
         return self.rules.hide(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 

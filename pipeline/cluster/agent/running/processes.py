@@ -85,7 +85,7 @@ def ip_address(text: str) -> str:
 
 
 class Orphans:
-    """Adopts the run's processes whose parents have ended, so that none without mark and session is missed."""
+    """Makes this process the parent of orphaned descendants, which may have neither the mark nor the session."""
 
     adopter: int | None = None  # this process's id, once it adopts
 
@@ -112,15 +112,15 @@ class Orphans:
 def find_processes(mark: str, state_dir: str = "") -> set[int]:
     """Return the processes of a run: with ``PACELINE_NODE=mark``, their descendants and the members of their sessions.
 
-    ``mark``: if it ends with "-", the prefix of all attempts of a run folder. ``state_dir``: of an attempt whose agent
-    is dead; who writes there is a rank, as setproctitle overwrites the environment that the system shows.
+    A ``mark`` that ends with "-" is the prefix of all attempts of a run folder. Processes that write in ``state_dir``,
+    of an attempt whose agent is dead, count too: setproctitle may have overwritten the environment that /proc shows.
     """
     if not LINUX:  # macOS: environments show with -E; sessions are left out
         ps = subprocess.run(
             ["ps", "-axEww", "-o", "pid=,command="], capture_output=True, text=True, errors="replace", check=False
         )
         rows = (line.split() for line in ps.stdout.splitlines())
-        return {int(words[0]) for words in rows if any(carries(word.encode(), mark) for word in words)}
+        return {int(words[0]) for words in rows if any(is_mark(word.encode(), mark) for word in words)}
     pids: set[int] = set()
     sessions: dict[int, str] = {}
     children: dict[int, list[int]] = {}
@@ -136,8 +136,8 @@ def find_processes(mark: str, state_dir: str = "") -> set[int]:
                 pids.add(pid)
             with open(f"/proc/{pid}/environ", "rb") as environ:
                 environment = environ.read().split(b"\0")
-            if any(carries(variable, mark) for variable in environment) or (
-                any(variable.startswith(_OF_RANKS) for variable in environment) and holds(pid, mark)
+            if any(is_mark(variable, mark) for variable in environment) or (
+                any(variable.startswith(_OF_RANKS) for variable in environment) and is_marked_fork(pid, mark)
             ):
                 pids.add(pid)
         except OSError:
@@ -150,9 +150,9 @@ def find_processes(mark: str, state_dir: str = "") -> set[int]:
         new = [pid for pid in children.get(parents.pop(), []) if pid not in pids and pid != os.getpid()]
         pids.update(new)
         parents += new
-    # a process without mark and parent is known by its session; this process's own session may hold others' processes
-    mine = {sessions[pid] for pid in pids} - {own}
-    return pids | {pid for pid, session in sessions.items() if session in mine}
+    # by its session a process is found that has neither mark nor parent; this process's own session has others' too
+    found_sessions = {sessions[pid] for pid in pids} - {own}
+    return pids | {pid for pid, session in sessions.items() if session in found_sessions}
 
 
 def writes_in(pid: int, folders: list[str]) -> bool:
@@ -179,8 +179,8 @@ def open_files(pid: int) -> Iterator[tuple[str, str]]:
 
 
 def works_in(folders: list[str]) -> dict[int, str]:
-    """Find processes without a terminal that stand or write in one of ``folders``, with their commands (Linux)."""
-    commands: dict[int, str] = {}
+    """Find processes without a terminal that stand or write in one of ``folders``: id → command (Linux)."""
+    pids: set[int] = set()
     begins = tuple(f"{os.path.realpath(folder)}/" for folder in folders)
     for name in filter(str.isdigit, os.listdir("/proc") if LINUX else []):
         pid = int(name)
@@ -189,27 +189,32 @@ def works_in(folders: list[str]) -> dict[int, str]:
             if fields[0] in "ZX" or fields[4] != "0" or pid == os.getpid():
                 continue
             if f"{os.readlink(f'/proc/{pid}/cwd')}/".startswith(begins) or writes_in(pid, folders):
-                commands[pid] = command_of(pid)
+                pids.add(pid)
+    return commands_of(pids)
+
+
+def commands_of(pids: set[int]) -> dict[int, str]:
+    """Return process id → command line of those processes that still exist."""
+    commands: dict[int, str] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+            commands[pid] = file.read().replace("\0", " ").strip()
     return commands
 
 
-def command_of(pid: int) -> str:
-    with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
-        return file.read().replace("\0", " ").strip()
-
-
-def holds(pid: int, mark: str) -> bool:
-    """Whether a fork of a warm parent holds the mark: a memory file, not its environment. Raises OSError."""
+def is_marked_fork(pid: int, mark: str) -> bool:
+    """Whether a fork of a warm parent has the mark: in the name of an open memory file. Raises OSError."""
     for _, target in open_files(pid):
         if target.startswith(_MEMORY_FILE):
-            held = target[len(_MEMORY_FILE) :].partition(" (deleted)")[0]
-            return held.startswith(mark) if mark.endswith("-") else held == mark
+            own_mark = target[len(_MEMORY_FILE) :].partition(" (deleted)")[0]
+            return own_mark.startswith(mark) if mark.endswith("-") else own_mark == mark
     return False
 
 
-def carries(variable: bytes, mark: str) -> bool:
-    wanted = f"{variables.NODE}={mark}".encode()
-    return variable.startswith(wanted) if mark.endswith("-") else variable == wanted
+def is_mark(variable: bytes, mark: str) -> bool:
+    """Whether an environment variable is ``PACELINE_NODE=mark``, or begins so if ``mark`` is a prefix."""
+    expected = f"{variables.NODE}={mark}".encode()
+    return variable.startswith(expected) if mark.endswith("-") else variable == expected
 
 
 def send_all(pids: set[int], number: int) -> None:

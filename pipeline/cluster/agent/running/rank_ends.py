@@ -1,4 +1,4 @@
-"""The error of a rank, from the files that it left."""
+"""How ranks ended: the error of each one from its files, ends before the run was over, and the kernel's OOM kills."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONGEST_LAST_LINE = 300  # characters
 _READ_BYTES = 1 << 20  # from the end of a rank's output: a message may show a whole tensor
 _CURSOR = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")
 _HEAD = "Traceback (most recent call last):\n"
-_MARK = r"\[rank\d+\]: "  # torch's, before every line of an uncaught exception that isn't empty
+_MARK = r"\[rank\d+\]: "  # torch puts it before each line of an uncaught exception
 _AFTER_EXCEPTION = re.compile(  # output of torch, Python and wandb after the exception
     r"^(?:\[[WIEF]\d|\[rank\d+\]:|Exception ignored |\S+:\d+: \w*Warning: |terminate called |wandb: )", re.MULTILINE
 )
@@ -46,7 +46,7 @@ FATAL = {
 ENDED_EARLY = (
     "ended with exit code 0 while others went on; every rank has to come to the same end (a sys.exit, or fewer batches)"
 )
-"""Of a script's rank that left no error, where another one failed."""
+"""The message for a script's rank that ended without an error where another one failed."""
 
 
 class RankExit(NamedTuple):
@@ -147,7 +147,10 @@ def _last_line(text: str) -> str:
 
 
 def last_traceback(text: str, by_exception: bool) -> tuple[str, str] | None:
-    """Return message and traceback; one amid the output was handled, unless the rank ended ``by_exception``."""
+    """Return message and traceback of the last exception in a rank's output.
+
+    None: there is none, or output follows it, so it was handled (unless the rank ended ``by_exception``).
+    """
     before, head, rest = text.rpartition(_HEAD)
     if marked := re.fullmatch(f"{_MARK}(?:Original )?", before.rpartition("\n")[2]):  # torch's, of a loader's worker
         whole = re.match(rf"(?:{_MARK}.*\n?|\n)*", rest)
@@ -190,7 +193,7 @@ def masked_and_cut(failure: RankFailure, hide: Callable[[str], str]) -> RankFail
 
 
 class EarlyExits:
-    """Watches the ranks of one node, whose state folder is ``state``, for ends before the run is over."""
+    """Finds ranks that ended by themselves before the run was over. ``state``: the node's state folder."""
 
     def __init__(self, state: str) -> None:
         self._pattern = os.path.join(glob.escape(state), f"ranks/*/attempt_*/*/{RUNNING}*")
@@ -199,6 +202,7 @@ class EarlyExits:
         self._begun: set[int] | None = None  # the ranks that had begun when all were ended
 
     def read(self, line: str) -> None:
+        """Take from a line of torchrun which processes it ends, and with which code one ended."""
         closing, code = _CLOSING.search(line), _CODE.match(line)
         if closing:
             self._ended_by_others.add(int(closing[1]))
@@ -211,6 +215,7 @@ class EarlyExits:
         return bool(self._ended_by_others)
 
     def about_to_end_all(self) -> None:
+        """Note that ranks which end from now on were ended by the agent."""
         if self._begun is None:
             self._begun = {pid for _, pid in self._unfinished()}
         self._ended_by_others |= {pid for _, pid in self._unfinished() if start_time(pid) is not None}
@@ -230,8 +235,9 @@ class EarlyExits:
         return {rank: self._codes.get(pid, 0) for rank, pid in ended}
 
     def _unfinished(self) -> list[tuple[int, int]]:
-        places = (path.rsplit("/", 2) for path in glob.glob(self._pattern))
-        return [(int(rank), int(name.removeprefix(RUNNING))) for _, rank, name in places]
+        """Return (local rank, process id) of the ranks whose run isn't over, by the files that they keep until then."""
+        paths = (path.rsplit("/", 2) for path in glob.glob(self._pattern))
+        return [(int(rank), int(name.removeprefix(RUNNING))) for _, rank, name in paths]
 
 
 class OutOfMemory:
@@ -242,7 +248,7 @@ class OutOfMemory:
         self.before = oom_kills(self.group), oom_kills(self.host)
 
     def explained(self, message: str) -> str:
-        """Return ``message``; one that ends with SIGKILL with the counters of the control group, else of the host."""
+        """Add to a message that ends with SIGKILL whether the kernel has counted an out-of-memory kill meanwhile."""
         if not message.endswith(("SIGKILL", "(SIGKILL)")):
             return message
         in_group = counter_increase(self.before[0], oom_kills(self.group))
@@ -258,7 +264,7 @@ class OutOfMemory:
 
 
 def memory_events_file(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> str:
-    """Return the control group's file with the counter; '': there is none. Versions 1 and 2 of Linux' interface."""
+    """Return the file that counts this control group's out-of-memory kills (version 1 or 2); '': there is none."""
     groups = control_groups(own)
     if "memory" in groups:
         return f"{root}/memory{groups['memory']}/memory.oom_control"

@@ -1,6 +1,7 @@
-"""The supervisors on this node: registered, stopped, and kept from starting late.
+"""The registry of this node's supervisors: a file for each, by which any later command finds and ends it.
 
-A supervisor is the agent process that owns a start's torchrun; the processes that it starts carry ``run_id:node_rank``.
+A supervisor is the agent process that owns a start's torchrun. It and the processes below it have the mark
+``run_id:node_rank`` in their environment.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ import time
 
 from ..node import identity, own_node
 from ..requests import Access, NodeEnd, RegistryEntry, Standing, StandingRequest, StopRequest
-from ..wire import read_json, read_record, say, write_json
+from ..wire import read_record, say, touch
 from .processes import POLL_S, TERM_GRACE_S, end_tree, find_processes, remove_container, send_all, start_time, works_in
 
 LONGEST_START_S = 3600.0
-OTHERS_STAY_S = 86_400.0
-TOMBSTONE = "tombstone"
+TOMBSTONE_S = 86_400.0  # a start that was refused is no longer on its way then
 
 
 def is_alive(entry: RegistryEntry) -> bool:
@@ -36,7 +36,7 @@ class Registry:
 
     def tombstone_path(self, run_id: str) -> str:
         """Return the file whose existence refuses a start that may still be on its way."""
-        return os.path.join(self.folder, f"{run_id}.{TOMBSTONE}")
+        return os.path.join(self.folder, f"{run_id}.tombstone")
 
     def entries(self, attempt_prefix: str = "") -> dict[str, RegistryEntry]:
         """Return path → entry of this node's supervisors, whose run ids begin with ``attempt_prefix``."""
@@ -50,43 +50,28 @@ class Registry:
         }
 
     def end_attempts(self, attempt_prefix: str) -> set[int]:
+        """End all attempts whose ids begin so, registered or not; return the processes that live on."""
         for path, entry in self.entries(attempt_prefix).items():
             end_entry(path, entry)
-        # attempts whose registration was removed, perhaps together with the run's folder
-        alive = find_processes(attempt_prefix)
-        if alive:
+        if find_processes(attempt_prefix):  # their registration was removed, perhaps with the run's folder
             end_tree(attempt_prefix, TERM_GRACE_S)
-            alive = find_processes(attempt_prefix)
-        return alive
+        return find_processes(attempt_prefix)
 
     def refuse_start(self, run_id: str) -> None:
         """Make a start fail that is still on its way: it checks for the tombstone after it has registered."""
         os.makedirs(self.folder, exist_ok=True)
-        write_json(self.tombstone_path(run_id), {"identity": self.identity, "monotonic_s": time.monotonic()})
+        touch(self.tombstone_path(run_id))
 
     def forget_dead(self) -> None:
-        """Remove the registrations of dead supervisors whose folders are gone, and outdated tombstones."""
+        """Remove the entries of dead supervisors whose folders are gone, and old tombstones."""
         for path, entry in self.entries().items():
-            if not is_alive(entry) and not os.path.isdir(entry.state_dir) and not doubtful(entry):
+            if not is_alive(entry) and not os.path.isdir(entry.state_dir) and not possible_remains(entry):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
-        self.remove_outdated()
-
-    def remove_outdated(self) -> None:
-        """Remove tombstones of starts that would have come by now; other nodes' ones after a day."""
-        for tombstone in glob.glob(os.path.join(glob.escape(self.folder), f"*.{TOMBSTONE}")):
+        for tombstone in glob.glob(os.path.join(glob.escape(self.folder), "*.tombstone")):
             with contextlib.suppress(OSError):
-                if outdated(tombstone, self.identity):
+                if time.time() - os.path.getmtime(tombstone) > TOMBSTONE_S:
                     os.unlink(tombstone)
-
-
-def outdated(tombstone: str, identity: str) -> bool:
-    """Whether a tombstone is of no use any more; ``identity``: of this node."""
-    value = read_json(tombstone)
-    if isinstance(value, dict) and value.get("identity") != identity:
-        return time.time() - os.path.getmtime(tombstone) > OTHERS_STAY_S
-    at = value.get("monotonic_s") if isinstance(value, dict) else None
-    return not isinstance(at, float) or not 0 <= time.monotonic() - at <= LONGEST_START_S
 
 
 def end_entry(path: str, entry: RegistryEntry) -> None:
@@ -98,22 +83,25 @@ def end_entry(path: str, entry: RegistryEntry) -> None:
             time.sleep(POLL_S)
         if is_alive(entry):
             send_all({entry.pid}, signal.SIGKILL)
-    gone = end_tree(entry.mark, 0.5, entry.state_dir)
+    is_gone = end_tree(entry.mark, 0.5, entry.state_dir)
     if entry.container is not None:
         remove_container(entry.container.engine, entry.container.name)
-    if gone and not doubtful(entry):
+    if is_gone and not possible_remains(entry):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
 
-def doubtful(entry: RegistryEntry) -> dict[int, str]:
-    """Find processes (id → command) that write in a dead supervisor's folders and may be its own: nothing proves it."""
+def possible_remains(entry: RegistryEntry) -> dict[int, str]:
+    """Find processes without the mark that work in a dead supervisor's folders: process id → command.
+
+    They may be detached children of its ranks, but nothing proves it, so they are named and never ended.
+    """
     names = ("checkpoints", "outputs", "work")
     return works_in([os.path.join(entry.run_dir, name) for name in names]) if entry.run_dir else {}
 
 
-def in_words(commands: dict[int, str]) -> str:
-    return ", ".join(f"process {pid} ({command[:80]})" for pid, command in sorted(commands.items()))
+def in_words(commands: dict[int, str], longest: int = 80) -> str:
+    return ", ".join(f"process {pid} ({command[:longest]})" for pid, command in sorted(commands.items()))
 
 
 def stop(request: StopRequest) -> None:
@@ -122,12 +110,10 @@ def stop(request: StopRequest) -> None:
     if request.refused_run_id:
         registry.refuse_start(request.refused_run_id)
     survivors = [f"process {pid}" for pid in sorted(registry.end_attempts(request.attempt_prefix))]
-    in_doubt = [
-        f"{in_words(commands)} in its folder"
-        for entry in registry.entries(request.attempt_prefix).values()
-        if (commands := doubtful(entry))
-    ]
-    say(survivors=[*survivors, *in_doubt])
+    for entry in registry.entries(request.attempt_prefix).values():
+        if commands := possible_remains(entry):
+            survivors.append(f"{in_words(commands)} in its folder")
+    say(survivors=survivors)
 
 
 def standing(request: StandingRequest) -> None:

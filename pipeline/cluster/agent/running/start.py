@@ -13,23 +13,23 @@ from ..requests import NodeStart, StartRequest
 from ..wire import THERE, say, touch
 from .claims import Claim, claim_for_run
 from .processes import Orphans
-from .registry import Registry, doubtful, in_words
+from .registry import Registry, in_words, possible_remains
 from .supervisor import Supervisor
 
 _STARTED = "started"
 
 
 def start(request: StartRequest) -> None:
-    """End leftovers of the same key, lay out the run, leave a supervisor behind; answers when torchrun is up."""
+    """End earlier attempts of the run folder, lay out its files, leave a supervisor behind; answer once it started."""
     node = own_node(request.nodes, request.access)
     registry = Registry(request.registry, request.access)
-    registry.remove_outdated()
     earlier = registry.entries(request.attempt_prefix)
     end_earlier(registry, request.attempt_prefix)
-    refuse_doubtful(registry, request.attempt_prefix)
+    refuse_remains(registry, request.attempt_prefix)
     claim = claim_for_run(node.claim)  # held by the processes that are forked from this one
     for entry in earlier.values():
         remove_ours(entry.remove)
+    registry.forget_dead()
     if request.sends_files:
         remove_leftovers(request, node)
         unpack(sys.stdin.buffer, node.run_dir)
@@ -47,10 +47,10 @@ def end_earlier(registry: Registry, attempt_prefix: str) -> None:
         raise SystemExit(f"an earlier attempt of this run cannot be ended: processes {sorted(survivors)}")
 
 
-def refuse_doubtful(registry: Registry, attempt_prefix: str) -> None:
-    """Raise SystemExit while a doubtful process lives, which might write into the folder of the new attempt."""
+def refuse_remains(registry: Registry, attempt_prefix: str) -> None:
+    """Raise SystemExit if a process lives that may be an earlier attempt's: it could write to the new one's files."""
     for entry in registry.entries(attempt_prefix).values():
-        if commands := doubtful(entry):
+        if commands := possible_remains(entry):
             pids = " ".join(map(str, commands))
             raise SystemExit(
                 f"an earlier attempt of this run was killed, and {in_words(commands)} may be what it left: without the "
@@ -59,7 +59,7 @@ def refuse_doubtful(registry: Registry, attempt_prefix: str) -> None:
 
 
 def lay_out(node: NodeStart) -> None:
-    """Create the folder of the agent's own files, with the stamp that ``clean`` checks, and begin the lease."""
+    """Create the agent's own folder, the lease, and in folders to be removed later the file ``.paceline``."""
     os.makedirs(node.state_dir, mode=0o700, exist_ok=True)  # private, because it holds the ranks' unmasked output
     for folder in node.own_folders:
         open(os.path.join(folder, ".paceline"), "w").close()
@@ -67,7 +67,7 @@ def lay_out(node: NodeStart) -> None:
 
 
 def fork_supervisor(request: StartRequest, node: NodeStart, claim: Claim | None) -> str:
-    """Leave a supervisor behind, forked twice, so that it gets no terminal; return why torchrun didn't start, or ''."""
+    """Fork twice, so that the supervisor gets no terminal; return why it could not start torchrun, or ''."""
     read_fd, answer_fd = os.pipe()
     if os.fork() == 0:
         os.close(read_fd)
@@ -83,7 +83,7 @@ def fork_supervisor(request: StartRequest, node: NodeStart, claim: Claim | None)
 
 
 def supervise(request: StartRequest, node: NodeStart, answer_fd: int, claim: Claim | None) -> None:
-    """Be the supervisor's process to its end; never returns. The answer to the start is written to ``answer_fd``."""
+    """Be the supervisor until the start has ended; never returns. Whether torchrun started goes to ``answer_fd``."""
     code = 1
     try:
         null = os.open(os.devnull, os.O_RDWR)

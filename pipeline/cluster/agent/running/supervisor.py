@@ -1,4 +1,4 @@
-"""The process on a node that stays as long as the ranks of an attempt: it owns torchrun."""
+"""The supervisor: the process on a node that owns torchrun and stays until all ranks there have ended."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .processes import (
     TERM_GRACE_S,
     Orphans,
     children_of,
-    command_of,
+    commands_of,
     end_tree,
     find_processes,
     ip_address,
@@ -48,21 +48,21 @@ from .processes import (
     tcp_table,
 )
 from .rank_ends import EarlyExits, OutOfMemory, RankExit, describe, has_only_exit_code, masked_and_cut, rank_failures
-from .registry import Registry
+from .registry import Registry, in_words
 
 CHECK_S = 0.5
 BEAT_STALE_S = 3.0  # the controller sends a heartbeat every second
 PEER_TRY_S = 1.0
 PEER_RETRY_S = 0.2  # if no node answered
-LEFT_S = 5.0  # for torchrun and ranks to end by themselves after the first node's torchrun has ended
+LEFT_S = 5.0  # after the end of the first node's torchrun, for the others to end by themselves
 SIBLING_GRACE_S = 2.0  # after a rank's error, for torchrun to end the other ranks by itself
 REPORT_GRACE_S = 8.0  # the same if only torchrun knows how the rank ended: it reports after it has ended the others
-UNATTENDED_S = 20.0
+UNATTENDED_S = 20.0  # until the controller that started this node must follow it
 RESERVE_BYTES = 64 << 10  # room on a full disk for exit.json, and as much for the last output of ranks
 RESERVES = ("reserve", "reserve-of-ranks")
 _TAIL_LINES = 12
 RENDEZVOUS_LOOK_S = 0.5
-ESTABLISHED, CLOSE_WAIT, LISTEN = "01", "08", "0A"  # states in the kernel's table
+ESTABLISHED, CLOSE_WAIT, LISTEN = "01", "08", "0A"  # states in /proc/net/tcp
 _OUTLIVED = "paceline: WARNING: went on after the script's end, and was ended: "
 
 
@@ -234,7 +234,7 @@ class Supervisor:
         while peers:
             stale = beats.look() > BEAT_STALE_S
             if stale or not reached:
-                alive = next((peer for peer in peers if answers(*peer)), None)
+                alive = next((peer for peer in peers if accepts_connection(*peer)), None)
                 if alive is not None:
                     reached, peers = True, [alive, *(peer for peer in peers if peer != alive)]
                 misses = misses + 1 if stale and reached and alive is None else 0
@@ -283,8 +283,8 @@ class Supervisor:
                 self.merge_output()
             self.lines_before_end = self.output.last_lines
         if code == 0 and self.kill_at is None and self.is_script:
-            commands = self.rules.hide(described(find_processes(self.mark)))
-            self.outlived = f"{commands}; not waited for" if commands else ""
+            commands = in_words(commands_of(find_processes(self.mark)), longest=400)
+            self.outlived = f"{self.rules.hide(commands)}; not waited for" if commands else ""
 
     def end_everything(self, code: int) -> bool:
         """End what lives on, and take the start from the registry; return whether all has ended."""
@@ -300,7 +300,7 @@ class Supervisor:
         return is_gone
 
     def conclude(self, code: int, is_gone: bool) -> None:
-        """Write the last lines and exit.json, unless the folder was removed."""
+        """Write the last lines of the log and exit.json, unless the folder was removed."""
         if not os.path.isdir(self.node.state_dir):
             return
         try:
@@ -326,7 +326,7 @@ class Supervisor:
         write_json(self.path("exit.json"), end)
 
     def explain_full_disk(self, code: int, failures: list[RankFailure]) -> None:
-        """Add a full disk to the reason of a bad end that nothing else explains; make room on it."""
+        """Name a full disk as the reason of a bad end that no rank explains, and free the reserved space on it."""
         is_full = free_bytes(self.node.state_dir) < RESERVE_BYTES or no_inodes(self.node.state_dir)
         room = room_in(self.node.state_dir)
         for name in RESERVES:
@@ -360,16 +360,7 @@ class Supervisor:
         return [failure._replace(message=self.memory.explained(failure.message)) for failure in masked]
 
 
-def described(pids: set[int]) -> str:
-    """Return process ids with their commands, without processes that have ended."""
-    words = []
-    for pid in sorted(pids):
-        with contextlib.suppress(OSError):
-            words.append(f"process {pid} ({command_of(pid)[:400]})")
-    return ", ".join(words)
-
-
-def answers(address: str, port: int) -> bool:
+def accepts_connection(address: str, port: int) -> bool:
     try:
         socket.create_connection((encoded_name(address), port), timeout=PEER_TRY_S).close()  # type: ignore[arg-type]
     except OSError:
@@ -390,6 +381,7 @@ class Rendezvous:
         self.looked = time.monotonic()  # torchrun takes at least a second until it connects
 
     def news(self) -> list[str]:
+        """Return the line for the log when this node has joined, once."""
         now = time.monotonic()
         if self.endpoint is None or self.has_joined or now - self.looked < RENDEZVOUS_LOOK_S:
             return []
@@ -399,13 +391,11 @@ class Rendezvous:
         return [line] if self.has_joined else []
 
     def left_s(self) -> float:
-        """Return how many seconds ago the first node's torchrun closed its connections to this node (0.0: it hasn't);
-        gloo may not notice that.
-        """
+        """Return how many seconds ago the first node's torchrun closed its connections to this node; 0.0: it hasn't."""
         if self.endpoint is None or self.first or not self.has_joined:
             return 0.0
         states = self.states(*self.endpoint)
-        # CLOSE_WAIT: the first node has closed the connection, and torchrun here hasn't noticed
+        # CLOSE_WAIT: the first node has closed the connection; torchrun and gloo here may not notice
         if CLOSE_WAIT not in states or ESTABLISHED in states:
             self.left_at = None
             return 0.0

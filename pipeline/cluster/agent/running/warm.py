@@ -1,12 +1,14 @@
-"""Launches by a warm parent of ranks (trainers/ranks.py), which has imported torch already, else as a plain program.
+"""Start torchrun as a fork of a warm parent: a process (trainers/ranks.py) that has imported torch already.
 
-It is found by an abstract socket, whose name follows from all that decides its environment.
+A parent listens at an abstract socket, whose name is a digest of the parent's environment. Where no parent can serve,
+torchrun is started as an ordinary program.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
+import hashlib
 import json
 import os
 import signal
@@ -21,14 +23,14 @@ from typing import Union
 from trainers.contract import variables
 
 from ..host.hardware import count_cpus
-from ..node import from_environment, sha256
+from ..node import from_environment
 from ..requests import WarmEnvironment
 from ..wire import Json
 from .processes import LINUX, process_state
 
 IDLE_S = 30.0  # a parent ends if no launch comes for this time; restarts and further trials come sooner
 FIRST_IDLE_S = 90.0  # the same before its first launch: preflight may run, and data may be sent
-_ROOM = 1000  # spaces that a fork overwrites with the command that lists of processes show
+_ROOM = 1000  # spaces in the parent's arguments, which a fork overwrites with the command that ps is to show
 _BIND_S = 5.0  # limit until a new parent accepts connections; Python takes a tenth of a second
 _PID_S = 120.0  # limit until it has forked, because it may import torch from a slow disk first
 _SET_AT_LAUNCH = (
@@ -37,8 +39,8 @@ _SET_AT_LAUNCH = (
     *("*_TOKEN", "*_API_KEY", "*_ACCESS_KEY", "*_ACCESS_KEY_ID", "*_SECRET", "*_PASSWORD"),
     *("AWS_*", "HF_*", "MLFLOW_*", "WANDB_*", "XDG_*", "KRB5*"),
 )
-"""Variables that neither Python's start nor an import of torch reads, so each launch sets its own. Torch reads names of
-all kinds (CI, IS_FBCODE, USE_LIBUV), so all other variables identify the parent."""
+"""Variables that neither Python's start nor the import of torch reads: each launch sets its own. All others identify
+the parent, because torch reads names of all kinds (CI, IS_FBCODE, USE_LIBUV)."""
 
 
 def warm_up(env_passed: Sequence[str], known: WarmEnvironment) -> None:
@@ -59,20 +61,20 @@ def warm_up(env_passed: Sequence[str], known: WarmEnvironment) -> None:
 def _name(env: dict[str, str]) -> str:
     decides = {name: value for name, value in env.items() if not _is_set_at_launch(name)}
     text = json.dumps([sys.executable, os.getuid(), decides], sort_keys=True)
-    return f"paceline-ranks-{sha256(text.encode())[:32]}"
+    return f"paceline-ranks-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def _is_set_at_launch(name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in _SET_AT_LAUNCH)
 
 
-def _start(name: str, env: dict[str, str], first_s: float) -> subprocess.Popen[bytes]:
-    source, end = os.pipe()  # holds more than this text
-    os.write(end, _ranks_source().encode())
-    os.close(end)
+def _start(name: str, env: dict[str, str], first_idle_s: float) -> subprocess.Popen[bytes]:
+    source, write_end = os.pipe()  # its buffer holds the whole text
+    os.write(write_end, _ranks_source().encode())
+    os.close(write_end)
     try:
         return subprocess.Popen(
-            [sys.executable, f"/dev/fd/{source}", name, str(first_s), str(IDLE_S), " " * _ROOM],
+            [sys.executable, f"/dev/fd/{source}", name, str(first_idle_s), str(IDLE_S), " " * _ROOM],
             env={**{key: value for key, value in env.items() if not _is_set_at_launch(key)}, variables.RANKS: name},
             cwd="/",
             stdin=subprocess.DEVNULL,
@@ -109,15 +111,18 @@ def _peer(connection: socket.socket) -> tuple[int, int, int]:
 
 
 class Launch:
-    """A torchrun forked by a warm parent, with Popen's methods; a plain process if the parent fails before the fork."""
+    """A torchrun that a warm parent forks, with Popen's ``poll``, ``pid`` and ``returncode``.
+
+    If the parent fails before it has forked, torchrun is started as an ordinary program.
+    """
 
     def __init__(self, connection: socket.socket, argv: list[str], env: dict[str, str], cwd: str, output: int) -> None:
-        self._connection, self._cold = connection, (argv, env, cwd, os.dup(output))
+        self._connection, self._command = connection, (argv, env, cwd, os.dup(output))
         self._process: subprocess.Popen[bytes] | None = None
         self._received, self._forked, self._until = b"", False, time.monotonic() + _PID_S
         self.pid = _peer(connection)[0]  # the parent's, until it has forked
         self.returncode: int | None = None
-        self.parent_ended = False  # while the fork ran
+        self.parent_ended = False  # before the fork's exit code was known
         connection.setblocking(False)
 
     def poll(self) -> int | None:
@@ -128,7 +133,7 @@ class Launch:
         return self.returncode
 
     def give_up(self) -> None:
-        """Start nothing more; what was forked is ended by its mark."""
+        """Don't let the parent fork any more. A fork that exists is ended elsewhere, by its mark."""
         if self._process is None and not self._forked and self.returncode is None:
             self._connection.close()
             self.returncode = -signal.SIGTERM
@@ -139,7 +144,7 @@ class Launch:
         except BlockingIOError:
             is_stopped = process_state(self.pid) == "T"  # by SIGSTOP
             if not self._forked and (time.monotonic() > self._until or is_stopped):
-                self._start_cold()
+                self._start_program()
             return
         except OSError:
             data = b""
@@ -151,7 +156,7 @@ class Launch:
             if self._forked:  # the parent was killed, so the fork's exit code stays unknown
                 self.returncode, self.parent_ended = -signal.SIGKILL, True
             else:
-                self._start_cold()
+                self._start_program()
 
     def _handle(self, message: Json) -> None:
         if "pid" in message:
@@ -162,9 +167,9 @@ class Launch:
             self.returncode = int(message["exit"])
             self._connection.close()
 
-    def _start_cold(self) -> None:
+    def _start_program(self) -> None:
         self._connection.close()
-        argv, env, cwd, output = self._cold
+        argv, env, cwd, output = self._command
         self._process = begin(argv, env, cwd, output)
         self.pid = self._process.pid
 
@@ -174,14 +179,14 @@ Child = Union[Launch, "subprocess.Popen[bytes]"]
 
 
 def begin(argv: list[str], env: dict[str, str], cwd: str, output: int) -> subprocess.Popen[bytes]:
-    """Start a program as torchrun is started without a parent. Raises OSError."""
+    """Start a program without a warm parent. Raises OSError."""
     return subprocess.Popen(
         argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
     )
 
 
 def launch(argv: list[str], env: dict[str, str], cwd: str, output: int) -> Child:
-    """Let a warm parent fork, an existing or a new one, else start the command itself. Raises OSError."""
+    """Let a warm parent, an existing or a new one, fork for the command; else start the command. Raises OSError."""
     connection = _connected_or_started(_name(env), env) if LINUX and argv[0] == sys.executable else None
     if connection is not None:
         order = json.dumps({"argv": argv, "env": env, "cwd": cwd, "mark": env[variables.NODE]}).encode() + b"\n"
@@ -196,7 +201,7 @@ def launch(argv: list[str], env: dict[str, str], cwd: str, output: int) -> Child
 
 
 def _connected_or_started(name: str, env: dict[str, str]) -> socket.socket | None:
-    """Return a connection to the parent of that name, started if necessary. None: impossible."""
+    """Return a connection to the parent of that name, started if necessary; None if that fails."""
     connection = _connected(name)
     if connection is not None:
         return connection
