@@ -1,6 +1,7 @@
-"""Write files atomically, and identify their content: digests, stamps, and fingerprints, which are both.
+"""Write files atomically; identify their content by digests, stamps, and fingerprints (a stamp with a digest).
 
-A stamp tells without reading a file that it is unchanged. It is valid once no other write can leave the same one.
+A stamp is what the file system records of a file: while it stays the same, the content does, without reading the file.
+That holds once the file system's clock has moved on, so that another write can't leave the same stamp.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from pipeline.core.errors import DataError, UsageError
 _KINDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-
 FINGERPRINTS = ".fingerprints.json"
 """The cache of ``fingerprints`` in a folder."""
 
@@ -51,10 +51,7 @@ def stamp(path: Path) -> Stamp:
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write a temporary file next to ``path``, fsync and rename it. Creates parent folders.
-
-    Raises OSError naming the file.
-    """
+    """Write a temporary file next to ``path``, fsync and rename it; create parent folders. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(prefix=temporary_prefix(f".{path.name}"), dir=path.parent)
@@ -149,12 +146,10 @@ def canonical_json(value: Any) -> str:
 
 
 def sha256_text(text: str) -> str:
-    """Return the hex digest of the UTF-8 text."""
     return sha256_bytes(text.encode())
 
 
 def sha256_bytes(data: bytes) -> str:
-    """Return the hex digest of bytes in memory."""
     return hashlib.sha256(data).hexdigest()
 
 

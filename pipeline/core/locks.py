@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _POLL_S = 0.1
-_taken: set[FileLock] = set()
+_taken: set[FileLock] = set()  # by this process
 
 
 class FileLock:
     """An exclusive lock on a file, held until ``release``. The file is created if missing and never removed.
 
-    Someone else may remove the file (``rm -r`` of the folder), and the next command would create and lock a new one. So
-    before a holder writes, it must check with ``lost`` that the path still leads to the locked file.
+    After someone removed it (``rm -r`` of the folder), the next command creates and locks another file. So before a
+    holder writes, it must check with ``lost`` that the path still leads to the locked file.
     """
 
     def __init__(self, path: Path) -> None:

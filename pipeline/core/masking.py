@@ -50,10 +50,7 @@ def without_secret_names(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _open_closed() -> None:
-    """Open closed standard streams on /dev/null.
-
-    Otherwise the next opened file would get a standard stream's number, and children would write their output into it.
-    """
+    """Open closed standard streams on /dev/null, or the next file would get a stream's number and children's output."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
@@ -62,10 +59,7 @@ def _open_closed() -> None:
 
 
 def silence(number: int) -> None:
-    """Redirect a standard stream to /dev/null.
-
-    Buffered text goes there too; flushing it at exit would fail otherwise.
-    """
+    """Redirect a standard stream to /dev/null, also the text in its buffer, which Python flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
@@ -81,8 +75,8 @@ class OutputError(OSError):
 class _Masked:
     """A stream that masks secrets in written text and delegates everything else.
 
-    Write errors go to the handler of ``on_lost_output``, or are raised. For stderr (``is_last``) they are dropped,
-    because there is no place left to report them.
+    Write errors go to the handler of ``on_lost_output``, or are raised. Those of stderr (``is_last``) are dropped:
+    nowhere is left to report them.
     """
 
     def __init__(self, stream: TextIO, *, is_last: bool = False) -> None:

@@ -1,6 +1,6 @@
-"""The location of Paceline's own code, and the project that this process works on: a clone, or one of `paceline init`.
+"""Where Paceline's own code lies, and which project this process works on: a clone, or one made by `paceline init`.
 
-The latter uses the installed code; its conf/ takes precedence over Paceline's.
+A project of `paceline init` uses the installed code, and its conf/ takes precedence over Paceline's.
 """
 
 from __future__ import annotations

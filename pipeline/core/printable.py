@@ -1,7 +1,4 @@
-"""Make foreign text safe for terminals and shells: escape control characters, quote arguments and Hydra values.
-
-Pure.
-"""
+"""Make foreign text safe for terminals and shells: escape control characters, quote arguments and Hydra values."""
 
 from __future__ import annotations
 
@@ -56,7 +53,7 @@ def program_lines(text: str, *, terminal: bool, colours: bool) -> str:
 
 
 def without_host(text: str) -> str:
-    """Lines of this computer's ranks without its name: those of rank 0 as they are, of others with the rank."""
+    """Remove ``localhost:RANK | `` from log lines; lines of ranks other than 0 keep ``rank RANK | ``."""
     return _HERE.sub(lambda of: (of[1] or "") + ("" if of[2] in ("-", "0") else f"rank {of[2]} | "), text)
 
 

@@ -13,11 +13,8 @@ from trainers.contract import run_folder
 SECTION = "program"
 """The section of config.json that names the program; the classifier's configuration has none."""
 
-TORCHRUN = "trainers.torchrun"
-"""The node half's module that runs torchrun; part of every snapshot."""
-
-TORCHRUN_FILE = "trainers/torchrun.py"
-"""The path of that module in the snapshot."""
+TORCHRUN, TORCHRUN_FILE = "trainers.torchrun", "trainers/torchrun.py"
+"""The node half's module that runs torchrun, and its path in the snapshot of a run's code."""
 
 
 class Program(NamedTuple):
@@ -29,8 +26,7 @@ class Program(NamedTuple):
     folders: tuple[str, ...] = ()  # those whose files all belong to the result
     evaluated: tuple[str, ...] = ()  # the files that the report adds
     starts_torchrun: bool = False
-    # false: the ranks share no batch of a known size, and only `doit reproduce` shows whether runs are bitwise equal
-    is_ours: bool = True
+    is_ours: bool = True  # False: a user's, whose batch size and determinism are unknown
 
     def files(self, run_dir: Path) -> tuple[str, ...]:
         """List the result files of a finished run, without unreadable files and links that leave its folder."""

@@ -1,4 +1,4 @@
-"""Find secret values by name or by form, and replace them with a placeholder. Pure.
+"""Find secret values by name or by form, and replace them with a placeholder.
 
 docs/secrets.md lists the rules for users. A secret reaches the ranks' environment and is stored nowhere else.
 """

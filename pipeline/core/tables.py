@@ -16,10 +16,9 @@ _UNITS = {
     r"(^|_)bytes$": ((1e12, 1e12, "TB"), (1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (1e3, 1e3, "kB")),
     r"(?<!_per)_s$|(^|_)seconds$": ((7200.0, 3600.0, "h"), (120.0, 60.0, "min")),
 }
-"""End of a figure's name (a pattern) → its units, the largest first: from which value it is used, its factor, its
-name."""
+"""Pattern for the end of a metric's name → its units, largest first: smallest value shown in it, factor, name."""
 _LARGE, _HUGE = 1e5, 1e15  # a figure from the first to the second is shown as a whole number
-_FILLER = "\0"  # the second column of a wide character, while lines are measured
+_FILLER = "\0"  # stands for the second column of a wide character while textwrap counts
 
 
 def columns(text: str) -> int:

@@ -1,6 +1,6 @@
-"""Extract plain files from an untrusted tar stream, within limits.
+"""Extract files and folders from an untrusted tar stream, within limits of size and number.
 
-tarfile alone believes the headers. Here only files and folders with relative, unique names pass, to where nothing is.
+tarfile believes the headers; here links, devices, absolute names, ``..`` and repeated names are refused.
 """
 
 from __future__ import annotations
@@ -75,13 +75,9 @@ class Member:
 
 
 def members(stream: Readable, *, most_bytes: int) -> Iterator[Member]:
-    """Yield the files and folders of an uncompressed tar, in order.
+    """Yield the files and folders of an uncompressed tar of at most ``most_bytes``, in order.
 
-    Args:
-        most_bytes: limit for the whole tar.
-
-    Raises UnfitError: a member isn't plain, or a limit is exceeded; OSError, or one of ``DAMAGE``: the stream is no
-    valid tar.
+    Raises UnfitError: a member isn't plain, or a limit is exceeded; OSError or ``DAMAGE``: it is no valid tar.
     """
     source = _Bounded(stream, most_bytes)
     names = set[str]()

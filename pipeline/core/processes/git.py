@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline.core.processes.process import Completed, find, run
 
 _TIMEOUT_S = 60.0
-_NUMBER = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_COMMIT_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _OF_A_REPOSITORY = (  # `git rev-parse --local-env-vars`, and variables that alter a diff
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_IMPLICIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE"),
     *("GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_SHALLOW_FILE"),
@@ -53,13 +53,9 @@ def environment() -> dict[str, str]:
 
 
 def has_commit(folder: Path, commit: str) -> bool:
-    """Return True if the repository has the commit.
-
-    Its id may come from an untrusted file, so the format is checked.
-    """
-    return (
-        _NUMBER.fullmatch(commit) is not None and answer(folder, "cat-file", "-e", f"{commit}^{{commit}}") is not None
-    )
+    """Return True if the repository has the commit, whose id may come from an untrusted file."""
+    is_id = _COMMIT_ID.fullmatch(commit) is not None
+    return is_id and answer(folder, "cat-file", "-e", f"{commit}^{{commit}}") is not None
 
 
 def common_folder(checkout: Path) -> Path | None:
@@ -69,9 +65,9 @@ def common_folder(checkout: Path) -> Path | None:
 
 
 def refusal(folder: Path) -> str | None:
-    """Explain why git refuses the repository around ``folder``, with the fix; None if it doesn't, or there is none.
+    """Explain why git refuses the repository around ``folder`` (another owner, a damaged HEAD), with the fix.
 
-    Git refuses a clone of another owner, and one with a damaged HEAD.
+    None: git accepts it, or there is no repository.
     """
     kept = [place / ".git" for place in (folder, *folder.parents)]
     if not any(path.is_file() or (path / "HEAD").exists() for path in kept):  # git too ignores an empty folder
@@ -87,8 +83,5 @@ def refusal(folder: Path) -> str | None:
 
 
 def without_checkout(repository: Path) -> dict[str, str]:
-    """Return variables that make git use the git folder alone.
-
-    A submodule's git folder names a work tree, which may be gone.
-    """
+    """Return variables that make git use the git folder alone: a submodule's names a work tree, which may be gone."""
     return {"GIT_DIR": str(repository), "GIT_WORK_TREE": str(repository)}

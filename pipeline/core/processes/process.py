@@ -1,4 +1,4 @@
-"""Start processes: the only module of the controller half that does."""
+"""Start processes. No other module of the controller half does."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ def set_priority(pid: int, niceness: int) -> None:
     """Set the niceness of a process that runs next to a training: ``BESIDE``, ``LEAST`` or ``NORMAL``.
 
     With Linux autogrouping (sched(7)) niceness counts only within a session, and sessions share the processor evenly.
-    So the session's niceness is set too, if the process leads its session. Anyone may lower a session's niceness again;
-    only root may do so for a process.
+    So a process that leads its session also gets the session's niceness set, which any user may lower again.
     """
     with contextlib.suppress(OSError):  # not root, or the process has ended
         os.setpriority(os.PRIO_PROCESS, pid, niceness)
@@ -79,10 +78,7 @@ def set_priority(pid: int, niceness: int) -> None:
 
 
 def allow_open_files(count: int) -> None:
-    """Raise the limit of open files of this process and its children to ``count``, within the hard limit.
-
-    Many systems start with 1,024.
-    """
+    """Raise the limit of open files, often 1,024, of this process and its children to ``count`` where permitted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         most = count if hard == resource.RLIM_INFINITY else min(count, hard)

@@ -26,9 +26,7 @@ def leave_on_ctrl_c() -> None:
     Nothing needs clean-up before that, and an exception raised during an import or the Hydra composition may be
     swallowed or converted.
     """
-    if (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ):  # else ignored: nohup, or a shell's background job
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else ignored: nohup, a background job
         signal.signal(signal.SIGINT, _leave)
 
 
@@ -44,11 +42,7 @@ def came() -> bool:
 
 
 def limit(seconds: float, budget: str) -> None:
-    """Let this command end in order once ``seconds`` have passed, as after SIGTERM: SIGALRM comes then.
-
-    Args:
-        budget: what was typed, for the message.
-    """
+    """Let SIGALRM end this command in order after ``seconds``. ``budget``: as it was typed, for the message."""
     global _budget
     _budget = budget
     signal.signal(signal.SIGALRM, _raise_killed)
@@ -82,7 +76,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def _raise_killed(number: int, frame: FrameType | None) -> None:
-    """Outside of a block that ends a run."""
+    """Handle SIGALRM outside of ``Interruptible``."""
     global _first
     _first = _first or number
     raise Killed(f"stopped by {_origin(signal.SIGALRM)}", hint="the same command goes on")

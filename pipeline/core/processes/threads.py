@@ -1,4 +1,4 @@
-"""Start threads: the only module of the controller half that does. Every exception of a thread is reported."""
+"""Start threads, whose exceptions are all reported. No other module of the controller half starts any."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from pipeline.core.errors import text_of
-from pipeline.core.processes import threads, unexpected
+from pipeline.core.processes import unexpected
 from pipeline.core.specs import Wait
 
 _Item = TypeVar("_Item")
@@ -93,8 +93,8 @@ def named(error: BaseException) -> str:
 
 # ------------------------------------------------------------------------------- reports of waits
 EVERY_S = 5.0
-_LONGEST = 12  # times EVERY_S
-_SHOWN_S = 1.0  # between two calls of on_wait
+_LONGEST_PAUSES = 12  # the longest pause between two reports, in units of every_s
+_ON_WAIT_S = 1.0  # between two calls of on_wait
 
 
 class WaitReports:
@@ -123,7 +123,7 @@ class WaitReports:
         self._began_at, self._pause_s = time.monotonic(), self._every_s
 
     def __enter__(self) -> WaitReports:
-        threads.start(self._report, name="wait reports", on_error=self._say)
+        start(self._report, name="wait reports", on_error=self._say)
         return self
 
     def __exit__(
@@ -132,11 +132,13 @@ class WaitReports:
         self._over.set()
 
     def _report(self) -> None:
-        while self._on_wait is not None and not self._over.wait(_SHOWN_S):
+        while self._on_wait is not None and not self._over.wait(_ON_WAIT_S):
             self._on_wait(Wait(what=self._activity(), for_s=time.monotonic() - self._began_at))
         while not self._over.wait(max(0.05, min(self._every_s, self._printed_at + self._pause_s - time.monotonic()))):
             if time.monotonic() - self._printed_at >= self._pause_s:
-                longer_s = min(2 * self._pause_s, _LONGEST * self._every_s)  # before the line, which resets the pause
+                longer_s = min(
+                    2 * self._pause_s, _LONGEST_PAUSES * self._every_s
+                )  # before the line, which resets the pause
                 self(f"still {self._activity()} ({time.monotonic() - self._began_at:.0f} s)")
                 self._pause_s = longer_s
 
