@@ -11,39 +11,32 @@ from pipeline.cluster.agent.running import rank_ends
 from pipeline.cluster.agent.running.rank_ends import RankExit
 
 
-def test_a_rank_that_leaves_with_a_line_of_its_own_is_told_with_it(tmp_path: Path) -> None:
+def printed(tmp_path: Path, stderr: str, rank_exit: RankExit | None, script_code: int = 0) -> tuple[str, str]:
+    """Message and traceback of a rank with this output; empty if there is no error."""
     path = tmp_path / "stderr.log"
-    path.write_text(
-        "usage: train.py [-h]\r\n 10%|#\r100%|##\ntrain.py: error: argument --lr: invalid\n[W1] not called\n"
-    )
+    path.write_text(stderr)
+    error = rank_ends.printed_error(str(path), 0, rank_exit, script_code=script_code)
+    return (error.message, error.traceback) if error is not None else ("", "")
+
+
+def test_a_rank_that_leaves_with_a_line_of_its_own_is_told_with_it(tmp_path: Path) -> None:
+    usage = "usage: train.py [-h]\r\n 10%|#\r100%|##\ntrain.py: error: argument --lr: invalid\n[W1] not called\n"
     for rank_exit, code in ((RankExit(2, 5.0), 0), (None, 2)):
-        error = rank_ends.printed_error(str(path), 0, rank_exit, script_code=code)
-        assert error is not None
-        assert error.message == "ended with exit code 2; it said last: train.py: error: argument --lr: invalid"
-    path.write_text("diverged\n")
-    error = rank_ends.printed_error(str(path), 0, None, script_code=1)
-    assert error is not None
-    assert (error.message, error.traceback) == ("ended with exit code 1; it said last: diverged", "")
-    path.write_text("\n")
-    assert rank_ends.printed_error(str(path), 0, None, script_code=2) is None
+        message, _ = printed(tmp_path, usage, rank_exit, code)
+        assert message == "ended with exit code 2; it said last: train.py: error: argument --lr: invalid"
+    assert printed(tmp_path, "diverged\n", None, 1) == ("ended with exit code 1; it said last: diverged", "")
+    assert printed(tmp_path, "\n", None, 2) == ("", "")
 
 
 def test_printed_error_is_the_last_traceback_of_a_rank_that_ended_by_it(tmp_path: Path) -> None:
-    path = tmp_path / "stderr.log"
     trace = 'Traceback (most recent call last):\n  File "x.py", line 1\nModuleNotFoundError: No module named x\n'
-    path.write_text(f"handled:\n{trace}and on\n")
-    assert rank_ends.printed_error(str(path), 0, None) is None
-    killed = rank_ends.printed_error(str(path), 0, RankExit(-11, 5.0))
-    assert killed is not None
-    assert killed.message == "ended with signal 11 (SIGSEGV)"
-    path.write_text(f"warning\n{trace}[W1] destroy_process_group() was not called\n")
-    failed = rank_ends.printed_error(str(path), 0, RankExit(1, 5.0))
-    assert failed is not None
-    assert (failed.message, failed.traceback) == ("ModuleNotFoundError: No module named x", trace.rstrip())
-    path.write_text("".join(f"[rank1]: {line}\n" for line in trace.splitlines()))
-    marked = rank_ends.printed_error(str(path), 0, RankExit(1, 5.0))
-    assert marked is not None
-    assert marked.traceback == trace.rstrip()
+    assert printed(tmp_path, f"handled:\n{trace}and on\n", None) == ("", "")
+    assert printed(tmp_path, f"handled:\n{trace}and on\n", RankExit(-11, 5.0))[0] == "ended with signal 11 (SIGSEGV)"
+    failed = ("ModuleNotFoundError: No module named x", trace.rstrip())
+    warned = f"warning\n{trace}[W1] destroy_process_group() was not called\n"
+    marked = "".join(f"[rank1]: {line}\n" for line in trace.splitlines())
+    for stderr in (warned, marked):
+        assert printed(tmp_path, stderr, RankExit(1, 5.0)) == failed
 
 
 @pytest.mark.parametrize("mark", ["", "[rank0]: "])
@@ -53,65 +46,53 @@ def test_the_error_of_a_loader_s_worker_is_the_one_that_it_raised(tmp_path: Path
         "OSError: Caught OSError in DataLoader worker process 0.", "Original Traceback (most recent call last):",
         '  File "x.py", line 9, in __getitem__', "    f()", "OSError: truncated image",
     ]  # fmt: skip
-    path = tmp_path / "stderr.log"
-    path.write_text("".join(f"{mark}{line}\n" for line in lines) + f"{mark}\n")
-    error = rank_ends.printed_error(str(path), 0, RankExit(1, 5.0))
-    assert error is not None
-    assert error.message == "OSError: truncated image"
-    assert "line 9, in __getitem__" in error.traceback
+    stderr = "".join(f"{mark}{line}\n" for line in lines) + f"{mark}\n"
+    message, traceback = printed(tmp_path, stderr, RankExit(1, 5.0))
+    assert message == "OSError: truncated image"
+    assert "line 9, in __getitem__" in traceback
 
 
 @pytest.mark.parametrize("mark", ["", "[rank0]: "])
 def test_all_lines_of_an_exception_are_its_message_and_none_of_what_is_said_afterwards(
     tmp_path: Path, mark: str
 ) -> None:
-    path, message = tmp_path / "stderr.log", "RuntimeError: one\n\n# head\n| a |"
+    message = "RuntimeError: one\n\n# head\n| a |"
     lines = ["Traceback (most recent call last):", '  File "x.py", line 1', "    f()", *message.split("\n")]
     told = "\n".join(f"{mark}{line}" if line else "" for line in lines)
-    path.write_text(f"before\n{told}\n[W1123 a.cpp:1] Warning: destroy_process_group() was not called\nmore\n")
-    failed = rank_ends.printed_error(str(path), 0, RankExit(1, 5.0))
-    assert failed is not None
-    assert (failed.message, failed.traceback) == (message, "\n".join(lines))
-    assert rank_ends.printed_error(str(path), 0, None, script_code=1) == failed
+    stderr = f"before\n{told}\n[W1123 a.cpp:1] Warning: destroy_process_group() was not called\nmore\n"
+    assert printed(tmp_path, stderr, RankExit(1, 5.0)) == (message, "\n".join(lines))
+    assert printed(tmp_path, stderr, None, 1) == (message, "\n".join(lines))
 
 
 def test_what_a_progress_bar_does_to_the_screen_is_no_part_of_the_error(tmp_path: Path) -> None:
-    path = tmp_path / "stderr.log"
     end = "\r          \x1b[A\n\r 17%|#7 | 100/600 [00:01<00:09]\n"
     trace = 'Traceback (most recent call last):\n  File "x.py", line 1\nValueError: no such column\n'
-    path.write_text(f" 10%|# | 60/600\r 17%|#7 | 100/600\n{trace}\r      \x1b[A\n")
-    error = rank_ends.printed_error(str(path), 0, RankExit(1, 5.0))
-    assert error is not None
-    assert error.message == "ValueError: no such column"
+    stderr = f" 10%|# | 60/600\r 17%|#7 | 100/600\n{trace}\r      \x1b[A\n"
+    assert printed(tmp_path, stderr, RankExit(1, 5.0))[0] == "ValueError: no such column"
     assert rank_ends.without_bars(end) == "\n 17%|#7 | 100/600 [00:01<00:09]\n"
 
 
 def test_of_a_traceback_that_breaks_off_no_frame_is_taken_for_the_error(tmp_path: Path) -> None:
-    path = tmp_path / "stderr.log"
-    path.write_text('Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f()\n  File "lo')
-    failed = rank_ends.printed_error(str(path), 0, RankExit(1, 5.0))
-    assert failed is not None
-    assert failed.message == "its traceback breaks off: is the disk full, or ulimit -f too low?"
-    assert failed.traceback.endswith('\n  File "lo')
+    stderr = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f()\n  File "lo'
+    message, traceback = printed(tmp_path, stderr, RankExit(1, 5.0))
+    assert message == "its traceback breaks off: is the disk full, or ulimit -f too low?"
+    assert traceback.endswith('\n  File "lo')
 
 
 def test_of_a_rank_that_crashed_the_reason_and_its_own_stack_are_told(tmp_path: Path) -> None:
-    path = tmp_path / "stderr.log"
-    path.write_text(
+    stderr = (
         "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
         "  what():  [enforce fail] 24 vs 8. Is there a distributed collective mismatch in your code?\n"
         "Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n"
         '  File "listen.py", line 75 in _listen\n\nCurrent thread 0x2 (most recent call first):\n'
         '  File "sum.py", line 2 in inner\n  File "net.py", line 1 in outer\n\nExtension modules: numpy (total: 1)\n'
     )
-    crashed = rank_ends.printed_error(str(path), 0, RankExit(-6, 5.0))
-    assert crashed is not None
-    assert crashed.message == (
-        "[enforce fail] 24 vs 8. Is there a distributed collective mismatch in your code? (signal 6 (SIGABRT))"
+    crashed = (
+        "[enforce fail] 24 vs 8. Is there a distributed collective mismatch in your code? (signal 6 (SIGABRT))",
+        '  File "net.py", line 1 in outer\n  File "sum.py", line 2 in inner',
     )
-    assert crashed.traceback == '  File "net.py", line 1 in outer\n  File "sum.py", line 2 in inner'
-    untold = rank_ends.printed_error(str(path), 0, RankExit(0, 5.0))
-    assert untold == crashed, "torchrun was ended before it could tell the signal"
+    for code in (-6, 0):  # 0: torchrun was ended before it could tell the signal
+        assert printed(tmp_path, stderr, RankExit(code, 5.0)) == crashed
 
 
 def test_what_a_rank_says_of_its_error_is_cut_and_has_no_half_characters() -> None:

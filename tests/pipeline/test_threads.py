@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
-import random
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,21 +64,13 @@ def followed(tmp_path: Path, body: str) -> list[Event]:
     return hear(program, slow_s=HANG_S)
 
 
-def hear(
-    program: str,
-    wound: Callable[[Streams], None] = lambda _: None,
-    *,
-    slow_s: float = 0.0,
-    silent_s: float = 0.0,
-    lease_s: float = 0.0,
-) -> list[Event]:
+def hear(program: str, *, slow_s: float = 0.0, silent_s: float = 0.0, lease_s: float = 0.0) -> list[Event]:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     node = Connection(host="node0", argv=[sys.executable, "-c", program], slow_s=slow_s, silent_s=silent_s)
     following = Streams(
         [node], lambda log, _: json.dumps({"log_at": log}).encode() + b"\n", events.put, 0, "f00d", lease_s
     )
     try:
-        wound(following)
         heard: list[Event] = []
         while not heard or not isinstance(heard[-1], NodeExit | NodeLost):
             heard.append(events.get(timeout=HANG_S))
@@ -181,30 +170,3 @@ def test_a_mistake_in_the_thread_of_the_beats_is_a_message(monkeypatch: pytest.M
     (lost,) = hear("import time; time.sleep(60)")
     assert isinstance(lost, NodeLost)
     assert lost.reason.startswith("can no longer be followed from here: RuntimeError: can't")
-
-
-@pytest.mark.slow
-def test_a_stream_killed_at_twenty_random_moments_brings_every_line_once() -> None:
-    program = """
-import json, os, sys, time
-at = json.loads(sys.stdin.readline())["log_at"]
-while at < 3000:
-    lines = ["0 | %d %s" % (number, "x" * 2000) for number in range(at, at + 100)]
-    value = {"file": "log", "texts": lines, "start_bytes": at, "end_bytes": at + 100}
-    print("@paceline f00d " + json.dumps({"lines": value}), flush=True)
-    at += 100
-    time.sleep(0.02)
-print("@paceline f00d " + json.dumps({"end": {"code": 0}, "now": 0}), flush=True)
-"""
-
-    def wound(following: Streams) -> None:
-        moments = random.Random(9)
-        for _ in range(20):
-            time.sleep(moments.uniform(0.02, 0.2))
-            child = following._streams[0]._child
-            if child is not None:
-                child.kill()
-
-    heard = hear(program, wound=wound, slow_s=HANG_S)
-    assert [line.text.split()[0] for line in heard if isinstance(line, LogLine)] == [str(n) for n in range(3000)]
-    assert heard[-1] == NodeExit(host="node0", code=0)

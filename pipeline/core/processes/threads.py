@@ -136,9 +136,8 @@ class WaitReports:
             self._on_wait(Wait(what=self._activity(), for_s=time.monotonic() - self._began_at))
         while not self._over.wait(max(0.05, min(self._every_s, self._printed_at + self._pause_s - time.monotonic()))):
             if time.monotonic() - self._printed_at >= self._pause_s:
-                longer_s = min(
-                    2 * self._pause_s, _LONGEST_PAUSES * self._every_s
-                )  # before the line, which resets the pause
+                # computed before the line is printed, which resets the pause
+                longer_s = min(2 * self._pause_s, _LONGEST_PAUSES * self._every_s)
                 self(f"still {self._activity()} ({time.monotonic() - self._began_at:.0f} s)")
                 self._pause_s = longer_s
 
