@@ -36,12 +36,13 @@ def call(argv: list[str], cwd: Path, package: Path) -> subprocess.CompletedProce
     [
         ([DOIT, "train", *WORDS], "."),
         ([DOIT, "-d", "/", "runs"], "."),
+        ([DOIT, "-f", "{second}/dodo.py", "runs"], str(ROOT)),  # the named dodo.py decides, not the folder
         ([sys.executable, "-m", "pipeline", *WORDS], "docs/deep"),
     ],
 )
 def test_a_package_of_another_clone_is_refused(second: Checkout, argv: list[str], inside: str) -> None:
     (second.root / "docs/deep").mkdir(parents=True, exist_ok=True)
-    done = call(argv, second.root / inside, ROOT)
+    done = call([word.replace("{second}", str(second.root)) for word in argv], second.root / inside, ROOT)
     assert done.returncode == 3
     said = done.stderr.splitlines()
     assert said[0].startswith(f"ERROR: this is the clone {second.root}, but Python takes pipeline from {ROOT}/pipeline")
@@ -62,12 +63,6 @@ def test_a_file_with_the_name_of_a_module_of_pythons_is_refused(second: Checkout
         f"ERROR: {path} has the name of Python's own module colorsys, and is imported instead of it\n"
         "  try: mv colorsys.py my_colorsys.py, or any other name that Python hasn't\n"
     )
-
-
-def test_the_dodo_file_that_is_named_decides_and_not_the_folder(second: Checkout) -> None:
-    done = call([DOIT, "-f", str(second.root / "dodo.py"), "runs"], ROOT, ROOT)
-    assert done.returncode == 3
-    assert f"this is the clone {second.root}, but Python takes pipeline from {ROOT}/pipeline" in done.stderr
 
 
 @pytest.mark.ci

@@ -15,18 +15,13 @@ from tests.integration.test_clone import DOIT, WORDS
 from tests.integration.test_unexpected import APPLICATION
 from tests.waiting import HANG_S
 
-LONG = pytest.mark.long  # another moment of the same kind
-
 
 @pytest.mark.parametrize(
     ("module", "argv"),
     [
         ("pipeline.core.processes.unexpected", [DOIT, "runs"]),  # the first import but for the handler itself
         ("doit.plugin", [sys.executable, "-m", "pipeline.cli.main", "runs"]),  # paceline
-        pytest.param("pipeline.cli.invocation", [DOIT, "runs"], marks=LONG),
         ("hydra", [DOIT, "train", *WORDS]),
-        pytest.param("pipeline.data.manifest", [DOIT, "fetch", *WORDS], marks=LONG),
-        pytest.param("pipeline.execution.dry_run", [DOIT, "plan", *WORDS], marks=LONG),
         ("pipeline.sweep", [DOIT, "sweep", *WORDS, "seed=1,2"]),
         ("omegaconf", [*APPLICATION, *WORDS]),
     ],
@@ -52,8 +47,7 @@ def test_ctrl_c_during_an_import_is_one_line(project: Project, module: str, argv
     assert done.returncode == -signal.SIGINT
 
 
-@pytest.mark.parametrize("argv", [pytest.param([DOIT, "plan", *WORDS], marks=LONG), [*APPLICATION, *WORDS]])
-def test_ctrl_c_in_a_library_that_swallows_its_exception_ends_the_command(project: Project, argv: list[str]) -> None:
+def test_ctrl_c_in_a_library_that_swallows_its_exception_ends_the_command(project: Project) -> None:
     """A callback of the interpreter's own (a weak reference's, a finalizer) swallows it too, wherever it comes."""
     (project.folder / "sitecustomize.py").write_text(
         "import os, signal, sys\n"
@@ -66,11 +60,12 @@ def test_ctrl_c_in_a_library_that_swallows_its_exception_ends_the_command(projec
         "sys.addaudithook(swallow)\n"
     )
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{project.folder}"}
+    argv = [*APPLICATION, *WORDS]
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert (done.stderr, done.returncode) == ("stopped by Ctrl-C; the same command continues\n", -signal.SIGINT)
 
 
-@pytest.mark.parametrize("after_s", [0.0, pytest.param(0.5, marks=LONG)])
+@pytest.mark.parametrize("after_s", [0.0, pytest.param(0.5, marks=pytest.mark.long)])
 def test_ctrl_c_at_any_moment_shows_no_traceback(project: Project, after_s: float) -> None:
     child = project.start("train", "experiment=quickstart", "tracking=none", *ALONE)
     assert child.stdout is not None

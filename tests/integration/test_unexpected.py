@@ -18,7 +18,6 @@ from tests.integration.test_provenance import Checkout, copied
 from tests.pipeline.comparing_folders import trained
 from tests.waiting import HANG_S, unhurried
 
-LONG = pytest.mark.long  # the same guard around another verb
 APPLICATION = (sys.executable, "-m", "pipeline")
 LINE = r"ERROR: unexpected KeyError: .* at (\S+):\d+ \(a defect .* report it\): (\S+/\.errors/\S+\.txt)"
 DEFECT = "raise KeyError('https://me:hunter2@host/x')\n"
@@ -54,10 +53,8 @@ def broken(project: Checkout, name: str, after: str) -> None:
         ("pipeline/execution/dry_run.py", "def steps(", [DOIT, "why", *WORDS]),
         ("dodo.py", "def task_verbs(", [DOIT, "list"]),
         ("pipeline/data/request.py", "def request(", [*APPLICATION, *WORDS]),
-        pytest.param("pipeline/sweep/expand.py", "def of_jobs(", [*APPLICATION, "--multirun", *WORDS, "seed=1,2"],
-         marks=LONG),
     ],
-)  # fmt: skip
+)
 def test_an_unforeseen_error_is_one_line_and_a_file(project: Checkout, name: str, after: str, argv: list[str]) -> None:
     broken(project, name, after)
     done = call(argv, project.root, project.root)

@@ -23,6 +23,7 @@ from pipeline.cli.output import (
 from pipeline.cli.verbs import VERBS
 from pipeline.cluster.events import LogLine, MetricsLine
 from pipeline.core.errors import HostError, TrainingError, UsageError
+from tests.pipeline.test_printable import Terminal
 
 
 @pytest.fixture
@@ -101,20 +102,15 @@ def test_every_verb_that_ends_by_itself_takes_json() -> None:
     assert {name for name, verb in VERBS.items() if "json" not in verb.options} == {"torchrun", "ui", "mcp"}
 
 
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_how_something_stands_is_in_colour_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert coloured("FINISHED cf0848: loss 1", _Terminal()) == "\x1b[32mFINISHED\x1b[0m cf0848: loss 1"
-    assert coloured("ERROR: no host", _Terminal()) == "\x1b[1;31mERROR:\x1b[0m no host"
-    assert coloured("a FINISHED run", _Terminal()) == "a FINISHED run"
+    assert coloured("FINISHED cf0848: loss 1", Terminal()) == "\x1b[32mFINISHED\x1b[0m cf0848: loss 1"
+    assert coloured("ERROR: no host", Terminal()) == "\x1b[1;31mERROR:\x1b[0m no host"
+    assert coloured("a FINISHED run", Terminal()) == "a FINISHED run"
     assert coloured("ERROR: no host", io.StringIO()) == "ERROR: no host"
     monkeypatch.setenv("NO_COLOR", "1")
-    assert coloured("ERROR: no host", _Terminal()) == "ERROR: no host"
+    assert coloured("ERROR: no host", Terminal()) == "ERROR: no host"
 
 
 @pytest.mark.usefixtures("typed")

@@ -31,31 +31,28 @@ def test_overrides_keep_order_prefixes_and_duplicates() -> None:
         "x='a=b'",
         "db@p=q",
     ]
-    asked = parse(words)
-    assert asked.verb == "train"
-    assert asked.overrides == tuple(word for word in words if word != "train")
+    typed = parse(words)
+    assert typed.verb == "train"
+    assert typed.overrides == tuple(word for word in words if word != "train")
 
 
-def test_doits_own_options_are_not_overrides() -> None:
-    assert parse(["run", "-n", "2", "--verbosity=2", "train", "seed=1"]).overrides == ("seed=1",)
-    assert parse(["list", "seed=1"]).verb is None
+@pytest.mark.parametrize(
+    ("line", "options", "overrides"),
+    [
+        ("run -n 2 --verbosity=2 train seed=1", {}, ("seed=1",)),  # doit's own
+        ("evaluate run=abc seed=1", {"run": "abc"}, ("seed=1",)),
+        ("preflight preflight.deep=true seed=1", {"deep": "true"}, ("seed=1",)),  # with the verb in front
+        ("train preflight.deep=1", {"preflight.deep": "1"}, ()),
+    ],
+)
+def test_options_are_told_from_overrides(line: str, options: dict[str, str], overrides: tuple[str, ...]) -> None:
+    typed = parse(line.split())
+    assert (typed.options, typed.overrides) == (options, overrides)
 
 
-@pytest.mark.parametrize("words", [["-a"], ["-ka"], ["-ak"], ["--always-execute"]])
-def test_what_is_finished_is_asked_for_again_also_beside_another_option(words: list[str]) -> None:
-    assert parse([*words, "train", "seed=1"]).repeats
+def test_a_finished_run_is_repeated_with_doits_option_also_among_others() -> None:
+    assert all(parse([flag, "train", "seed=1"]).repeats for flag in ("-a", "-ka", "-ak", "--always-execute"))
     assert not parse(["-k", "-n", "1", "train", "seed=a"]).repeats
-
-
-def test_a_verb_takes_its_own_options_apart() -> None:
-    asked = parse(["evaluate", "run=abc", "seed=1"])
-    assert (asked.options, asked.overrides) == ({"run": "abc"}, ("seed=1",))
-
-
-def test_a_verbs_own_option_may_have_the_verb_in_front() -> None:
-    asked = parse(["preflight", "preflight.deep=true", "seed=1"])
-    assert (asked.options, asked.overrides) == ({"deep": "true"}, ("seed=1",))
-    assert parse(["train", "preflight.deep=1"]).options == {"preflight.deep": "1"}
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,6 @@ def test_a_new_project_has_a_dodo_of_two_lines_and_no_other_name_in_it(project: 
     assert len((project / "dodo.py").read_text().splitlines()) == 2
     assert not any(new_project.NAME_THERE in (project / name).read_text() for name in names)
     assert {"/runs/", "/data/", "/mlflow.db*"} < {*(project / ".gitignore").read_text().split()}
-    assert (project / "dodo.py").stat().st_mode & 0o777 == 0o644 & ~_umask()
-
-
-def _umask() -> int:
-    text = Path("/proc/self/status").read_text() if Path("/proc/self/status").exists() else "Umask:\t0022\n"
-    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("Umask:")), 8)
 
 
 def test_a_new_project_is_a_repository_unless_that_is_unwanted_or_it_lies_in_one(

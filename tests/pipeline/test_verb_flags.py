@@ -11,7 +11,6 @@ from pipeline.cli import invocation
 from pipeline.cli.verbs import VERBS
 from pipeline.core.errors import UsageError
 from pipeline.runs import index
-from tests.integration import preloaded
 from tests.pipeline import finished_folder as folder
 
 
@@ -57,26 +56,9 @@ def test_a_flag_without_its_value_is_refused_with_its_form() -> None:
         invocation.flags_as_words(["plot", "--metric", "--log"])
 
 
-def test_a_switch_that_is_neither_on_nor_off_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"^force=maybe must be 1 or 0$"):
-        invocation.flags_as_words(["train", "force=maybe"])
-
-
 def test_two_runs_are_refused_where_a_verb_takes_one() -> None:
     with pytest.raises(UsageError, match=r"^doit stop takes one run at a time, not cf0848 and 495e1d\n"):
         invocation.flags_as_words(["stop", "cf0848", "495e1d"])
-
-
-@pytest.mark.ci
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_command_with_flags_does_what_the_words_do(tmp_path: Path) -> None:
-    where = f"paths.runs={tmp_path}"
-    flags, words = (preloaded.doit("runs", where, *typed) for typed in (("--state", "FAILED"), ("state=FAILED",)))
-    assert (flags.returncode, flags.stdout) == (words.returncode, words.stdout) == (0, words.stdout)
-    unknown = preloaded.doit("runs", where, "--stat", "FAILED", "--wid")
-    assert unknown.returncode == 3
-    assert "--stat is no option of doit runs, which has --state, --sort, --wide, --json; " in unknown.stdout
 
 
 def test_last_is_the_newest_run(tmp_path: Path) -> None:

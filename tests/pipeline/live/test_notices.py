@@ -77,7 +77,9 @@ def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notices, "LIMIT_S", 1.0)
+    began = time.monotonic()
     said = told(NotifyConfig(command=f"sh -c 'sleep 100 & echo $! > {tmp_path}/slow; wait'"))
+    assert time.monotonic() - began < 30
     assert said == ["WARNING: notify.command got no notice: sh was still running after 1 s"]
     wait_until(lambda: not is_alive(tmp_path / "slow"))
     assert told(NotifyConfig(command=f"sh -c 'sleep 100 & echo $! > {tmp_path}/lasts'")) == []
@@ -117,17 +119,6 @@ def test_a_command_is_told_of_a_run_whose_metrics_no_variable_holds(tmp_path: Pa
         == []
     )
     assert len(json.loads((tmp_path / "in").read_text())["metrics"]) == 4000
-
-
-@pytest.mark.slow
-def test_who_sends_never_waits_and_who_ends_waits_for_the_limit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "LIMIT_S", 0.3)
-    began = time.monotonic()
-    notes = notifier(NotifyConfig(command="sleep 5"))
-    notes.send(NOTICE)
-    assert time.monotonic() - began < 0.2
-    notes.wait()
-    assert time.monotonic() - began < 2.0
 
 
 def test_ctrl_c_ends_the_notice_that_is_waited_for_and_nothing_else(tmp_path: Path) -> None:

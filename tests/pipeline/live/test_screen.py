@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from pipeline.live.screen import Screen, is_live
+from tests.pipeline import test_printable
 
 PROGRAM = """
 import sys, time
@@ -127,15 +128,10 @@ def test_a_screen_that_ends_while_its_thread_looks_for_news_ends(capsys: pytest.
     assert capsys.readouterr() == ("", "one\n")
 
 
-class _Tty(StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize(
     ("environment", "live"),
     [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False), ({}, False), ({"TERM": "xterm", "CI": "true"}, False)],
 )
 def test_a_view_needs_a_terminal_that_moves_its_cursor(environment: dict[str, str], live: bool) -> None:
-    assert is_live(_Tty(), environment) is live
+    assert is_live(test_printable.Terminal(), environment) is live
     assert not is_live(StringIO(), environment)
