@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pipeline.cli.verbs import VERBS, Option
+from pipeline.cli.verbs import ON, VERBS, Option
 from pipeline.core.errors import UsageError, nearest
 from pipeline.core.places import REPRODUCTIONS
 from pipeline.core.specs import LAST
@@ -44,8 +44,8 @@ class Invocation(NamedTuple):
         )
 
     def is_on(self, option: str) -> bool:
-        """Whether the switch is on; off by default. Raises UsageError: its value is no switch."""
-        return is_on(self.options, option)
+        """Whether the switch is on; off by default."""
+        return self.options.get(option, "0").lower() in ON
 
     def numbers(self, *options: str) -> dict[str, int]:
         """Return the typed ones of these options as numbers: name → whole number from 1."""
@@ -110,14 +110,6 @@ def is_override(word: str) -> bool:
     return word.startswith("~") or ("=" in word and not word.startswith(("-", "/", "./", "../")))
 
 
-def is_on(options: Mapping[str, str], name: str) -> bool:
-    """Whether an option is switched on (``name=1``); off by default. Raises UsageError: the value is no switch."""
-    value = options.get(name, "0")
-    if value.lower() not in ("0", "1", "true", "false", "yes", "no"):
-        raise UsageError(f"{name}={value} must be 1 or 0")
-    return value.lower() in ("1", "true", "yes")
-
-
 # ------------------------------------------------------------------- options of doit itself, which Paceline reads too
 def verbosity() -> int:
     """Return the verbosity: 0 shows warnings, errors and the result, 1 (default) also progress, 2 also torchrun's."""
@@ -165,7 +157,9 @@ def flags_as_words(argv: Sequence[str]) -> list[str]:
         if found := option_of(word, verb):
             name, option = found
             value = _value(word, option, remaining, verb)
-            if option.stands_for and option.is_switch and not is_on({name: value}, name):
+            if option.stands_for:
+                option.check(name, value)
+            if option.stands_for and option.is_switch and value.lower() not in ON:
                 continue
             if option.stands_for in VERBS:
                 verb_to_run = option.stands_for

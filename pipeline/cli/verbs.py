@@ -9,6 +9,9 @@ from typing import NamedTuple
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.tables import is_count
 
+ON = ("1", "true", "yes")
+"""The values that switch an option on, in upper case too."""
+
 
 class Option(NamedTuple):
     """An option of a verb, typed as a flag (``--watch``, ``--metric NAME``) or as ``watch=1``, ``metric=NAME``."""
@@ -45,6 +48,8 @@ class Option(NamedTuple):
         """Raise UsageError if the value of the option ``name`` can't be printed or hasn't the option's form."""
         if not value.isprintable():
             raise UsageError(f"{name}={value!r} holds what can't be printed; is a shell variable wrong?")
+        if self.is_switch and value.lower() not in (*ON, "0", "false", "no"):
+            raise UsageError(f"{name}={value} must be 1 or 0")
         if self.value == "N" and not is_count(value):
             raise UsageError(f"{name}={value} must be a whole number from 1")
         if "|" in self.value and self.value.islower() and value not in self.value.split("|"):

@@ -1,4 +1,4 @@
-"""Notices of the end of a run or a sweep, and of hanging ranks: the user's command is called. No work waits for it."""
+"""Notices to the user: ``notify.command`` is called when a run or a sweep ends, or ranks hang. No work waits for it."""
 
 from __future__ import annotations
 
@@ -72,10 +72,9 @@ def _metrics(notice: Notice) -> dict[str, float | None]:
 
 
 class Notifier:
-    """Send the notices of one run or sweep: when its ranks stop moving, and how it ended, at the end of the ``with``.
+    """Sends a notice when ranks of a run or sweep stop moving, and at the end of the context how it ended.
 
-    Each is sent by a thread of its own; at the end those under way have LIMIT_S. ``say`` takes a warning about failed
-    ones, once.
+    Each is sent by a thread of its own; at the end those under way have LIMIT_S. ``say`` gets one warning if any fails.
     """
 
     def __init__(self, config: NotifyConfig, say: Callable[[str], None], *, kind: str, key: str, name: str) -> None:

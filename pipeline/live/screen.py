@@ -65,22 +65,22 @@ def plain_width(stream: TextIO, environment: Mapping[str, str]) -> int | None:
 
 @dataclass
 class _Queue:
-    """What the other threads have left.
-
-    ``newest`` holds, by kind and sender, the last one of events that come each second: a terminal may be stopped for
-    hours.
-    """
+    """What other threads want written."""
 
     lines: list[str] = field(default_factory=list)
     events: list[Any] = field(default_factory=list)
+    # by kind and sender, the last one of events that come each second: a terminal may be stopped for hours
     newest: dict[Any, Any] = field(default_factory=dict)
 
 
 class Screen:
-    """A context manager around the work; its end waits until all lines are written, those that ``is_shown`` chooses.
+    """Writes lines, and a view below them, while its context lasts. The end waits until all lines are written.
 
-    Without a ``picture`` below them they are folded at ``width`` columns, or not at all, with it at the terminal's
-    width. ``as_typed`` returns a line with its commands as the user types them.
+    Args:
+        picture: the content of the view; None: only lines.
+        width: the columns at which lines are folded without a view (with one: the terminal's width); None: not folded.
+        is_shown: chooses the lines that are written.
+        as_typed: returns a line with its commands as the user types them.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The state of a run and of a sweep under way, and its change by each event. Pure: times are passed in."""
+"""What the live view knows of a run or a sweep, and how each event changes it. Pure: times are passed in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.sweep.trial import TrialBegan, TrialEnded, words_of_trial
 from trainers.contract.beats import NodeBeat, Phase, Usage, phase_words
 
 LOSSES = ("train/loss", "loss", "val/loss")
-_RATE_S = 5.0  # a host's speed is taken over at least so long
+_RATE_S = 5.0  # a host's speed is measured over at least so long
 STEPS = re.compile(r"([\d,]+) steps? an epoch, ([\d,]+) steps?")  # rank 0's own words (trainers/training/session.py)
 _WARNING = re.compile(r"\bwarning: ", re.IGNORECASE)
 _OF_RANK = re.compile(r"\S+:(?:-|\d+) \| ")
@@ -30,23 +30,23 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownLine:
-    """A line for users: the command's own, or a rank's with its host, which came as a LogLine before."""
+    """A line above the view: the command's own, or that of a LogLine, with its host and rank in front."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostState:
-    """One host."""
+    """One host of a run. ``doing`` and ``for_s`` are those of the rank that holds the others up."""
 
     ranks: int
     step: int = 0  # the last one that all of its ranks have begun; 0: none
-    doing: str = "starting"  # of the rank that holds the others up
+    doing: str = "starting"
     for_s: float = 0.0
     steps_per_s: float | None = None  # None until two reports lie far enough apart
     usage: Usage | None = None
-    end: str = ""
-    since: tuple[float, int] | None = None  # time and step from which the next speed is taken
+    end: str = ""  # how its attempt ended: ended, failed (1), lost; '': it goes on
+    speed_from: tuple[float, int] | None = None  # time and step from which the next speed is measured
 
 
 LOST = "lost"  # a host that may come back
@@ -58,7 +58,7 @@ class RunState:
 
     key: str
     title: str
-    first_doing: str = "starting"  # of each host, until its ranks tell
+    first_doing: str = "starting"  # what each host does until its ranks report
     batch: int = 0
     epochs: int = 0
     attempt: int = 0
@@ -72,8 +72,8 @@ class RunState:
     steps_per_epoch: int = 0
     metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     images_per_s: float | None = None
-    left_s: float | None = None  # estimated at this attempt's speed
-    left_at: float = 0.0  # when it was
+    left_s: float | None = None  # the estimated time to the last step, at this attempt's speed
+    left_at: float = 0.0  # when that was estimated
     saved_step: int = 0
     saved_at: float = 0.0
     warnings: int = 0
@@ -145,14 +145,15 @@ def _after_beat(host: HostState, beat: NodeBeat, now: float) -> HostState:
     # The others wait for the one that is furthest behind, preferably one that isn't waiting itself.
     slowest = min(beat.ranks, key=lambda rank: (rank.step, rank.phase == Phase.WAITING, -rank.for_s))
     step = min(rank.step for rank in beat.ranks)
-    since, steps_per_s = host.since, host.steps_per_s
-    if since is None or step < since[1]:
-        since, steps_per_s = (now, step), None
-    elif now - since[0] >= _RATE_S:
-        since, steps_per_s = (now, step), (step - since[1]) / (now - since[0])
+    speed_from, steps_per_s = host.speed_from, host.steps_per_s
+    if speed_from is None or step < speed_from[1]:
+        speed_from, steps_per_s = (now, step), None
+    elif now - speed_from[0] >= _RATE_S:
+        speed_from, steps_per_s = (now, step), (step - speed_from[1]) / (now - speed_from[0])
     return replace(
         host, ranks=max(host.ranks, len(beat.ranks)), step=step, doing=phase_words(slowest.phase),
-        for_s=slowest.for_s, steps_per_s=steps_per_s, usage=usage, end="", since=since,
+        for_s=slowest.for_s, steps_per_s=steps_per_s, usage=usage, end="",
+        speed_from=speed_from,
     )  # fmt: skip
 
 
@@ -190,7 +191,7 @@ def _with_warning(state: RunState, text: str) -> RunState:
 class TrialState:
     """A running trial."""
 
-    words: str  # distinguish it: lr=0.1 seed=2
+    words: str  # the overrides that set it apart: lr=0.1 seed=2
     began: float
     run: RunState
     best: float = math.nan  # value of the sweep's metric so far; NaN: none
@@ -217,7 +218,7 @@ class SweepState:
     maximize: bool = True
     ended: Mapping[int, EndedTrial] = field(default_factory=lambda: MappingProxyType({}))
     running: Mapping[int, TrialState] = field(default_factory=lambda: MappingProxyType({}))
-    took_s: tuple[float, ...] = ()  # of trials that ran to their end
+    took_s: tuple[float, ...] = ()  # the durations of finished trials
     best: EndedTrial | None = None  # the one with the best value so far
 
     @property

@@ -1,4 +1,4 @@
-"""What the live view shows: a run or a sweep of this command by its events, of another command by its files."""
+"""Feeds the live view: with events of this command's run or sweep, or with the files that another command writes."""
 
 from __future__ import annotations
 
@@ -131,9 +131,9 @@ def is_under_way(folder: RunFolder | SweepFolder) -> bool:
 
 
 def may_go_on_until(folder: RunFolder) -> float:
-    """Return until when (unix seconds) hosts may go on with a run whose command was killed; 0: nothing of it is left.
+    """Return when (unix seconds) the hosts of a run whose command was killed end it at the latest; 0: nothing is left.
 
-    They end it ``lease_s`` after the command's last sign of life, of which the files that it writes tell.
+    That is ``lease_s`` after the command last wrote to one of its files.
     """
     entries, plan = journal.read(folder.journal), starts.unfinished_plan(folder.path)
     if plan is None or not entries or entries[-1].state is not State.RUNNING:
@@ -160,9 +160,9 @@ def follow(
     screen: Screen,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Follow a run or a sweep until no command works on it: pass news from its files to the screen, and lines.
+    """Pass the news in the files of a run or a sweep to the screen until no command works on it.
 
-    ``files`` are its own; of a sweep those that the screen's first state came from.
+    ``files`` of a sweep must be those from which the screen's first state was read.
     """
     since = time.monotonic()
     while True:
@@ -180,7 +180,7 @@ def follow(
 
 # ---------------------------------------------------------------------------------------------- a run
 class AttemptFiles:
-    """``look`` yields the news in the files of the newest attempt since the last call."""
+    """The files of a run's newest attempt; ``look`` yields what was added to them since its last call."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -209,13 +209,13 @@ class AttemptFiles:
                 yield from beats(attempt)
 
     def lines(self, event: Any) -> Iterator[str]:
-        """Return an event's line on the run's own terminal."""
+        """Return the line that the run's own command prints for an event, if any."""
         if isinstance(event, LogLine) and is_worth_showing(event):
             yield event.shown
 
 
 def _totals(host: str, path: Path) -> Iterator[LogLine]:
-    """Return the line with the numbers of steps from the beginning of a log whose end alone is read."""
+    """Yield the line with the numbers of steps from the beginning of a log of which otherwise only the end is read."""
     with suppress(OSError), path.open("rb") as file:
         if file.seek(0, 2) <= _LAST_BYTES:
             return
@@ -275,7 +275,7 @@ class SweepFiles:
             yield from ((number, event) for event in files.look())
 
     def lines(self, event: Any) -> Iterator[str]:
-        """Return an event's line on the sweep's own terminal."""
+        """Return the line that the sweep's own command prints for an event, if any."""
         if isinstance(event, TrialEnded) and event.state is not State.FINISHED:
             failed = event.state is State.FAILED
             how = f"FAILED: {event.detail}" if failed else event.detail or event.state

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.cli import finished, loader, output
 from pipeline.cli.commands import train
-from pipeline.cli.invocation import QUIET, VERBOSE, Invocation, is_on, parse, without_verbosity
+from pipeline.cli.invocation import QUIET, VERBOSE, Invocation, flags_as_words, parse, without_verbosity
 from pipeline.cli.output import COMMAND_VARIABLE, is_warning, note, say, say_log
 from pipeline.cli.session import Session
 from pipeline.config import compose
@@ -77,11 +77,12 @@ def test_an_option_that_cannot_be_printed_is_refused(value: str) -> None:
 
 
 def test_a_switch_of_a_verb_is_on_or_off() -> None:
-    words = {"json": "1", "fork": "TRUE", "keep": "no", "dry_run": "maybe", "weights": ""}
-    assert [is_on(words, name) for name in ("json", "fork", "keep", "undo")] == [True, True, False, False]
-    for name in ("dry_run", "weights"):
-        with pytest.raises(UsageError, match=f"{name}={words[name]} must be 1 or 0"):
-            is_on(words, name)
+    typed = parse(["sweep", "json=1", "fork=TRUE", "retry_failed=no"])
+    assert [typed.is_on(name) for name in ("json", "fork", "retry_failed", "detach")] == [True, True, False, False]
+    with pytest.raises(UsageError, match="fork=maybe must be 1 or 0"):
+        parse(["sweep", "fork=maybe"])
+    with pytest.raises(UsageError, match="force=maybe must be 1 or 0"):
+        flags_as_words(["train", "force=maybe"])
 
 
 def test_a_named_run_has_its_own_configuration_and_takes_no_further_words() -> None:

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 from pipeline.cli.commands.train import refuse_unfit
-from pipeline.cli.invocation import process_count
+from pipeline.cli.invocation import Invocation, process_count
 from pipeline.cli.output import answer, note, say, wants_json, width
 from pipeline.cli.session import ROOT, Session
 from pipeline.cli.terminal import screen_of_sweep, start_detached, subscriber
@@ -38,14 +37,6 @@ from pipeline.sweep.search_plan import STUDY, Objective, SearchPlan, objectives
 from pipeline.sweep.trial import Settled, Trial, TrialLines, TrialSource
 
 
-class Flags(NamedTuple):
-    """Options of the command. ``max_trials``: start at most so many trials; None: all."""
-
-    fork: bool = False
-    retry_failed: bool = False
-    max_trials: int | None = None
-
-
 def sweep(current: Session) -> None:
     """Run every trial of the command line to its end; finished ones are not run again."""
     invocation = current.invocation
@@ -55,20 +46,15 @@ def sweep(current: Session) -> None:
     elif invocation.is_on("detach"):
         start_detached(current.config.runs_dir, f"sweep-{time.strftime('%Y%m%d-%H%M%S')}")
         return
-    flags = Flags(
-        fork=invocation.is_on("fork"),
-        retry_failed=invocation.is_on("retry_failed"),
-        max_trials=invocation.numbers("max_trials").get("max_trials"),
-    )
     if current.searches:
-        show_search(current.search_plan, flags) if is_dry_run else search(current, flags)
+        show_search(current.search_plan, invocation) if is_dry_run else search(current)
     elif is_dry_run:
-        show_trials(current.space, flags)
+        show_trials(current.space, invocation)
     else:
-        for make in (make_steps, provide):  # of what they have made, the trials' keys are known only then
+        for make in (make_steps, provide):  # the keys of trials hold the data that these make
             if make(current.space.trials):
                 current.forget_pack()
-        run(current.space, current.invocation.overrides, flags)
+        run(current.space, invocation)
 
 
 def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
@@ -79,7 +65,7 @@ def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
     for make in (make_steps, provide):
         if make(space.trials):
             space = of_jobs(jobs, root=ROOT, local_gpus=usable_gpus())
-    run(space, words, Flags())
+    run(space, Invocation(verb="sweep", overrides=tuple(words)))
 
 
 # ------------------------------------------------------------------------------------------- a grid
@@ -98,21 +84,19 @@ def provide(trials: Sequence[Trial]) -> bool:
     return bool(incomplete)
 
 
-def run(space: Space, words: Sequence[str], flags: Flags) -> None:
-    """Run the trials of a space whose data is in place. Raises PacelineError: trials have failed; the text names each
-    with its first error line; Killed: stopped by Ctrl-C or a signal.
-    """
+def run(space: Space, invocation: Invocation) -> None:
+    """Run the trials of a grid whose data is in place. Raises PacelineError: trials have failed; Killed."""
     if any(trial.run is None for trial in space.trials):
         raise PacelineError("a data set vanished after it was fetched", hint="the same command again")
     for line in dict.fromkeys(text for trial in space.trials for text in trial.config.notes):
         note(line)
-    folder = folders.locate(space.trials[0].config.runs_dir, space, fork=flags.fork)
+    folder = folders.locate(space.trials[0].config.runs_dir, space, fork=invocation.is_on("fork"))
     with lock_of_sweep(folder):
         space = in_order(space, folder.read())
-        folder.write(folders.describe(space, space.trials[0].config.shown_words(words)))
+        folder.write(folders.describe(space, space.trials[0].config.shown_words(invocation.overrides)))
         duplicates = f" ({space.duplicates} more were the same run as another)" if space.duplicates else ""
         headline = f"sweep {folder.name}: {len(space.trials)} trials{duplicates}, {_at_once(space)} at a time"
-        ended = run_trials(space, Grid(space.trials), folder, headline, flags)
+        ended = run_trials(space, Grid(space.trials), folder, headline, invocation)
     results = _results(ended)
     say(f"\n{tables.text(results, len(results), width=width())}")
     report_end(folder, results, ended)
@@ -166,7 +150,7 @@ def _cannot_keep(folder: SweepFolder, error: OSError) -> PacelineError:
 
 
 def run_trials(
-    trials: Space | SearchPlan, source: TrialSource, folder: SweepFolder, headline: str, flags: Flags
+    trials: Space | SearchPlan, source: TrialSource, folder: SweepFolder, headline: str, invocation: Invocation
 ) -> list[Settled]:
     """Run the trials of a grid or a search to their end, with output on the terminal. Raises Killed."""
     if any(slot.spares for slot in trials.slots):
@@ -186,8 +170,9 @@ def run_trials(
         screen.say(headline)
         sweep = Sweep(
             source=source, folder=folder, key=trials.key, slots=trials.slots, retries=trials.settings.retries,
-            retry_failed=flags.retry_failed, root=ROOT, argv=sys.argv, say=screen.say, watched=screen.is_live,
-            on_event=subscriber(screen, notices.hear, TrialLines(source.total, metric).of), most=flags.max_trials,
+            retry_failed=invocation.is_on("retry_failed"), most=invocation.numbers("max_trials").get("max_trials"),
+            root=ROOT, argv=sys.argv, say=screen.say, watched=screen.is_live,
+            on_event=subscriber(screen, notices.hear, TrialLines(source.total, metric).of),
         )  # fmt: skip
         ended = Conductor(sweep).run()
         failed = [item for item in ended if item.outcome.state is State.FAILED]
@@ -225,17 +210,17 @@ def report_end(folder: SweepFolder, results: Sequence[TrialResult], ended: Seque
 
 
 # ------------------------------------------------------------------------------------------- a dry run
-def show_trials(space: Space, flags: Flags) -> None:
+def show_trials(space: Space, invocation: Invocation) -> None:
     """Print each trial: done, to run, and why. Writes nothing."""
     entries: dict[str, TrialEntry] = {}
     name = "(its data isn't fetched, so it has no key yet)"
     if space.key:
-        folder = folders.locate(space.trials[0].config.runs_dir, space, fork=flags.fork)
+        folder = folders.locate(space.trials[0].config.runs_dir, space, fork=invocation.is_on("fork"))
         space, name = in_order(space, folder.read()), folder.name
         entries = folders.latest(folder.entries())
     rows = [("trial", "key", "", "why", "what")]
     for trial in space.trials:
-        standing, why = trial_standing(trial, entries, flags.retry_failed)
+        standing, why = trial_standing(trial, entries, invocation.is_on("retry_failed"))
         rows.append((str(trial.number), trial.key or "-", standing, why, " ".join(trial.chosen)))
     done = sum(row[2] == "done" for row in rows)
     say(f"sweep {name}: {len(space.trials)} trials, {done} done, {_at_once(space)} at a time")
@@ -263,19 +248,15 @@ def trial_standing(trial: Trial, entries: Mapping[str, TrialEntry], retry_failed
 
 
 # ------------------------------------------------------------------------------------------- a search
-def search(current: Session, flags: Flags) -> None:
-    """Train the trials that the search chooses, until the fixed total is reached, or enough were started.
-
-    Raises PacelineError: trials have failed; the text names each with its first error line; Killed: stopped by Ctrl-C
-    or a signal.
-    """
+def search(current: Session) -> None:
+    """Run the trials that the search chooses, up to its total. Raises PacelineError: trials have failed; Killed."""
     from pipeline.sweep.search import SearchSource, open_study  # optuna (0.3 s), which a grid does without
 
     for make in (make_steps, provide):
         if make([current.search_plan.representative_trial]):
             current.forget_pack()
     plan = current.search_plan
-    folder = _search_folder(plan, flags.fork)
+    folder = _search_folder(plan, current.invocation)
     with compose.hydra_ready(), lock_of_sweep(folder):
         study = open_study(plan.config, plan.space, folder.path, plan.made_of, epochs=plan.epochs)
         goals = objectives(plan.config)
@@ -291,7 +272,7 @@ def search(current: Session, flags: Flags) -> None:
             f"{_at_once(plan)} at a time{pruner}"
         )
         source = SearchSource(study, plan, partial(_record_trial, folder, record), note)
-        ended = run_trials(plan, source, folder, headline, flags)
+        ended = run_trials(plan, source, folder, headline, current.invocation)
         results = _results(ended)
         by = goals[0].metric if len(goals) == 1 else None
         say(f"\n{tables.text(results, study.total, by, directions, width=width())}")
@@ -300,10 +281,10 @@ def search(current: Session, flags: Flags) -> None:
         report_end(folder, results, ended)
 
 
-def _search_folder(plan: SearchPlan, fork: bool) -> SweepFolder:
+def _search_folder(plan: SearchPlan, invocation: Invocation) -> SweepFolder:
     """Return the folder by the search's key, or by ``sweep.name``. Raises UsageError: that name is a grid's."""
     runs_dir = plan.representative_trial.config.runs_dir
-    folder = folders.folder_for(runs_dir, plan.settings.name, plan.key, plan.key, fork=fork)
+    folder = folders.folder_for(runs_dir, plan.settings.name, plan.key, plan.key, fork=invocation.is_on("fork"))
     if plan.settings.name and folder.read().has_begun and not (folder.path / STUDY).exists():
         raise UsageError(
             f"sweep.name={folder.name} stands for a grid, and this is a search", hint="another sweep.name, or --fork"
@@ -329,9 +310,9 @@ def _text_of_best(goals: Sequence[Objective], results: Sequence[TrialResult]) ->
     return f"no other trial is better in all of {names}:\n{aligned(rows)}"
 
 
-def show_search(plan: SearchPlan, flags: Flags) -> None:
+def show_search(plan: SearchPlan, invocation: Invocation) -> None:
     """Print the trials chosen so far; the next ones depend on their results. Writes nothing."""
-    folder = _search_folder(plan, flags.fork)
+    folder = _search_folder(plan, invocation)
     known, entries = folder.read().trials, folders.latest(folder.entries())
     rows = [("trial", "key", "state", "what")]
     for item in sorted(known, key=lambda item: item.number):

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.cli.commands.sweep import Flags, run_trials
+from pipeline.cli.commands.sweep import run_trials
+from pipeline.cli.invocation import Invocation
 from pipeline.cluster.plan import environment
 from pipeline.config.compose import compose_config, resolve
 from pipeline.config.schema import NotifyConfig, SweepConfig
@@ -42,7 +43,8 @@ def test_a_sweep_says_that_it_takes_no_spares(
         parts = slots(dataclasses.replace(cluster(Host(name="a")), spares=spares), SweepConfig(), [])
         trial = SimpleNamespace(config=SimpleNamespace(notify=NotifyConfig(), resolved={}, cluster=parts[0]))
         what: Any = SimpleNamespace(key="", slots=parts, settings=SimpleNamespace(retries=0), trials=[trial])
-        run_trials(what, cast("Any", SimpleNamespace(total=1)), SweepFolder(tmp_path / "sweep"), "2 trials", Flags())
+        source, folder = cast("Any", SimpleNamespace(total=1)), SweepFolder(tmp_path / "sweep")
+        run_trials(what, source, folder, "2 trials", Invocation(verb="sweep"))
         assert capsys.readouterr().err.partition("a trial")[0].removesuffix("2 trials\n") == said
 
 
