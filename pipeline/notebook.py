@@ -433,7 +433,7 @@ def compare(*runs: Run | str, metric: str | None = None) -> Comparison:
     Raises UsageError: no run is chosen, or none has the metric.
     """
     current, keys = _chosen("compare", runs)
-    groups = choosing.in_order(choosing.chosen(current, keys), keys)
+    groups = choosing.as_configurations(choosing.chosen_runs(current, keys), keys)
     return Comparison(compared(groups, [] if metric is None else [metric]))
 
 
@@ -451,7 +451,7 @@ def plot(*runs: Run | str, metric: str | None = None, x: str = "step", log: bool
     if x not in curves.AXES:
         raise UsageError(f"x={x} is no axis; {suggestion(x, curves.AXES)}")
     current, keys = _chosen("plot", runs)
-    name, bands, _ = choosing.bands_of(choosing.chosen(current, keys), metric, x, named_runs=keys)
+    name, bands, _ = choosing.metric_and_bands(choosing.chosen_runs(current, keys), metric, x, named_runs=keys)
     return Plot(tuple(curves.above_0(band) if log else band for band in bands), name, x, log)
 
 

@@ -1,6 +1,5 @@
-"""Checks for what is done already, which doit makes before it starts a task. For a finished run a command does no more.
-
-So this module imports only what a finished run needs: no launcher, no view, no Hydra.
+"""What doit asks before it starts a task: whether its work is done already. For a finished run a command does no more,
+so this module imports no launcher, no view and no Hydra.
 """
 
 from __future__ import annotations
@@ -122,11 +121,11 @@ def answer_with(result: Result, folder: RunFolder) -> None:
 
 def other_hardware(result: Mapping[str, Any]) -> str | None:
     """Return the processor or GPU in a result.json, in words, if this computer lacks it."""
-    other = recorded_hardware.other_than_here(result, here()) if result.get("hardware") else None
+    other = recorded_hardware.other_than_here(result, this_hardware()) if result.get("hardware") else None
     return None if other is None else printable(other)
 
 
 @cache
-def here() -> Hardware:
+def this_hardware() -> Hardware:
     """Return the hardware of this computer."""
     return hardware.hardware()

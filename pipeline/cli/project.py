@@ -112,9 +112,10 @@ def _task(name: str, do: Callable[[], Any]) -> Task:
 
 
 def _need_loader() -> None:
-    """Restart the command in the project's folder if it was typed in a subfolder, where doit reads no pyproject.toml.
+    """Make sure that doit uses Paceline's loader; without it, doit would take overrides for tasks.
 
-    Without Paceline's loader (cli/loader.py), doit would take overrides for tasks.
+    doit finds it in pyproject.toml, which it reads only in the folder where it starts: a command that was typed in a
+    subfolder is restarted in the project's folder.
     """
     if Loader.in_charge:
         return

@@ -52,10 +52,10 @@ def screen_of_sweep(state: SweepState, runs_dir: Path) -> Screen:
 def subscriber(
     screen: Screen, hear: Callable[[Any], None], trial_line: Callable[[Any, float], str | None] = lambda *_: None
 ) -> Callable[[Any], None]:
-    """Return a receiver of an attempt's (or a sweep's) events, which passes them to the screen and to ``hear``.
+    """Return a function that passes each event of an attempt or a sweep to the screen and to ``hear``.
 
-    With --json each event is printed, with -v 2 also torchrun's own lines. ``trial_line`` returns the line about the
-    start or end of a trial, which is printed if no table shows it.
+    With --json it also prints the event, with -v 2 torchrun's own lines. ``trial_line`` returns the line about the
+    start or end of a trial, which is printed where no table shows it.
     """
     is_verbose = verbosity() == VERBOSE
 

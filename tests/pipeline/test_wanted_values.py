@@ -71,7 +71,7 @@ def test_words_choose_the_runs_that_they_trained(
     removed = printed(clean.clean, runs_dir, "state=FAILED", *words)
     assert [line[0] for line in removed.splitlines() if "  FAILED" in line] == [*keys]
     try:
-        compared = [run.key[0] for run in compare.chosen(session(), [])]
+        compared = [run.key[0] for run in compare.chosen_runs(session(), [])]
     except UsageError as error:
         compared = [] if "matches these values" in error.what else [error.what]
     assert sorted(compared) == [*keys]

@@ -37,7 +37,7 @@ from pipeline.sweep import folder as folders
 from pipeline.sweep.folder import SweepFolder
 
 
-def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
+def chosen_runs(current: Session, named: Sequence[str]) -> list[ComparedRun]:
     """Return the runs to compare: those named by their keys, then those of the sweep, then matches of the other words.
 
     Raises UsageError: nothing is named, no run matches, or a word that no run can be chosen by.
@@ -45,7 +45,7 @@ def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
     runs_dir, sweep = current.config.runs_dir, current.invocation.options.get("sweep")
     words = [word for word in current.invocation.overrides if not word.lstrip("+").startswith(f"{RUNS_DIR}=")]
     folders = [index.find(runs_dir, key) for key in named]
-    folders += of_sweep(runs_dir, sweep)[1] if sweep is not None else []
+    folders += sweep_with_runs(runs_dir, sweep)[1] if sweep is not None else []
     if words:
         rows = [index.row(folder) for folder in folders] or index.rows(runs_dir)
         matching = filter_of(words, current.config.resolved).configs(runs_dir, rows, in_part=True)
@@ -61,7 +61,7 @@ def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
     return [read(folder) for folder in {folder.key: folder for folder in folders}.values()]
 
 
-def of_sweep(runs_dir: Path, name: str | None) -> tuple[SweepFolder, list[RunFolder]]:
+def sweep_with_runs(runs_dir: Path, name: str | None) -> tuple[SweepFolder, list[RunFolder]]:
     """Return the sweep whose name begins so (None: the newest), and its trials with run folders. Raises UsageError."""
     sweep = folders.find(runs_dir, name)
     trial_folders = [RunFolder(runs_dir / trial.key) for trial in sweep.read_begun().trials]
@@ -72,7 +72,7 @@ def compare(current: Session) -> None:
     """Compare runs. Raises UsageError: no run matches, or none has a requested metric."""
     current = trials.with_sweep(current)
     options = current.invocation.options
-    groups = in_order(chosen(current, current.invocation.arguments), current.invocation.arguments)
+    groups = as_configurations(chosen_runs(current, current.invocation.arguments), current.invocation.arguments)
     wanted = [name for name in options.get("metric", "").split(",") if name]
     known = metrics_of(groups)
     for name in wanted:
@@ -87,8 +87,8 @@ def compare(current: Session) -> None:
         say(tables.text(differences, shutil.get_terminal_size().columns))
 
 
-def in_order(runs: Sequence[ComparedRun], named: Sequence[str]) -> list[Group]:
-    """Return the runs as configurations: in the ``named`` order, else the best first, as in a report."""
+def as_configurations(runs: Sequence[ComparedRun], named: Sequence[str]) -> list[Group]:
+    """Group the runs that differ only in their seed: in the ``named`` order, else the best first."""
     return grouped(runs) if named else reports.best_first(grouped(runs))[0]
 
 
@@ -106,7 +106,7 @@ def plot(current: Session) -> None:
     form = target.suffix.lower().removeprefix(".") if target is not None else ""
     if target is not None and form not in FORMATS:
         raise UsageError(f"file={options['file']} must end in {', '.join(f'.{one}' for one in FORMATS)}")
-    metric, bands, more = bands_of(chosen(current, named), options.get("metric"), axis, named_runs=named)
+    metric, bands, more = metric_and_bands(chosen_runs(current, named), options.get("metric"), axis, named_runs=named)
     bands = [curves.above_0(band) for band in bands] if log else bands
     if target is not None:
         from pipeline.comparing.drawing import curve_file  # not before: matplotlib, for a file alone
@@ -122,7 +122,7 @@ def plot(current: Session) -> None:
     say(folded(f"{curves.NOTE}{more_of_them}", columns))
 
 
-def bands_of(
+def metric_and_bands(
     runs: Sequence[ComparedRun], named: str | None, axis: str, *, named_runs: Sequence[str] = ()
 ) -> tuple[str, list[Band], int]:
     """Return the metric, the first configurations that have its curve, and how many more there are.
@@ -136,7 +136,7 @@ def bands_of(
     for run in runs:
         if run.state == ALTERED:
             note(f"left out: {run.key} is {run.reservation}")
-    bands = [curves.band(group, rows, metric, axis) for group in in_order(runs, named_runs)]
+    bands = [curves.band(group, rows, metric, axis) for group in as_configurations(runs, named_runs)]
     drawable = [band for band in bands if band.points]
     if not known:
         raise UsageError("none of these runs has logged a metric", hint="doit status KEY")
@@ -161,7 +161,7 @@ def report(current: Session) -> None:
             trials.show(folders.find(current.config.runs_dir, options.get("sweep")))
         if as_json:
             return
-    name, page = _of_sweep(current) if is_of_sweep else _of_runs(current)
+    name, page = _sweep_report(current) if is_of_sweep else _runs_report(current)
     if as_json and "file" not in options:
         answer(reports.as_json(page))
         return
@@ -182,9 +182,9 @@ def report(current: Session) -> None:
     say(f"\n{page.summary}\n  report       {relative(target)}" if form == "html" else relative(target))
 
 
-def _of_sweep(current: Session) -> tuple[str, Report]:
+def _sweep_report(current: Session) -> tuple[str, Report]:
     """Return a file's name and the report of a sweep. Raises UsageError: none, or no trial was started."""
-    sweep, folders = of_sweep(current.config.runs_dir, current.invocation.options.get("sweep"))
+    sweep, folders = sweep_with_runs(current.config.runs_dir, current.invocation.options.get("sweep"))
     record, runs = sweep.read_begun(), [read(folder) for folder in folders]
     if not runs:
         raise UsageError(f"none of the trials of sweep {sweep.name} was started", hint="doit report --json")
@@ -203,9 +203,9 @@ def _of_sweep(current: Session) -> tuple[str, Report]:
     return f"sweep-{sweep.name}", page
 
 
-def _of_runs(current: Session) -> tuple[str, Report]:
+def _runs_report(current: Session) -> tuple[str, Report]:
     """Return a file's name (equal for equal runs) and the report of the named runs. Raises UsageError."""
-    runs, runs_dir = chosen(current, current.invocation.arguments), current.config.runs_dir
+    runs, runs_dir = chosen_runs(current, current.invocation.arguments), current.config.runs_dir
     if len(runs) > 1:
         command = command_line("report", [*current.invocation.arguments, *current.invocation.overrides])
         name = f"selection-{sha256_text(' '.join(sorted(run.key for run in runs)))[:12]}"

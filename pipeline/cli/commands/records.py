@@ -38,7 +38,7 @@ _TIMEOUT_S = 3600.0
 
 def evaluate(current: Session) -> None:
     """Recreate the report and the confusion matrix, and show them."""
-    folder = holder(current.folder())
+    folder = with_results(current.folder())
     with waiting(note, "making the evaluation report"):
         stored_report.renew(folder, ROOT, note)
     report = folder.read_json(run_folder.REPORT)
@@ -54,7 +54,7 @@ def evaluate(current: Session) -> None:
 
 def record(current: Session) -> None:
     """Send to the trackers what they lack of a run."""
-    folder = holder(current.folder())
+    folder = with_results(current.folder())
     folder.read_summary(), folder.read_result(), folder.refuse_altered_config()  # what was altered is no record
     config = current.config
     has_no_destination = not tracking.destinations(vars(config.tracking), ROOT)
@@ -74,8 +74,8 @@ def record(current: Session) -> None:
     say(f"{folder.key} is recorded as {recorder.titles()}")
 
 
-def holder(folder: RunFolder) -> RunFolder:
-    """Return the folder itself, or that of the finished run that a user accepted in its place."""
+def with_results(folder: RunFolder) -> RunFolder:
+    """Return the folder itself, or of an accepted run that of the finished run which was accepted in its place."""
     _, accepted = acceptance.result_or_accepted(folder)
     if accepted is None:
         return folder
@@ -165,7 +165,7 @@ def _named_images(current: Session) -> tuple[RunFolder, list[Path]]:
         named = words.pop(0)
     if not words:
         raise UsageError("which images? doit predict takes a run and image files", hint="doit predict last cat.jpg")
-    folder, images = holder(index.find(runs_dir, named or LAST)), [_image(word) for word in words]
+    folder, images = with_results(index.find(runs_dir, named or LAST)), [_image(word) for word in words]
     if not any(image.is_file() for image in images):  # before the network is exported
         raise UsageError(f"{words[0]}: there is no such image in {clone.typed_in()}")
     return folder, images

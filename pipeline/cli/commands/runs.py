@@ -42,10 +42,10 @@ Config = Mapping[str, Any]
 
 # ------------------------------------------------------------------------------------------- choosing runs
 class RunFilter(NamedTuple):
-    """The values that a run must have to be chosen by overrides."""
+    """What typed overrides demand of a run."""
 
     values: Mapping[str, Any]  # by dotted field; an option of a group stands for all fields that it sets
-    experiments: frozenset[str]  # words experiment=NAME: config.json lacks them, a run's overrides don't
+    experiments: frozenset[str]  # overrides experiment=NAME, which are compared with those that started the run
 
     def configs(self, runs_dir: Path, rows: Sequence[RunRow], *, in_part: bool) -> dict[str, Config]:
         """Return key → configuration of the runs that match.
@@ -115,21 +115,19 @@ class Selection(NamedTuple):
 
     rows: list[RunRow]
     comparable: dict[str, Config]  # by key, {} of an altered run, and of all if there are more than a thousand
-    is_empty: bool  # the folder of runs holds no run
 
 
 def selected(current: Session, state: str | None = None) -> Selection:
     """Return the matching runs. Raises UsageError: an unknown state, or an override that run folders don't store."""
     runs_dir, chosen = current.config.runs_dir, filter_of(current.invocation.overrides, current.config.resolved)
     rows = in_state(index.rows(runs_dir), state)
-    is_empty = not rows and state is None
     configs: dict[str, Config] = {row.key: {} for row in rows}
     if any(chosen) or len(rows) <= _MOST_COMPARED:
         configs = chosen.configs(runs_dir, rows, in_part=True)
     rows = [row for row in rows if row.key in configs]
     can_compare = len(rows) <= _MOST_COMPARED
     comparable = {row.key: configs[row.key] if can_compare and row.state != index.ALTERED else {} for row in rows}
-    return Selection(rows, comparable, is_empty)
+    return Selection(rows, comparable)
 
 
 # ------------------------------------------------------------------------------------------- the list
@@ -145,14 +143,14 @@ def runs(current: Session) -> None:
     """List runs. Raises UsageError: an unknown state, or an override that run folders don't store."""
     options, runs_dir = current.invocation.options, current.config.runs_dir
     order, as_json, is_wide = options.get("sort", "time"), wants_json(), current.invocation.is_on("wide")
-    rows, comparable, is_empty = selected(current, options.get("state"))
+    rows, comparable = selected(current, options.get("state"))
     measures = as_json or order == "size" or (is_wide and len(rows) <= _MOST_MEASURED)
     sizes_bytes = {row.key: measured(runs_dir / row.key).bytes for row in rows} if measures else {}
     rows = _in_order(rows, order, sizes_bytes)
     differing = differences(comparable)
     if as_json:
         answer([{**asdict(row), "bytes": sizes_bytes[row.key], "differs": differing[row.key]} for row in rows])
-    elif is_empty:
+    elif not index.rows(runs_dir):
         say(f"no runs under {relative(runs_dir)} yet; start one: doit train experiment=quickstart")
     elif not rows:
         say(f"no run under {relative(runs_dir)} matches these values")
@@ -232,9 +230,9 @@ _NAME, _DIFFERS, _ACCURACY = "name", "differs", "accuracy"
 _ORDER = (
     "key", "state", "when", "age", _NAME, "what", _ACCURACY, "metrics", "time", "size", "ranks", "hosts", _DIFFERS,
 )  # fmt: skip
-_FIRST = ("key", "state", "age", _NAME)  # in each line, also where a failure stands for the other columns
-_FIRST_TO_GO = ("ranks", "hosts", "size", "time", "age")
-_LEAST_NAME, _LEAST_DIFFERS = 14, 14  # columns that these keep, if they need them
+_LEFT_COLUMNS = ("key", "state", "age", _NAME)  # in each line; of a failed run the error replaces the others
+_DROPPED_IN_ORDER = ("ranks", "hosts", "size", "time", "age")  # without room for all columns
+_LEAST_NAME, _LEAST_DIFFERS = 14, 14  # the widths that these columns keep, if they need them
 _MOST_METRICS = 2  # of a script: a line has little room
 _NAMES_WIDTH = 24  # characters; longer lists of hosts are a number
 
@@ -328,9 +326,9 @@ def day(unix_time: float) -> str:
 
 def _lines(columns: Mapping[str, Sequence[str]], failures: Sequence[str]) -> list[str]:
     """Return the table's lines. A text of ``failures`` that isn't '' replaces the columns behind the name."""
-    first = {title: columns[title] for title in columns if title in _FIRST}
-    others = {title: columns[title] for title in columns if title not in _FIRST}
-    starts = aligned(_rows(first)).split("\n")
+    left = {title: columns[title] for title in columns if title in _LEFT_COLUMNS}
+    others = {title: columns[title] for title in columns if title not in _LEFT_COLUMNS}
+    starts = aligned(_rows(left)).split("\n")
     ends = aligned(_rows(others)).split("\n") if others else [""] * len(starts)
     width = max(map(width_of, starts))
     texts = [failure or end for failure, end in zip(failures, ends, strict=True)]
@@ -344,7 +342,7 @@ def _rows(columns: Mapping[str, Sequence[str]]) -> list[Sequence[str]]:
 def _fitted(
     columns: Mapping[str, Sequence[str]], remark_widths: Sequence[int], width: int
 ) -> tuple[dict[str, Sequence[str]], list[str]]:
-    """Fit the columns into ``width``: leave out those of _FIRST_TO_GO in order, then cut the names.
+    """Fit the columns into ``width``: leave out those of _DROPPED_IN_ORDER, then cut the names.
 
     Returns the columns, and the titles of those left out. ``remark_widths``: the width of each run's remarks, which
     begin its last cell and are not cut.
@@ -354,7 +352,7 @@ def _fitted(
     least = min(name, _LEAST_NAME) + min(differs, max(_LEAST_DIFFERS, *(remark + 1 for remark in remark_widths)))
     flexible = [title for title in (_NAME, _DIFFERS) if title in columns]
     left_out = []
-    for title in (title for title in _FIRST_TO_GO if title in widths):
+    for title in (title for title in _DROPPED_IN_ORDER if title in widths):
         if sum(widths.values()) + 2 * (len(widths) + len(flexible) - 1) + least <= width:
             break
         del widths[title]

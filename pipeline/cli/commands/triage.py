@@ -142,7 +142,7 @@ def _log(folder: RunFolder, attempt: int, host: str, rank: int | None) -> str:
 
 
 def _next_step(folder: RunFolder, run: ComparedRun, runs_dir_words: Sequence[str], host: str, traceback: str) -> str:
-    """Return what to do now: the fix, and the command that continues."""
+    """Return the fix, if one is needed, and the command that continues."""
     train = command_line("train", run.overrides, runs_dir_words)
     if locks.is_held(folder.lock):
         return f"doit status {run.key} --watch; it is under way"
