@@ -64,6 +64,12 @@ def ended(runs_dir: Path, key: str, state: State, *, days: float = 0) -> RunFold
     return folder
 
 
+def name_in_sweep(runs_dir: Path, key: str) -> None:
+    trial = TrialRecord(number=0, key=key, configuration="c", chosen=(), overrides=())
+    record = SweepRecord(key="k", configurations="c", words=(), total=1, trials=(trial,))
+    SweepFolder(runs_dir / "sweeps" / "grid").write(record)
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -125,9 +131,7 @@ def test_no_run_is_chosen_by_an_edited_value(tmp_path: Path, clean: Printed) -> 
 
 def test_a_result_that_something_relies_on_stays(tmp_path: Path, clean: Printed) -> None:
     swept, held, pending, recorded, plain = (seeded(tmp_path, seed, days=9) for seed in range(5))
-    SweepFolder(tmp_path / "sweeps" / "grid").write(
-        SweepRecord(key="k", configurations="c", words=(), total=1, trials=(trial(swept.key),))
-    )
+    name_in_sweep(tmp_path, swept.key)
     accepted = key_of({**CONFIG, "seed": 99})
     write(
         RunFolder(tmp_path / accepted.short), by_this_user(accepted, key_of({**CONFIG, "seed": 1}, code=b"A = 1\n"), [])
@@ -141,10 +145,6 @@ def test_a_result_that_something_relies_on_stays(tmp_path: Path, clean: Printed)
     assert f"{held.key} stays: its result was accepted for {accepted.short}" in said
     assert f"{pending.key} stays: MLflow hasn't all of it yet: doit record KEY" in said
     assert [folder.path.is_dir() for folder in (swept, held, pending, recorded, plain)] == [True] * 3 + [False] * 2
-
-
-def trial(key: str) -> TrialRecord:
-    return TrialRecord(number=0, key=key, configuration="c", chosen=(), overrides=())
 
 
 def test_a_run_that_is_under_way_stays(tmp_path: Path, clean: Printed) -> None:
@@ -179,9 +179,7 @@ def test_a_run_that_has_changed_since_it_was_shown_stays(
 
 def test_checkpoints_go_and_the_result_stays_whole(tmp_path: Path, clean: Printed) -> None:
     folder, failed = with_checkpoint(finished(tmp_path)), ended(tmp_path, "f" * 12, State.FAILED)
-    SweepFolder(tmp_path / "sweeps" / "grid").write(
-        SweepRecord(key="k", configurations="c", words=(), total=1, trials=(trial(folder.key),))
-    )
+    name_in_sweep(tmp_path, folder.key)
     assert clean("checkpoints=1", "yes=1").splitlines()[-1] == "removed the checkpoints of 1 run, 2.0 MB"
     assert names(folder.path / "checkpoints") == ["best.pt", "final.pt"]
     assert folder.stale_because(key_of().digest) is None

@@ -158,18 +158,39 @@ def test_the_sizes_of_many_runs_are_told_when_they_are_asked_for(
         assert (" kB" in listed(runs_dir, *words)) == shown
 
 
-def test_where_runs_ran_is_no_difference_and_a_damaged_configuration_matches_nothing() -> None:
-    configs = {"a": {"cluster": {"lease_s": 1}, "seed": 1}, "b": {"cluster": {"lease_s": 2}, "seed": 2}, "c": {}}
-    assert differences(configs) == {"a": {"seed": 1}, "b": {"seed": 2}, "c": {}}
+_SCRIPT = {"name": "script", "script": "a.py", "command": [], "data": None, "seal": "warn"}
+
+
+@pytest.mark.parametrize(
+    ("configs", "shown"),
+    [
+        (  # where runs ran is none; a damaged configuration has no fields
+            [{"cluster": {"lease_s": 1}, "seed": 1}, {"cluster": {"lease_s": 2}, "seed": 2}, {}],
+            [{"seed": 1}, {"seed": 2}, {}],
+        ),
+        (  # variables of the ranks are, also from a run without them
+            [{"cluster": {"env": env}} for env in ({}, {"A": "1"}, {"A": "1", "B": "x"})],
+            [{}, {"cluster.env.A": "1"}, {"cluster.env.A": "1", "cluster.env.B": "x"}],
+        ),
+        (  # a script is compared with scripts, by its arguments and data
+            [
+                {"program": {**_SCRIPT, "args": {"lr": 1}}},
+                {"program": {**_SCRIPT, "script": "b.py", "args": {"lr": 2}, "data": "x"}},
+                {"optimizer": {"lr": 0.1}},
+            ],
+            [{"program.args.lr": 1}, {"program.args.lr": 2, "program.data": "x"}, {}],
+        ),
+    ],
+)
+def test_differences_between_runs_are_in_what_they_compute(
+    configs: list[dict[str, Any]], shown: list[dict[str, Any]]
+) -> None:
+    assert differences(dict(zip("abc", configs, strict=True))) == dict(zip("abc", shown, strict=True))
+
+
+def test_a_damaged_configuration_matches_nothing() -> None:
     chosen = RunFilter({"seed": 2}, frozenset())
-    assert [chosen.matches(config) for config in configs.values()] == [False, True, False]
-
-
-def test_variables_of_the_ranks_are_a_difference_also_from_a_run_without_them() -> None:
-    envs: list[dict[str, Any]] = [{}, {"A": "1"}, {"A": "1", "B": "x"}]
-    configs = {key: {"cluster": {"launcher": key, "env": env}} for key, env in zip("abc", envs, strict=True)}
-    shown = {"cluster.env.A": "1"}
-    assert differences(configs) == {"a": {}, "b": shown, "c": {**shown, "cluster.env.B": "x"}}
+    assert [chosen.matches(config) for config in ({"seed": 1}, {"seed": 2}, {})] == [False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -217,17 +238,3 @@ def test_what_neither_the_name_nor_the_heading_says_stands_in_the_last_column() 
 def test_an_age_has_one_unit(seconds: float, shown: str) -> None:
     assert age(seconds, 1e9) == shown
     assert age(1e7, 1e9) == "2001-09-09"
-
-
-def test_a_script_is_compared_with_scripts_and_by_what_it_is_told() -> None:
-    told = {"name": "script", "script": "a.py", "command": [], "data": None, "seal": "warn"}
-    configs: dict[str, dict[str, Any]] = {
-        "a": {"program": {**told, "args": {"lr": 1}}},
-        "b": {"program": {**told, "script": "b.py", "args": {"lr": 2}, "data": "x"}},
-        "c": {"optimizer": {"lr": 0.1}},
-    }
-    assert differences(configs) == {
-        "a": {"program.args.lr": 1},
-        "b": {"program.args.lr": 2, "program.data": "x"},
-        "c": {},
-    }

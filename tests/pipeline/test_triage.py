@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.cli.commands import triage
 from pipeline.comparing.groups import command_line
+from pipeline.runs.folder import RunFolder
 from tests.pipeline.comparing_folders import failed
 from tests.pipeline.conftest import Printed
 from tests.pipeline.finished_folder import CONFIG, finished, key_of
@@ -28,18 +29,19 @@ def data(triaged: Printed, runs_dir: Path, *words: str) -> dict[str, Any]:
     return value
 
 
-def ended(folder: Path, host: str, rank: int, unix_time: float, traceback: str, message: str = "x") -> None:
+def ended(run: RunFolder, host: str, rank: int, unix_time: float, traceback: str, message: str = "x") -> None:
+    """Write that a rank of the first attempt ended with an error."""
+    folder = run.path / "attempts" / "1"
+    folder.mkdir(parents=True, exist_ok=True)
     error = {"rank": rank, "unix_time": unix_time, "message": message, "traceback": traceback}
     (folder / f"{host}.exit.json").write_text(json.dumps({"host": host, "code": 1, "errors": [error]}))
 
 
 def test_the_first_error_of_all_hosts_is_named_with_its_traceback_and_log(tmp_path: Path, triaged: Printed) -> None:
     run = failed(tmp_path)
-    attempt = run.path / "attempts" / "1"
-    attempt.mkdir(parents=True, exist_ok=True)
-    ended(attempt, "node0", 0, 20.0, "a later one")
-    ended(attempt, "node1", 3, 10.0, TRACEBACK)
-    (attempt / "node1.log").write_text("3 | epoch 1\n" * 10_000 + "3 | the end\n")
+    ended(run, "node0", 0, 20.0, "a later one")
+    ended(run, "node1", 3, 10.0, TRACEBACK)
+    (run.path / "attempts/1/node1.log").write_text("3 | epoch 1\n" * 10_000 + "3 | the end\n")
     found = data(triaged, tmp_path, run.key[:6])
     assert (found["key"], found["state"]) == (run.key, "FAILED")
     assert found["where"] == "node1 rank 3, node0 rank 0"
@@ -87,9 +89,7 @@ def test_a_finished_run_needs_nothing(tmp_path: Path, triaged: Printed) -> None:
 )  # fmt: skip
 def test_the_next_step_mends_what_failed(tmp_path: Path, triaged: Printed, reason: str, trace: str, mend: str) -> None:
     run = failed(tmp_path, why=f"training failed on node1, rank 3: {reason}")
-    attempt = run.path / "attempts" / "1"
-    attempt.mkdir(parents=True, exist_ok=True)
-    ended(attempt, "node1", 3, 10.0, trace.format(key=run.key))
+    ended(run, "node1", 3, 10.0, trace.format(key=run.key))
     assert data(triaged, tmp_path, run.key)["next"].startswith(mend)
 
 
@@ -103,8 +103,7 @@ def test_the_next_command_finds_the_runs_where_this_one_found_them(tmp_path: Pat
 
 
 def test_a_rank_that_only_lost_its_peer_is_not_blamed(tmp_path: Path, triaged: Printed) -> None:
-    attempt = failed(tmp_path).path / "attempts" / "1"
-    attempt.mkdir(parents=True, exist_ok=True)
-    ended(attempt, "node0", 0, 10.0, "x", message="RuntimeError: Connection closed by peer [127.0.0.1]:3")
-    ended(attempt, "node1", 3, 20.0, "x", message="ended with signal 11 (SIGSEGV)")
+    run = failed(tmp_path)
+    ended(run, "node0", 0, 10.0, "x", message="RuntimeError: Connection closed by peer [127.0.0.1]:3")
+    ended(run, "node1", 3, 20.0, "x", message="ended with signal 11 (SIGSEGV)")
     assert data(triaged, tmp_path)["where"] == "node1 rank 3"
