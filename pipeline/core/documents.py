@@ -1,7 +1,4 @@
-"""JSON objects in run folders: parsed within limits, and optionally sealed with a digest of their own text.
-
-The seal, the last field ``sha256``, detects manual edits and damaged disks. It is no signature.
-"""
+"""Read and write JSON objects in run folders, with or without a seal (trainers/contract/seal.py)."""
 
 from __future__ import annotations
 

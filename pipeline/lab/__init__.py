@@ -1,8 +1,7 @@
-"""A real cluster on one machine: hosts in network namespaces, each with its own OpenSSH server.
+"""The lab: simulated hosts on one computer, in network namespaces, each with its own OpenSSH server (docs/lab.md).
 
-``up`` raises the lab of a project folder, ``status`` looks at it, ``down`` removes what ``up`` made and
-nothing else. ``cut``, ``restore`` and ``limit`` make the link faults that tests and benchmarks need.
-docs/lab.md shows the layout.
+``up`` makes the lab of a project folder, ``status`` looks at it, ``down`` removes what ``up`` made and nothing else.
+``cut``, ``restore`` and ``limit`` make the link faults that tests and benchmarks need.
 """
 
 from __future__ import annotations
@@ -105,8 +104,8 @@ while :; do sleep 2147483647 & wait $!; done  # the first process also collects 
 def up(root: Path, hosts: int) -> Lab:
     """Return the running lab of ``root`` with that many hosts: found, repaired, or made (about a second).
 
-    A host whose ssh server died is started again with its files kept; a lab that was left by a crash
-    or by a restart of the computer is removed and made anew.
+    A host whose ssh server died is started again and keeps its files. What a crash or a restart of the computer left
+    of a lab is removed, and the lab made anew.
 
     Raises:
         HostError: this computer can't run a lab, or a part of it did not come up.
@@ -260,11 +259,8 @@ def _new_key(path: Path, comment: str) -> None:
 def _boot_script(host: LabHost, root: Path, home: Path, cores: Sequence[int]) -> str:
     """Return the shell script that turns fresh namespaces into the host.
 
-    It gives the host its own name, /proc, /run, /tmp, home, ssh and machine identity and hides the
-    project folder, so that nothing is shared by accident.
-
-    Args:
-        cores: the host computes on these; if each host took all, training would be ten times slower.
+    The host gets its own name, /proc, /run, /tmp, home, ssh keys and machine id, and doesn't see the project folder. It
+    computes on ``cores`` alone: with all cores for each host, training would be ten times slower.
     """
     covered = {"/tmp": "tmp", "/var/tmp": "var-tmp", str(home): "home", str(root): "project"}
     shallow_first = sorted(covered.items(), key=lambda item: len(Path(item[0]).parts))

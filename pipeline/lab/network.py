@@ -1,7 +1,7 @@
-"""What a lab is, and its network: a bridge in a namespace of its own, one port per host, one uplink.
+"""The records of a lab, and its network: a bridge in a network namespace of its own, a port per host, an uplink.
 
-The bridge does not stand in the controller's namespace, so that firewall rules for forwarded packets
-(Docker's ``FORWARD DROP`` with br_netfilter) never meet the traffic between two hosts.
+In the controller's namespace, firewall rules for forwarded packets (Docker's ``FORWARD DROP`` with br_netfilter) would
+drop the traffic between two hosts.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pipeline.core.processes import process
 
 _VERSION = 1  # of state.json
 _END_S = 10.0
-# Hosts that all speak with all learn n² neighbours, and all network namespaces of a kernel together may hold 1,024
-# learned ones (gc_thresh3). For more hosts than this all addresses are set; a dead one is silent, not unreachable.
+# Hosts that all speak with each other learn n² hardware addresses, of which a kernel holds 1,024 in all namespaces
+# together (gc_thresh3). For more hosts than this they are set by hand; a dead host is then silent, not unreachable.
 _MOST_LEARNED = 24
 _NETNS = Path("/run/netns")
 _NETNS_OURS = Path("/run/paceline-made-netns")  # stands while /run/netns exists because of a lab
@@ -104,7 +104,7 @@ def folder(root: Path) -> Path:
 
 
 def lab_id(root: Path) -> str:
-    """Return eight hex digits of the path's digest, so that a lab is found again when its folder was lost."""
+    """Return eight hex digits of the path's digest, by which a lab is found whose folder was lost."""
     return hashlib.sha256(str(root).encode()).hexdigest()[:8]
 
 
@@ -118,13 +118,13 @@ def uplink(id_: str) -> str:
 
 
 def journal(root: Path, id_: str, hosts: int, subnet: str) -> None:
-    """Record the lab that is about to be made; everything else follows from these four values."""
+    """Record the lab that is about to be made, so that ``down`` can remove it; all else follows from these values."""
     record = {"version": _VERSION, "id": id_, "root": str(root), "hosts": hosts, "subnet": subnet}
     write_json(folder(root) / "state.json", record)
 
 
 def load(root: Path) -> Lab | None:
-    """Return the lab of the journal, with the processes that live now; None: there is no journal."""
+    """Return the recorded lab with the processes that live now; None: none is recorded in this folder."""
     record = _read(root)
     if record is None or _is_copy(root, record):
         return None
@@ -340,12 +340,12 @@ def end_processes(name: str) -> None:
 
 
 def cut(lab: Lab, host: str) -> None:
-    """Pull the host's cable: packets are lost both ways without a reply."""
+    """Cut the host's link: packets are lost both ways without a reply."""
     command("ip", "-n", lab.switch, "link", "set", lab.host(host).name, "down")
 
 
 def restore(lab: Lab, host: str) -> None:
-    """Put the cable back and lift a limit."""
+    """Undo ``cut`` and ``limit``."""
     command("ip", "-n", lab.switch, "link", "set", lab.host(host).name, "up")
     for name, device in _ends(lab, host):
         if "tbf" in command("tc", "-n", name, "qdisc", "show", "dev", device):
@@ -353,7 +353,7 @@ def restore(lab: Lab, host: str) -> None:
 
 
 def limit(lab: Lab, host: str, rate_mbit: float) -> None:
-    """Hold the host's link to ``rate_mbit`` (10^6 bits/s) each way. Needs ``tc`` and the kernel's sch_tbf."""
+    """Limit the host's link to ``rate_mbit`` (10^6 bits/s) each way. Needs ``tc`` and the kernel's sch_tbf."""
     burst_bytes = max(64 << 10, int(rate_mbit * 1e6 / 8 * 0.004))  # a few timer ticks: less would never reach the rate
     rate = [f"rate {rate_mbit}mbit", f"burst {burst_bytes}b", "latency 100ms"]
     for name, device in _ends(lab, host):
@@ -362,5 +362,5 @@ def limit(lab: Lab, host: str, rate_mbit: float) -> None:
 
 
 def _ends(lab: Lab, host: str) -> list[tuple[str, str]]:
-    """Return (namespace, interface) of both ends of the host's cable: each shapes what leaves it."""
+    """Return (namespace, interface) of both ends of the host's link; a limit holds for what leaves an end."""
     return [(lab.switch, lab.host(host).name), (lab.host(host).namespace, "eth0")]

@@ -9,7 +9,8 @@ import shlex
 import shutil
 import signal
 import time
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -17,7 +18,7 @@ from pipeline.cluster.attempt.run import stop_run
 from pipeline.cluster.events import LogLine
 from pipeline.core.errors import TrainingError
 from tests.contract.conftest import HOSTILE, Bench, over_ssh_first
-from tests.contract.stub import RUN_TO_END, SLEEP, Stub, make_script
+from tests.contract.stub import RUN_TO_END, SLEEP, make_script
 
 
 def test_runs_to_the_end_and_brings_everything_back(bench: Bench) -> None:
@@ -105,7 +106,7 @@ if rank == 0:
 @over_ssh_first
 def test_the_wish_to_prune_reaches_rank_0_and_its_checkpoint_comes_back_without_a_result(bench: Bench) -> None:
     stub = bench.stub(PRUNED_WHEN_ASKED, stand_in=True)
-    bench.run(stub, PruneWhenUp(stub.run_dir))
+    bench.run(stub, WhenUp(1, (stub.run_dir / "prune").touch))
     assert json.loads((stub.run_dir / "pruned.json").read_text())["epoch"] == 1
     assert (stub.run_dir / "checkpoints" / "step-00000001.pt").read_bytes() == b"weights of step-00000001"
     assert not (stub.run_dir / "summary.json").exists()
@@ -145,8 +146,13 @@ def test_a_run_folder_that_is_removed_ends_the_run_and_the_same_again_runs_to_it
     )
     kept = bench.folder / "kept"
     shutil.copytree(stub.run_dir, kept)
+
+    def remove() -> None:  # what has been sent to rank 0's node, where that has a folder of its own
+        node = json.loads((stub.run_dir / "plan.json").read_text())["nodes"][0]
+        bench.shell(node["host"], f"rm -rf {shlex.quote(node['run_dir'])}")
+
     with pytest.raises(TrainingError) as caught:
-        bench.run(stub, RemoveWhenUp(bench, stub))
+        bench.run(stub, WhenUp(2, remove))
     assert re.search(r"the run's folder \S.* was removed while the run was going on", caught.value.what)
     assert any(host in caught.value.what for host in bench.hosts)
     assert bench.left(stub) == 0
@@ -166,9 +172,9 @@ def test_stop_from_another_place_ends_a_run_whose_workers_ignore_sigterm(bench: 
         "print('up', flush=True); time.sleep(600)",
         stand_in=True,
     )
-    lines = StopWhenUp(bench, stub)
+    stop = partial(stop_run, bench.cluster, stub.run_dir, stub.digest[:12])
     with pytest.raises(TrainingError, match="stopped"):
-        bench.run(stub, lines)
+        bench.run(stub, WhenUp(2, stop))
     assert bench.left(stub) == 0
 
 
@@ -197,40 +203,15 @@ def test_signal_during_the_start_leaves_nothing(bench: Bench) -> None:
     assert bench.left(stub) == 0
 
 
-class PruneWhenUp(list[LogLine]):
-    """Leaves the file that a search leaves in the controller's run folder, once a rank is up."""
+class WhenUp(list[LogLine]):
+    """Calls ``action`` when the given number of ranks have printed "up"."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, ranks: int, action: Callable[[], object]) -> None:
         super().__init__()
-        self.run_dir = run_dir
+        self.missing, self.action = ranks, action
 
     def append(self, line: LogLine) -> None:
         if line.text == "up":
-            (self.run_dir / "prune").touch()
-
-
-class RemoveWhenUp(list[LogLine]):
-    """``rm -rf`` of the run's folder on rank 0's node (of what has been sent there, where that is another folder)."""
-
-    def __init__(self, bench: Bench, stub: Stub) -> None:
-        super().__init__()
-        self.bench, self.stub, self.up = bench, stub, 0
-
-    def append(self, line: LogLine) -> None:
-        self.up += line.text == "up"
-        if self.up == 2 and line.text == "up":
-            node = json.loads((self.stub.run_dir / "plan.json").read_text())["nodes"][0]
-            self.bench.shell(node["host"], f"rm -rf {shlex.quote(node['run_dir'])}")
-
-
-class StopWhenUp(list[LogLine]):
-    """Stops the run from a thread of its own, as `doit stop` would, once both ranks are up."""
-
-    def __init__(self, bench: Bench, stub: object) -> None:
-        super().__init__()
-        self.bench, self.stub, self.up = bench, stub, 0
-
-    def append(self, line: LogLine) -> None:
-        self.up += line.text == "up"
-        if self.up == 2 and line.text == "up":
-            stop_run(self.bench.cluster, self.stub.run_dir, self.stub.digest[:12])  # type: ignore[attr-defined]
+            self.missing -= 1
+            if self.missing == 0:
+                self.action()

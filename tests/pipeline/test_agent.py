@@ -28,6 +28,7 @@ from pipeline.cluster.launchers.transport.answers import agent_error, parse_answ
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP, message
 from pipeline.core import redact
 from tests.agent_records import node_start, start_request
+from tests.contract.stub import make
 from tests.small_disk import mounted
 from trainers.contract import run_folder, variables
 
@@ -118,8 +119,6 @@ def test_what_cannot_be_unpacked_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_truncated_pack_is_not_taken_for_the_whole(tmp_path: Path) -> None:
-    from tests.contract.stub import make
-
     stub = make(tmp_path, "")
     assert folders.holds_pack(str(stub.pack_dir), stub.digest)
     assert not folders.holds_pack(str(stub.pack_dir), "0" * 64)
@@ -130,8 +129,6 @@ def test_truncated_pack_is_not_taken_for_the_whole(tmp_path: Path) -> None:
 def test_a_pack_with_another_digest_than_its_manifest_names_is_not_put_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.contract.stub import make
-
     stub = make(tmp_path, "")
     manifest = json.loads((stub.pack_dir / "manifest.json").read_text())
     right = hashlib.sha256((stub.pack_dir / "images.bin").read_bytes()).hexdigest()

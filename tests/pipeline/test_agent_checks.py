@@ -253,7 +253,7 @@ def test_traffic_is_that_of_all_interfaces_but_the_loopback() -> None:
 
 
 def test_what_lies_between_two_looks() -> None:
-    found = usage.between((100, 1000, 0, 500), (250, 1200, 4000, 300), 2.0)
+    found = usage.rates_between((100, 1000, 0, 500), (250, 1200, 4000, 300), 2.0)
     assert found == (0.75, 2000, 0)  # a counter that began anew is no speed
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.host.environments import make_environment, place_of
+from pipeline.cluster.agent.host.environments import environment_path, make_environment
 from pipeline.cluster.agent.requests import MakeEnvironmentRequest
 from tests.waiting import wait_until
 
@@ -20,7 +20,7 @@ def test_who_waits_for_another_maker_leaves_the_lock_file_to_its_installer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     request = MakeEnvironmentRequest(str(tmp_path), lock_sha256="0" * 64, lock="from the second")
-    place = Path(place_of(request))
+    place = Path(environment_path(request))
     place.parent.mkdir()
     lock = place.with_name(f"{place.name}.txt")
     lock.write_text("from the first", encoding="ascii")

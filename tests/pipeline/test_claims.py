@@ -29,7 +29,6 @@ from pipeline.cluster.launchers import settings
 from pipeline.cluster.launchers.transport.agent_client import resources
 from pipeline.cluster.preflight import State
 from pipeline.core.errors import HostError, UsageError
-from pipeline.core.processes.process import LEAST, set_priority
 from pipeline.core.specs import Cluster, Host, LaunchSettings
 from pipeline.tracking import __main__ as tracking
 from pipeline.tracking.client import DestinationRecorder
@@ -378,14 +377,6 @@ def test_the_recorder_of_a_run_under_way_gets_hardly_anything_until_the_training
     assert before == (19, 19)
     assert after == (0 if os.geteuid() == 0 else 19, 0)
     recorder.restore_priority()  # it is gone: nothing happens
-
-
-def test_of_a_process_that_leads_no_session_the_session_stays_as_it_is() -> None:
-    own = _niceness(os.getpid())
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        set_priority(child.pid, LEAST)
-        assert _niceness(child.pid)[0] == 19
-    assert _niceness(os.getpid()) == own
 
 
 def _niceness(pid: int) -> tuple[int, int]:

@@ -23,7 +23,7 @@ import pytest
 from pipeline.cluster import launchers
 from pipeline.cluster.agent.files import folders, results
 from pipeline.cluster.agent.node import identity
-from pipeline.cluster.agent.running.follow import newest_change
+from pipeline.cluster.agent.running.follow import newest_write_ms
 from pipeline.cluster.attempt.running import of_step
 from pipeline.cluster.launchers import agent_launcher
 from pipeline.cluster.launchers.pssh import PsshConfig
@@ -136,7 +136,7 @@ def test_a_scripts_checkpoints_come_during_the_run_but_for_one_that_it_may_be_wr
     for name, age_s in {"checkpoint-2/model.bin": 5, "last.pt": 4}.items():
         (folder / name).write_text(name)
         os.utime(folder / name, (now - age_s, now - age_s))
-    saved = newest_change(str(tmp_path / "node"))
+    saved = newest_write_ms(str(tmp_path / "node"))
     assert saved == pytest.approx((now - 4) * 1000, abs=2)
     plan = replace(PLAN, outputs=SCRIPT_OUTPUTS)
 
@@ -149,7 +149,7 @@ def test_a_scripts_checkpoints_come_during_the_run_but_for_one_that_it_may_be_wr
     (folder / "last.pt").write_text("half")
     (folder / "checkpoint-4").mkdir()
     (folder / "checkpoint-4/model.bin").write_text("half")
-    assert newest_change(str(tmp_path / "node")) == 0
+    assert newest_write_ms(str(tmp_path / "node")) == 0
     assert fetch() == ["checkpoint-2/model.bin", "last.pt"]
 
 

@@ -60,7 +60,7 @@ _PHASE_WORDS = (
 
 
 def hook_arguments() -> str:
-    """Return arguments of ``trainers.script.rank_hook.publish`` as text, for where this package can't be imported."""
+    """Return the arguments of ``trainers.script.rank_hook.publish`` as Python text, for ranks without this package."""
     cells = [0] * (CELLS.size // 8)
     cells[PHASE] = Phase.RUNNING_A_SCRIPT.value
     return f"{FILE!r}, {STACKS!r}, {int(STACKS_SIGNAL)}, {ENDED!r}, {cells}, {PID}"
@@ -112,11 +112,11 @@ class Usage(NamedTuple):
 
 
 class NodeBeat(NamedTuple):
-    """A node's message of each second. ``saved``: step of its newest checkpoint (0: none), of a script's the ms."""
+    """The message of a node each second."""
 
     host: str
     ranks: tuple[RankBeat, ...] = ()
-    saved: int = 0
+    saved: int = 0  # step of the newest checkpoint, of a script unix time in ms; 0: none
     usage: Optional[Usage] = None
 
 

@@ -1,4 +1,4 @@
-"""JSON objects whose last field, ``sha256``, is the digest of all text before it: it shows damage; no signature."""
+"""Seal JSON objects: the last field, ``sha256``, is a digest of all text before it. It shows damage, not forgery."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The node agent: runs on a host for any launcher, with the standard library alone (Python >= 3.9), never installed.
+"""The node agent: answers one request of a launcher on a host. It needs Python 3.9 alone, and is never installed.
 
-A launcher sends the sources, the request, and perhaps a tar to the standard input of ``python3 -c BOOTSTRAP``, so no
-value reaches a remote shell. Answers are lines ``@paceline TOKEN {json}``; other output is a login shell's and is
-ignored.
+A launcher runs ``python3 -c BOOTSTRAP``, and sends sources, request and perhaps a tar to its stdin, so that no value
+reaches a remote shell. Answers are lines ``@paceline TOKEN {json}``; other output, of a login shell, is ignored.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The requests from the controller to the node agents, and what these report: records that both halves import.
+"""The records that controller and node agents exchange: requests, orders to the nodes of a job, and reports.
 
-A request names every node, and each finds its own part by its identity. "~/" begins the login's home in paths.
+A request names every node, and each node finds its own part by its identity. "~/" in paths is the login's home.
 """
 
 # No ``from __future__ import annotations``: ``from_json`` needs the types. Python 3.9 has no ``X | None``.
@@ -67,7 +67,7 @@ class NodeStart(NamedTuple):
 
 
 class Secrets(NamedTuple):
-    """The secret variables of a job's ranks. Slurm brings it in the job's environment, so that no file holds it."""
+    """The secret variables of a job's ranks. They travel in the job's environment, so that no file holds them."""
 
     env: dict[str, str] = {}  # noqa: RUF012
     masking_rules: tuple[tuple[str, str], ...] = ()  # of these values in the output: pattern, replacement
@@ -83,10 +83,8 @@ class ProbeRequest(NamedTuple):
     registry: str = ""  # folder in which agents register
     tests_writing: bool = False  # files will be sent there: try to write, and report what earlier attempts have left
     env_names: tuple[str, ...] = ()  # patterns of variables to report, as they choose network interfaces
-    env_families: tuple[
-        str, ...
-    ] = ()  # patterns of variables that change arithmetic; those that are set are reported, …
-    env_passed: tuple[str, ...] = ()  # … without these, which reach the ranks anyway
+    env_families: tuple[str, ...] = ()  # patterns of variables that change arithmetic, to report if they are set
+    env_passed: tuple[str, ...] = ()  # patterns of variables that reach the ranks, and are not reported for that
     modules: tuple[str, ...] = ()  # distributions and modules whose versions to report
     python_path: tuple[str, ...] = ()
     pack_digest: str = ""  # of the data pack to look for; "": none
@@ -303,7 +301,7 @@ class ExamineOrder(NamedTuple):
 
 
 class JobOrder(NamedTuple):
-    """An order to all nodes of a job: exactly one of the fields behind ``restart`` is set."""
+    """An order to all nodes of a job: exactly one of the fields below ``restart`` is set."""
 
     restart: Optional[int] = None  # the order is for this restart of the job alone
     start: Optional[StartRequest] = None

@@ -20,11 +20,12 @@ SAYS = "paceline: "
 BUSY = "is busy: "
 """Begins the message about devices that others hold."""
 HERE, THERE = "; here: ", "; there: "
-"""Between what an agent found and the command that mends it: typed to doit, or on that host."""
+"""Separate an agent's error from the command that mends it: of doit on the controller's computer, or of the host."""
 LARGE_LOST = "small packets pass, large ones are lost"
 UNRESOLVED = "can't resolve it: "
 """Answers of one host about its way to another one."""
 REMOVED = "the run's folder %s was removed while the run was going on; the same command goes on with what is left"
+FULL = (errno.ENOSPC, errno.EDQUOT)
 LONGEST_LOOK_S = 1.5  # the most that a gap between two looks counts (``Silence``)
 token = ""
 """The token of the request, in front of each answer: random, so no other output is taken for an answer."""
@@ -97,8 +98,8 @@ class Silence:
     def __init__(self, path: str) -> None:
         self.path = path
         self.seconds = 0.0
-        self.looked = time.monotonic()
-        self.seen = self.state()
+        self.looked_at = time.monotonic()
+        self.last_state = self.state()
 
     def state(self) -> tuple[int, int] | None:
         with contextlib.suppress(OSError):
@@ -107,19 +108,15 @@ class Silence:
         return None
 
     def look(self) -> float:
-        now, seen = time.monotonic(), self.state()
-        changed = seen is not None and seen != self.seen
-        self.seconds = 0.0 if changed else self.seconds + min(now - self.looked, LONGEST_LOOK_S)
-        self.looked, self.seen = now, seen or self.seen
+        """Return the seconds of silence so far."""
+        now, state = time.monotonic(), self.state()
+        is_changed = state is not None and state != self.last_state
+        self.seconds = 0.0 if is_changed else self.seconds + min(now - self.looked_at, LONGEST_LOOK_S)
+        self.looked_at, self.last_state = now, state or self.last_state
         return self.seconds
 
 
-# Error messages for the controller, and the free space on a disk, which they state.
-
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
+# ------------------------------------------------------------------ error messages, and the free space that they state
 def free_bytes(folder: str) -> int:
     """Return the free space on the disk of a folder, which need not exist."""
     disk = os.statvfs(existing(folder))

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING
 
 from pipeline.cluster import starts
 from pipeline.cluster.agent.requests import ExamineOrder
-from pipeline.cluster.agent.running.follow import newest_change
+from pipeline.cluster.agent.running.follow import newest_write_ms
 from pipeline.cluster.attempt.failures import HeldTracebacks, is_worth_showing
 from pipeline.cluster.attempt.silent_hosts import SilentHosts
 from pipeline.cluster.attempt.stall_watch import StallWatch
@@ -310,7 +310,7 @@ class RunningAttempt:
                 saved = event.saved  # a step, for scripts a time
                 if self._launcher.capabilities.shares_run_dir:
                     whole, folder = self.plan.outputs.whole, self._run_dir
-                    saved = newest_change(str(folder)) if whole else newest_step(folder)
+                    saved = newest_write_ms(str(folder)) if whole else newest_step(folder)
                 if saved:
                     self._fetch.offer(saved)
             case NodeExamination(peers=()):

@@ -1,4 +1,4 @@
-"""Folders on this node that appear completely or not at all, such as data packs, and their removal."""
+"""Folders on this node: unpacked completely or not at all, such as data packs, and removed."""
 
 from __future__ import annotations
 
@@ -51,6 +51,8 @@ def make_folder(folder: str) -> None:
 
 
 class Incoming:
+    """A stream whose bytes are counted, and reported each second."""
+
     def __init__(self, stream: BinaryIO) -> None:
         self.stream, self.bytes, self.reported_at = stream, 0, time.monotonic()
 
@@ -114,7 +116,7 @@ def clean(request: CleanRequest) -> None:
 
 
 def holds_unfetched(folder: str) -> bool:
-    """Whether the folder has outputs that were too large to fetch, or can't be read, and stay there for the user."""
+    """Whether the folder holds outputs that could not be fetched (too large, unreadable), which the user may need."""
     return bool(glob.glob(os.path.join(glob.escape(folder), "work", "node*-left")))
 
 
@@ -140,7 +142,7 @@ def remove_half_unpacked(workdir: str) -> None:
 
 
 def is_unpacking(folder: str) -> bool:
-    """Whether the process that fills this folder lives, by the folder's name; on another host only its age is known."""
+    """Whether the process lives that fills this folder and is part of its name; of another host the age decides."""
     maker = re.fullmatch(r"\.staging-(.+)-(\d+)-([^-]+)-\w+", os.path.basename(folder))
     if maker and maker.group(1) == socket.gethostname():
         return start_time(int(maker.group(2))) == maker.group(3)
@@ -148,7 +150,7 @@ def is_unpacking(folder: str) -> bool:
 
 
 def idle_s(folder: str) -> float:
-    """Return the seconds since the last write: a supervisor writes twice per second, a controller's stream once."""
+    """Return the seconds since a supervisor, a controller's stream or a checkpoint was last written there."""
     times = [0.0]
     for name in ("", "agent", "agent/beat", "agent/lease", "checkpoints"):
         with contextlib.suppress(OSError):
@@ -157,7 +159,7 @@ def idle_s(folder: str) -> float:
 
 
 def holds_pack(folder: str, digest: str) -> bool:
-    """Whether ``folder`` is the complete data pack: its digest, and the sizes that the manifest implies."""
+    """Whether ``folder`` has the data pack's manifest with this digest, and files of the sizes that it states."""
     manifest = read_json(os.path.join(folder, "manifest.json"))
     if not isinstance(manifest, dict) or manifest.get("digest") != digest:
         return False

@@ -1,4 +1,4 @@
-"""Folders that ended attempts have left on this node: reported by the probe, removed when the controller says so."""
+"""Folders that ended attempts have left on this node: reported by the probe, removed on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..running.registry import LONGEST_START_S, Registry, is_alive
 from ..wire import read_json, read_record, say
 from .folders import FOREIGN_S, holds_unfetched, idle_s, remove_half_unpacked, remove_tree, try_writing
 
-HEARD_S = 60.0  # a controller that follows an attempt beats every second, also after its end
+HEARD_S = 60.0  # after its last heartbeat a controller counts as following the attempt
 MOST_ROWS = 200
 
 Stamps = dict[str, list[int]]
@@ -62,6 +62,7 @@ def attempts_left(workdir: str, own_identity: str) -> tuple[LeftFolder, ...]:
 
 
 def run_name_of(folder: str) -> str:
+    """Return ``RUN ID/node0``."""
     return "/".join(folder.split("/")[-2:])
 
 
@@ -70,7 +71,7 @@ def is_run_name(name: str) -> bool:
 
 
 def is_in_use(folder: str, own_identity: str) -> bool:
-    """Whether an agent or rank lives there, a start is under way, or a controller was heard; on other hosts by age."""
+    """Whether an agent or rank lives there, a start is under way, or a controller follows; of another host by age."""
     entry = read_record(RegistryEntry, os.path.join(folder, "agent", "agent.json"))
     if entry is None:
         return idle_s(folder) < LONGEST_START_S
@@ -86,7 +87,7 @@ def holds_outputs(folder: str) -> bool:
     end = read_record(NodeEnd, os.path.join(folder, "agent", "exit.json"))
     if end is not None and end.code == 0:
         return True
-    # whatever its name and depth: a script calls its checkpoints as it likes, and saves them where it stands
+    # of any name: a script calls its checkpoints as it likes, and also saves them in its working directory
     if any(names for _, _, names in os.walk(os.path.join(folder, run_folder.CHECKPOINTS))):
         return True
     return any(

@@ -53,9 +53,10 @@ def mark_to_stay(work: list[str]) -> None:
 
 
 class RunArchive:
-    """A tar of files of the run folder, links as files, without those written after ``until_s`` or with their stamp.
+    """A tar of files of the run folder. Links are sent as files.
 
-    ``unsent``: name of a file that could not be sent → why.
+    Left out are files written after ``until_s``, and unchanged ones, which have their stamp in ``stamps``. ``unsent``:
+    name of a file that could not be sent → why.
     """
 
     def __init__(self, run_dir: str, until_s: float | None, stamps: Stamps) -> None:
@@ -99,7 +100,7 @@ class RunArchive:
         return self.stamps.get(name) != [status.st_size, status.st_mtime_ns]
 
     def _below(self, name: str) -> Iterator[tuple[str, bool]]:
-        """Yield files and folders (name, is a folder) below a name; note in ``unsent`` what can't be sent."""
+        """Yield (name, is a folder) for all files and folders below ``name``; note in ``unsent`` what can't be sent."""
         path = os.path.join(self.run_dir, name)
         try:
             is_link, mode = os.path.islink(path), os.stat(path).st_mode
@@ -125,5 +126,5 @@ class RunArchive:
 
 
 def kind_of(mode: int) -> str:
-    """Return what stands in place of a file; trainers/script/outputs.py uses the same words."""
+    """Return what a special file is, in the words of trainers/script/outputs.py."""
     return "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"

@@ -30,14 +30,14 @@ _ENDING_S = 5.0
 
 
 def find_environment(request: FindEnvironmentRequest) -> None:
-    place = place_of(request)
-    python = os.path.join(place, "bin", "python")
+    environment = environment_path(request)
+    python = os.path.join(environment, "bin", "python")
     version = ".".join(map(str, sys.version_info[:3]))
-    say(place=place, python=python if os.path.exists(python) else None, python_version=version)
+    say(place=environment, python=python if os.path.exists(python) else None, python_version=version)
 
 
-def place_of(request: FindEnvironmentRequest | MakeEnvironmentRequest) -> str:
-    """Return the place, by the lock's digest, this Python's version and the platform."""
+def environment_path(request: FindEnvironmentRequest | MakeEnvironmentRequest) -> str:
+    """Return the path of the environment for this lock file, Python version and platform."""
     kind = f"{sys.implementation.name} {'.'.join(map(str, sys.version_info[:3]))} {sysconfig.get_platform()}"
     digest = hashlib.sha256(f"{request.lock_sha256} {kind}".encode()).hexdigest()
     return os.path.join(os.path.expanduser(request.workdir), "environments", digest[:16])
@@ -45,19 +45,19 @@ def place_of(request: FindEnvironmentRequest | MakeEnvironmentRequest) -> str:
 
 def make_environment(request: MakeEnvironmentRequest) -> None:
     """Install the lock into a new environment; report each second how many distributions are installed."""
-    place = place_of(request)
+    environment = environment_path(request)
     if sys.version_info[:2] < OLDEST_PYTHON:
         raise SystemExit(f"{sys.executable} is Python {sys.version.split()[0]}, and 3.11 or newer is needed")
-    make_folder(os.path.dirname(place))
-    requirements = f"{place}.txt"
-    with open(f"{place}.lock", "a", encoding="utf-8") as mutex:  # also across hosts that share the folder
+    make_folder(os.path.dirname(environment))
+    requirements = f"{environment}.txt"
+    with open(f"{environment}.lock", "a", encoding="utf-8") as mutex:  # also across hosts that share the folder
         fcntl.flock(mutex, fcntl.LOCK_EX)
-        if not os.path.exists(os.path.join(place, "bin", "python")):
-            remove_unfinished(place)
+        if not os.path.exists(os.path.join(environment, "bin", "python")):
+            remove_unfinished(environment)
             # not before: another installer may have been reading it
             with open(requirements, "w", encoding="utf-8") as file:
                 file.write(request.lock)
-            folder = tempfile.mkdtemp(prefix=f"{os.path.basename(place)}.", dir=os.path.dirname(place))
+            folder = tempfile.mkdtemp(prefix=f"{os.path.basename(environment)}.", dir=os.path.dirname(environment))
             try:
                 os.chmod(folder, 0o755)
                 failure = run_commands(commands(folder, requirements, request.wheelhouse), folder)
@@ -66,17 +66,17 @@ def make_environment(request: MakeEnvironmentRequest) -> None:
                     say(error=failure, repeat=" && ".join(map(shlex.join, by_hand)))
                     return
                 os.symlink(os.path.basename(folder), f"{folder}.link")
-                os.replace(f"{folder}.link", place)
+                os.replace(f"{folder}.link", environment)
             finally:
-                if os.path.realpath(place) != os.path.realpath(folder):
+                if os.path.realpath(environment) != os.path.realpath(folder):
                     shutil.rmtree(folder, ignore_errors=True)
-    say(python=os.path.join(place, "bin", "python"), packages=count_of(place))
+    say(python=os.path.join(environment, "bin", "python"), packages=count_of(environment))
 
 
-def remove_unfinished(place: str) -> None:
-    if os.path.islink(place):
-        os.unlink(place)
-    for left in glob.glob(f"{glob.escape(place)}.*"):
+def remove_unfinished(environment: str) -> None:
+    if os.path.islink(environment):
+        os.unlink(environment)
+    for left in glob.glob(f"{glob.escape(environment)}.*"):
         if os.path.isdir(left):
             shutil.rmtree(left, ignore_errors=True)
         elif os.path.islink(left):

@@ -44,7 +44,7 @@ class UsageSampler:
             return self._last
         counted, memory = counters(), memory_bytes()
         if counted is not None and self._before is not None and memory is not None:
-            cpu, received_per_s, sent_per_s = between(self._before, counted, now - self._at)
+            cpu, received_per_s, sent_per_s = rates_between(self._before, counted, now - self._at)
             used, free = disk(self._folder)
             self._last = Usage(
                 cpu=cpu,
@@ -74,8 +74,8 @@ class UsageSampler:
             self._query_lock.release()
 
 
-def between(before: Counters, now: Counters, passed_s: float) -> tuple[float, float, float]:
-    """Return the busy part of all cores between two samples, and the bytes received and sent per second."""
+def rates_between(before: Counters, now: Counters, passed_s: float) -> tuple[float, float, float]:
+    """Return the busy share of all cores between two samples (0 to 1), and bytes received and sent per second."""
     busy, whole = now[0] - before[0], now[1] - before[1]
     received, sent = (max(0, now[place] - before[place]) / max(passed_s, 1e-3) for place in (2, 3))
     cpu = min(1.0, max(0.0, busy / whole)) if whole > 0 else 0.0

@@ -1,8 +1,8 @@
-"""Claims: who computes on this host, shown to and compared by all of its users.
+"""Claims: which run computes on which devices of this host, for all of its users.
 
-A claim is a file in a shared folder, locked (flock) by its process, with which it ends. The folder belongs to its first
-user, who may replace anything in it: it is opened once, without following links, and all is relative to that
-descriptor.
+A claim is a file in a shared folder, locked (flock) by the process that made it, so it ends with that process. The
+folder belongs to its first user, who could replace anything in it by links. So it is opened once, without following
+links, and all paths are relative to that descriptor.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from ..wire import BUSY
 FOLDER = "/tmp/paceline-claims"
 _MODE = 0o1777  # all users make claims there, and remove only their own
 _REMEDY = "ask its owner or an administrator to release it, or start without a claim: cluster.when_busy=share"
-_FIRST = "000000000"  # for agents of older versions, which order claims by this number and never displace the lowest
+_NUMBER = "000000000"  # agents of older versions order claims by a number, and never displace the lowest
 _NAME = re.compile(r"\d{9}-\d+-\d+")  # number, process, moment
-_MUTEX_S = 5.0  # the lock is held for some milliseconds
+_MUTEX_S = 5.0  # limit for the folder's lock, which is held for milliseconds
 _MOST_BYTES = 4096
 _LONGEST_TITLE = 120  # characters
 _LATEST = 1e11  # unix seconds; later ones have no date
 
 
 class Claim:
-    """This process's claim; forked children share it, and it ends with the last of them."""
+    """A claim of this process, shared by children that it forks; it ends with the last of them."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path, self.descriptor = path, descriptor
 
     def release(self) -> None:
         folder, name = os.path.split(self.path)
-        with contextlib.suppress(OSError), opened(folder) as place:
-            if os.path.samestat(os.stat(name, dir_fd=place, follow_symlinks=False), os.fstat(self.descriptor)):
-                os.unlink(name, dir_fd=place)
+        with contextlib.suppress(OSError), opened(folder) as folder_fd:
+            if os.path.samestat(os.stat(name, dir_fd=folder_fd, follow_symlinks=False), os.fstat(self.descriptor)):
+                os.unlink(name, dir_fd=folder_fd)
         with contextlib.suppress(OSError):
             os.close(self.descriptor)
 
@@ -53,17 +53,17 @@ def claim_devices(request: ClaimRequest, folder: str = FOLDER) -> Claim:
     """Claim devices of this host. Raises OSError; SystemExit: others hold them, and ``refuses_others`` is set."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
-        with opened(folder) as place:
-            os.fchmod(place, _MODE)
-    with locked(folder) as place:
-        others = [claim for claim in living(place) if collide(claim, request)] if request.refuses_others else []
+        with opened(folder) as folder_fd:
+            os.fchmod(folder_fd, _MODE)
+    with locked(folder) as folder_fd:
+        others = [claim for claim in living(folder_fd) if collide(claim, request)] if request.refuses_others else []
         if others:
             raise SystemExit(BUSY + "; ".join(claim.description for claim in others))
-        name = f"{_FIRST}-{os.getpid()}-{time.monotonic_ns()}"
+        name = f"{_NUMBER}-{os.getpid()}-{time.monotonic_ns()}"
         try:
-            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=place)
+            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder_fd)
         except PermissionError as error:
-            status = os.fstat(place)
+            status = os.fstat(folder_fd)
             mode = f"{stat.S_IMODE(status.st_mode):04o}, and needs {_MODE:o}"
             why = f"it belongs to {user_name(status.st_uid)} and has mode {mode}; {_REMEDY}"
             raise OSError(error.errno, why, folder) from error
@@ -74,7 +74,7 @@ def claim_devices(request: ClaimRequest, folder: str = FOLDER) -> Claim:
 
 
 def claim_file(request: ClaimRequest, since: float) -> bytes:
-    """Return the content of a claim's file; agents of all versions on this host read these names."""
+    """Return the content of a claim's file. Agents of other versions on this host read these names too."""
     value = {
         "resources": request.resources,
         "attempts": request.attempt_prefix,
@@ -87,53 +87,53 @@ def claim_file(request: ClaimRequest, since: float) -> bytes:
 
 @contextlib.contextmanager
 def opened(folder: str) -> Iterator[int]:
-    """Return a descriptor of the folder. Raises OSError: it doesn't exist, or a link or a file is in its place."""
+    """Open the folder, and yield its descriptor. Raises OSError: it is missing, or a link or file is in its place."""
     try:
-        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except (NotADirectoryError, PermissionError) as error:  # NotADirectoryError: also for a link
         owner = user_name(os.lstat(folder).st_uid)
         is_closed = isinstance(error, PermissionError)
         cause = "has closed it" if is_closed else "has put a link or a file where a folder of claims should be"
         raise OSError(error.errno, f"{owner} {cause}; {_REMEDY}", folder) from error
     try:
-        yield place
+        yield folder_fd
     finally:
-        os.close(place)
+        os.close(folder_fd)
 
 
 @contextlib.contextmanager
 def locked(folder: str) -> Iterator[int]:
-    """Hold the folder's lock, as a descriptor. Raises OSError: as ``opened``, or the lock isn't released."""
-    with opened(folder) as place:
+    """Open the folder and hold its lock. Raises OSError: as ``opened``, or another process keeps the lock."""
+    with opened(folder) as folder_fd:
         until = time.monotonic() + _MUTEX_S
         while True:
             try:
-                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(folder_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
                     cause = f"a process has held a lock on it for more than {_MUTEX_S:g} s (lsof shows which)"
                     raise OSError(errno.EBUSY, f"{cause}; {_REMEDY}", folder) from None
                 time.sleep(0.01)
-        yield place
+        yield folder_fd
 
 
-def living(place: int) -> list[HeldClaim]:
-    """Return all claims of living processes, oldest first; removes claims of this user's ended processes."""
+def living(folder_fd: int) -> list[HeldClaim]:
+    """Return the claims of living processes, oldest first; remove those of this user's ended processes."""
     claims = []
-    for name in filter(_NAME.fullmatch, sorted(os.listdir(place))):
+    for name in filter(_NAME.fullmatch, sorted(os.listdir(folder_fd))):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            claim = read_claim(name, place)
+            claim = read_claim(name, folder_fd)
             if claim is not None:
                 claims.append(claim)
-            elif os.stat(name, dir_fd=place, follow_symlinks=False).st_uid == os.geteuid():
-                os.unlink(name, dir_fd=place)
+            elif os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_uid == os.geteuid():
+                os.unlink(name, dir_fd=folder_fd)
     return sorted(claims, key=lambda claim: claim.since)
 
 
-def read_claim(name: str, place: int) -> HeldClaim | None:
+def read_claim(name: str, folder_fd: int) -> HeldClaim | None:
     """Read a claim; None if its process has ended. Raises OSError, ValueError, TypeError, KeyError: it is no claim."""
-    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
+    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder_fd)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -159,6 +159,7 @@ def read_claim(name: str, place: int) -> HeldClaim | None:
 
 
 def collide(held: HeldClaim, request: ClaimRequest) -> bool:
+    """Whether another run, of another controller, holds one of the requested devices."""
     is_other = held.attempt_prefix != request.attempt_prefix and held.group != request.group
     return is_other and not set(held.resources).isdisjoint(request.resources)
 
@@ -180,8 +181,8 @@ def clock(unix_time: float) -> str:
 
 def claims_here(folder: str = FOLDER) -> tuple[HeldClaim, ...]:
     """Return all claims on this host, oldest first; none if the folder can't be read."""
-    with contextlib.suppress(OSError), locked(folder) as place:
-        return tuple(living(place))
+    with contextlib.suppress(OSError), locked(folder) as folder_fd:
+        return tuple(living(folder_fd))
     return ()
 
 

@@ -198,8 +198,7 @@ class RankBeats:
 
     def __init__(self, node: NodeStart) -> None:
         self._node = node
-        # rank's pid → when it was looked at, work of each process, number of moves, and when the last one was
-        self._ranks: dict[int, tuple[float, dict[int, _Work], int, float]] = {}
+        self._samples: dict[int, _Sample] = {}  # by the rank's process id
         self._sizes: dict[str, int] = {}  # of files that grow when a rank prints
 
     def read(self) -> list[RankBeat]:
@@ -209,12 +208,13 @@ class RankBeats:
 
     def _script_beat(self, beat: RankBeat, wrote: bool) -> RankBeat:
         pid, now = beat.pid, time.monotonic()
-        at, before, moves, since = self._ranks.get(pid, (now, {}, 0, now))
-        works = {member: _work_of(member, is_rank=member == pid) for member in pids_of_tree(pid)}
-        moved = wrote or not before or (_has_worked(before, works, now - at) and _stacks_at[0] < at)
-        moves, since = (moves + 1, now) if moved else (moves, since)
-        self._ranks[pid] = now, works, moves, since
-        return beat._replace(moves=moves, for_s=round(now - since, 3))
+        last = self._samples.get(pid, _Sample(now, {}, 0, now))
+        work = {member: _work_of(member, is_rank=member == pid) for member in pids_of_tree(pid)}
+        has_worked = _has_worked(last.work, work, now - last.at) and _stacks_at[0] < last.at
+        has_moved = wrote or not last.work or has_worked
+        moves, moved_at = (last.moves + 1, now) if has_moved else (last.moves, last.moved_at)
+        self._samples[pid] = _Sample(now, work, moves, moved_at)
+        return beat._replace(moves=moves, for_s=round(now - moved_at, 3))
 
     def _wrote(self) -> bool:
         """Whether a rank printed or logged since the last call (not by the log: the agent writes there, too)."""
@@ -232,6 +232,15 @@ class _Work(NamedTuple):
     bytes: int = 0  # read and written, and pages read from a disk
     wakes: int = 0  # of the main thread of a rank
     is_ready: bool = False  # it has a core, or waits for one
+
+
+class _Sample(NamedTuple):
+    """What a script's rank had done at a look."""
+
+    at: float  # monotonic
+    work: dict[int, _Work]  # by process id
+    moves: int
+    moved_at: float
 
 
 def _has_worked(before: dict[int, _Work], now: dict[int, _Work], passed_s: float) -> bool:

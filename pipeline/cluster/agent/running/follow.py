@@ -1,4 +1,4 @@
-"""The live stream of a run from this node to the controller."""
+"""The live stream from a node to the controller: log lines, metrics, heartbeats and the end of a start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .examination import RankBeats, examine
 from .processes import POLL_S, end_tree, send_all
 from .registry import is_alive
 
-FROZEN_S = 12.0  # long for a supervisor that looks twice a second, and short for a user who waits
+FROZEN_S = 12.0  # without a beat, of which a supervisor gives two a second
 HEARTBEAT_TIMEOUT_S = 8.0
 SETTLED_S = 2.0  # a script's checkpoint counts as complete if nothing was written to it for this time
 LAST_EXAMINATION_S = 2.5  # for examinations under way at the end; one of an unreachable host takes 2 s
@@ -33,7 +33,7 @@ _BEAT_S = 1.0
 
 
 def follow(request: FollowRequest) -> None:
-    """Stream the log, rank 0's metrics, states and the end, from offsets on; heartbeats on stdin renew the lease."""
+    """Stream this node's part of a start, from the requested offsets on; heartbeats on stdin renew the lease."""
     node = own_node(request.nodes, request.access)
     controller = Controller(node)
     in_thread(controller.listen, on_error=leave)
@@ -52,7 +52,7 @@ def leave(why: str = "") -> NoReturn:
 
 
 class Controller:
-    """The controller at the other end of the stream: its heartbeats and orders, and the examinations that it wants."""
+    """The controller at the other end of the stream: takes its heartbeats and orders, and makes its examinations."""
 
     def __init__(self, node: NodeStart) -> None:
         self.node = node
@@ -108,7 +108,7 @@ def stream(request: FollowRequest, node: NodeStart, controller: Controller) -> N
     if sends_metrics:
         metrics = os.path.join(node.run_dir, run_folder.METRICS)
         files.append(GrowingFile("metrics", metrics, request.metrics_offset_bytes))
-    newest = newest_change if request.is_script else newest_checkpoint
+    newest = newest_write_ms if request.is_script else newest_checkpoint
     reported_at = time.monotonic()
     while True:
         end = read_record(NodeEnd, os.path.join(node.state_dir, "exit.json"))
@@ -133,7 +133,7 @@ def newest_checkpoint(run_dir: str) -> int:
     return max((int(name[1]) for name in matches if name), default=0)
 
 
-def newest_change(run_dir: str) -> int:
+def newest_write_ms(run_dir: str) -> int:
     """Return when a script last wrote a checkpoint, in ms of unix time; 0 if there is none, or it may be writing."""
     newest = 0.0
     for folder, _, names in os.walk(os.path.join(run_dir, run_folder.CHECKPOINTS)):

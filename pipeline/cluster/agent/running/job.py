@@ -1,8 +1,8 @@
 """The agent of a batch job's node: reports the node's facts, then executes one start after another.
 
-Controller and nodes communicate through files in the job's shared folder, made before its submission: NFS may hide a
-new file for half a minute. ``orders`` (of the controller) and ``node-<number>`` only grow; ``beats-<number>`` is
-overwritten.
+Controller and nodes communicate through files in the job's shared folder: the controller appends to ``orders``, a node
+appends to ``node-<number>`` and overwrites ``beats-<number>``. All are made before the job is submitted, because NFS
+may hide a new file for half a minute.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ KEEP_S = 30.0  # nodes are kept after a bad end, so that the next attempt needn'
 
 
 def job(request: JobRequest) -> None:
-    """Serve until the controller releases this node or is silent for too long, also after a good end of its part."""
+    """Execute starts until the controller releases this node, or is silent for too long."""
     Orphans.adopt()
     node = JobNode(request)
     secrets = node.scheduler.secrets(request)
@@ -70,7 +70,7 @@ def job(request: JobRequest) -> None:
 
 
 def leave(*_: Any) -> NoReturn:
-    """End this agent if the scheduler wants its node back."""
+    """Handle the SIGTERM with which a scheduler takes its node back."""
     refuse("ended by SIGTERM")
 
 
@@ -105,14 +105,13 @@ class JobNode:
     def facts(self) -> HostFacts:
         """Return the probe's facts, with the scheduler's name for this node and the address that others use."""
         found = facts(self.request.probe._replace(access=Access(is_local=True)))
-        held = {name: address for address, name in reversed(list(interfaces().items()))}
-        chosen = held.get(self.request.interface or "")
-        address = chosen or self.scheduler.own_address()
+        by_interface = {name: address for address, name in reversed(list(interfaces().items()))}
+        address = by_interface.get(self.request.interface or "") or self.scheduler.own_address()
         self.identity = f"{self.name} {address}:0 uid {os.getuid()}"
         return found._replace(host=self.name, identity=self.identity, address=address)
 
     def next_order(self) -> tuple[int, JobOrder] | None:
-        """Return the first new order for this restart of the job, and how many are done with it; None: no more."""
+        """Return the next order for this restart of the job, with the number of orders up to it; None: no new one."""
         try:
             with open(os.path.join(self.folder, "orders"), encoding="utf-8") as file:
                 lines = file.read().split("\n")[:-1]
@@ -141,7 +140,7 @@ class JobNode:
                 since = time.monotonic()
 
     def run(self, start: StartRequest, secrets: Secrets) -> int:
-        """Run torchrun of one start to the end of everything it owns, and report the end. Returns its exit code."""
+        """Execute one start until all of its processes have ended, report the end, and return torchrun's exit code."""
         start = start._replace(
             access=Access(identity=self.identity),
             env_passed=self.request.env_passed,
@@ -166,7 +165,7 @@ class JobNode:
         return end.code
 
     def supervise(self, start: StartRequest, node: NodeStart) -> str:
-        """Run torchrun to its end while orders are followed and states are written. Return why it couldn't start."""
+        """Run torchrun to its end, following orders and writing heartbeats. Return why it couldn't start, or ''."""
         supervisor, over = Supervisor(start, node), threading.Event()
         in_thread(self.listen, start.run_id, node, supervisor, over, on_error=supervisor.end)
         in_thread(self.beat, start.run_id, node, over, on_error=lambda _: None)

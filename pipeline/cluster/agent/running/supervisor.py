@@ -378,14 +378,14 @@ class Rendezvous:
         self.endpoint, self.first = endpoint, first
         self.has_joined = False
         self.left_at: float | None = None  # when the first node closed its connections
-        self.looked = time.monotonic()  # torchrun takes at least a second until it connects
+        self.looked_at = time.monotonic()  # torchrun takes at least a second until it connects
 
     def news(self) -> list[str]:
         """Return the line for the log when this node has joined, once."""
         now = time.monotonic()
-        if self.endpoint is None or self.has_joined or now - self.looked < RENDEZVOUS_LOOK_S:
+        if self.endpoint is None or self.has_joined or now - self.looked_at < RENDEZVOUS_LOOK_S:
             return []
-        self.looked = now
+        self.looked_at = now
         self.has_joined = (LISTEN if self.first else ESTABLISHED) in self.states(*self.endpoint)
         line = "paceline: torchrun is at {}:{}, where the hosts meet".format(*self.endpoint)
         return [line] if self.has_joined else []
