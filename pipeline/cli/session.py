@@ -99,7 +99,7 @@ class Session:
                 raise
             raise named_run.damaged(self.invocation.options["run"], error, self.invocation.verb) from error
         if self.invocation.verb == "train":
-            step_source.refuse_idle_words(resolved, config.step)
+            step_source.refuse_unused_steps(resolved, config.step)
         masking.remember(config.secrets)
         if config.tracking.uri is not None:  # a wrong address is refused before anything starts
             tracking.absolute_uri(config.tracking.uri, ROOT)

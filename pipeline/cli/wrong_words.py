@@ -15,8 +15,8 @@ from pipeline.cli.doit_plugins import COMMANDS
 from pipeline.cli.invocation import HELP_WORDS, Invocation, is_override, without_verbosity
 from pipeline.cli.verbs import VERBS
 from pipeline.config.conf_files import groups
-from pipeline.config.overrides.words import NAME_A_SCRIPT
-from pipeline.config.unknown_key import GOES_ON, MEANT, RESUMES, UnknownKeyError
+from pipeline.config.overrides.words import SCRIPT_FIELDS
+from pipeline.config.unknown_key import ALIASES, RESUME_HINT, RESUME_NAMES, UnknownKeyError
 from pipeline.core.errors import UsageError, nearest
 from pipeline.core.processes import process
 
@@ -80,7 +80,7 @@ def _instead(argv: Sequence[str], position: int, count: int, word: str) -> str:
 
 def _another_verb(word: str) -> str | None:
     if word in _RESUMING_COMMANDS:
-        return f"{GOES_ON}; doit attach takes over what still runs"
+        return f"{RESUME_HINT}; doit attach takes over what still runs"
     return f"did you mean {_COMMANDS_MEANT[word]}?" if word in _COMMANDS_MEANT else None
 
 
@@ -218,9 +218,10 @@ def refused_flags(argv: Sequence[str], values_by_flag: Mapping[str, str], invoca
     flags_of_verb = [option.typed(name) for name, option in VERBS[verb].options.items()]
     if first in flags_of_verb:
         return UsageError(f"the options of doit {verb} stand behind it", hint=f"doit {verb} {first}")
-    if first[2:].replace("-", "_") in RESUMES:
+    if first[2:].replace("-", "_") in RESUME_NAMES:
         return UsageError(
-            f"{first} is no option of doit {verb}: {GOES_ON}, and init.weights=KEY begins another one with its weights"
+            f"{first} is no option of doit {verb}: {RESUME_HINT}, "
+            "and init.weights=KEY begins another one with its weights"
         )
     return UsageError(
         f"{first} is no option of doit {verb}, which has {', '.join(flags_of_verb) or 'none'}; "
@@ -235,7 +236,7 @@ def _without_dashes(argv: Sequence[str], values_by_flag: Mapping[str, str], invo
     script = next((position for position, word in enumerate(argv) if word.endswith(".py") and "=" not in word), None)
     if script is not None and verb == "train":
         return f"doit torchrun {shlex.join([*words, *argv[script:]])}"
-    names_script = any(word.startswith(tuple(f"{field}=" for field in NAME_A_SCRIPT)) for word in words)
+    names_script = any(word.startswith(tuple(f"{field}=" for field in SCRIPT_FIELDS)) for word in words)
     options = [f"{name}={value}" for name, value in invocation.options.items()]
     replacements = list[str]()
     for flag, value in values_by_flag.items():
@@ -269,11 +270,11 @@ def _similar(name: str, value: str, verb: str) -> str | None:
         return f"{name}={value or 1}"
     names = {option.replace("_", ""): option for option in options}
     close = nearest(name.replace("_", ""), names, 0.8)
-    if close is not None and name not in MEANT:
+    if close is not None and name not in ALIASES:
         return options[names[close]].spelt(names[close])
     if not VERBS[verb].overrides:
         return None
-    if file := re.fullmatch(rf"(?:conf/)?{MEANT.get(name, name)}/([\w-]+)\.ya?ml", value):
+    if file := re.fullmatch(rf"(?:conf/)?{ALIASES.get(name, name)}/([\w-]+)\.ya?ml", value):
         value = file[1]
     from pipeline.config import compose  # Hydra, for these answers alone
 

@@ -122,10 +122,10 @@ class Hosts:
     def notes(self, plan: LaunchPlan, facts: Sequence[HostFacts]) -> list[str]:
         """Return remarks about the hosts' shells, checks and network that were not returned before."""
         shell = "this shell" if self.launcher.capabilities.shares_run_dir else "the login shell there"
-        seen = {fact.host: _without_own_paths(fact.dropped_variables) for fact in facts}
+        seen = {fact.host: _without_own_paths(fact.not_passed) for fact in facts}
         lines = [
             *filter(None, [self._network_note]),
-            *rank_environment.left_behind(seen, whose=shell),
+            *rank_environment.not_passed(seen, whose=shell),
             *preflight.warnings(self.checks()),
         ]
         new = [line for line in lines if line not in self._reported]

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.cluster.validation import check_batch
 from pipeline.config.cluster import build_cluster
 from pipeline.config.own_targets import check_targets
-from pipeline.config.program_section import check_script, describes_script, with_ranks, with_script
+from pipeline.config.program_section import check_script, describes_script, with_script, with_script_facts
 from pipeline.config.schema import OPTIONS, NotifyConfig, RootConfig, SearchConfig, SweepConfig, TrackingConfig
 from pipeline.config.step_source import Steps, StepSource, with_step, with_step_named
 from pipeline.config.unknown_key import unknown_key
@@ -29,8 +29,6 @@ from pipeline.keys.script_files import ScriptFiles
 from trainers.core import config as node
 from trainers.script.settings import ScriptConfig
 
-_LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes; the system takes 4,096 with what lies inside
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -41,13 +39,13 @@ class RunConfig:
     tracking: TrackingConfig
     runs_dir: Path
     data_dir: Path
-    resolved: Mapping[str, Any]  # as the run stores it, with placeholders for secrets, as the overrides
-    overrides: tuple[str, ...]
-    sweep: SweepConfig  # this and the next two are around such runs, and no part of them
+    resolved: Mapping[str, Any]  # as config.json holds it: with placeholders for secrets
+    overrides: tuple[str, ...]  # with placeholders for secrets too
+    sweep: SweepConfig  # sweep, search and notify don't count in the key
     search: SearchConfig
     notify: NotifyConfig = dataclasses.field(default_factory=NotifyConfig, repr=False)
     script: ScriptFiles | None = None
-    step: StepSource | None = None  # makes the data: train and script hold the path of its output, resolved its name
+    step: StepSource | None = None  # makes the data: train and script have its output's path, resolved its name
     secrets: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)  # to be masked in messages
     parent: RunConfig | None = None  # the run that init.run names
 
@@ -122,7 +120,7 @@ def build(
     """
     _refuse_unread(resolved, overrides)
     # the trainer reads the path of a step's output, and the run's own configuration names the step
-    with_data_path, step = with_step(with_ranks(resolved, root), steps)
+    with_data_path, step = with_step(with_script_facts(resolved, root), steps)
     of_program, script = with_script(with_data_path, overrides, root, must_exist=must_exist, has_step=step is not None)
     of_run = with_step_named(of_program, resolved)
     train = train_config(with_data_path)
@@ -213,7 +211,7 @@ def refuse_uneven(trainer: node.TrainerConfig, cluster: Cluster) -> None:
     first, *others = cluster.hosts
     for other in others if trainer.shards else ():
         for name in sorted(first.env.keys() | other.env.keys()):
-            if rank_environment.decides(name) and first.env.get(name) != other.env.get(name):
+            if rank_environment.counts_in_key(name) and first.env.get(name) != other.env.get(name):
                 raise UsageError(
                     f"trainer.shards={trainer.shards} promises the same weights on any hosts, and {name} in the env of "
                     f"{first.label} and {other.label} differs; set it for all of them, as cluster.env.{name}"
@@ -254,8 +252,6 @@ def _folder(root: Path, field: str, value: str) -> Path:
     """Return the absolute path of a folder relative to the project. Raises UsageError: none can have this name."""
     if not value.strip():
         raise UsageError(f"{field} is empty; is a shell variable unset?")
-    if any(len(part.encode()) > _LONGEST_NAME for part in Path(value).parts) or len(value.encode()) > _LONGEST_PATH:
-        raise UsageError(f"{field}={value[:40]}… ({len(value)} characters) is too long for a folder's name")
     path = root / expanded(value, f"{field}={value}")
     existing = next(folder for folder in (path, *path.parents) if os.path.exists(folder))  # noqa: PTH110  (Path's raises)
     if not os.path.isdir(existing):  # noqa: PTH112
@@ -263,7 +259,7 @@ def _folder(root: Path, field: str, value: str) -> Path:
     return path
 
 
-# ------------------------------------------------------------------------------- the form in which a run keeps it
+# ------------------------------------------------------------------------------- what config.json holds
 _NOT_OF_THE_TRAINER = ("cluster", "tracking", "paths", "sweep", "search", "step", "notify")
 
 

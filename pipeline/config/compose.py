@@ -26,7 +26,7 @@ from pipeline.config import conf_files
 from pipeline.config.composition_errors import explain, explain_interpolation, no_value
 from pipeline.config.conf_files import choice_of
 from pipeline.config.overrides.search_space import refuse_grid_size
-from pipeline.config.overrides.words import NAME_A_SCRIPT, for_hydra, quoted_run
+from pipeline.config.overrides.words import SCRIPT_FIELDS, for_hydra, quoted_run
 from pipeline.config.schema import OPTIONS, PROGRAMS, RootConfig, SearchConfig, TrackingConfig, installed_programs
 from pipeline.config.step_source import named_step
 from pipeline.config.values import leaves, texts
@@ -317,7 +317,7 @@ class TrialComposer:
 def _chooses_an_option(override: Override) -> bool:
     """Return True if the override chooses an option of a group. A word that names a script implies program=script."""
     group = override.key_or_group
-    if group in NAME_A_SCRIPT:
+    if group in SCRIPT_FIELDS:
         return True
     chooses = override.type is OverrideType.CHANGE and override.package is None and isinstance(override.value(), str)
     return chooses and any((folder / group).is_dir() for folder in CONF_DIRS)

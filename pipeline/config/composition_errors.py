@@ -60,17 +60,16 @@ _WITHOUT_OPTION = {  # group → how to choose what has no option of its own
     "model": "model=torchvision model.arch=NAME for one of torchvision's, model=own model.target=MODULE:CLASS for one "
     "of yours",
 }
-_RANGE = re.compile(r"(\d+)(?:\.\.\.?|-|:)(\d+)")  # 0..3, as other languages write it
 _BEGINS_AN_EXPRESSION = re.compile(r"[\[{]|\w+\(")  # a list, a mapping or a function, which quotes would make a text
 
 
 class Word(NamedTuple):
-    """An override: ``+``, ``++``, ``~`` or '' as its ``mark``, a name, and what follows the first ``=``, or ''."""
+    """An override in its parts."""
 
     text: str
-    mark: str
+    mark: str  # +, ++, ~ or ''
     name: str
-    value: str
+    value: str  # what follows the first =; '' without one
 
     @classmethod
     def of(cls, text: str) -> Word:
@@ -125,9 +124,9 @@ class CompositionFailure:
         return Word.of(self.overrides[-1] if self.overrides else "conf/config.yaml")
 
     def files(self) -> Iterator[ConfigFile]:
-        """Yield the files that it may be about: the one it names, the one the culprit chooses, the user's own defaults.
+        """Yield the files that may be at fault: the one named in the error, the culprit's option, the own defaults.
 
-        An error about an option doesn't say which file chooses it.
+        All of these, because an error about an option doesn't say which file chooses it.
         """
         own = conf_files.own_files()
         choices = _IN_FILE.findall(self.text)[:1]
@@ -356,9 +355,7 @@ def _other(failure: CompositionFailure) -> UsageError:
     reason = _plain_reason(first_line(failure.causes[-1]))
     if _IN_FILE.search(text) and (file := next(failure.files(), None)) is not None:
         return UsageError(f"{file.at(0)}: {'a list stands where fields are wanted' if _A_LIST in text else reason}")
-    if match := _RANGE.fullmatch(value):
-        reason = f"the trials of a sweep are written {key}='range({match[1]},{int(match[2]) + 1})'"
-    elif value.startswith("[") and "of type 'list'" in text:
+    if value.startswith("[") and "of type 'list'" in text:
         reason = f"one value is wanted; the trials of a sweep are written {key}={value[1:-1].replace(' ', '')}"
     elif _A_LIST in text or "to Dict[" in text:
         reason = f"it has fields of its own; write {key}.NAME=VALUE"

@@ -1,6 +1,7 @@
-"""Files of conf/ that are read without Hydra: the user's own defaults, the groups with their options, the runs folder.
+"""What is read of conf/ without Hydra: the user's own defaults, the groups with their options, the runs folder.
 
-Own defaults are a file for all projects and this project's ``conf/local.yaml``; experiments and words win over them.
+A user's own defaults are ``~/.config/paceline/defaults.yaml`` for all projects, and this project's ``conf/local.yaml``.
+Experiments and overrides win over both.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ OWN_GROUP = "own_defaults"
 OWN_VARIABLE = "PACELINE_DEFAULTS"
 """The environment variable that names one file instead of both; empty for no file."""
 _replacements: list[Mapping[str, Any]] = []
-"""The fields of each ``replaced`` block that runs, the innermost last."""
+"""A stack: the fields of each open ``own_replaced`` block, the innermost last."""
 
 
 def own_files(root: Path | None = None) -> dict[str, Path]:
-    """Return the existing files by their names in Hydra, in the order in which they are merged."""
+    """Return the existing own-defaults files by their names in Hydra, in the order in which they are merged."""
     only_file = os.environ.get(OWN_VARIABLE)
     if only_file is not None:
         paths = {"user": Path(only_file).expanduser()} if only_file else {}
@@ -84,7 +85,7 @@ def own_merged() -> dict[str, Any]:
     """Return both files merged into one mapping, for a run's provenance. Of equal choices the project's counts."""
     if not _replacements and not own_files():
         return {}
-    from omegaconf import OmegaConf  # see ``content``
+    from omegaconf import OmegaConf  # not at the top, as in own_content
 
     user, project = own_content("user"), own_content("project")
     choices = [*user.pop("defaults", ()), *project.pop("defaults", ())]
@@ -106,7 +107,7 @@ def own_words(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 @contextmanager
 def own_replaced(fields: Mapping[str, Any]) -> Iterator[None]:
-    """Compose with these defaults instead of the files', such as those of a run that is reproduced."""
+    """Compose with these own defaults instead of the files' inside the block, as to reproduce a run."""
     _replacements.append(fields)
     try:
         yield

@@ -26,7 +26,7 @@ from pipeline.keys.installed import version
 _MAX_ENTRIES = 64
 _CODE = ("pipeline", "trainers", "hydra_plugins")
 _OUTSIDE = re.compile(r"\$\{(?![^${}:]+\}|oc\.(?:create|decode|deprecated|select|dict\.\w+):)")
-"""A resolver whose value comes from elsewhere than conf/ and the words, or may: ``oc.env``, ``now``, a user's own."""
+"""A resolver whose value may come from elsewhere than conf/ and the overrides: ``oc.env``, ``now``, a user's own."""
 _READS_VARIABLES = re.compile(r"\b(?:environ|getenv)\b")
 
 
@@ -46,8 +46,8 @@ class ComposeMemo:
     def keep(self, resolved: dict[str, Any]) -> None:
         """Store a composition.
 
-        It isn't stored if it holds a secret, if it depends on anything besides the files in the entry's name, or if its
-        runs folder isn't the one that the words show, because a later call would look for the entry there.
+        It isn't stored if it holds a secret, if it depends on more than the overrides and files in the entry's name, or
+        if its runs folder isn't the one that the overrides show, where a later call would look for the entry.
         """
         if self._name is None or self._runs_dir != self._root / str(resolved.get("paths", {}).get("runs")):
             return

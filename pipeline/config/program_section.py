@@ -29,10 +29,10 @@ def describes_script(resolved: Mapping[str, Any]) -> bool:
     return bool((resolved.get(programs.SECTION) or {}).keys() - {"name"})
 
 
-def with_ranks(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """Set ``program.script`` from ``program.module``, and the number of ranks of a script that needs only one.
+def with_script_facts(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:
+    """Fill in what follows from the script: its file where ``program.module`` names it, and one rank if it is serial.
 
-    ``nproc_per_node=auto`` becomes 1 if the script uses no process group.
+    ``cluster.nproc_per_node=auto`` becomes 1 for a script that uses no process group.
 
     Raises UsageError: there is no such module.
     """
@@ -86,7 +86,7 @@ def with_script(
         return _without_script(resolved, must_exist=must_exist), None
     _refuse_words_of_the_classifier(words)
     if must_exist and not has_step:
-        _refuse_unseen_seed(words, resolved)
+        _refuse_unused_seed(words, resolved)
     try:
         settings = ScriptConfig(**section)
     except (ConfigError, TypeError) as error:
@@ -129,10 +129,10 @@ def _refuse_words_of_the_classifier(words: Sequence[str]) -> None:
             )
 
 
-def _refuse_unseen_seed(words: Sequence[str], resolved: Mapping[str, Any]) -> None:
-    """Refuse several seeds for a script that gets none of them: all of these runs would be equal. Raises UsageError.
+def _refuse_unused_seed(words: Sequence[str], resolved: Mapping[str, Any]) -> None:
+    """Refuse ``seed=…`` for a script that never gets the seed, because all seeds would give equal runs.
 
-    A script gets the seed by {seed}, or by ${seed}, whose value then stands in the key.
+    A script gets it by the placeholder {seed}, or by the interpolation ${seed}. Raises UsageError.
     """
     section = resolved[programs.SECTION]
     seed, values = str(resolved["seed"]), [section.get("args"), section.get("env"), resolved["cluster"].get("env")]
@@ -183,9 +183,10 @@ def is_written(option: str) -> bool:
 
 
 class ScriptData:
-    """A script's data: ``program.data`` (``paths``), and local paths in its arguments, which {data} replaces there.
+    """Finds a script's data: the paths of ``program.data``, and local paths in its arguments, which {data} replaces.
 
-    Every host has the ``untracked`` ones already. ``notes`` has a line about how each path counts.
+    ``paths`` is the result, ``notes`` a line about how each path in the arguments counts. Paths below ``untracked``
+    are left as they are, because every host has them.
     """
 
     def __init__(self, paths: Sequence[DataPath], untracked: Sequence[str], root: Path) -> None:
@@ -209,7 +210,7 @@ class ScriptData:
         return self._word(option, field, value)
 
     def _word(self, option: str, field: str, word: Any) -> Any:
-        """Return one argument, which may begin with a name of its own: ``path=/data``."""
+        """Return one argument, with a placeholder if it is the path of data; it may have the form ``name=/data``."""
         match = _PATH.fullmatch(word) if isinstance(word, str) else None
         if match is None or names(word):
             return word

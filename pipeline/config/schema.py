@@ -1,4 +1,4 @@
-"""The typed schemas of all configuration groups, which ``schema_store`` registers with Hydra in the group ``schema``.
+"""The settings classes of the whole configuration; ``compose.register`` makes them Hydra's schemas.
 
 The schema of an option is the settings class in the option's module (``OPTIONS``), so both halves read the same fields.
 """

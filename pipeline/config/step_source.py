@@ -1,4 +1,4 @@
-"""The interface of a step that a configuration names as the source of its data; ``pipeline.steps`` implements it."""
+"""A step as the source of a run's data (``dataset.source=step:clean``); ``pipeline.steps`` implements the interface."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StepSource(Protocol):
 
 
 Steps = Callable[[str, Mapping[str, Any]], StepSource]
-"""Find the step of ``step:clean`` in a resolved configuration. The packages above this one provide the function."""
+"""Finds the step of ``step:clean`` in a resolved configuration; packages above this one provide the function."""
 _UNMADE = {"dataset": "(the step isn't made)", programs.SECTION: "."}
 """The placeholder for the path of an output that isn't made; nothing reads it."""
 
@@ -69,8 +69,8 @@ def with_step(resolved: Mapping[str, Any], steps: Steps | None) -> tuple[Mapping
     return {**resolved, named.section: {**resolved[named.section], named.field: path}}, step
 
 
-def refuse_idle_words(resolved: Mapping[str, Any], step: StepSource | None) -> None:
-    """Refuse settings of a step if the run uses no step's output. Raises UsageError."""
+def refuse_unused_steps(resolved: Mapping[str, Any], step: StepSource | None) -> None:
+    """Refuse overrides ``step.NAME.…`` if the run uses no step's output. Raises UsageError."""
     for name in (resolved.get("step") or {}) if step is None else ():
         raise UsageError(
             f"step.{name} is set, and nothing here needs a step: dataset.source names none",

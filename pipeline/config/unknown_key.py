@@ -11,14 +11,14 @@ from types import MappingProxyType
 from typing import Any
 
 from pipeline.cluster.launchers.settings import HostConfig
-from pipeline.config.overrides.words import NAME_A_SCRIPT
+from pipeline.config.overrides.words import SCRIPT_FIELDS
 from pipeline.config.schema import OPTIONS, PROGRAMS
 from pipeline.core.errors import UsageError, nearest, suggestion
 from pipeline.core.places import ROOT, conf_dirs
 from pipeline.core.redact import hide, is_secret_name
 
-_LEAST_SIMILARITY = 0.7  # that of "epochs" and "paths", or "lines" and "nodes", is lower
-_ELSEWHERE = {
+_LEAST_SIMILARITY = 0.7  # so that "paths" isn't suggested for "epochs", nor "nodes" for "lines"
+_FOREIGN_BY_OWN = {
     "trainer.global_batch_size": "batch batch_size bs global_batch train_batch_size per_device_train_batch_size",
     "trainer.epochs": "epoch max_epochs num_epochs n_epochs num_train_epochs",
     "trainer.max_steps": "steps num_steps total_steps iterations max_iters",
@@ -46,21 +46,27 @@ _ELSEWHERE = {
     "paths.runs": "output_dir out_dir log_dir save_dir",
     "tracking.uri": "tracking_uri mlflow_uri",
 }
-MEANT = {word: name for name, words in _ELSEWHERE.items() for word in words.split()}
+ALIASES = {word: name for name, words in _FOREIGN_BY_OWN.items() for word in words.split()}
 """Names in torchrun, Lightning, Accelerate, transformers and beginners' scripts → names here."""
-RESUMES = ("resume", "resume_from", "resume_from_checkpoint", "ckpt_path", "checkpoint", "auto_resume", "restore")
-"""What asks other tools to continue a run."""
-GOES_ON = "the same command goes on where its run was"
+RESUME_NAMES = ("resume", "resume_from", "resume_from_checkpoint", "ckpt_path", "checkpoint", "auto_resume", "restore")
+"""Options by which other tools continue a run; here the same command does."""
+RESUME_HINT = "the same command goes on where its run was"
 HOST_FIELDS = tuple(item.name for item in fields(HostConfig))
 _HOST_ALIASES = {"slots": "nproc_per_node", "host": "name", "hostname": "name", "ip": "address"}
 """Names of a host's fields in other tools → their names here."""
 
 
 class UnknownKeyError(UsageError):
-    """A key that nothing reads, as it was typed without ``+``, with the value typed for it; None: ``~key``.
+    """A key that nothing reads.
 
-    ``chosen`` are the composition's fields in full, ``unchosen`` those of other options, with these
-    (``optimizer.momentum`` → ``optimizer=sgd``), ``options`` those of the ``verb``, ``other_options`` those of others.
+    Args:
+        key: as it was typed, without ``+``.
+        value: what was typed behind ``=``; None for ``~key``.
+        groups: the groups of the configuration.
+        chosen: the full names of the fields of the composition.
+        unchosen: fields of options that aren't chosen → these options (``optimizer.momentum`` → ``optimizer=sgd``).
+        verb, options: the verb, and its options.
+        other_options: options of other verbs → these verbs.
     """
 
     def __init__(
@@ -94,13 +100,13 @@ class UnknownKeyError(UsageError):
 
     def _advice(self, other_options: Mapping[str, Sequence[str]]) -> str:
         key, start = self.key, ""
-        if _parts(key)[-1] in RESUMES:
-            return f"{GOES_ON}, and init.weights=KEY begins another one with its weights; {self._valid(key)}"
+        if _parts(key)[-1] in RESUME_NAMES:
+            return f"{RESUME_HINT}, and init.weights=KEY begins another one with its weights; {self._valid(key)}"
         for name, options in self._unchosen.items():
-            if key == name or (key == name.rpartition(".")[2] and key not in MEANT):
-                if name in NAME_A_SCRIPT:
+            if key == name or (key == name.rpartition(".")[2] and key not in ALIASES):
+                if name in SCRIPT_FIELDS:
                     return f"did you mean {self._word(name)}? {self._valid(key)}"
-                if (of_every_option := MEANT.get(_parts(key)[-1])) in self._chosen:
+                if (of_every_option := ALIASES.get(_parts(key)[-1])) in self._chosen:
                     start = f"did you mean {self._word(str(of_every_option))}? "
                 return f"{start}{name} is a field of {', '.join(options)}; {self._valid(name)}"
         if self._alias() is None and key in other_options:
@@ -113,7 +119,7 @@ class UnknownKeyError(UsageError):
         The name may include a value: ``trainer.precision=fp16`` for ``fp16``.
         """
         parts = _parts(self.key)
-        if name := MEANT.get(".".join(parts)) or MEANT.get(parts[-1]):
+        if name := ALIASES.get(".".join(parts)) or ALIASES.get(parts[-1]):
             return name
         same = (name for name in self._chosen if name.rpartition(".")[2] == parts[-1])
         return None if parts[-1] in ("name", "run") else next(same, None)
@@ -182,7 +188,7 @@ def within(parent: str, key: str, names: Sequence[str]) -> str:
 
 def not_of_a_host(field: str, entry: str) -> UsageError:
     """Return the error for an unknown field of a host. ``entry``: that of ``cluster.hosts`` or its spares, in words."""
-    alias = _HOST_ALIASES.get(field) or MEANT.get(field, "").removeprefix("cluster.")
+    alias = _HOST_ALIASES.get(field) or ALIASES.get(field, "").removeprefix("cluster.")
     similar_to = alias if alias in HOST_FIELDS else field
     return UsageError(f"{entry}: {field!r} is no field of a host; {suggestion(similar_to, HOST_FIELDS)}")
 

@@ -33,7 +33,7 @@ _TRAINING_ONLY = (
     *("augmentation", "augmentation_args", "random_resized_crop"),
 )
 # Modules that can't change an image: they move bytes, report or check. The pack layout counts by VERSION.
-_GIVEN = (
+_IGNORED = (
     "pipeline", "pipeline.data", "pipeline.data.base", "pipeline.data.datasets",
     "pipeline.data.sources.download", "pipeline.data.sources.transfer",
     "pipeline.data.manifest", "pipeline.data.progress",
@@ -108,7 +108,7 @@ def _modules(dataset: DatasetConfig) -> tuple[str, ...]:
 
 
 def _code(modules: tuple[str, ...]) -> Closure:
-    return import_closure(ROOT, modules, given=_GIVEN)
+    return import_closure(ROOT, modules, ignored=_IGNORED)
 
 
 def _source_in_name(dataset: DatasetConfig, *, has_files: bool) -> str | None:

@@ -39,7 +39,7 @@ class ContentKey(NamedTuple):
         return self.digest[:KEY_LENGTH]
 
 
-_BY_NAME = {
+_KEYWORD_ARGUMENTS = {
     "model": ("args",),
     "optimizer": ("args", "arguments"),
     "dataset": ("args", "augmentation_args"),
@@ -48,7 +48,7 @@ _BY_NAME = {
 
 
 def order_of(value: Any, path: str) -> dict[str, list[str]]:
-    """Return the field order of each mapping in ``value`` that isn't sorted, by dotted path. Pure."""
+    """Return dotted path → names in order, for each mapping in ``value`` whose names aren't sorted."""
     orders: dict[str, list[str]] = {}
     if isinstance(value, Mapping):
         names = [str(name) for name in value]
@@ -77,9 +77,9 @@ def order_in(config: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def with_sorted_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Sort the arguments of user-defined components by name, because ``**kwargs`` also has an order. Pure."""
+    """Sort the arguments of a user's own classes and functions by name, because ``**kwargs`` also has an order."""
     ordered = dict(config)
-    for section, fields in _BY_NAME.items():
+    for section, fields in _KEYWORD_ARGUMENTS.items():
         settings = ordered.get(section)
         if isinstance(settings, Mapping):
             args = {name: settings[name] for name in fields if isinstance(settings.get(name), Mapping)}
@@ -90,18 +90,18 @@ def with_sorted_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     return ordered
 
 
-_LATER = {
+_LATER_FIELDS = {
     "dataset": later_fields(DatasetConfig),
     "trainer": later_fields(TrainerConfig),
     "optimizer": later_fields(OptimizerConfig),
     "program": later_fields(ScriptConfig),
 }
+"""Group → fields that came after the first release → their defaults."""
 _NOT_OF_A_SCRIPT = (
     *("inputs", "data", "untracked", "outputs_limit"),
     *("ignore_metrics", "metrics_pattern", "metrics", "seal", "resume_pattern"),
 )
-_WHERE = ("cluster", "tracking", "paths")  # where a run executes and reports; the topology part covers the rest
-_BEFORE = ("step",)  # the preparation step of the data, which counts by the data's digest
+_OTHER_SECTIONS = ("cluster", "tracking", "paths", "step")  # count by the topology, by the data's digest, or not at all
 
 
 def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,13 +110,12 @@ def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
     Fields added later are dropped at their defaults, so that older runs keep their keys. Initial weights count by their
     digest, files that a script reads in other parts. The order of a mapping is recorded where it can change the run.
     """
-    kept = {name: copy.deepcopy(value) for name, value in config.items() if name not in (*_WHERE, *_BEFORE)}
+    kept = {name: copy.deepcopy(value) for name, value in config.items() if name not in _OTHER_SECTIONS}
     if isinstance(kept.get("dataset"), dict):
         kept["dataset"].pop("source", None)
-    for group, added in _LATER.items():
+    for group, added in _LATER_FIELDS.items():
         section = kept.get(group)
         if isinstance(section, dict):
-            # A field that came later keeps old keys valid: at its default it is left out.
             at_default = [name for name, default in added.items() if section.get(name, default) == default]
             kept[group] = {name: value for name, value in section.items() if name not in at_default}
     if isinstance(kept.get("model"), dict):
@@ -152,25 +151,25 @@ def _script_fields(section: Mapping[str, Any]) -> dict[str, Any]:
     script = str(section.get("script") or "")
     kept = {name: value for name, value in section.items() if name not in _NOT_OF_A_SCRIPT}
     if "args" in kept:
-        kept["args"] = _same_words(kept["args"]) or None  # [] and {} count as no arguments
+        kept["args"] = _normalized_args(kept["args"]) or None  # [] and {} count as no arguments
     return {**kept, "script": script.rpartition("/")[2] if script.startswith("/") else script}
 
 
-def _same_words(args: Any) -> Any:
+def _normalized_args(args: Any) -> Any:
     """Normalize ``program.args``: all values that yield the same command line get one form.
 
     '0.1' becomes 0.1, and options that the command line omits (false, null) are dropped.
     """
     if isinstance(args, Mapping):
         used = {name: value for name, value in args.items() if value is not None and value is not False}
-        return {name: _same_word(value, is_option=True) for name, value in used.items()}
-    return [_same_word(value) for value in args] if isinstance(args, list) else args
+        return {name: _normalized(value, is_option=True) for name, value in used.items()}
+    return [_normalized(value) for value in args] if isinstance(args, list) else args
 
 
-def _same_word(value: Any, *, is_option: bool = False) -> Any:
+def _normalized(value: Any, *, is_option: bool = False) -> Any:
     """Normalize one argument. With ``is_option``, true means the bare option --name, so the text 'true' stays."""
     if isinstance(value, list):
-        return [_same_word(item) for item in value]
+        return [_normalized(item) for item in value]
     if not isinstance(value, str):
         return value
     if value in ("true", "false") and not is_option:
@@ -209,7 +208,7 @@ def topology(cluster: Cluster, shards: int = 0) -> dict[str, Any]:
     """
     device = "cuda" if cluster.device == "cuda" else "cpu"
     env = [
-        {name: value for name, value in sorted(host.env.items()) if rank_environment.decides(name)}
+        {name: value for name, value in sorted(host.env.items()) if rank_environment.counts_in_key(name)}
         for host in cluster.hosts
     ]
     if shards:

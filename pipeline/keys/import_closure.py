@@ -23,62 +23,57 @@ from pipeline.keys.readings import Import, Readings, SourceReading
 from trainers.core.errors import install
 
 LARGEST_BYTES = 1 << 20
-_MOST = 200  # files in one folder of a package; a folder with more is a data set
-_NO_DATA = (".py", ".pyc", ".pyi", ".so", ".dylib", ".pyd", ".md", ".rst", ".ipynb", ".log")
-_FOLDERS_LEFT = ("__pycache__", "checkpoints", "logs", "outputs", "runs", "wandb", "mlruns", "lightning_logs")
+"""Larger data files of packages are left out."""
+_MOST_DATA_FILES = 200  # in one folder of a package; a folder with more is a data set
+_NOT_DATA = (".py", ".pyc", ".pyi", ".so", ".dylib", ".pyd", ".md", ".rst", ".ipynb", ".log")
+_OUTPUT_FOLDERS = ("__pycache__", "checkpoints", "logs", "outputs", "runs", "wandb", "mlruns", "lightning_logs")
 _SUFFIXES = (*(f"/__init__{end}" for end in (*EXTENSION_SUFFIXES, ".py")), *EXTENSION_SUFFIXES, ".py")  # Python's order
 _TORCH = "torch"
 _CONTROLLER = ("pipeline", "hydra_plugins", "dodo")
 
 
 class Closure(NamedTuple):
-    """The files that a run imports, by their paths in the snapshot: ``digests`` of what counts, ``sources`` on disk.
+    """The files that a run imports, by their paths in its snapshot of the code, and the distributions."""
 
-    ``versions`` of the imported distributions, ``absent`` for missing modules; ``unresolved``: those imported
-    unconditionally → file and line. ``left_out``: package data over the size limit. ``names``: constants of a script
-    that may name files.
-    """
-
-    digests: Mapping[str, str]
-    sources: Mapping[str, Path]
-    versions: Mapping[str, str]
-    unresolved: Mapping[str, str] = MappingProxyType({})
-    left_out: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
+    digests: Mapping[str, str]  # path in the snapshot → digest of what counts in the key
+    sources: Mapping[str, Path]  # path in the snapshot → path on disk
+    versions: Mapping[str, str]  # distribution → version; missing module → "absent"
+    unresolved: Mapping[str, str] = MappingProxyType({})  # missing module that is imported unconditionally → file:line
+    left_out: tuple[str, ...] = ()  # package data over the size limit
+    names: tuple[str, ...] = ()  # constants in the sources that may name files
 
 
 class ScriptEntry(NamedTuple):
-    """A file that a run starts: a script, or a module started by ``python -m``.
-
-    Its imports are looked up in ``folder`` first; files of that folder get ``prefix`` in the snapshot. A script lies in
-    ``folder`` itself, a module may lie in packages below it.
-    """
+    """A file that a run starts: a script, or a module started by ``python -m``."""
 
     file: str
-    folder: str
-    prefix: str
+    folder: str  # imports are looked up here first; a script lies here, a module here or in packages below
+    prefix: str  # of the paths of this folder's files in the snapshot
 
 
 def import_closure(
     root: Path,
     entries: str | Collection[str],
     python_path: Sequence[str] = (),
-    given: Collection[str] = (),
+    ignored: Collection[str] = (),
     script: ScriptEntry | None = None,
     may_lack: bool = False,
 ) -> Closure:
     """Collect everything that ``python -m entry`` can import, from the source text.
 
-    ``python_path``: the folders of ``cluster.env.PYTHONPATH``. ``given``: modules that don't count, nor do modules that
-    only they import. ``script``: a file that the run starts; only the run can tell whether it needs its missing
-    imports. ``may_lack``: the hosts may have missing ones. Raises UsageError: an entry doesn't exist, a module can't be
-    parsed, or an import isn't covered by the key.
+    Args:
+        python_path: the folders of ``cluster.env.PYTHONPATH``.
+        ignored: modules that don't count, nor do modules that only they import.
+        script: a file that the run starts. Its missing imports aren't refused: only the run can tell if it needs them.
+        may_lack: record missing imports of the entries too, because the hosts may have them.
+
+    Raises UsageError: an entry doesn't exist, a module can't be parsed, or an import isn't covered by the key.
     """
     _refuse_working_tree(root, python_path)
     names = [entries] if isinstance(entries, str) else [*entries]
-    walk = _Walk(root, python_path, script, given, may_lack=may_lack)
+    walk = _Walk(root, python_path, script, ignored, may_lack=may_lack)
     # The controller half never reaches the hosts, so the node half must not import it.
-    walk.apart = () if any(name.partition(".")[0] in _CONTROLLER for name in names) else _CONTROLLER
+    walk.forbidden = () if any(name.partition(".")[0] in _CONTROLLER for name in names) else _CONTROLLER
     for name in names:
         if walk.file_of(name) is not None:
             walk.follow(name)
@@ -87,7 +82,7 @@ def import_closure(
     if script is not None:
         walk.follow_script(script)
     for name in walk.installed.shadowing():
-        walk.follow_for_all(name)
+        walk.follow_shadowing(name)
     walk.readings.keep()
     walk.installed.keep()
     data, left_out = _data_of(walk.readings_by_path, walk.places)
@@ -139,7 +134,11 @@ class _File(NamedTuple):
 
 
 class _Walk:
-    """State of one walk along the imports, by path in the snapshot; ``outside`` by top-level module."""
+    """State of one walk along the imports.
+
+    ``readings_by_path``, ``places`` (paths on disk): by path in the snapshot. ``imported_parts``: top-level module of a
+    distribution → imported names below it. ``forbidden``: packages that a run must not import.
+    """
 
     def __init__(
         self,
@@ -152,10 +151,10 @@ class _Walk:
         self.root, self.script = root, script
         self.installed, self.readings = Installed(root, python_path), Readings(root)
         self.may_lack = may_lack
-        self.apart: Collection[str] = ()
+        self.forbidden: Collection[str] = ()
         self.readings_by_path: dict[str, SourceReading] = {}
         self.places: dict[str, str] = {}
-        self.outside: dict[str, set[str]] = defaultdict(set)
+        self.imported_parts: dict[str, set[str]] = defaultdict(set)
         self.absent: set[str] = set()
         self.unresolved: dict[str, str] = {}
         self._seen = {*seen}
@@ -200,13 +199,13 @@ class _Walk:
         module = self._top(top)[1]
         if module is None or not module.owners:
             return False
-        self.outside[top].add(rest)
+        self.imported_parts[top].add(rest)
         return True
 
-    def follow_for_all(self, name: str) -> None:
+    def follow_shadowing(self, name: str) -> None:
         """Follow a module on the ranks' PYTHONPATH that installed packages or Python itself would import as well."""
         path = "cluster.env.PYTHONPATH"
-        if name not in self.apart and self._leads_to_source(Import(name, 1, "optional"), path):
+        if name not in self.forbidden and self._leads_to_source(Import(name, 1, "optional"), path):
             self.follow(name)
 
     def _leads_to_source(self, item: Import, path: str) -> bool:
@@ -218,7 +217,7 @@ class _Walk:
         if item.kind == "named" and not self._is_own(top):
             return False
         counts = item.kind in ("needed", "optional")
-        if top in self.apart and not self._is_of_script(top):
+        if top in self.forbidden and not self._is_of_script(top):
             if counts:
                 raise _refused(
                     path, item, "the controller's half, which no host has", "move what both need into trainers/"
@@ -226,12 +225,12 @@ class _Walk:
             return False
         bases, installed = self._top(top)
         # Look for sources first: the project and an installed distribution may share a namespace package.
-        if bases and (self.file_of(item.name) or self._folder_of(item.name)):
+        if bases and (self.file_of(item.name) or self._is_namespace_package(item.name)):
             return True
         if item.kind == "named":
             return False
         if installed is not None and installed.owners:
-            self.outside[top].add(rest)
+            self.imported_parts[top].add(rest)
         elif counts and installed is not None and installed.strays:
             where = f"would come from {installed.strays[0]}, which no installed distribution has"
             raise _refused(path, item, where, f"{install('-e PROJECT')}, or put it beside trainers/")
@@ -290,7 +289,7 @@ class _Walk:
                 return _File(path=f"{prefix}{module}", place=f"{base}{inner}{suffix}", module=module)
         return None
 
-    def _folder_of(self, name: str) -> bool:
+    def _is_namespace_package(self, name: str) -> bool:
         top, _, rest = name.partition(".")
         folders = [f"{base}/{rest.replace('.', '/')}" for base in self._top(top)[0]]
         return any(os.path.isdir(folder) and "__init__.pyc" not in self._names(folder) for folder in folders)  # noqa: PTH112
@@ -333,7 +332,7 @@ class _Walk:
     def versions(self) -> dict[str, str]:
         """Return the version of each imported distribution, and ``absent`` for missing optional modules."""
         names = set[str]()
-        for top, parts in self.outside.items():
+        for top, parts in self.imported_parts.items():
             installed = self._top(top)[1]
             names |= installed.distributions(parts) if installed is not None else set()
         known = {name: self.installed.version(name) or ABSENT for name in names}
@@ -363,15 +362,15 @@ def _data_of(
 def _below(folder: Path) -> Iterator[Path]:
     entries = sorted(folder.iterdir())
     files = [path for path in entries if _is_data(path)]
-    yield from files if len(files) <= _MOST else ()
+    yield from files if len(files) <= _MOST_DATA_FILES else ()
     for path in entries:
-        is_left = path.name.startswith(".") or path.name in _FOLDERS_LEFT or path.is_symlink()
+        is_left = path.name.startswith(".") or path.name in _OUTPUT_FOLDERS or path.is_symlink()
         if not is_left and path.is_dir() and not (path / "__init__.py").exists():
             yield from _below(path)
 
 
 def _is_data(path: Path) -> bool:
-    return not path.name.startswith(".") and not path.name.endswith(_NO_DATA) and path.is_file()
+    return not path.name.startswith(".") and not path.name.endswith(_NOT_DATA) and path.is_file()
 
 
 def lacking(name: str, place: str, elsewhere: str = "") -> UsageError:

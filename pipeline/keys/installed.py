@@ -1,5 +1,7 @@
-"""Find the installed distribution that a top-level module outside the project comes from, by the RECORD of each:
-``PIL`` belongs to Pillow. Nothing is imported. Results are cached until an install changes."""
+"""Find the distribution that an installed top-level module comes from (``PIL``: Pillow), by the RECORD of each.
+
+Nothing is imported. Results are cached until an install changes.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,16 @@ from pipeline.core.cache import Cache
 from pipeline.core.files import sha256_file, sha256_text
 
 _MOST = 256  # modules whose owners are stored
-_FIRST = {"sitecustomize", "usercustomize"}
+_AT_STARTUP = {"sitecustomize", "usercustomize"}
 
 
 class InstalledModule(NamedTuple):
-    """The place that a top-level module would be imported from.
-
-    ``owners``: distribution → dotted names of its parts (empty if it shares the module with no other). ``bases``: paths
-    without suffix of sources of editable installs. ``strays``: paths that no distribution lists in its RECORD.
-    """
+    """The place that a top-level module would be imported from."""
 
     is_namespace: bool
-    owners: Mapping[str, Sequence[str]]
-    bases: tuple[str, ...]
-    strays: tuple[str, ...]
+    owners: Mapping[str, Sequence[str]]  # distribution → dotted names of its parts; none if it is the only owner
+    bases: tuple[str, ...]  # of editable installs: paths of the sources without suffix
+    strays: tuple[str, ...]  # paths that no distribution lists in its RECORD
 
     def distributions(self, parts: Collection[str]) -> set[str]:
         """Return the owners of ``parts`` (dotted names below the module); all owners if their lists don't decide."""
@@ -73,7 +71,7 @@ class Installed:
         """List modules on the ranks' PYTHONPATH that shadow other modules or that Python runs at startup."""
         others = [entry for entry in self._path if entry not in self._python_path]
         names = {name for folder in self._python_path for name in _modules(folder)}
-        return sorted(name for name in names if name in _FIRST or PathFinder.find_spec(name, others) is not None)
+        return sorted(name for name in names if name in _AT_STARTUP or PathFinder.find_spec(name, others) is not None)
 
     def version(self, name: str) -> str | None:
         """Return ``version`` of a distribution on the ranks' path."""

@@ -1,6 +1,8 @@
-"""The environment variables of the ranks: the tables below (``fnmatch`` patterns), what Paceline sets, and
-``cluster.env``. Variables that change arithmetic or the choice of code (``FAMILIES``) reach ranks only through
-``cluster.env``, where they count in the key."""
+"""Which environment variables reach the ranks, as ``fnmatch`` patterns.
+
+A rank gets ``PASSED`` of its host, ``ALWAYS`` and ``cluster.env``. Variables that can change results (``DECIDING``)
+reach it by ``cluster.env`` alone, where they count in the key.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from pipeline.core.printable import hydra_value, shell_word
 from pipeline.core.redact import in_forms, is_secret_name
 from trainers.observation.input_record import host_identity
 
-_OF_PROGRAMS = ("PATH", "SHELL", "*LIBRARY_PATH", "NIX_LD")  # values differ between shells
+_DIFFER_BETWEEN_SHELLS = ("PATH", "SHELL", "*LIBRARY_PATH", "NIX_LD")
 
 
 def variable_digests(environ: Mapping[str, str], keyed: Iterable[str] = ()) -> dict[str, str | None]:
@@ -23,7 +25,7 @@ def variable_digests(environ: Mapping[str, str], keyed: Iterable[str] = ()) -> d
         name: sha256_text(value)
         for name, value in environ.items()
         if matches(name, NEEDED)
-        and not matches(name, _OF_PROGRAMS)
+        and not matches(name, _DIFFER_BETWEEN_SHELLS)
         and not is_secret_name(name)
         and not any(in_forms(value))
     }
@@ -83,7 +85,7 @@ IN_CONTAINER = (*_OF_USER, *_OF_RESOURCES)
 ALWAYS = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
 """Variables that every torchrun gets in addition. PYTHONHASHSEED fixes the order of sets of strings."""
 
-FAMILIES = (
+DECIDING = (
     *("ATEN_*", "TORCH_*", "TORCHINDUCTOR_*", "TORCHDYNAMO_*", "PYTORCH_*", "TRITON_*", "NPY_*"),
     *("DNNL_*", "ONEDNN_*", "MKLDNN_*", "MKL_*", "OPENBLAS_*", "BLIS_*", "VECLIB_*"),
     *("OMP_*", "KMP_*", "GOMP_*", "MALLOC_*", "GLIBC_TUNABLES", "LD_PRELOAD", "LD_AUDIT", "DYLD_INSERT_LIBRARIES"),
@@ -103,7 +105,7 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def decides(name: str) -> bool:
+def counts_in_key(name: str) -> bool:
     """Return True if a variable of ``cluster.env`` can change a result and so counts in the key."""
     return not matches(name, WHERE)
 
@@ -118,10 +120,10 @@ def of_report(environ: Mapping[str, str], root: Path) -> dict[str, str]:
     return {**passed(environ), "PYTHONPATH": str(root), "PYTHONHASHSEED": "0"}
 
 
-def left_behind(dropped: Mapping[str, Mapping[str, str]], *, whose: str) -> list[str]:
+def not_passed(dropped: Mapping[str, Mapping[str, str]], *, whose: str) -> list[str]:
     """Return a line per group of hosts that set the same variables which don't reach the ranks.
 
-    ``dropped``: host → its FAMILIES variables; ``whose``: ``this shell`` or ``the login shell there``.
+    ``dropped``: host → its DECIDING variables; ``whose``: ``this shell`` or ``the login shell there``.
     """
     hosts: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for host, variables in dropped.items():

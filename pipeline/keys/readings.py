@@ -1,5 +1,4 @@
-"""What counts of a Python source in a key, what it imports, and which files it names. Results are cached for as long as
-the source, this code and Python are the same."""
+"""Parse a Python source: the digest that counts in a key, its imports, and the names of files in it. Cached."""
 
 from __future__ import annotations
 
@@ -22,16 +21,16 @@ _MOST = 256  # cached sources, or twice the number of the latest walk if that is
 
 
 class SourceReading(NamedTuple):
-    """The parse result of one source. ``names`` are constants that may name files; ``files`` those relative to it."""
+    """The parse result of one source."""
 
     digest: str
     imports: tuple[Import, ...]
-    files: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # constants that may name files beside the source
+    names: tuple[str, ...] = ()  # constants that may name files anywhere
 
     @classmethod
     def of_json(cls, entry: dict[str, Any]) -> SourceReading:
-        """Return the reading that ``_read`` has made an entry of the cache of."""
+        """Return the reading from its cache entry, the result of ``_read``."""
         return cls(
             digest=entry["digest"],
             imports=tuple(
@@ -91,7 +90,7 @@ def _read(source: bytes, path: str, shown: str) -> dict[str, Any]:
     return {
         "digest": digest(tree, source),
         "imports": lines_by_kind,
-        "names": _names(tree),
+        "names": _file_names(tree),
         "from_own_place": _OWN_PLACE.search(source) is not None,
     }
 
@@ -108,20 +107,20 @@ _IN_FOLDER = re.compile(r"([\w@+-][\w./@+ -]{0,200})/[^/]*")
 KEEP_EMPTY_FOLDER = (".gitignore", ".gitkeep", ".keep")  # files with which a repository has a folder without others
 
 
-def _names(tree: ast.Module) -> list[str]:
+def _file_names(tree: ast.Module) -> list[str]:
     """Return string constants, and paths joined from constants, that look like names of files that are read.
 
     A name counts as read if it occurs more often than in calls that write. A script that writes ``results/a.png``
     expects the folder, of which git may keep nothing but ``results/.gitkeep``.
     """
     texts = Counter(text for node in ast.walk(tree) for text in (_constant(node), _joined(node)) if text)
-    written = Counter(_written(tree))
+    written = Counter(_written_names(tree))
     folders = {match[1] for text in texts if (match := _IN_FOLDER.fullmatch(text))}
     placeholders = (f"{folder}/{name}" for folder in folders for name in KEEP_EMPTY_FOLDER)
     return sorted([*placeholders, *(text for text in texts if _FILE.fullmatch(text) and texts[text] > written[text])])
 
 
-def _written(tree: ast.Module) -> Iterator[str]:
+def _written_names(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             called = getattr(node.func, "attr", getattr(node.func, "id", ""))
@@ -150,7 +149,7 @@ def _joined(node: ast.AST) -> str:
 
 # ------------------------------------------------------------------------------- the digest of a source
 _TYPES = re.compile(rb"# type:(?! ?ignore).*")  # comments that torch.jit reads
-_LEFT_OUT = frozenset({"ctx", "kind", "type_ignores", "type_comment"})  # implied by the position, or without meaning
+_IGNORED_FIELDS = frozenset({"ctx", "kind", "type_ignores", "type_comment"})  # follow from others, or mean nothing
 
 
 def digest(tree: ast.Module, source: bytes) -> str:
@@ -192,13 +191,13 @@ def _fields(node: ast.AST) -> list[tuple[str, object]]:
     for name in node._fields:
         value = getattr(node, name, None)
         if name == "targets" and isinstance(node, ast.Delete):
-            value = _spread(node.targets)
-        if value is not None and value != [] and name not in _LEFT_OUT:
+            value = _unpacked_targets(node.targets)
+        if value is not None and value != [] and name not in _IGNORED_FIELDS:
             fields.append((name, value))
     return fields
 
 
-def _spread(targets: list[ast.expr]) -> list[ast.expr]:
+def _unpacked_targets(targets: list[ast.expr]) -> list[ast.expr]:
     """Treat ``del (a, b)`` as ``del a, b``, which formatters produce."""
     only = targets[0] if len(targets) == 1 else None
     return list(only.elts) if isinstance(only, ast.Tuple) else targets
@@ -280,7 +279,7 @@ def _imports_of(node: ast.AST, package: str, module: str) -> Iterator[Import]:
     elif isinstance(node, ast.Call):
         yield from _imports_of_call(node, package, module)
         if module == package and getattr(getattr(node.func, "value", None), "id", "") == "__all__":  # .append, .extend
-            yield from _named_in(node, module)
+            yield from _exported_names(node, module)
     elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and module == package:
         yield from _exported(node, module)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and (text := _DOTTED.match(node.value)):
@@ -319,10 +318,10 @@ def _package(argument: ast.expr, package: str, module: str) -> str:
 def _exported(node: ast.Assign | ast.AugAssign | ast.AnnAssign, package: str) -> Iterator[Import]:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets) and node.value is not None:
-        yield from _named_in(node.value, package)
+        yield from _exported_names(node.value, package)
 
 
-def _named_in(node: ast.expr, package: str) -> Iterator[Import]:
+def _exported_names(node: ast.expr, package: str) -> Iterator[Import]:
     for item in ast.walk(node):
         if isinstance(item, ast.Constant) and isinstance(item.value, str):
             yield Import(f"{package}.{item.value}", item.lineno, "part")

@@ -1,5 +1,7 @@
-"""Locate the files of a user's script: the script, its snapshot files, its inputs and data. Files of the project keep
-their paths in the snapshot; the folder of a script outside the project is named ``_script`` there."""
+"""Locate the files of a user's script: the script, what it imports, its inputs and its data.
+
+Files of the project keep their paths in the snapshot; the folder of a script outside the project is ``_script`` there.
+"""
 
 from __future__ import annotations
 
@@ -43,22 +45,17 @@ class DataPath(NamedTuple):
 
 
 class ScriptFiles(NamedTuple):
-    """The files of a script, as absolute paths.
-
-    ``file`` is the script, or the executable of ``program.command`` (None: one of the hosts' PATH). ``folder`` contains
-    it, or is the import folder of ``python -m``. ``workdir`` is relative to the snapshot. ``notes`` say how the paths
-    in the arguments count.
-    """
+    """The files of a script, as absolute paths."""
 
     root: Path
-    folder: Path
-    file: Path | None
+    folder: Path  # of the script; for python -m the folder that imports start in
+    file: Path | None  # the script, or the executable of program.command (None: it is looked up in the hosts' PATH)
     is_python: bool
-    workdir: str
+    workdir: str  # relative to the snapshot
     inputs: tuple[str, ...]
     data: tuple[DataPath, ...]
     outputs: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # how the paths in the arguments count
 
     @property
     def path(self) -> str:
@@ -84,9 +81,9 @@ class ScriptFiles(NamedTuple):
             sources |= imported.sources
             versions |= imported.versions
         program = [self.file] if self.file is not None and not self.is_python else []
-        for path in [*program, *self._input_files()]:  # by bytes, even if the file is imported too
-            digests[self._in_snapshot(path)], sources[self._in_snapshot(path)] = sha256_file(path), path
-        for path in self._read_by_name(names, sources):
+        by_bytes = [*program, *self._input_files()]  # even if a file is imported too
+        by_bytes += self._read_by_name(names, {*sources.values(), *by_bytes})
+        for path in by_bytes:
             digests[self._in_snapshot(path)], sources[self._in_snapshot(path)] = sha256_file(path), path
         self._refuse_missing_workdir(sources)
         return Closure(
@@ -117,11 +114,13 @@ class ScriptFiles(NamedTuple):
                 raise UsageError(f"program.inputs: {pattern!r} matches no file in {folders}")
             yield from paths
 
-    def _read_by_name(self, names: Sequence[str], sources: Mapping[str, Path]) -> list[Path]:
-        """Find project files that the script's code names, as in ``open("configs/default.txt")``: relative to the
-        working directory, the script's folder or the project; small ones that git tracks or would add, and no outputs.
+    def _read_by_name(self, names: Sequence[str], in_snapshot: Collection[Path]) -> list[Path]:
+        """Find project files that the script's code names, as in ``open("configs/default.txt")``.
+
+        A name is relative to the working directory, the script's folder or the project. Outputs, large files and files
+        that git ignores don't count, nor those ``in_snapshot`` already.
         """
-        in_snapshot, files = {*sources.values()}, dict[Path, None]()
+        files = dict[Path, None]()
         for name, path in _existing(names, dict.fromkeys((self.root / self.workdir, self.folder, self.root))):
             if path in in_snapshot or not path.is_relative_to(self.root):
                 continue
@@ -171,9 +170,7 @@ def _kept_by_git(paths: Sequence[Path], root: Path) -> list[Path]:
 
 
 def unsnapshotted_files(files: ScriptFiles, code: Closure, args: Any) -> list[str]:
-    """List existing files that the script names but the snapshot (``code``) lacks, in the form of ``program.inputs``: a
-    run fails at the first missing file, so a user would find one per attempt.
-    """
+    """List existing files that the script names and the snapshot (``code``) lacks, as ``program.inputs`` names them."""
     missing: dict[str, None] = {}
     names = filter(_FILE.fullmatch, sorted({*words(args), *code.names}))
     for _, path in _existing(names, (files.folder, files.root)):

@@ -17,7 +17,7 @@ from pipeline.cluster.validation import usable_gpus
 from pipeline.config import compose, conf_files
 from pipeline.config.build import train_config
 from pipeline.config.cluster import HOSTS, build_cluster
-from pipeline.config.program_section import with_ranks
+from pipeline.config.program_section import with_script_facts
 from pipeline.core import redact
 from pipeline.core.errors import DataError, PacelineError, TrainingError, UsageError, os_reason
 from pipeline.core.files import expanded, write_json
@@ -301,7 +301,7 @@ def _environment_changes(recipe: Recipe) -> list[Difference]:
 def _topology_changes(recipe: Recipe, words: Sequence[str], root: Path) -> list[Difference]:
     """Compare the coming topology of ranks with the run's, before hours of training."""
     try:
-        resolved = with_ranks(compose.resolve(compose.compose_config(words)), root)
+        resolved = with_script_facts(compose.resolve(compose.compose_config(words)), root)
         cluster = build_cluster(resolved["cluster"], root=root, local_gpus=usable_gpus())
     except PacelineError:
         return []  # overrides of another version: the run's own code checks them

@@ -14,7 +14,7 @@ from pipeline.config import build, compose
 from pipeline.config.build import RunConfig, stored_overrides
 from pipeline.config.compose import Overrides, TrialComposer, jobs
 from pipeline.config.schema import SweepConfig
-from pipeline.config.step_source import StepSource, refuse_idle_words
+from pipeline.config.step_source import StepSource, refuse_unused_steps
 from pipeline.core.errors import UsageError
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.core.printable import hydra_text
@@ -194,7 +194,7 @@ class TrialFactory:
         whole = build.build(
             resolved, overrides, root=self._root, local_gpus=self._local_gpus, shares_batch=False, steps=step
         )
-        refuse_idle_words(resolved, whole.step)
+        refuse_unused_steps(resolved, whole.step)
         self._settings = self._settings or whole.sweep
         if whole.sweep != self._settings:
             raise UsageError("sweep.… says how the whole sweep runs; it can't differ from trial to trial")

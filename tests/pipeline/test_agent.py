@@ -70,7 +70,7 @@ def test_probe_sees_address_interpreter_and_what_is_set(tmp_path: Path) -> None:
     assert answer["identity"] == f"{answer['hostname']} 127.0.0.1:2222 uid {os.getuid()}"
     assert answer["python"] == sys.executable
     assert answer["network_variables"] == {"NCCL_SOCKET_IFNAME": "ib0"}
-    assert answer["dropped_variables"] == {"NCCL_ALGO": "Tree"}
+    assert answer["not_passed"] == {"NCCL_ALGO": "Tree"}
     ports = answer["free_ports"]
     assert isinstance(ports, list)
     assert len(set(ports)) == 4

@@ -11,7 +11,15 @@ from pipeline.cluster import hosts
 from pipeline.cluster.launchers.transport.agent_client import ENV_NAMES
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core import places
-from pipeline.keys.rank_environment import FAMILIES, PASSED, decides, left_behind, matches, of_report, passed
+from pipeline.keys.rank_environment import (
+    DECIDING,
+    PASSED,
+    counts_in_key,
+    matches,
+    not_passed,
+    of_report,
+    passed,
+)
 
 SHELL = "this shell"
 
@@ -58,9 +66,9 @@ def test_what_a_program_needs_and_what_says_where_reaches_the_ranks(name: str) -
 )
 def test_what_changes_arithmetic_stays_behind_is_named_and_counts_in_the_key(name: str) -> None:
     assert passed({name: "1"}) == {}
-    assert matches(name, FAMILIES)
-    assert decides(name)
-    assert name in left_behind({"node0": {name: "1"}}, whose=SHELL)[0]
+    assert matches(name, DECIDING)
+    assert counts_in_key(name)
+    assert name in not_passed({"node0": {name: "1"}}, whose=SHELL)[0]
 
 
 def test_a_variable_that_nobody_knows_stays_behind() -> None:
@@ -69,20 +77,20 @@ def test_a_variable_that_nobody_knows_stays_behind() -> None:
 
 def test_the_text_names_host_and_value_and_the_word_that_takes_it_along() -> None:
     told = {"node0": {"OMP_NUM_THREADS": "1"}, "node1": {}, "node2": {"OMP_NUM_THREADS": "1"}}
-    assert left_behind(told, whose="the login shell there") == [
+    assert not_passed(told, whose="the login shell there") == [
         "node0, node2: OMP_NUM_THREADS=1 of the login shell there isn't passed to the ranks; "
         "cluster.env.OMP_NUM_THREADS=1 takes it along, as a part of the run's key"
     ]
 
 
 def test_a_value_that_may_be_a_secret_is_not_shown() -> None:
-    (text,) = left_behind({"node0": {"TORCH_HUB_TOKEN": "hidden"}}, whose=SHELL)
+    (text,) = not_passed({"node0": {"TORCH_HUB_TOKEN": "hidden"}}, whose=SHELL)
     assert "TORCH_HUB_TOKEN=…" in text
     assert "hidden" not in text
 
 
 def test_what_an_image_tells_of_itself_is_not_mentioned() -> None:
-    assert left_behind({"node0": {"CUDA_VERSION": "12.8", "PYTHON_SHA256": "ab", "NCCL_HOME": "/x"}}, whose=SHELL) == []
+    assert not_passed({"node0": {"CUDA_VERSION": "12.8", "PYTHON_SHA256": "ab", "NCCL_HOME": "/x"}}, whose=SHELL) == []
 
 
 @pytest.mark.parametrize(
@@ -94,7 +102,7 @@ def test_what_an_image_tells_of_itself_is_not_mentioned() -> None:
     ],
 )  # fmt: skip
 def test_the_word_works_when_it_is_typed(value: str) -> None:
-    text = left_behind({"node0": {"OMP_X": value}}, whose=SHELL)[0]
+    text = not_passed({"node0": {"OMP_X": value}}, whose=SHELL)[0]
     shown = text.partition("; ")[2].rpartition(" takes it")[0]
     word = subprocess.run(["bash", "-c", f"printf %s {shown}"], stdout=subprocess.PIPE, check=True).stdout.decode()
     assert resolve(compose_config((word,)))["cluster"]["env"] == {"OMP_X": value}
@@ -107,7 +115,7 @@ def test_a_report_is_made_by_the_projects_code_in_an_environment_of_its_own() ->
 
 def test_a_pattern_that_is_sent_to_hosts_is_a_name_or_the_beginning_of_names() -> None:
     """The agent looks no further than at a star at the end (pipeline/cluster/agent/host/probe.py)."""
-    patterns = [*PASSED, *FAMILIES, *ENV_NAMES]
+    patterns = [*PASSED, *DECIDING, *ENV_NAMES]
     assert [one for one in patterns if {*one.removesuffix("*")} & {*"*?[]!"}] == []
 
 

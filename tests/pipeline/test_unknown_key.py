@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.cli.loader import with_options_of
 from pipeline.config.compose import compose_config
-from pipeline.config.unknown_key import MEANT
+from pipeline.config.unknown_key import ALIASES
 from pipeline.core.errors import UsageError
 
 
@@ -78,7 +78,7 @@ def test_the_value_of_a_secret_is_not_repeated() -> None:
 
 def test_every_word_of_other_tools_leads_to_something_that_exists() -> None:
     config = compose_config([])
-    for name in {word.partition("=")[0] for meant in MEANT.values() for word in meant.split()[:1]} - {"experiment"}:
+    for name in {word.partition("=")[0] for meant in ALIASES.values() for word in meant.split()[:1]} - {"experiment"}:
         group, _, field = name.partition(".")
         assert group in config
         assert not field or field in config[group]

@@ -162,7 +162,7 @@ class HostFacts(NamedTuple):
     # the login, and who else is there
     machine: Optional[str] = None  # equal for all logins that lead to one computer
     network_variables: Mapping[str, str] = {}  # variables of the login that choose the ranks' network
-    dropped_variables: Mapping[str, str] = {}  # variables that change results and don't reach the ranks
+    not_passed: Mapping[str, str] = {}  # variables that change results and don't reach the ranks
     claims: tuple[HeldClaim, ...] = ()
     left_folders: tuple[LeftFolder, ...] = ()
     pack_path: Optional[str] = None  # folder of the requested data pack, if it is there

@@ -15,9 +15,9 @@ _MAPPINGS = (  # fields whose entries have free names: the user's own, or torch'
     "model.args", "optimizer.args", "optimizer.arguments", "trainer.loss_args", "trainer.metrics",
     "dataset.args", "dataset.augmentation_args", "program.args", "program.env", "step",
 )  # fmt: skip
-_OPEN = (*(f"{name}." for name in _MAPPINGS), *(f"{name}={{" for name in _MAPPINGS if name != "cluster.env"))
-NAME_A_SCRIPT = ("program.script", "program.module", "program.command")
-_OF_A_SCRIPT = tuple(f"{name}=" for name in NAME_A_SCRIPT)
+_NEW_ENTRY = (*(f"{name}." for name in _MAPPINGS), *(f"{name}={{" for name in _MAPPINGS if name != "cluster.env"))
+SCRIPT_FIELDS = ("program.script", "program.module", "program.command")
+_NAMES_A_SCRIPT = tuple(f"{name}=" for name in SCRIPT_FIELDS)
 _HOSTS = ("cluster.hosts", "cluster.spares")
 _NAME = r"\s*([\w.-]+@)?[\w.-]+(:\d+)?\s*"
 # not compiled here: most commands have no word that needs them
@@ -44,16 +44,14 @@ def for_hydra(overrides: Sequence[str]) -> list[str]:
             raise UsageError(f"{word}: {key} stands twice in one {{…}}; {advice}")
         if word.lstrip("+").startswith(_HOSTS) and (match := re.search(_NOT_A_NAME, word, re.IGNORECASE)):
             raise UsageError(f"{word}: {match[1]} is no name of a host; where one is called so, write '{match[1]}'")
-    if any(word.startswith(_OF_A_SCRIPT) for word in overrides):
-        overrides = [
-            *([] if any(word.startswith("program=") for word in overrides) else ["program=script"]),
-            *overrides,
-        ]
+    if any(word.startswith(_NAMES_A_SCRIPT) for word in overrides):
+        chooses_program = any(word.startswith("program=") for word in overrides)
+        overrides = [*([] if chooses_program else ["program=script"]), *overrides]
     return [_translated(word) for word in overrides]
 
 
 def _translated(word: str) -> str:
-    if word.startswith(_OPEN):
+    if word.startswith(_NEW_ENTRY):
         return f"++{word}"
     bare = word.lstrip("+")
     if bare.startswith("dataset.class="):
@@ -108,13 +106,12 @@ def _as_mappings(word: re.Match[str]) -> str:
 _PATH_FIELDS = ("program.script", "program.data")
 _TEXT_FIELDS = ("program.args", "program.env")
 _BARE_TEXT = r"[^\s,\[\]{}'\"]*+"
-_BEGINS = r"(?<![^\s,\[\]{}'\"])"  # else a long text without a placeholder is tried from each of its characters
+_BEGINS = r"(?<![^\s,\[\]{}'\"])"  # without it, a long text would be tried from each of its characters
 _QUOTED = r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\""
 _RESUME = r"\{resume:[^\s,{}'\"]+\}"
 _UNQUOTED_PLACEHOLDERS = re.compile(
     rf"{_QUOTED}|({_BEGINS}{_BARE_TEXT}(?:(?:\{{\{{\w+\}}\}}|\{{\w+\}}|{_RESUME}){_BARE_TEXT})+)"
 )
-_SCRIPT_WORDS = tuple(f"{field}=" for field in NAME_A_SCRIPT)
 _SETS_WORKDIR = ("program.workdir=", "experiment=")
 _NEEDS_NO_QUOTES = re.compile(r"[\w./-]+")
 
@@ -142,7 +139,7 @@ def _workdir(words: Sequence[str], folder: Path, root: Path) -> list[str]:
 
     A script that an experiment names keeps its working directory, so that every folder gives the same run.
     """
-    named = [word.partition("=")[2].strip("'\"") for word in words if word.startswith(_SCRIPT_WORDS)]
+    named = [word.partition("=")[2].strip("'\"") for word in words if word.startswith(_NAMES_A_SCRIPT)]
     if not named or folder == root or not folder.is_relative_to(root):
         return []
     if named[0].startswith(("/", "~")) or any(word.lstrip("+~").startswith(_SETS_WORKDIR) for word in words):

@@ -73,7 +73,7 @@ def facts(request: ProbeRequest) -> HostFacts:
         free_ports=free_ports(4),
         machine=machine(),
         network_variables=from_environment(request.env_names),
-        dropped_variables=from_environment(request.env_families, but=request.env_passed),
+        not_passed=from_environment(request.env_families, but=request.env_passed),
         claims=claims_here(),
         left_folders=left_folders,
         pack_path=pack_path(request.pack_digest, request.pack_folders, workdir),

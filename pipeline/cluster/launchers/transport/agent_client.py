@@ -202,7 +202,7 @@ def probe_request(
         registry=registry,
         tests_writing=not capabilities(cluster).shares_run_dir,
         env_names=ENV_NAMES,
-        env_families=tuple(rank_environment.FAMILIES),
+        env_families=tuple(rank_environment.DECIDING),
         env_passed=tuple(rank_environment.PASSED),
         modules=tuple(modules),
         python_path=tuple(cluster.python_path),
