@@ -1,4 +1,6 @@
-"""Compare groups of runs part by part; the comparison as text, Markdown and data."""
+"""Compare groups of runs (metrics, configuration, data, environment, hosts, code); the comparison as text, Markdown and
+data.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,13 @@ from typing import Any
 from pipeline.comparing.groups import (
     CONFIDENCE,
     ComparedRun,
-    Figure,
     Group,
     MeanDifference,
-    difference,
+    MetricSummary,
     differing_fields,
     field_value,
     flat_config,
+    mean_difference,
     metrics_of,
     shown,
 )
@@ -52,8 +54,8 @@ class FileChange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Against:
-    """A group compared with the first group."""
+class AgainstFirst:
+    """How a group compares with the first one."""
 
     label: str
     code: tuple[FileChange, ...]  # the differing files
@@ -70,7 +72,7 @@ class Comparison:
 
     groups: tuple[Group, ...]
     metrics: tuple[str, ...]
-    against: tuple[Against, ...]
+    against: tuple[AgainstFirst, ...]
     parts: Mapping[str, tuple[FieldRow, ...]] = field(default_factory=dict)
 
 
@@ -94,22 +96,21 @@ def compare(groups: Sequence[Group], wanted: Sequence[str] = ()) -> Comparison:
     return Comparison(groups=tuple(groups), metrics=metrics, against=against, parts=parts)
 
 
-def _against(first: Group, group: Group, metrics: Sequence[str]) -> Against:
+def _against(first: Group, group: Group, metrics: Sequence[str]) -> AgainstFirst:
     compared = []
     for name in metrics:
         one, two = first.figures.get(name), group.figures.get(name)
-        if one is not None and two is not None and one.over is not None and two.over is not None:
-            compared.append(difference(name, one.over, two.over))
+        if one is not None and two is not None and one.finite is not None and two.finite is not None:
+            compared.append(mean_difference(name, one.finite, two.finite))
     doubts = "; ".join(f"{item.label}: {item.reservation}" for item in (first, group) if item.reservation)
     code = code_changes(first.first, group.first)
-    return Against(label=group.label, code=code, differences=tuple(compared), reservation=doubts)
+    return AgainstFirst(label=group.label, code=code, differences=tuple(compared), reservation=doubts)
 
 
 # ---------------------------------------------------------------------------------------------- parts
 def _hosts(group: Group) -> dict[str, Any]:
     """Collect the hosts of a group's runs and their properties, each value once."""
-    # Dictionaries serve as ordered sets: values appear in the order of the runs.
-    facts_by_name: dict[str, dict[str, None]] = {}
+    facts_by_name: dict[str, dict[str, None]] = {}  # the inner ones are sets that keep the order of the runs
     for run in group.runs:
         if run.hosts:
             facts_by_name.setdefault("names", {})[", ".join(run.hosts)] = None
@@ -124,14 +125,14 @@ def _hosts(group: Group) -> dict[str, Any]:
 
 
 def _differing(known: Sequence[Mapping[str, Any]]) -> tuple[FieldRow, ...]:
-    """Return the fields that differ between groups with known values."""
+    """Return a row for each field that differs between groups; ``known``: of each group its values, if any."""
     recorded = [values for values in known if values]
     names = sorted({name for values in recorded for name in values})
     return _rows([name for name in names if len({repr(values.get(name)) for values in recorded}) > 1], known)
 
 
 def _rows(names: Sequence[str], known: Sequence[Mapping[str, Any]]) -> tuple[FieldRow, ...]:
-    """Return a row per field; a group without known values (altered) shows question marks."""
+    """Return a row for each field; a group of which no values are known (its runs were altered) has question marks."""
     return tuple(
         FieldRow(name=name, values=tuple(shown(field_value(values, name)) if values else "?" for values in known))
         for name in names
@@ -158,15 +159,15 @@ def code_changes(first: ComparedRun, second: ComparedRun) -> tuple[FileChange, .
 
 
 def _lines(run: ComparedRun, path: str, known: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a snapshot file; empty if the run has no such file or the snapshot lost it.
+    """Return the lines of a file of the run's snapshot; of a binary file one with its size and digest.
 
-    Of a file that is no text, its size and digest are one line.
+    Empty if the run has no such file. ``known``: path → digest of the run's code.
     """
-    place = run.folder / run_folder.CODE / path
-    if path not in known or leads_out(place, run.folder):  # an altered key.json may contain any path
+    snapshot = run.folder / run_folder.CODE / path
+    if path not in known or leads_out(snapshot, run.folder):  # an altered key.json may contain any path
         return []
     try:
-        content = place.read_bytes()
+        content = snapshot.read_bytes()
         if b"\0" in content:
             return [f"(no text: {file_size(len(content))}, sha256 {sha256_bytes(content)[:12]})"]
         return [hide(line) for line in content.decode(errors="replace").splitlines()]
@@ -174,7 +175,7 @@ def _lines(run: ComparedRun, path: str, known: Mapping[str, Any]) -> list[str]:
         return ["(the run's folder has this file no more)"]
 
 
-# --------------------------------------------------------------------------------------------- as text
+# ------------------------------------------------------------------------------------ figures and text
 _MOST_LINES = 60  # diff lines shown in a terminal
 RULE = (
     f"A difference is larger than the spread over seeds where Welch's {CONFIDENCE:.0%} interval of it leaves out 0; "
@@ -184,24 +185,22 @@ _MOST_NAMED = 4  # configurations named in a sentence
 _INDENT = "  "
 
 
-# --------------------------------------------------------------------------------------------- figures
-def cell(figure: Figure | None, n: int, name: str = "") -> str:
-    """Format the metric ``name`` of a group of ``n`` finished runs, and say which values its mean leaves out."""
+def cell(figure: MetricSummary | None, n: int, name: str = "") -> str:
+    """Format the metric ``name`` of a group with ``n`` finished runs, and note which values its mean leaves out."""
     if figure is None:
         return "-"
     odd = [f"{count} {name}" for count, name in ((figure.nan, "NaN"), (figure.infinite, "inf")) if count]
-    if figure.over is None:
+    if figure.finite is None:
         return ", ".join(odd)
-    notes = [f"n {figure.over.n}"] if figure.over.n != n else []
+    notes = [f"n {figure.finite.n}"] if figure.finite.n != n else []
     said = f" ({', '.join([*notes, *odd])})" if notes or odd else ""
-    return f"{with_spread(figure.over.mean, figure.over.std, name)}{said}"
+    return f"{with_spread(figure.finite.mean, figure.finite.std, name)}{said}"
 
 
 def signed(value: float) -> str:
     return f"{'+' if value > 0 else ''}{number(value)}"
 
 
-# ------------------------------------------------------------------------------------------------ text
 def text(comparison: Comparison, width: int) -> str:
     """Format for a terminal of ``width`` columns; tables with too many groups continue below."""
     runs = sum(len(group.runs) for group in comparison.groups)
@@ -247,8 +246,8 @@ def _metrics(comparison: Comparison, width: int) -> list[str]:
     return [*in_width([head, *rows], width), *wrapped("mean ± sample standard deviation over seeds", width)]
 
 
-def claim(against: Against) -> str:
-    """State what may be claimed about the differences, in a sentence."""
+def claim(against: AgainstFirst) -> str:
+    """Say how many differences are larger than the spread over seeds, or why nothing is claimed."""
     if against.reservation:
         return f"nothing is claimed ({against.reservation})"
     if not against.differences:
@@ -263,13 +262,13 @@ def claim(against: Against) -> str:
 
 
 def conclusion(comparison: Comparison, by: str, direction: str | None) -> str:
-    """State in a sentence or two which configuration is best by ``by``, and which can't be distinguished from it."""
+    """Say which configuration is best by the metric ``by``, and which can't be distinguished from it."""
     first, *others = comparison.groups
     figure = first.figures.get(by)
-    if figure is None or figure.over is None:
+    if figure is None or figure.finite is None:
         return "No figures." if first.n else "No figures: none of these runs is finished."
-    n = f" (n {figure.over.n})" if figure.over.n > 1 or others else ""
-    value = f"{by} {with_spread(figure.over.mean, figure.over.std, by)}{n}"
+    n = f" (n {figure.finite.n})" if figure.finite.n > 1 or others else ""
+    value = f"{by} {with_spread(figure.finite.mean, figure.finite.std, by)}{n}"
     doubt = f" ({first.reservation})" if first.reservation else ""
     if not others:
         return f"{value}{doubt}."
@@ -299,13 +298,13 @@ def _named(labels: Sequence[str]) -> str:
     return f"{' and '.join(filter(None, (', '.join(labels[:-1]), labels[-1])))} {'is' if len(labels) == 1 else 'are'}"
 
 
-def larger(against: Against) -> list[MeanDifference]:
-    """Return the differences that may be called larger than the spread."""
+def larger(against: AgainstFirst) -> list[MeanDifference]:
+    """Return the differences that may be called larger than the spread over seeds."""
     return [] if against.reservation else [item for item in against.differences if item.is_larger]
 
 
 def interval(item: MeanDifference) -> str:
-    """Return ``+0.0121, from +0.0034 to +0.0208``."""
+    """Format a difference and its interval: ``+0.0121, from +0.0034 to +0.0208``."""
     least, unit = unit_of(item.metric, item.difference)
     ends = [] if item.low is None or item.high is None else [signed(end / least) for end in (item.low, item.high)]
     bounds = f", from {ends[0]} to {ends[1]}" if ends else ""
@@ -389,7 +388,7 @@ def _group(group: Group) -> dict[str, Any]:
         runs.append({**{name: getattr(run, name) for name in names}, "metrics": metrics})
     statistics = {}
     for name, figure in group.figures.items():
-        mean, std, n = (None, None, 0) if (over := figure.over) is None else (over.mean, over.std, over.n)
+        mean, std, n = (None, None, 0) if (over := figure.finite) is None else (over.mean, over.std, over.n)
         of_finite = {"mean": json_number(mean), "std": json_number(std), "n": n}
         statistics[name] = {**of_finite, "nan": figure.nan, "infinite": figure.infinite}
     return {**about, "runs": runs, "statistics": statistics}

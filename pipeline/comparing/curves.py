@@ -30,7 +30,7 @@ class Curve:
 
     x: tuple[float, ...]  # increasing
     y: tuple[float, ...]  # NaN or infinite: a gap in the curve
-    passes: int = 1  # over the steps, if a script restarts them; the curve is the last one
+    passes: int = 1  # how often a script has counted its steps anew, and 1; the curve is of the last pass
 
     @property
     def gaps(self) -> int:
@@ -38,7 +38,7 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class MeanPoint:
     """The mean of ``n`` finite values at ``x``; ``std`` is their sample standard deviation (None if n is 1)."""
 
     x: float
@@ -55,16 +55,16 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """A group's curve."""
+    """A group's curve: the mean over its runs, and their spread."""
 
     label: str
     title: str
-    parts: tuple[tuple[Point, ...], ...]  # its pieces between gaps
-    gaps: int  # non-finite values of all runs
+    parts: tuple[tuple[MeanPoint, ...], ...]  # its pieces between gaps
+    gaps: int  # number of non-finite values of all runs
     n: int  # runs
-    unfinished: str = ""  # how many of them did not end well, in words, or ''
-    passes: int = 1  # of the runs over their steps, of which the last is drawn
-    below: int = 0  # omitted points at or below 0
+    unfinished: str = ""  # the number of runs in each other state than finished, as text, or ''
+    passes: int = 1  # the most of any run, see Curve
+    below: int = 0  # points at or below 0, which a logarithmic axis leaves out
 
     @property
     def count(self) -> str:
@@ -78,12 +78,12 @@ class Band:
         return f", the last of {self.passes} passes over the steps (x=minutes: all)" if self.passes > 1 else ""
 
     @property
-    def points(self) -> list[Point]:
+    def points(self) -> list[MeanPoint]:
         return [point for part in self.parts for point in part]
 
 
 def of_runs(runs: Iterable[ComparedRun]) -> dict[str, list[MetricsRow]]:
-    """Return key → logged rows of each run; empty for an altered run."""
+    """Return key → rows of metrics.jsonl of each run; none for an altered run."""
     return {run.key: [] if run.state == ALTERED else rows(run.folder) for run in runs}
 
 
@@ -96,7 +96,7 @@ def rows(run_dir: Path) -> list[MetricsRow]:
 
 
 def names(of_runs: Iterable[Sequence[MetricsRow]]) -> list[str]:
-    """Return the metrics with more than one point in any run, which can be drawn as curves."""
+    """Return the metrics that can be drawn as curves: in any run they have points at more than one step."""
     drawable = set[str]()
     for run in of_runs:
         steps = defaultdict[str, set[int]](set)
@@ -108,10 +108,7 @@ def names(of_runs: Iterable[Sequence[MetricsRow]]) -> list[str]:
 
 
 def curve(logged: Sequence[MetricsRow], metric: str, axis: str) -> Curve:
-    """Return the curve of one run. A repeated step counts with its last value, because a script may restart its steps.
-
-    Rows that a later attempt repeated were already replaced in metrics.jsonl.
-    """
+    """Return the curve of one run. Of several values at a step the last one counts: a script may count steps anew."""
     having = [row for row in logged if metric in row.metrics]
     begun = min((row.time_s for row in logged), default=0.0)
     if axis == "minutes":
@@ -125,15 +122,15 @@ def curve(logged: Sequence[MetricsRow], metric: str, axis: str) -> Curve:
 
 
 def band(group: Group, of_runs: Mapping[str, Sequence[MetricsRow]], metric: str, axis: str) -> Band:
-    """Return mean and spread over a group's runs in any state. ``of_runs`` is keyed by run key.
+    """Return mean and spread over a group's runs in any state. ``of_runs``: run key → its rows.
 
-    Over steps and epochs they are computed at the runs' points. Minutes, which no two runs share, are sampled evenly,
-    with linear interpolation between a run's points.
+    They are computed at the steps or epochs that the runs have. Minutes, which no two runs share, are sampled evenly,
+    and the values interpolated linearly.
     """
     curves = [item for run in group.runs if (item := curve(of_runs[run.key], metric, axis)).x]
     states = [run.state for run in group.runs if not run.counts and run.state != ALTERED]
     at = _evenly(curves) if axis == "minutes" else sorted({x for item in curves for x in item.x})
-    parts: list[list[Point]] = [[]]
+    parts: list[list[MeanPoint]] = [[]]
     for x in at:
         values = [value for item in curves if (value := _value(item, x, between=axis == "minutes")) is not None]
         finite = [value for value in values if math.isfinite(value)]
@@ -152,15 +149,13 @@ def band(group: Group, of_runs: Mapping[str, Sequence[MetricsRow]], metric: str,
     )
 
 
-def _point(x: float, values: Sequence[float]) -> Point:
-    """Return the mean and spread of one step, computed in floats.
-
-    Exact sums (``statistics``) would take most of a report's time for digits that no curve shows.
-    """
+def _point(x: float, values: Sequence[float]) -> MeanPoint:
+    """Return the mean and spread of one step. The ``statistics`` of the standard library, whose sums are exact, would
+    take most of a report's time for digits that no curve shows."""
     n = len(values)
     mean = sum(values) / n
     squares = sum((value - mean) * (value - mean) for value in values)
-    return Point(x=x, mean=mean, std=math.sqrt(squares / (n - 1)) if n > 1 else None, n=n)
+    return MeanPoint(x=x, mean=mean, std=math.sqrt(squares / (n - 1)) if n > 1 else None, n=n)
 
 
 def above_0(whole: Band) -> Band:
@@ -170,16 +165,14 @@ def above_0(whole: Band) -> Band:
     return replace(whole, parts=tuple(piece for above, piece in pieces if above), below=below)
 
 
-def of_several(part: Sequence[Point]) -> list[list[Point]]:
-    """Return the stretches with more than one run each.
-
-    A single value has no spread: a band that closed there would look like seeds that agree.
-    """
+def of_several(part: Sequence[MeanPoint]) -> list[list[MeanPoint]]:
+    """Return the stretches whose points are means of several runs. A band drawn on to a single run would look like
+    seeds that agree."""
     several = [list(run) for is_known, run in groupby(part, lambda point: point.std is not None) if is_known]
     return [run for run in several if any(point.std for point in run)]
 
 
-def thinned(part: Sequence[Point], most: int) -> list[Point]:
+def thinned(part: Sequence[MeanPoint], most: int) -> list[MeanPoint]:
     """Return at most ``most`` points, evenly chosen, including the first and the last."""
     if len(part) <= most:
         return [*part]
@@ -197,7 +190,7 @@ def _evenly(curves: Sequence[Curve]) -> list[float]:
 
 
 def _value(item: Curve, x: float, *, between: bool) -> float | None:
-    """Return the value at x; None if the run has no point there (with ``between``: no points around it)."""
+    """Return the value at x, with ``between`` interpolated; None if the run has no point there, or none around it."""
     at = bisect_right(item.x, x) - 1
     if at >= 0 and item.x[at] == x:
         return item.y[at]
@@ -208,9 +201,9 @@ def _value(item: Curve, x: float, *, between: bool) -> float | None:
 
 
 def span_of(values: Iterable[float], *, log: bool) -> tuple[float, float] | None:
-    """Return the least and greatest drawable value (above 0 on a logarithmic axis), or None.
+    """Return the least and greatest value that can be drawn (above 0 on a logarithmic axis); None: there is none.
 
-    Values beyond 1e300 are dropped, because their distance is infinite; values closer to 0 than its inverse count as 0.
+    Values beyond 1e300, whose distances overflow, are dropped; those below 1e-300 count as 0.
     """
     known = [value if abs(value) > 1e-300 else 0.0 for value in values if abs(value) < 1e300]
     kept = [value for value in known if value > 0 or not log]

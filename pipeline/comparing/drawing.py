@@ -1,4 +1,6 @@
-"""Draw with matplotlib (0.6 s to import): curves as files, and a report's page. Equal data give equal bytes."""
+"""Draw with matplotlib (0.6 s to import): curves as files, and a report's page with its pictures. Equal data give equal
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +49,12 @@ _NAMES_INSIDE, _LETTERS_INSIDE, _LETTERS_BELOW, _INCHES_A_LINE = 8, 50, 100, 0.1
 _VARIABLES = ("text", "soft", "ground", "box", "line", "rest", *(f"c{n}" for n in range(COLOURS)),
               *(f"q{n}" for n in range(LEVELS)))  # fmt: skip
 _INK = {name: f"#fe{number:02x}ef" for number, name in enumerate(_VARIABLES)}
-"""Placeholders of the page's colours while matplotlib draws; each becomes a style sheet variable (light or dark)."""
+"""Variable of the page's style sheet, which has a light and a dark value → the colour that matplotlib draws for it.
+``_element`` puts the variable in its place."""
 _NAMES = {ink: name for name, ink in _INK.items()}
 _TITLE = "title:"
-_WIDTH, _HEIGHT = 640, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 40
+_WIDTH, _HEIGHT = 640, 300  # pixels, of a chart of curves
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 40  # its margins
 _NAME_CHAR = 7.2  # approximate width of a character
 _WIDE, _LINE = 1000, 14  # pixels: width of a chart across the page, height of a line of text
 _ROW_CHARS, _CELL_CHARS = 44, 20  # of names of rows
@@ -60,7 +63,7 @@ _FEW, _MANY = 150, 60  # points per curve; the latter if there are more curves t
 
 # ---------------------------------------------------------------------------------------------- curves
 def curve_file(bands: Sequence[Band], *, metric: str, axis: str, form: str, log: bool = False) -> bytes:
-    """Return mean curves with a band of one standard deviation, n in the legend. ``form`` is one of FORMATS."""
+    """Return a file with mean curves and bands of one standard deviation. ``form`` is one of FORMATS."""
     names = [metric, *(band.title for band in bands)]
     with _drawing(*_FILE_INCHES, names, dpi=200, layout="constrained") as figure:
         axes = figure.subplots()
@@ -140,8 +143,8 @@ Titled = tuple[str, MeanDifference]
 def forest(names: Sequence[str], inks: Sequence[int | None], panels: Mapping[str, Sequence[Titled | None]]) -> str:
     """Draw a line per configuration and a panel per metric: differences from the best, with their intervals.
 
-    ``inks`` are numbers of the configurations' colours. An interval that goes on beyond three times the differences is
-    cut off, so that one of two seeds doesn't hide the others.
+    ``inks``: the numbers of the configurations' colours. Intervals are cut off beyond three times the differences, so
+    that a wide one (of two seeds) doesn't hide the others.
     """
     height = _BOTTOM + _TOP + 2 * _LINE * len(names)
     with _drawing(_WIDE / 72, height / 72) as figure:
@@ -181,7 +184,7 @@ def _draw_intervals(axes: Axes, row: Sequence[Titled | None], inks: Sequence[int
 
 
 def cells(rows: Sequence[str], columns: Sequence[str], inside: Sequence[Cell], *, about: Sequence[str]) -> str:
-    """Draw a table of coloured cells; ``about`` names rows, columns and what the cells hold."""
+    """Draw a table of coloured cells. ``about``: what rows, columns and cells are."""
     lines = max((len(cell.lines) for cell in inside), default=1)
     letters = max((len(line) for cell in inside for line in cell.lines), default=1)
     wide, high = max(26, 12 + _NAME_CHAR * letters), max(26, 8 + _LINE * lines)
@@ -214,9 +217,9 @@ def cells(rows: Sequence[str], columns: Sequence[str], inside: Sequence[Cell], *
 # ---------------------------------------------------------------------------------------------- common
 @contextmanager
 def _drawing(width: float, height: float, names: Sequence[str] | None = None, **more: Any) -> Iterator[Figure]:
-    """Yield a figure of this size in inches, without formulas in texts: for a file with ``names``, else for a page.
+    """Yield a figure of this size in inches, in which no text is a formula.
 
-    With ``names`` the fonts are chosen to draw them.
+    ``names``: the texts of a picture that is a file, whose fonts are chosen to draw them; None: it is for a page.
     """
     soft, line = _INK["soft"], _INK["line"]
     page = {
@@ -245,15 +248,13 @@ def _cut(name: str, most: int) -> str:
 
 
 def _titled(title: str) -> str:
-    """Return an artist's id from which ``_element`` makes the title of its element, shown on hover."""
+    """Return the id of an artist; ``_element`` makes a title of it, shown on hover."""
     return f"{_TITLE}{printable(title)}"
 
 
 def _set_ticks(axes: Axes, span: tuple[float, float], *, log: bool, most: int = 5) -> None:
-    """Label round values with all their digits, because ticks may differ only in the last one.
-
-    A logarithmic axis uses powers of ten if it contains two of them.
-    """
+    """Label round values with all their digits, as ticks may differ only in the last one; on a logarithmic axis powers
+    of ten, if there are two."""
     if log:
         axes.set_yscale("log")
     for each in (axes.xaxis, axes.yaxis):
@@ -267,9 +268,9 @@ def _set_ticks(axes: Axes, span: tuple[float, float], *, log: bool, most: int = 
 
 
 def _element(figure: Figure, said: str, size: Mapping[str, str] = {}) -> str:
-    """Return the figure as an SVG element whose names, colours and fonts come from the page, without references.
+    """Return the figure as an SVG element for the page, which sets its colours and fonts; it refers to nothing.
 
-    ``size``: attributes, unless the element fills the page's width.
+    ``size``: its width and height; it fills the page's width without them.
     """
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})

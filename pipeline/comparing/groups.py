@@ -1,5 +1,6 @@
-"""Read run folders, group runs that differ only in the seed, and test the difference of two groups' means: B. L. Welch,
-Biometrika 34 (1947), 28-35, with the degrees of freedom of F. E. Satterthwaite, Biometrics Bulletin 2 (1946), 110-114.
+"""Read the folders of runs to compare, group runs that differ only in the seed, and test the difference of two groups'
+means: B. L. Welch, Biometrika 34 (1947), 28-35, with the degrees of freedom of F. E. Satterthwaite, Biometrics Bulletin
+2 (1946), 110-114.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _PARTS = ("version", "config", "code", "data", "environment", "topology")
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRun(RunRow):
-    """One run to compare: what `doit runs` shows, and the rest of its folder. Only counted runs have ``figures``."""
+    """One run to compare: what `doit runs` shows, and more of its folder. Without ``figures`` unless it ``counts``."""
 
     digest: str  # the full digest of its key
     reservation: str  # why nothing may be claimed about its figures (unproven, accepted, unverified, unfinished), or ''
@@ -84,9 +85,9 @@ class ComparedRun(RunRow):
 
 
 def command_line(verb: str, words: Sequence[str], runs_dir_words: Sequence[str] = ()) -> str:
-    """Return a command, for a script as one types it.
+    """Return a command to copy, for a script as the user types it.
 
-    The overrides of paths, which mean nothing elsewhere, are left out, apart from ``runs_dir_words``.
+    Leaves out ``words`` that set paths, which mean nothing on another computer. ``runs_dir_words``: those to keep.
     """
     kept = [word for word in words if not word.lstrip("+").startswith("paths.")]
     line = line_of(kept) if verb == "train" else None
@@ -142,26 +143,27 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class MetricSummary:
     """A metric over the runs of a group."""
 
-    over: Statistic | None  # its finite values; None: there are none
-    nan: int = 0  # values that the mean leaves out
-    infinite: int = 0  # values that the mean leaves out
+    finite: Statistic | None  # over its finite values; None: there are none
+    nan: int = 0  # number of values, which ``finite`` leaves out
+    infinite: int = 0  # the same
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeanDifference:
-    """The difference of two means, second minus first."""
+    """The difference of two means, second minus first, with Welch's interval."""
 
     metric: str
     difference: float
-    low: float | None = None  # the ends of Welch's interval; None if ``unknown`` gives a reason
+    low: float | None = None  # the ends of the interval; None if it is ``unknown``
     high: float | None = None
-    unknown: str = ""
+    unknown: str = ""  # why there is no interval, or ''
 
     @property
     def is_larger(self) -> bool:
+        """True if it is larger than the spread over seeds."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
@@ -172,7 +174,7 @@ class Group:
     label: str  # a letter (A, B, …, Z, AA)
     words: tuple[str, ...]  # the settings that distinguish the group, as ``name=value``
     runs: tuple[ComparedRun, ...]
-    figures: Mapping[str, Figure]
+    figures: Mapping[str, MetricSummary]
 
     @property
     def first(self) -> ComparedRun:
@@ -204,16 +206,13 @@ class Group:
             altered = sum(run.state == ALTERED for run in self.runs)
             return "none of its runs is finished" + (f", {altered} {ALTERED}" if altered else "")
         doubted = [run for run in self.runs if run.counts and run.reservation]
-        if not doubted:
-            return ""
-        said = ", ".join(dict.fromkeys(run.reservation.partition(":")[0].partition(" (")[0] for run in doubted))
-        return f"{len(doubted)} of {counted(self.n, 'run')} {said}"
+        reasons = dict.fromkeys(run.reservation.partition(":")[0].partition(" (")[0] for run in doubted)
+        return f"{len(doubted)} of {counted(self.n, 'run')} {', '.join(reasons)}" if doubted else ""
 
 
 def grouped(runs: Sequence[ComparedRun]) -> list[Group]:
-    """Return the groups in the order of their first runs, groups with a finished run first. Duplicate runs count once.
-
-    The first group is the one that all others are compared with.
+    """Group runs that differ only in the seed, in the order of their first runs. Groups with a finished run come first,
+    as all others are compared with the first group.
     """
     by_configuration: dict[str, list[ComparedRun]] = {}
     for run in {run.key: run for run in runs}.values():
@@ -229,13 +228,13 @@ def grouped(runs: Sequence[ComparedRun]) -> list[Group]:
         fields = flat_config(group[0])
         known = {name: value for name in differing if (value := field_value(fields, name)) is not None}
         words = tuple(f"{name}={shown(value)}" for name, value in known.items())
-        figures = {name: figure(of_runs) for name, of_runs in values.items()}
+        figures = {name: summarized(of_runs) for name, of_runs in values.items()}
         groups.append(Group(label=letters(number), words=words, runs=tuple(group), figures=figures))
     return groups
 
 
 def flat_config(run: ComparedRun) -> dict[str, Any]:
-    """Return field → value of the configuration that decides the run."""
+    """Return dotted field → value of the configuration that decides the run; empty if it is unknown."""
     return dict(flat(run.config)) if run.config else {}
 
 
@@ -248,15 +247,15 @@ def differing_fields(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def field_value(fields: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a field of ``flat_config``; of ``order.X``, which tells the order of names in X, as text.
+    """Return the value of a field of ``flat_config``; of ``order.X``, the order of the names in X, as text.
 
-    Sorted names have no such field, so they are listed from the fields of X.
+    Only names that aren't sorted have such a field; sorted ones are taken from the fields of X.
     """
     if not name.startswith(f"{ORDER}."):
         return fields.get(name)
     inside = f"{name.removeprefix(f'{ORDER}.')}."
-    usual = sorted({field.removeprefix(inside).partition(".")[0] for field in fields if field.startswith(inside)})
-    return ", ".join(map(str, fields.get(name) or usual))
+    in_order = sorted({field.removeprefix(inside).partition(".")[0] for field in fields if field.startswith(inside)})
+    return ", ".join(map(str, fields.get(name) or in_order))
 
 
 def metrics_of(groups: Sequence[Group]) -> list[str]:
@@ -272,12 +271,13 @@ def shown(value: Any) -> str:
     return "-" if value is None else printable(value if isinstance(value, str) else _text(value))
 
 
-def figure(values: Sequence[float]) -> Figure:
+def summarized(values: Sequence[float]) -> MetricSummary:
     """Summarize one metric's values, one per run, at least one."""
     finite = [value for value in values if math.isfinite(value)]
     nan = sum(math.isnan(value) for value in values)
-    over = statistic(finite) if finite else None
-    return Figure(over=over, nan=nan, infinite=len(values) - len(finite) - nan)
+    return MetricSummary(
+        finite=statistic(finite) if finite else None, nan=nan, infinite=len(values) - len(finite) - nan
+    )
 
 
 def letters(number: int) -> str:
@@ -290,22 +290,19 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
-def difference(metric: str, first: Statistic, second: Statistic) -> MeanDifference:
+def mean_difference(metric: str, first: Statistic, second: Statistic) -> MeanDifference:
     """Return the difference of two groups' means, with Welch's interval if both have a spread."""
-    apart, unknown = second.mean - first.mean, ""
+    apart = second.mean - first.mean
     if first.std is None or second.std is None:
         return MeanDifference(metric=metric, difference=apart, unknown="no spread known (n = 1)")
-    shares = first.std * first.std / first.n, second.std * second.std / second.n
-    variance = sum(shares)
-    if variance == 0:
-        unknown = "no spread: all seeds came out the same"
-    elif not math.isfinite(variance):
-        unknown = "a spread too large to be counted with"
-    if unknown:
+    variances = first.std * first.std / first.n, second.std * second.std / second.n  # of the two means
+    variance = sum(variances)
+    if variance == 0 or not math.isfinite(variance):
+        unknown = "a spread too large to be counted with" if variance else "no spread: all seeds came out the same"
         return MeanDifference(metric=metric, difference=apart, unknown=unknown)
     from scipy.special import stdtrit  # late import: only intervals need scipy
 
-    part = shares[0] / variance
-    freedom = 1 / (part * part / (first.n - 1) + (1 - part) * (1 - part) / (second.n - 1))
-    reach = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(variance)  # of Student's t, on both sides
-    return MeanDifference(metric=metric, difference=apart, low=apart - reach, high=apart + reach)
+    share = variances[0] / variance
+    degrees_of_freedom = 1 / (share * share / (first.n - 1) + (1 - share) * (1 - share) / (second.n - 1))
+    half_width = float(stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(variance)  # by Student's t
+    return MeanDifference(metric=metric, difference=apart, low=apart - half_width, high=apart + half_width)

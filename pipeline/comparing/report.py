@@ -1,4 +1,4 @@
-"""The content of a report of runs, and its Markdown and JSON (``html.py`` renders the page)."""
+"""The content of a report of runs, and its Markdown and JSON (``drawing.html`` renders the page)."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ _MOST_NAMED = 3  # differing fields in a title
 _IN_WHAT = ("experiment", "dataset", "model", "program", "program.script")  # said by a run's ``what``
 _OF_HOST = ("hostname", "cpus", "cpu_model", "gpus", "gpu_models", "gpu_driver", "python", "torch")
 _NETWORKS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")  # of a node's collectives
-_FIRST = ("val/accuracy", "train/loss", "val/loss")
+_FIRST_CURVES = ("val/accuracy", "train/loss", "val/loss")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Absent:
-    """A trial of a sweep without a run folder, as described by the sweep's journal."""
+    """A trial of a sweep whose run folder is missing, by the sweep's journal."""
 
     key: str
     what: str
@@ -64,39 +64,37 @@ class Absent:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A coloured cell of a grid: the lines in it, and how dark it is (from 0 to LEVELS - 1; None: no colour)."""
+    """A coloured cell of a grid."""
 
     row: int
     column: int
-    lines: tuple[str, ...]
-    level: int | None
-    title: str = ""
+    lines: tuple[str, ...]  # of its text
+    level: int | None  # from 0 (the worst) to LEVELS - 1; None: no colour
+    title: str = ""  # shown on hover
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The means of a metric by two fields. ``about``: the fields' names and the metric."""
+    """The means of a metric by two fields of the configuration."""
 
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
+    rows: tuple[str, ...]  # the values of the first field
+    columns: tuple[str, ...]  # those of the second one
     cells: tuple[Cell, ...]
-    about: tuple[str, str, str]
+    about: tuple[str, str, str]  # the names of the two fields and of the metric
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A report."""
+    """What a report shows."""
 
     subject: str  # ``Sweep NAME``, ``Run KEY`` or ``3 runs``
     # the purpose of the runs: the sweep's arguments, or the differences from the nearest finished run
     why: tuple[str, ...]
     command: str  # the command line that creates the same report
     unix_time: float  # when the report was created
-    by: str
-    direction: str | None
-    # the configurations, the best first; ``by`` is the deciding metric, and ``direction`` is ``maximize`` or
-    # ``minimize``. If None, the configuration named first is first
-    comparison: Comparison
+    by: str  # the metric that decides which configuration is the best
+    direction: str | None  # ``maximize`` or ``minimize``; None: it isn't known which is better
+    comparison: Comparison  # of the configurations, the best first; without a direction in the order of their runs
     rows: Mapping[str, Sequence[MetricsRow]]  # run key → its rows of metrics.jsonl
     absent: tuple[Absent, ...]  # trials that were started and have no run folder
 
@@ -131,7 +129,7 @@ class Report:
     def bands(self) -> dict[str, tuple[Band, ...]]:
         """Metric → one curve per configuration, the most important first."""
         names = curving.names(self.rows.values())
-        first = [name for name in dict.fromkeys((self.by, *_FIRST)) if name in names]
+        first = [name for name in dict.fromkeys((self.by, *_FIRST_CURVES)) if name in names]
         wanted = [*first, *(name for name in names if name not in first)][:_MOST_CHARTS]
         return {name: tuple(curving.band(group, self.rows, name, "step") for group in self.groups) for name in wanted}
 
@@ -143,7 +141,7 @@ class Report:
 
     @property
     def fields(self) -> tuple[FieldRow, ...]:
-        """The differing fields that each have a column in tables of configurations; empty if they are too many."""
+        """The differing fields, one column each in tables of configurations; empty if they are too many."""
         rows = self.comparison.parts.get("configuration", ())
         return rows if len(rows) <= _MOST_COLUMNS else ()
 
@@ -165,7 +163,7 @@ class Report:
 
     @property
     def intervals(self) -> dict[str, list[tuple[str, MeanDifference] | None]]:
-        """Metric → title and difference of each configuration from the best, for the first few metrics.
+        """Metric → title and difference from the best configuration, for each other one and the first few metrics.
 
         None where the difference is unknown, or nothing may be claimed.
         """
@@ -179,7 +177,7 @@ class Report:
 
     @cached_property
     def grid(self) -> Grid | None:
-        """The means by two fields; None unless two fields differ and most of their combinations were run."""
+        """The means by two fields; None unless exactly two differ and most of their combinations were run."""
         return _grid(self.groups, self.by, self.direction)
 
 
@@ -195,7 +193,13 @@ def report(
     goals: Mapping[str, str] = MappingProxyType({}),
     absent: Sequence[Absent] = (),
 ) -> Report:
-    """Assemble a report of at least one run. ``goals``: metric → direction, for the objectives of a search."""
+    """Assemble a report of at least one run.
+
+    Args:
+        rows: run key → its rows of metrics.jsonl.
+        by: the deciding metric, if any run has it (see ``best_first``).
+        goals: metric → direction, of the objectives of a search.
+    """
     groups, by, direction = best_first(grouped(runs), by, goals)
     return Report(
         subject=subject, why=tuple(why), command=command, unix_time=unix_time, by=by, direction=direction,
@@ -206,11 +210,11 @@ def report(
 def best_first(
     groups: Sequence[Group], by: str = DEFAULT_METRIC, goals: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[list[Group], str, str | None]:
-    """Order the configurations for all views that select runs automatically.
+    """Order configurations by a metric: ``by`` if any has it, else the first one that is known to be better larger or
+    smaller, by its name or by ``goals`` (metric → direction, of a search).
 
-    ``by`` decides if any group has it, otherwise the first metric whose name implies a direction, or that has one in
-    ``goals`` (of a search). Return the configurations, the best first and labelled in that order, those without the
-    figure last; the metric; and ``maximize`` or ``minimize``, or None if no direction is known.
+    Return the configurations, the best first, labelled in that order, those without the metric last; the metric; and
+    ``maximize`` or ``minimize``, or None if no direction is known.
     """
     by = by if any(by in group.figures for group in groups) else _first_by(metrics_of(groups), goals) or by
     direction = direction_of(by, goals)
@@ -218,20 +222,20 @@ def best_first(
 
     def place(group: Group) -> float:
         figure = group.figures.get(by)
-        return sign * figure.over.mean if figure is not None and figure.over is not None else math.inf
+        return sign * figure.finite.mean if figure is not None and figure.finite is not None else math.inf
 
     ranked = [replace(group, label=letters(number)) for number, group in enumerate(sorted(groups, key=place))]
     return ranked, by, direction
 
 
 def _first_by(names: Sequence[str], goals: Mapping[str, str]) -> str:
-    """Return the first of a script's metrics with a known direction; else the first; or ''."""
+    """Return the first metric with a known direction, else the first one, or '' without any."""
     known = (name for name in names if name not in SPEEDS and direction_of(name, goals) is not None)
     return next(known, next(iter(names), ""))
 
 
 def of_nearest(nearest: tuple[str, Sequence[Difference]] | None) -> list[str]:
-    """Describe why a run was made: the differences from the nearest finished run."""
+    """Say why a run was made, by its differences from the nearest finished run."""
     if nearest is None:
         return ["there is no other finished run"]
     key, differing = nearest
@@ -257,15 +261,15 @@ def _grid(groups: Sequence[Group], by: str, direction: str | None) -> Grid | Non
     places = [(choices[0].index(row), choices[1].index(column)) for row, column in zip(*values, strict=True)]
     if len(set(places)) < len(places) or len(places) < _FULL * len(choices[0]) * len(choices[1]):
         return None
-    over = [figure.over if (figure := group.figures.get(by)) else None for group in groups]
-    means = [one.mean for one in over if one is not None]
+    statistics = [figure.finite if (figure := group.figures.get(by)) else None for group in groups]
+    means = [item.mean for item in statistics if item is not None]
     cells = []
-    for group, one, (row, column) in zip(groups, over, places, strict=True):
+    for group, item, (row, column) in zip(groups, statistics, places, strict=True):
         level, said = None, "-"
-        if one is not None:
-            share = (one.mean - min(means)) / ((max(means) - min(means)) or 1.0)
+        if item is not None:
+            share = (item.mean - min(means)) / ((max(means) - min(means)) or 1.0)
             level = min(LEVELS - 1, int(LEVELS * (1 - share if direction == MINIMIZE else share)))
-            said = with_spread(one.mean, one.std, by)
+            said = with_spread(item.mean, item.std, by)
         title = f"{group.label} {group.title}: {by} {said}"
         cells.append(Cell(row=row, column=column, lines=(group.label, said), level=level, title=title))
     names = short_field_names(fields)

@@ -1,7 +1,8 @@
-"""``python -m pipeline.evaluation RUN_DIR MADE_OF`` creates the report of a run in a separate process.
+"""``python -m pipeline.evaluation RUN_DIR MADE_OF`` makes the report of a run.
 
-MADE_OF is a JSON object stored in the report. It is computed before, so that an edit meanwhile makes the report stale.
-``--serve`` creates the report of each run folder named on stdin, one line each, and answers with lines of JSON.
+MADE_OF is JSON for the report (``stored_report.made_of``); the caller has computed it, so that code edited meanwhile
+makes the report out of date. ``--serve`` makes the report of each run folder that a line of JSON on stdin names, and
+answers each with a line.
 """
 
 from __future__ import annotations
@@ -17,12 +18,10 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.processes import unexpected
 from pipeline.core.processes.process import BESIDE, set_priority
 
-Evaluate = Callable[[Path, Mapping[str, Any]], object]
 
-
-def _evaluate() -> Evaluate:
-    # Late imports: first this process's priority, error handling and output streams are set.
-    import sklearn.metrics  # noqa: F401  (now, before the first trial has ended)
+def _imported_evaluate() -> Callable[[Path, Mapping[str, Any]], object]:
+    # late imports: first this process's priority, error handling and output streams are set
+    import sklearn.metrics  # noqa: F401  (evaluate would import it when the first trial has ended)
 
     from pipeline.evaluation.report import evaluate
 
@@ -30,10 +29,10 @@ def _evaluate() -> Evaluate:
 
 
 def serve() -> int:
-    """Create the reports of a sweep's trials one after another: only the first waits for the imports."""
+    """Make the reports of a sweep's trials one after another; the imports are done before the first trial has ended."""
     set_priority(os.getpid(), BESIDE)  # the next trial is training meanwhile
     answers, sys.stdout = sys.stdout, sys.stderr  # output of libraries must not mix with answers
-    evaluate = _evaluate()  # import now, before the first trial has ended
+    evaluate = _imported_evaluate()
     for line in sys.stdin:
         try:
             request = json.loads(line)
@@ -51,7 +50,7 @@ def main() -> int:
         return serve()
     unexpected.keep_in(Path(sys.argv[1]).absolute().parent)
     try:
-        _evaluate()(Path(sys.argv[1]), json.loads(sys.argv[2]))
+        _imported_evaluate()(Path(sys.argv[1]), json.loads(sys.argv[2]))
     except (PacelineError, OSError) as error:
         print(error, file=sys.stderr)
         return 1

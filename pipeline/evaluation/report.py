@@ -1,10 +1,9 @@
-"""The evaluation of a finished run: accuracy, figures per class and confusion matrix, as numbers and pictures.
-scikit-learn and matplotlib are large, so ``python -m pipeline.evaluation`` makes it in a process of its own.
-"""
+"""The evaluation report of a finished run, as numbers and pictures: accuracy, figures per class, confusion matrix."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,8 +49,10 @@ class _Outcome:
 
 
 def evaluate(run_dir: Path, made_of: Mapping[str, Any]) -> Report:
-    """Create evaluation/report.json, confusion_matrix.png and overview.png from predictions.json. Raises PacelineError:
-    predictions.json or the data manifest is missing or invalid; OSError: the results can't be written.
+    """Make evaluation/report.json, confusion_matrix.png and overview.png from predictions.json.
+
+    Raises PacelineError: predictions.json or the data's manifest is missing or invalid; OSError: a file can't be
+    written.
     """
     outcome = _read(run_dir)
     report = {**_report(outcome), "made_of": made_of}
@@ -194,22 +195,23 @@ _MAX_CAPTION = 16  # characters of a class name below an image
 
 @dataclass(frozen=True)
 class Mistake:
-    """A misclassified image by its index in the split, with its true and predicted class."""
+    """A misclassified image, with its true and predicted class."""
 
-    place: int
+    index: int  # in the split
     true: int
     predicted: int
 
 
 def worst(targets: Sequence[int], predictions: Sequence[int], limit: int) -> list[Mistake]:
-    """Return mistakes of the most frequent confusions in turn, so that no pair of classes fills the picture."""
-    pairs: dict[tuple[int, int], list[Mistake]] = {}
-    for place, (true, predicted) in enumerate(zip(targets, predictions, strict=True)):
+    """Return up to ``limit`` mistakes, one of each pair of classes in turn, so that none fills the picture; the pairs
+    that are confused most often come first."""
+    by_pair: dict[tuple[int, int], list[Mistake]] = {}
+    for index, (true, predicted) in enumerate(zip(targets, predictions, strict=True)):
         if true != predicted:
-            pairs.setdefault((true, predicted), []).append(Mistake(place, true, predicted))
-    often = sorted(pairs, key=lambda pair: (-len(pairs[pair]), pair))
-    turns = ((turn, at) for turn in range(limit) for at in often if turn < len(pairs[at]))
-    return [pairs[at][turn] for (turn, at), _ in zip(turns, range(limit), strict=False)]
+            by_pair.setdefault((true, predicted), []).append(Mistake(index, true, predicted))
+    most_first = sorted(by_pair, key=lambda pair: (-len(by_pair[pair]), pair))
+    turns = itertools.zip_longest(*(by_pair[pair] for pair in most_first))
+    return [mistake for turn in turns for mistake in turn if mistake is not None][:limit]
 
 
 def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
@@ -237,7 +239,7 @@ def images(data: Path, split: str, mistakes: Sequence[Mistake]) -> list[Image.Im
     pictures = []
     with path.open("rb") as file:
         for mistake in mistakes:
-            file.seek((manifest["splits"][split][0] + mistake.place) * channels * pixels)
+            file.seek((manifest["splits"][split][0] + mistake.index) * channels * pixels)
             planes = [Image.frombytes("L", (width, height), file.read(pixels)) for _ in range(channels)]
             pictures.append(planes[0] if channels == 1 else Image.merge("RGB", planes))
     return pictures
@@ -306,10 +308,8 @@ _PLACEHOLDERS = "Last Resort"  # draws a box for each character
 
 
 def drawable(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return font families in order of preference, and the names in drawable form.
-
-    A name that no family can draw becomes ``#`` and its number.
-    """
+    """Return the font families that draw ``names``, and the names; one that no font can draw becomes ``#`` and its
+    number."""
     if all(name.isascii() for name in names):
         return [_FIRST], [*names]
     families = {_FIRST: characters(_FIRST)}
@@ -322,6 +322,7 @@ def drawable(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @cache
 def _covering(wanted: frozenset[str]) -> str | None:
+    """Return the installed family that has the most of these characters; None: none has any."""
     counts = {name: sum(ord(char) in characters(name) for char in wanted) for name in sorted(installed() - {_FIRST})}
     best = max(counts, key=lambda name: counts[name], default=None)
     return best if best is not None and counts[best] else None

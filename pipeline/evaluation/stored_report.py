@@ -1,5 +1,7 @@
-"""The evaluation report of a run: its making, its key, by which it is made again without a training, and its table. The
-key: predictions.json, the code of ``pipeline.evaluation.report`` with its imports, and its libraries' versions.
+"""A run's evaluation report: when it is out of date, how it is made (in another process), and its table.
+
+It is up to date while what it was made of is the same (``made_of`` in report.json): predictions.json, the code of
+``pipeline.evaluation.report`` with its imports, and the versions of its libraries.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from pipeline.core.printable import printable
 from pipeline.core.processes import process
 from pipeline.core.tables import aligned, columns, padded
 from pipeline.keys import rank_environment
-from pipeline.keys.content_key import environment
+from pipeline.keys.content_key import differences, environment
 from pipeline.keys.import_closure import import_closure
-from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder
+from pipeline.runs.folder import EVALUATED, RunFolder
 from pipeline.runs.lock import locked
 from pipeline.runs.result import why_altered
+from trainers.contract import run_folder
 
 PROGRAM = "pipeline.evaluation"
 """The module that creates a report with ``python -m``."""
@@ -30,56 +33,39 @@ PROGRAM = "pipeline.evaluation"
 _MAKER = "pipeline.evaluation.report"
 
 
-def made_of(root: Path, predictions_sha256: str) -> dict[str, Any]:
-    """Return the key of a report that would be created now. Raises OSError, UsageError."""
-    code, versions = _means(root)
-    return {"predictions": predictions_sha256, "code": dict(code), "environment": dict(versions)}
-
-
-def made_of_run(folder: RunFolder, root: Path) -> dict[str, Any]:
-    """Return the key for a run whose report is about to be created."""
-    path = folder.path / TRAINED[2]
-    return made_of(root, sha256_file(path) if path.is_file() else "")
+def made_of(folder: RunFolder, root: Path) -> dict[str, Any]:
+    """Return what the report of a run would be made of now. Raises OSError, UsageError."""
+    path = folder.path / run_folder.PREDICTIONS
+    return {"predictions": sha256_file(path) if path.is_file() else "", **_code_and_versions(root)}
 
 
 @cache
-def _means(root: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Return code and versions, read once: a long-lived process creates all reports with the code it started with."""
+def _code_and_versions(root: Path) -> dict[str, dict[str, str]]:
+    """Read once: a process makes all reports with the code that it started with."""
     closure = import_closure(root, _MAKER)
-    return dict(closure.digests), environment(closure.versions)
+    return {"code": dict(closure.digests), "environment": environment(closure.versions)}
 
 
 def stale_because(folder: RunFolder, root: Path) -> str | None:
-    """Return what changed since the report was created, in a few words; None if nothing."""
+    """Return why a run's report is out of date, in a few words; None if it isn't."""
     if not folder.program.evaluated:
         return None
-    report = folder.read_json(EVALUATED[0])
+    report = folder.read_json(run_folder.REPORT)
     if report is None:
-        return f"{EVALUATED[0]} is missing"
+        return f"{run_folder.REPORT} is missing"
     old = report.get("made_of")
     if not isinstance(old, dict):
-        return f"{EVALUATED[0]} does not say what it was made of"
-    known = folder.recorded_files().get(TRAINED[2])
-    digest = known.sha256 if known is not None else sha256_file(folder.path / TRAINED[2])
-    changes = _changes(old, made_of(root, digest))
+        return f"{run_folder.REPORT} does not say what it was made of"
+    recorded = folder.recorded_files().get(run_folder.PREDICTIONS)
+    digest = recorded.sha256 if recorded is not None else sha256_file(folder.path / run_folder.PREDICTIONS)
+    changes = [f"{run_folder.PREDICTIONS} changed"] if old.get("predictions") != digest else []
+    changes += map(str, differences(old, _code_and_versions(root)))
     return f"the evaluation was made with other means: {', '.join(changes)}" if changes else None
 
 
-def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    changes = ["predictions.json changed"] if old.get("predictions") != new["predictions"] else []
-    for part, words in (("code", "{name} changed"), ("environment", "{name} {old} → {new}")):
-        before, after = old.get(part), new[part]
-        before = before if isinstance(before, dict) else {}
-        for name in sorted(before.keys() | after.keys()):
-            if before.get(name) != after.get(name):
-                changes.append(words.format(name=name, old=before.get(name), new=after.get(name)))
-    return changes
-
-
 def make(folder: RunFolder, root: Path) -> None:
-    """Make the scikit-learn report in a separate process, so the controller stays small. Raises PacelineError."""
-    made_of = made_of_run(folder, root)
-    argv = [sys.executable, "-m", PROGRAM, str(folder.path), json.dumps(made_of)]
+    """Make a run's report in another process: scikit-learn and matplotlib are large. Raises PacelineError."""
+    argv = [sys.executable, "-m", PROGRAM, str(folder.path), json.dumps(made_of(folder, root))]
     done = process.run(argv, env=rank_environment.of_report(os.environ, root), timeout_s=300.0)
     if done.code != 0:
         hint = "the same command again" if done.code < 0 else None
@@ -92,14 +78,15 @@ def renew(folder: RunFolder, root: Path, say: Callable[[str], None]) -> None:
         raise UsageError(
             f"{folder.key} is the run of a script, and reports are made of classifier runs only", hint="doit ui"
         )
-    predictions = TRAINED[2]
-    if not (folder.path / predictions).exists():
-        make(folder, root)  # it names what is missing
+    predictions = folder.path / run_folder.PREDICTIONS
+    if not predictions.exists():
+        make(folder, root)  # which raises an error that names what is missing
     with locked(folder, say):
         folder.read_result()  # raises if the result was altered
         recorded = folder.recorded_files()
-        if predictions in recorded and (why := why_altered(folder.path / predictions, recorded[predictions])):
-            raise folder.altered(predictions, why)
+        expected = recorded.get(run_folder.PREDICTIONS)
+        if expected is not None and (why := why_altered(predictions, expected)):
+            raise folder.altered(run_folder.PREDICTIONS, why)
         intact = all(name in recorded and why_altered(folder.path / name, recorded[name]) is None for name in EVALUATED)
         if not intact or stale_because(folder, root) is not None:
             make(folder, root)

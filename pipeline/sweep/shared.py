@@ -204,7 +204,7 @@ class Shared:
 
     def _evaluate(self, folder: RunFolder, root: Path) -> None:
         """Create the report, in a child process if the worker has ended (out of memory). Raises PacelineError."""
-        pending = self._reports().ask(run_dir=str(folder.path), made_of=stored_report.made_of_run(folder, root))
+        pending = self._reports().ask(run_dir=str(folder.path), made_of=stored_report.made_of(folder, root))
         answer = pending.result() if wait([pending], _REPORT_S).done else None  # None: the worker has ended, or hangs
         if answer is None:
             stored_report.make(folder, root)

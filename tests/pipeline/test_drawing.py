@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pipeline.comparing import drawing
-from pipeline.comparing.curves import Band, Point
+from pipeline.comparing.curves import Band, MeanPoint
 from pipeline.comparing.groups import MeanDifference
 from pipeline.comparing.report import COLOURS, LEVELS, Cell
 from tests.pipeline.comparing_folders import HOSTILE
@@ -26,7 +26,7 @@ WITHOUT_WARNINGS = pytest.mark.filterwarnings("error", "ignore::pytest.PytestUnr
 
 
 def band(*means: float, title: str = "lr=1", std: float | None = None, label: str = "A") -> Band:
-    points = tuple(Point(x=float(x), mean=mean, std=std, n=1 if std is None else 2) for x, mean in enumerate(means))
+    points = tuple(MeanPoint(x=float(x), mean=mean, std=std, n=1 if std is None else 2) for x, mean in enumerate(means))
     return Band(label=label, title=title, parts=(points,), gaps=0, n=2)
 
 
@@ -129,7 +129,7 @@ def test_a_difference_is_a_dot_with_an_interval_which_is_full_where_it_leaves_ou
 
 def test_a_band_ends_where_one_seed_alone_goes_on() -> None:
     """Closed to a point it would show seeds that agree."""
-    points = tuple(Point(x=x, mean=5.0 - x, std=1.0 if x < 3 else None, n=2 if x < 3 else 1) for x in range(1, 5))
+    points = tuple(MeanPoint(x=x, mean=5.0 - x, std=1.0 if x < 3 else None, n=2 if x < 3 else 1) for x in range(1, 5))
     found = Band(label="A", title="lr=1", parts=(points,), gaps=0, n=2)
     svg = drawing.curves([found], title="loss", axis="step", colours={"A": 0})
     (polygon,) = re.findall(r'd="([^"]*z) " style="[^"]*opacity', svg)
