@@ -1,6 +1,6 @@
-"""Measurements on the hosts (trainers.measuring), launched like runs: results lie under runs/diagnostics/.
+"""Measurements on the hosts, launched like runs (the ranks run trainers.measuring); results lie in runs/diagnostics/.
 
-`doit preflight --measure` compares the hosts' speeds, `doit benchmark` one rank, more ranks and more hosts.
+`doit preflight --measure` compares the speeds of hosts; `doit benchmark` measures one rank, more ranks and more hosts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pipeline.keys.import_closure import import_closure
 from pipeline.runs import provenance
 from trainers.contract import run_folder
 
-FOLDER = "diagnostics"  # beside the runs, whose folders have a key for a name
+FOLDER = "diagnostics"  # in the folder of runs
 _ENTRY = "trainers.measuring.measure"
 
 Say = Callable[[str], None]
@@ -64,20 +64,25 @@ def run(
     other_results: tuple[str, ...] = (),
     chosen: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Run trainers.measuring.measure on all ranks; return the JSON of ``result``.
+    """Run trainers.measuring.measure on all ranks; return the JSON of the file ``result``.
+
+    Args:
+        config: for config.json, which the ranks read.
+        other_results: files that are fetched too, if they are there.
+        chosen: the modules of options (model, optimizer, …) whose code the ranks need.
 
     Raises HostError, TrainingError, Killed.
     """
     write_json(folder / run_folder.CONFIG, config)
     pack_manifest = manifest.read(pack.path) if pack is not None else None
-    reading = pack_manifest.rank_modules if pack_manifest is not None else ()
-    entries = (_ENTRY, TORCHRUN, *chosen, *reading)
+    reading_modules = pack_manifest.rank_modules if pack_manifest is not None else ()
+    entries = (_ENTRY, TORCHRUN, *chosen, *reading_modules)
     code = import_closure(root, entries, cluster.python_path, may_lack=True)
     for name, source in code.sources.items():
         write_atomic(folder / "code" / name, source.read_bytes())
     spec = AttemptSpec(
         run_dir=folder.resolve(),
-        run_key=f"{folder.name}-{secrets.token_hex(3)}",  # a fixed one would end somebody else's on the same hosts
+        run_key=f"{folder.name}-{secrets.token_hex(3)}",  # an equal one would end another user's on the same hosts
         attempt=1,
         trainer=_ENTRY,
         pack=pack,
@@ -96,7 +101,7 @@ def run(
 def _shown_by(say: WaitReports) -> Emit:
     def show(event: AttemptEvent) -> None:
         match event:
-            case ShownLine(line=line):  # one of rank 0 as it is
+            case ShownLine(line=line):
                 say(line.text if line.rank == 0 else f"{line.host}:{line.rank} | {line.text}")
             case HostNote(text=text) | Notice(text=text):
                 say(text)
@@ -110,47 +115,48 @@ def _shown_by(say: WaitReports) -> Emit:
     return show
 
 
-def measure_hosts(cluster: Cluster, *, backend: str, runs_dir: Path, root: Path, say: Say) -> tuple[Path, list[Figure]]:
-    """Measure the cluster; return the folder, and figures of each host and pair. Raises as a launch does."""
+def measure_hosts(cluster: Cluster, *, backend: str, runs_dir: Path, root: Path, say: Say) -> tuple[Path, list[Speed]]:
+    """Measure all hosts; return the folder of the results, and the speed of each host and pair. Raises as ``run``."""
     folder = new_folder(runs_dir, "host-speed")
-    result = run(
-        {"strategy": {"backend": backend}}, run_folder.HOST_SPEED, cluster=cluster, folder=folder,
-        root=root, say=say,
-    )  # fmt: skip
-    return folder, figures(result, [host.label for host in cluster.hosts])
+    config = {"strategy": {"backend": backend}}
+    result = run(config, run_folder.HOST_SPEED, cluster=cluster, folder=folder, root=root, say=say)
+    return folder, speeds(result, [host.label for host in cluster.hosts])
 
 
 # -------------------------------------------------------------------------------------------------- comparisons (pure)
-ENOUGH = 0.8  # of the others' median
+ENOUGH = 0.8  # a warning below this share of the others' median
 _LOOK = "doit preflight --deep shows limits, heat and who computes there"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
-    """A speed of one host or a pair, in operations or bytes a second; only those of equal ``setup`` are compared."""
+class Speed:
+    """A speed of one host or a pair of hosts."""
 
     hosts: tuple[str, ...]
-    quantity: str
-    setup: str
-    per_s: float
-    wrong_elements: int = 0
+    quantity: str  # ``matrix product`` or ``all-reduce``
+    setup: str  # ranks and device, or ranks and backend; only speeds of equal setups are compared
+    per_s: float  # operations or bytes a second
+    wrong_elements: int = 0  # of the sums of all-reduces
 
-    def shown(self, per_s: float) -> str:
+    def formatted(self, per_s: float) -> str:
         return f"{per_s / 1e9:,.1f} GFLOP/s" if self.quantity == "matrix product" else f"{per_s / 1e9:.3f} GB/s"
 
 
-def figures(result: Mapping[str, Any], labels: Sequence[str]) -> list[Figure]:
-    """Return each host's slowest rank's matrix products, each group's bandwidth. ``labels``: by node rank."""
+def speeds(result: Mapping[str, Any], labels: Sequence[str]) -> list[Speed]:
+    """Return the speed of each host's slowest rank in matrix products, and each pair's bandwidth of all-reduces.
+
+    ``result``: host_speed.json. ``labels``: the hosts by node rank.
+    """
     measured = []
     for node_rank, label in enumerate(labels):
         ranks = [rank for rank in result["ranks"] if rank["node_rank"] == node_rank]
         device = ranks[0]["device"].partition(" ")[2] or result["device"]
         slowest_per_s = min(float(rank["flop_per_s"]) for rank in ranks)
         setup = f"{len(ranks)} × {device}"
-        measured.append(Figure(hosts=(label,), quantity="matrix product", setup=setup, per_s=slowest_per_s))
+        measured.append(Speed(hosts=(label,), quantity="matrix product", setup=setup, per_s=slowest_per_s))
     for group in result["groups"]:
         measured.append(
-            Figure(
+            Speed(
                 hosts=tuple(labels[node_rank] for node_rank in group["nodes"]),
                 quantity="all-reduce",
                 setup=f"{group['ranks']} ranks, {result['backend']}",
@@ -161,35 +167,35 @@ def figures(result: Mapping[str, Any], labels: Sequence[str]) -> list[Figure]:
     return measured
 
 
-def checks(measured: Sequence[Figure]) -> Iterator[Check]:
-    """Compare each host, and each pair, with the others of its kind. A wrong sum is a failed check."""
-    for figure in measured:
-        kind = (figure.quantity, figure.setup, len(figure.hosts))
+def checks(measured: Sequence[Speed]) -> Iterator[Check]:
+    """Compare each speed with the others of its kind; much slower is a warning, a wrong sum a failed check."""
+    for speed in measured:
+        kind = (speed.quantity, speed.setup, len(speed.hosts))
         alike = [other for other in measured if (other.quantity, other.setup, len(other.hosts)) == kind]
-        peers = [other.per_s for other in alike if other is not figure]
+        peers = [other.per_s for other in alike if other is not speed]
         usual_per_s = statistics.median(peers) if peers else 0.0
-        host, pair = (figure.hosts[0], "") if len(figure.hosts) == 1 else (ALL, f"{' – '.join(figure.hosts)}: ")
-        seen, wanted, hint = f"{pair}{figure.shown(figure.per_s)}", "", ""
+        host, pair = (speed.hosts[0], "") if len(speed.hosts) == 1 else (ALL, f"{' – '.join(speed.hosts)}: ")
+        seen, wanted, hint = f"{pair}{speed.formatted(speed.per_s)}", "", ""
         state = State.OK
-        if figure.wrong_elements:
+        if speed.wrong_elements:
             state, hint = State.FAILED, "the network or a device is faulty"
-            seen, wanted = f"{pair}{figure.wrong_elements:,} elements of a sum are wrong", "right sums"
-        elif figure.per_s < ENOUGH * usual_per_s:
+            seen, wanted = f"{pair}{speed.wrong_elements:,} elements of a sum are wrong", "right sums"
+        elif speed.per_s < ENOUGH * usual_per_s:
             state, hint = State.WARNING, _LOOK
             seen, wanted = (
-                f"{seen} ({figure.setup})",
-                f"at least {ENOUGH:.0%} of the others' {figure.shown(usual_per_s)}",
+                f"{seen} ({speed.setup})",
+                f"at least {ENOUGH:.0%} of the others' {speed.formatted(usual_per_s)}",
             )
-        yield Check(host=host, name=figure.quantity, state=state, seen=seen, wanted=wanted, hint=hint)
+        yield Check(host=host, name=speed.quantity, state=state, seen=seen, wanted=wanted, hint=hint)
 
 
 BENCHMARK = "benchmark.json"
-_ALL_UP_TO = 4  # ranks or hosts: every number up to here is measured, beyond it the powers of two and the last
+_ALL_UP_TO = 4  # ranks or hosts: each number up to here is measured; of more, the powers of two and the last
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
-    """One number of hosts and ranks, measured: images a second over all ranks, a figure a block of each loop."""
+class ScalingPoint:
+    """The throughput with one number of hosts and ranks."""
 
     model: str
     parameters: int
@@ -206,12 +212,12 @@ class Point:
     threads: int
     peak_flop_per_s: float | None
     flop_per_image: float
-    own_per_s: Sequence[float]
-    reference_per_s: Sequence[float]
+    own_per_s: Sequence[float]  # images a second over all ranks, of each block of steps
+    reference_per_s: Sequence[float]  # the same of the reference loop, which takes turns with it
 
     @classmethod
-    def from_json(cls, throughput: Mapping[str, Any]) -> Point:
-        """Return the point of a throughput.json (trainers.measuring.throughput)."""
+    def from_json(cls, throughput: Mapping[str, Any]) -> ScalingPoint:
+        """Return the point that a throughput.json (trainers.measuring.throughput) holds."""
         hardware, pairs = throughput["hardware"], throughput["pairs"]
         same_names = (
             *("model", "parameters", "dataset", "synthetic", "precision", "global_batch_size", "backend"),
@@ -231,7 +237,7 @@ class Point:
 
     @property
     def ratios(self) -> list[float]:
-        """Paceline's speed divided by that of the reference loop, pair of blocks by pair."""
+        """Paceline's speed divided by that of the reference loop, for each pair of blocks."""
         return [own / reference for own, reference in zip(self.own_per_s, self.reference_per_s, strict=True)]
 
     @property
@@ -240,15 +246,17 @@ class Point:
 
     @property
     def peak_share(self) -> float | None:
-        """The reached part of all ranks' peak; None: no peak is known."""
+        """The share of all ranks' peak that was reached; None: no peak is known."""
         peak = self.peak_flop_per_s
         return self.flop_per_s / (peak * self.world_size) if peak else None
 
 
 class Benchmark(NamedTuple):
+    """The result of `doit benchmark`. ``left_out``: numbers of ranks that weren't measured, each with the reason."""
+
     folder: Path
     commit: str
-    points: Sequence[Point]
+    points: Sequence[ScalingPoint]
     left_out: Sequence[str]
 
 
@@ -285,7 +293,7 @@ def measure_scaling(
         "points": results,
     }
     write_json(folder / BENCHMARK, content)
-    return Benchmark(folder, commit, [Point.from_json(result) for result in results], left_out)
+    return Benchmark(folder, commit, [ScalingPoint.from_json(result) for result in results], left_out)
 
 
 def _commit(config: RunConfig, root: Path) -> str:
@@ -298,7 +306,8 @@ def _commit(config: RunConfig, root: Path) -> str:
 
 # ------------------------------------------------------------------------------- clusters and tables (pure)
 def clusters_to_measure(cluster: Cluster, global_batch_size: int) -> tuple[list[Cluster], list[str]]:
-    """Return 1…N ranks on the first host and 1…M hosts, and what was left out. Raises UsageError: none is possible."""
+    """Return clusters of 1…N ranks on the first host and of 1…M hosts; and texts about those that are left out, whose
+    ranks can't share a batch. Raises UsageError: none is possible."""
     first = cluster.hosts[0]
     clusters = [
         replace(cluster, hosts=(replace(first, nproc_per_node=ranks),)) for ranks in _counts(first.nproc_per_node)
@@ -346,7 +355,7 @@ def table(benchmark: Benchmark) -> str:
     return "\n".join(lines)
 
 
-def _table_row(point: Point, first: Point) -> str:
+def _table_row(point: ScalingPoint, first: ScalingPoint) -> str:
     own, ratios = point.own_per_s, point.ratios
     scaling, reference = point.images_per_s / first.images_per_s, statistics.median(point.reference_per_s)
     ratio = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} – {max(ratios):.3f})"

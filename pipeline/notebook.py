@@ -1,6 +1,6 @@
-"""Paceline from Python, in a notebook or a script that reads and starts runs: what ``import paceline`` offers.
+"""What ``import paceline`` offers in a notebook, or a script that starts runs: list, read, compare and start runs.
 
-``train`` and ``sweep`` are commands in a process of their own; docs/notebook.md.
+``train`` and ``sweep`` run the commands of these names in another process; docs/notebook.md.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Trial(NamedTuple):
 
 def _best_first(trials: Sequence[Trial], metric: str, direction: str) -> list[Trial]:
     def order(trial: Trial) -> tuple[bool, float]:
-        value = float(trial.values.get(metric, math.nan))  # of "inf" too, as JSON has no such number
+        value = float(trial.values.get(metric, math.nan))  # also of the text "inf", as JSON has no such number
         return math.isnan(value), value if direction == MINIMIZE else -value
 
     return sorted(trials, key=order)
@@ -122,7 +122,7 @@ def _best_first(trials: Sequence[Trial], metric: str, direction: str) -> list[Tr
 
 # ------------------------------------------------------------------------------------------ one command
 def run_verb(verb: str, words: Sequence[str], *, quiet: bool = False) -> Any:
-    """Run `doit VERB WORDS` to its end with its progress; return the data of its JSON answer. Raises CommandError."""
+    """Run `doit VERB WORDS`, print its progress, and return the data of its JSON answer. Raises CommandError."""
     starts_script = bool(words) and words[0] in _SCRIPT_VERBS
     # --json stands before the script, as all words behind it are the script's
     typed = [words[0], "--json", *words[1:]] if starts_script else [*words, "json=1"]
@@ -152,7 +152,7 @@ def run_verb(verb: str, words: Sequence[str], *, quiet: bool = False) -> Any:
 
 
 def _print_progress(stderr: IO[bytes], quiet: bool) -> None:
-    """Print the lines up to the error, which the exception repeats."""
+    """Print the lines before the error, which the exception has."""
     with stderr:
         for line in stderr:
             quiet = quiet or line.startswith(b"ERROR: ")
@@ -161,9 +161,9 @@ def _print_progress(stderr: IO[bytes], quiet: bool) -> None:
 
 
 def _script_line(typed: tuple[str, ...], fields: dict[str, Any]) -> list[str]:
-    """Return the words of a line that starts a script, with ``fields`` as its options; [] if it is no such line.
+    """Return the words of a line that starts a script, with ``fields`` as its options; [] if ``typed`` is no such line.
 
-    A list is swept. True gives the option alone, None and False leave it out; any other value is written behind it.
+    A list is swept. True gives an option without a value, None and False none.
     """
     words = shlex.split(typed[0]) if len(typed) == 1 else [*typed]
     if words and words[0].endswith(".py") and "=" not in words[0]:
@@ -180,9 +180,9 @@ def _script_line(typed: tuple[str, ...], fields: dict[str, Any]) -> list[str]:
 
 
 def _overrides(fields: Mapping[str, Any], typed: tuple[str, ...], *, sweeps: bool = False) -> Iterator[str]:
-    """Yield an override for each of ``fields``; ``typed`` are the words beside them, which decide what there is.
+    """Yield an override for each of ``fields``; with ``sweeps`` a list gives the values of trials.
 
-    With ``sweeps`` a list stands for the values of its trials.
+    ``typed``: the overrides beside them, which decide which fields the configuration has.
     """
     known: list[str] = []
     for name, value in fields.items():
@@ -198,13 +198,13 @@ def _overrides(fields: Mapping[str, Any], typed: tuple[str, ...], *, sweeps: boo
 
 
 def _whole_name(name: str, known: list[str]) -> str:
-    found = [field for field in known if field == name or field.rpartition(".")[2] == name]
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    matches = [field for field in known if field == name or field.rpartition(".")[2] == name]
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
         raise UsageError(f"{name} is no field of the configuration", hint="doit config lists all fields")
-    spelt = " or ".join(f"{field.replace('.', '__')}=…" for field in found)
-    raise UsageError(f"{name} is the last part of {len(found)} fields", hint=spelt)
+    spelt = " or ".join(f"{field.replace('.', '__')}=…" for field in matches)
+    raise UsageError(f"{name} is the last part of {len(matches)} fields", hint=spelt)
 
 
 def _text(value: Any) -> str:

@@ -1,5 +1,7 @@
-"""Export a run as one archive, of equal bytes for equal runs, and import it. Its sealed manifest.json lists each file's
-sha256 and the run's key; what contradicts manifest, key or result is refused before anything is used.
+"""Export a run as one archive, and import it. Equal runs give equal bytes.
+
+The archive's sealed manifest.json has the run's key and each file's sha256. An archive that contradicts its manifest,
+key or result is refused before anything of it is used.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ _KEPT = (
     "attempts/*/*.exit.json", "code/**/*", f"{SOURCE}/*.pack",
 )  # fmt: skip
 _WEIGHTS = (run_folder.FINAL_WEIGHTS, run_folder.FINAL_WEIGHTS_NOTES)
-_MAY_HOLD_ADDRESSES = (".json", ".yaml", ".log")  # masked, because a URL may contain a password
+_MASKED = (".json", ".yaml", ".log")  # kinds of files whose addresses may contain a password
 MANIFEST = "manifest.json"
 _GZIP = b"\x1f\x8b"  # magic number
 _VERSION = 1
-# files whose digests are recorded in other files
-_BOUND = (run_folder.KEY, run_folder.SUMMARY, run_folder.RESULT, run_folder.PROVENANCE, run_folder.PLAN)
+# files that can't be masked, as other files hold their digests
+_SEALED = (run_folder.KEY, run_folder.SUMMARY, run_folder.RESULT, run_folder.PROVENANCE, run_folder.PLAN)
 _AGAIN = "another copy of the archive, or doit export KEY once more where the run's folder is"
 _LARGEST_BYTES = 16 << 30  # unpacked size of the whole archive
 _LARGEST_JSON = 256 << 20  # JSON files are read as a whole
@@ -46,7 +48,7 @@ _LARGEST_MANIFEST = 64 << 20  # 160 bytes per file for the maximal number of fil
 def export(
     folder: RunFolder, *, root: Path, to: Path, weights: bool, say: Callable[[str], None] = lambda _: None
 ) -> int:
-    """Write the archive atomically and return its size in bytes. ``say`` reports files that are left out.
+    """Write the archive atomically to ``to`` and return its size in bytes. ``say`` gets notes on left out files.
 
     Raises:
         AlteredError: a file to export isn't what was written.
@@ -103,11 +105,10 @@ def export(
 
 
 def unpack(archive: Path, place: Path, *, root: Path) -> RunFolder:
-    """Unpack an archive below ``place``, which appears once every byte was checked, and return the run.
+    """Check an archive, unpack it below ``place``, which isn't made before, and return the run.
 
-    Only plain files with paths inside the run's folder are accepted, at most 16 GiB in total. ``root``: the project,
-    where the cache of parsed sources lies. Raises UsageError: it is no such archive, was altered, or holds something
-    that ``export`` never writes.
+    Only plain files with paths inside the run's folder are accepted, at most 16 GiB in total. ``root``: the project.
+    Raises UsageError: it is no such archive, was altered, or holds something that ``export`` never writes.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     prefix = temporary_prefix(f".{place.name}")
@@ -185,9 +186,9 @@ def _member(folder: RunFolder, path: Path) -> tuple[str, bytes]:
     """
     name, content = path.relative_to(folder.path).as_posix(), path.read_bytes()
     kept = content
-    if name.endswith(_MAY_HOLD_ADDRESSES):
+    if name.endswith(_MASKED):
         kept = hide(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
-    if kept != content and (name in _BOUND or name.startswith(f"{run_folder.CODE}/")):
+    if kept != content and (name in _SEALED or name.startswith(f"{run_folder.CODE}/")):
         raise PacelineError(
             f"{path} holds a login in an address (https://user:password@…): without it, it would be "
             "another file than the run was made of",

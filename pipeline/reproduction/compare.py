@@ -28,7 +28,7 @@ from trainers.contract import run_folder
 _STEPS = ("steps", "epochs")
 _COMPARED = ("weights_sha256", *_STEPS)
 _OF_SCRIPT = "outputs/"
-_BESIDES = ("outputs/workdir/", "checkpoints/", "nodes/")  # files of a script that weren't declared as results
+_UNDECLARED = ("outputs/workdir/", "checkpoints/", "nodes/")  # files of a script that weren't declared as results
 _LOGS = (".jsonl", ".log", "training_args.bin")  # these and TensorBoard files contain time stamps
 _UNIT = "(s|ms|us|secs?|seconds?|minutes?|hours?)"
 _TIME = re.compile(
@@ -43,8 +43,8 @@ _RANKS = ("nnodes", "world_size")  # not compared with trainer.shards, where any
 _SEEDS = {"seed", "program.args.seed"}
 _FEWEST = 3  # runs needed for a spread
 _ACCURACY = "test/accuracy"
-_REACH = 2 * math.sqrt(2)
-_QUIET = ("hostname", "memory_bytes")  # differ from host to host and decide nothing
+_REACH = 2 * math.sqrt(2)  # allowed difference of a metric on other hardware, in standard deviations over seeds
+_INDIFFERENT = ("hostname", "memory_bytes")  # differ from host to host and decide nothing
 
 
 def is_time(name: str) -> bool:
@@ -59,18 +59,16 @@ class Verdict:
     run: str  # the key of the recorded run
     repeated_key: str  # the key of its reproduction
     outcome: tuple[Difference, ...]  # differences in weights, metrics or steps; none if the run was reproduced
-    key: tuple[Difference, ...]  # differences of the keys, as possible causes
-    surroundings: tuple[Difference, ...]  # differences of hosts and lock, as possible causes
-    # the name of the results that were compared: weights_sha256, or a script's ``outputs`` or ``files``
-    compared: str = "weights_sha256"
-    # files that a script left in its working directory, in its checkpoints or on other hosts. They may contain times,
-    # so if some differ, the other results decide; without other results, nothing is decided
+    key: tuple[Difference, ...]  # differences of the keys, which may be the cause
+    surroundings: tuple[Difference, ...]  # differences of hosts and requirements.lock, which may be the cause
+    compared: str = "weights_sha256"  # what was compared: this, or of a script ``outputs`` or ``files``
+    # files in a script's working directory, in its checkpoints and on other hosts. They may contain times, so if some
+    # differ, the other results decide; without other results nothing is decided
     besides: tuple[str, ...] = ()
-    besides_differing: tuple[str, ...] = ()  # those of ``besides`` that differ
+    besides_differing: tuple[str, ...] = ()
     times: tuple[str, ...] = ()  # metrics that were left out: times and rates, and those that the user named
     nothing: bool = False  # the run left nothing that could be compared
-    # the difference in hardware because of which bits can't be compared; None: there is none
-    hardware: str | None = None
+    hardware: str | None = None  # how the hardware differs, so that bits can't be compared; None: it doesn't
     reach: Mapping[str, float] = field(default_factory=dict)  # metric → allowed difference on other hardware
 
     @property
@@ -79,10 +77,8 @@ class Verdict:
 
     @property
     def within_spread(self) -> bool:
-        """True if only bits differ, which other hardware explains.
-
-        At least one metric was compared, and none is too far.
-        """
+        """True if the hardware is another one, and each metric that could be judged (at least one) differs by no more
+        than is allowed then."""
         return not self.reproduced and self.hardware is not None and bool(self.reach) and not self.far
 
     @property
@@ -109,8 +105,11 @@ def compare(
 ) -> Verdict:
     """Compare the outcome, the parts of the key, and the hosts' environments field by field.
 
-    ``ignored``: name patterns of metrics that are not compared. ``hardware``: a known difference of the hosts'
-    hardware; None: derived from the two results. ``reach``: metric → allowed difference on other hardware.
+    Args:
+        again: the reproduction.
+        ignored: glob patterns of metrics that aren't compared.
+        hardware: how the hardware differs, if that is known; None: it is read from both results.
+        reach: metric → allowed difference on other hardware.
     """
     again_result, parts = again.read_result(), again.read_json(run_folder.KEY) or {}
     result = again_result.fields if again_result is not None else {}
@@ -148,7 +147,7 @@ def compare(
 
 
 class _Files(NamedTuple):
-    """The compared files of a script; none for the classifier."""
+    """How the files of a script compare; empty for Paceline's own trainer."""
 
     equal: tuple[str, ...] = ()  # result files that are equal except for times
     besides: tuple[str, ...] = ()  # see Verdict
@@ -160,7 +159,8 @@ def _compare_files(recipe: Recipe, again: RunFolder, result: Mapping[str, Any], 
     if not recipe.result.get("program"):
         return _Files()
     before, after = (
-        {name: file["sha256"] for name, file in _files(fields, _BESIDES).items()} for fields in (recipe.result, result)
+        {name: file["sha256"] for name, file in _files(fields, _UNDECLARED).items()}
+        for fields in (recipe.result, result)
     )
     besides = sorted({*before, *after})
     others = [name for name in besides if before.get(name) != after.get(name)]
@@ -175,13 +175,13 @@ def _compare_files(recipe: Recipe, again: RunFolder, result: Mapping[str, Any], 
 def _outcome(result: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
     names = _COMPARED if "shards" in (parts.get("topology") or {}) else (*_COMPARED, *_RANKS)
     named = _files(result, (_OF_SCRIPT,)) if result.get("program") else {}
-    made = {name: file["sha256"] for name, file in named.items() if not name.startswith(_BESIDES)}
+    made = {name: file["sha256"] for name, file in named.items() if not name.startswith(_UNDECLARED)}
     return {**{name: result.get(name) for name in names}, **made, **(result.get("metrics") or {})}
 
 
 def _same_but_times(first: RunFolder, second: RunFolder, names: Sequence[str]) -> list[str]:
-    """Return the JSON and CSV files that are equal except for times, rates and the path of the run folder."""
-    names = [name for name in names if name.startswith((_OF_SCRIPT, *_BESIDES)) and name.endswith((".json", ".csv"))]
+    """Return the JSON and CSV files of ``names`` that are equal except for times, rates and the run folder's path."""
+    names = [name for name in names if name.startswith((_OF_SCRIPT, *_UNDECLARED)) and name.endswith((".json", ".csv"))]
     return [name for name in names if (text := _without_times(first, name)) and text == _without_times(second, name)]
 
 
@@ -215,11 +215,11 @@ def _files(result: Mapping[str, Any], tops: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _surroundings(provenance: Mapping[str, Any], result: Mapping[str, Any], nodes: int) -> dict[str, Any]:
-    """Collect host facts by node rank instead of name, because hosts may have other names here."""
+    """Return facts of the first ``nodes`` hosts by node rank, as hosts may have other names here."""
     hosts = _hosts(provenance)[:nodes]
     ran = [*(result.get("nodes") or ()), *({} for _ in hosts)]  # runs of earlier versions have no node entries
     by_node = {
-        f"node{rank}": {name: value for name, value in {**host, **ran[rank]}.items() if name not in _QUIET}
+        f"node{rank}": {name: value for name, value in {**host, **ran[rank]}.items() if name not in _INDIFFERENT}
         for rank, host in enumerate(hosts)
     }
     return {"config": {**by_node, LOCK: provenance.get("lock_sha256"), "precision": result.get("precision")}}
@@ -231,12 +231,12 @@ def _hosts(provenance: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 # -------------------------------------------------------------------------------------- spread of seeds
 def reach_of_seeds(recipe: Recipe, runs_dir: Path) -> dict[str, float]:
-    """Return metric → the usual maximal difference between runs with other seeds.
+    """Return metric → the difference that is allowed on other hardware.
 
-    Other arithmetic moves a training about as far as another seed. Two values of the same spread differ by less than
-    2√2 of it in about 95 of 100 cases. The spread comes from the finished runs in ``runs_dir`` that differ only in the
-    seed, at least three with the run itself. With fewer runs only the test accuracy has an allowance, from the number
-    of its images.
+    Other arithmetic moves a training about as far as another seed does, so 2√2 standard deviations over seeds are
+    allowed: two values of that spread differ by less in about 95 of 100 cases. The seeds are those of the finished runs
+    in ``runs_dir`` that differ in nothing else, at least three with the run itself. With fewer, only the test accuracy
+    is judged, by the number of its images.
     """
     by_key: dict[str, Mapping[str, Any]] = {recipe.folder.key: recipe.result.get("metrics") or {}}
     for key, parts in index.finished_parts(runs_dir).items():

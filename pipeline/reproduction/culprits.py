@@ -1,4 +1,4 @@
-"""Why a killed run comes out differently, by its checkpoints (nothing is unpickled), its metrics and its files."""
+"""Why a killed run comes out differently, by its code, checkpoints (nothing is unpickled), metrics and files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder
 
 OPTIMIZER, RANDOM, SCHEDULE = "optimizer", "random", "schedule"
-"""Kinds of state that a checkpoint may hold."""
+"""Kinds of state that a checkpoint may hold; RANDOM are the states of random number generators."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d(\.\d+)?)?|\b1[5-9]\d{8}(\.\d+)?\b")
 """Matches a date, a time of day, and unix time."""
 _SETS_RANDOM = re.compile(r"set_rng_state|(?<![_\w])set_?state\(")
@@ -41,7 +41,10 @@ _SCHEDULES = re.compile(r"lr_scheduler|LRScheduler|(?:Step|Lambda|Cycle|Annealin
 
 
 class Culprit(Enum):
-    """What makes a killed run come out differently. Each value is the finding, and how to mend it."""
+    """What makes a killed run come out differently: the finding, and how to mend it."""
+
+    def __init__(self, finding: str, mend: str) -> None:
+        self.finding, self.mend = finding, mend
 
     NO_CHECKPOINT = (
         "no checkpoint was found after a kill, and starting over gave other results",
@@ -96,26 +99,26 @@ class Culprit(Enum):
 STATES = frozenset(
     {Culprit.OPTIMIZER, Culprit.RANDOM, Culprit.OPTIMIZER_AND_RANDOM, Culprit.SCHEDULE, Culprit.NOT_SHOWN}
 )
-"""Culprits that are a state which a checkpoint lacks. It may lack several, of which one is named for sure."""
+"""Culprits that are a state which a checkpoint lacks. It may lack more states than the one that is named."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """One kill."""
+    """One kill of an attempt."""
 
-    after_s: float  # seconds after its attempt began
-    checkpoint: str | None  # path in the run folder of the newest one at that moment
-    holds: frozenset[str] = frozenset()  # the kinds of state that this checkpoint names, see ``state_kinds``
+    after_s: float  # since the attempt began
+    checkpoint: str | None  # the newest one at that moment, by its path in the run folder
+    holds: frozenset[str] = frozenset()  # the kinds of state in this checkpoint (``state_kinds``)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """What the code of a run does, by the names in it. A library that trains (transformers) saves all states itself.
+    """What the code of a run restores, by the names in it. A library that trains (transformers) restores all states.
 
     Attributes:
         loads: the kinds of state that a call of ``load_state_dict`` names.
-        forgets: the kinds that no call names, although the code has them and loads others by name.
-        unrestored: the global generators of random numbers that it draws from, and never sets the state of.
+        forgets: the kinds that the code has and no such call names, although others are named.
+        unrestored: the global random number generators that it draws from without ever setting their state.
     """
 
     restores_random: bool = False
@@ -135,7 +138,8 @@ class Code:
         has_optimizer_state = "SGD(" not in text or _KEEPS_STATE.search(text) is not None
         calls = [*_LOADS.finditer(text)]
         loads = frozenset(kind for kind, name in _NAMES.items() if any(name.search(call[0]) for call in calls))
-        in_loop = any(re.search(rf"\bfor\b.*\b{call[1]}\b.*\bin\b", text) for call in calls)  # any kind, then
+        # in a loop over several objects, a call names none of their kinds
+        in_loop = any(re.search(rf"\bfor\b.*\b{call[1]}\b.*\bin\b", text) for call in calls)
         has = {kind for kind, exists in ((OPTIMIZER, has_optimizer_state), (SCHEDULE, has_schedule)) if exists}
         return cls(
             restores_random=_SETS_RANDOM.search(text) is not None,
@@ -153,16 +157,16 @@ class Code:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The differences between a run and its repetition, which was killed."""
+    """How a run and its repetition, which was killed, differ."""
 
-    kills: tuple[Kill, ...]  # those of the repetition
+    kills: tuple[Kill, ...]  # of the repetition
     resumed_at: tuple[int, ...] = ()  # the first step that each attempt after the first one logged, if it logged any
     differs_at: int | None = None  # the first step whose metrics differ
     started_over: bool = False  # the last attempt began at the run's first step
     lacks_last: bool = False  # the only difference is that metrics of the last step are missing
     only_totals: bool = False  # the only differences are in metrics that are logged once, at the end
-    # a metric that both logged at a step has another value. The first row after a resume doesn't count, because a mean
-    # since the last row (transformers' loss) is there over fewer steps
+    # a metric that both logged at a step has another value. Not in the first row after a resume, where a mean since the
+    # last row (transformers' loss) is over fewer steps
     values_differ: bool = False
     tensors_differ: tuple[str, ...] = ()  # files that the script saved besides its results and whose tensors differ
     files_alone: bool = False  # the metrics of all steps are equal, and files differ by times and paths alone
@@ -172,12 +176,12 @@ class Evidence:
 
     @property
     def reads_nothing(self) -> bool:
-        """True if it starts over and no value differs: some would, had it read anything from a checkpoint."""
+        """True if it starts over without reading its checkpoint: else some value would differ."""
         return self.started_over and not self.values_differ
 
     @property
     def lacks(self) -> list[str]:
-        """The kinds of state that the code has, and that the checkpoint at one of the kills lacked."""
+        """The kinds of state that the code has and that the checkpoint of at least one kill lacked."""
         exists = {OPTIMIZER: self.code.has_optimizer_state, RANDOM: True, SCHEDULE: self.code.has_schedule}
         saved = [kill.holds for kill in self.kills if kill.checkpoint is not None]
         return [kind for kind in exists if exists[kind] and not all(kind in holds for holds in saved)]
@@ -219,8 +223,8 @@ def gather(folder: RunFolder, again: RunFolder, verdict: Verdict, kills: Sequenc
 def culprit(evidence: Evidence) -> Culprit:
     """Return what made the results differ.
 
-    The loss of the first step after a resume depends on weights, order of data and random state; the optimizer's state
-    shows one step later. Only a run that logs every step shows that; for others the names in the checkpoint decide.
+    Weights, order of data and random state show in the loss of the first step after a resume, the optimizer's state one
+    step later. Where not every step is logged, the names in the checkpoint decide.
     """
     code = evidence.code
     if evidence.files_alone and not evidence.tensors_differ:
@@ -270,7 +274,7 @@ def _metrics_by_step(rows: Iterable[metrics_file.MetricsRow], ignored: Sequence[
 
 
 def _are_epochs(rows: Iterable[metrics_file.MetricsRow]) -> bool:
-    """Return True if the steps are epochs, as of a script that prints a line for each epoch."""
+    """Return True if the steps are numbers of epochs: the script prints a line for each epoch."""
     return all(row.step == row.epoch for row in rows)
 
 
@@ -300,8 +304,7 @@ def rows_by_attempt(run_dir: Path) -> list[list[metrics_file.MetricsRow]]:
     begun = {entry.attempt: entry.time for entry in entries if entry.state is State.RUNNING}
     by_attempt: dict[int, list[metrics_file.MetricsRow]] = {number: [] for number in sorted(begun)}
     for row in metrics_file.rows(run_dir / run_folder.METRICS):
-        # A row has the id of its attempt (metrics of a CSV file) or the time at which it was printed. It may be
-        # recorded only when a later attempt has begun, so the earlier of both counts.
+        # By its time, or by the id of its attempt if that is an earlier one: a row may be recorded late.
         candidates = [number for number, time_s in begun.items() if time_s <= row.time_s]
         if row.attempt_number is not None:
             candidates = [number for number in candidates if number <= row.attempt_number]
@@ -311,12 +314,12 @@ def rows_by_attempt(run_dir: Path) -> list[list[metrics_file.MetricsRow]]:
 
 
 def first_steps(attempts: Sequence[Sequence[metrics_file.MetricsRow]]) -> list[int | None]:
-    """Return the first step that each attempt logged; None for an attempt without rows, see ``rows_by_attempt``."""
+    """Return the first step of each attempt of ``rows_by_attempt``; None for an attempt without rows."""
     return [min((row.step for row in rows), default=None) for rows in attempts]
 
 
 def resumed_at(starts: Sequence[int | None]) -> tuple[int, ...]:
-    """Return those of ``first_steps`` at which an attempt went on; one at the run's first step has started over."""
+    """Return the ``first_steps`` of attempts that resumed. One that begins at the run's first step has started over."""
     known = [step for step in starts if step is not None]
     return tuple(step for step in starts[1:] if step is not None and step > min(known))
 
@@ -325,13 +328,13 @@ def resumed_at(starts: Sequence[int | None]) -> tuple[int, ...]:
 def _differ_by_times(folder: RunFolder, again: RunFolder, verdict: Verdict) -> bool:
     """Return True if each differing file has equal tensors, or text that differs in times and the folder's path."""
     for item in verdict.outcome:
-        before, after = (_without_times(run.path, item.field) for run in (folder, again))
+        before, after = (_content_without_times(run.path, item.field) for run in (folder, again))
         if before is None or before != after:
             return False
     return True
 
 
-def _without_times(run_dir: Path, name: str) -> object:
+def _content_without_times(run_dir: Path, name: str) -> object:
     """Return a file's tensors, or its text without times and paths; None for another kind of file."""
     if (tensors := tensors_in(run_dir / name)) is not None:
         return tensors
@@ -343,7 +346,7 @@ def _without_times(run_dir: Path, name: str) -> object:
 
 
 def _other_numbers(folder: RunFolder, again: RunFolder, name: str) -> bool:
-    """Return True if both files are of ``torch.save`` and their tensors differ, random states aside."""
+    """Return True if both files are of ``torch.save`` and their tensors differ, apart from random states."""
     before, after = (tensors_in(run.path / name, random_states=False) for run in (folder, again))
     return before is not None and after is not None and before != after
 
@@ -413,7 +416,7 @@ def _storages(file: IO[bytes]) -> dict[str, str]:
 
 
 def _texts(path: Path) -> Iterator[str]:
-    """Yield the texts in a checkpoint that may name a part of it; a torn file or one of unknown form has none."""
+    """Yield the texts in a checkpoint that may name a part of it; none of a torn file or one of another format."""
     if path.is_dir():
         for inside in sorted(path.rglob("*")):
             yield inside.name

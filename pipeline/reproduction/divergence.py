@@ -1,5 +1,5 @@
-"""Where two trainings part: the first step, rank and tensor that differ, and the first operator of two replays, which
-train a few steps again, on this computer and with the run's own code.
+"""Where two trainings diverge (`doit diff`): the first step, ranks and tensor whose digests differ, and the first torch
+operator whose results differ when a few steps of both are trained again here (a replay), with each run's own code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder, variables
 
 KINDS = ("inputs", "buffers", "gradients", "weights", "optimizer")
-"""Kinds of tensors of a step, in the order in which their differences are reported: earlier ones explain later ones."""
+"""Kinds of tensors of a step. The first that differs is reported, as it explains the later ones."""
 
 Tensor = tuple[str, str]
 """A tensor of a step: its kind, and its name in the network."""
@@ -32,25 +32,28 @@ Digests = Mapping[int, Mapping[int, Mapping[Tensor, int]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """The first digested step that differs."""
+    """The first digested step at which tensors differ.
+
+    Of these it names those that differ on the fewest ranks, as averages spread a difference to all, and of the first
+    kind in KINDS.
+    """
 
     step: int
-    equal: int  # the last digested step before it, at which all tensors are equal; 0: there is none
-    # the fewest ranks on which a tensor differs, because a difference on few ranks spreads to all by averages
+    equal: int  # the digested step before it, at which all tensors are equal; 0: there is none
     ranks: tuple[int, ...]
-    kind: str  # of the tensors that differ on these ranks, the first of KINDS
-    names: tuple[str, ...]  # of the tensors of this kind
+    kind: str
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The first difference of two replays."""
+    """The first difference of two replays: an operator's results, or a tensor that was changed by none."""
 
     step: int
     ranks: tuple[int, ...]
-    operator: str  # torch's name of it; if tensors were changed between operators, their kind (one of KINDS)
+    operator: str  # torch's name; of a changed tensor its kind (one of KINDS)
     module: str  # that called the operator; the name of the changed tensor
-    cause: str  # data, randomness, arithmetic, communication, or state: changed by no operator of the step
+    cause: str  # one of _CAUSES
 
 
 class Recorded(NamedTuple):
@@ -92,8 +95,9 @@ def read(run_dir: Path) -> Digests:
 
 
 def first_difference(first: Digests, second: Digests) -> tuple[Parting | None, tuple[int, ...]]:
-    """Return where the digests of two runs part (None: nowhere), and the steps that both have. Raises PacelineError: no
-    step is in both, or the ranks or the networks aren't the same.
+    """Return the first difference of two runs' digests (None: they are equal), and the steps that both have.
+
+    Raises PacelineError: no step is in both, or the ranks or the networks aren't the same.
     """
     common_steps = sorted(first.keys() & second.keys())
     if not common_steps:
@@ -217,8 +221,9 @@ _LIMIT_S = 3600.0
 
 
 def replay(folder: RunFolder, work: Path, *, first: int, last: int, ranks: int) -> Path:
-    """Train steps up to ``last`` again in ``work``, recording operators from step ``first`` on; return ``work``. Raises
-    PacelineError: the replay failed; the text has the end of what the ranks printed.
+    """Train steps up to ``last`` again in ``work``, recording operators from step ``first`` on; return ``work``.
+
+    Raises PacelineError: the replay failed; its text ends with what the ranks printed last.
     """
     prepare(folder.path, work, first=first)
     code = folder.code if folder.code.is_dir() else Path.cwd()

@@ -1,6 +1,5 @@
-"""Kill a repetition of a run at moments drawn from a seed: by what its log and metrics show, else by time.
-
-A busy computer trains at another pace than when the run was made; lines that name epoch or step show how far it is.
+"""Kill a repetition of a run at moments drawn from a seed. How far it is shows in log lines and metrics that name epoch
+or step, as a busy computer trains more slowly than when the run was made; without any, time decides.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ _Position = tuple[float, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """When to kill.
+    """When to kill, and how the finished run went.
 
     Attributes:
-        shares: ascending shares of the training, over all attempts.
-        positions: those that the finished run showed, ascending; () if they don't show while it runs.
-        are_rows: they are steps in metrics.jsonl, not printed.
-        first_row_s: seconds from the begin of an attempt to its first row of metrics.
-        trained_s: seconds from the first row to the last one.
+        shares: of the training over all attempts at which to kill, ascending.
+        positions: of the finished run, ascending; () if they can't be seen while it runs.
+        are_rows: the positions are those of rows in metrics.jsonl, not of printed lines.
+        first_row_s: from the begin of an attempt to its first row of metrics.
+        trained_s: from the first row to the last one.
     """
 
     shares: tuple[float, ...]
@@ -52,10 +51,9 @@ class Moments:
 
 
 def draw_moments(timed: RunFolder, kills: int, seed: int, *, sooner: float = 1.0) -> Moments:
-    """Draw the moments of so many kills from a seed, within the training of the finished run ``timed``.
+    """Draw the moments of ``kills`` kills from a seed, within the training of the finished run ``timed``.
 
-    Args:
-        sooner: factor of the drawn moments.
+    ``sooner``: a factor of the drawn shares.
     """
     entries = journal.read(timed.journal)
     begun = max((entry.time for entry in entries if entry.state is State.RUNNING), default=0.0)
@@ -64,12 +62,12 @@ def draw_moments(timed: RunFolder, kills: int, seed: int, *, sooner: float = 1.0
     times = [row.time_s for row in rows]
     first, last = (min(times), max(times)) if len(times) > 1 else ((begun + ended) / 2, ended)
     chance = random.Random(seed)
-    # one in each of so many equal parts: a state that changes late shows only if a late kill is among them
+    # one kill in each of ``kills`` equal parts: a state that changes late shows only after a late kill
     between = (_LATEST - _EARLIEST) / max(1, kills)
     shares = [(_EARLIEST + (number + chance.random()) * between) * sooner for number in range(kills)]
     logs = (timed.path / run_folder.ATTEMPTS).glob("*/*.log")
     printed = [position for log in logs for position in _printed_in(log)]
-    # metrics that are printed reach metrics.jsonl at the end of an attempt, those of other sources while it runs
+    # printed metrics reach metrics.jsonl only at the end of an attempt
     positions = {(0.0, row.step) for row in rows} if not printed else {one for one in printed if one is not None}
     return Moments(
         shares=tuple(shares),
@@ -81,12 +79,9 @@ def draw_moments(timed: RunFolder, kills: int, seed: int, *, sooner: float = 1.0
 
 
 class Killer:
-    """Kills the only run below ``runs_dir`` once in each attempt, further and further into the training.
+    """Kills the only run below ``runs_dir`` once in each attempt, later and later in the training.
 
-    An attempt goes on where its checkpoint was saved; without a checkpoint it trains what the attempt before it did.
-
-    Args:
-        awaits_checkpoint: the last kill waits until there is a checkpoint.
+    ``awaits_checkpoint``: the last kill waits until there is a checkpoint.
     """
 
     def __init__(
@@ -98,7 +93,7 @@ class Killer:
         self._awaits_checkpoint = awaits_checkpoint
         self._progress = _Progress(moments, 0)
         self._killed_at = 0.0  # unix time of the last kill
-        self._began_s = 0.0  # seconds of training before this attempt
+        self._began_s = 0.0  # seconds of training that this attempt needs not repeat, by earlier checkpoints
         self._saved_at = 0.0  # unix time at which the first checkpoint was seen
 
     @property
@@ -106,7 +101,7 @@ class Killer:
         return next((path.parent for path in self._runs_dir.glob(f"*/{run_folder.JOURNAL}")), None)
 
     def kill_if_due(self, command_pid: int) -> None:
-        """Once it is time, kill the ranks, or stop the command if they run on other computers."""
+        """Kill the ranks once it is time; if they run on other computers, stop the command."""
         if not self._remaining or (run_dir := self.run_dir) is None:
             return
         entries = journal.read(run_dir / run_folder.JOURNAL)
@@ -132,30 +127,29 @@ class Killer:
         self._say(f"killed after {after_s} s ({len(pids)} processes)" if pids else f"stopped after {after_s} s")
 
     def _share(self, run_dir: Path, attempt: int, trains_from: float) -> float:
-        """Return how much of the training is done."""
+        """Return the share of the training that is done."""
         if self._moments.positions:
             if self._progress.attempt != attempt:
                 self._progress = _Progress(self._moments, attempt)
             return self._progress.share(run_dir)
-        # not before it trains
         since = time.time() - trains_from
         return (self._began_s + since) / max(self._moments.trained_s, 1e-3) if since >= 0.0 else 0.0
 
     def _has_checkpoint(self, run_dir: Path) -> bool:
-        """Return True if there is a checkpoint that was seen half a second ago, so that it is completely written."""
+        """Return True if a checkpoint has been there for half a second, after which it is written completely."""
         if newest_checkpoint(run_dir) is None:
             return False
         self._saved_at = self._saved_at or time.time()
         return time.time() - self._saved_at >= _WRITTEN_S
 
     def look_again(self) -> None:
-        """Add the newest checkpoint to the last kill, if other hosts have sent one only after it."""
+        """Add the newest checkpoint to the last kill, if another host has sent one only after it."""
         if self.kills and self.kills[-1].checkpoint is None and self.run_dir is not None:
             self.kills[-1] = _kill(self.run_dir, self.kills[-1].after_s)
 
 
 class _Progress:
-    """Follows the positions that an attempt shows."""
+    """Follows how far an attempt is, by the positions that it shows."""
 
     def __init__(self, moments: Moments, attempt: int) -> None:
         self.attempt = attempt
@@ -163,10 +157,10 @@ class _Progress:
         self._read_bytes: dict[Path, int] = {}
         self._passed = 0  # of the finished run's positions
         self._since = 0.0  # monotonic time at which the last one was seen
-        self._between_s = moments.trained_s / max(1, len(moments.positions) - 1)
+        self._between_s = moments.trained_s / max(1, len(moments.positions) - 1)  # from one position to the next
 
     def share(self, run_dir: Path) -> float:
-        """Return how much of the training is done; between two positions by the time from one to the next."""
+        """Return the share of the training that is done, between two positions by time."""
         seen = self._steps(run_dir) if self._moments.are_rows else self._printed(run_dir)
         passed = max((bisect_right(self._moments.positions, one) for one in seen), default=0)
         now = time.monotonic()
@@ -180,7 +174,7 @@ class _Progress:
         return (self._passed + behind) / len(self._moments.positions)
 
     def _printed(self, run_dir: Path) -> Iterator[_Position]:
-        """Yield the positions of lines that are new in the logs."""
+        """Yield the positions in lines of the logs that are new since the last call."""
         for log in (run_dir / run_folder.ATTEMPTS / str(self.attempt)).glob("*.log"):
             with suppress(OSError), log.open("rb") as file:
                 file.seek(self._read_bytes.get(log, 0))
@@ -196,7 +190,7 @@ class _Progress:
 
 
 def _printed_in(log: Path) -> Iterator[_Position | None]:
-    """Yield those of a whole log. Raises OSError."""
+    """Yield ``_printed_positions`` of a whole log. Raises OSError."""
     with log.open("rb") as file:
         yield from _printed_positions(line.rstrip(b"\n") for line in file)
 
@@ -210,7 +204,7 @@ def _printed_positions(lines: Iterable[bytes]) -> Iterator[_Position | None]:
 
 
 def saved_s(run_dir: Path, since: float) -> float:
-    """Return the seconds from ``since`` (unix time) to the newest checkpoint; 0 without a later one."""
+    """Return the seconds from ``since`` (unix time) to the newest checkpoint; 0 if none was saved later."""
     newest = newest_checkpoint(run_dir)
     with suppress(OSError):  # removed meanwhile
         return max(0.0, newest.stat().st_mtime - since) if newest is not None else 0.0

@@ -41,12 +41,10 @@ class Proof:
     """The result of a proof."""
 
     verdict: Verdict  # the comparison of the results
-    evidence: Evidence  # its ``resumed_at`` is that of the recorded run if ``was_resumed``, else that of the repetition
-    # why equal results prove nothing, as words that follow the run's key; '' if they prove something
-    unproven: str = ""
-    # the recorded run itself was resumed, and an undisturbed repetition differs from there on
-    was_resumed: bool = False
-    offer: str = ""  # the override that would give the script its checkpoint, or ''
+    evidence: Evidence  # with ``resumed_at`` of the recorded run if ``was_resumed``, else of the repetition
+    unproven: str = ""  # why equal results prove nothing, or ''
+    was_resumed: bool = False  # the recorded run itself was; an undisturbed repetition differs from there on
+    offer: str = ""  # the argument that would give the script its checkpoint, or ''
     culprit: Culprit | None = None  # why the results differ; None if they are equal
 
     @property
@@ -64,16 +62,19 @@ def prove(
 ) -> Proof:
     """Repeat a finished run below ``work``, kill it ``kills`` times, and compare.
 
-    ``root``: the project. ``kills``: 0 repeats it undisturbed. Call it with more only once an undisturbed repetition
-    was equal. ``seed``: of the moments of the kills. Raises PacelineError: the run can't be repeated, or failed for
-    another reason than a kill.
+    Args:
+        root: the project.
+        kills: 0 repeats it undisturbed; only if that is equal, kills prove something.
+        seed: of the moments of the kills.
+
+    Raises PacelineError: the run can't be repeated, or failed for another reason than a kill.
     """
     runs_dir, settings = work / "runs", checkpoints.settings_of(folder.path)
     resumes = settings is not None and settings.resumes
     awaits_checkpoint = True
     steps = {row.step for row in metrics_file.rows(folder.path / run_folder.METRICS)}
     for sooner in _SOONER:
-        timed = _repetition(runs_dir) or folder  # the newest repetition shows best how long one takes now
+        timed = _repetition(runs_dir) or folder  # a repetition shows best how long one takes now
         moments = draw_moments(timed, kills, seed, sooner=sooner)
         killer = Killer(runs_dir, moments, say, awaits_checkpoint=awaits_checkpoint)
         verdict = reproduce(
@@ -82,8 +83,7 @@ def prove(
         )  # fmt: skip
         again = _repetition(runs_dir) or folder
         starts = first_steps(rows_by_attempt(again.path))
-        # by {resume}, or by itself, as one of its attempts has shown
-        resumes = resumes or bool(resumed_at(starts))
+        resumes = resumes or bool(resumed_at(starts))  # also without {resume}, if an attempt has shown it
         awaits_checkpoint = resumes or any(kill.checkpoint for kill in killer.kills)
         unproven = _unproven(killer.kills, starts, steps, resumes=resumes)
         if not kills or not unproven:
@@ -121,12 +121,12 @@ def _train(killer: Killer, words: Sequence[str], secrets: Mapping[str, str], *, 
 def _unproven(kills: Sequence[Kill], starts: Sequence[int | None], steps: Collection[int], *, resumes: bool) -> str:
     """Return why a repetition proves nothing, or ''.
 
-    ``starts``: the first step that each attempt of the repetition logged, see ``first_steps``. ``steps``: the logged
-    steps of the run; an attempt that begins at the last of several has only evaluated again. ``resumes``: the script
-    takes its checkpoint by {resume}, or was seen to go on from one by itself.
+    ``starts``: ``first_steps`` of the repetition. ``steps``: all steps that the recorded run logged. ``resumes``: the
+    script goes on from its checkpoint, by {resume} or by itself.
     """
     if not kills:
         return "it had ended before it could be killed"
+    # an attempt that begins at the last of several steps has only evaluated again
     trained_nothing = starts[-1:] == [None] or (len(steps) > 2 and starts[-1:] == [max(steps)])
     if len(starts) > 1 and trained_nothing and any(step is not None for step in starts):
         return "it was killed behind its last checkpoint, with nothing left to train"
@@ -136,7 +136,7 @@ def _unproven(kills: Sequence[Kill], starts: Sequence[int | None], steps: Collec
 
 
 def _interruption(run_dir: Path) -> Kill:
-    """Return the interruption of a finished run as a kill with the newest checkpoint, also of its outputs."""
+    """Return the interruption of a finished run as a kill; its checkpoint may also be among its outputs."""
     newest = newest_checkpoint(run_dir) or workdir.newest_output(run_dir)
     holds = state_kinds(newest) if newest is not None else frozenset[str]()
     return Kill(after_s=0.0, checkpoint=None if newest is None else str(newest), holds=holds)
@@ -153,8 +153,8 @@ def text(proof: Proof) -> str:
         head = f"PROVEN {run}: {killed}, and {proof.verdict.compared}, metrics and steps are equal"
         return "\n".join([head, *_about_resume(proof)])
     names = ",".join(item.field for item in proof.verdict.outcome if item.field != "steps")
-    mend = culprit.value[1].replace("[NAME]", f"[{names or 'NAME'}]")
-    finding = [f"  culprit  {culprit.value[0]}", f"  mend     {mend}"]
+    mend = culprit.mend.replace("[NAME]", f"[{names or 'NAME'}]")
+    finding = [f"  culprit  {culprit.finding}", f"  mend     {mend}"]
     if evidence.kills:
         head = f"NOT PROVEN {run}: {killed}, it comes out otherwise"
         return "\n".join([head, *_about_resume(proof), *finding])
@@ -166,9 +166,8 @@ def text(proof: Proof) -> str:
 def _about_resume(proof: Proof) -> list[str]:
     """Return lines about the checkpoint that the repetition resumed from, and about what differs after it."""
     evidence, lines = proof.evidence, list[str]()
-    # of a file in the script's copy of the project, the path in the project
-    copied = re.compile(rf"^{run_folder.WORK}/.*?/code/")
-    saved = [copied.sub("", kill.checkpoint) for kill in evidence.kills if kill.checkpoint is not None]
+    project_copy = re.compile(rf"^{run_folder.WORK}/.*?/code/")
+    saved = [project_copy.sub("", kill.checkpoint) for kill in evidence.kills if kill.checkpoint is not None]
     if evidence.reads_nothing or not saved:
         why = f"{saved[-1]} was there and not read" if saved else "there was no checkpoint"
         lines.append(f"  resume   it starts over: {why}")

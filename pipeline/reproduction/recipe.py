@@ -1,5 +1,7 @@
-"""The recipe of a finished run, and its code restored in a separate checkout: the commit, from the clone or the export
-(git verifies its objects), with the run's patch; or, without a commit or of submodules, the copy in the run folder.
+"""What is needed to repeat a finished run: its recipe, and its code restored in a separate checkout.
+
+The code is the run's commit, from the clone or an export, with the run's patch. Of submodules, and without a commit, it
+is the copy in the run folder.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from pipeline.runs.folder import RunFolder, check_parts
 from trainers.contract import run_folder
 
 SOURCE = "source"
-"""In an exported run: the git pack of its commit, with which it needs no clone that has the commit."""
+"""Folder in an exported run with the git pack of its commit."""
 _ANOTHER_COPY = "another copy of the run folder, or its export"
 _LARGEST_COPIED = 1 << 20  # bytes per file of a project without a repository; code and settings are smaller
 
@@ -50,9 +52,7 @@ class Recipe:
 
 
 def read(folder: RunFolder, root: Path) -> Recipe:
-    """Read the recipe, after its parts were checked against each other and the key.
-
-    ``root`` is the project.
+    """Read the recipe of a run, and check its parts against each other and the key. ``root``: the project.
 
     Raises:
         PacelineError: the run isn't finished, its patch is missing, or it has neither a commit nor a copy of its code.
@@ -97,7 +97,7 @@ def read(folder: RunFolder, root: Path) -> Recipe:
 def checkout(
     recipe: Recipe, *, root: Path, place: Path, keep: bool, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[Path]:
-    """Yield the project's folder at the run's commit, with its patch applied and the run's own copies of code."""
+    """Yield the project as the run had it: its commit at ``place``, with its patch and its own copies of code."""
     shutil.rmtree(place, ignore_errors=True)  # left by a killed call
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -122,10 +122,8 @@ def checkout(
 
 
 def _read_commit(recipe: Recipe, commit: str, root: Path, place: Path) -> bool:
-    """Read the commit into the index of a new repository at ``place``: from the clone, else from an archive's packs.
-
-    Return True if it is from the clone. Raises PacelineError: neither has the commit.
-    """
+    """Read the commit into the index of a new repository at ``place``; return True if it is from the clone, False if
+    from an export's packs. Raises PacelineError: neither has the commit."""
     repository = git.common_folder(root) if git.has_commit(root, commit) else None
     if repository is not None:
         clone(repository, place, commit)
@@ -143,9 +141,9 @@ def _read_commit(recipe: Recipe, commit: str, root: Path, place: Path) -> bool:
 
 
 def _copy_project(root: Path, place: Path, recipe: Recipe) -> None:
-    """Copy the project's current small files (conf/, dodo.py) for a run without a commit.
+    """Copy the project's small files as they are now (conf/, dodo.py), for a run without a commit.
 
-    Hidden files, environments and results are left out.
+    Leaves out hidden files, virtual environments and results.
     """
     folders = (recipe.config.get("paths") or {}).values()
     results = {place.absolute(), *((root / str(path)).absolute() for path in folders)}
@@ -207,7 +205,7 @@ _FETCH_S = 600.0  # importing mlflow takes seconds of CPU time, on a busy host m
 
 
 def from_mlflow(run_id: str, uri: str, place: Path, *, runs_dir: Path) -> RunFolder:
-    """Download recipe and result of an MLflow run made on another host; return its run folder below ``place``.
+    """Download the recipe and the result of a run from its MLflow record; return a run folder of them below ``place``.
 
     Raises:
         UsageError: neither the store nor ``runs_dir`` has such a run, or it isn't one of Paceline's.
@@ -255,8 +253,8 @@ _ALONE = ("--window=0", "--no-reuse-object", "--compression=0", "--threads=1")  
 def clone(repository: Path, place: Path, commit: str) -> None:
     """Read the commit of ``repository`` into the index of a new repository at ``place``, without checking files out.
 
-    The run's patch is based on git's stored content, which filters and line-end conversion of a checkout may alter, so
-    it is applied to the index. Raises PacelineError: git refuses.
+    The run's patch is applied to the index, as filters and line-end conversion of a checkout could alter the content
+    that it was made from. Raises PacelineError: git refuses.
     """
     _run(repository, "clone", "--quiet", "--shared", "--no-checkout", str(repository), str(place))
     _take(place, commit)
@@ -265,8 +263,7 @@ def clone(repository: Path, place: Path, commit: str) -> None:
 def pack(repository: Path, commit: str, to: Path) -> None:
     """Write the commit, without history, as a git pack into the folder ``to``. Raises PacelineError.
 
-    git creates a pack in its object folder and renames it. That folder may be read-only or on another disk, so a
-    temporary object folder is used.
+    git makes a pack in an object folder: a temporary one, as the repository's may be read-only or on another disk.
     """
     env = {**git.without_checkout(repository), "GIT_NO_REPLACE_OBJECTS": "1"}
     listed = _run(repository, "rev-list", "--objects", "--no-walk", commit, env=env)

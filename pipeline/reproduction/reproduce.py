@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from pipeline.cluster.agent.host.hardware import hardware
 from pipeline.cluster.validation import usable_gpus
@@ -41,13 +40,13 @@ from trainers.contract import run_folder
 
 IGNORED = "program.ignore_metrics"
 _PATTERN = "program.metrics_pattern"
-WHERE = ("cluster", "paths", "tracking", "dataset.source", IGNORED)
-"""Settings that a reproduction may change. None counts in the key, except the topology of ranks."""
+CHANGEABLE = ("cluster", "paths", "tracking", "dataset.source", IGNORED)
+"""Settings that a reproduction may change. Of these only the topology of ranks counts in the key."""
 DEFAULTS = "defaults.yaml"
 _ADDRESSES = ("ssh_config", "hostfile")  # fields of the cluster group that name files relative to the project
 _MIRROR = "cluster.checkpoint_mirror"
 
-Say = Any
+Say = Callable[[str], None]
 Train = Callable[..., int]
 
 
@@ -66,7 +65,7 @@ def reproduce(
 
     Args:
         root: the project, whose repository has the run's commit (or the folder comes from an archive that has it).
-        overrides: new values for fields of WHERE; each replaces the run's override of the same field or group.
+        overrides: new values for fields of CHANGEABLE; each replaces the run's override of the same field or group.
         keep: leave the checkout of the run's code in ``work``.
         train: what runs the training and returns its exit code; None: ``train_again``.
 
@@ -89,7 +88,7 @@ def reproduce(
             stack.enter_context(held(work.parent / f"{work.name}.lock"))
         with waiting(say, "checking out the run's code"):
             project = stack.enter_context(checkout(recipe, root=root, place=work / run_folder.CODE, keep=keep, say=say))
-        # those of the user who trained the run, without the sections that this call replaces
+        # the defaults of the user who trained the run, without the sections that this call replaces
         replaced = {"paths", "tracking", *(_name(word) for word in overrides)}
         recorded = recipe.provenance.get("defaults") or {}
         defaults = {name: section for name, section in recorded.items() if name not in replaced}
@@ -99,7 +98,7 @@ def reproduce(
         write_json(work / DEFAULTS, defaults)
         shutil.rmtree(runs_dir, ignore_errors=True)  # from an earlier reproduction; this one must train again
         source = _source(recipe, overrides, (root, project))
-        _check_data(recipe, source, data_dir, say)
+        _prepare_inputs(recipe, source, data_dir, say)
         words = _overrides(recipe, overrides, root=root, project=project, source=source)
         for item in _topology_changes(recipe, words, root):
             say(f"  topology     {item}; other ranks, other weights")
@@ -183,8 +182,8 @@ def _overrides(
 def _own_words(recipe: Recipe, overridden: Collection[str]) -> list[str]:
     """Return the run's overrides without those of the fields and groups in ``overridden``.
 
-    The first ones are masked secrets from the defaults of the user who trained the run. Masked secrets are replaced by
-    references to environment variables of the same name.
+    They begin with the secrets in the defaults of the user who trained the run. Secrets, masked in the record,
+    become references to environment variables of the same names, where these are set.
     """
     replaced = ("paths", "tracking", "dataset.source", *overridden)
     values = {name: f"'${{oc.env:{name}}}'" for name in os.environ if re.fullmatch(r"\w+", name)}
@@ -195,10 +194,7 @@ def _own_words(recipe: Recipe, overridden: Collection[str]) -> list[str]:
 
 
 def _refuse_missing_secrets(recipe: Recipe, overrides: Sequence[str]) -> None:
-    """Check that all secrets of the run, which no file stores, are given again or set as variables.
-
-    Raises PacelineError.
-    """
+    """Raise PacelineError if a secret of the run, which no file stores, is neither given again nor a set variable."""
     overridden = {_name(word) for word in overrides}
     words = _own_words(recipe, overridden)
     if "dataset.source" not in overridden:
@@ -220,17 +216,14 @@ def _name(word: str) -> str:
 
 
 def _is_of(word: str, names: Sequence[str]) -> bool:
-    """Return True if the override sets one of ``names`` or a field inside it.
-
-    ``cluster.hosts`` is inside ``cluster``.
-    """
+    """Return True if the override sets one of ``names`` or a field inside it, as ``cluster.hosts`` in ``cluster``."""
     return any(f"{_name(word)}.".startswith(f"{name}.") for name in names)
 
 
 def _source(recipe: Recipe, overrides: Sequence[str], roots: Sequence[Path]) -> str | None:
-    """Return the source of the data: from this call, else from the run's configuration; paths become absolute.
+    """Return the source of the data: from this call, else from the run's configuration.
 
-    ``roots``: a relative path starts at the first of them that has it (the patch may contain it).
+    A relative path becomes one in the first of ``roots`` that has it: the run's patch may contain the file.
     """
     sources = [word.partition("=")[2] for word in overrides if _name(word) == "dataset.source"]
     source = sources[-1].strip("'\"") if sources else (recipe.config.get("dataset") or {}).get("source")
@@ -251,7 +244,7 @@ def _source(recipe: Recipe, overrides: Sequence[str], roots: Sequence[Path]) -> 
     return str(step.path)
 
 
-def _check_data(recipe: Recipe, source: str | None, data_dir: Path, say: Say) -> None:
+def _prepare_inputs(recipe: Recipe, source: str | None, data_dir: Path, say: Say) -> None:
     """Find or fetch the run's data and initial weights. Raises PacelineError: missing, or different."""
     _keep_initial_weights(recipe, data_dir)
     recorded = str(recipe.parts["data"])
@@ -299,7 +292,7 @@ def _environment_changes(recipe: Recipe) -> list[Difference]:
 
 
 def _topology_changes(recipe: Recipe, words: Sequence[str], root: Path) -> list[Difference]:
-    """Compare the coming topology of ranks with the run's, before hours of training."""
+    """Compare the topology of ranks that ``words`` give with the run's, before hours of training."""
     try:
         resolved = with_script_facts(compose.resolve(compose.compose_config(words)), root)
         cluster = build_cluster(resolved["cluster"], root=root, local_gpus=usable_gpus())

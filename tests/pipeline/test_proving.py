@@ -133,23 +133,32 @@ def test_all_states_that_a_checkpoint_lacks_are_named_where_a_script_logs_from_i
     assert lacks in proving.text(proof)
 
 
+def write_rows(folder: RunFolder, *rows: tuple[float, int], loss: float = 1.0, **more: Any) -> None:
+    """Add rows to metrics.jsonl: unix time and step of each."""
+    with (folder.path / "metrics.jsonl").open("a") as file:
+        for time, step in rows:
+            row = {"t": time, "step": step, "epoch": None, "metrics": {"loss": loss}, **more}
+            file.write(f"{json.dumps(row)}\n")
+
+
+def two_attempts(path: Path) -> RunFolder:
+    """They began at seconds 100 and 200."""
+    folder = RunFolder(path / "0123456789ab")
+    for attempt, time in ((1, 100.0), (2, 200.0)):
+        journal.append(folder.journal, journal.Entry(state=State.RUNNING, attempt=attempt, time=time))
+    return folder
+
+
 @pytest.mark.parametrize(("differing", "counts"), [(30, False), (40, True)])
 def test_a_mean_over_fewer_steps_in_the_first_row_after_a_resume_is_no_difference(
     differing: int, counts: bool, tmp_path: Path
 ) -> None:
     """As transformers' loss is; what differs then shows in a later row too, or in the weights."""
-    folders = [RunFolder(tmp_path / name / "0123456789ab") for name in ("first", "again")]
-    for folder in folders:
-        for attempt, time in ((1, 100.0), (2, 200.0)):
-            journal.append(folder.journal, journal.Entry(state=State.RUNNING, attempt=attempt, time=time))
-        rows = [
-            {"t": time, "step": step, "epoch": None, "metrics": {"loss": 2.0 if step == differing else 1.0}}
-            for step, time in ((20, 110.0), (30, 210.0), (40, 220.0))
-        ]
-        (folder.path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    before = (folders[0].path / "metrics.jsonl").read_text().replace("2.0", "1.0")
-    (folders[0].path / "metrics.jsonl").write_text(before)
-    left = culprits.gather(folders[0], folders[1], VERDICT, [saved(*ALL)])
+    first, again = two_attempts(tmp_path / "first"), two_attempts(tmp_path / "again")
+    for time, step in ((110.0, 20), (210.0, 30), (220.0, 40)):
+        write_rows(first, (time, step))
+        write_rows(again, (time, step), loss=2.0 if step == differing else 1.0)
+    left = culprits.gather(first, again, VERDICT, [saved(*ALL)])
     assert (left.resumed_at, left.differs_at, left.values_differ) == ((30,), differing, counts)
 
 
@@ -157,8 +166,8 @@ def test_a_mean_over_fewer_steps_in_the_first_row_after_a_resume_is_no_differenc
 def test_a_row_for_each_epoch_is_no_row_for_each_step(epoch: int | None, is_dense: bool, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "0123456789ab")
     folder.path.mkdir()
-    rows = [{"t": 1.0, "step": step, "epoch": epoch and step, "metrics": {"loss": 1.0}} for step in (1, 2, 3)]
-    (folder.path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for step in (1, 2, 3):
+        write_rows(folder, (1.0, step), epoch=epoch and step)
     assert culprits.gather(folder, folder, VERDICT, []).is_dense is is_dense
 
 
@@ -199,13 +208,8 @@ def test_a_metric_of_the_whole_training_is_told_from_one_of_each_step() -> None:
         ([], [0], True, "it had ended before it could be killed"),
         ([saved(*ALL)], [0, None], True, "it was killed behind its last checkpoint, with nothing left to train"),
         ([saved(*ALL)], [0, 30], True, "it was killed behind its last checkpoint, with nothing left to train"),
-        ([Kill(after_s=1.0, checkpoint=None)], [0, 0], False, ""),
-        (
-            [Kill(after_s=1.0, checkpoint=None)],
-            [0, 0],
-            True,
-            "it had saved no checkpoint before any kill, so nothing was resumed",
-        ),
+        ([NOT_SAVED], [0, 0], False, ""),
+        ([NOT_SAVED], [0, 0], True, "it had saved no checkpoint before any kill, so nothing was resumed"),
     ],
 )
 def test_a_repetition_that_was_not_killed_or_not_resumed_proves_nothing(
@@ -249,9 +253,7 @@ def finished(tmp_path: Path, log: str, steps: int) -> RunFolder:
     folder = RunFolder(tmp_path / "0123456789ab")
     for state, time in ((State.RUNNING, 100.0), (State.FINISHED, 160.0)):
         journal.append(folder.journal, journal.Entry(state=state, attempt=1, time=time))
-    times = [110.0 + 40.0 * step / (steps - 1) for step in range(steps)]
-    rows = [{"t": t, "step": step, "epoch": None, "metrics": {"loss": 1.0}} for step, t in enumerate(times)]
-    (folder.path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    write_rows(folder, *((110.0 + 40.0 * step / (steps - 1), step) for step in range(steps)))
     (folder.path / "attempts/1").mkdir(parents=True)
     (folder.path / "attempts/1/host.log").write_text(log)
     return folder
@@ -305,15 +307,9 @@ def test_progress_is_that_of_the_log_however_slow_the_computer_is(tmp_path: Path
 
 
 def test_rows_that_are_recorded_late_count_for_the_attempt_that_logged_them(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "0123456789ab")
-    for attempt, time in ((1, 100.0), (2, 200.0)):
-        journal.append(folder.journal, journal.Entry(state=State.RUNNING, attempt=attempt, time=time))
-    written = [(110.0, 1, 1), (210.0, 2, 1), (120.0, 3, 2), (220.0, 4, 2)]
-    rows = [
-        {"t": t, "step": step, "epoch": None, "metrics": {"loss": 1.0}, "attempt": f"0123456789ab-x-{number}-n"}
-        for t, step, number in written
-    ]
-    (folder.path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    folder = two_attempts(tmp_path)
+    for time, step, attempt in ((110.0, 1, 1), (210.0, 2, 1), (120.0, 3, 2), (220.0, 4, 2)):
+        write_rows(folder, (time, step), attempt=f"0123456789ab-x-{attempt}-n")
     assert [[row.step for row in rows] for rows in culprits.rows_by_attempt(folder.path)] == [[1, 2, 3], [4]]
     assert culprits.first_steps(culprits.rows_by_attempt(folder.path)) == [1, 4]
 

@@ -218,7 +218,7 @@ def test_what_differs_is_named_field_by_field_with_the_reason_in_the_key(tmp_pat
 
 def test_data_that_is_gone_is_named_with_its_digest_and_the_mend(tmp_path: Path) -> None:
     with pytest.raises(PacelineError) as caught:
-        reproduce._check_data(recipe(tmp_path), str(tmp_path / "gone.npz"), tmp_path / "data", print)
+        reproduce._prepare_inputs(recipe(tmp_path), str(tmp_path / "gone.npz"), tmp_path / "data", print)
     assert f"the data of run {KEY.short} (digest dddddddddddd) is gone: dataset.source={tmp_path}/gone.npz" in str(
         caught.value
     )
@@ -230,35 +230,25 @@ def test_the_runs_words_are_kept_but_for_what_says_where(tmp_path: Path) -> None
     made = recipe(
         tmp_path, overrides=["experiment=x", "paths.runs=/old", "tracking.uri=x", "cluster=two_node", "seed=1"]
     )
-    told: dict[str, Any] = {"root": tmp_path / "it's here", "project": tmp_path, "source": None}
-    assert reproduce._overrides(made, [], **told) == ["experiment=x", "cluster=two_node", "seed=1"]
-    assert reproduce._overrides(made, ["cluster=pssh", "paths.data=/d"], **told) == [
-        "experiment=x",
-        "seed=1",
-        "cluster=pssh",
-        "cluster.checkpoint_mirror=null",
-    ]
-    assert reproduce._overrides(made, ["cluster.ssh_config=/s"], **told) == [
-        "experiment=x",
-        "cluster=two_node",
-        "seed=1",
-        "cluster.ssh_config=/s",
-    ]
-    lab = replace(made, config={"cluster": {"ssh_config": ".lab/ssh_config"}})
+
+    def words_of(run: Recipe, *overrides: str, source: str | None = None) -> list[str]:
+        return reproduce._overrides(run, overrides, root=tmp_path / "it's here", project=tmp_path, source=source)
+
+    assert words_of(made) == ["experiment=x", "cluster=two_node", "seed=1"]
+    others = ["cluster=pssh", "cluster.checkpoint_mirror=null"]
+    assert words_of(made, "cluster=pssh", "paths.data=/d") == ["experiment=x", "seed=1", *others]
+    assert words_of(made, "cluster.ssh_config=/s") == [*words_of(made), "cluster.ssh_config=/s"]
     mirrored = replace(made, config={"cluster": {"checkpoint_mirror": "s3://bucket/x"}})
-    assert reproduce._overrides(mirrored, [], **told)[-1] == "cluster.checkpoint_mirror=null"
+    assert words_of(mirrored)[-1] == "cluster.checkpoint_mirror=null"
     pattern = r"(?P<loss>\d+\.\d)${x} 'a'\\"
     later = replace(made, config={"program": {"metrics_pattern": pattern}})
-    words = ["program=script", "program.script=a.py", reproduce._overrides(later, [], **told)[-1]]
+    words = ["program=script", "program.script=a.py", words_of(later)[-1]]
     assert resolve(compose_config(words))["program"]["metrics_pattern"] == pattern
-    words = reproduce._overrides(lab, [], **{**told, "source": "/data/a,b.npz"})
-    assert words[-2:] == [
-        "dataset.source='/data/a,b.npz'",
-        f"cluster.ssh_config='{tmp_path}/it\\'s here/.lab/ssh_config'",
-    ]
-    assert resolve(compose_config(["cluster=two_node", words[-1]]))["cluster"]["ssh_config"].endswith(
-        "it's here/.lab/ssh_config"
-    )
+    lab = replace(made, config={"cluster": {"ssh_config": ".lab/ssh_config"}})
+    source, ssh_config = words_of(lab, source="/data/a,b.npz")[-2:]
+    assert source == "dataset.source='/data/a,b.npz'"
+    composed = resolve(compose_config(["cluster=two_node", ssh_config]))
+    assert composed["cluster"]["ssh_config"] == f"{tmp_path}/it's here/.lab/ssh_config"
 
 
 @pytest.mark.parametrize(

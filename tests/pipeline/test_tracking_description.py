@@ -110,12 +110,8 @@ def test_the_data_set_is_an_input_with_digest_source_and_splits(tmp_path: Path) 
     assert json.loads(data.source) == {"uri": "https://***@h/digits.csv"}
     sizes = {"images": 100, "classes": 10, "train": 70, "val": 10, "test": 20, "sha256": "cd" * 32}
     assert json.loads(data.profile) == sizes
-    assert json.loads(json.loads(data.schema)["mlflow_tensorspec"]["features"])[0]["tensor-spec"]["shape"] == [
-        -1,
-        1,
-        8,
-        8,
-    ]
+    (features,) = json.loads(json.loads(data.schema)["mlflow_tensorspec"]["features"])
+    assert features["tensor-spec"]["shape"] == [-1, 1, 8, 8]
 
 
 def test_the_page_of_a_failed_run_says_why_and_what_to_type(tmp_path: Path) -> None:

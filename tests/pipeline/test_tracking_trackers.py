@@ -107,10 +107,19 @@ def run_of(tmp_path: Path) -> Path:
     return run
 
 
+def change_source(tmp_path: Path, **by_method: str) -> None:
+    """Put lines at the begin of methods of the tracker."""
+    text = SOURCE
+    for method, lines in by_method.items():
+        head = next(line for line in SOURCE.splitlines() if line.startswith(f"    def {method}("))
+        text = text.replace(head, "\n        ".join([head, *lines.splitlines()]))
+    (tmp_path / "site/acme_lines.py").write_text(text)
+
+
 def kept(run: Path, name: str = "lines.txt") -> list[int]:
     """The steps of the loss."""
-    told = [json.loads(line) for line in (run / name).read_text().splitlines()]
-    return [step for key, _, step in told if key == "train/loss"]
+    points = [json.loads(line) for line in (run / name).read_text().splitlines()]
+    return [step for key, _, step in points if key == "train/loss"]
 
 
 def test_a_tracker_of_another_package_gets_each_point_once_with_its_own_settings(tmp_path: Path, lines: str) -> None:
@@ -129,22 +138,17 @@ def test_points_whose_answer_was_lost_are_there_once(tmp_path: Path, lines: str)
     assert kept(run) == list(range(1, 2501))
 
 
-def test_a_tracker_that_tells_something_else_than_points_is_named_with_what_it_told(tmp_path: Path, lines: str) -> None:
-    run = run_of(tmp_path)
-    source = tmp_path / "site/acme_lines.py"
-    source.write_text(SOURCE.replace("return {key", 'return {"loss": "3"} or {key'))
-    recorded = record(run, lines)
-    assert recorded.message == (
-        "lines took no (more) records: its begin() returned {'loss': '3'}, not point.mark of each metric's last point"
-    )
-
-
-def test_a_tracker_that_ends_its_process_is_one_that_fails(tmp_path: Path, lines: str) -> None:
-    run = run_of(tmp_path)
-    source = tmp_path / "site/acme_lines.py"
-    source.write_text(SOURCE.replace("        self.file.seek(0)", "        raise SystemExit(3)"))
-    recorded = record(run, lines, give_up_s=0.1)
-    assert (recorded.state, recorded.message) == (PENDING, "lines took no (more) records: SystemExit: 3")
+@pytest.mark.parametrize(
+    ("begin", "said"),
+    [
+        ("return {'loss': '3'}", "its begin() returned {'loss': '3'}, not point.mark of each metric's last point"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
+def test_a_tracker_that_begins_wrongly_is_one_that_fails(tmp_path: Path, lines: str, begin: str, said: str) -> None:
+    change_source(tmp_path, begin=begin)
+    recorded = record(run_of(tmp_path), lines, give_up_s=0.1)
+    assert (recorded.state, recorded.message) == (PENDING, f"lines took no (more) records: {said}")
 
 
 def test_an_option_of_conf_goes_before_one_of_another_package(lines: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,14 +177,11 @@ def test_a_secret_of_a_tracker_stands_in_no_file_of_the_run_and_another_one_make
     tmp_path: Path, lines: str
 ) -> None:
     run = run_of(tmp_path)
+    change_source(tmp_path, begin="if 'sekret' in self.settings.api_token: raise TrackerError(self.settings.api_token)")
     source = tmp_path / "site/acme_lines.py"
-    text = SOURCE.replace("    place: str", "    api_token: str | None = None\n    place: str")
-    refusing = (
-        "        if 'sekret' in self.settings.api_token:\n            raise TrackerError(self.settings.api_token)\n"
-    )
-    source.write_text(text.replace("    def begin(self, run):\n", "    def begin(self, run):\n" + refusing))
-    told = record(run, lines, settings='{"api_token": "sekretvalue99"}')
-    assert told.message == "lines took no (more) records: ***"
+    source.write_text(source.read_text().replace("    place: str", "    api_token: str = ''\n    place: str"))
+    recorded = record(run, lines, settings='{"api_token": "sekretvalue99"}')
+    assert recorded.message == "lines took no (more) records: ***"
     assert not [path for path in run.rglob("*") if path.is_file() and b"sekretvalue" in path.read_bytes()]
     assert record(run, lines, settings='{"api_token": "another-value"}').state == DONE
     to = Destination(uri=lines, experiment="paceline", tracker=lines, settings='{"api_token": "third-value"}')
@@ -261,20 +262,18 @@ def test_a_tracker_whose_server_answers_without_end_is_given_up(
     monkeypatch.setattr(recorder, "_CALL_S", 1.0)
     monkeypatch.setattr(recorder, "_GROWTH_BYTES", 32 << 20)
     run = run_of(tmp_path)
-    source = tmp_path / "site/acme_lines.py"
     handler = type("Handler", (_Endless,), {"pause_s": pause_s})
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        asks = (
-            f"        import socket\n        socket.create_connection({server.server_address}).makefile('rb').read()\n"
+        change_source(
+            tmp_path, log=f"import socket\nsocket.create_connection({server.server_address}).makefile('rb').read()"
         )
-        source.write_text(SOURCE.replace("    def log(self, points):\n", f"    def log(self, points):\n{asks}"))
         recorded = record(run, lines, give_up_s=0.1)
         server.shutdown()
     wanted = f"lines took no (more) records: its answer has no end: given up after {limit}"
     assert (recorded.state, recorded.message) == (PENDING, wanted)
-    source.write_text(SOURCE)
+    change_source(tmp_path)
     monkeypatch.delitem(sys.modules, "acme_lines")
     importlib.invalidate_caches()
     assert record(run, lines).state == DONE
@@ -285,12 +284,8 @@ def test_a_tracker_may_use_in_one_call_what_it_opened_in_another_however_bound_t
     tmp_path: Path, lines: str
 ) -> None:
     run = run_of(tmp_path)
-    source = tmp_path / "site/acme_lines.py"
-    opens = "    def begin(self, run):\n        import sqlite3\n        self.base = sqlite3.connect(':memory:')\n"
-    text = SOURCE.replace("    def begin(self, run):\n", opens)
-    source.write_text(
-        text.replace("    def keep(self, points):\n", "    def keep(self, points):\n        self.base.commit()\n")
-    )
+    opens = "import sqlite3\nself.base = sqlite3.connect(':memory:')"
+    change_source(tmp_path, begin=opens, keep="self.base.commit()")
     assert record(run, lines).state == DONE
     assert kept(run) == list(range(1, 2501))
 

@@ -70,13 +70,13 @@ def preflight(current: Session) -> None:
 
 def _measured(current: Session, report: Report, *, say: Callable[[str], None]) -> Report:
     config = current.config
-    folder, figures = diagnostics.measure_hosts(
+    folder, speeds = diagnostics.measure_hosts(
         config.cluster, backend=config.train.strategy.backend, runs_dir=config.runs_dir, root=ROOT, say=say
     )
-    for figure in figures:
-        say(f"{figure.quantity}  {' – '.join(figure.hosts)}  {figure.shown(figure.per_s)}  ({figure.setup})")
+    for speed in speeds:
+        say(f"{speed.quantity}  {' – '.join(speed.hosts)}  {speed.formatted(speed.per_s)}  ({speed.setup})")
     say(f"  figures  {relative(folder / run_folder.HOST_SPEED)}")
-    return replace(report, checks=[*report.checks, *diagnostics.checks(figures)])
+    return replace(report, checks=[*report.checks, *diagnostics.checks(speeds)])
 
 
 def refuse_unfit_hosts(current: Session) -> None:

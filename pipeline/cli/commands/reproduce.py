@@ -66,10 +66,10 @@ def reproduce(current: Session) -> None:
     if named is None:
         raise UsageError("which run? doit reproduce KEY, an MLflow run id, or an exported archive; doit runs")
     for word in invocation.overrides:
-        if not word.lstrip("+~").startswith(reproducing.WHERE):
+        if not word.lstrip("+~").startswith(reproducing.CHANGEABLE):
             raise UsageError(
                 f"doit reproduce takes no {word!r}: the run's own configuration is used; "
-                f"only {', '.join(reproducing.WHERE)} may be set anew"
+                f"only {', '.join(reproducing.CHANGEABLE)} may be set anew"
             )
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-reproduce")) as scratch:
         with waiting(note, "reading how the run was made"):
@@ -87,7 +87,7 @@ def reproduce_run(current: Session, folder: RunFolder) -> None:
         root=ROOT,
         work=work,
         data_dir=config.data_dir,
-        overrides=[word for word in invocation.overrides if word.lstrip("+~").startswith(reproducing.WHERE)],
+        overrides=[word for word in invocation.overrides if word.lstrip("+~").startswith(reproducing.CHANGEABLE)],
         keep=invocation.is_on("keep"),
         say=note,
     )
@@ -189,8 +189,8 @@ def _data(proof: Proof) -> dict[str, Any]:
         "offer": proof.offer or None,  # the argument that would give the script its checkpoint
         "differs_at": None if proof.proven else proof.evidence.differs_at,
         "culprit": culprit.name.lower() if culprit is not None else None,
-        "finding": culprit.value[0] if culprit is not None else None,
-        "mend": culprit.value[1] if culprit is not None else None,
+        "finding": culprit.finding if culprit is not None else None,
+        "mend": culprit.mend if culprit is not None else None,
         "differences": [*map(str, proof.verdict.outcome), *tensors],
     }
 
