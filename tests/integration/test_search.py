@@ -117,18 +117,10 @@ def test_a_killed_search_goes_on_and_prunes_the_bad_rate_and_all_three_stores_ag
     check_pruned(project)
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["optimizer.lr=interval(0.1,1)"], "only a search can draw from it; add search=tpe"),
-        (["search=tpe", "dataset.val_size=0", "optimizer.lr=interval(0.1,1)"], "set dataset.val_size"),
-        (["search=tpe", "search.trials=3", "optimizer.lr=1,2"], "did you mean search.n_trials=3?"),
-        (["search=tpe", "cluster=local,two_node"], "cluster is no part of a run, so a search can't vary it"),
-    ],
-)
-def test_a_wrong_search_ends_as_a_wrong_command_line(tmp_path: Path, words: list[str], text: str) -> None:
-    done = Project(tmp_path).doit("sweep", "experiment=quickstart", *words)
-    assert (done.returncode, text in done.stdout) == (3, True), done.stdout
+def test_a_wrong_search_ends_as_a_wrong_command_line(tmp_path: Path) -> None:
+    words = ("experiment=quickstart", "search=tpe", "search.trials=3", "optimizer.lr=1,2")
+    done = Project(tmp_path).doit("sweep", *words)
+    assert (done.returncode, "did you mean search.n_trials=3?" in done.stdout) == (3, True), done.stdout
     assert not (tmp_path / "runs").exists()
 
 

@@ -74,6 +74,18 @@ def test_a_run_of_the_own_trainer_starts_from_a_checkpoint_that_is_here_or_may_b
     assert next_start(run) == "from the checkpoint of step 40"
 
 
+@pytest.fixture
+def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts whose plan and events nobody needs."""
+    for name in ("_subscriber", "_attempt_spec"):
+        monkeypatch.setattr(attempting, name, lambda *_, **__: None)
+
+
+def work_that_says(said: list[str], **fields: Any) -> Any:
+    return SimpleNamespace(services=SimpleNamespace(hosts=None, stop=None), say=WaitReports(said.append), **fields)
+
+
+@pytest.mark.usefixtures("unlaunched")
 @pytest.mark.parametrize("has_begun", [True, False])
 def test_a_spare_also_takes_part_where_a_command_before_this_one_has_begun_the_run(
     monkeypatch: pytest.MonkeyPatch, has_begun: bool
@@ -88,12 +100,9 @@ def test_a_spare_also_takes_part_where_a_command_before_this_one_has_begun_the_r
                 raise HostError("probe: a is unreachable", hint="ssh a true", hosts=["a"])
 
     monkeypatch.setattr(attempting, "run_attempt", run_attempt)
-    monkeypatch.setattr(attempting, "_subscriber", lambda *_, **__: None)
-    monkeypatch.setattr(attempting, "_attempt_spec", lambda *_, **__: None)
-    work: Any = SimpleNamespace(services=SimpleNamespace(hosts=None, stop=None), say=WaitReports(said.append))
     restarts = Restarts(cluster, begun_before=has_begun)
     with nullcontext() if has_begun else pytest.raises(HostError, match="a is unreachable"):
-        Attempts(work, restarts, last=2).make_one(2)
+        Attempts(work_that_says(said), restarts, last=2).make_one(2)
     assert said == (
         ["probe: a is unreachable\n  try: ssh a true\nc takes the place of a, as node 0"] if has_begun else []
     )
@@ -111,6 +120,7 @@ def test_a_restart_keeps_the_connections_unless_a_host_is_gone() -> None:
         assert after_close is not first
 
 
+@pytest.mark.usefixtures("unlaunched")
 @pytest.mark.parametrize("limit_s", [60.0, 0.0])
 def test_a_restart_waits_for_a_host_that_took_part_before(monkeypatch: pytest.MonkeyPatch, limit_s: float) -> None:
     """A host that was restarted refuses connections until its ssh server is up."""
@@ -125,19 +135,17 @@ def test_a_restart_waits_for_a_host_that_took_part_before(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(attempting, "run_attempt", run_attempt)
     monkeypatch.setattr("time.sleep", pauses.append)
-    monkeypatch.setattr(attempting, "_subscriber", lambda *_, **__: None)
-    monkeypatch.setattr(attempting, "_attempt_spec", lambda *_, **__: None)
-    work: Any = SimpleNamespace(services=SimpleNamespace(hosts=None, stop=None), say=WaitReports(said.append))
     restarts = Restarts(cluster)
     restarts.note_failure(TrainingError("a no longer answers", cause="host", gone=["a"]), step=1, now=0.0)
     with nullcontext() if limit_s else pytest.raises(HostError, match="a: Connection refused"):
-        Attempts(work, restarts, last=2).make_one(2)
+        Attempts(work_that_says(said), restarts, last=2).make_one(2)
     assert pauses == ([1.0, 2.0, 4.0] if limit_s else [])
     waits = r"attempt 2 waits until \d\d:\d\d:\d\d \(cluster.restart_wait_s=60\) for a, which took part before"
     assert len(said) == bool(limit_s)
     assert all(re.fullmatch(rf"probe: a: Connection refused\n{waits}", line) for line in said), said
 
 
+@pytest.mark.usefixtures("unlaunched")
 @pytest.mark.parametrize("most", [0, 1])
 def test_an_attached_attempt_that_fails_is_started_again_as_by_the_command_that_began_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: int
@@ -156,16 +164,13 @@ def test_an_attached_attempt_that_fails_is_started_again_as_by_the_command_that_
 
     monkeypatch.setattr(attempting, "attach_attempt", attach_attempt)
     monkeypatch.setattr(Attempts, "make_one", make_one)
-    for name in ("_subscriber", "_attempt_spec"):
-        monkeypatch.setattr(attempting, name, lambda *_, **__: None)
     write_json(tmp_path / "config.json", {})
     config: Any = SimpleNamespace(cluster=cluster, script=None, hide=str)
     config.train = SimpleNamespace(trainer=SimpleNamespace(shards=0))
     folder = SimpleNamespace(path=tmp_path, journal=tmp_path / "journal.jsonl")
     run: Any = SimpleNamespace(config=config, folder=folder)
     lock = SimpleNamespace(lost=lambda: False, check=lambda: None)
-    services = SimpleNamespace(hosts=None, stop=None)
-    work: Any = SimpleNamespace(run=run, services=services, say=WaitReports(said.append), lock=lock)
+    work = work_that_says(said, run=run, lock=lock)
     for number in (1, 2):  # the second one had only been planned
         note(run, State.PLANNED, number)
     with nullcontext() if most else pytest.raises(TrainingError) as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,16 @@ from pipeline.core.specs import Cluster, Host
 from pipeline.execution import failure_hints as hints
 
 HERE = Cluster(launcher="local", hosts=(Host(name="localhost", nproc_per_node=1),))
+
+
+def run_of_script(root: Path, inputs: Sequence[str] = ()) -> Any:
+    """The run of study/train.py."""
+    script = SimpleNamespace(workdir="study", inputs=inputs)
+    return SimpleNamespace(config=SimpleNamespace(script=script, cluster=HERE), root=root)
+
+
+def missing_file(path: str) -> str:
+    return f"rank 0: FileNotFoundError: [Errno 2] No such file or directory: '{path}'"
 
 
 def test_a_module_that_the_ranks_lack_is_named_with_the_python_that_wants_it() -> None:
@@ -34,8 +45,7 @@ def test_a_module_that_the_ranks_lack_is_named_with_the_python_that_wants_it() -
 def test_a_module_of_the_project_that_only_a_script_can_name_is_taken_along(
     module: str, taken: str, tmp_path: Path
 ) -> None:
-    script = SimpleNamespace(workdir="study", inputs=())
-    run: Any = SimpleNamespace(config=SimpleNamespace(script=script), root=tmp_path)
+    run = run_of_script(tmp_path)
     name = Path(module).stem if Path(module).stem == "util" else "models"
     failure = f"rank 0: ModuleNotFoundError: No module named '{name}'"
     assert hints.module_hint(failure, run) is None
@@ -63,17 +73,14 @@ def test_a_file_of_the_project_that_a_rank_lacks_is_named_with_the_word_that_tak
 ) -> None:
     (tmp_path / "tables").mkdir()
     run: Any = SimpleNamespace(config=SimpleNamespace(script=None), code=SimpleNamespace(sources={}), root=tmp_path)
-    failure = f"rank 0: FileNotFoundError: [Errno 2] No such file or directory: '{path}'"
-    assert hints.file_hint(failure, run) is None
+    assert hints.file_hint(missing_file(path), run) is None
     (tmp_path / "tables/a.npy").touch()
-    assert (hints.file_hint(failure, run) or "").startswith("model.inputs=[tables/a.npy] takes it along")
+    assert (hints.file_hint(missing_file(path), run) or "").startswith("model.inputs=[tables/a.npy] takes it along")
 
 
 def test_a_file_above_the_project_of_a_script_is_named_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "project/study").mkdir(parents=True)
-    script = SimpleNamespace(workdir="study")
-    run: Any = SimpleNamespace(config=SimpleNamespace(script=script), root=tmp_path / "project")
-    failure = "rank 0: FileNotFoundError: [Errno 2] No such file or directory: '../../data/X.npy'"
+    run, failure = run_of_script(tmp_path / "project"), missing_file("../../data/X.npy")
     assert hints.file_hint(failure, run) is None
     (tmp_path / "data").mkdir()
     (tmp_path / "data/X.npy").touch()
@@ -111,13 +118,9 @@ def test_errors_of_a_script_that_was_started_with_other_words_than_it_takes(fail
 
 
 def test_a_hint_that_an_error_has_already_stays() -> None:
-    run: Any = SimpleNamespace(config=SimpleNamespace(cluster=HERE, script=SimpleNamespace(workdir=".")))
-    error = TrainingError("rank 0: EOFError: EOF when reading a line")
+    run, error = run_of_script(Path()), TrainingError("rank 0: EOFError: EOF when reading a line")
     hinted = hints.with_hint(error, run)
-    assert (hinted.what, hinted.hint) == (
-        error.what,
-        "a run has no keyboard: let the script take the answer as an argument",
-    )
+    assert (hinted.what, str(hinted.hint)[:21]) == (error.what, "a run has no keyboard")
     assert hints.with_hint(other := TrainingError("EOF when reading a line", hint="this"), run) is other
 
 
@@ -125,9 +128,7 @@ def test_a_file_of_the_project_that_no_input_names_is_named_with_its_neighbours_
     tmp_path: Path,
 ) -> None:
     (tmp_path / "study/data").mkdir(parents=True)
-    script = SimpleNamespace(workdir="study", inputs=["config.yaml"])
-    run: Any = SimpleNamespace(config=SimpleNamespace(script=script), root=tmp_path)
-    failure = "rank 0: FileNotFoundError: [Errno 2] No such file or directory: 'data/x.npy'"
+    run, failure = run_of_script(tmp_path, ["config.yaml"]), missing_file("data/x.npy")
     assert hints.file_hint(failure, run) is None
     (tmp_path / "study/data/x.npy").touch()
     assert hints.file_hint(failure, run) == (

@@ -1,4 +1,4 @@
-"""Finished and intact, or why not; the journal; a run found by its key."""
+"""Finished and intact, or why not; a run found by its key."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ import pytest
 from pipeline.core.documents import write_sealed
 from pipeline.core.errors import PacelineError, TrainingError, UsageError, os_reason
 from pipeline.core.files import write_json
-from pipeline.core.specs import State
 from pipeline.execution.launch_folder import RunInputs, restore
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.runs import index as runs
-from pipeline.runs import journal
 from pipeline.runs.folder import DESCRIBED, ORIGIN, RunFolder
 from pipeline.runs.lock import RunLock, ask_to_stop, locked
 from pipeline.runs.result import AlteredError
@@ -45,7 +43,7 @@ def _truncated(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
-    [(_altered, "was altered"), (_truncated, "has 3 bytes, {} were written"), (Path.unlink, "is missing")],
+    [(_truncated, "has 3 bytes, {} were written"), (Path.unlink, "is missing")],
 )
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_damaged_target_is_found(finished: RunFolder, name: str, damage: Callable[[Path], None], reason: str) -> None:
@@ -175,37 +173,6 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(finished: RunFolder) -> Non
     os.mkfifo(finished.result)
     with pytest.raises(AlteredError, match="it is cut off"):
         finished.read_result()
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"state": "FINISHED", "attempt": null, "time": 1.0}',
-        '{"state": "FINISHED", "attempt": "1", "time": 1.0}',
-        '{"state": "FINISHED", "attempt": 1, "time": 1e300}',
-        '{"state": "FINISHED", "attempt": 1, "time": NaN}',
-        '{"state": "FINISHED", "attempt": 1, "time": ' + "9" * 400 + "}",
-        '{"state": {}, "attempt": 1, "time": 1.0}',
-        "[" * 100_000,
-        "null",
-    ],
-)
-def test_a_journal_line_of_wrong_types_costs_no_other(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "journal.jsonl"
-    journal.append(path, journal.Entry(state=State.RUNNING, attempt=2, time=1.0))
-    path.write_text(f"{line}\n{path.read_text()}")
-    assert [entry.attempt for entry in journal.read(path)] == [2]
-    assert journal.attempts(path) == 2
-
-
-def test_a_line_after_a_torn_one_is_not_lost_with_it(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    journal.append(path, journal.Entry(state=State.PLANNED, attempt=1, time=1.0))
-    path.write_bytes(path.read_bytes() + b'{"state": "RUNN')
-    assert [entry.state for entry in journal.read(path)] == ["PLANNED"]
-    journal.append(path, journal.Entry(state=State.KILLED, attempt=3, time=2.0, detail="ü\nx"))
-    assert [entry.state for entry in journal.read(path)] == ["PLANNED", "KILLED"]
-    assert journal.attempts(path) == 3
 
 
 def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

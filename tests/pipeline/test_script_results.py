@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,24 +12,40 @@ from pipeline.core.documents import write_sealed
 from pipeline.core.files import sha256_file, write_atomic, write_json
 from pipeline.execution.launch_folder import set_aside_outputs
 from pipeline.execution.run import key_lacks, unkeyed_text
-from pipeline.keys.content_key import KEY_VERSION, ContentKey
+from pipeline.keys.content_key import ContentKey
 from pipeline.runs import index, status
 from pipeline.runs.folder import RunFolder
 from tests.pipeline import finished_folder
 from trainers.observation.input_record import host_identity
 from trainers.script.outputs import digests_of_results
 
+SCRIPT = {"name": "script", "script": "a.py"}
+
+
+def finished_script(
+    runs_dir: Path, config: dict[str, Any], unkeyed: dict[str, str] | None = None
+) -> tuple[RunFolder, ContentKey]:
+    """The finished run of a script, as the node half and the controller leave it."""
+    key = finished_folder.key_of(config)
+    folder = RunFolder(runs_dir / key.short)
+    for name in ("outputs/w.txt", "checkpoints/1.pt", "metrics.jsonl", "outputs.json", "config.yaml"):
+        write_atomic(folder.path / name, "some bytes")
+    write_json(folder.path / "config.json", config)
+    write_json(folder.path / "key.json", {"key": key.short, "digest": key.digest, **key.parts})
+    outputs = digests_of_results(folder.path)
+    summary = {"metrics": {"loss": 1.0}, "unkeyed": unkeyed or {}, "outputs_sha256": outputs}
+    write_sealed(folder.summary, summary)
+    folder.write_result(key=key, summary=summary, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None)
+    return folder, key
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> tuple[RunFolder, ContentKey]:
+    return finished_script(tmp_path, {"program": SCRIPT})
+
 
 def test_a_result_made_without_the_seal_does_not_count_where_the_seal_is_asked_for(tmp_path: Path) -> None:
-    config = {"program": {"name": "script", "script": "a.py", "seal": "off"}}
-    key = ContentKey(digest="f" * 64, parts={"version": KEY_VERSION, "config": config})
-    folder = RunFolder(tmp_path / key.short)
-    for name in ("metrics.jsonl", "outputs.json", "config.yaml"):
-        write_atomic(folder.path / name, "x")
-    for name, value in (("config.json", config), ("key.json", {"key": key.short}), ("summary.json", {"metrics": {}})):
-        write_json(folder.path / name, value)
-    summary = {"metrics": {}, "unkeyed": {}}
-    folder.write_result(key=key, summary=summary, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None)
+    folder, key = finished_script(tmp_path, {"program": {**SCRIPT, "seal": "off"}})
     assert key_lacks(folder, key) == "it was made with program.seal=off, so nobody looked for files that its key lacks"
     assert folder.stale_because(key.digest) is None
 
@@ -51,20 +68,14 @@ def test_what_the_key_lacks_was_read_or_only_looked_for(found: dict[str, str], s
     assert unkeyed_text({}, "program.inputs") is None
 
 
-def test_what_another_node_read_counts_as_what_the_first_one_did(tmp_path: Path) -> None:
-    config = {"program": {"name": "script", "script": "a.py"}}
-    key = ContentKey(digest="f" * 64, parts={"version": KEY_VERSION, "config": config, "environment": {}})
-    folder = RunFolder(tmp_path / key.short)
-    for name in ("metrics.jsonl", "outputs.json", "config.yaml"):
-        write_atomic(folder.path / name, "x")
+def test_what_another_node_read_counts_as_what_the_first_one_did(
+    ended: tuple[RunFolder, ContentKey], tmp_path: Path
+) -> None:
+    folder, key = ended
     part = tmp_path / "part1.txt"
     part.write_text("1")
     record = {"host": host_identity(), "files": {str(part): [sha256_file(part), None]}, "unkeyed": {}}
     write_sealed(folder.path / "nodes/1/dependencies.json", record)
-    for name, value in (("config.json", config), ("key.json", {"key": key.short}), ("summary.json", {"metrics": {}})):
-        write_json(folder.path / name, value)
-    summary = {"metrics": {}, "unkeyed": {}}
-    folder.write_result(key=key, summary=summary, hosts=["a", "b"], attempts=1, duration_s=1.0, mlflow_run_id=None)
     assert key_lacks(folder, key) is None
     part.write_text("2")
     assert key_lacks(folder, key) == f"{part}, which it read and its key lacks, changed"
@@ -76,54 +87,19 @@ def test_what_another_node_read_counts_as_what_the_first_one_did(tmp_path: Path)
 
 
 def test_a_run_whose_key_is_not_complete_is_no_other_ones_nearest_finished_run(tmp_path: Path) -> None:
-    for name, lr, unkeyed_files in (("a", 0.1, {}), ("b", 0.2, {"lr.txt": "read"})):
-        config = {"program": {"name": "script", "script": "a.py"}, "lr": lr}
-        key = ContentKey(digest=name * 64, parts={"version": KEY_VERSION, "config": config})
-        folder = RunFolder(tmp_path / key.short)
-        for file in ("metrics.jsonl", "outputs.json", "config.yaml"):
-            write_atomic(folder.path / file, "x")
-        for file, value in (("config.json", config), ("key.json", dict(key.parts)), ("summary.json", {"metrics": {}})):
-            write_json(folder.path / file, value)
-        summary = {"metrics": {}, "unkeyed": unkeyed_files}
-        folder.write_result(key=key, summary=summary, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None)
+    complete, _ = finished_script(tmp_path, {"program": SCRIPT, "lr": 0.1})
+    _, key = finished_script(tmp_path, {"program": SCRIPT, "lr": 0.2}, {"lr.txt": "read"})
     for new in (key.parts, {**key.parts, "data": "of another run"}):  # its own, which is repeated, and another
         found = index.nearest(tmp_path, index.finished_parts(tmp_path), new)
         assert found is not None
-        assert found[0] == "a" * 12
+        assert found[0] == complete.key
 
 
-def test_the_run_of_a_script_is_unproven_until_it_came_out_equal_again(tmp_path: Path) -> None:
-    config = {"program": {"name": "script", "script": "a.py"}}
-    key = ContentKey(digest="f" * 64, parts={"version": KEY_VERSION, "config": config})
-    folder = RunFolder(tmp_path / key.short)
-    for name in ("outputs/w.pt", "checkpoints/1/model.pt", "metrics.jsonl", "outputs.json", "config.yaml"):
-        write_atomic(folder.path / name, "x")
-    for name, value in (("config.json", config), ("key.json", {"key": key.short}), ("summary.json", {"metrics": {}})):
-        write_json(folder.path / name, value)
-    summary = {"metrics": {"loss": 1.0}, "unkeyed": {}}
-    folder.write_result(key=key, summary=summary, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None)
-    assert folder.stale_because(key.digest) is None
+def test_the_run_of_a_script_is_unproven_until_it_came_out_equal_again(ended: tuple[RunFolder, ContentKey]) -> None:
+    folder, key = ended
     assert index.row(folder).note == "unproven"
     folder.prove()
     assert (folder.stale_because(key.digest), index.row(folder).note) == (None, "")
-    (folder.path / "checkpoints/1/model.pt").write_text("y")
-    assert folder.stale_because(key.digest) == "checkpoints/1/model.pt was altered"
-
-
-@pytest.fixture
-def ended(tmp_path: Path) -> tuple[RunFolder, ContentKey]:
-    """The finished run of a script, as the node half and the controller leave it."""
-    config = {"program": {"name": "script", "script": "a.py"}}
-    key = finished_folder.key_of(config)
-    folder = RunFolder(tmp_path / key.short)
-    for name in ("outputs/w.txt", "checkpoints/1.pt", "metrics.jsonl", "outputs.json", "config.yaml"):
-        write_atomic(folder.path / name, "some bytes")
-    write_json(folder.path / "config.json", config)
-    write_json(folder.path / "key.json", {"key": key.short, "digest": key.digest, **key.parts})
-    summary = {"metrics": {"loss": 1.0}, "unkeyed": {}, "outputs_sha256": digests_of_results(folder.path)}
-    write_sealed(folder.summary, summary)
-    folder.write_result(key=key, summary=summary, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None)
-    return folder, key
 
 
 @pytest.mark.parametrize("name", ["outputs/w.txt", "checkpoints/1.pt", "metrics.jsonl", "outputs.json"])
