@@ -49,14 +49,17 @@ def register_attempt(run_dir: Path, run_id: str) -> None:
 
 
 def adopt(run_dir: Path, run_id: str) -> None:
-    """Treat what ``run_id`` wrote, in a folder that was lost, as this folder's own. Raises OSError."""
+    """Take an attempt of a run folder that was lost into this folder's ids: its checkpoint then counts here.
+
+    Raises OSError.
+    """
     if run_id not in known_attempts(run_dir):
         write_json(run_dir / run_folder.ATTEMPT_IDS, {"attempts": [run_id, *known_attempts(run_dir)]})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """``time`` is unix seconds; ``detail`` is text for users."""
+    """A state change. ``time`` is unix seconds; ``detail`` is text for users."""
 
     state: State
     attempt: int
@@ -111,19 +114,13 @@ def lines(path: Path) -> list[str]:
 def _parsed(line: str) -> Entry | None:
     try:
         raw = json.loads(line)
-        seconds = float(raw["time"])
-        time.gmtime(seconds)  # raises where it is no time of this world
-        return Entry(
-            state=State(raw["state"]), attempt=_whole(raw["attempt"]), time=seconds, detail=str(raw.get("detail", ""))
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        return None
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 31:
-        raise TypeError(f"{value!r} counts nothing")
-    return value
+        seconds, attempt = float(raw["time"]), raw["attempt"]
+        time.gmtime(seconds)  # raises OverflowError or OSError for a time that no calendar has
+        if type(attempt) is int and 0 <= attempt < 1 << 31:
+            return Entry(state=State(raw["state"]), attempt=attempt, time=seconds, detail=str(raw.get("detail", "")))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError, RecursionError):
+        pass
+    return None
 
 
 def attempts(path: Path) -> int:

@@ -17,6 +17,7 @@ from trainers.contract import run_folder
         '{"state": "FINISHED", "attempt": null, "time": 1.0}',
         '{"state": "FINISHED", "attempt": "1", "time": 1.0}',
         '{"state": "FINISHED", "attempt": 1, "time": 1e300}',
+        '{"state": "FINISHED", "attempt": 1, "time": 1e17}',
         '{"state": "FINISHED", "attempt": 1, "time": NaN}',
         '{"state": "FINISHED", "attempt": 1, "time": ' + "9" * 400 + "}",
         '{"state": {}, "attempt": 1, "time": 1.0}',
