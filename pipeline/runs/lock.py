@@ -1,4 +1,5 @@
-"""The lock of a run: one command at a time writes into its folder or removes it; and the waits for free hosts."""
+"""The lock of a run, under which one command at a time writes into its folder or removes it, and the record of runs
+that wait for busy hosts."""
 
 from __future__ import annotations
 
@@ -114,8 +115,8 @@ WAIT_FILE = "waiting.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wait:
-    """``who`` is on ``host``, in words; ``since``: unix time at which the wait began."""
+class HostWait:
+    """A run that waits for a busy host. ``who`` keeps it busy, in words; ``since``: unix time of the wait's begin."""
 
     key: str
     host: str
@@ -123,15 +124,15 @@ class Wait:
     since: float
 
 
-class Waiting:
-    """The record of one run's wait, for other commands. Without a writable folder nothing is recorded."""
+class HostWaitRecord:
+    """The file by which other commands know that a run waits. Without a writable folder nothing is recorded."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path, self._since = run_dir / WAIT_FILE, time.time()
 
     def for_host(self, host: str, who: str) -> None:
         with suppress(OSError):
-            wait = Wait(key=self._path.parent.name, host=host, who=who, since=self._since)
+            wait = HostWait(key=self._path.parent.name, host=host, who=who, since=self._since)
             write_json(self._path, asdict(wait))
 
     def is_over(self) -> None:
@@ -139,44 +140,44 @@ class Waiting:
             self._path.unlink(missing_ok=True)
 
 
-def waits_under_way(runs_dir: Path) -> list[Wait]:
+def waits_under_way(runs_dir: Path) -> list[HostWait]:
     """Return the waits whose commands live, the longest first."""
-    found = []
+    waits = []
     for path in runs_dir.glob(f"*/{WAIT_FILE}"):
         with suppress(documents.DamagedError, OSError, TypeError):
             if locks.is_held(RunFolder(path.parent).lock):
-                found.append(Wait(**documents.read(path)))
-    return sorted(found, key=lambda wait: wait.since)
+                waits.append(HostWait(**documents.read(path)))
+    return sorted(waits, key=lambda wait: wait.since)
 
 
 # ------------------------------------------------------------------------------------------------------- removal
-class Usage(NamedTuple):
-    """``bytes`` are freed by the removal; ``newest`` is the time of the last write to a file in it (unix seconds)."""
+class DiskUsage(NamedTuple):
+    """``bytes`` are freed by a removal; ``newest`` is the time of the last write (unix seconds)."""
 
     bytes: int
     newest: float
 
 
-def measured(place: Path) -> Usage:
+def disk_usage(path: Path) -> DiskUsage:
     """Measure a file, or all readable files below a folder; one with another hard link elsewhere counts 0."""
     total, newest = 0, 0.0
-    for status in _files(place):
+    for status in _file_stats(path):
         total += status.st_size if status.st_nlink == 1 else 0
         newest = max(newest, status.st_mtime)
-    return Usage(bytes=total, newest=newest)
+    return DiskUsage(bytes=total, newest=newest)
 
 
-def _files(place: Path) -> Iterator[os.stat_result]:
-    if not place.is_dir():
+def _file_stats(path: Path) -> Iterator[os.stat_result]:
+    if not path.is_dir():
         with suppress(OSError):
-            yield place.lstat()
+            yield path.lstat()
         return
-    waiting = [str(place)]
-    while waiting:
-        with suppress(OSError), os.scandir(waiting.pop()) as entries:
+    folders = [str(path)]
+    while folders:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
+                    folders.append(entry.path)
                     continue
                 with suppress(OSError):
                     yield entry.stat(follow_symlinks=False)
@@ -184,7 +185,7 @@ def _files(place: Path) -> Iterator[os.stat_result]:
 
 IN_USE = "a command is at work on it"
 Objection = Callable[[], str]
-"""Asked while nobody else can write into the folder: why it has to stay after all; '': nothing speaks against it."""
+"""Returns why a run has to stay after all, or ''. Called under the lock, when nobody else can write into its folder."""
 
 
 def remove(folder: RunFolder, objection: Objection, *, checkpoints_alone: bool = False) -> str:

@@ -16,7 +16,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.locks import FileLock
 from pipeline.core.specs import Cluster, Host
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.lock import Wait, Waiting, waits_under_way
+from pipeline.runs.lock import HostWait, HostWaitRecord, waits_under_way
 from tests.contract.listening import listener
 from tests.pipeline.conftest import Printed
 from tests.pipeline.test_claims import NOW, row, waiting
@@ -28,7 +28,7 @@ def test_runs_and_other_processes_are_listed_by_host_and_who_waits_below() -> No
     alice = row("a", "gpu:0")._replace(user="alice", title="run 5a0c12ab34cd (resnet18)", since=NOW)
     busy = told(0, nvidia_smi=A100._replace(owners=f"4242, bob, {int(NOW)}, "), claims=(alice,))
     cluster = Cluster(launcher="pssh", hosts=(Host(name="node0", nproc_per_node=2), Host(name="node1")), device="cuda")
-    wait = Wait(key="cf0848aa0011", host="node0", who="alice's run has GPU 0", since=NOW)
+    wait = HostWait(key="cf0848aa0011", host="node0", who="alice's run has GPU 0", since=NOW)
     found = hosts.queue_of(cluster, [busy, told(1)], [wait])
     at = claims.clock(NOW)
     head, first, second, process, last = hosts.queue_text(found).splitlines()
@@ -44,7 +44,7 @@ def test_a_run_that_waits_is_known_while_its_command_lives_and_until_it_starts(
 ) -> None:
     monkeypatch.setattr(attempt, "PROBE_AGAIN_S", 0.0)
     monkeypatch.setattr(attempt, "AgentLauncher", SimpleNamespace)
-    folder, seen = RunFolder(tmp_path / "0123456789ab"), list[Wait]()
+    folder, seen = RunFolder(tmp_path / "0123456789ab"), list[HostWait]()
     folder.path.mkdir()
     _, hosts, spec = waiting(folder.path, "wait", [[row("a", "gpu:0")], []])
     lock = FileLock(folder.lock)
@@ -53,7 +53,7 @@ def test_a_run_that_waits_is_known_while_its_command_lives_and_until_it_starts(
     attempt.until_free(hosts, spec, listening, lambda: None)
     assert [(wait.key, wait.host, wait.who) for wait in seen] == [("0123456789ab", "node0", "bob's run a")]
     assert waits_under_way(tmp_path) == []
-    Waiting(folder.path).for_host("node0", "bob's run a")
+    HostWaitRecord(folder.path).for_host("node0", "bob's run a")
     assert len(waits_under_way(tmp_path)) == 1
     lock.release()  # as when the command was killed
     assert waits_under_way(tmp_path) == []

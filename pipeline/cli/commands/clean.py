@@ -28,7 +28,7 @@ from pipeline.core.tables import aligned, counted, file_size, first_of
 from pipeline.runs import acceptance, index, lock
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import RunRow
-from pipeline.runs.lock import IN_USE, measured
+from pipeline.runs.lock import IN_USE, disk_usage
 from pipeline.runs.result import AlteredError
 from pipeline.steps import graph as steps
 from pipeline.steps import step_folders
@@ -126,7 +126,7 @@ def objection(folder: RunFolder, row: RunRow, needs: Mapping[str, str], *, resul
         return "a newer Paceline wrote it"
     if row.state == index.ACCEPTED:
         return "a user has accepted it, which doit accept --undo takes back"
-    if row.state in UNDER_WAY and time.time() - measured(folder.path).newest < _DAY_S:
+    if row.state in UNDER_WAY and time.time() - disk_usage(folder.path).newest < _DAY_S:
         return "it hasn't ended, and was written to within a day: another computer may be at work on it"
     if result_stays or not folder.result.exists():
         return ""
@@ -224,7 +224,7 @@ def _chosen(current: Session, runs_dir: Path, rules: Rules) -> list[Item]:
         by, folder = newer.get(row.key), RunFolder(runs_dir / row.key)
         why = why_chosen(row, rules, newer=by if by in intact else None, now=now)
         places = lock.checkpoint_files(folder) if rules.checkpoints else [folder.path]
-        size = sum(measured(path).bytes for path in places) if why else 0
+        size = sum(disk_usage(path).bytes for path in places) if why else 0
         if not why or (rules.checkpoints and not size):
             continue
         held = locks.is_held(folder.lock)
@@ -287,7 +287,7 @@ def clean_steps(current: Session) -> None:
     if not going:
         say(f"nothing to remove under {relative(step_folders.steps_dir(graph.runs_dir))}")
         return
-    sizes = [measured(path).bytes for path in going]
+    sizes = [disk_usage(path).bytes for path in going]
     rows = [(path.name, file_size(size), why) for (path, why), size in zip(going.items(), sizes, strict=True)]
     say(aligned([("step", "frees", "why"), *rows]))
     outputs = sum(path.is_dir() for path in going)

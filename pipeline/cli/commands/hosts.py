@@ -27,7 +27,7 @@ from pipeline.data.trees import Tree
 from pipeline.execution import restarts, this_computer
 from pipeline.runs import checkpoints, index, journal
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.lock import Wait, ask_to_stop, note_stopped, waits_under_way
+from pipeline.runs.lock import HostWait, ask_to_stop, note_stopped, waits_under_way
 from trainers.contract.host_facts import HostFacts
 
 
@@ -152,10 +152,10 @@ class HostQueue:
     hosts: Sequence[str]
     computing: Sequence[Computing]
     processes: Sequence[str]
-    waiting: Sequence[Wait]
+    waiting: Sequence[HostWait]
 
 
-def queue_of(cluster: Cluster, facts: Sequence[HostFacts], waits: Sequence[Wait]) -> HostQueue:
+def queue_of(cluster: Cluster, facts: Sequence[HostFacts], waits: Sequence[HostWait]) -> HostQueue:
     """Return what the hosts have answered, and who waits."""
     others = preflight.occupied(cluster, facts, "")  # no attempt is this command's own: all runs are others'
     return HostQueue(

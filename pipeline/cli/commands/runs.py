@@ -28,7 +28,7 @@ from pipeline.runs import index
 from pipeline.runs.contents import ranks_of, short_field_names
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import RunRow, intact_parts
-from pipeline.runs.lock import measured
+from pipeline.runs.lock import disk_usage
 from pipeline.runs.result import first_metrics
 from trainers.contract import run_folder
 
@@ -145,7 +145,7 @@ def runs(current: Session) -> None:
     order, as_json, is_wide = options.get("sort", "time"), wants_json(), current.invocation.is_on("wide")
     rows, comparable = selected(current, options.get("state"))
     measures = as_json or order == "size" or (is_wide and len(rows) <= _MOST_MEASURED)
-    sizes_bytes = {row.key: measured(runs_dir / row.key).bytes for row in rows} if measures else {}
+    sizes_bytes = {row.key: disk_usage(runs_dir / row.key).bytes for row in rows} if measures else {}
     rows = _in_order(rows, order, sizes_bytes)
     differing = differences(comparable)
     if as_json:

@@ -31,7 +31,7 @@ from pipeline.core.files import write_json
 from pipeline.core.processes.signals import Interruptible, Stop
 from pipeline.core.specs import Cluster, LaunchPlan
 from pipeline.runs import journal
-from pipeline.runs.lock import Waiting
+from pipeline.runs.lock import HostWaitRecord
 from trainers.contract import run_folder
 from trainers.contract.host_facts import HostFacts
 from trainers.contract.records import as_json
@@ -203,7 +203,7 @@ def until_free(hosts: Hosts, spec: AttemptSpec, emit: Emit, check: Callable[[], 
     if not may_wait(hosts, spec):
         preflight.refuse_occupied(_other_users(hosts, spec), hosts.cluster.nnodes)
         return
-    waiting, answered_at, reported = Waiting(spec.run_dir), None, ""
+    waiting, answered_at, reported = HostWaitRecord(spec.run_dir), None, ""
 
     def progress() -> str:
         return reported
