@@ -30,7 +30,7 @@ from pipeline.core.specs import SCRIPT_OUTPUTS, TRAINING_OUTPUTS, UNDER_WAY, Clu
 from pipeline.execution.failure_hints import hinting, with_hint
 from pipeline.execution.restarts import Pauses, Restarts, clock, next_start
 from pipeline.execution.run import Run
-from pipeline.execution.work import OpenAttempt, Say, Work, note
+from pipeline.execution.work import OpenAttempt, Say, Work, add_to_journal
 from pipeline.runs import checkpoints, journal, metrics_file, provenance, ranks, recorded_hardware, status
 from pipeline.runs.metrics_file import SystemMetrics
 from trainers.contract import run_folder
@@ -114,7 +114,7 @@ class Attempts:
         with closing(self._kept):
             for number in range(first, self.last + 1):
                 work.lock.check()
-                note(work.run, State.PLANNED, number)
+                add_to_journal(work.run, State.PLANNED, number)
                 try:
                     self.make_one(number)
                     return
@@ -177,7 +177,7 @@ class Attempts:
             raise error
         saved = checkpoints.saved_by_script(run.folder.path) if run.config.script is not None else ""
         restarts.note_failure(error, step=_last_step(run, number), saved=saved, now=time.time())
-        note(run, State.FAILED, number, error.what)
+        add_to_journal(run, State.FAILED, number, error.what)
         # the hint about a lost host is for users whose run ends with it
         lines = [error.what if error.gone else str(error)]
         lines += restarts.replace(error.gone) or restarts.idle_spares(error.gone)
@@ -283,7 +283,7 @@ def _subscriber(work: Work, number: int, *, notes: bool) -> Emit:
 
 
 def _record_start(work: Work, number: int) -> None:
-    note(work.run, State.RUNNING, number)
+    add_to_journal(work.run, State.RUNNING, number)
     work.recorder.start()
     work.say.doing(partial(status.under_way, work.run.folder))
 

@@ -26,7 +26,7 @@ from pipeline.execution.attempting import attach, attempt_to_attach, run_attempt
 from pipeline.execution.launch_folder import collect_provenance, prepare_folder, remarks
 from pipeline.execution.restarts import next_start
 from pipeline.execution.run import Run, initial_weights_of, pattern_before, prepare
-from pipeline.execution.work import RunServices, Say, Work, note
+from pipeline.execution.work import RunServices, Say, Work, add_to_journal
 from pipeline.keys import rank_environment
 from pipeline.runs import acceptance, contents, journal
 from pipeline.runs.checkpoints import CheckpointMirror
@@ -235,7 +235,7 @@ def _complete(work: Work, signals: Interruptible) -> None:
     work.lock.check()
     run.folder.refuse_incomplete()
     number = journal.attempts(run.folder.journal)
-    note(run, State.FINISHED, number)
+    add_to_journal(run, State.FINISHED, number)
     say.doing(f"recording in {titles}" if (titles := work.recorder.titles()) else "writing the result")
     mlflow_run_id = work.recorder.finish(say)
     signals.hold()  # the rest takes only a moment
@@ -271,7 +271,7 @@ def _note_end(work: Work, error: BaseException) -> None:
         if number == 0 or work.lock.lost():  # nothing started, or the folder may belong to another command by now
             return
         state = State.KILLED if isinstance(error, Killed | KeyboardInterrupt) else State.FAILED
-        note(run, state, number, _journal_line(error))
+        add_to_journal(run, state, number, _journal_line(error))
         work.recorder.finish(work.say)
 
 
@@ -322,7 +322,7 @@ def _raise_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
         return
     epoch = f"epoch {pruned['epoch']}, " if pruned["epoch"] else ""  # a script has none
     detail = f"after {epoch}step {pruned['step']}"
-    note(run, State.PRUNED, journal.attempts(run.folder.journal), detail)
+    add_to_journal(run, State.PRUNED, journal.attempts(run.folder.journal), detail)
     recorder.finish(say)
     hint = "doit train with the same configuration goes on from there"
     raise Pruned(f"PRUNED {run.key.short} {detail}", hint=hint)

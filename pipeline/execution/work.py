@@ -82,7 +82,7 @@ class Work:
     mirror: CheckpointMirror | None
 
 
-def note(run: Run, state: State, attempt: int, detail: str = "") -> None:
+def add_to_journal(run: Run, state: State, attempt: int, detail: str = "") -> None:
     """Append an entry to the run's journal. Raises OSError."""
     entry = journal.Entry(state=state, attempt=attempt, time=time.time(), detail=run.config.hide(detail))
     journal.append(run.folder.journal, entry)

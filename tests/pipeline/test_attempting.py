@@ -20,7 +20,7 @@ from pipeline.core.specs import Cluster, Host, LaunchSettings, State
 from pipeline.execution import attempting
 from pipeline.execution.attempting import Attempts
 from pipeline.execution.restarts import Restarts, next_start
-from pipeline.execution.work import OpenAttempt, note
+from pipeline.execution.work import OpenAttempt, add_to_journal
 from pipeline.runs import journal
 from tests.pipeline.test_launch_first_error import PLAN
 
@@ -172,7 +172,7 @@ def test_an_attached_attempt_that_fails_is_started_again_as_by_the_command_that_
     lock = SimpleNamespace(lost=lambda: False, check=lambda: None)
     work = work_that_says(said, run=run, lock=lock)
     for number in (1, 2):  # the second one had only been planned
-        note(run, State.PLANNED, number)
+        add_to_journal(run, State.PLANNED, number)
     with nullcontext() if most else pytest.raises(TrainingError) as caught:
         attempting.attach(work, OpenAttempt(PLAN, cluster))
     if most:

@@ -13,7 +13,7 @@ from pipeline.core.errors import TrainingError
 from pipeline.core.processes.threads import WaitReports
 from pipeline.core.specs import State
 from pipeline.execution import complete
-from pipeline.execution.work import note
+from pipeline.execution.work import add_to_journal
 from tests.waiting import HANG_S
 
 
@@ -33,7 +33,7 @@ def test_a_failure_is_shown_while_a_slow_recorder_still_records_it(
 
     folder = SimpleNamespace(path=tmp_path, journal=tmp_path / "journal.jsonl")
     run: Any = SimpleNamespace(folder=folder, config=SimpleNamespace(hide=str))
-    note(run, State.RUNNING, 1)
+    add_to_journal(run, State.RUNNING, 1)
     recorder = SimpleNamespace(finish=lambda _: shown.wait(HANG_S) or pytest.fail("the recorder waits in vain"))
     work: Any = SimpleNamespace(
         run=run, say=WaitReports(say), recorder=recorder, lock=SimpleNamespace(lost=lambda: False)
