@@ -1,5 +1,8 @@
-"""Acceptances: a user declares that a finished run holds for another key too; it is not proven by that. accepted.json
-lies in the folder of the new key, and holds while that run is intact; a training under the new key replaces it."""
+"""Acceptances: a user declares, without a proof, that the result of a finished run holds for another key too.
+
+accepted.json, in the folder of the new key, names the finished run. It holds while that run is intact, and until a
+training under the new key replaces it.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,10 @@ BASE_RESULT_FILE = "accepted_result.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """``run`` is the key of the finished run, ``run_digest`` its full digest, ``digest`` that of the new key.
+    """The content of accepted.json.
 
-    ``who`` is user@host. ``proven``: the run was repeated under the new key since, with equal weights.
+    ``run`` is the key of the finished run, ``run_digest`` its full digest, ``digest`` that of the new key. ``who`` is
+    user@host. ``proven``: the run was repeated under the new key since, with equal weights.
     """
 
     digest: str

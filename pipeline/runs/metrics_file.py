@@ -1,5 +1,5 @@
-"""metrics.jsonl as the controller reads it (valid lines, and the numbers of invalid ones), and what hosts' heartbeats
-say of their load as rows of system_metrics.jsonl."""
+"""Read metrics.jsonl (its valid lines, and the numbers of invalid ones), and write system_metrics.jsonl: how busy the
+hosts are, from their heartbeats."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ class SystemMetrics:
         self._began = unix_time if self._began is None else self._began
         self._due[beat.host] = unix_time + max(EVERY_S, (unix_time - self._began) / _SAMPLES_OF_AGE)
         with suppress(OSError):
-            self._write(beat.host, unix_time, metrics(beat.host, self._first[beat.host], samples))
+            self._write(beat.host, unix_time, mean_metrics(beat.host, self._first[beat.host], samples))
         samples.clear()
 
     def _write(self, host: str, unix_time: float, values: dict[str, float]) -> None:
         if self._steps is None:
             cut_torn_line(self._path)
-            self._steps = _samples(self._path)
+            self._steps = _samples_by_host(self._path)
         line = {"t": round(unix_time, 3), "host": host, "step": self._steps[host], "epoch": None, "metrics": values}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         self._steps[host] += 1
 
 
-def metrics(host: str, first: Usage, samples: Sequence[Usage]) -> dict[str, float]:
+def mean_metrics(host: str, first: Usage, samples: Sequence[Usage]) -> dict[str, float]:
     """Return the mean of a host's samples; for counters, growth since ``first``. MLflow's megabytes are 1e6 bytes."""
     last = samples[-1]
     by_name = {
@@ -81,7 +81,7 @@ def metrics(host: str, first: Usage, samples: Sequence[Usage]) -> dict[str, floa
     return {f"{PREFIX}{host}/{name}": round(value, 1) for name, value in by_name.items()}
 
 
-def _samples(path: Path) -> Counter[str]:
+def _samples_by_host(path: Path) -> Counter[str]:
     counts: Counter[str] = Counter()
     with suppress(FileNotFoundError), path.open("rb") as file:
         for line in file:
@@ -90,13 +90,13 @@ def _samples(path: Path) -> Counter[str]:
     return counts
 
 
-_STEPS = range(-(1 << 63), 1 << 63)  # no database keeps more
-_LATEST_S = 1 << 53  # nor later milliseconds
+_STEPS = range(-(1 << 63), 1 << 63)  # a database keeps no others
+_LATEST_S = 1 << 53  # nor later times, in milliseconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsRow:
-    """One line: ``time_s`` in unix seconds, finished steps, ``epoch`` (None: unknown), what came next."""
+    """One line: ``time_s`` in unix seconds, finished steps, ``epoch`` (None: unknown), and what the rank did next."""
 
     time_s: float
     step: int

@@ -264,9 +264,11 @@ def collect(
     """
     commit = git.answer(root, "rev-parse", "--verify", "--quiet", "HEAD")
     inside = [str(path.relative_to(root)) for path in outputs if path.is_relative_to(root) and path != root]
-    patch, left_out = b"", _why_no_commit(root)
     if commit is not None:
         patch, left_out = uncommitted(root, inside, secrets, imported)
+    else:  # why git refuses to read a repository; '' for a folder that is none, or has no commit yet
+        refusal = git.refusal(root)
+        patch, left_out = b"", (f"everything: {refusal}",) if refusal else ()
     prefix = git.answer(root, "rev-parse", "--show-prefix") if commit is not None else None
     provenance = Provenance(
         git_commit=commit.strip() if commit is not None else None,
@@ -281,12 +283,6 @@ def collect(
         **run,
     )
     return provenance, patch
-
-
-def _why_no_commit(root: Path) -> tuple[str, ...]:
-    """Return why git refuses to read a repository; nothing for a folder that is none, or has no commit yet."""
-    why = git.refusal(root)
-    return (f"everything: {why}",) if why else ()
 
 
 def environment(fact: HostFacts) -> dict[str, Any]:

@@ -116,8 +116,9 @@ class Conductor:
         self.halted = self.hint = ""
         self.shared = Shared(sweep.folder, sweep.slots, sweep.root, sweep.say)
         entries = sweep.folder.entries()
-        self._before, self._last_entries = folders.latest(entries), {entry.number: entry for entry in entries}
-        self._missed: dict[str, Run] = {}  # by run key
+        self._last_entry_by_key = folders.latest(entries)  # of earlier commands, as is the next
+        self._last_entry_by_number = {entry.number: entry for entry in entries}
+        self._unrecorded: dict[str, Run] = {}  # by run key: ended before, without a complete record
         self._failures: dict[str, str] = {}  # why trials failed → the first that did
         self._decided: dict[str, Settled] = {}  # by run key: pruned or permanently failed in this command
         self.schedule = Schedule(
@@ -143,9 +144,9 @@ class Conductor:
                         with suppress(queue.Empty):
                             self._handle(*self.events.get(timeout=_LOOK_S))
                         self.sweep.source.watch(self.schedule.running)
-                if self._missed:
+                if self._unrecorded:
                     with waiting(self.sweep.say, "recording what was missed"):
-                        self.shared.record_missed(list(self._missed.values()))
+                        self.shared.record_missed(list(self._unrecorded.values()))
             except BaseException:
                 signals.hold()  # a second Ctrl-C must not interrupt the ending of the trials
                 self.stop.tell(signals.caught or "an error")
@@ -240,11 +241,16 @@ class Conductor:
         try:
             ended = self._known_result(trial)
         except UsageError as error:  # a newer Paceline wrote its folder; the other trials continue
-            return self._known(trial, Outcome(state=State.FAILED, detail=error.what), error.what)
+            return self._settle_unstarted(trial, Outcome(state=State.FAILED, detail=error.what), error.what)
         if ended is not None:
             self._report_end(trial, ended.outcome, again=False)
-        if ended is not None and trial.run is not None and trial.key in self._before and was_missed(trial.run):
-            self._missed[trial.run.key.short] = trial.run
+        if (
+            ended is not None
+            and trial.run is not None
+            and trial.key in self._last_entry_by_key
+            and was_missed(trial.run)
+        ):
+            self._unrecorded[trial.run.key.short] = trial.run
         return ended
 
     def _report_end(self, trial: Trial, outcome: Outcome, *, again: bool) -> None:
@@ -257,27 +263,27 @@ class Conductor:
         """
         assert trial.run is not None
         key = trial.run.key.short
-        known = self._before.get(key)
+        known = self._last_entry_by_key.get(key)
         if trial.run.reason is None:
             if known is None:  # another command finished it: mark it as part of this sweep, also in MLflow
                 with suppress(OSError):
                     if folders.mark(trial.run.folder, self.folder, self.sweep.key, trial.number, trial.chosen):
                         self.shared.recorder(trial.run).start()
-            return self._known(trial, finished(trial.run), "was finished before")
+            return self._settle_unstarted(trial, finished(trial.run), "was finished before")
         if (decided := self._decided.get(key)) is not None:
-            return self._known(trial, decided.outcome, f"the same run as trial {decided.trial.number}")
+            return self._settle_unstarted(trial, decided.outcome, f"the same run as trial {decided.trial.number}")
         written = journal.read(trial.run.folder.journal)
         was_pruned = bool(written) and written[-1].state is State.PRUNED
         if known is not None and (known.state is State.PRUNED or was_pruned):
-            return self._known(trial, Outcome(state=State.PRUNED), "was pruned before")
+            return self._settle_unstarted(trial, Outcome(state=State.PRUNED), "was pruned before")
         if known is not None and known.state is State.FAILED and known.cause in DECIDED and not self.sweep.retry_failed:
             failed = Outcome(state=State.FAILED, detail=known.detail, cause=known.cause)
-            return self._known(trial, failed, known.detail)
+            return self._settle_unstarted(trial, failed, known.detail)
         return None
 
-    def _known(self, trial: Trial, outcome: Outcome, detail: str) -> Settled:
+    def _settle_unstarted(self, trial: Trial, outcome: Outcome, detail: str) -> Settled:
         """Return a result that needs no start; record it with ``detail``, unless an earlier call already has."""
-        entry = self._last_entries.get(trial.number)
+        entry = self._last_entry_by_number.get(trial.number)
         if entry is None or (entry.key, entry.state) != (trial.key, outcome.state):
             self._note(Start(trial=trial, slot=-1, tried=0), replace(outcome, detail=detail))
         return Settled(trial=trial, outcome=outcome, was_known=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import tracking
-from pipeline.runs.metrics_file import EVERY_S, SystemMetrics, metrics, parse
+from pipeline.runs.metrics_file import EVERY_S, SystemMetrics, mean_metrics, parse
 from pipeline.tracking import recorder
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
@@ -32,7 +32,7 @@ def rows(run: Path) -> list[dict[str, object]]:
 
 
 def test_they_have_mlflows_names_and_units() -> None:
-    assert metrics("node1", IDLE, [IDLE, BUSY]) == {
+    assert mean_metrics("node1", IDLE, [IDLE, BUSY]) == {
         "system/node1/cpu_utilization_percentage": 30.0,
         "system/node1/system_memory_usage_megabytes": 2000.0,
         "system/node1/system_memory_usage_percentage": 50.0,
@@ -42,7 +42,7 @@ def test_they_have_mlflows_names_and_units() -> None:
         "system/node1/disk_usage_megabytes": 30000.0,
         "system/node1/disk_available_megabytes": 10000.0,
     }
-    alone = metrics("node1", BUSY, [BUSY])
+    alone = mean_metrics("node1", BUSY, [BUSY])
     assert {name.rpartition("/")[2]: value for name, value in alone.items() if "gpu" in name} == {
         "gpu_0_utilization_percentage": 90.0,
         "gpu_0_memory_usage_megabytes": 2000.0,
