@@ -26,7 +26,7 @@ from pipeline.core.errors import UsageError, first_line, nearest, suggestion
 from pipeline.core.places import ROOT, conf_dirs, shown
 from pipeline.core.printable import hydra_value, printable, shell_line, shell_word
 from pipeline.core.program import SCRIPT, SECTION
-from trainers.script.settings import not_a_pattern
+from trainers.script.settings import regex_error
 
 TryCompose = Callable[[Sequence[str]], DictConfig | None]
 """Composes overrides; None if they can't be composed."""
@@ -301,7 +301,7 @@ def _no_override(failure: CompositionFailure) -> UsageError | None:
     text, key, value = printable(word.text), word.key, word.value
     if not re.fullmatch(r"[^\s.]+(\.[^\s.]+)*", word.name):
         return UsageError(f"{text} can't be read: write NAME=VALUE, where a name has no blanks, as in trainer.epochs=3")
-    if word.name == "program.metrics_pattern" and (fault := not_a_pattern(value)):
+    if word.name == "program.metrics_pattern" and (fault := regex_error(value)):
         return UsageError(f"{key}: {fault}")
     if not value:
         why = ": write key=value"

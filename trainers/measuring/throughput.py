@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,10 +40,6 @@ from trainers.training.model_setup import fresh_network
 _PAIRS, _BLOCK_S = 5, 2.0
 WARM_UP = {"cpu": 2, "cuda": 20}  # steps for cuDNN's and the allocator's warm-up
 _FLOP_IMAGES = 2  # the smallest batch that batch normalisation accepts
-
-
-class Loop(Protocol):
-    def run(self, steps: int) -> None: ...
 
 
 class OwnLoop:
@@ -103,7 +99,7 @@ def _pairs(own: OwnLoop, plain: ReferenceLoop, count: int, block_s: float) -> tu
     pairs = []
     for number in range(count):
         # swap the order in every pair, so that a drift of the host's speed affects both loops
-        order: list[tuple[str, Loop]] = [("paceline", own), ("plain", plain)]
+        order: list[tuple[str, OwnLoop | ReferenceLoop]] = [("paceline", own), ("plain", plain)]
         seconds = {name: timed(loop, steps, context) for name, loop in (order if number % 2 == 0 else order[::-1])}
         rates = {f"{name}_images_per_s": steps * batch / seconds[name] for name, _ in order}
         pairs.append(rates)
@@ -114,7 +110,7 @@ def _pairs(own: OwnLoop, plain: ReferenceLoop, count: int, block_s: float) -> tu
     return pairs, steps
 
 
-def timed(loop: Loop, steps: int, context: RankContext) -> float:
+def timed(loop: OwnLoop | ReferenceLoop, steps: int, context: RankContext) -> float:
     """Return the seconds of ``steps`` steps on the slowest rank, after a common start."""
     context.sum(torch.zeros(1, device=context.device))
     settle(context.device)
@@ -158,7 +154,7 @@ def _surroundings(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-RESULT, TRACE = run_folder.PROFILE, "trace.json.gz"
+TRACE = "trace.json.gz"
 _STEPS = 5
 _SHOWN = 15
 
@@ -183,7 +179,9 @@ def trace(path: Path, options: Mapping[str, Any]) -> None:
             rows = _longest(tracer, context.device, steps)
             trainer.say("\n".join([f"{'operation':<48}{'calls a step':>14}{'ms a step':>12}", *map(_line, rows)]))
             surroundings = describe_hardware(context.device, trainer.precision)
-            write_json(path.parent / RESULT, {"version": 1, "steps": steps, "hardware": surroundings, "rows": rows})
+            write_json(
+                path.parent / run_folder.PROFILE, {"version": 1, "steps": steps, "hardware": surroundings, "rows": rows}
+            )
 
 
 def _longest(tracer: profile, device: torch.device, steps: int) -> list[dict[str, Any]]:
@@ -261,6 +259,8 @@ _LR_SHARE = 0.04  # of the configured learning rate, constant: the loss stays fi
 
 
 class ReferenceLoop:
+    """The same training as a plain PyTorch loop, with which the Trainer's speed is compared."""
+
     def __init__(self, config: TrainConfig, pack: MappedPack, context: RankContext, *, precision: str) -> None:
         if precision == "fp16":
             raise TrainerError("the reference loop knows fp32 and bf16; measure with trainer.precision=bf16")

@@ -95,12 +95,6 @@ def program(settings: ScriptConfig, paths: Paths) -> str:
     return word
 
 
-def make_executable(path: Path, work: Path) -> None:
-    """Make a file of the copy executable, because the snapshot holds contents and no modes. Raises OSError."""
-    if path.is_relative_to(work):
-        path.chmod(path.stat().st_mode | 0o111)
-
-
 def require_program(word: str, env: Mapping[str, str], workdir: Path) -> None:
     """Raise ConfigError for a missing program, which torchrun's traceback of twenty lines wouldn't name."""
     path = env.get("PATH", os.defpath)

@@ -1,4 +1,4 @@
-"""Small files of a script's run, and messages about files."""
+"""Where a script's run keeps its working files, how small files are written, and messages about files."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainers.contract import run_folder
 from trainers.contract.seal import sealed_text
 from trainers.core.files import replace
 
 WARNING, NOTE = "WARNING: ", "note: "
 """Prefixes of lines that the user sees at once, and not only in the host's log."""
+
+
+def work_folder(run_dir: Path, node_rank: int) -> Path:
+    """Return the folder of one node with its copy of the snapshot; it is removed after a good end."""
+    return run_dir / run_folder.WORK / f"node{node_rank}"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -23,22 +23,22 @@ from trainers.core.files import sha256_file
 from trainers.observation import unkeyed as unkeyed_inputs
 from trainers.observation.input_record import InputRecord
 from trainers.observation.unkeyed import Unkeyed, outside_warning
-from trainers.script.files import NOTE, WARNING, in_words, printable, say, write_json, write_sealed
+from trainers.script.files import NOTE, WARNING, in_words, printable, say, work_folder, write_json, write_sealed
 from trainers.script.metrics.recorder import Recorder
 from trainers.script.settings import ScriptConfig
-from trainers.script.workdir import Node, below, copy_of, folder_of, written_by_script
+from trainers.script.workdir import Node, below, copy_of, written_by_script
 
 
 class Results:
-    """What a script leaves on this host after a good end. ``begun``: the script's start in unix seconds."""
+    """What a script leaves on this host after a good end. ``began_s``: the script's start in unix seconds."""
 
-    def __init__(self, node: Node, settings: ScriptConfig, name: str, begun: float) -> None:
-        self.node, self.settings, self.name, self.begun = node, settings, name, begun
+    def __init__(self, node: Node, settings: ScriptConfig, name: str, began_s: float) -> None:
+        self.node, self.settings, self.name, self.began_s = node, settings, name, began_s
 
     def keep(self, recorder: Recorder | None, record: InputRecord, unkeyed: Sequence[Unkeyed]) -> int:
         """Gather this node's outputs and write the results, summary.json last; return the exit code. Raises OSError."""
         node, outputs = self.node, self.node.outputs
-        folder = folder_of(node.run_dir, node.rank)
+        folder = work_folder(node.run_dir, node.rank)
         if outputs.is_symlink() or (outputs.exists() and not outputs.is_dir()):
             obstacle = "a link" if outputs.is_symlink() else "a file"
             say(
@@ -57,7 +57,7 @@ class Results:
         if unkept and not node.is_sent:  # else the controller warns when it fetches the files
             names = in_words([f"{name} ({why})" for name, why in unkept.items()])
             say(f"{WARNING}not kept with what the script wrote: {names}")
-        left = self._keep_on_host() if gathered.over else None
+        left = self._keep_on_host() if gathered.over_limit else None
         self._report(gathered, left)
         if recorder is not None:
             self._write(recorder, gathered, record, unkeyed, unkept)
@@ -65,9 +65,8 @@ class Results:
             outputs.parent.mkdir(parents=True, exist_ok=True)
             full_record = {**record, "unkeyed": unkeyed_inputs.as_json(unkeyed)}
             write_sealed(outputs.parent / run_folder.DEPENDENCIES, full_record)
-        if gathered.over:  # the folder has been moved, to stay on this host
-            return 0
-        if node.is_sent:  # the folder must stay: the agent fetches from it what given.json doesn't list
+        # after a move nothing is left to remove; of a sent folder the agent fetches what given.json doesn't list
+        if gathered.over_limit or node.is_sent:
             return 0
         if any(name in in_work and why not in NO_FILES for name, why in unkept.items()):
             left = self._keep_on_host()
@@ -86,11 +85,11 @@ class Results:
         if gathered.renamed:
             names = in_words([f"{name} is {folder}/{target}" for name, target in gathered.renamed.items()])
             say(f"{WARNING}files of the working directory whose place another file of the run has: {names}")
-        if gathered.besides:
-            files = in_words([*gathered.besides], sum(gathered.besides.values()))
+        if gathered.kept:
+            files = in_words([*gathered.kept], sum(gathered.kept.values()))
             say(f"{NOTE}wrote in its working directory: {files}; kept in {folder}/{WORKDIR}")
         if left is not None:
-            files = in_words([*gathered.over], sum(gathered.over.values()))
+            files = in_words([*gathered.over_limit], sum(gathered.over_limit.values()))
             gib = self.settings.outputs_limit or 0.0
             say(
                 f"{WARNING}wrote in its working directory more than program.outputs_limit={gib:g} GiB: {files}; they "
@@ -100,7 +99,7 @@ class Results:
 
     def _keep_on_host(self) -> Path:
         """Move the working directory, whose files can't all be fetched, to its final place. Raises OSError."""
-        folder = folder_of(self.node.run_dir, self.node.rank)
+        folder = work_folder(self.node.run_dir, self.node.rank)
         final_place = folder.with_name(f"{folder.name}-left")
         shutil.rmtree(final_place, ignore_errors=True)
         folder.replace(final_place)
@@ -126,7 +125,7 @@ class Results:
             "metrics": metrics.last,
             **({"nonfinite": nonfinite} if nonfinite else {}),
             "unkeyed": unkeyed_inputs.as_json(unkeyed),
-            "duration_s": round(time.time() - self.begun, 3),
+            "duration_s": round(time.time() - self.began_s, 3),
             "outputs_sha256": digests_of_results(run_dir, unkept),
             **({"not_kept": {printable(name): why for name, why in unkept.items()}} if unkept else {}),
         }
@@ -147,16 +146,11 @@ class OutputDigest(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """The gathered files: ``digests`` of requested ones, by path in the outputs; others by path in the script's folder:
-
-    ``besides``: kept, with sizes in bytes. ``over``: above the limit, which stay. ``renamed``: whose name was taken →
-    path in the outputs.
-    """
-
-    digests: dict[str, OutputDigest]
-    besides: dict[str, int]
-    over: dict[str, int]
-    renamed: dict[str, str]
+    digests: dict[str, OutputDigest]  # of the requested files, by path in the outputs
+    # of other files, by path from the working directory:
+    kept: dict[str, int]  # sizes in bytes of those moved to the outputs
+    over_limit: dict[str, int]  # sizes in bytes of those that stay on this host
+    renamed: dict[str, str]  # path in the outputs of files whose name was taken
 
 
 LEADS_OUT = "a link that leads out of the run folder"
@@ -173,24 +167,26 @@ def gather(node: Node, settings: ScriptConfig) -> Gathered:
     """
     workdir, outputs = copy_of(node.run_dir, node.rank) / settings.workdir, node.outputs
     wrote, limit_bytes = written_by_script(node.run_dir, node.rank), settings.outputs_limit_bytes
-    lost = [node.run_dir / name for name in unreadable(node.run_dir, outputs)]
+    unreadable_paths = [node.run_dir / name for name in unreadable(node.run_dir, outputs)]
     matching_in_run: set[str] = set()
     requested: dict[Path, str] = {}
     missing = []
     for pattern in settings.outputs:
         glob = pattern.removeprefix("{run}/")
-        found_in_run = {path.relative_to(outputs).as_posix() for path in _files(outputs, glob) if path not in lost}
+        matching_there = {
+            path.relative_to(outputs).as_posix() for path in _files(outputs, glob) if path not in unreadable_paths
+        }
         matching = set(wrote) & set(_files(workdir, glob)) if glob == pattern else set()
         requested |= {path: path.relative_to(workdir).as_posix() for path in matching}
-        matching_in_run |= found_in_run
-        missing += [] if found_in_run or matching else [pattern]
+        matching_in_run |= matching_there
+        missing += [] if matching_there or matching else [pattern]
     if missing and node.is_first:
         raise MissingOutputsError(", ".join(missing))
     others = sorted(set(wrote) - requested.keys()) if limit_bytes is not None else []
-    besides, over = _within(others, limit_bytes or 0)
+    kept, over_limit = _split_by_limit(others, limit_bytes or 0)
     places = {path: requested[path] for path in sorted(requested)}
     # files below the working directory first: up/x and ../x both become up/x, and the first one keeps the name
-    for path in sorted(besides, key=lambda path: (not path.is_relative_to(workdir), path)):
+    for path in sorted(kept, key=lambda path: (not path.is_relative_to(workdir), path)):
         places[path] = f"{WORKDIR}/{below(path, workdir)}"
     renamed, unmoved = {}, set()
     for path, name in places.items():
@@ -203,14 +199,14 @@ def gather(node: Node, settings: ScriptConfig) -> Gathered:
             if path in requested:
                 raise
             unmoved.add(target)
-    besides = {path: size for path, size in besides.items() if places[path] not in unmoved}
+    kept = {path: size for path, size in kept.items() if places[path] not in unmoved}
     return Gathered(
         digests={
             name: OutputDigest(sha256_file(outputs / name), (outputs / name).stat().st_size)
             for name in sorted(matching_in_run | {places[path] for path in requested})
         },
-        besides={places[path].removeprefix(f"{WORKDIR}/"): size for path, size in besides.items()},
-        over={below(path, workdir): size for path, size in over.items()},
+        kept={places[path].removeprefix(f"{WORKDIR}/"): size for path, size in kept.items()},
+        over_limit={below(path, workdir): size for path, size in over_limit.items()},
         renamed=renamed,
     )
 
@@ -230,7 +226,7 @@ def _numbered(name: str, is_free: Callable[[Path], bool], folder: Path) -> str:
     return next(one for one in names if is_free(folder / one))
 
 
-def _within(paths: Sequence[Path], limit_bytes: int) -> tuple[dict[Path, int], dict[Path, int]]:
+def _split_by_limit(paths: Sequence[Path], limit_bytes: int) -> tuple[dict[Path, int], dict[Path, int]]:
     """Return path → size of the files that are kept, the smallest first, and of the others."""
     sizes = {path: path.stat().st_size for path in paths}
     total, kept = 0, dict[Path, int]()

@@ -17,7 +17,7 @@ _OF_TORCHRUN = re.compile(
 _MARK = re.compile(r"\{\{(?P<literal>\w*)\}\}|\{(?P<name>resume:[^{}]+|[A-Za-z_]\w*)\}")
 
 
-def not_a_pattern(text: str) -> str:
+def regex_error(text: str) -> str:
     """Return why a text is no regular expression, where it fails, and how to mend it; '' if it is one."""
     try:
         re.compile(text)
@@ -118,7 +118,7 @@ class ScriptConfig(ProgramConfig):
             if any(map(str.isspace, str(name))):
                 raise ConfigError(f"program.args: {str(name)!r} is no name of an argument: it has a space in it")
         if self.metrics_pattern is not None:
-            if why := not_a_pattern(self.metrics_pattern):
+            if why := regex_error(self.metrics_pattern):
                 raise ConfigError(f"program.metrics_pattern: {why}")
             if not set(re.compile(self.metrics_pattern).groupindex) - {"step"}:
                 raise ConfigError("program.metrics_pattern names no metric: write loss=(?P<loss>[-+.eE0-9]+)")

@@ -1,7 +1,7 @@
-"""A user's script on one host: its own copy of the snapshot, torchrun as a child, metrics and results.
+"""Run a user's script on one host: copy the snapshot, start torchrun as a child, record metrics, keep the results.
 
-``python -m trainers.script.start --config RUN_DIR/config.json --script REL --node-rank N -- TORCHRUN…`` ends as it
-does.
+``python -m trainers.script.start --config RUN_DIR/config.json --script REL --node-rank N -- TORCHRUN…`` ends with the
+script's exit code or signal.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from trainers.observation.processes import ObservedProgram, origin_of, project_o
 from trainers.observation.unkeyed import Places, Unkeyed, unkeyed_files, unkeyed_warnings
 from trainers.script import command, rank_hook
 from trainers.script import workdir as workdirs
-from trainers.script.command import Paths, argv, make_executable, program, require_program
-from trainers.script.files import NOTE, WARNING, in_words, say, write_json
+from trainers.script.command import Paths, argv, program, require_program
+from trainers.script.files import NOTE, WARNING, in_words, say, work_folder, write_json
 from trainers.script.metrics.recorder import Recorder, earlier_log, keep_unrecorded, mlflow_variables
 from trainers.script.outputs import Results
 from trainers.script.resume import whole_since
@@ -46,7 +46,9 @@ SENT = ".paceline"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Started:
+class Options:
+    """The command line. ``data``: where the paths of ``program.data`` lie on this host; ``torchrun``: its command."""
+
     config: Path
     script: str
     node_rank: int
@@ -66,7 +68,7 @@ def main(words: Sequence[str]) -> int:
     return 1
 
 
-def _parsed(words: Sequence[str]) -> Started:
+def _parsed(words: Sequence[str]) -> Options:
     at = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(prog="trainers.script.start", allow_abbrev=False)
     parser.add_argument("--config", type=Path, required=True, help="config.json in the run folder")
@@ -78,20 +80,20 @@ def _parsed(words: Sequence[str]) -> Started:
     if not words[at + 1 :]:
         parser.error("what starts the script is missing: -- PYTHON …/trainers/torchrun.py OPTIONS…")
     parsed = {**vars(options), "config": options.config.resolve(), "data": tuple(filter(None, options.data))}
-    return Started(**parsed, torchrun=tuple(words[at + 1 :]))
+    return Options(**parsed, torchrun=tuple(words[at + 1 :]))
 
 
 class Attempt:
-    def __init__(self, started: Started) -> None:
-        self.started, self.run_dir = started, started.config.parent
-        self.config: dict[str, Any] = json.loads(started.config.read_text(encoding="utf-8"))
+    def __init__(self, options: Options) -> None:
+        self.options, self.run_dir = options, options.config.parent
+        self.config: dict[str, Any] = json.loads(options.config.read_text(encoding="utf-8"))
         known = {field.name for field in fields(ScriptConfig)}
         self.settings = ScriptConfig(**{k: value for k, value in self.config["program"].items() if k in known})
-        self.node = Node(run_dir=self.run_dir, rank=started.node_rank, is_sent=(self.run_dir / SENT).exists())
-        self.folder = workdirs.folder_of(self.run_dir, started.node_rank)
-        self.work, self.is_first = workdirs.copy_of(self.run_dir, started.node_rank), self.node.is_first
+        self.node = Node(run_dir=self.run_dir, rank=options.node_rank, is_sent=(self.run_dir / SENT).exists())
+        self.folder = work_folder(self.run_dir, options.node_rank)
+        self.work, self.is_first = workdirs.copy_of(self.run_dir, options.node_rank), self.node.is_first
         self.snapshot, self.logged = self.run_dir / run_folder.CODE, self.folder / run_folder.LOGGED
-        self.begun = time.time()
+        self.began_s = time.time()
         self.id = os.environ.get(variables.NODE, "").rpartition(":")[0]
         number = self.id.rsplit("-", 2)[-2:][0]  # of KEY-ATTEMPT-RANDOM
         self.number = int(number) if number.isdecimal() else 0
@@ -99,7 +101,7 @@ class Attempt:
 
     @property
     def name(self) -> str:
-        return self.started.script or self.settings.command[0]
+        return self.options.script or self.settings.command[0]
 
     def run(self) -> int:
         """Run the attempt, from the copy of the snapshot to the results. Raises ConfigError, OSError."""
@@ -109,12 +111,14 @@ class Attempt:
         is_noting = self.settings.seal != "off"
         observed = ObservedProgram(self.folder, zones_of(places), is_noting=is_noting, in_copy=True, first=hook)
         env = self.environment(paths, observed.site)
-        without_torchrun = [self.started.torchrun[0], "-u"] if self.settings.script else []
-        starter = self.started.torchrun if self.settings.torchrun else without_torchrun
+        without_torchrun = [self.options.torchrun[0], "-u"] if self.settings.script else []
+        starter = self.options.torchrun if self.settings.torchrun else without_torchrun
         command = [*starter, *argv(self.settings, paths)]
         if self.settings.command:
-            make_executable(Path(program(self.settings, paths)), self.work)
-            require_program(program(self.settings, paths), env, self.work / self.settings.workdir)
+            word = program(self.settings, paths)
+            if (path := Path(word)).is_relative_to(self.work):
+                path.chmod(path.stat().st_mode | 0o111)  # the snapshot holds contents and no modes
+            require_program(word, env, self.work / self.settings.workdir)
         recorder = self.recorder(paths) if self.is_first else None
         code = self.follow(command, env, recorder)
         read = observed.notes()
@@ -122,24 +126,25 @@ class Attempt:
         if code:
             self.report_failure(code, unkeyed, paths, recorder)
             return code
-        if self.was_stopped and not (recorder is not None and recorder.stopping):
+        was_pruned = recorder is not None and recorder.was_pruned
+        if self.was_stopped and not was_pruned:
             say(f"{NOTE}{self.name} ended with exit code 0, but was stopped: it does not count as finished")
             self.report_written_files()
             return _STOPPED
-        for line in unkeyed_warnings(unkeyed):  # of which the controller warns
+        for line in unkeyed_warnings(unkeyed):  # without WARNING: the controller warns of them
             say(line)
         if self.is_first and (ranks := self.group_warning()):
             say(f"{WARNING}{ranks}")
         if unkeyed and self.settings.seal == "fail":
             return 1
-        if recorder is not None and recorder.stopping:
+        if recorder is not None and was_pruned:
             metrics, step = recorder.metrics, recorder.metrics.step or 0
             write_json(self.run_dir / run_folder.PRUNED, {"step": step, "epoch": 0, "metrics": metrics.last})
             say(f"pruned at step {step}")
-            if not workdirs.written_by_script(self.run_dir, self.started.node_rank):  # else it may resume from them
+            if not workdirs.written_by_script(self.run_dir, self.options.node_rank):  # else it may resume from them
                 shutil.rmtree(self.folder, ignore_errors=True)
             return 0
-        results = Results(self.node, self.settings, self.name, self.begun)
+        results = Results(self.node, self.settings, self.name, self.began_s)
         return results.keep(recorder, record_inputs(read, places=places), unkeyed)
 
     def report_failure(self, code: int, unkeyed: Sequence[Unkeyed], paths: Paths, recorder: Recorder | None) -> None:
@@ -152,14 +157,14 @@ class Attempt:
         if paths.resume and recorder is not None and not recorder.recorded:
             newest = workdirs.checkpoints_to_resume(self.settings, self.run_dir)
             # it may write settings and logs before it reads a checkpoint
-            if newest == paths.resume and not any(whole_since(path) > self.begun * 1e9 for path in newest.values()):
+            if newest == paths.resume and not any(whole_since(path) > self.began_s * 1e9 for path in newest.values()):
                 self.warn_of_checkpoint(paths)
 
     def prepare(self) -> Paths:
         """Lay out the working directory and the folders that the script is given. Raises OSError."""
         resume = workdirs.checkpoints_to_resume(self.settings, self.run_dir)
         if not resume:  # this attempt starts anew
-            rank, resumes = self.started.node_rank, self.settings.resumes
+            rank, resumes = self.options.node_rank, self.settings.resumes
             if names := workdirs.set_aside(self.run_dir, rank, self.before, with_checkpoints=resumes):
                 say(f"{NOTE}what earlier attempts left is kept in {self.node.shown(self.before)}: {in_words(names)}")
         if self.is_first and resume:
@@ -177,28 +182,29 @@ class Attempt:
         for name in ("lib", "mlflow", notes.FOLDER, "site"):
             path = self.folder / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        besides = workdirs.take_carried(self.run_dir, self.started.node_rank) if self.node.is_sent else {}
+        besides = workdirs.take_carried(self.run_dir, self.options.node_rank) if self.node.is_sent else {}
         if self.is_first:
             keep_unrecorded(self.run_dir)
         with suppress(FileNotFoundError):
             self.logged.replace(earlier_log(self.logged))
-        work = workdirs.lay_out(self.run_dir, self.started.node_rank, besides=besides)
+        work = workdirs.lay_out(self.run_dir, self.options.node_rank, besides=besides)
         (work / self.settings.workdir).mkdir(parents=True, exist_ok=True)
         return Paths(
             run_dir=self.run_dir,
             work=self.work,
-            script=self.started.script,
-            data=self.started.data,
+            script=self.options.script,
+            data=self.options.data,
             seed=int(self.config.get("seed", 0)),
             resume=resume,
         )
 
     @property
     def before(self) -> Path:
+        """Folder for files that earlier attempts left and this one must not find."""
         return self.run_dir / run_folder.ATTEMPTS / str(self.number) / "before"
 
     def report_written_files(self) -> None:
-        paths = workdirs.written_by_script(self.run_dir, self.started.node_rank)
+        paths = workdirs.written_by_script(self.run_dir, self.options.node_rank)
         names = [os.path.relpath(path, self.work) for path in paths]
         if names:
             place = self.node.place(self.work, run_folder.WORK)
@@ -220,11 +226,11 @@ class Attempt:
             run_dir=self.run_dir,
             snapshot=self.snapshot,
             work=self.work,
-            data=self.started.data,
+            data=self.options.data,
             project=project_of(self.config, self.run_dir),
-            origin=origin_of(self.config, self.started.script),
+            origin=origin_of(self.config, self.options.script),
             bytewise=self.settings.inputs,
-            script_folder=os.path.dirname(self.started.script),  # noqa: PTH120
+            script_folder=os.path.dirname(self.options.script),  # noqa: PTH120
         )
 
     def environment(self, paths: Paths, site: Path) -> dict[str, str]:
@@ -248,12 +254,12 @@ class Attempt:
     @property
     def log_dir(self) -> str | None:
         """torchrun's folder with a file per rank; the same place without torchrun."""
-        logs = (word.partition("=")[2] for word in self.started.torchrun if word.startswith("--log-dir="))
-        return next(logs, self.started.log_dir)
+        logs = (word.partition("=")[2] for word in self.options.torchrun if word.startswith("--log-dir="))
+        return next(logs, self.options.log_dir)
 
     def group_warning(self) -> str:
         """Return the warning that several ranks have ended and none of this host ever had a process group; else ''."""
-        options = dict(word.lstrip("-").partition("=")[::2] for word in self.started.torchrun)
+        options = dict(word.lstrip("-").partition("=")[::2] for word in self.options.torchrun)
         ranks, nodes = options.get("nproc-per-node", ""), options.get("nnodes", "1")
         if not (self.settings.torchrun and self.log_dir and ranks.isdecimal() and nodes.isdecimal()):
             return ""

@@ -17,7 +17,7 @@ from pathlib import Path
 from trainers.contract import run_folder
 from trainers.observation import notes
 from trainers.observation.observer import OPEN_FAILED, OWN_STAT_FAILED, WORK
-from trainers.script.files import write_json
+from trainers.script.files import work_folder, write_json
 from trainers.script.metrics.recorder import keep_unrecorded
 from trainers.script.resume import is_best, newest_checkpoint, whole_since
 from trainers.script.settings import ScriptConfig
@@ -56,18 +56,14 @@ class Node:
         return self.shown(path) if self.is_first or not self.is_sent else f"{run_folder.NODES}/{self.rank}/{name}"
 
 
-def folder_of(run_dir: Path, node_rank: int) -> Path:
-    return run_dir / run_folder.WORK / f"node{node_rank}"
-
-
 def copy_of(run_dir: Path, node_rank: int) -> Path:
-    return folder_of(run_dir, node_rank) / run_folder.WORK_COPY
+    return work_folder(run_dir, node_rank) / run_folder.WORK_COPY
 
 
 def laid_out_stamps(run_dir: Path, node_rank: int) -> Stamps:
     try:
         value: dict[str, list[int]] = json.loads(
-            (folder_of(run_dir, node_rank) / run_folder.GIVEN).read_text(encoding="utf-8")
+            (work_folder(run_dir, node_rank) / run_folder.GIVEN).read_text(encoding="utf-8")
         )
     except (OSError, ValueError):
         return {}
@@ -77,7 +73,7 @@ def laid_out_stamps(run_dir: Path, node_rank: int) -> Stamps:
 def written_by_script(run_dir: Path, node_rank: int) -> list[Path]:
     """Return the files in its copy of the project, and above it, that were not laid out or were changed since."""
     # the copy lies two folders below this one (run_folder.WORK_COPY), so that ../x and ../../x are found, too
-    above = folder_of(run_dir, node_rank) / run_folder.ABOVE
+    above = work_folder(run_dir, node_rank) / run_folder.ABOVE
     return [*files_changed_since(above, run_dir, laid_out_stamps(run_dir, node_rank))]
 
 
@@ -147,7 +143,7 @@ def newest_output(run_dir: Path) -> Path | None:
 
 def looked_for(run_dir: Path) -> list[str]:
     """Return paths in the first node's copy that its own code looked for in vain (Lightning itself does, too)."""
-    folder = folder_of(run_dir, 0)
+    folder = work_folder(run_dir, 0)
     try:
         before: list[str] = json.loads((folder / _LOOKED_FOR).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -160,7 +156,7 @@ def looked_for(run_dir: Path) -> list[str]:
 
 def keep_looked_for(run_dir: Path) -> None:
     if names := looked_for(run_dir):
-        write_json(folder_of(run_dir, 0) / _LOOKED_FOR, names)
+        write_json(work_folder(run_dir, 0) / _LOOKED_FOR, names)
 
 
 def checkpoints_stamp(settings: ScriptConfig, run_dir: Path) -> str:
@@ -175,7 +171,7 @@ def lay_out(run_dir: Path, node_rank: int, *, besides: Stamps | None = None) -> 
     It may be killed at any moment: no file appears that is neither in ``given.json`` (with ``besides``) nor the
     script's.
     """
-    folder = folder_of(run_dir, node_rank)
+    folder = work_folder(run_dir, node_rank)
     work, laid = copy_of(run_dir, node_rank), folder / _LAID
     work.mkdir(parents=True, exist_ok=True)
     laid_out = laid_out_stamps(run_dir, node_rank)
@@ -204,7 +200,7 @@ def set_aside(run_dir: Path, node_rank: int, to: Path, *, with_checkpoints: bool
     """
     if node_rank == 0:
         keep_unrecorded(run_dir)
-    folder, work = folder_of(run_dir, node_rank), copy_of(run_dir, node_rank)
+    folder, work = work_folder(run_dir, node_rank), copy_of(run_dir, node_rank)
     target = to if node_rank == 0 else to / run_folder.NODES / str(node_rank)
     nodes = [node.relative_to(run_dir).as_posix() for node in run_dir.glob(f"{run_folder.NODES}/*")]
     moved_folders = ["outputs", *(f"{node}/{name}" for node in nodes for name in ("outputs", run_folder.WORK))]

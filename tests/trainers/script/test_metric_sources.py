@@ -15,7 +15,7 @@ import pytest
 from trainers.script.metrics import sources
 from trainers.script.metrics.metrics_file import MetricsFile, Row
 from trainers.script.metrics.recorder import Recorder
-from trainers.script.metrics.sources import CsvTables, EventFiles, FilesBelow, JsonLines, Logged, PatternLines
+from trainers.script.metrics.sources import CsvTables, EventFiles, JsonLines, Logged, PatternLines, WatchedFiles
 from trainers.script.metrics.tensorboard import EventFile, Scalar
 from trainers.script.settings import ScriptConfig
 
@@ -34,14 +34,14 @@ def _losses(path: Path) -> list[float]:
 
 
 def _looked(source: CsvTables | EventFiles | JsonLines, *, last: bool) -> Iterator[Row]:
-    source._all.refresh(last=last)
+    source._watched.refresh(last=last)
     return source.rows(last=last)
 
 
 def test_json_lines_with_a_step_are_metrics_and_half_a_line_waits(tmp_path: Path) -> None:
     old, new = tmp_path / "old.jsonl", tmp_path / "logs" / "new.jsonl"
     old.write_text('{"step": 1, "loss": 9}\n')
-    source = JsonLines(FilesBelow(tmp_path))
+    source = JsonLines(WatchedFiles(tmp_path))
     new.parent.mkdir()
     new.write_text('{"step": 1, "loss": 2, "epoch": 1, "name": "a", "ok": true}\n{"step": 2.0, "lo')
     assert _told(_looked(source, last=False)) == [(1, 1, {"loss": 2.0})]
@@ -54,7 +54,7 @@ def test_json_lines_with_a_step_are_metrics_and_half_a_line_waits(tmp_path: Path
 
 
 def test_a_name_that_two_files_give_is_told_apart(tmp_path: Path) -> None:
-    source = JsonLines(FilesBelow(tmp_path))
+    source = JsonLines(WatchedFiles(tmp_path))
     for name in ("train", "val"):
         (tmp_path / f"{name}.jsonl").write_text('{"step": 1, "loss": 2}\n')
     assert [row.metrics for row in _looked(source, last=True)] == [{"loss": 2.0}, {"val/loss": 2.0}]
@@ -63,7 +63,7 @@ def test_a_name_that_two_files_give_is_told_apart(tmp_path: Path) -> None:
 def test_event_files_of_further_folders_carry_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_PAUSE_FACTOR", 0.0)  # on busy cores the first listing may take long
     (tmp_path / "events.out.tfevents.0.old").write_bytes(WRITTEN)
-    source = EventFiles(FilesBelow(tmp_path))
+    source = EventFiles(WatchedFiles(tmp_path))
     for folder, name in (("tb/train", "1"), ("tb/val", "2"), ("tb/val/deep", "3")):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         (tmp_path / folder / f"events.out.tfevents.{name}").write_bytes(WRITTEN)
@@ -78,14 +78,14 @@ def test_of_lightnings_scalars_the_epoch_is_no_metric_and_its_placeholder_is_lef
     (tmp_path / "events.out.tfevents.0").write_bytes(b"")
     scalars = [Scalar(1.0, 0, "hp_metric", -1.0), Scalar(2.0, 9, "epoch", 3.0), Scalar(2.0, 9, "val_acc", 0.5)]
     monkeypatch.setattr(EventFile, "scalars", lambda _: iter([*scalars, Scalar(3.0, 9, "hp_metric", 0.5)]))
-    assert _told(_looked(EventFiles(FilesBelow(tmp_path, earlier={})), last=False)) == [
+    assert _told(_looked(EventFiles(WatchedFiles(tmp_path, earlier={})), last=False)) == [
         (9, 3, {"val_acc": 0.5}),
         (9, None, {"hp_metric": 0.5}),
     ]
 
 
 def test_a_folder_called_like_event_files_and_a_file_that_goes_end_nothing(tmp_path: Path) -> None:
-    source, path = EventFiles(FilesBelow(tmp_path)), tmp_path / "tfevents" / "events.out.tfevents.1"
+    source, path = EventFiles(WatchedFiles(tmp_path)), tmp_path / "tfevents" / "events.out.tfevents.1"
     path.parent.mkdir()
     path.write_bytes(WRITTEN)
     assert len([*_looked(source, last=False)]) > 0
@@ -164,7 +164,10 @@ def test_a_pipe_and_a_link_to_nowhere_end_nothing(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
     for name in ("gone.jsonl", "tfevents.gone"):
         (tmp_path / name).symlink_to("nowhere")
-    assert [*JsonLines(FilesBelow(tmp_path)).rows(last=True), *EventFiles(FilesBelow(tmp_path)).rows(last=True)] == []
+    assert [
+        *JsonLines(WatchedFiles(tmp_path)).rows(last=True),
+        *EventFiles(WatchedFiles(tmp_path)).rows(last=True),
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -216,7 +219,7 @@ def test_tables_with_steps_or_epochs_are_metrics_wherever_the_script_writes_them
     for folder in (run, work / "data", work / "lightning_logs/version_0"):
         folder.mkdir(parents=True)
     (work / "data" / "labels.csv").write_text("step,label\n1,7\n")
-    source = CsvTables(FilesBelow(run, work))
+    source = CsvTables(WatchedFiles(run, work))
     (run / "summary.csv").write_text("epoch,train_loss,eval_top1,time\n0,2.5,11,12:30\n1,1.5,")
     (work / "answers.csv").write_text("image,label\n1,7\n")
     metrics = work / "lightning_logs/version_0/metrics.csv"
@@ -229,7 +232,7 @@ def test_tables_with_steps_or_epochs_are_metrics_wherever_the_script_writes_them
 
 
 def test_a_line_that_is_no_row_of_a_table_is_left_out(tmp_path: Path) -> None:
-    source = CsvTables(FilesBelow(tmp_path))
+    source = CsvTables(WatchedFiles(tmp_path))
     (tmp_path / "of_a_mac.csv").write_bytes(b"step,loss\r1,2\r\n2,3\n")
     (tmp_path / "log.csv").write_bytes(b"step,loss\n1,3\n2,\r4\n3," + b"5" * 200_000 + b"\n4,6\n")
     assert _told(_looked(source, last=False)) == [(1, None, {"loss": 3.0}), (4, None, {"loss": 6.0})]

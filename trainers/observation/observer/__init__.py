@@ -1,8 +1,8 @@
-"""The code that notes what a Python process reads: files, folders, variables and modules; here the names in its notes.
+"""Code in each observed Python process, which notes the files, folders, variables and modules that it reads.
 
-``trainers.observation.processes`` starts it by a ``sitecustomize.py``, before all other code. Standard library only and
-Python >= 3.8, as a script may start another interpreter. Nothing may raise: an audit hook's exception aborts the
-operation.
+Below: the names of zones and accesses in the notes. ``trainers.observation.processes`` starts the code by a
+``sitecustomize.py``, before all other code. Standard library only and Python >= 3.8, as a script may start another
+interpreter. Nothing may raise: an audit hook's exception aborts the operation.
 """
 
 WORK = "work"

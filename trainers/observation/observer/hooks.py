@@ -1,4 +1,4 @@
-"""What tells the watch of accesses: an audit hook, replacements of functions that raise no event, and their start."""
+"""Report a process's accesses to its Watch: by an audit hook, and by replacing functions that raise no audit event."""
 
 # This module runs at the start of each process, when os.path is loaded and pathlib isn't.
 # ruff: noqa: PTH109, PTH115, PTH117, PTH118, PTH119, PTH120, SIM105

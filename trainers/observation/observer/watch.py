@@ -1,4 +1,4 @@
-"""What one process has read so far: each access is one line in the process's file of notes.
+"""Note what one process reads: each access is one line in the process's file of notes.
 
 A file is hashed when it is first opened, so that a later edit of it is detected.
 """

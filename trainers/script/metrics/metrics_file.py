@@ -59,7 +59,7 @@ class MetricsFile:
     """Appends rows, and moves rows of earlier attempts that this attempt logs again to the file ``aside``.
 
     ``last``: the newest value of each metric. ``step``: the highest. ``left_out``: NaN and infinite values.
-    ``too_high``: the first step that no tracker can store.
+    ``unstorable_step``: the first step that no tracker can store.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class MetricsFile:
         self.last: dict[str, float] = {}
         self.step: int | None = None
         self.left_out: dict[str, LeftOut] = {}
-        self.too_high: int | None = None
+        self.unstorable_step: int | None = None
         self._logged: set[str] = set()  # the metrics of this attempt's steps
         self._earlier: list[_RecordedRow] = list(_rows_of(path)) if path.exists() else []
         write_text(path, "".join(row.line for row in self._earlier))
@@ -84,7 +84,7 @@ class MetricsFile:
     def append(self, row: Row) -> None:
         """Write the finite metrics; count NaN and infinities. Raises OSError."""
         if not _is_kept(row.step):
-            self.too_high = row.step if self.too_high is None else self.too_high
+            self.unstorable_step = row.step if self.unstorable_step is None else self.unstorable_step
             return
         row = replace(row, metrics=_named(row.metrics))
         for name, number in row.metrics.items():

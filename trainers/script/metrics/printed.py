@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainers.contract import run_folder
-from trainers.script.files import write_text
+from trainers.script.files import work_folder, write_text
 from trainers.script.metrics.metrics_file import Row
 
 _OF_RANK_0 = "0 | "
@@ -75,7 +75,7 @@ def keep_lines(run_dir: Path, began_s: Mapping[int, float]) -> None:
                     time_s = spread_time(start_s, log.stat().st_mtime, number, len(texts))
                     kept.append(json.dumps({"attempt": attempt, "t": time_s, "text": text}) + "\n")
     if kept:
-        path = run_dir / run_folder.WORK / "node0" / run_folder.PRINTED
+        path = work_folder(run_dir, 0) / run_folder.PRINTED
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, "".join(kept[-_MOST_ROWS:]))
 

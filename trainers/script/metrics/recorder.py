@@ -17,17 +17,17 @@ from typing import Any, Protocol
 
 from trainers.contract import run_folder
 from trainers.core.files import sha256_file
-from trainers.script.files import write_json, write_sealed, write_text
+from trainers.script.files import work_folder, write_json, write_sealed, write_text
 from trainers.script.metrics.metrics_file import LeftOut, MetricsFile, Row
 from trainers.script.metrics.printed import printed_rows, spread_time, text_of_rank_0
 from trainers.script.metrics.sources import (
     CsvTables,
     EventFiles,
-    FilesBelow,
     JsonLines,
     Logged,
     MlflowFiles,
     PatternLines,
+    WatchedFiles,
 )
 from trainers.script.settings import ScriptConfig
 from trainers.script.settings import names as names_in
@@ -90,21 +90,21 @@ class Recorder:
         self._files = metric_files_of(run_dir)
         # the sizes before the script begins, for ``keep_unrecorded``
         sizes = {path.relative_to(run_dir).as_posix(): size for path, size in self._files.earlier.items()}
-        write_json(_work_folder(run_dir) / run_folder.EARLIER, sizes)
+        write_json(work_folder(run_dir, 0) / run_folder.EARLIER, sizes)
         self._json, self._events = JsonLines(self._files), EventFiles(self._files)
         tables, mlflow = CsvTables(self._files), MlflowFiles(_mlflow_store(logged))
         self._sources: list[Source] = [self._logged, self._json, self._events, tables, mlflow]
         self.recorded = False  # whether this attempt has logged anything
         self._printed = log_dir if settings.metrics == "auto" and settings.metrics_pattern is None else None
-        self._earlier_printed = _work_folder(run_dir) / run_folder.PRINTED
-        self._saved = [_work_folder(run_dir), run_dir / run_folder.CHECKPOINTS, run_dir / run_folder.OUTPUTS]
+        self._earlier_printed = work_folder(run_dir, 0) / run_folder.PRINTED
+        self._saved = [work_folder(run_dir, 0), run_dir / run_folder.CHECKPOINTS, run_dir / run_folder.OUTPUTS]
         self._began_s = time.time()
         if settings.metrics_pattern is not None and log_dir is not None:
             self._sources.append(PatternLines(settings.metrics_pattern, log_dir))
 
     @property
-    def stopping(self) -> bool:
-        return self._logged.stopping
+    def was_pruned(self) -> bool:
+        return self._logged.was_pruned
 
     def look(self, *, last: bool = False) -> None:
         self._files.refresh(last=last)
@@ -127,7 +127,7 @@ class Recorder:
     def notes(self, *, ended_well: bool) -> list[str]:
         """Return notes for the user about the metrics, when the script has ended."""
         left_out = _left_out_text(self.metrics.left_out)
-        if (step := self.metrics.too_high) is not None:
+        if (step := self.metrics.unstorable_step) is not None:
             left_out.append(f"metrics of a step of more than 64 bits were not recorded: step {step:.6g}")
         nothing = ended_well and self.metrics.step is None and not left_out
         lines = [*self._logged.notes, *self._json.notes, *self._events.notes, *left_out]
@@ -149,15 +149,15 @@ def _left_out_text(left_out: Mapping[str, LeftOut]) -> list[str]:
 # Rows that the last attempt did not record: the next one finds them by the file sizes at the beginning of the last one.
 
 
-def metric_files_of(run_dir: Path, earlier: Mapping[Path, int] | None = None) -> FilesBelow:
-    """Return the files in which the script on node 0 may write metrics; ``earlier``: see FilesBelow."""
-    work = _work_folder(run_dir) / run_folder.WORK_COPY
-    return FilesBelow(run_dir / run_folder.OUTPUTS, run_dir / run_folder.CHECKPOINTS, work, earlier=earlier)
+def metric_files_of(run_dir: Path, earlier: Mapping[Path, int] | None = None) -> WatchedFiles:
+    """Return the files in which the script on node 0 may write metrics; ``earlier``: see WatchedFiles."""
+    work = work_folder(run_dir, 0) / run_folder.WORK_COPY
+    return WatchedFiles(run_dir / run_folder.OUTPUTS, run_dir / run_folder.CHECKPOINTS, work, earlier=earlier)
 
 
 def keep_unrecorded(run_dir: Path) -> None:
     """Append rows that the last attempt did not record to its log, which the next one records. Raises OSError."""
-    note, logged = _work_folder(run_dir) / run_folder.EARLIER, _work_folder(run_dir) / run_folder.LOGGED
+    note, logged = work_folder(run_dir, 0) / run_folder.EARLIER, work_folder(run_dir, 0) / run_folder.LOGGED
     try:
         value = json.loads(note.read_text(encoding="utf-8"))
         earlier = {run_dir / name: int(size) for name, size in value.items()}
@@ -174,10 +174,6 @@ def keep_unrecorded(run_dir: Path) -> None:
         text = logged.read_text(encoding="utf-8", errors="replace") if logged.exists() else ""
         write_text(logged, text[: text.rfind("\n") + 1] + "".join(lines))
     note.unlink()
-
-
-def _work_folder(run_dir: Path) -> Path:
-    return run_dir / run_folder.WORK / "node0"
 
 
 def _unrecorded(row: Row, known: Counter[_Value]) -> dict[str, float]:

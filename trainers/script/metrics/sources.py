@@ -24,7 +24,7 @@ _STEPS = ("step", "global_step", "iteration", "iter")
 class _MetricNames:
     """Names of metrics by file: a second file's ``loss`` is ``val/loss``, if it is called val.jsonl."""
 
-    def __init__(self, files: FilesBelow) -> None:
+    def __init__(self, files: WatchedFiles) -> None:
         self._files = files
         self._of: dict[str, Path] = {}
 
@@ -39,16 +39,16 @@ class _MetricNames:
 class JsonLines:
     """``*.jsonl``: objects with ``step``, whose numbers are metrics."""
 
-    def __init__(self, files: FilesBelow) -> None:
+    def __init__(self, files: WatchedFiles) -> None:
         """Skips the lines that earlier attempts left."""
-        self._all, self._names = files, _MetricNames(files)
+        self._watched, self._names = files, _MetricNames(files)
         self._files: dict[Path, GrowingFile] = {}
         self.notes: dict[str, None] = {}
 
     def rows(self, *, last: bool) -> Iterator[Row]:
         """Yield the rows since the last call; at the ``last`` call also a complete line without its end."""
-        for path in self._all.matching("*.jsonl"):
-            file = self._files.setdefault(path, GrowingFile(path, self._all.earlier.get(path, 0)))
+        for path in self._watched.matching("*.jsonl"):
+            file = self._files.setdefault(path, GrowingFile(path, self._watched.earlier.get(path, 0)))
             for line in file.lines():
                 yield from self._row(path, line, "a line of it is no JSON and was left out")
             if last:
@@ -58,7 +58,7 @@ class JsonLines:
         try:
             value = json.loads(line) if line.strip() else None
         except (ValueError, RecursionError):
-            self.notes.setdefault(f"{self._all.shown(path)}: {otherwise}")
+            self.notes.setdefault(f"{self._watched.shown(path)}: {otherwise}")
             return
         row = row_of(value)
         if row is not None:
@@ -68,9 +68,9 @@ class JsonLines:
 class CsvTables:
     """``*.csv`` with a column of steps or, as Lightning's and timm's, epochs: numbers of other columns are metrics."""
 
-    def __init__(self, files: FilesBelow) -> None:
+    def __init__(self, files: WatchedFiles) -> None:
         """Skips the rows that earlier attempts left."""
-        self._all, self._names = files, _MetricNames(files)
+        self._watched, self._names = files, _MetricNames(files)
         self._tables: dict[Path, _Table] = {}
         for path in files.matching("*.csv"):
             if size := files.earlier.get(path, 0):
@@ -82,7 +82,7 @@ class CsvTables:
 
     def rows(self, *, last: bool) -> Iterator[Row]:
         """Yield the rows since the last call; at the ``last`` call also a row without its end."""
-        for path in self._all.matching("*.csv"):
+        for path in self._watched.matching("*.csv"):
             for cells in self._table(path).rows(last=last):
                 row = _row_of_cells(cells)
                 if row is not None:
@@ -126,10 +126,12 @@ def _cells(line: bytes) -> list[str]:
 
 
 def _row_of_cells(cells: Mapping[str, str]) -> Row | None:
-    numbers = {name.strip(): number for name, text in cells.items() if name and (number := _read(text)) is not None}
-    epoch = _whole_of(numbers.pop("epoch", None))
+    numbers = {
+        name.strip(): number for name, text in cells.items() if name and (number := _number_in(text)) is not None
+    }
+    epoch = _whole(numbers.pop("epoch", None))
     steps = [numbers.pop(name) for name in _STEPS if name in numbers]
-    step = _whole_of(steps[0]) if steps else epoch
+    step = _whole(steps[0]) if steps else epoch
     if step is None or not numbers:
         return None
     return Row(time_s=time.time(), step=step, epoch=epoch, metrics=numbers)
@@ -158,6 +160,7 @@ def _number(value: float) -> float:
 
 
 def _whole(value: object) -> int | None:
+    """Return a whole number; None for anything else, also NaN and infinities (``inf // 1`` is NaN)."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
         return None
     return int(value)
@@ -169,17 +172,17 @@ _LIGHTNINGS_PLACEHOLDER = "hp_metric"  # its TensorBoardLogger writes -1 for a s
 class EventFiles:
     """TensorBoard's event files; tags of a further folder (as of ``add_scalars``) get its name in front."""
 
-    def __init__(self, files: FilesBelow) -> None:
+    def __init__(self, files: WatchedFiles) -> None:
         """Skips the files that earlier attempts left, because TensorBoard never continues a file."""
-        self._all = files
+        self._watched = files
         self._files: dict[Path, EventFile] = {}
         self._first: Path | None = None
         self.notes: dict[str, None] = {}
 
     def rows(self, *, last: bool) -> Iterator[Row]:
         """Yield the rows since the last call, file by file in the order of names, which begin with a writer's start."""
-        for path in sorted(self._all.matching("*tfevents*"), key=lambda path: (path.name, path)):
-            if path in self._all.earlier:
+        for path in sorted(self._watched.matching("*tfevents*"), key=lambda path: (path.name, path)):
+            if path in self._watched.earlier:
                 continue
             file = self._files.setdefault(path, EventFile(path))
             self._first = self._first or path.parent
@@ -189,14 +192,14 @@ class EventFiles:
             for (step, _), together in rows:
                 scalars = {prefix + scalar.tag: scalar for scalar in together}
                 metrics = {name: scalar.value for name, scalar in scalars.items()}
-                epoch = _whole_of(metrics.pop("epoch", None))
+                epoch = _whole(metrics.pop("epoch", None))
                 if metrics.get(_LIGHTNINGS_PLACEHOLDER) == -1:
                     del metrics[_LIGHTNINGS_PLACEHOLDER]
                 time_s = max(scalar.time_s for scalar in scalars.values())
                 if metrics:
                     yield Row(time_s=time_s, step=step, epoch=epoch, metrics=metrics)
             if file.damage:
-                self.notes.setdefault(f"{self._all.shown(path)} is not read on: {file.damage}")
+                self.notes.setdefault(f"{self._watched.shown(path)} is not read on: {file.damage}")
 
     @staticmethod
     def _prefix(folder: Path, first: Path) -> str:
@@ -249,31 +252,27 @@ class PatternLines:
             yield from self._row(match.groupdict(), time_s)
 
     def _row(self, groups: dict[str, str | None], time_s: float) -> Iterator[Row]:
-        numbers = {name: number for name, text in groups.items() if (number := _read(text)) is not None}
-        step, epoch = _whole_of(numbers.pop("step", None)), _whole_of(numbers.pop("epoch", None))
+        numbers = {name: number for name, text in groups.items() if (number := _number_in(text)) is not None}
+        step, epoch = _whole(numbers.pop("step", None)), _whole(numbers.pop("epoch", None))
         if numbers:
             self._count += 1
             yield Row(time_s=time_s, step=self._count if step is None else step, epoch=epoch, metrics=numbers)
 
 
-def _read(text: str | None) -> float | None:
+def _number_in(text: str | None) -> float | None:
     try:
         return None if text is None else float(text.replace(",", ""))
     except ValueError:
         return None
 
 
-def _whole_of(value: float | None) -> int | None:
-    return None if value is None or value in (float("inf"), float("-inf")) else _whole(value)
-
-
 class Logged:
-    """The rows of ``paceline.log`` and ``paceline.finish``. ``stopping``: the script knows that it was pruned."""
+    """The rows of ``paceline.log`` and ``paceline.finish``. ``was_pruned``: the script was told so, and stops."""
 
     def __init__(self, path: Path, newest_step: Callable[[], int | None]) -> None:
         """``newest_step``: the step of results of the whole run."""
         self._file, self._newest_step = GrowingFile(path), newest_step
-        self.stopping = False
+        self.was_pruned = False
         self.notes: dict[str, None] = {}
 
     def rows(self, *, last: bool) -> Iterator[Row]:
@@ -283,7 +282,7 @@ class Logged:
             except ValueError:  # a rank was killed while it wrote, and the next one continued its line
                 self.notes.setdefault("a line of paceline.log breaks off and was left out")
                 continue
-            self.stopping = self.stopping or "stopping" in value
+            self.was_pruned = self.was_pruned or "stopping" in value
             if value["metrics"]:
                 of_end = value["step"] is None
                 step = self._newest_step() or 0 if of_end else value["step"]
@@ -325,8 +324,8 @@ class GrowingFile:
         return line
 
 
-class FilesBelow:
-    """Files of metrics below several folders: ``*.jsonl``, ``*.csv``, TensorBoard's; slow listings are rarer."""
+class WatchedFiles:
+    """The files below several folders that may hold metrics: ``*.jsonl``, ``*.csv``, TensorBoard's."""
 
     def __init__(self, *folders: Path, earlier: Mapping[Path, int] | None = None) -> None:
         """``earlier``: bytes of each file that earlier attempts left; None: the files that exist now."""

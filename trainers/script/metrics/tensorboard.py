@@ -107,16 +107,12 @@ def _element(tensor: bytes) -> float | None:
     for number, value in fields(tensor):
         if number == _TENSOR_DTYPE and isinstance(value, int):
             kind = value
-        elif number == _TENSOR_CONTENT and isinstance(value, bytes) and kind in _SCALARS:
-            letter = "<" + _SCALARS[kind]
-            if len(value) == struct.calcsize(letter):
-                values += struct.unpack(letter, value)
-        elif number in _TENSOR_FLOATS and isinstance(value, bytes):
-            letter = "<" + _TENSOR_FLOATS[number]
-            if len(value) == struct.calcsize(letter):
-                values += struct.unpack(letter, value)
         elif number in _TENSOR_INTS:
             values += map(_signed, [value] if isinstance(value, int) else _varints(value))
+        elif isinstance(value, bytes):
+            letter = _SCALARS.get(kind) if number == _TENSOR_CONTENT else _TENSOR_FLOATS.get(number)
+            if letter is not None and len(value) == struct.calcsize("<" + letter):
+                values += struct.unpack("<" + letter, value)
     if len(values) != 1 or kind not in _SCALARS:
         return None
     return float(values[0])
