@@ -33,8 +33,8 @@ class _Examination:
     answers: dict[str, NodeExamination] = field(default_factory=dict)
 
     @property
-    def looks(self) -> list[RankExamination]:
-        return [look for answer in self.answers.values() for look in answer.ranks]
+    def ranks(self) -> list[RankExamination]:
+        return [rank for answer in self.answers.values() for rank in answer.ranks]
 
 
 @dataclass(kw_only=True)
@@ -75,9 +75,9 @@ class StallWatch:
         if self._examines_stall:
             self._examination = None
 
-    def take_examination(self, look: NodeExamination) -> None:
+    def take_examination(self, answer: NodeExamination) -> None:
         if self._examination is not None:
-            self._examination.answers[look.host] = look
+            self._examination.answers[answer.host] = answer
 
     def remove(self, host: str) -> None:
         self.nodes.pop(host, None)
@@ -95,13 +95,13 @@ class StallWatch:
         if examination is None or examination.slow_steps is not None:
             self._examination, self._window = _Examination(asked_at=now, slow_steps=None), None
             return ExamineOrder()
-        looks = examination.looks
-        if not looks or (len(examination.answers) < len(self.nodes) and now - examination.asked_at <= ANSWERS_S):
+        ranks = examination.ranks
+        if not ranks or (len(examination.answers) < len(self.nodes) and now - examination.asked_at <= ANSWERS_S):
             return None
-        if _is_script(beats) and not is_hang(looks):
+        if _is_script(beats) and not is_hang(ranks):
             self._idle_s, self._examination = 0.0, None  # it is examined again after another stall_s
             return None
-        return judge(looks, self._hosts, self._idle_s)
+        return judge(ranks, self._hosts, self._idle_s)
 
     def check_network(self, now: float) -> ExamineOrder | Verdict | None:
         """Ask for an examination if moving ranks mostly wait; return the connection on which bytes wait, if any."""
@@ -116,7 +116,7 @@ class StallWatch:
         examination = self._examination
         if examination.slow_steps is None or len(examination.answers) < len(self.nodes):
             return None
-        verdict = slow_connection(examination.looks, self._hosts, examination.slow_steps)
+        verdict = slow_connection(examination.ranks, self._hosts, examination.slow_steps)
         self._examination = self._window = None
         self._network_tries = _MAX_TRIES if verdict else self._network_tries + 1
         return verdict

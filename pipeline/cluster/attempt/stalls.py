@@ -52,37 +52,40 @@ class SlowSteps(NamedTuple):
     step_s: float
 
 
-def judge(looks: Sequence[RankExamination], hosts: Mapping[str, str], idle_s: float) -> Verdict:
-    """Return which rank holds the run up, and why. ``looks``: one or more. ``hosts``: label by address."""
-    verdict = _judge(sorted(looks, key=lambda look: look.beat.rank), hosts)
+def judge(ranks: Sequence[RankExamination], hosts: Mapping[str, str], idle_s: float) -> Verdict:
+    """Return which rank holds the run up, and why. ``ranks``: at least one. ``hosts``: address → label."""
+    verdict = _judge(sorted(ranks, key=lambda rank: rank.beat.rank), hosts)
     return replace(verdict, text=f"no rank has moved for {idle_s:.0f} s: {verdict.text}")
 
 
-def _judge(looks: Sequence[RankExamination], hosts: Mapping[str, str]) -> Verdict:
-    stopped = [look for look in looks if _is_stopped(look)]
+def _judge(ranks: Sequence[RankExamination], hosts: Mapping[str, str]) -> Verdict:
+    stopped = [rank for rank in ranks if _is_stopped(rank)]
     if stopped:
-        return _hang(stopped[0], "stopped", looks)
-    nccl = _NcclCounts.of_ranks(looks)
-    not_waiting = [look for look in looks if not nccl.waits(look)]
-    hanging = [look for look in not_waiting if not _is_in_collective(look)]
+        return _hang(stopped[0], "stopped", ranks)
+    nccl = _NcclCounts.of_ranks(ranks)
+    not_waiting = [rank for rank in ranks if not nccl.waits(rank)]
+    hanging = [rank for rank in not_waiting if not _is_in_collective(rank)]
     if hanging:
-        culprit = min(hanging, key=lambda look: (look.state != "D", _position(look), look.beat.rank))
-        return _hang(culprit, _kind_of_hang(culprit), looks, waited_in=nccl.furthest)
+        culprit = min(hanging, key=lambda rank: (rank.state != "D", _position(rank), rank.beat.rank))
+        return _hang(culprit, _kind_of_hang(culprit), ranks, waited_in=nccl.furthest)
     if not_waiting and nccl.ranks_differ:
-        return _left_out_nccl(not_waiting[0], looks, nccl)
-    slow = _slow_link(looks, hosts, f"all ranks wait in a collective in {_where(looks[0])}")
-    return slow or (_all_in_nccl(looks, nccl) if nccl.all_wait else _all_in_collectives(looks))
+        return _left_out_nccl(not_waiting[0], ranks, nccl)
+    slow = _slow_link(ranks, hosts, f"all ranks wait in a collective in {_where(ranks[0])}")
+    return slow or (_all_in_nccl(ranks, nccl) if nccl.all_wait else _all_in_collectives(ranks))
 
 
-def is_hang(looks: Sequence[RankExamination]) -> bool:
-    """Whether idle ranks of a script hang (stopped, or in a collective), as it may wait for its user or a download."""
-    return any(_is_stopped(look) or _is_in_collective(look) for look in looks)
+def is_hang(ranks: Sequence[RankExamination]) -> bool:
+    """Return whether idle ranks of a script hang: one is stopped, or in a collective.
+
+    Else the script may wait for its user or for a download.
+    """
+    return any(_is_stopped(rank) or _is_in_collective(rank) for rank in ranks)
 
 
-def slow_connection(looks: Sequence[RankExamination], hosts: Mapping[str, str], steps: SlowSteps) -> Verdict | None:
+def slow_connection(ranks: Sequence[RankExamination], hosts: Mapping[str, str], steps: SlowSteps) -> Verdict | None:
     """Return the connection that the ranks of a moving run mostly wait for; None if no bytes wait to be sent."""
     head = f"steps take {steps.step_s:.3g} s, {steps.waiting_share:.0%} of it waiting in collectives"
-    return _slow_link(sorted(looks, key=lambda look: look.beat.rank), hosts, head)
+    return _slow_link(sorted(ranks, key=lambda rank: rank.beat.rank), hosts, head)
 
 
 def stall_text(verdict: Verdict, log_dir: Path) -> str:
@@ -93,32 +96,32 @@ def stall_text(verdict: Verdict, log_dir: Path) -> str:
 
 
 # ------------------------------------------------------------------------------------------------- what a rank does
-def _is_stopped(look: RankExamination) -> bool:
-    return look.state in ("T", "t")
+def _is_stopped(rank: RankExamination) -> bool:
+    return rank.state in ("T", "t")
 
 
-def _is_in_collective(look: RankExamination) -> bool:
+def _is_in_collective(rank: RankExamination) -> bool:
     """Return whether a rank is in a collective, by its report, or by its stack for those of a model or script."""
-    if look.beat.phase == Phase.WAITING or any(_TORCH_DISTRIBUTED in frame for frame in look.stack[:3]):
+    if rank.beat.phase == Phase.WAITING or any(_TORCH_DISTRIBUTED in frame for frame in rank.stack[:3]):
         return True
     # a rank that computes its gradients has the same frames as one that waits for them in DDP, but keeps a core busy; a
     # training reports its waiting itself
-    is_idle_script = look.beat.phase == Phase.RUNNING_A_SCRIPT and look.cpu < BUSY_CORES and look.state != "R"
-    return is_idle_script and any(place in frame for place in _WAITS_IN_DDP for frame in look.stack[:2])
+    is_idle_script = rank.beat.phase == Phase.RUNNING_A_SCRIPT and rank.cpu < BUSY_CORES and rank.state != "R"
+    return is_idle_script and any(place in frame for place in _WAITS_IN_DDP for frame in rank.stack[:2])
 
 
-def _position(look: RankExamination) -> tuple[int, int]:
-    return look.beat.step, look.beat.collectives
+def _position(rank: RankExamination) -> tuple[int, int]:
+    return rank.beat.step, rank.beat.collectives
 
 
-def _kind_of_hang(look: RankExamination) -> str:
-    if look.state == "D":
+def _kind_of_hang(rank: RankExamination) -> str:
+    if rank.state == "D":
         return "disk"
-    if look.cpu >= BUSY_CORES or look.state == "R":  # state R: it may share a core
+    if rank.cpu >= BUSY_CORES or rank.state == "R":  # state R: it may share a core
         return "spins"
-    if any(frame.endswith(_WAITS_FOR_WORKER) for frame in look.stack):
+    if any(frame.endswith(_WAITS_FOR_WORKER) for frame in rank.stack):
         return "worker"
-    kinds = (kind for kind, names in _SLEEP_KINDS.items() if any(name in look.sleeps_in for name in names))
+    kinds = (kind for kind, names in _SLEEP_KINDS.items() if any(name in rank.sleeps_in for name in names))
     return next(kinds, "sleeps")
 
 
@@ -132,11 +135,11 @@ class _NcclCounts:
     furthest: str = ""  # the collective in which the ranks wait that have entered most, in words
 
     @classmethod
-    def of_ranks(cls, looks: Sequence[RankExamination]) -> _NcclCounts:
+    def of_ranks(cls, ranks: Sequence[RankExamination]) -> _NcclCounts:
         groups: dict[str, dict[int, Collectives]] = {}
-        for look in looks:
-            for counts in look.nccl:
-                groups.setdefault(counts.group, {})[look.beat.rank] = counts
+        for rank in ranks:
+            for counts in rank.nccl:
+                groups.setdefault(counts.group, {})[rank.beat.rank] = counts
         candidates = [cls._of_group(by_rank) for by_rank in groups.values() if len(by_rank) > 1]
         return min(candidates, key=lambda one: (not one.ranks_differ, not one.all_wait), default=cls(by_rank={}))
 
@@ -148,11 +151,11 @@ class _NcclCounts:
         words = furthest.next and f"NCCL's {_numbered(furthest)}"
         return cls(by_rank=by_rank, ranks_differ=ranks_differ, all_wait=all_wait, furthest=words)
 
-    def waits(self, look: RankExamination) -> bool:
+    def waits(self, rank: RankExamination) -> bool:
         """Return whether a rank waits for others: by NCCL's counts if they cover the rank, else by report or stack."""
-        counts = self.by_rank.get(look.beat.rank)
+        counts = self.by_rank.get(rank.beat.rank)
         if counts is None or not (self.ranks_differ or self.all_wait):
-            return _is_in_collective(look)
+            return _is_in_collective(rank)
         return self.all_wait or counts.given > min(other.given for other in self.by_rank.values())
 
 
@@ -161,7 +164,7 @@ def _numbered(counts: Collectives) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------- verdicts
-def _hang(culprit: RankExamination, kind: str, looks: Sequence[RankExamination], *, waited_in: str = "") -> Verdict:
+def _hang(culprit: RankExamination, kind: str, ranks: Sequence[RankExamination], *, waited_in: str = "") -> Verdict:
     """Return the verdict on a rank that hangs. ``waited_in``: the collective in which others wait for it, if known."""
     beat, host = culprit.beat, culprit.host
     cause = _HANG_CAUSES[kind].format(
@@ -170,10 +173,10 @@ def _hang(culprit: RankExamination, kind: str, looks: Sequence[RankExamination],
         while_loading=" in the loading of data" if beat.phase == Phase.LOADING else "",
         sleeps_in=culprit.sleeps_in or "nothing is known of what it waits for",
     )
-    also_stopped = [look for look in looks if _is_stopped(look) and (look.host, look.beat.pid) != (host, beat.pid)]
-    others = [look for look in looks if look is not culprit and look not in also_stopped]
+    also_stopped = [rank for rank in ranks if _is_stopped(rank) and (rank.host, rank.beat.pid) != (host, beat.pid)]
+    others = [rank for rank in ranks if rank is not culprit and rank not in also_stopped]
     rest = "".join(
-        f"; rank {look.beat.rank} on {look.host} (process {look.beat.pid}) is stopped, too" for look in also_stopped
+        f"; rank {rank.beat.rank} on {rank.host} (process {rank.beat.pid}) is stopped, too" for rank in also_stopped
     )
     if others:
         rest += f"; {_names(others)} {_wait(others)} for it{f' in {waited_in}' if waited_in else ''}"
@@ -184,18 +187,18 @@ def _hang(culprit: RankExamination, kind: str, looks: Sequence[RankExamination],
 class _Connection(NamedTuple):
     """A connection of a rank to another host."""
 
-    look: RankExamination
+    rank: RankExamination
     peer: str  # label of the other host, or its address
     socket: Socket
 
 
-def _slow_link(looks: Sequence[RankExamination], hosts: Mapping[str, str], head: str) -> Verdict | None:
+def _slow_link(ranks: Sequence[RankExamination], hosts: Mapping[str, str], head: str) -> Verdict | None:
     """Return the verdict on the connection where bytes wait, unless its receiver leaves many unread: a slow process."""
     connections = [
-        _Connection(look, hosts.get(socket.peer, socket.peer), socket)
-        for look in looks
-        for socket in look.sockets
-        if hosts.get(socket.peer) != look.host
+        _Connection(rank, hosts.get(socket.peer, socket.peer), socket)
+        for rank in ranks
+        for socket in rank.sockets
+        if hosts.get(socket.peer) != rank.host
     ]
     unread_bytes = Counter[tuple[str, str]]()  # by sender and receiver
     for receiver, sender, socket in connections:
@@ -206,29 +209,29 @@ def _slow_link(looks: Sequence[RankExamination], hosts: Mapping[str, str], head:
         if (socket := connection.socket).sent_again >= _RESENT_LIMIT
         or (
             (socket.unsent_bytes or socket.sent_again)
-            and unread_bytes[connection.look.host, connection.peer] < _UNREAD_LIMIT_BYTES
+            and unread_bytes[connection.rank.host, connection.peer] < _UNREAD_LIMIT_BYTES
         )
     ]
     if not stuck:
         return None
-    stuck_by_host = Counter(host for look, peer, _ in stuck for host in (look.host, peer))
-    look, peer, socket = max(
-        stuck, key=lambda one: (stuck_by_host[one.look.host], one.socket.sent_again, one.socket.unsent_bytes)
+    stuck_by_host = Counter(host for rank, peer, _ in stuck for host in (rank.host, peer))
+    rank, peer, socket = max(
+        stuck, key=lambda one: (stuck_by_host[one.rank.host], one.socket.sent_again, one.socket.unsent_bytes)
     )
-    host = peer if stuck_by_host[peer] > stuck_by_host[look.host] else look.host
-    ranks_there = [one.beat.rank for one in looks if one.host == host]
-    rank = look.beat.rank if host == look.host else next(iter(ranks_there), None)
+    host = peer if stuck_by_host[peer] > stuck_by_host[rank.host] else rank.host
+    ranks_there = [one.beat.rank for one in ranks if one.host == host]
+    number = rank.beat.rank if host == rank.host else next(iter(ranks_there), None)
     is_down = socket.sent_again >= _RESENT_LIMIT
     how = f"sent {socket.sent_again} times in vain" if is_down else "not sent yet, or not received"
     text = (
-        f"{head}, and the connection from {look.host} to {peer} {'is down' if is_down else 'is too slow'}: "
+        f"{head}, and the connection from {rank.host} to {peer} {'is down' if is_down else 'is too slow'}: "
         f"{socket.unsent_bytes:,} bytes are {how}"
     )
-    return Verdict(rank=rank, host=host, kind="dropped link" if is_down else "slow link", text=text)
+    return Verdict(rank=number, host=host, kind="dropped link" if is_down else "slow link", text=text)
 
 
-def _left_out_nccl(culprit: RankExamination, looks: Sequence[RankExamination], nccl: _NcclCounts) -> Verdict:
-    others = [look for look in looks if nccl.waits(look)]
+def _left_out_nccl(culprit: RankExamination, ranks: Sequence[RankExamination], nccl: _NcclCounts) -> Verdict:
+    others = [rank for rank in ranks if nccl.waits(rank)]
     return _skipped(
         culprit,
         f"went on without a collective that {_names(others)} {_wait(others)} in, {nccl.furthest}: it is in "
@@ -236,36 +239,36 @@ def _left_out_nccl(culprit: RankExamination, looks: Sequence[RankExamination], n
     )
 
 
-def _all_in_nccl(looks: Sequence[RankExamination], nccl: _NcclCounts) -> Verdict:
+def _all_in_nccl(ranks: Sequence[RankExamination], nccl: _NcclCounts) -> Verdict:
     """Return the verdict on ranks that have entered equally many NCCL collectives: the same ones, or different ones."""
     ranks_in = Counter(counts.next for counts in nccl.by_rank.values())  # by name of the collective
     if len(ranks_in) == 1:
         return _same_collective(
-            looks,
+            ranks,
             f", {nccl.furthest}: a GPU hangs in what it computes before, or what NCCL sends doesn't arrive "
             "(cluster.env.NCCL_DEBUG=INFO shows its connections)",
         )
-    last_rank_in = {counts.next: rank for rank, counts in sorted(nccl.by_rank.items())}
+    last_rank_in = {counts.next: number for number, counts in sorted(nccl.by_rank.items())}
     rarest = min(ranks_in, key=lambda name: (ranks_in[name], -last_rank_in[name]))
-    known = [look for look in looks if look.beat.rank in nccl.by_rank]
-    apart = [look for look in known if nccl.by_rank[look.beat.rank].next == rarest]
-    others = [look for look in known if look not in apart]
+    known = [rank for rank in ranks if rank.beat.rank in nccl.by_rank]
+    apart = [rank for rank in known if nccl.by_rank[rank.beat.rank].next == rarest]
+    others = [rank for rank in known if rank not in apart]
     own, theirs = nccl.by_rank[apart[0].beat.rank], nccl.by_rank[others[0].beat.rank]
     where = f"in NCCL's {_numbered(own)}{_shortened(own.at)}"
     return _in_another_collective(apart[0], where, others, f" in {_numbered(theirs)}{_shortened(theirs.at)}")
 
 
-def _all_in_collectives(looks: Sequence[RankExamination]) -> Verdict:
+def _all_in_collectives(ranks: Sequence[RankExamination]) -> Verdict:
     """Return the verdict on the rank in another collective than most; of two ranks, on the one that is further on."""
     groups: dict[tuple[int, int, int, str], list[RankExamination]] = {}
-    for look in looks:
+    for rank in ranks:
         # a script's steps aren't known: there the innermost line of its own code identifies the collective
-        line = _at(look) if look.beat.phase == Phase.RUNNING_A_SCRIPT else ""
-        groups.setdefault((*_position(look), look.beat.phase, line), []).append(look)
+        line = _at(rank) if rank.beat.phase == Phase.RUNNING_A_SCRIPT else ""
+        groups.setdefault((*_position(rank), rank.beat.phase, line), []).append(rank)
     if len(groups) == 1:
-        return _same_collective(looks, f", and no connection between them has anything to send{_at(looks[0])}")
+        return _same_collective(ranks, f", and no connection between them has anything to send{_at(ranks[0])}")
     smallest = min(groups, key=lambda key: (len(groups[key]), [-part for part in key[:3]], key[3]))
-    culprit, others = groups[smallest][0], [look for look in looks if look not in groups[smallest]]
+    culprit, others = groups[smallest][0], [rank for rank in ranks if rank not in groups[smallest]]
     other = max(others, key=_position)
     if culprit.beat.phase == Phase.RUNNING_A_SCRIPT:  # its position isn't known, so neither is the rank that went on
         return _in_another_collective(culprit, f"it is{_at(culprit)}", others, _at(other))
@@ -279,9 +282,9 @@ def _all_in_collectives(looks: Sequence[RankExamination]) -> Verdict:
     )
 
 
-def _same_collective(looks: Sequence[RankExamination], why: str) -> Verdict:
-    first = looks[0]
-    text = f"{_names(looks)} wait in the same collective in {_where(first)}{why}"
+def _same_collective(ranks: Sequence[RankExamination], why: str) -> Verdict:
+    first = ranks[0]
+    text = f"{_names(ranks)} wait in the same collective in {_where(first)}{why}"
     return Verdict(rank=None, host=first.host, kind="collective", text=text, stack=first.stack)
 
 
@@ -293,25 +296,24 @@ def _in_another_collective(
 
 
 def _skipped(culprit: RankExamination, difference: str) -> Verdict:
-    rank, host = culprit.beat.rank, culprit.host
-    return Verdict(
-        rank=rank, host=host, kind="skipped", text=f"rank {rank} on {host} {difference}", stack=culprit.stack
-    )
+    number, host = culprit.beat.rank, culprit.host
+    text = f"rank {number} on {host} {difference}"
+    return Verdict(rank=number, host=host, kind="skipped", text=text, stack=culprit.stack)
 
 
 # ----------------------------------------------------------------------------------------------------------- words
-def _where(look: RankExamination) -> str:
+def _where(rank: RankExamination) -> str:
     """Return ``step 58 (loading data)``; ``the script`` for a script, whose steps aren't known."""
-    if look.beat.phase == Phase.RUNNING_A_SCRIPT:
+    if rank.beat.phase == Phase.RUNNING_A_SCRIPT:
         return "the script"
-    step = f"step {look.beat.step}" if look.beat.step else "what comes before its first step"
-    return f"{step} ({look.beat.doing})"
+    step = f"step {rank.beat.step}" if rank.beat.step else "what comes before its first step"
+    return f"{step} ({rank.beat.doing})"
 
 
-def _at(look: RankExamination) -> str:
+def _at(rank: RankExamination) -> str:
     """Return `` at models/net.py:12 in forward``: the innermost line of neither Python's nor torch's own code."""
-    own = [frame for frame in look.stack if "/torch/" not in frame and "/lib/python" not in frame]
-    return _shortened(next(iter(own or look.stack), ""))
+    own = [frame for frame in rank.stack if "/torch/" not in frame and "/lib/python" not in frame]
+    return _shortened(next(iter(own or rank.stack), ""))
 
 
 def _shortened(frame: str) -> str:
@@ -321,13 +323,13 @@ def _shortened(frame: str) -> str:
     return f" at {shown}:{line_and_function}" if frame else ""
 
 
-def _wait(looks: Sequence[RankExamination]) -> str:
-    return "waits" if len(looks) == 1 else "wait"
+def _wait(ranks: Sequence[RankExamination]) -> str:
+    return "waits" if len(ranks) == 1 else "wait"
 
 
-def _names(looks: Sequence[RankExamination]) -> str:
+def _names(ranks: Sequence[RankExamination]) -> str:
     """Return ``rank 0 on node0``, or ``15 ranks``."""
-    if len(looks) > 4:
-        return counted(len(looks), "rank")
-    names = [f"rank {look.beat.rank} on {look.host}" for look in looks]
+    if len(ranks) > 4:
+        return counted(len(ranks), "rank")
+    names = [f"rank {rank.beat.rank} on {rank.host}" for rank in ranks]
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "nobody"

@@ -29,8 +29,8 @@ def create(cluster: Cluster) -> Launcher:
     from pipeline.cluster.launchers.agent_launcher import AgentLauncher
     from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 
-    way = _class(cluster)(cluster)
-    return GrantedLauncher(way) if capabilities(cluster).hosts_are_granted else AgentLauncher(way)
+    backend = _backend_class(cluster)(cluster)
+    return GrantedLauncher(backend) if capabilities(cluster).hosts_are_granted else AgentLauncher(backend)
 
 
 def submission(cluster: Cluster, spec: AttemptSpec) -> str:
@@ -38,11 +38,11 @@ def submission(cluster: Cluster, spec: AttemptSpec) -> str:
 
     Pure: no program or host is needed. Raises UsageError.
     """
-    text: str = _class(cluster).render(cluster, spec)
-    return text
+    rendered: str = _backend_class(cluster).render(cluster, spec)
+    return rendered
 
 
-def _class(cluster: Cluster) -> Any:
+def _backend_class(cluster: Cluster) -> Any:
     """Return the class of the launcher's module that derives from ``base.Transport`` or ``base.Scheduler``."""
     module = LAUNCHERS.module(cluster.launcher)
     base = Scheduler if capabilities(cluster).hosts_are_granted else Transport

@@ -103,9 +103,9 @@ class GrantedLauncher:
             while (state := self.scheduler.poll(job)).is_unanswered:
                 self._doing = state.words
                 self._pause(_FIRST_PAUSE_S, check)
-            # with another script the configuration has changed since, so these hosts don't fit
-            same = job.folder.script == self.scheduler.render(self.cluster, spec, job.folder.path.name)
-            if own is not None or not same or job.folder.was_left() or state.is_over:
+            # the configuration has changed since if the script has, and so these hosts don't fit
+            is_same = job.folder.script == self.scheduler.render(self.cluster, spec, job.folder.path.name)
+            if own is not None or not is_same or job.folder.was_left() or state.is_over:
                 self._release(job)
                 continue
             own, self._state = job, state
@@ -161,7 +161,7 @@ class GrantedLauncher:
     def _pause(
         seconds: float, check: Callable[[], None] = lambda: None, is_ready: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Sleep. True as soon as ``is_ready`` is."""
+        """Sleep for ``seconds``, or until ``is_ready``; return whether that came first."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             check()
@@ -255,7 +255,7 @@ class GrantedLauncher:
         return JobFollower(plan, self.job, self._polled, emit)
 
     def outcome(self, plan: LaunchPlan) -> Outcome:
-        """Return what the scheduler did to the job after a bad end; waits until that is decided."""
+        """Wait until the scheduler has decided what becomes of the job after a bad end, and return what it did."""
         job = self.job
         if _is_left(job):
             return Outcome()
@@ -288,8 +288,8 @@ class GrantedLauncher:
                 self.scheduler.cancel(job)
             return self._remains(jobs)
         except PacelineError as error:
-            words = "its nodes were told through the run folder and end by themselves"
-            return {self.scheduler.name: f"{error.what}; {words}"}
+            why = f"{error.what}; its nodes were told through the run folder and end by themselves"
+            return {self.scheduler.name: why}
 
     def _end_start(self) -> dict[str, str]:
         """End the start in this restart of the job; the job stays. Returns job → why the start goes on."""
@@ -305,9 +305,7 @@ class GrantedLauncher:
         return {job.title: f"{NOT_ENDED}its nodes don't answer; {job.end_command}"}
 
     def clean(self, plan: LaunchPlan) -> None:
-        """Remove the agents' folders. After a good end the nodes leave; after a bad one they stay for a further
-        attempt.
-        """
+        """Remove the agents' folders, and after a good end release the nodes: else a further attempt needs them."""
         for node in plan.nodes:
             shutil.rmtree(Path(node.state_dir).parent, ignore_errors=True)
         job = self._job

@@ -36,12 +36,14 @@ class JobFollower:
         self, plan: LaunchPlan, job: GrantedJob, poll: Callable[[], JobState], emit: Callable[[Event], None]
     ) -> None:
         self._plan, self._folder, self._restart, self._poll, self._emit = plan, job.folder, job.restart, poll, emit
-        self._halted = ""  # as it was reported
+        self._halted = ""  # the last reported reason why the ranks stand still
         self._closing = threading.Event()
         self._tails = {node.node_rank: Tail(f"{node.state_dir}/log") for node in plan.nodes}
         self._beat_times: dict[int, float] = {}  # node rank → the node's time of the newest beat
-        examined = {node.node_rank: self._folder.examinations(node.node_rank, plan.run_id) for node in plan.nodes}
-        self._examined = {rank: len(examinations) for rank, examinations in examined.items()}
+        # node rank → examinations that were emitted, or are older than this command
+        self._examined = {
+            node.node_rank: len(self._folder.examinations(node.node_rank, plan.run_id)) for node in plan.nodes
+        }
         self._states = (JobState(), JobState())  # the two newest answers
         threads.start(self._follow, name="follow the job", on_error=self._failed)
         threads.start(self._ask, name="ask the scheduler", on_error=self._failed)

@@ -128,11 +128,12 @@ class KubernetesConfig(ClusterConfig):
         for name, what in _NEEDED.items():
             if not getattr(self, name):
                 yield f"cluster.{name} is not set, and pods need it: {what}"
-        for name, pattern, words in ((name, *form) for names, form in _FORMS.items() for name in names):
-            value = getattr(self, name)
-            for text in value if isinstance(value, list) else [value] if value else []:
-                if not re.fullmatch(pattern, text, re.ASCII):
-                    yield f"cluster.{name}={text!r} must be {words}"
+        for names, (pattern, form) in _FORMS.items():
+            for name in names:
+                setting = getattr(self, name)
+                for value in setting if isinstance(setting, list) else [setting] if setting else []:
+                    if not re.fullmatch(pattern, value, re.ASCII):
+                        yield f"cluster.{name}={value!r} must be {form}"
         if self.gpus is not None and self.gpus < 0:
             yield f"cluster.gpus={self.gpus} must be at least 0"
         if self.run_as_user is not None and not 0 <= self.run_as_user <= _LARGEST_ID:
@@ -258,9 +259,9 @@ def _container(cluster: Cluster, folder: Path) -> Object:
 
 
 def _environment(settings: KubernetesConfig) -> list[Object]:
-    """Return who the pod is, the home and user name that torch's caches need, and the variables from Secrets."""
+    """Return the variables of a pod: its name and address, HOME and USER for torch's caches, and those from Secrets."""
     fields = {POD_NAME: "metadata.name", POD_IP: "status.podIP"}
-    secrets = [place.partition("/") for place in settings.env_from]
+    secrets = [entry.partition("/") for entry in settings.env_from]
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         {"name": "HOME", "value": "/tmp"},
@@ -292,7 +293,7 @@ class KubernetesScheduler(Scheduler):
 
     def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: JobRequest) -> GrantedJob:
         made = manifest(cluster, spec.run_key, spec.run_dir, folder.path.name)
-        env_from = tuple(place.rpartition("/")[2] for place in _settings(cluster).env_from)
+        env_from = tuple(entry.rpartition("/")[2] for entry in _settings(cluster).env_from)
         folder.make(yaml_of(made), request._replace(env_from=env_from, masking_rules=rules()), cluster.nnodes)
         self.api.create(made)
         return self._granted(made["metadata"]["name"], folder)

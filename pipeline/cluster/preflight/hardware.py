@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pipeline.cluster.launchers.base import workdir_of
 from pipeline.cluster.preflight.judgement import ALL, Check, State, compared, judged
 from pipeline.core.specs import Cluster, Host
 from pipeline.core.tables import counted
@@ -30,7 +31,7 @@ def checks(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[Check]:
     for host, fact in zip(cluster.hosts, facts, strict=True):
         yield _cores(host, fact)
         yield _memory(host, fact)
-        free = f"free for {cluster.settings.workdir or '~/.cache/paceline'}"
+        free = f"free for {workdir_of(cluster)}"
         hint = "make room there, or cluster.workdir= a folder on another disk"
         yield _at_least(fact.host, "disk", fact.disk_free_bytes, DISK, free, hint)
         if fact.shared_memory_free_bytes is not None:
