@@ -82,19 +82,37 @@ def test_an_exit_code_of_0_comes_before_its_echoes_and_behind_what_a_rank_tells_
     assert first_error(ends) == ("node0", error(0, 4.0, "ValueError: boom"))
 
 
-def test_text_names_host_rank_traceback_and_logs() -> None:
-    ends = {"node0": ended("node0", error(0, 1.0, ECHO)), "node1": ended("node1", error(1, 1.2, "ValueError: boom"))}
-    text = failure_text(PLAN, ends, Path("runs/k/attempts/1"))
-    assert text == (
-        "training failed on node1, rank 1: ValueError: boom\n  Traceback …\n"
-        "ended with it: node0\nlogs: runs/k/attempts/1"
-    )
+LOST = {host: NodeLost(host=host, reason="no longer answers") for host in ("node0", "node1")}
 
 
-def test_hosts_that_are_lost_together_have_not_ended() -> None:
-    ends = {host: NodeLost(host=host, reason="no longer answers") for host in ("node0", "node1")}
-    text = failure_text(PLAN, ends, Path("logs"))
-    assert text == "training failed: node0 no longer answers\nno longer answers either: node1\nlogs: logs"
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        (  # the first error that is no consequence of another
+            [ended("node0", error(0, 1.0, ECHO)), ended("node1", error(1, 1.2, "ValueError: boom"))],
+            " on node1, rank 1: ValueError: boom\n  Traceback …\nended with it: node0",
+        ),
+        (  # the trainer explains it, so it has no traceback
+            [ended("node0", error(0, 1.0, "TrainerError: x.pt could not be written (No space left on device)"))],
+            " on node0, rank 0: x.pt could not be written (No space left on device)",
+        ),
+        (  # a host is lost, and a rank of another one notices it
+            [ended("node0", error(0, 1.0, ECHO)), LOST["node1"]],
+            ": node1 no longer answers\nended with it: node0",
+        ),
+        ([*LOST.values()], ": node0 no longer answers\nno longer answers either: node1"),
+        (
+            [ended("node0", reason="torchrun ended with exit code 1\nNo module named torch")],
+            " on node0: torchrun ended with exit code 1\nNo module named torch",
+        ),
+        (
+            [ended("node0", reason="torchrun ended with exit code 1\nx\npaceline: error: no foo in PATH")],
+            " on node0: no foo in PATH",
+        ),
+    ],
+)
+def test_text_names_what_failed_first_the_other_hosts_and_the_logs(ends: list[NodeExit | NodeLost], text: str) -> None:
+    assert failure_text(PLAN, {end.host: end for end in ends}, Path("l")) == f"training failed{text}\nlogs: l"
 
 
 def test_a_removed_run_folder_is_one_sentence_without_the_place_of_its_logs() -> None:
@@ -151,28 +169,6 @@ def test_a_mismatch_that_gloo_has_found_is_told_in_words() -> None:
     text = failure_text(PLAN, ends, Path("logs"))
     assert text.startswith(f"training failed on node1, rank 1: {said}\n")
     assert "\nranks were in different collectives: one of them has left one out, or made one of its own" in text
-
-
-def test_an_error_that_the_trainer_explains_is_shown_without_its_traceback() -> None:
-    ends = {"node0": ended("node0", error(0, 1.0, "TrainerError: x.pt could not be written (No space left on device)"))}
-    text = failure_text(PLAN, ends, Path("logs"))
-    assert text == "training failed on node0, rank 0: x.pt could not be written (No space left on device)\nlogs: logs"
-
-
-def test_a_lost_node_comes_before_the_echoes_it_caused() -> None:
-    ends: dict[str, NodeExit | NodeLost] = {
-        "node0": ended("node0", error(0, 1.0, ECHO)),
-        "node1": NodeLost(host="node1", reason="no longer answers: x"),
-    }
-    text = failure_text(PLAN, ends, Path("logs"))
-    assert text.startswith("training failed: node1 no longer answers: x")
-
-
-def test_without_rank_errors_torchruns_own_words_are_shown() -> None:
-    ends = {"node0": ended("node0", reason="torchrun ended with exit code 1\nNo module named torch")}
-    assert "node0: torchrun ended with exit code 1\nNo module" in failure_text(PLAN, ends, Path("logs"))
-    ends = {"node0": ended("node0", reason="torchrun ended with exit code 1\nx\npaceline: error: no foo in PATH")}
-    assert failure_text(PLAN, ends, Path("l")) == "training failed on node0: no foo in PATH\nlogs: l"
 
 
 def test_only_node_zero_can_have_lost_the_port() -> None:

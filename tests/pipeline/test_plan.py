@@ -94,6 +94,8 @@ def test_cores_decide_the_threads_of_a_script_and_beside_gpus_alone() -> None:
     for device, script in (("cuda", None), ("cpu", "train.py")):
         env = rendered(cluster(3, 3, device=device), facts(0), facts(1), script=script).nodes[1].env
         assert env["OMP_NUM_THREADS"] == "2"  # of eight cores
+    hosts = (Host(name="node0", env={"OMP_NUM_THREADS": "7"}),)
+    assert rendered(cluster(hosts=hosts), facts(0)).nodes[0].env["OMP_NUM_THREADS"] == "7"
 
 
 def test_environment_names_the_interface_in_both_dialects() -> None:
@@ -102,13 +104,20 @@ def test_environment_names_the_interface_in_both_dialects() -> None:
     assert env["PYTHONPATH"] == "/w/runs/abc-2-ff/node1/code"
 
 
-def test_host_env_wins_then_the_interface_that_the_node_has_set() -> None:
+@pytest.mark.parametrize(
+    ("host", "gloo", "nccl"),
+    [
+        (Host(name="node0"), None, "=eth0"),  # the node has set gloo's itself
+        (Host(name="node0", interface="eth0"), "eth0", "=eth0"),
+        (Host(name="node0", env={"NCCL_SOCKET_IFNAME": "=ib9"}), None, "=ib9"),
+    ],
+)
+def test_host_env_wins_then_a_configured_interface_then_the_one_that_the_node_has_set(
+    host: Host, gloo: str | None, nccl: str
+) -> None:
     found = facts(0, network_variables={"GLOO_SOCKET_IFNAME": "ib0"})
-    env = rendered(cluster(1, 1), found, facts(1)).nodes[0].env
-    assert ("GLOO_SOCKET_IFNAME" in env, env["NCCL_SOCKET_IFNAME"]) == (False, "=eth0")
-    host = Host(name="node0", env={"OMP_NUM_THREADS": "7", "NCCL_SOCKET_IFNAME": "=ib9"})
     env = rendered(cluster(1, hosts=(host, Host(name="node1"))), found, facts(1)).nodes[0].env
-    assert (env["OMP_NUM_THREADS"], env["NCCL_SOCKET_IFNAME"]) == ("7", "=ib9")
+    assert (env.get("GLOO_SOCKET_IFNAME"), env["NCCL_SOCKET_IFNAME"]) == (gloo, nccl)
 
 
 def test_the_code_snapshot_comes_before_what_the_person_puts_on_the_python_path() -> None:
@@ -125,13 +134,6 @@ def test_a_run_folder_that_the_python_path_would_cut_in_two_is_refused() -> None
         UsageError, match=r"/runs/a:b/code, and PYTHONPATH separates folders by ':'\n  try: paths\.runs="
     ):
         environment(Host(name="node0"), facts(0), run_dir="/runs/a:b")
-
-
-def test_an_interface_that_is_configured_wins_over_the_one_that_the_node_has_set() -> None:
-    found = facts(0, interface="eth7", network_variables={"GLOO_SOCKET_IFNAME": "ib0"})
-    host = Host(name="node0", interface="eth7")
-    env = rendered(cluster(1, hosts=(host, Host(name="node1"))), found, facts(1)).nodes[0].env
-    assert env["GLOO_SOCKET_IFNAME"] == "eth7"
 
 
 def test_the_ranks_of_one_node_meet_and_speak_on_the_loopback_alone() -> None:
@@ -152,16 +154,40 @@ def refused(what: Cluster, *found: HostFacts, backend: str = "auto") -> str:
     return str(caught.value)
 
 
-def test_global_batch_that_cannot_be_shared_names_the_nearest_good_ones() -> None:
-    with pytest.raises(
-        UsageError, match=r"global_batch_size=10 can.t be shared evenly by 4 ranks; nearest that can: 8 or 12"
-    ):
-        check_batch(10, 4)
+@pytest.mark.parametrize(
+    ("micro_batches", "said"),
+    [
+        (1, r"global_batch_size=10 can.t be shared evenly by 4 ranks; nearest that can: 8 or 12"),
+        (2, r"global_batch_size=10 can.t be shared evenly by 4 ranks × 2 micro-batches .*; nearest that can: 8 or 16"),
+    ],
+)
+def test_global_batch_that_cannot_be_shared_names_the_nearest_good_ones(micro_batches: int, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_batch(10, 4, micro_batches)
 
 
-def test_one_node_under_two_names() -> None:
-    text = refused(cluster(1, 1), facts(0), facts(1, identity=facts(0).identity))
-    assert "node0 (10.0.0.1) and node1 (10.0.0.2) are the same host (node0)" in text
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ({}, {"identity": facts(0).identity}, "node0 (10.0.0.1) and node1 (10.0.0.2) are the same host (node0)"),
+        ({"torch_version": None}, {}, "node0: /venv/bin/python has no torch"),
+        ({}, {"python_version": "3.9.2"}, "node1: /venv/bin/python is Python 3.9.2; 3.11 or newer is needed"),
+        ({}, {"torch_version": "2.9.1"}, "torch differs: node0 has 2.15.0, node1 has 2.9.1"),
+        (
+            {"address": "127.0.0.1"},
+            {},
+            "node0: its address is 127.0.0.1, where the other nodes can't reach it; set cluster.hosts[].address",
+        ),
+    ],
+)
+def test_a_host_that_does_not_fit_is_named_with_its_value(
+    first: dict[str, object], second: dict[str, object], said: str
+) -> None:
+    assert said in refused(cluster(1, 1), facts(0, **first), facts(1, **second))
+
+
+def test_nccl_without_gpus() -> None:
+    assert "node0: strategy.backend=nccl, but it has no GPU" in refused(cluster(1), facts(0), backend="nccl")
 
 
 def test_one_machine_by_two_addresses_ports_and_users() -> None:
@@ -186,32 +212,6 @@ def test_gpus_that_the_configured_environment_hides_do_not_count() -> None:
     host = Host(name="node0", nproc_per_node=2, env={"CUDA_VISIBLE_DEVICES": "5"})
     text = refused(Cluster(launcher="pssh", hosts=(host,), device="cuda"), facts(0, gpus=8))
     assert "node0: nproc_per_node=2 is more than its 1 GPU, and" in text
-
-
-def test_nccl_without_gpus() -> None:
-    assert "node0: strategy.backend=nccl, but it has no GPU" in refused(cluster(1), facts(0), backend="nccl")
-
-
-def test_every_unfit_host_is_listed_with_its_interpreter() -> None:
-    text = refused(cluster(1, 1), facts(0, torch_version=None), facts(1, python_version="3.9.2"))
-    assert "node0: /venv/bin/python has no torch" in text
-    assert "node1: /venv/bin/python is Python 3.9.2; 3.11 or newer is needed" in text
-
-
-def test_different_torch_releases() -> None:
-    text = refused(cluster(1, 1), facts(0), facts(1, torch_version="2.9.1"))
-    assert "torch differs: node0 has 2.15.0, node1 has 2.9.1" in text
-
-
-def test_loopback_address_beside_a_real_one() -> None:
-    text = refused(cluster(1, 1), facts(0, address="127.0.0.1"), facts(1))
-    assert "node0: its address is 127.0.0.1, where the other nodes can't reach it; set cluster.hosts[].address" in text
-
-
-def test_micro_batches_count_before_anything_starts() -> None:
-    text = r"global_batch_size=12 can.t be shared evenly by 4 ranks × 2 micro-batches .*; nearest that can: 8 or 16"
-    with pytest.raises(UsageError, match=text):
-        check_batch(12, 4, 2)
 
 
 def test_hosts_with_gpus_are_refused_until_the_key_says_cuda_or_cpu() -> None:
