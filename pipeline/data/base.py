@@ -48,20 +48,18 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class RawSet:
-    """A data set before it is split and packed. ``source`` describes it without a path, as it counts in the digest;
-    ``origin`` is where the files came from. With ``encoding`` the pack keeps the image files, and ranks decode them.
-    """
+    """A data set before it is split and packed."""
 
     train: Part
     test: Part | None
     shape: tuple[int, int, int]  # channels, height, width
     classes: tuple[str, ...]
-    source: str
-    origin: str
-    source_files: dict[str, str] = field(default_factory=dict)
+    source: str  # a description without a path, as it counts in the digest
+    origin: str  # where the files came from, for messages
+    source_files: dict[str, str] = field(default_factory=dict)  # name → sha256
     synthetic: bool = False
     val: Part | None = None
-    encoding: Mapping[str, int | None] | None = None
+    encoding: Mapping[str, int | None] | None = None  # if set, the pack keeps the image files, and ranks decode them
 
 
 class ImageItem(NamedTuple):
@@ -78,23 +76,20 @@ Items = Callable[[], Iterator[ImageItem]]
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSource:
-    """The images of a data set of image files, before any is opened; ``data.images`` makes a RawSet of it.
+    """The images of a data set of image files, before any is opened; ``data.images`` makes a RawSet of it."""
 
-    ``parts``: train, val, test → items; ``text`` describes the source in the manifest.
-    """
-
-    parts: Mapping[str, Items]
+    parts: Mapping[str, Items]  # by split: train, val, test
     classes: tuple[str, ...]
-    text: str
-    origin: str
+    text: str  # describes the source in the manifest
+    origin: str  # where the files came from, for messages
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """Folders that a dataset module may write to: ``folder`` is removed afterwards, ``downloads`` is kept."""
+    """The folders that a dataset module may write to, and its report of progress."""
 
-    folder: Path
-    downloads: Path
+    folder: Path  # removed afterwards
+    downloads: Path  # kept
     report: OnProgress
     root: Path = ROOT
 
@@ -162,7 +157,7 @@ def check_class_names(classes: Sequence[str], origin: str) -> None:
             raise DataError(f"{origin}: classes {first} and {number} have one name, {name!r}", hint="rename one")
 
 
-def refuse_source(config: DatasetConfig) -> None:
+def refuse_any_source(config: DatasetConfig) -> None:
     """Refuse a source for data sets without files, because it would be ignored. Raises DataError."""
     if config.source is not None:
         raise DataError(

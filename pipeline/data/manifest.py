@@ -1,4 +1,4 @@
-"""The manifest of a data pack, and the check that a pack is complete and unaltered (no numpy here)."""
+"""Read a data pack's manifest, and check that the pack is complete and unaltered (no numpy here)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from trainers.contract.data_pack import VERSION, Manifest, parse
 from trainers.contract.run_folder import MANIFEST
 
 STAMPS = "stamps.json"
-"""Side file {file name: Stamp, "origin": where the images came from}.
+"""A file in the pack: {file name: Stamp, "origin": where the images came from}.
 
-Not part of the digest: it only tells which files need no rehashing, so a copied pack works without it.
+A file with an unchanged stamp isn't hashed again. It is no part of the digest, so a copied pack works without it.
 """
 
 
@@ -62,7 +62,7 @@ def _unaltered(folder: Path, manifest: Manifest) -> bool:
         return False
     if doubtful:  # record the stamps from before hashing, so that a concurrent write causes a new hash
         settled = {name: row for name, row in seen.items() if not settles_in(row[-1])}
-        _note(folder, settled, str(noted.get("origin", "unknown")))
+        _write(folder, settled, str(noted.get("origin", "unknown")))
     return True
 
 
@@ -76,12 +76,12 @@ def origin_of(folder: Path) -> Path | None:
     return Path(origin) if isinstance(origin, str) else None
 
 
-def note_stamps(folder: Path, manifest: Manifest, origin: str) -> None:
+def write_stamps(folder: Path, manifest: Manifest, origin: str) -> None:
     """Write the side file of a new pack that no other process knows yet."""
-    _note(folder, {name: list(stamp(folder / name)) for name in manifest.sizes_bytes}, origin)
+    _write(folder, {name: list(stamp(folder / name)) for name in manifest.sizes_bytes}, origin)
 
 
-def _note(folder: Path, stamps: Mapping[str, list[int]], origin: str) -> None:
+def _write(folder: Path, stamps: Mapping[str, list[int]], origin: str) -> None:
     """Write the side file. On a read-only disk it is skipped, and the pack is hashed on each call."""
     with suppress(OSError):
         write_json(folder / STAMPS, {**stamps, "origin": origin})

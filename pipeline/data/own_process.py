@@ -1,6 +1,7 @@
-"""Run a user-defined data set function in a separate process, with the environment of a rank; the observer notes what
-it reads. ``python -m pipeline.data.own_process JSON`` is that process; it leaves the pack, or an error, in its
-folder."""
+"""Run the function of ``dataset=own`` in a separate process, with the environment of a rank, and record what it reads.
+
+``python -m pipeline.data.own_process JSON`` is that process; it leaves the pack, or an error, in its folder.
+"""
 
 from __future__ import annotations
 
@@ -42,19 +43,19 @@ def pack(dataset: DatasetConfig, wanted: Request, work: Workspace, target: Path)
         print(f"{name}: {why}; the data is made anew", file=sys.stderr, flush=True)
     # Hash the sources before the call, so that an edit during the call is detected.
     code = {os.path.realpath(ROOT / path): sha256_file(ROOT / path) for path in wanted.code if (ROOT / path).is_file()}
-    notes = make(dataset, work, ROOT)
+    notes = _observed_call(dataset, work, ROOT)
     wanted.refuse_changed()
     keyed = {**{os.path.realpath(path): "" for path in wanted.stamps}, **code}
     if edited := files_changed_meanwhile(notes, ROOT, keyed):
         raise DataError(f"{joined(edited)} was edited while {name} read it", hint="the same command again")
-    keep(folder, notes, [*wanted.stamps, *(ROOT / path for path in wanted.code)], ROOT, name)
+    _record_reads(folder, notes, [*wanted.stamps, *(ROOT / path for path in wanted.code)], ROOT, name)
     made = manifest.read(folder)
     if made is None:
         raise DataError(f"dataset.target={name}: its process left no whole pack", hint="the same command again")
     return made.manifest
 
 
-def make(dataset: DatasetConfig, work: Workspace, root: Path) -> Notes:
+def _observed_call(dataset: DatasetConfig, work: Workspace, root: Path) -> Notes:
     """Build the pack in ``work.folder/pack``; return notes of what the function read. Raises DataError, OSError."""
     (work.folder / PACK).mkdir()
     skipped = [work.folder, *(place / name for place in (HOME, root) for name in PACKAGES)]
@@ -96,7 +97,7 @@ def make(dataset: DatasetConfig, work: Workspace, root: Path) -> Notes:
     return notes
 
 
-def keep(folder: Path, notes: Notes, known: Collection[Path], root: Path, target: str) -> None:
+def _record_reads(folder: Path, notes: Notes, known: Collection[Path], root: Path, target: str) -> None:
     """Record in a pack what the function read in addition to ``known``, and warn about these files. Raises OSError."""
     keyed = {os.path.realpath(path) for path in known}
     record = request.record_reads(

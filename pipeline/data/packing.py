@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file, write_json
-from pipeline.core.tables import counted
 from pipeline.data import manifest
 from pipeline.data.base import RawSet, check_class_names
 from pipeline.data.progress import OnProgress, room
@@ -54,7 +53,7 @@ def write(raw: RawSet, config: DatasetConfig, folder: Path, report: OnProgress) 
         made = _manifest(raw, config, counts, folder, writer)
         write_json(folder / MANIFEST, made.seal())
         # so that a later command needn't hash the files again
-        manifest.note_stamps(folder, made, raw.origin)
+        manifest.write_stamps(folder, made, raw.origin)
     return made
 
 
@@ -234,7 +233,7 @@ class EncodedFiles:
 
 
 PackFiles = PixelFiles | EncodedFiles
-"""The image files of a pack in progress. ``put`` writes images from index ``at`` on, and adds to ``written_bytes``."""
+"""The files of a pack in progress. ``put`` writes images and labels from index ``at`` on."""
 
 
 def _write(file: IO[bytes], place: int, values: npt.NDArray[np.generic]) -> None:
@@ -255,26 +254,23 @@ SPLIT_NAMES = ("train", "val", "test")
 def check_splits(name: str, count: int, holdout: int, val_size: int, has_test: bool) -> None:
     """Refuse sizes that leave no training or no test images. Raises DataError."""
     if not has_test and holdout == 0:
-        most = count - val_size - 1  # at least one image remains for training
-        share = f"dataset.holdout={min(max(1, count // 10), most)}, which takes them from the {count} training images"
         raise DataError(
             f"dataset={name} has no test images of its own and dataset.holdout=0",
-            hint=share if most > 0 else f"a source with test images, or with more than {counted(count, 'image')}",
+            hint=f"dataset.holdout={max(1, count // 10)}, which takes them from the {count} training images",
         )
     for field, size, left in (("dataset.holdout", holdout, count), ("dataset.val_size", val_size, count - holdout)):
         if size >= left:
-            needs_one = field == "dataset.holdout" and not has_test
-            less, larger = max(left // 10, int(needs_one)), counted(left, "image")
             raise DataError(
                 f"{field}={size} leaves no training image: dataset={name} has {left} to take it from",
-                hint=f"{field}={less}" if less < left else f"a source with test images, or more than {larger}",
+                hint=f"{field}={left // 10}, or a source with more images",
             )
 
 
 def assign_splits(count: int, holdout: int, val_size: int) -> npt.NDArray[np.uint8]:
-    """Return the split of each of ``count`` training images, uint8 [count]: ranked by splitmix64 of their index
-    (Steele, Lea & Flood 2014), the ``holdout`` lowest become TEST, the next ``val_size`` VAL. A larger holdout keeps
-    the images of a smaller one, and val_size never changes the test split.
+    """Return the split of each of ``count`` training images, uint8 [count].
+
+    Ranked by splitmix64 of their index (Steele, Lea & Flood 2014), the ``holdout`` lowest become TEST, the next
+    ``val_size`` VAL. So a larger holdout keeps the images of a smaller one, and val_size never changes the test split.
     """
     order = np.argsort(_splitmix64(np.arange(count, dtype=np.uint64)), kind="stable")
     chosen = np.full(count, TRAIN, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""What decides a pack, as its name: settings, content of the source, and the code that reads and packs it."""
+"""The name of a pack: a digest of the settings, the source's content, and the code that reads and packs it."""
 
 from __future__ import annotations
 
@@ -46,16 +46,12 @@ _IGNORED = (
 
 
 class Request(NamedTuple):
-    """A requested pack; ``name`` is ``<data set>-<12 hex>``.
+    """A requested pack."""
 
-    ``stamps`` are the source files' stamps from before they were hashed. ``code`` maps the paths of reading and packing
-    code to digests; ``modules`` are the entries of that code.
-    """
-
-    name: str
-    stamps: Mapping[Path, Stamp]
-    code: Mapping[str, str]
-    modules: tuple[str, ...]
+    name: str  # <data set>-<12 hex digits>
+    stamps: Mapping[Path, Stamp]  # of the source files, from before they were hashed
+    code: Mapping[str, str]  # path → digest of the code that reads and packs
+    modules: tuple[str, ...]  # the entries of that code
 
     def refuse_changed(self) -> None:
         """Raise DataError if a source file or the code changed since it was hashed, OSError if a file is gone."""

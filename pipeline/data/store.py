@@ -1,4 +1,4 @@
-"""Find a pack, or have it built once however many processes want it."""
+"""Find a data set's pack in ``paths.data``, or build it: once, however many processes want it at a time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.core.errors import DataError, os_reason
-from pipeline.core.files import (
-    fsync,
-    remove_leftovers,
-    temporary_prefix,
-)
+from pipeline.core.files import fsync, remove_leftovers, temporary_prefix
 from pipeline.core.locks import held
 from pipeline.core.places import ROOT
 from pipeline.data import datasets, manifest
@@ -113,8 +109,6 @@ def _os_errors_as_data_errors(dataset: DatasetConfig, data_dir: Path | None) -> 
 
 
 def intact(folder: Path) -> Pack | None:
-    """Return the pack, unless it is altered or a file that the function of ``dataset=own`` read while it was packed has
-    changed.
-    """
+    """Return the pack; None if it is altered, or if a file that the function of ``dataset=own`` read has changed."""
     pack = manifest.read(folder)
     return pack if pack is not None and stale_because(folder, ROOT) is None else None

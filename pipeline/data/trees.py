@@ -24,28 +24,22 @@ from trainers.contract.run_folder import MANIFEST
 
 CONTENT = "content"
 """The name of the folder in a pack, or of the folder that contains the single file."""
-
-
 _PACK = re.compile(r".+-[0-9a-f]{12}")
 
 
 class Tree(NamedTuple):
-    """The data of a script as one pack. ``path`` is the folder that a host receives (None: no data).
+    """The data of a script as one pack."""
 
-    ``inside`` are the paths in it that {data}, {data2}, … stand for, ``sources`` their local paths. ``stamps`` and
-    ``contents`` (sha256) are keyed by path; ``empty`` are the empty folders.
-    """
-
-    path: Path | None
+    path: Path | None  # the folder that a host receives; None: no data
     digest: str
-    inside: tuple[str, ...] = ()
-    sources: tuple[Path, ...] = ()
-    stamps: Mapping[str, Stamp] = {}
-    contents: Mapping[str, str] = {}
-    empty: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()  # the paths in it that {data}, {data2}, … stand for
+    sources: tuple[Path, ...] = ()  # their local paths
+    stamps: Mapping[str, Stamp] = {}  # by path in the pack
+    contents: Mapping[str, str] = {}  # path in the pack → sha256
+    empty: tuple[str, ...] = ()  # empty folders
     rank_modules: tuple[str, ...] = ()
 
-    def lay_down(self) -> None:
+    def create(self) -> None:
         """Create the folder with a link to each source, and the manifest for the hosts' copies. Raises OSError."""
         if self.path is None:
             return
@@ -66,14 +60,14 @@ def _link(pack: Path, link: Path, source: Path) -> None:
         made.replace(link)  # atomic, because another command may do the same concurrently
 
 
-NONE = Tree(path=None, digest="")
+NO_DATA = Tree(path=None, digest="")
 
 
 def tree(data: Sequence[DataPath], data_dir: Path) -> Tree:
     """Describe the current content of a script's data. Hashes only files with changed stamps. Raises DataError."""
     parts = [_part(one, f"{CONTENT}{number if number > 1 else ''}", data_dir) for number, one in enumerate(data, 1)]
     if not parts:
-        return NONE
+        return NO_DATA
     digest = parts[0].digest if len(parts) == 1 else sha256_text(canonical_json([part.digest for part in parts]))
     return Tree(
         path=data_dir.absolute() / f"script-{digest[:12]}",
@@ -157,8 +151,11 @@ def sources(data_dir: Path) -> Iterator[Path]:
 
 
 def _below(one: DataPath, data_dir: Path) -> tuple[list[Path], list[str]]:
-    """Return all files, and the empty folders (``a/b/``), because a script may count those too; without what Paceline
-    keeps in ``data_dir``, which may be the same folder. Raises DataError: a link to a folder or to nothing; OSError.
+    """Return all files, and the empty folders (``a/b/``), which a script may see too.
+
+    What Paceline keeps in ``data_dir`` is left out, as ``data_dir`` may be the same folder.
+
+    Raises DataError: a link to a folder or to nothing; OSError.
     """
     source = one.path
     if not source.is_dir():
@@ -166,7 +163,7 @@ def _below(one: DataPath, data_dir: Path) -> tuple[list[Path], list[str]]:
     files, empty = list[Path](), list[str]()
     top = source.resolve()
     of_packs = [*data_dir.iterdir()] if data_dir.is_relative_to(top) and data_dir.is_dir() else []
-    kept = {source / path.relative_to(top) for path in of_packs if _is_kept(path)}
+    kept = {source / path.relative_to(top) for path in of_packs if _is_of_paceline(path)}
     for path in sorted(source.rglob("*")):
         if kept and not kept.isdisjoint([path, *path.parents]):
             continue
@@ -187,7 +184,7 @@ def _below(one: DataPath, data_dir: Path) -> tuple[list[Path], list[str]]:
     return files, empty
 
 
-def _is_kept(path: Path) -> bool:
+def _is_of_paceline(path: Path) -> bool:
     if path.name.startswith("."):
         return path.name == FINGERPRINTS or path.name.endswith(".lock") or path.name.startswith(".building-")
     return _PACK.fullmatch(path.name) is not None and (path / MANIFEST).is_file()

@@ -80,7 +80,7 @@ def prepare_folder(work: Work) -> None:
     ):
         path.unlink(missing_ok=True)
     if isinstance(run.pack, Tree):
-        run.pack.lay_down()
+        run.pack.create()
     if run.initial_weights is not None:
         initial_weights.place(run.initial_weights, run.folder.path, run.config.data_dir)
     prepare(run.folder, inputs_of(run, work.services.code))

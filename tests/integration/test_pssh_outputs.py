@@ -152,7 +152,7 @@ def test_a_folder_of_data_arrives_with_its_programs_and_empty_folders(lab: Lab, 
     (tmp_path / "words.txt").write_text("one two")
     named = [DataPath("program.data", source), DataPath("program.args.words", tmp_path / "words.txt")]
     found = tree(named, tmp_path / "data")
-    found.lay_down()
+    found.create()
     assert found.path is not None
     pack = PackSource(path=found.path, digest=found.digest, inside=found.inside)
     with closing(launchers.create(cluster(lab))) as launcher:

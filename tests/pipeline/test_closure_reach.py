@@ -204,16 +204,9 @@ def test_distributions_go_by_their_own_names_those_of_a_namespace_by_what_is_imp
 
 
 @pytest.mark.slow
-def test_the_names_that_this_environment_has_are_known() -> None:
+def test_the_names_that_this_environment_has_are_known(tmp_path: Path) -> None:
     source = "import PIL.Image\nimport yaml\nimport google.protobuf\nfrom sklearn import svm\n"
-    assert {*_versions_here(source)} == {"pillow", "protobuf", "pyyaml", "scikit-learn"}
-
-
-def _versions_here(source: str) -> dict[str, str]:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        return dict(closure(project(Path(folder), source)).versions)
+    assert {*closure(project(tmp_path, source)).versions} == {"pillow", "protobuf", "pyyaml", "scikit-learn"}
 
 
 def test_a_distribution_that_lists_no_files_goes_by_what_it_says_or_is_called(

@@ -56,7 +56,7 @@ def _pack(current: Session) -> PackSource | None:
     if current.pack is None or current.pack.path is None:
         return None
     if isinstance(current.pack, Tree):
-        current.pack.lay_down()
+        current.pack.create()
     return PackSource(path=current.pack.path.resolve(), digest=current.pack.digest)
 
 

@@ -1,6 +1,8 @@
-"""Data set of a user's arrays: one .npz with ``images`` and ``labels``, and ``test_images`` and ``test_labels`` if
-there are any; or Keras's ``x_train``, ``y_train``, …. The channels are the second or last axis, whichever has 1, 3 or
-4. ``layout`` says which ("NCHW", "NHWC") where that doesn't tell."""
+"""Data set of a user's arrays: one .npz with ``images`` and ``labels``, or Keras's ``x_train``, ``y_train``, ….
+
+``test_images`` and ``test_labels`` are optional. The channels are the second or last axis, whichever has 1, 3 or 4; an
+array ``layout`` ("NCHW", "NHWC") decides if both have.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core.errors import DataError
-from pipeline.data.base import Part, RawSet, Workspace, refuse_source
+from pipeline.data.base import Part, RawSet, Workspace, refuse_any_source
 from trainers.core.config import DatasetConfig
 from trainers.core.errors import install
 
@@ -25,7 +25,7 @@ class DigitsConfig(DatasetConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path]:
-    refuse_source(config)
+    refuse_any_source(config)
     return []
 
 

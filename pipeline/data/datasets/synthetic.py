@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.data.base import Part, RawSet, Workspace, refuse_source
+from pipeline.data.base import Part, RawSet, Workspace, refuse_any_source
 from trainers.core.config import DatasetConfig, at_least
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class SyntheticConfig(DatasetConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path]:
-    refuse_source(config)
+    refuse_any_source(config)
     return []
 
 

@@ -99,12 +99,9 @@ def collect(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> Off
 
 
 def _best(folder: Path, config: DatasetConfig, catalogue: Catalogue) -> tuple[PublishedLayout, Path]:
+    """Return the layout of which ``folder`` has the most files, and the folder of these files."""
     places = [(layout, folder / sub) for layout in catalogue.layouts for sub in ("", *layout.folders)]
-
-    def missing(place: tuple[PublishedLayout, Path]) -> int:
-        return len(_missing(place[0], place[1], config))
-
-    return min(places, key=missing)
+    return min(places, key=lambda place: len(_missing(place[0], place[1], config)))
 
 
 def _missing(layout: PublishedLayout, folder: Path, config: DatasetConfig) -> list[OfficialFile]:

@@ -84,12 +84,8 @@ def edit_count(path: Path) -> None:
     ("name", "damage"),
     [
         ("images.bin", alter),
-        ("labels.bin", alter),
-        ("images.bin", truncate),
         ("labels.bin", truncate),
-        ("images.bin", Path.unlink),
         ("labels.bin", Path.unlink),
-        ("manifest.json", Path.unlink),
         ("manifest.json", truncate),
         ("manifest.json", edit_count),
         ("manifest.json", lambda path: path.write_text("[]")),

@@ -88,5 +88,5 @@ def test_clean_leaves_what_the_data_of_a_script_leads_to(project: StepProject, i
     project.step("one", 'command: echo $seed > "$out/x"; touch "$out/y"\nargs: {seed: "${seed}"}\noutputs: [x]\n')
     project.make("one", seed=1)
     out, data_dir = project.out("one", seed=1), project.root / "data"
-    trees.tree([DataPath("program.data", out / inside)], data_dir).lay_down()
+    trees.tree([DataPath("program.data", out / inside)], data_dir).create()
     assert graph.unneeded(project.graph(), data_dir) == ({}, {out.parent: "a data pack was made of it"})
