@@ -1,7 +1,7 @@
-"""API for training scripts: record metrics with ``paceline.log(step, loss=loss.item())``, save, and stop on request.
+"""API for training scripts: record metrics with ``paceline.log(step, loss=loss.item())``, find folders, stop early.
 
-One file, standard library only, Python >= 3.9. Under Paceline the metrics are recorded with the run. If the script
-runs alone, nothing is recorded and the script needs no change. Only rank 0 writes.
+One file, standard library only, Python >= 3.9. Under Paceline the metrics are recorded with the run; where the script
+runs alone, nothing is recorded. Only rank 0 writes.
 
 In a notebook the same name lists, reads and starts runs: ``paceline.runs()``, ``paceline.run(key)``,
 ``paceline.train("experiment=quickstart")``, ``sweep``, ``compare`` and ``plot`` (the package pipeline.notebook).
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pipeline.notebook import train as train
 
 LOG, RUN_DIR, OUTPUTS = "PACELINE_LOG", "PACELINE_RUN_DIR", "PACELINE_OUTPUTS"
-"""Variables that ``trainers.script.start`` sets: the file that ``log`` writes, the run folder, the results folder."""
+"""Environment variables set by Paceline: the file that ``log`` writes, the run folder, the folder for results."""
 
 
 def log(step: int, **metrics: Any) -> None:
@@ -196,7 +196,8 @@ _NOTEBOOK = ("CommandError", "Run", "compare", "plot", "run", "runs", "sweep", "
 
 
 def __getattr__(name: str) -> Any:
-    """Names of pipeline.notebook. A training has this file alone, and no key is to hold that package's code."""
+    """Import a name of pipeline.notebook on its first use: a training has only this file, and the code of that package
+    must not count in its key."""
     if name not in _NOTEBOOK:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     try:

@@ -18,12 +18,12 @@ import paceline
 class PacelineCallback(TrainerCallback):
     """Record what the Trainer logs, save into ``paceline.checkpoints()``, and stop with a checkpoint when asked to.
 
-    It takes the place of ``output_dir``: a later attempt goes on with ``train(resume_from_checkpoint=FOLDER)``, where
-    the script gets FOLDER by an argument ``{resume}``.
+    That folder replaces the Trainer's ``output_dir``. A later attempt resumes with
+    ``train(resume_from_checkpoint=FOLDER)``, where the script gets FOLDER by an argument ``{resume}``.
     """
 
     def __init__(self, every: int = 1) -> None:
-        """``every``: how many steps lie between two looks at whether to stop, for which ranks wait for each other."""
+        """``every``: after how many steps to check whether to stop; the ranks wait for each other to do so."""
         self.every = every
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -46,7 +46,7 @@ class PacelineCallback(TrainerCallback):
 
 
 def _on_any_rank(stop: bool, device: torch.device) -> bool:
-    """Ranks may see the flag one step apart, and have to leave their loop at the same one."""
+    """Return ``stop`` of any rank on all ranks, which have to leave their loop at the same step."""
     if not (dist.is_available() and dist.is_initialized()):
         return stop
     flag = torch.tensor(int(stop), device=device)

@@ -23,14 +23,15 @@ import paceline
 class PacelineLogger(Logger, Callback):
     """Record what the modules log, save below ``paceline.checkpoints()``, and stop with a checkpoint when asked to.
 
-    As the logger it records, and says where a ModelCheckpoint without ``dirpath`` saves. As a callback it stops. A
-    later attempt goes on with ``fit(…, ckpt_path=FILE)``, where the script gets FILE by an argument ``{resume}``.
+    As the logger it records, and gives a ModelCheckpoint without ``dirpath`` its folder. As a callback it stops the
+    training. A later attempt resumes with ``fit(…, ckpt_path=FILE)``, where the script gets FILE by an argument
+    ``{resume}``.
     """
 
     name = version = ""
 
     def __init__(self, every: int = 1) -> None:
-        """``every``: how many batches lie between two looks at whether to stop, for which ranks wait for each other."""
+        """``every``: after how many batches to check whether to stop; the ranks wait for each other to do so."""
         super().__init__()
         self.every = every
 
@@ -39,7 +40,7 @@ class PacelineLogger(Logger, Callback):
         return str(paceline.checkpoints())
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """``step`` counts those before this one. Of the ranks, which all call it, ``paceline.log`` takes rank 0."""
+        """``step``: the number of steps before this one. All ranks call it; ``paceline.log`` writes on rank 0 alone."""
         paceline.log((step or 0) + 1, **metrics)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None: ...  # the run has the script's arguments

@@ -79,13 +79,8 @@ def test_a_server_with_logins_on_postgresql_keeps_a_run_and_no_password_is_seen(
     with (run / "metrics.jsonl").open("w") as file:
         for step in range(1, 1001):
             odd = {"train/m3": math.nan} if step == 500 else {}
-            row = {
-                "t": folder.T0 + step,
-                "step": step,
-                "epoch": 1,
-                "metrics": {"train/loss": 1 / step, **values, **odd},
-            }
-            file.write(json.dumps(row) + "\n")
+            row = {"t": folder.T0 + step, "step": step, "epoch": 1}
+            file.write(json.dumps({**row, "metrics": {"train/loss": 1 / step, **values, **odd}}) + "\n")
     folder.end(run, steps=1000)
     (tmp_path / "auth.ini").write_text(
         f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{tmp_path}/auth.db"

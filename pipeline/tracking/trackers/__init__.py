@@ -18,10 +18,7 @@ TRACKERS = OPTIONS["tracking"]
 
 
 def create(name: str, experiment: str, settings: str, run_dir: Path) -> Tracker:
-    """Create the tracker of a run. ``settings`` are the tracker's own fields as JSON.
-
-    Raises UsageError, ImportError.
-    """
+    """Create the tracker of a run. ``settings``: its own fields as JSON. Raises UsageError, ImportError."""
     if name == TENSORBOARD:
         plain = TrackingConfig(experiment=experiment, tensorboard=True)
         refuse_missing(plain)
@@ -33,6 +30,5 @@ def create(name: str, experiment: str, settings: str, run_dir: Path) -> Tracker:
     refuse_missing(made_settings)
     for kind in vars(module).values():
         if isinstance(kind, type) and issubclass(kind, Tracker) and kind.__module__ == module.__name__:
-            made: Tracker = kind(made_settings, run_dir)
-            return made
+            return kind(made_settings, run_dir)
     raise UsageError(f"tracking.tracker={name}: {module.__name__} has no class that derives from Tracker")
