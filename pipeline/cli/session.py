@@ -1,4 +1,4 @@
-"""The state of one command line: composed once, its data and key looked up when first needed."""
+"""What the verbs of one command share: its configuration, composed once, its data and its run."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ if TYPE_CHECKING:  # of Hydra, steps and sweeps nothing is imported before it is
 
 
 class Session:
-    """What the verbs share. Raises UsageError from ``config`` if an override is wrong."""
+    """The state of one command. Its properties raise UsageError if an override is wrong."""
 
     def __init__(self, invocation: Invocation, composed: DictConfig | None = None) -> None:
-        """``composed`` is the configuration that the Hydra application has composed already."""
+        """``composed``: the configuration, if `python -m pipeline` has composed it already."""
         self.invocation = invocation
         self._composed = composed
 
@@ -128,14 +128,14 @@ class Session:
 
     @property
     def _composed_words(self) -> tuple[str, ...]:
-        """The overrides, without those of `doit reproduce` about the cluster, which concern the named run."""
+        """The overrides to compose; `doit reproduce` gives those about the cluster to the training that it starts."""
         if self.invocation.verb != "reproduce":
             return self.invocation.overrides
         return tuple(word for word in self.invocation.overrides if not word.lstrip("+~").startswith("cluster."))
 
     @property
     def sweeps(self) -> bool:
-        """Whether the overrides stand for the trials of a sweep; `doit plan` takes both kinds. Raises UsageError."""
+        """Whether the overrides stand for several trials. `doit plan` takes a run or a sweep. Raises UsageError."""
         verb = VERBS.get(self.invocation.verb or "")
         if self.invocation.verb == "plan":
             from pipeline.config.compose import jobs  # not before: Hydra's parser of overrides
@@ -185,6 +185,7 @@ class Session:
         self.forget_pack()
 
     def forget_pack(self) -> None:
+        """Look up data, run and trials anew after data or initial weights were fetched."""
         for name in ("pack", "run", "space", "search_plan"):
             self.__dict__.pop(name, None)
 
@@ -214,7 +215,7 @@ class Session:
 
     @property
     def why_no_key(self) -> str:
-        """Return what must be done before the run has a key, in words."""
+        """Why the run has no key yet, and what to do."""
         if self.pack is None:
             return "the data set isn't fetched, so this run has no key yet; try doit fetch"
         weights = self.initial_weights

@@ -26,7 +26,7 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def is_python(word: str) -> bool:
-    """Return True if a command's first word means Python; a local step then uses the project's interpreter."""
+    """Whether a command's first word means Python: the step then runs with the interpreter of this process."""
     return word in _PYTHON
 
 
@@ -76,7 +76,7 @@ def code_of(step: Step, root: Path) -> tuple[dict[str, str], dict[str, str] | No
 
 
 def sources_of(step: Step, root: Path) -> dict[str, Path]:
-    """Return the code files: path in a copy of the project → local path."""
+    """Return the code files of a step: path in a copy of the project → path here."""
     closures, others = _code(step, root)
     return {name: path for part in [*(one.sources for one in closures), others] for name, path in part.items()}
 

@@ -1,5 +1,5 @@
-"""The program of one step: its command line and environment, and what it reads while it runs. It runs in the project
-folder, with masked output in a log and on the terminal."""
+"""Runs the program of one step in the project folder: its command line and environment, its output (secrets masked) in
+a log and on the terminal, and which files and variables it reads."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StepProgram:
     say: Callable[[str], None]
 
     def run(self) -> ProgramEnd:
-        """Run the program to its end. It is ended with this process and when ``stop`` is set.
+        """Run the program. It is ended when ``stop`` is set, and if this process ends.
 
         Raises StepError: its command line or environment can't be made; OSError: its log can't be written.
         """
@@ -127,9 +127,9 @@ class StepProgram:
     def _executable(
         self, name: str, env: Mapping[str, str], zones: Sequence[tuple[str, str]], notes: Path
     ) -> InputRecord:
-        """Record the executable itself if it lies outside of the project and the system.
+        """Record the executable if it lies outside of the project and the system; a line for bash names no single one.
 
-        The Python audit hook doesn't see the executable being read. A bash line names no single program.
+        It is recorded here because the audit hook runs in Python processes alone.
         """
         notes.mkdir()
         path = shutil.which(str(self.root / name) if "/" in name else name, path=env.get("PATH"))
@@ -138,7 +138,7 @@ class StepProgram:
         return record_inputs(Notes(notes))
 
     def _warn_of_variables(self, names: Sequence[str]) -> None:
-        """Warn about shell variables that the step read but doesn't get: only those in its ``env`` count in the key."""
+        """Warn of variables of this shell that the step asked for, but gets only if its ``env`` names them."""
         if names:
             env = ", ".join(f'{name}: "${{oc.env:{name}}}"' for name in names)
             self.warn(
