@@ -52,8 +52,8 @@ def main() -> None:
                 functional.cross_entropy(model(images), labels).backward()
                 optimizer.step()
                 trained = now(device)
-                digests.see(INPUTS, {"images": images, "labels": labels})
-                digests.see(GRADIENTS, gradients_of(model))
+                digests.record(INPUTS, {"images": images, "labels": labels})
+                digests.record(GRADIENTS, gradients_of(model))
                 digests.end(number + 1)
                 digests.write()
                 if number >= 3:

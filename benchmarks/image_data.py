@@ -184,7 +184,7 @@ def reading(root: Path, workers: int, step):  # type: ignore[no-untyped-def]
     def ours(pair: int) -> float:
         plan = plan_epoch(settings, opened, seed=0, epoch=pair)
         began, spent = time.perf_counter(), processor_seconds()
-        parts = [plan.batch(number * BATCH, BATCH).wanted for number in range(batches)]
+        parts = [plan.batch(number * BATCH, BATCH).row_request for number in range(batches)]
         reader.expect(parts)
         for part in parts:
             step(*reader.take(part))

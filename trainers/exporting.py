@@ -69,8 +69,8 @@ def export(run_dir: Path, path: Path) -> None:
         start, stop = pack.manifest.splits["test"]
         images, _ = pack.rows(torch.arange(start, min(stop, start + _CHECKED_IMAGES)), _CPU)
     finally:
-        if pack.gatherer is not None:
-            pack.gatherer.close()
+        if pack.row_reader is not None:
+            pack.row_reader.close()
     _save(network, images, path, config.model.name)
     _check(path, images, run_dir)
 

@@ -152,7 +152,7 @@ def trained(run_dir: Path, *, gathered: bool) -> list[torch.Tensor]:
     """The weights after a training without its evaluation."""
     pack, context = open_pack(run_dir / "data"), RankContext(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
     if gathered:
-        pack = replace(pack, gatherer=Gatherer(pack.images, pack.labels, context.device))
+        pack = replace(pack, row_reader=Gatherer(pack.images, pack.labels, context.device))
     trainer = Trainer(load(run_dir / "config.json"), pack, context, run_dir)
     trainer.prepare()
     trainer.train()

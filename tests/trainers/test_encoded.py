@@ -24,7 +24,7 @@ from trainers.core.config import DatasetConfig
 from trainers.core.errors import TrainerError
 from trainers.core.options import load
 from trainers.data.augment import plan_epoch
-from trainers.data.pack import MappedPack, Wanted, open_pack, prepare_for
+from trainers.data.pack import MappedPack, RowRequest, open_pack, prepare_for
 from trainers.data.step_plan import plan_steps
 from trainers.distributed.process_group import RankContext
 from trainers.distributed.ranks import Ranks
@@ -104,8 +104,8 @@ def global_batch(pack: MappedPack, world_size: int) -> torch.Tensor:
     steps = plan_steps(TrainerConfig(global_batch_size=12), pack.manifest, world_size)
     plan = plan_epoch(CROPPED, pack, seed=3, epoch=1)
     parts = [plan.batch(steps.first_sample(1, rank), steps.rank_batch_size) for rank in range(world_size)]
-    assert pack.gatherer is not None
-    return torch.cat([pack.gatherer.take(part.wanted)[0] for part in parts])
+    assert pack.row_reader is not None
+    return torch.cat([pack.row_reader.take(part.row_request)[0] for part in parts])
 
 
 def test_a_random_resized_crop_is_the_same_on_any_number_of_ranks_and_another_in_each_epoch(
@@ -124,14 +124,14 @@ def test_a_random_resized_crop_is_the_same_on_any_number_of_ranks_and_another_in
 
 def test_files_read_ahead_are_those_of_the_plan_and_others_don_t_disturb_them(packs: dict[str, Pack]) -> None:
     pack = opened(packs["files"])
-    assert pack.gatherer is not None
+    assert pack.row_reader is not None
     order = torch.randperm(42, generator=torch.Generator().manual_seed(0))
-    batches = [Wanted(part) for part in order.split(5)]
-    pack.gatherer.expect(batches)
+    batches = [RowRequest(part) for part in order.split(5)]
+    pack.row_reader.expect(batches)
     whole = opened(packs["pixels"]).images
-    for wanted in [Wanted(torch.arange(3)), *batches, batches[0]]:
-        assert pack.gatherer.take(wanted)[0].equal(whole[wanted.samples])
-    pack.gatherer.close()
+    for wanted in [RowRequest(torch.arange(3)), *batches, batches[0]]:
+        assert pack.row_reader.take(wanted)[0].equal(whole[wanted.samples])
+    pack.row_reader.close()
 
 
 def test_pixels_can_t_be_cropped_as_files_are(packs: dict[str, Pack]) -> None:

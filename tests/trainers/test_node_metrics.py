@@ -80,12 +80,12 @@ def test_the_mean_loss_is_over_the_steps_since_the_last_read() -> None:
     losses = Losses(ALONE, 4)
     for value in (1.0, 2.0):
         losses.add(torch.tensor(value))
-    assert losses.read(2) == Reading(loss=1.5, steps=2, called=False, stop=False)
+    assert losses.read(2) == Reading(loss=1.5, steps=2, checkpoint_requested=False, stop_requested=False)
     losses.add(torch.tensor(7.0))
-    losses.call()
-    assert losses.read(3) == Reading(loss=7.0, steps=1, called=True, stop=False)
+    losses.request()
+    assert losses.read(3) == Reading(loss=7.0, steps=1, checkpoint_requested=True, stop_requested=False)
     losses.add(torch.tensor(1.0))
-    assert losses.read(4).called is False
+    assert losses.read(4).checkpoint_requested is False
 
 
 def test_skipped_losses_are_left_out_of_the_mean() -> None:

@@ -16,7 +16,7 @@ from trainers.contract.data_pack import Manifest
 from trainers.core import options
 from trainers.core.config import ConfigError, DatasetConfig
 from trainers.core.errors import TrainerError
-from trainers.data.pack import MappedPack, Wanted
+from trainers.data.pack import MappedPack, RowRequest
 from trainers.data.randomness import Stream, below, epoch_order, key, libraries_restored, random_bits, seed_libraries
 
 _TRIED = 2  # black images of the trial call
@@ -75,9 +75,9 @@ class EpochPlan:
         return replace(self._each(lambda item: item.to(device)), index=self.index, crops=self.crops)
 
     @property
-    def wanted(self) -> Wanted:
+    def row_request(self) -> RowRequest:
         """The request for a row reader."""
-        return Wanted(self.index, self.crops)
+        return RowRequest(self.index, self.crops)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> EpochPlan:
         values = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -166,8 +166,8 @@ def training_batch(
     pack: MappedPack, plan: EpochPlan, config: DatasetConfig, normalise: Normaliser, own: Augmentation | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return normalised float32 images [n, C, H, W] and labels [n] of a slice of a plan; ``own``: an augmentation."""
-    if pack.gatherer is not None:
-        images, labels = pack.gatherer.take(plan.wanted)
+    if pack.row_reader is not None:
+        images, labels = pack.row_reader.take(plan.row_request)
     else:
         images, labels = pack.images.index_select(0, plan.index), pack.labels.index_select(0, plan.index)
     images = augmented(images, plan, config)

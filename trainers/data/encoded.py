@@ -18,7 +18,7 @@ from torch import Tensor
 from trainers.contract.data_pack import IMAGES, NAMES, Manifest
 from trainers.core.errors import TrainerError
 from trainers.data.image_files import BrokenImageError, Crop, Geometry, pixels
-from trainers.data.pack import RowReader, Rows, Wanted
+from trainers.data.pack import RowReader, RowRequest, Rows
 
 _GROUP = 4  # images of one task for a thread
 _DRAWN = 1 << 24  # upper bound of a crop's random numbers
@@ -64,7 +64,7 @@ class EncodedReader(RowReader):
         self._image = torch.empty(1, geometry.channels, geometry.height, geometry.width, dtype=torch.uint8)
 
     @torch.inference_mode(False)  # the threads couldn't write into tensors created in inference mode
-    def _begin(self, wanted: Wanted) -> Callable[[], Rows]:
+    def _begin(self, wanted: RowRequest) -> Callable[[], Rows]:
         count = len(wanted.samples)
         images = self._empty(count, self._image)
         labels = torch.index_select(self._labels, 0, wanted.samples, out=self._empty(count, self._labels))

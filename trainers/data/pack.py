@@ -35,7 +35,7 @@ _FREE_SHARE = 0.5  # share of the free device memory for resident data
 class MappedPack:
     """An open data pack. ``images`` uint8 [N, C, H, W] and ``labels`` int64 [N] share one device.
 
-    ``gatherer`` is set if the device has no room for all rows, or if rows must be decoded. For a pack that keeps the
+    ``row_reader`` is set if the GPU has no room for all rows, or if rows must be decoded. For a pack that keeps the
     image files, ``images`` holds their bytes, and ``places`` int64 [N, 2] the start and end of each.
     """
 
@@ -43,13 +43,13 @@ class MappedPack:
     manifest: Manifest
     images: Tensor
     labels: Tensor
-    gatherer: RowReader | None = None
+    row_reader: RowReader | None = None
     places: Tensor | None = None
 
     def rows(self, index: Tensor, device: torch.device) -> Rows:
         """Return images uint8 [n, C, H, W] and labels [n] on ``device``; ``index`` is on the labels' device."""
-        if self.gatherer is not None:
-            return self.gatherer.take(Wanted(index))
+        if self.row_reader is not None:
+            return self.row_reader.take(RowRequest(index))
         return take(self.images, index, device), take(self.labels, index, device)
 
 
@@ -116,12 +116,12 @@ class PackWatch:
 
 
 def prepare_for(pack: MappedPack, device: torch.device, smallest_crop: float = 0.0) -> MappedPack:
-    """Move a pack to the device if it takes at most half of the free memory; else give it a gatherer; a pack of image
-    files gets one that decodes them. ``smallest_crop``: dataset.random_resized_crop. Raises TrainerError: Pillow is
-    missing, or crops need image files and the pack holds pixels.
+    """Copy a pack to the GPU if it takes at most half of the free memory, or else give it a row reader; a pack of image
+    files always gets one, which decodes them. ``smallest_crop``: dataset.random_resized_crop. Raises TrainerError:
+    Pillow is missing, or crops need image files and the pack holds pixels.
     """
     if pack.places is not None:
-        return replace(pack, gatherer=_decoder(pack, pack.places, device, smallest_crop))
+        return replace(pack, row_reader=_decoder(pack, pack.places, device, smallest_crop))
     if smallest_crop:
         raise TrainerError(
             f"dataset.random_resized_crop={smallest_crop} is cut from the files, and {pack.manifest.name} was packed "
@@ -131,7 +131,7 @@ def prepare_for(pack: MappedPack, device: torch.device, smallest_crop: float = 0
         return pack
     free_bytes, _ = torch.cuda.mem_get_info(device)
     if pack.images.nbytes + pack.labels.nbytes > _FREE_SHARE * free_bytes:
-        return replace(pack, gatherer=Gatherer(pack.images, pack.labels, device))
+        return replace(pack, row_reader=Gatherer(pack.images, pack.labels, device))
     return replace(pack, images=pack.images.to(device), labels=pack.labels.to(device))
 
 
@@ -175,7 +175,7 @@ _PREFETCHED = 2  # batches: one is copied to the device while the next is gather
 Rows = tuple[Tensor, Tensor]
 
 
-class Wanted(NamedTuple):
+class RowRequest(NamedTuple):
     """A request for rows: the numbers of the samples in the pack, int64 [n] on the CPU, and the random numbers of crops
     that are made while decoding, int64 [n, 4].
     """
@@ -183,7 +183,7 @@ class Wanted(NamedTuple):
     samples: Tensor
     crops: Tensor | None = None
 
-    def equals(self, other: Wanted) -> bool:
+    def equals(self, other: RowRequest) -> bool:
         """Return True if both request the same rows."""
         if self.crops is None or other.crops is None:
             return self.crops is other.crops and torch.equal(self.samples, other.samples)
@@ -198,16 +198,16 @@ class RowReader(ABC):
     def __init__(self, device: torch.device, workers: int) -> None:
         self._device = device
         self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="rows")
-        self._upcoming: Iterator[Wanted] = iter(())
-        self._begun: deque[tuple[Wanted, Callable[[], Rows]]] = deque()
+        self._upcoming: Iterator[RowRequest] = iter(())
+        self._begun: deque[tuple[RowRequest, Callable[[], Rows]]] = deque()
 
-    def expect(self, batches: Iterable[Wanted]) -> None:
+    def expect(self, batches: Iterable[RowRequest]) -> None:
         """Prefetch these batches, which will be taken in this order."""
         self._upcoming = iter(batches)
         self._begun.clear()
         self._prefetch()
 
-    def take(self, wanted: Wanted) -> Rows:
+    def take(self, wanted: RowRequest) -> Rows:
         """Return the rows; if another batch was expected, read them now. Raises TrainerError."""
         if self._begun and self._begun[0][0].equals(wanted):
             rows = self._begun.popleft()[1]()
@@ -227,7 +227,7 @@ class RowReader(ABC):
             self._begun.append((wanted, self._begin(wanted)))
 
     @abstractmethod
-    def _begin(self, wanted: Wanted) -> Callable[[], Rows]:
+    def _begin(self, wanted: RowRequest) -> Callable[[], Rows]:
         """Start to read the rows in threads. Returns a function that waits for them."""
 
     def _empty(self, count: int, like: Tensor) -> Tensor:
@@ -241,7 +241,7 @@ class Gatherer(RowReader):
         super().__init__(device, workers=1)
         self._sources = images, labels
 
-    def _begin(self, wanted: Wanted) -> Callable[[], Rows]:
+    def _begin(self, wanted: RowRequest) -> Callable[[], Rows]:
         return self._pool.submit(self._gather, wanted.samples).result
 
     def _gather(self, index: Tensor) -> Rows:

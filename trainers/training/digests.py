@@ -15,7 +15,7 @@ from trainers.distributed.process_group import RankContext
 
 INPUTS, GRADIENTS, WEIGHTS, BUFFERS = "inputs", "gradients", "weights", "buffers"
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
-_ANOTHER = 0x9E3779B97F4A7C15 - (1 << 64)  # odd; keeps the digests of two micro-batches apart
+_MICRO_BATCH_FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # odd; keeps the digests of two micro-batches apart
 
 
 @torch.no_grad()
@@ -32,15 +32,15 @@ def digest(tensor: Tensor) -> Tensor:
     return (bits * _factors(bits)).sum(dtype=torch.int64)
 
 
-_kept: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+_factors_by_type: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
 
 def _factors(bits: Tensor) -> Tensor:
-    kept = _kept.get((bits.device, bits.dtype))
+    kept = _factors_by_type.get((bits.device, bits.dtype))
     if kept is None or len(kept) < len(bits):
         count = max(len(bits), 1024)
         kept = torch.arange(1, 2 * count, 2, dtype=torch.int64, device=bits.device).to(bits.dtype)
-        _kept[bits.device, bits.dtype] = kept
+        _factors_by_type[bits.device, bits.dtype] = kept
     return kept[: len(bits)]
 
 
@@ -53,14 +53,14 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: item.grad for name, item in model.named_parameters() if item.grad is not None}
 
 
-class Witness:
-    """Is shown the tensors of a step, kind by kind; this one looks away."""
+class TensorRecorder:
+    """Receives the tensors of a step, one kind (such as GRADIENTS) after the other; this base class ignores them."""
 
-    def see(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
-        """Take note of the tensors, in the order of the step."""
+    def record(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
+        """Record the tensors of one kind, by name; called in the order in which the step computes them."""
 
 
-class Digests(Witness):
+class Digests(TensorRecorder):
     """Digests of every ``every``-th step, on this rank. ``write`` is a collective call."""
 
     def __init__(self, model: nn.Module, context: RankContext, path: Path, every: int) -> None:
@@ -79,18 +79,18 @@ class Digests(Witness):
             write_atomic(self._path, lambda file: file.write("".join(kept).encode()))
 
     def is_due(self, step: int) -> bool:
-        """Whether ``step`` (from 1) is one of those."""
+        """Return True if the digests of ``step`` (from 1) are recorded."""
         return step % self.every == 0
 
-    def see(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
+    def record(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
             value, before = digest(tensor), self._step.get((kind, name))
-            self._step[kind, name] = value if before is None else before * _ANOTHER + value
+            self._step[kind, name] = value if before is None else before * _MICRO_BATCH_FACTOR + value
 
     def end(self, step: int) -> None:
-        """Add the weights and buffers after ``step``, which ends its row."""
+        """Record the weights and buffers after ``step``, and complete the row of this step."""
         for kind, tensors in state_of(self._model).items():
-            self.see(kind, tensors)
+            self.record(kind, tensors)
         names = [*self._step]
         if names != self._names:
             self.write()

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from trainers.contract.beats import Phase
 from trainers.data.augment import Normaliser, bordered
-from trainers.data.pack import MappedPack, Wanted
+from trainers.data.pack import MappedPack, RowRequest
 from trainers.data.randomness import Stream, key
 from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.process_group import RankContext
@@ -93,8 +93,8 @@ class Evaluator:
         totals = torch.zeros(max(1, self.shards), 2 + len(self.more), dtype=torch.float64, device=context.device)
         chosen = torch.zeros(count, dtype=torch.int32, device=context.device)
         self.model.eval()
-        if self.pack.gatherer is not None:
-            self.pack.gatherer.expect(Wanted(torch.arange(*ends)) for _, *ends in self._batches(start, stop))
+        if self.pack.row_reader is not None:
+            self.pack.row_reader.expect(RowRequest(torch.arange(*ends)) for _, *ends in self._batches(start, stop))
         seeded = -1
         for part, begin, end in self._batches(start, stop):
             HEARTBEAT.enter(Phase.EVALUATING)

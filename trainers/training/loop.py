@@ -58,7 +58,7 @@ class Trainer:
         self.throughput = Throughput(self.steps.global_batch_size)
         every = config.trainer.digests
         self.digests = Digests(self.model, context, run_dir / run_folder.DIGESTS, every) if every else None
-        self.replay = operators.wanted()
+        self.replay = operators.requested_replay()
         self.saved_step = 0
         self.watch: PackWatch | None = None  # detects changes of this node's data files
         self.pruned = False  # the controller ended the run early, at the end of an epoch
@@ -78,9 +78,9 @@ class Trainer:
         if self.context.is_rank_zero:
             resumed = self._resume()
             table = self._rows_of_ranks(own_row, resumed)
-        self._share_position()
-        self.context.broadcast(self.stepper.alike())
-        self.stepper.share_out(table, own_row)
+        self._broadcast_position()
+        self.context.broadcast(self.stepper.replicated_tensors())
+        self.stepper.scatter_rows(table, own_row)
         if self.step:
             self.stepper.distribute(resumed)
         if self.digests is not None:
@@ -122,7 +122,7 @@ class Trainer:
             return rank_state.rows_of_ranks(resumed.own, world_size)
         return rank_state.spread(resumed.own, world_size)
 
-    def _share_position(self) -> None:
+    def _broadcast_position(self) -> None:
         """Give every rank rank 0's position in the run, its best evaluation, and its losses that were not read yet."""
         unread, self.progress.unread_losses = self.progress.unread_losses, []
         if len(unread) != self.steps.parts:  # another number of ranks has written them
@@ -210,10 +210,10 @@ class Trainer:
     def plan(self, epoch: int, position: int) -> EpochPlan:
         """Return the epoch's plan on the device, and start to prefetch images for the steps from ``position`` on."""
         plan = plan_epoch(self.config.dataset, self.pack, seed=self.config.seed, epoch=epoch).to(self.context.device)
-        if self.pack.gatherer is not None:
+        if self.pack.row_reader is not None:
             size = self.steps.micro_batch_size
             starts = self.steps.micro_batches(position, self.context.ranks.rank)
-            self.pack.gatherer.expect(plan.batch(start, size).wanted for start in starts)
+            self.pack.row_reader.expect(plan.batch(start, size).row_request for start in starts)
         return plan
 
     def _one_step(self, plan: EpochPlan, position: int) -> None:
@@ -221,7 +221,7 @@ class Trainer:
             self.losses.add(self.replay.step(self.stepper, self.run_dir, plan, self.step, position))
             return
         digests = self.digests if self.digests is not None and self.digests.is_due(self.step + 1) else None
-        self.stepper.witness = digests
+        self.stepper.tensor_recorder = digests
         self.losses.add(self.stepper(plan, self.step, position))
         if digests is not None:
             digests.end(self.step + 1)
@@ -234,12 +234,12 @@ class Trainer:
         saves = last or (epoch_ends and (epoch + 1) % trainer.checkpoint_every_epochs == 0)
         if trainer.checkpoint_every_steps is not None:
             saves = saves or self.step % trainer.checkpoint_every_steps == 0
-        if epoch_ends and not last and self.context.is_rank_zero and (self.run_dir / "prune").exists():
+        if epoch_ends and not last and self.context.is_rank_zero and (self.run_dir / run_folder.PRUNE).exists():
             # only rank 0's host has that file, and all ranks must stop at the same step
-            self.losses.call(stop=True)
+            self.losses.request(stop=True)
         if epoch_ends or evaluates or saves or self.step % trainer.log_every_steps == 0:
             reading, rate = self._log(epoch, evaluates=evaluates)
-            saves = saves or reading.called
+            saves = saves or reading.checkpoint_requested
             self.progress.train_s = time.perf_counter() - began
         if evaluates:
             self.stepper.average_statistics()  # until here each part has its own batch statistics
@@ -258,7 +258,7 @@ class Trainer:
         trainer = self.config.trainer
         minutes, passed_s = trainer.checkpoint_every_minutes, time.monotonic() - self._saved_at
         if minutes is not None and passed_s >= 60 * minutes and self.context.is_rank_zero:
-            self.losses.call()  # request a checkpoint by rank 0's clock, as the ranks' clocks differ
+            self.losses.request()  # request a checkpoint by rank 0's clock, as the ranks' clocks differ
         reading = self.losses.read(self.step, saved_step=self.saved_step, skip_nonfinite=trainer.skip_nonfinite)
         rate = self.throughput.interval(reading.steps)
         values = {"train/images_per_s": rate, "lr": self.stepper.lr(self.step - 1)}
@@ -268,7 +268,7 @@ class Trainer:
             values["train/skipped_steps"] = float(self.stepper.grad_scaler.skipped)
         if self.stepper.norm is not None and math.isfinite(norm := float(self.stepper.norm)):
             values["train/grad_norm"] = norm
-        self.pruned = reading.stop
+        self.pruned = reading.stop_requested
         validates = evaluates and self.pack.manifest.size("val")
         self._write(epoch, values, doing="evaluating on the val split" if validates else self._after_evaluation())
         return reading, rate
@@ -372,8 +372,8 @@ class Trainer:
 
     def close(self) -> None:
         """Finish pending file writes and stop prefetching, also after an error."""
-        if self.pack.gatherer is not None:
-            self.pack.gatherer.close()
+        if self.pack.row_reader is not None:
+            self.pack.row_reader.close()
         if self.folder is not None:
             self.folder.close()
 

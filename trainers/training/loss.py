@@ -48,7 +48,7 @@ def _own_loss(target: str, args: Mapping[str, Any], classes: int, device: torch.
     value = made(logits, torch.zeros(_IMAGES, dtype=torch.int64, device=device))
     if not (isinstance(value, Tensor) and value.shape == () and value.requires_grad):
         raise ConfigError(
-            f"{options.where(target)} returned {_seen(value)} for logits [{_IMAGES}, {classes}]; a loss must be a "
+            f"{options.where(target)} returned {_kind(value)} for logits [{_IMAGES}, {classes}]; a loss must be a "
             "scalar that follows from the logits: their mean over the images"
         )
     loss: Loss = made
@@ -66,13 +66,13 @@ def metrics(config: TrainerConfig, classes: int, device: torch.device) -> dict[s
         value = function(logits, labels)
         if not isinstance(value, Tensor) or value.shape != (_IMAGES,):
             raise ConfigError(
-                f"{options.where(config.metrics[name])} returned {_seen(value)} for logits [{_IMAGES}, {classes}]; a "
+                f"{options.where(config.metrics[name])} returned {_kind(value)} for logits [{_IMAGES}, {classes}]; a "
                 f"metric must be a value for each image, [{_IMAGES}], whose mean is recorded"
             )
     return functions
 
 
-def _seen(value: object) -> str:
+def _kind(value: object) -> str:
     return f"{value.dtype} {[*value.shape]}" if isinstance(value, Tensor) else type(value).__name__
 
 
@@ -114,13 +114,13 @@ def _weighted(logits: Tensor, labels: Tensor, *, weights: Tensor, label_smoothin
 class Reading:
     """The losses of one interval: ``loss`` is the mean over ``steps`` steps and all ranks (NaN: none was finite).
 
-    ``called`` and ``stop`` are rank 0's requests for a checkpoint and for the end of the run.
+    ``checkpoint_requested`` and ``stop_requested``: rank 0 has called ``request``, the latter with ``stop``.
     """
 
     loss: float
     steps: int
-    called: bool
-    stop: bool
+    checkpoint_requested: bool
+    stop_requested: bool
 
 
 class Losses:
@@ -128,7 +128,7 @@ class Losses:
 
     def __init__(self, context: RankContext, capacity: int, parts_per_rank: int = 1) -> None:
         self._context = context
-        first, self._whose = context.ranks.rank * parts_per_rank, "on rank" if parts_per_rank == 1 else "in part"
+        first, self._source = context.ranks.rank * parts_per_rank, "on rank" if parts_per_rank == 1 else "in part"
         self._own = slice(first, first + parts_per_rank)
         rows = context.ranks.world_size * parts_per_rank
         self._values = torch.zeros(rows, capacity + 1, device=context.device)  # last column: rank 0's request
@@ -153,19 +153,19 @@ class Losses:
         for part, row in enumerate(rows):
             self._values[part, :count] = torch.tensor(row, device=self._values.device)
 
-    def call(self, *, stop: bool = False) -> None:
+    def request(self, *, stop: bool = False) -> None:
         """Let rank 0 request a checkpoint (with ``stop``, the end of the run) at the next read."""
         self._values[0, -1].clamp_(min=2.0 if stop else 1.0)
 
     def read(self, last_step: int, *, saved_step: int = 0, skip_nonfinite: bool = False) -> Reading:
         """Return the mean loss since the last read, over all ranks, on each. Raises TrainerError: one is not finite."""
         steps = self._count - self._restored
-        rows, call = self._rows()
+        rows, request = self._rows()
         if not skip_nonfinite:
             self._refuse_nonfinite(rows, last_step, saved_step)
         finite = [loss for row in rows for loss in row if math.isfinite(loss)]
         mean = sum(finite) / len(finite) if finite else math.nan
-        return Reading(loss=mean, steps=steps, called=call > 0, stop=call > 1)
+        return Reading(loss=mean, steps=steps, checkpoint_requested=request > 0, stop_requested=request > 1)
 
     def _rows(self) -> tuple[list[list[float]], float]:
         count, self._count, self._restored = self._count, 0, 0
@@ -178,7 +178,7 @@ class Losses:
         for column in range(count):
             bad = [number for number, row in enumerate(rows) if not math.isfinite(row[column])]
             if bad:
-                where = f"at step {last_step - count + 1 + column} {self._whose} {', '.join(map(str, bad))}"
+                where = f"at step {last_step - count + 1 + column} {self._source} {', '.join(map(str, bad))}"
                 last_good = f"the last good checkpoint is that of step {saved_step}"
                 last_good = last_good if saved_step else "there is no checkpoint yet"
                 raise TrainerError(

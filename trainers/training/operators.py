@@ -1,4 +1,4 @@
-"""The digests of each operator of a few steps, by which `doit diff` names the operator at which two trainings part."""
+"""Digests of each operator of a few steps: `doit diff` finds the first operator at which two trainings differ."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.module_tracker import ModuleTracker
 
 from trainers.contract import run_folder, variables
 from trainers.data.augment import EpochPlan
-from trainers.training.digests import Witness, digest, state_of
+from trainers.training.digests import TensorRecorder, digest, state_of
 from trainers.training.step import Stepper
 
 _COLLECTIVES = ("c10d", "_c10d_functional")
 _FSDP = "fsdp"  # copies into and out of buffers, of which a part is new memory
 
 
-def wanted() -> Replay | None:
-    """Return the replay that the environment asks for."""
-    text = os.environ.get(variables.OPERATORS)
-    return Replay(*map(int, text.split("-"))) if text else None
+def requested_replay() -> Replay | None:
+    """Return the replay that the environment variable OPERATORS requests (``FIRST-LAST``), or None."""
+    steps = os.environ.get(variables.OPERATORS)
+    return Replay(*map(int, steps.split("-"))) if steps else None
 
 
 class Replay:
@@ -42,13 +42,13 @@ class Replay:
         if number < self.first:
             return stepper(plan, step, position)
         recorder = _Recorder(number)
-        _see(recorder, stepper)
-        stepper.witness = recorder
+        recorder.record_state(stepper.model)
+        stepper.tensor_recorder = recorder
         with ModuleTracker() as tracker:
             recorder.tracker = tracker
             with recorder:
                 loss = stepper(plan, step, position)
-        _see(recorder, stepper)
+        recorder.record_state(stepper.model)
         self._lines += recorder.lines
         if number == self.last:
             path = run_dir / run_folder.OPERATORS.format(rank=stepper.context.ranks.rank)
@@ -57,42 +57,43 @@ class Replay:
         return loss
 
 
-def _see(recorder: _Recorder, stepper: Stepper) -> None:
-    for kind, tensors in state_of(stepper.model).items():
-        recorder.see(kind, tensors)
-
-
-class _Recorder(TorchDispatchMode, Witness):  # type: ignore[no-untyped-call]
-    """Writes down every operator that torch calls, and the tensors that the step shows."""
+class _Recorder(TorchDispatchMode, TensorRecorder):  # type: ignore[no-untyped-call]
+    """Records digests of the results of every torch operator, and of the tensors passed to ``record``."""
 
     tracker: ModuleTracker
 
     def __init__(self, step: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._step, self._sees = step, False
+        self._step = step
+        self._is_recording = False  # the operators that compute a digest are not recorded themselves
         self.lines: list[dict[str, Any]] = []
 
-    def see(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
-        self._sees = True
+    def record(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
+        self._is_recording = True
         digests = {name: int(digest(item)) for name, item in tensors.items()}
-        self._sees = False
+        self._is_recording = False
         self.lines.append({"step": self._step, "kind": kind, "digests": digests})
 
+    def record_state(self, model: nn.Module) -> None:
+        """Record the model's weights and buffers."""
+        for kind, tensors in state_of(model).items():
+            self.record(kind, tensors)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._sees or func.namespace == _FSDP:
+        if self._is_recording or func.namespace == _FSDP:
             return func(*args, **(kwargs or {}))
         collective = func.namespace in _COLLECTIVES
-        # a collective may go on after its call, so what counts is what it is given
-        seen = _digests(_given(func, args)) if collective else []
+        # a collective may still run after its call, so record its inputs instead of its results
+        digests = _digests(_inputs(func, args)) if collective else []
         result = func(*args, **(kwargs or {}))
         name = str(func)
-        if not collective and "empty" not in name and not func.is_view:  # the content of new memory is anything
-            seen = _digests(result)
-        if seen:
+        if not collective and "empty" not in name and not func.is_view:  # new memory has arbitrary content
+            digests = _digests(result)
+        if digests:
             random = torch.Tag.nondeterministic_seeded in func.tags
-            what = "communication" if collective else "randomness" if random else "arithmetic"
+            cause = "communication" if collective else "randomness" if random else "arithmetic"
             self.lines.append(
-                {"step": self._step, "operator": name, "module": self._module(), "cause": what, "digests": seen}
+                {"step": self._step, "operator": name, "module": self._module(), "cause": cause, "digests": digests}
             )
         return result
 
@@ -102,7 +103,7 @@ class _Recorder(TorchDispatchMode, Witness):  # type: ignore[no-untyped-call]
         return inner.partition(".")[2].removeprefix("module.")
 
 
-def _given(func: Any, args: Any) -> list[Any]:
+def _inputs(func: Any, args: Any) -> list[Any]:
     named = zip(func._schema.arguments, args, strict=False)
     return [value for argument, value in named if not argument.name.startswith("output")]
 

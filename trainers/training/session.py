@@ -33,6 +33,8 @@ from trainers.observation.unkeyed import outside_warning, unkeyed_warnings
 from trainers.training.evaluation import Evaluation
 from trainers.training.loop import Trainer
 
+SYNTHETIC = "synthetic data: accuracy means nothing"
+_HINT_OUTSIDE = "in the project, model.inputs makes {them} a part of the key"
 _MANY_UNUSED = 0.05  # share of the train images that an epoch may leave out without a warning
 
 
@@ -92,9 +94,9 @@ def run(path: Path, observed: ObservedRank | None = None) -> None:
 def _warn_of_slow_network(context: RankContext) -> None:
     """Warn once per host if NCCL uses sockets; NCCL has chosen its transport by now."""
     if context.backend == "nccl" and context.ranks.nnodes > 1 and context.ranks.local_rank == 0:
-        text = nccl_warning()
-        if text is not None:
-            print(text, flush=True)
+        warning = nccl_warning()
+        if warning is not None:
+            print(warning, flush=True)
 
 
 def _refuse_empty_splits(config: TrainConfig, manifest: Manifest) -> None:
@@ -115,13 +117,13 @@ def _first_line(config: TrainConfig, trainer: Trainer) -> str:
     sizes = ", ".join(f"{manifest.size(name):,} {name}" for name in manifest.splits)
     count = sum(item.numel() for item in trainer.model.parameters())
     trained = sum(item.numel() for item in trainer.model.parameters() if item.requires_grad)
-    of_them = f", {trained:,} of them trained" if config.trainer.freeze else ""
+    trained_part = f", {trained:,} of them trained" if config.trainer.freeze else ""
     initial = "" if trainer.initial is None else f"\n{trainer.initial.line()}"
-    where = f"{_counted(ranks.world_size, 'rank')} on {_counted(ranks.nnodes, 'node')}"
+    topology = f"{_counted(ranks.world_size, 'rank')} on {_counted(ranks.nnodes, 'node')}"
     return (
-        f"{config.model.name} ({count:,} parameters{of_them}) on {manifest.name} ({sizes})\n"
-        f"{where}: {trainer.context.device.type}, {trainer.context.backend}, {trainer.precision}; "
-        f"batch {steps.global_batch_size} ({_rank_batch(steps)}), {_counted(steps.per_epoch, 'step')} an epoch, "
+        f"{config.model.name} ({count:,} parameters{trained_part}) on {manifest.name} ({sizes})\n"
+        f"{topology}: {trainer.context.device.type}, {trainer.context.backend}, {trainer.precision}; "
+        f"batch {steps.global_batch_size} ({_rank_batch_size(steps)}), {_counted(steps.per_epoch, 'step')} an epoch, "
         f"{_counted(steps.total, 'step')}{_unused(steps, manifest)}{_strategy(trainer)}{initial}"
     )
 
@@ -156,7 +158,7 @@ def _strategy(trainer: Trainer) -> str:
     )
 
 
-def _rank_batch(steps: Steps) -> str:
+def _rank_batch_size(steps: Steps) -> str:
     text = f"{steps.rank_batch_size} a rank"
     if steps.parts_per_rank > 1:
         text = f"{text} in {steps.parts_per_rank} of {steps.parts} parts"
@@ -165,10 +167,6 @@ def _rank_batch(steps: Steps) -> str:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-SYNTHETIC = "synthetic data: accuracy means nothing"
-_HINT_OUTSIDE = "in the project, model.inputs makes {them} a part of the key"
 
 
 def note_pruned(trainer: Trainer) -> None:
@@ -226,12 +224,9 @@ def _write_outputs(trainer: Trainer, test: Evaluation, weights: dict[str, Tensor
     if trainer.metrics is not None:
         outputs_sha256[run_folder.METRICS] = hashlib.sha256(trainer.metrics.text.encode()).hexdigest()
     if trainer.digests is not None:
-        outputs_sha256[run_folder.DIGESTS] = _sha256_if_there(run_dir / run_folder.DIGESTS)
+        path = run_dir / run_folder.DIGESTS  # missing if the run has fewer steps than trainer.digests
+        outputs_sha256[run_folder.DIGESTS] = hashlib.sha256(path.read_bytes() if path.exists() else b"").hexdigest()
     return digest, outputs_sha256
-
-
-def _sha256_if_there(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes() if path.exists() else b"").hexdigest()
 
 
 def _write_input_records(trainer: Trainer, records: list[InputRecord]) -> dict[str, str]:

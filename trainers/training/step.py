@@ -26,7 +26,7 @@ from trainers.distributed.process_group import RankContext
 from trainers.distributed.rank_state import PartBuffers
 from trainers.strategies import Layout
 from trainers.training import loss
-from trainers.training.digests import GRADIENTS, INPUTS, Witness, gradients_of
+from trainers.training.digests import GRADIENTS, INPUTS, TensorRecorder, gradients_of
 from trainers.training.model_setup import autocast, moving_buffers, seed_generators, training_mode
 
 _WARM_UP_STEPS = 3  # a CUDA graph needs three: run, record, replay
@@ -62,7 +62,7 @@ class Stepper:
         self.average = WeightAverage(self.strategy.layout.parameters, decay) if decay else None
         self.loss = loss.build(config.trainer, pack, context.device)
         self.augmentation = own_augmentation(config.dataset, pack.manifest, context.device)
-        self.witness: Witness | None = None  # of the step that comes next
+        self.tensor_recorder: TensorRecorder | None = None  # for the next step
         self._prepares_kernels = config.trainer.compile or context.device.type == "cuda"
         self._divisor = steps.accumulate * max(1, config.trainer.shards)  # without shards the strategy averages
         self._peak_lr = optimizers.peak_lr(config.optimizer, context.ranks.world_size)
@@ -134,12 +134,12 @@ class Stepper:
         """Return the state that only this rank holds, the batch statistics of its parts, as a row [n] on its device."""
         return rank_state.row(self.buffers.statistics(), self.context.device)
 
-    def share_out(self, table: Tensor | None, row: Tensor) -> None:
+    def scatter_rows(self, table: Tensor | None, row: Tensor) -> None:
         """Scatter the rows of rank 0's table to the ranks, and reset the state of each part to the replicated one."""
         self.buffers.reset()
         rank_state.fill(self.buffers.statistics(), self.context.scatter(table, row))
 
-    def alike(self) -> list[Tensor]:
+    def replicated_tensors(self) -> list[Tensor]:
         """Return the tensors that are the same on all ranks."""
         model, optimizer = self._replicated()
         return [*model.values(), *(item for tensors in optimizer.values() for item in tensors)]
@@ -203,8 +203,8 @@ class Stepper:
             with self.buffers.of(number):
                 losses.append(self._part(plan, first + number * self.steps.part_size, last=part == own[-1]))
         self.gradient_sync.finish()
-        if self.witness is not None:
-            self.witness.see(GRADIENTS, gradients_of(self.model))
+        if self.tensor_recorder is not None:
+            self.tensor_recorder.record(GRADIENTS, gradients_of(self.model))
         HEARTBEAT.enter(Phase.UPDATING)
         return losses[0] if len(losses) == 1 else torch.stack(losses)
 
@@ -237,8 +237,8 @@ class Stepper:
         config = self.config
         HEARTBEAT.enter(Phase.LOADING)
         images, labels = training_batch(self.pack, part, config.dataset, self.normalise, self.augmentation)
-        if self.witness is not None:
-            self.witness.see(INPUTS, {"images": images, "labels": labels})
+        if self.tensor_recorder is not None:
+            self.tensor_recorder.record(INPUTS, {"images": images, "labels": labels})
         HEARTBEAT.enter(Phase.COMPUTING)
         with autocast(self.context.device, self.precision):
             logits = self.network(images)
