@@ -29,6 +29,8 @@ from pipeline.keys.script_files import ScriptFiles
 from trainers.core import config as node
 from trainers.script.settings import ScriptConfig
 
+_LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes; the system takes 4,096 with what lies inside
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -252,6 +254,8 @@ def _folder(root: Path, field: str, value: str) -> Path:
     """Return the absolute path of a folder relative to the project. Raises UsageError: none can have this name."""
     if not value.strip():
         raise UsageError(f"{field} is empty; is a shell variable unset?")
+    if any(len(part.encode()) > _LONGEST_NAME for part in Path(value).parts) or len(value.encode()) > _LONGEST_PATH:
+        raise UsageError(f"{field}={value[:40]}… ({len(value)} characters) is too long for a folder's name")
     path = root / expanded(value, f"{field}={value}")
     existing = next(folder for folder in (path, *path.parents) if os.path.exists(folder))  # noqa: PTH110  (Path's raises)
     if not os.path.isdir(existing):  # noqa: PTH112

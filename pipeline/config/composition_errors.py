@@ -60,6 +60,7 @@ _WITHOUT_OPTION = {  # group → how to choose what has no option of its own
     "model": "model=torchvision model.arch=NAME for one of torchvision's, model=own model.target=MODULE:CLASS for one "
     "of yours",
 }
+_RANGE = re.compile(r"(\d+)(?:\.\.\.?|-|:)(\d+)")  # 0..3, as other languages write it
 _BEGINS_AN_EXPRESSION = re.compile(r"[\[{]|\w+\(")  # a list, a mapping or a function, which quotes would make a text
 
 
@@ -355,7 +356,9 @@ def _other(failure: CompositionFailure) -> UsageError:
     reason = _plain_reason(first_line(failure.causes[-1]))
     if _IN_FILE.search(text) and (file := next(failure.files(), None)) is not None:
         return UsageError(f"{file.at(0)}: {'a list stands where fields are wanted' if _A_LIST in text else reason}")
-    if value.startswith("[") and "of type 'list'" in text:
+    if match := _RANGE.fullmatch(value):
+        reason = f"the trials of a sweep are written {key}='range({match[1]},{int(match[2]) + 1})'"
+    elif value.startswith("[") and "of type 'list'" in text:
         reason = f"one value is wanted; the trials of a sweep are written {key}={value[1:-1].replace(' ', '')}"
     elif _A_LIST in text or "to Dict[" in text:
         reason = f"it has fields of its own; write {key}.NAME=VALUE"

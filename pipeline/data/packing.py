@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file, write_json
+from pipeline.core.tables import counted
 from pipeline.data import manifest
 from pipeline.data.base import RawSet, check_class_names
 from pipeline.data.progress import OnProgress, room
@@ -254,15 +255,19 @@ SPLIT_NAMES = ("train", "val", "test")
 def check_splits(name: str, count: int, holdout: int, val_size: int, has_test: bool) -> None:
     """Refuse sizes that leave no training or no test images. Raises DataError."""
     if not has_test and holdout == 0:
+        most = count - val_size - 1  # at least one image remains for training
+        share = f"dataset.holdout={min(max(1, count // 10), most)}, which takes them from the {count} training images"
         raise DataError(
             f"dataset={name} has no test images of its own and dataset.holdout=0",
-            hint=f"dataset.holdout={max(1, count // 10)}, which takes them from the {count} training images",
+            hint=share if most > 0 else f"a source with test images, or with more than {counted(count, 'image')}",
         )
     for field, size, left in (("dataset.holdout", holdout, count), ("dataset.val_size", val_size, count - holdout)):
         if size >= left:
+            needs_one = field == "dataset.holdout" and not has_test
+            less, larger = max(left // 10, int(needs_one)), counted(left, "image")
             raise DataError(
                 f"{field}={size} leaves no training image: dataset={name} has {left} to take it from",
-                hint=f"{field}={left // 10}, or a source with more images",
+                hint=f"{field}={less}" if less < left else f"a source with test images, or more than {larger}",
             )
 
 

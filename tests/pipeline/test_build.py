@@ -207,6 +207,7 @@ def test_a_number_without_an_end_is_refused_with_its_field(word: str) -> None:
         ("paths.runs=''", "paths.runs is empty"),
         (f"paths.runs='{__file__}'", r"^paths.runs=/.*test_build.py: /.*test_build.py is no folder; name one, or "),
         ("paths.data=/dev/null/x", "^paths.data=/dev/null/x: /dev/null is no folder"),
+        (f"paths.runs=a/{'b' * 256}", r"paths.runs=a/b+… \(258 characters\) is too long for a folder's name"),
     ],
 )
 def test_a_folder_that_cannot_be_is_refused_before_anything_starts(word: str, said: str) -> None:

@@ -47,6 +47,7 @@ def test_a_word_that_means_nothing_has_no_answer() -> None:
     [
         (("train", "program.script=examples/train.py", "--lr", "0.1"), "program.args.lr=0.1"),
         (("sweep", "optimizer.lr=[0.1, 0.2]"), "the trials of a sweep are written optimizer.lr=0.1,0.2"),
+        (("sweep", "seed=0..3"), "the trials of a sweep are written seed='range(0,4)'"),
         (("train", "program=my/train.py"), "no option of program\n  try: program.script=my/train.py\n"),
         (("train", "dataset=examples"), "is dataset=folder\n  try: dataset=folder dataset.source=examples\n"),
         (("train", "cluster.hosts=a,b"), "write 'cluster.hosts=[a,b]' for a list, \"cluster.hosts='a,b'\" for a text"),

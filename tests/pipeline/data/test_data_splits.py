@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -46,3 +48,29 @@ def test_a_constant_channel_has_std_one() -> None:
     counts = [0] * 256
     counts[51] = 7
     assert mean_std(counts) == (0.2, 1.0)
+
+
+@pytest.mark.parametrize("has_test", [False, True])
+@pytest.mark.parametrize("val_size", [0, 5])
+@pytest.mark.parametrize("holdout", [0, 1, 7])
+@pytest.mark.parametrize("count", [1, 2, 3, 6])
+def test_advice_is_never_refused(count: int, holdout: int, val_size: int, has_test: bool) -> None:
+    sizes = {"dataset.holdout": holdout, "dataset.val_size": val_size}
+    for _ in range(3):
+        told = refused(count, sizes, has_test)
+        found = re.search(r"try: (dataset\.\w+)=(\d+)", told)
+        if found is None:
+            assert told == "" or re.search(r"try: a source with test images, or (with )?more than \d+ image", told)
+            return
+        assert sizes[found[1]] != int(found[2])
+        sizes[found[1]] = int(found[2])
+    raise AssertionError("one piece of advice led to the next")
+
+
+def refused(count: int, sizes: dict[str, int], has_test: bool) -> str:
+    """What is said of these sizes; nothing where they are good."""
+    try:
+        check_splits("arrays", count, sizes["dataset.holdout"], sizes["dataset.val_size"], has_test)
+    except DataError as error:
+        return str(error)
+    return ""
