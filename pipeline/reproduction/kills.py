@@ -124,7 +124,8 @@ class Killer:
         self._remaining.pop(0)
         self._began_s += saved_s(run_dir, trains_from)
         self.kills.append(_kill(run_dir, after_s))
-        self._say(f"killed after {after_s} s ({len(pids)} processes)" if pids else f"stopped after {after_s} s")
+        how = f"killed after {after_s} s ({len(pids)} processes)" if pids else f"stopped after {after_s} s"
+        self._say(f"{how}; an ERROR below this line is the kill's")
 
     def _share(self, run_dir: Path, attempt: int, trains_from: float) -> float:
         """Return the share of the training that is done."""
