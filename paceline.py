@@ -66,7 +66,8 @@ def digest(step: int, model: Any, optimizer: Any = None, **inputs: Any) -> None:
     folder = os.environ.get(RUN_DIR)
     if not folder:
         return
-    torch = sys.modules["torch"]  # the model has imported it; an import here would count as one of every script
+    # the model's module has imported it; an import statement here would bring torch into the key of every script
+    torch = sys.modules["torch"]
     tensors = {("inputs", name): item for name, item in inputs.items()}
     names = {}
     for name, item in model.named_parameters():
@@ -174,7 +175,7 @@ def _write(metrics: dict[str, Any], **row: Any) -> None:
     """Append one line with a single write, or nothing. A failed write is printed and never ends the training."""
     path = os.environ.get(LOG)
     if not path or os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) != "0":
-        return  # of the ranks that Lightning starts by itself each knows its LOCAL_RANK alone
+        return  # ranks that Lightning starts by itself have LOCAL_RANK and no RANK
     numbers = {name: _number(name, value) for name, value in metrics.items()}
     line = (json.dumps({"t": round(time.time(), 6), **row, "metrics": numbers}) + "\n").encode()
     try:
@@ -196,8 +197,8 @@ _NOTEBOOK = ("CommandError", "Run", "compare", "plot", "run", "runs", "sweep", "
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of pipeline.notebook on its first use: a training has only this file, and the code of that package
-    must not count in its key."""
+    """Import a name of pipeline.notebook on its first use: scripts in a run have only this file, and that package must
+    not count in their keys."""
     if name not in _NOTEBOOK:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     try:

@@ -1,7 +1,7 @@
 """torchrun with a store that listens only at the run's address: ``python trainers/torchrun.py OPTIONS…``.
 
-torch's store listens on all interfaces, without a login. torchrun takes one of the same port that the process already
-has (``multi_tenant``). Run by its path: no module of the working directory can replace it.
+torch's store listens on all interfaces, without a login. If this process already has a store at that port, torchrun
+uses it (``multi_tenant``). Run by its path: no module of the working directory can replace it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ multiprocessing notes)."""
 
 
 def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
-    """Do the work of torchrun. ``show_as`` of a warm parent, whose ranks are forks, names a rank in ``ps``."""
+    """Do the work of torchrun. ``show_as``: sets the command that ``ps`` shows for a rank, if this process is a fork of
+    the warm parent, which has imported torch.
+    """
     options = torchrun.parse_args(sys.argv[1:])  # type: ignore[no-untyped-call]
     if show_as is not None:
         for_ranks = os.environ.get(_COUNT_BY_NVML)
@@ -95,12 +97,12 @@ def run_rank(module: str, arguments: Sequence[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     entry = import_module(module)
     sys.argv[:] = [str(entry.__file__), *arguments]
-    sys.modules["__main__"] = entry  # what loader processes that are spawned import
+    sys.modules["__main__"] = entry  # spawned processes of data loaders import it
     entry.main()
 
 
 def listen(address: str, port: int) -> TCPStore | None:
-    """Return a store that listens at this address alone; None: of no interface here. Raises OSError: taken."""
+    """Return a store that listens at this address alone; None: no interface here has it. Raises OSError: port taken."""
     try:
         listener = bound(address, port)
     except OSError as error:
@@ -126,7 +128,9 @@ def listen(address: str, port: int) -> TCPStore | None:
 
 
 def bound(address: str, port: int) -> socket.socket:
-    """Return a socket that listens at the address, or a name's first one, IPv4 before IPv6, as gloo. Raises OSError."""
+    """Return a socket that listens at the address. A name means its first IPv4 address, else its first IPv6 one, as for
+    gloo. Raises OSError.
+    """
     places = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     family, kind, number, _, place = min(places, key=lambda entry: entry[0] != socket.AF_INET)
     listener = socket.socket(family, kind, number)

@@ -36,7 +36,7 @@ _REPORTERS = {
 class Run(RunOfDoit):  # type: ignore[misc]  # doit has no type hints
     """doit's command ``run`` without its search for database and reporter plug-ins in all installed distributions.
 
-    That search takes a twentieth of the time of a finished run.
+    That search takes a twentieth of the time of a command whose run is finished.
     """
 
     def get_backends(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Reporter(reporter.ConsoleReporter):  # type: ignore[misc]  # doit has no t
     desc = "console output, errors as one message"
 
     def __init__(self, outstream: Any, options: Any) -> None:
-        """doit took stdout when it was imported; ``-o FILE`` stays that file."""
+        """Write to stderr in place of doit's stdout; a file given by ``-o FILE`` stays."""
         super().__init__(sys.stderr if outstream is sys.__stdout__ else outstream, options)
 
     def _write_failure(self, result: dict[str, Any], write_exception: bool = True) -> None:
@@ -112,7 +112,7 @@ class Reporter(reporter.ConsoleReporter):  # type: ignore[misc]  # doit has no t
             super()._write_failure(result, write_exception)
 
     def execute_task(self, task: Any) -> None:
-        """Print a line for each task that does something; questions are answered without one."""
+        """Print a line for each task that does something; none for verbs that only answer, as why and plan."""
         if not (task.meta or {}).get("answers"):
             self._report(task, "")
         self.outstream.flush()

@@ -132,7 +132,7 @@ def _differing(known: Sequence[Mapping[str, Any]]) -> tuple[FieldRow, ...]:
 
 
 def _rows(names: Sequence[str], known: Sequence[Mapping[str, Any]]) -> tuple[FieldRow, ...]:
-    """Return a row for each field; a group of which no values are known (its runs were altered) has question marks."""
+    """Return a row for each field; '?' for a group whose values can't be trusted, as its run folders were altered."""
     return tuple(
         FieldRow(name=name, values=tuple(shown(field_value(values, name)) if values else "?" for values in known))
         for name in names
@@ -145,13 +145,13 @@ def code_changes(first: ComparedRun, second: ComparedRun) -> tuple[FileChange, .
     if "code" not in first.parts or "code" not in second.parts:
         return ()
     before, after = (code if isinstance(code := run.parts["code"], Mapping) else {} for run in (first, second))
-    same_rules = first.parts.get("version") == second.parts.get("version")
+    same_key_version = first.parts.get("version") == second.parts.get("version")
     changes = []
     for path in sorted(before.keys() | after.keys()):
-        if same_rules and before.get(path) == after.get(path):
+        if same_key_version and before.get(path) == after.get(path):
             continue
         old, new = _lines(first, path, before), _lines(second, path, after)
-        if old != new or same_rules:
+        if old != new or same_key_version:
             change = "added" if path not in before else "removed" if path not in after else "changed"
             diff = difflib.unified_diff(old, new, f"{first.key}/{path}", f"{second.key}/{path}", lineterm="")
             changes.append(FileChange(path=path, change=change, diff=tuple(diff)))
@@ -179,7 +179,7 @@ def _lines(run: ComparedRun, path: str, known: Mapping[str, Any]) -> list[str]:
 _MOST_LINES = 60  # diff lines shown in a terminal
 RULE = (
     f"A difference is larger than the spread over seeds where Welch's {CONFIDENCE:.0%} interval of it leaves out 0; "
-    "each by itself: of twenty, about one does so by chance."
+    "each is tested by itself: where nothing differs, about one in twenty does so by chance."
 )
 _MOST_NAMED = 4  # configurations named in a sentence
 _INDENT = "  "

@@ -49,8 +49,8 @@ _NAMES_INSIDE, _LETTERS_INSIDE, _LETTERS_BELOW, _INCHES_A_LINE = 8, 50, 100, 0.1
 _VARIABLES = ("text", "soft", "ground", "box", "line", "rest", *(f"c{n}" for n in range(COLOURS)),
               *(f"q{n}" for n in range(LEVELS)))  # fmt: skip
 _INK = {name: f"#fe{number:02x}ef" for number, name in enumerate(_VARIABLES)}
-"""Variable of the page's style sheet, which has a light and a dark value → the colour that matplotlib draws for it.
-``_element`` puts the variable in its place."""
+"""CSS variable of the page → the colour that stands for it while matplotlib draws; ``_element`` replaces it by
+``var(--name)``, which has a light and a dark value."""
 _NAMES = {ink: name for name, ink in _INK.items()}
 _TITLE = "title:"
 _WIDTH, _HEIGHT = 640, 300  # pixels, of a chart of curves
@@ -58,7 +58,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 40  # its margins
 _NAME_CHAR = 7.2  # approximate width of a character
 _WIDE, _LINE = 1000, 14  # pixels: width of a chart across the page, height of a line of text
 _ROW_CHARS, _CELL_CHARS = 44, 20  # of names of rows
-_FEW, _MANY = 150, 60  # points per curve; the latter if there are more curves than colours
+_POINTS, _POINTS_OF_MANY = 150, 60  # per curve; the second if there are more curves than colours
 
 
 # ---------------------------------------------------------------------------------------------- curves
@@ -85,7 +85,7 @@ def curves(bands: Sequence[Band], *, title: str, axis: str, log: bool = False, c
     inks.sort(key=lambda item: item[1] != _INK["rest"])  # grey curves are drawn first, below the others
     with _drawing(_WIDTH / 72, _HEIGHT / 72) as figure:
         axes = _axes(figure, _LEFT, _BOTTOM, _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM)
-        if not _draw(axes, inks, axis, log=log, most=_FEW if len(bands) <= COLOURS else _MANY):
+        if not _draw(axes, inks, axis, log=log, most=_POINTS if len(bands) <= COLOURS else _POINTS_OF_MANY):
             return ""
         axes.grid(axis="y", linewidth=0.7)
         axes.spines[["left", "right", "top"]].set_visible(False)
@@ -268,7 +268,7 @@ def _set_ticks(axes: Axes, span: tuple[float, float], *, log: bool, most: int = 
 
 
 def _element(figure: Figure, said: str, size: Mapping[str, str] = {}) -> str:
-    """Return the figure as an SVG element for the page, which sets its colours and fonts; it refers to nothing.
+    """Return the figure as an SVG element for the page, which sets its colours and fonts.
 
     ``size``: its width and height; it fills the page's width without them.
     """

@@ -127,7 +127,7 @@ def compose_parent(
     Args:
         run: the overrides of the parent run, as a shell would split them.
         words: the overrides of the child; those of cluster, paths and tracking hold for both.
-        children: ``run`` of every run between this parent and the first child, the first child's first.
+        children: the values of ``init.run`` that led here from the first child, in this order.
 
     Returns the resolved configuration, and the overrides that it was composed from.
 
@@ -142,7 +142,8 @@ def compose_parent(
     overrides = (*(word for word, group in shared if not (names_cluster and group == "cluster")), *own)
     resolved = resolve(compose_config(overrides))
     if named_step(resolved) is not None:
-        raise UsageError("its data comes from a step", hint=f"doit train {run}, then init.weights=<its key>")
+        hint = f"doit train {run}, then init.weights=<its key>"
+        raise UsageError("the run that init.run names has its data from a step", hint=hint)
     return resolved, overrides
 
 
@@ -283,7 +284,7 @@ class TrialComposer:
         self._compositions: dict[tuple[Overrides, tuple[str, ...]], DictConfig] = {}
 
     def resolve(self, words: Overrides) -> dict[str, Any]:
-        """Return the resolved configuration of one trial, as composing its words alone gives it, and raise alike."""
+        """Return or raise what composing the words of this one trial by themselves would."""
         plain = self._plain_overrides(words)
         config = self._composition(
             words=tuple(word for word in words if word not in plain),
@@ -294,7 +295,7 @@ class TrialComposer:
         return resolve(compose_now(words))
 
     def _composition(self, words: Overrides, fields: tuple[str, ...]) -> DictConfig:
-        """Compose ``words`` once for all trials that set these ``fields`` in the result: each sets all of them anew."""
+        """Compose ``words`` once; trials with these ``fields`` share the result, as each sets all of them again."""
         if (words, fields) not in self._compositions:
             self._compositions[words, fields] = compose_now(words)
         return self._compositions[words, fields]
@@ -379,7 +380,8 @@ def read_flags(argv: Sequence[str]) -> HydraFlags:
             hint='eval "$(python -m pipeline --shell-completion install=bash)"',
         )
     own_path = args.config_path is not None and "://" not in args.config_path  # otherwise a package
-    folders = [HOME / "pipeline" / args.config_path] if own_path else [*CONF_DIRS]  # Hydra's place for a relative one
+    # Hydra takes a relative path from the folder of the module that calls it
+    folders = [HOME / "pipeline" / args.config_path] if own_path else [*CONF_DIRS]
     folders += [Path(args.config_dir)] if args.config_dir is not None else []
     if absent := next((folder for folder in folders if not folder.is_dir()), None):
         raise UsageError(f"there is no folder {absent}", hint="an absolute path")

@@ -1,6 +1,6 @@
 """Store compositions, so that a repeated command needs no Hydra, whose import takes 0.5 s.
 
-Compositions that read anything besides words and files (a variable, the clock) are not stored.
+Compositions that read anything besides overrides and files (a variable, the clock) are not stored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _READS_VARIABLES = re.compile(r"\b(?:environ|getenv)\b")
 
 
 class ComposeMemo:
-    """The stored composition of some words in one project."""
+    """The stored composition of some overrides (``words``) in one project."""
 
     def __init__(self, root: Path, words: Sequence[str]) -> None:
         self._root, self._words = root, words
@@ -81,8 +81,8 @@ class ComposeMemo:
 
     def _takes_values_from_outside(self) -> bool:
         """True if a word, a configuration file or an option's settings may read a variable or another source."""
-        of_ranks = [options.package for options in OPTIONS.values() if options.package.startswith("trainers.")]
-        folders = tuple(f"{code_of(self._root)}/{package.replace('.', '/')}/" for package in of_ranks)
+        trainer_packages = [options.package for options in OPTIONS.values() if options.package.startswith("trainers.")]
+        folders = tuple(f"{code_of(self._root)}/{package.replace('.', '/')}/" for package in trainer_packages)
         texts = [*self._words]
         for path, content in (self._files or {}).items():
             text = content.decode(errors="replace")

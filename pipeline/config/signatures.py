@@ -36,12 +36,12 @@ class Parameter(NamedTuple):
 
 
 class TargetDescription(NamedTuple):
-    """What the import of one target has shown: an error, that it is missing or no class or function, or parameters."""
+    """What importing one target showed: an error, no such name, a value of another kind, or its parameters."""
 
     place: SourcePlace
     error: str = ""  # the last line of a traceback from the user's own code
     siblings: Sequence[str] | None = None  # of a missing one: the classes and functions of its module
-    value: str = ""  # the text of what is no class or function
+    value: str = ""  # the repr of a target that is neither class nor function
     name: str = ""
     is_class: bool = False
     bases: tuple[str, ...] = ()

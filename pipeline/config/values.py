@@ -9,20 +9,20 @@ from typing import Any
 
 from pipeline.core import redact
 from pipeline.core.errors import UsageError
-from trainers.core import config as node
+from trainers.core.config import ConfigError
 
 
 def typed(settings: type[Any], raw: Mapping[str, Any]) -> Any:
-    """Return an instance of ``settings`` with the fields of the section that it has, and ignore the others.
+    """Return an instance of ``settings`` from the values in ``raw`` that are fields of it.
 
-    Others come from ``cluster.launcher=NAME``, which changes the launcher but keeps the section of another one.
+    Other values are left from another launcher's section, if ``cluster.launcher=NAME`` changed only the launcher.
 
     Raises UsageError: a value that can't work.
     """
     known = {item.name for item in dataclasses.fields(settings)}
     try:
         return settings(**{name: value for name, value in raw.items() if name in known})
-    except node.ConfigError as error:
+    except ConfigError as error:
         raise UsageError(str(error)) from error
 
 

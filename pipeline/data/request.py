@@ -39,19 +39,19 @@ _IGNORED = (
     "pipeline.data.manifest", "pipeline.data.progress",
     "pipeline.core.errors", "pipeline.core.files", "pipeline.core", "pipeline.core.redact",
     "pipeline.core.processes.threads", "pipeline.core.tables",
-    "pipeline.core.places",  # names the module that imports all of Paceline
+    "pipeline.core.places",  # paths only; but it names a module, and with it all of Paceline would count
     "trainers.contract", "trainers.contract.data_pack", "trainers.contract.run_folder",
     "trainers", "trainers.core", "trainers.core.config",
 )  # fmt: skip
 
 
 class Request(NamedTuple):
-    """A requested pack."""
+    """A request for a pack: a data set in the form that ranks read."""
 
     name: str  # <data set>-<12 hex digits>
     stamps: Mapping[Path, Stamp]  # of the source files, from before they were hashed
     code: Mapping[str, str]  # path → digest of the code that reads and packs
-    modules: tuple[str, ...]  # the entries of that code
+    modules: tuple[str, ...]  # from which that code is imported
 
     def refuse_changed(self) -> None:
         """Raise DataError if a source file or the code changed since it was hashed, OSError if a file is gone."""
@@ -123,7 +123,10 @@ READ = "read.json"
 def record_reads(
     notes: Notes, root: Path, keyed: Collection[str], bytewise: Collection[str], own: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return what a program read besides its key (as ``record_inputs``); ``own`` are variables that it was given."""
+    """Return what a program read that its key doesn't cover, in the format of ``record_inputs``.
+
+    ``own``: variables that it was given.
+    """
     record = masking.without_secret_names({**record_inputs(notes, root, keyed, bytewise)})
     digests = rank_environment.variable_digests(os.environ, own)
     return {**record, "values": {name: digests.get(name, "") for name in record["own_variables"]}}

@@ -1,4 +1,7 @@
-"""Find a data set's pack in ``paths.data``, or build it: once, however many processes want it at a time."""
+"""Find a data set's pack (the form that ranks read) in ``paths.data``, or build it.
+
+It is built once, however many processes want it at a time.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def find(dataset: DatasetConfig, data_dir: Path) -> Pack | None:
 
 
 def refuse(dataset: DatasetConfig) -> None:
-    """Refuse a missing or useless source, or an unreadable protocol, before anything is read. Raises DataError."""
+    """Refuse a missing or useless source, or a URL that nothing here can read, before reading. Raises DataError."""
     with _os_errors_as_data_errors(dataset, None):
         datasets.module(dataset.name).local_inputs(dataset)
         if dataset.source is not None:
@@ -109,6 +112,6 @@ def _os_errors_as_data_errors(dataset: DatasetConfig, data_dir: Path | None) -> 
 
 
 def intact(folder: Path) -> Pack | None:
-    """Return the pack; None if it is altered, or if a file that the function of ``dataset=own`` read has changed."""
+    """Return the pack; None if it is altered, or if a file changed after the function of ``dataset=own`` read it."""
     pack = manifest.read(folder)
     return pack if pack is not None and stale_because(folder, ROOT) is None else None

@@ -41,8 +41,8 @@ class RunServices:
             hosts, so a trial neither waits for them nor takes spares. None: the run opens its own.
         stop: ends an attempt that isn't in the main thread.
         on_event: receives an attempt's plan and events, for the live view; it must not block.
-        on_wait: called every second with the step under way and its start, for the live view, in place of lines about
-            long waits; it must not block.
+        on_wait: called every second with what is waited for and for how long, for the live view, in place of lines
+            about long waits; it must not block.
     """
 
     evaluate: Callable[[RunFolder, Path], None]
@@ -67,7 +67,7 @@ class OpenAttempt(NamedTuple):
 class Work:
     """One command's work on one run, whose lock it holds. ``started``: unix time in seconds.
 
-    ``attached``: the attempt to follow; None: it looks for one, or starts its own. ``mirror``: copies of the
+    ``attached``: the attempt to follow; None: look for one that runs, or start one. ``mirror``: copies of the
     checkpoints; None: there are none.
     """
 

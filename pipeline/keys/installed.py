@@ -31,7 +31,7 @@ class InstalledModule(NamedTuple):
 
     is_namespace: bool
     owners: Mapping[str, Sequence[str]]  # distribution → dotted names of its parts; none if it is the only owner
-    bases: tuple[str, ...]  # of editable installs: paths of the sources without suffix
+    bases: tuple[str, ...]  # of editable installs: /x/a for /x/a.py and for /x/a/__init__.py
     strays: tuple[str, ...]  # paths that no distribution lists in its RECORD
 
     def distributions(self, parts: Collection[str]) -> set[str]:
@@ -153,7 +153,7 @@ def _content(distribution: Distribution) -> str:
 
 
 def _owners(name: str, folder: str) -> dict[str, list[str]]:
-    """Map the distributions in ``folder`` that have files of the module to the dotted names of their parts.
+    """Return distribution → dotted names below the module that it installs, for each in ``folder`` that has any.
 
     An .egg-info outside site-packages is a leftover of a build in a working tree and doesn't count.
     """

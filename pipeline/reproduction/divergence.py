@@ -31,23 +31,20 @@ Digests = Mapping[int, Mapping[int, Mapping[Tensor, int]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parting:
-    """The first digested step at which tensors differ.
-
-    Of these it names those that differ on the fewest ranks, as averages spread a difference to all, and of the first
-    kind in KINDS.
-    """
+class FirstDifference:
+    """The first digested step at which tensors differ."""
 
     step: int
     equal: int  # the digested step before it, at which all tensors are equal; 0: there is none
     ranks: tuple[int, ...]
-    kind: str
+    kind: str  # the first one in KINDS of the tensors below
+    # those of the differing tensors that differ on the fewest ranks, as averaging spreads a difference to all ranks
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The first difference of two replays: an operator's results, or a tensor that was changed by none."""
+    """The first difference of two replays: an operator's results, or a tensor that differs without one."""
 
     step: int
     ranks: tuple[int, ...]
@@ -94,7 +91,7 @@ def read(run_dir: Path) -> Digests:
     return steps
 
 
-def first_difference(first: Digests, second: Digests) -> tuple[Parting | None, tuple[int, ...]]:
+def first_difference(first: Digests, second: Digests) -> tuple[FirstDifference | None, tuple[int, ...]]:
     """Return the first difference of two runs' digests (None: they are equal), and the steps that both have.
 
     Raises PacelineError: no step is in both, or the ranks or the networks aren't the same.
@@ -110,7 +107,7 @@ def first_difference(first: Digests, second: Digests) -> tuple[Parting | None, t
             kind = min((kind for kind, _ in earliest), key=KINDS.index)
             ranks = {rank for (of_kind, _), of_tensor in earliest.items() if of_kind == kind for rank in of_tensor}
             names = tuple(name for of_kind, name in earliest if of_kind == kind)
-            parting = Parting(step=step, equal=equal, ranks=tuple(sorted(ranks)), kind=kind, names=names)
+            parting = FirstDifference(step=step, equal=equal, ranks=tuple(sorted(ranks)), kind=kind, names=names)
             return parting, tuple(common_steps)
         equal = step
     return None, tuple(common_steps)
@@ -168,8 +165,8 @@ def origin(first: Sequence[Sequence[Recorded]], second: Sequence[Sequence[Record
     if line.operator:
         cause = "data" if _prepares_inputs(other, at) else line.cause
         return Origin(step=line.step, ranks=ranks, operator=line.operator, module=line.module, cause=cause)
-    before = dict(one[at].digests) if at < len(one) else {}
-    name = next((name for name, digest in line.digests if before.get(name) != digest), "")
+    of_first = dict(one[at].digests) if at < len(one) else {}
+    name = next((name for name, digest in line.digests if of_first.get(name) != digest), "")
     causes = {"inputs": "data", "gradients": "communication" if len(first) > 1 else "state"}
     cause = causes.get(line.kind, "state")
     return Origin(step=line.step, ranks=ranks, operator=line.kind, module=name, cause=cause)
@@ -185,7 +182,7 @@ def _prepares_inputs(lines: Sequence[Recorded], at: int) -> bool:
     return False
 
 
-def parting_line(parting: Parting) -> str:
+def parting_line(parting: FirstDifference) -> str:
     """Describe the first difference of the digests in a line."""
     more = f" and {len(parting.names) - 1} more" if len(parting.names) > 1 else ""
     since = f"equal at step {parting.equal}" if parting.equal else "no digested step before it"

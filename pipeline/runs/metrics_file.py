@@ -18,7 +18,7 @@ from trainers.contract.beats import NodeBeat, Usage
 
 PREFIX = "system/"
 EVERY_S = 10.0  # as MLflow itself does
-_SAMPLES_OF_AGE = 360  # the interval isn't shorter than this part of an attempt's age
+_MOST_SAMPLES = 360  # of an attempt's age so far: the interval is at least the age divided by it
 _MB = 1e6
 
 
@@ -43,7 +43,7 @@ class SystemMetrics:
         if unix_time < self._due.get(beat.host, 0.0):
             return
         self._began = unix_time if self._began is None else self._began
-        self._due[beat.host] = unix_time + max(EVERY_S, (unix_time - self._began) / _SAMPLES_OF_AGE)
+        self._due[beat.host] = unix_time + max(EVERY_S, (unix_time - self._began) / _MOST_SAMPLES)
         with suppress(OSError):
             self._write(beat.host, unix_time, mean_metrics(beat.host, self._first[beat.host], samples))
         samples.clear()
@@ -96,18 +96,18 @@ _LATEST_S = 1 << 53  # nor later times, in milliseconds
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsRow:
-    """One line: ``time_s`` in unix seconds, finished steps, ``epoch`` (None: unknown), and what the rank did next."""
+    """One line of metrics.jsonl."""
 
-    time_s: float
-    step: int
-    epoch: int | None
+    time_s: float  # unix seconds
+    step: int  # finished steps
+    epoch: int | None  # None: unknown
     metrics: dict[str, float]
     attempt: str = ""
-    doing: str = "training"
+    doing: str = "training"  # what the rank did after it
 
     @property
     def attempt_number(self) -> int | None:
-        """The number of the attempt that wrote the line; None for a line without an id."""
+        """The number of the attempt that wrote the line; None if it names no attempt."""
         with suppress(ValueError, IndexError):
             return journal.attempt_number(self.attempt)
         return None

@@ -61,7 +61,7 @@ def serve(
     say: Callable[[str], None],
     note: Callable[[str], None],
 ) -> None:
-    """Run a server for this computer until Ctrl-C or SIGTERM. Of a tracking server, which has pages, print addresses.
+    """Run a server for this computer until Ctrl-C or SIGTERM; for a tracking server, only print addresses of its pages.
 
     ``say`` receives the addresses of the runs' pages, ``note`` progress. Raises PacelineError: the store can't be
     opened, the server ends or doesn't answer, or has no run of a key.
@@ -291,7 +291,7 @@ class RecordedRun:
 def shared_view(runs: Sequence[RecordedRun], charts: Sequence[str] = (), *, only: bool = False) -> str:
     """Return a view of ``runs`` as JSON: columns for metrics and for what differs, and the important charts first.
 
-    ``charts``: show only these metrics' charts. ``only``: list no other runs; an address with a view can't say so.
+    ``charts``: show only these metrics' charts. ``only``: list no other runs, by a filter in the view.
     """
     metrics = list(dict.fromkeys(name for run in runs for name in sorted(run.metrics)))
     first = [name for name in (*charts, *_FIRST_METRICS) if name in metrics]
@@ -303,7 +303,7 @@ def shared_view(runs: Sequence[RecordedRun], charts: Sequence[str] = (), *, only
     differing = [name for name in params if len({run.params.get(name) for run in runs}) > 1][:_MAX_PARAMS]
     columns = {f"metrics.`{name}`": name for name in names} | {f"params.`{name}`": name for name in differing}
     letters = {column: len(name) for column, name in columns.items()}
-    letters["attributes.`Run Name`"] = max((len(run.name) for run in runs), default=0) + 4  # after its dot
+    letters["attributes.`Run Name`"] = max((len(run.name) for run in runs), default=0) + 4  # the coloured dot before it
     widths = {column: min(_WIDEST, max(_USUAL_WIDTH, 7 * count + 32)) for column, count in letters.items()}
     state: dict[str, Any] = {
         **_charts(metrics),

@@ -1,5 +1,5 @@
-"""Write an event file for TensorBoard, in ``tensorboard/NAME/`` of the run folder. It follows from metrics.jsonl alone
-and goes on after its last complete record, so each point is there once, also after a kill.
+"""Write an event file for TensorBoard, in ``tensorboard/NAME/`` of the run folder. It is made from metrics.jsonl
+alone; after a kill, writing goes on behind the event file's last complete record, so each point is there once.
 """
 
 from __future__ import annotations

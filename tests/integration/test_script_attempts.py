@@ -175,7 +175,8 @@ def test_a_child_that_outlives_its_script_is_named_behind_the_runs_end(project: 
     )
     assert child is not None, done.stdout
     behind = done.stdout.partition("FINISHED")[2].splitlines()[1]
-    assert behind.startswith("WARNING: ended after the script, and lost what it had not written yet: localhost: ")
+    lost = "WARNING: outlived the script and was ended, so what it had not written yet is lost: localhost: "
+    assert behind.startswith(lost)
     assert f"{child[1]}; not waited for" in behind
 
 

@@ -75,7 +75,7 @@ def write_atomic(path: Path, write: Callable[[HashingFile], object], *, needed_b
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, never its parent, the run's, which may have been removed for good. Raises TrainerError."""
+    """Make a folder, but not its parent, the run folder: if it was removed, it stays removed. Raises TrainerError."""
     with explained(path, 0):
         path.mkdir(exist_ok=True)
 

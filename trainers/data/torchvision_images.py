@@ -30,6 +30,7 @@ def main(request: Mapping[str, Any]) -> None:
         near = difflib.get_close_matches(name, datasets.__all__, n=3)
         raise ValueError(f"torchvision.datasets has no {name}{f'; did you mean {near[0]}?' if near else ''}")
     known = inspect.signature(kind).parameters
+    # with Path as its loader, a class gives each image's path, and the file is copied without being decoded
     offered = {"root": request["root"], "download": request["download"], "loader": Path}
     given = {argument: value for argument, value in offered.items() if argument in known}
     parts: dict[str, Any] = {}
@@ -74,7 +75,7 @@ def _write(made: Any, path: Path) -> dict[str, list[int]]:
 
 
 def _content(image: Any) -> bytes:
-    """Return the file's bytes if the class returns its path; else the pixels as PNG, which is lossless."""
+    """Return the bytes of the image's file if the data set gave its path; else the pixels as PNG, which is lossless."""
     if isinstance(image, Path):
         return image.read_bytes()
     file = BytesIO()

@@ -85,7 +85,10 @@ class Heartbeat:
         self.enter(before)
 
     def watch_gradients(self, model: nn.Module) -> None:
-        """On synchronous devices, wait from the moment when the first weight's gradient (the last) comes."""
+        """On synchronous devices, begin the phase "waiting" with the gradient of the network's first weight.
+
+        It is the last one to be computed: then only collectives of the backward pass are left.
+        """
 
         def arrived(_: Tensor) -> None:
             self.wait()

@@ -130,9 +130,10 @@ def _replicated(network: nn.Module) -> DistributedDataParallel:
     """Raises TrainerError if the ranks' networks differ, or the network has nothing to train."""
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.13
-    keeps_buffers: dict[str, Any] = {buffers: False}  # batch statistics differ between ranks until an evaluation
+    # each rank keeps batch statistics of its own; an evaluation makes them equal
+    no_buffer_sync: dict[str, Any] = {buffers: False}
     with _explained():
-        return DistributedDataParallel(network, static_graph=True, gradient_as_bucket_view=True, **keeps_buffers)
+        return DistributedDataParallel(network, static_graph=True, gradient_as_bucket_view=True, **no_buffer_sync)
 
 
 def _register_hook(

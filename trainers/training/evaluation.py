@@ -52,7 +52,7 @@ def shard(start: int, stop: int, number: int, count: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """Evaluates a model on the splits of a pack. ``batch_size``: the smallest of a rank.
+    """Evaluates a model on the splits of a pack. ``batch_size``: images in a rank's batch, at least.
 
     ``more``: further metrics, from logits [n, classes] and labels [n] to values [n]. ``seed``: of the numbers that the
     model draws. ``shards``: parts in which a split is evaluated and summed, on any number of ranks; 0: one per rank.

@@ -26,7 +26,7 @@ from pipeline.reproduction import archive as exports
 from pipeline.reproduction import compare as verdicts
 from pipeline.reproduction import divergence, proving, recipe
 from pipeline.reproduction import reproduce as reproducing
-from pipeline.reproduction.divergence import Origin, Parting
+from pipeline.reproduction.divergence import FirstDifference, Origin
 from pipeline.reproduction.proving import Proof
 from pipeline.runs import acceptance, index
 from pipeline.runs.folder import RunFolder
@@ -237,7 +237,9 @@ def _pair(runs_dir: Path, named: Sequence[str]) -> list[RunFolder]:
     raise UsageError("doit diff takes two runs, or one that was reproduced", hint="doit diff 495e1d cf0848")
 
 
-def _replayed(current: Session, runs: Sequence[RunFolder], parting: Parting, ranks: int) -> tuple[str, Origin | None]:
+def _replayed(
+    current: Session, runs: Sequence[RunFolder], parting: FirstDifference, ranks: int
+) -> tuple[str, Origin | None]:
     """Replay both runs up to where they part; return a line and the origin. Raises PacelineError."""
     if not runs[0].program.is_ours:
         return "none, as a script's steps can't be trained one by one", None

@@ -63,7 +63,7 @@ def train(current: Session) -> None:
     proves = invocation.is_on("prove") and not invocation.is_on("detach")  # the detached command proves it
     repeats = invocation.repeats and is_done
     if repeats or proves:
-        from pipeline.cli.commands import reproduce  # git, archives, MLflow: for these two alone
+        from pipeline.cli.commands import reproduce  # loads git, archives and MLflow
     if repeats and run is not None:
         reproduce.reproduce_run(current, run.folder)
     elif not (proves and is_done):
@@ -114,7 +114,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
     if run is None:
         raise PacelineError("the data set vanished after it was fetched", hint="the same command again")
     if current.invocation.is_on("preflight.deep"):
-        from pipeline.cli.commands.diagnostics import refuse_unfit_hosts  # the measuring verbs: for this option alone
+        from pipeline.cli.commands.diagnostics import refuse_unfit_hosts  # loads what measures hosts
 
         refuse_unfit_hosts(current)
     if not attach:
@@ -149,7 +149,7 @@ def _train_in_view(run: Run, cluster: Cluster, *, attach: bool) -> Result:
 def _report_end(current: Session, run: Run, result: Result) -> None:
     say(f"FINISHED {run.key.short}: {figures(result)}", folds=True)
     for line in status.outlived(run.folder):
-        note(f"WARNING: ended after the script, and lost what it had not written yet: {line}")
+        note(f"WARNING: outlived the script and was ended, so what it had not written yet is lost: {line}")
     say(f"  results  {relative(run.folder.result)}", is_detail=True)
     outputs = run.folder.path / run_folder.OUTPUTS
     if current.config.script is not None and any(path.is_file() for path in outputs.rglob("*")):

@@ -89,6 +89,7 @@ def examine(folder: RunFolder, runs_dir_words: Sequence[str] = ()) -> Triage:
     run, entries = read(folder), journal.read(folder.journal)
     attempt = entries[-1].attempt if entries else 0
     errors = _errors(folder, attempt)
+    # a reservation says why nothing may be claimed about the run's figures: unproven, not finished
     failed = run.failure or (run.reservation if run.state != State.FINISHED else "")
     failed = failed if len(failed) <= _MOST_FAILED else f"{failed[:_MOST_FAILED]}…"
     host_in_message = next((name for name in run.hosts if name in failed), next(iter(run.hosts), ""))

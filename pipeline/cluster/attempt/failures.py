@@ -62,7 +62,7 @@ def is_consequence(error: RankError) -> bool:
 
 
 def first_error(ends: Ends) -> FailedRank | None:
-    """Return the first rank that failed by itself, else the first consequence; one that only ended early comes last."""
+    """Return the rank that failed first: by itself; else one that exited with 0 too early; else by a consequence."""
     failed = [
         FailedRank(host, error) for host, end in ends.items() if isinstance(end, NodeExit) for error in end.errors
     ]
@@ -126,7 +126,7 @@ def failure_text(plan: LaunchPlan, ends: Ends, log_dir: Path | None) -> str:
             text = _error_text(plan, host, error)
         case NodeLost(host=host, reason=reason) | FailedNode(host=host, reason=reason):
             text = f"training failed on {host}: {reason}"
-        case None:  # of a node without an error: that of trainers.script.start, else all lines but its remarks
+        case None:  # no rank has an error: show that of trainers.script.start, else the node's lines without its notes
             host = next(iter(ends), plan.nodes[0].host)
             reason = ends[host].reason if host in ends else "no node answered"
             lines = [line for line in reason.split("\n") if not line.startswith(STARTER_LINES)]

@@ -42,8 +42,8 @@ def run_attempt(
 ) -> LaunchPlan:
     """Run the trainer on all nodes to its end; return the plan. ``stop`` ends an attempt outside of the main thread.
 
-    ``hosts_context``: ``closing(Hosts(cluster))``, or ``nullcontext(hosts)`` for further attempts. Afterwards nothing
-    of it runs any more. Raises HostError, UsageError (a batch that can't be shared), TrainingError, Killed.
+    ``hosts_context``: ``closing(Hosts(cluster))``, or ``nullcontext(hosts)`` for further attempts. Afterwards no
+    process of the attempt is left. Raises HostError, UsageError (a batch that can't be shared), TrainingError, Killed.
     """
     with Interruptible(stop) as signals, hosts_context as hosts:
         try:
@@ -145,6 +145,7 @@ def _failure(running: RunningAttempt, outcome: Outcome) -> TrainingError:
 
 def _checked_hosts(spec: AttemptSpec, hosts: Hosts) -> list[HostFacts]:
     """Return the facts of the hosts after all checks. Raises HostError, UsageError: they can't run this attempt."""
+    # of the warm parent: a process on each host that imports torch now, and forks the ranks later
     warm = warm_environment(hosts.cluster) if hosts.cluster.settings.warm and _has_installed_torch(spec) else None
     facts = hosts.facts(spec.pack, names_to_probe(spec.versions), warm)
     config = json.loads((spec.run_dir / run_folder.CONFIG).read_text(encoding="utf-8"))
@@ -170,7 +171,7 @@ def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[HostFacts], port: 
     plan = render(hosts.cluster, facts, spec, run_id=run_id, master_port=port)
     warm = plan.warm and _has_installed_torch(spec)
     plan = dataclasses.replace(plan, submission=launchers.submission(hosts.cluster, spec), warm=warm)
-    if not hosts.launcher.capabilities.shares_run_dir:  # ranks that share it see there that a later attempt began
+    if not hosts.launcher.capabilities.shares_run_dir:  # in a shared one the ranks see that a later attempt began
         starts.record(plan, spec.run_dir)
     write_json(spec.run_dir / run_folder.PLAN, as_json(dataclasses.asdict(plan)))
     journal.register_attempt(spec.run_dir, run_id)
@@ -213,7 +214,7 @@ def until_free(hosts: Hosts, spec: AttemptSpec, emit: Emit, check: Callable[[], 
             try:
                 busy = _other_users(hosts, spec)
             except HostError as error:
-                # a silent one is waited for up to lease_s, as its ranks do without us
+                # wait up to lease_s for a silent host: for so long its ranks go on without this command
                 if answered_at is None or time.monotonic() - answered_at > hosts.cluster.settings.lease_s:
                     raise
                 text = f"waiting, and a host doesn't answer: {error.what}; it is asked again"

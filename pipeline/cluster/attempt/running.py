@@ -51,7 +51,7 @@ from trainers.contract.beats import NodeBeat, NodeExamination
 from trainers.contract.host_facts import HostFacts
 
 if TYPE_CHECKING:
-    from pipeline.cluster.launchers import Following, Launcher
+    from pipeline.cluster.launchers import Launcher, LiveStreams
 
 STOP_S = 8.0  # agents: TERM, 3 s, KILL; the rest of the promised 10 s is for the network
 RANK_ROWS_S = 2.0  # between two writes of the ranks' state
@@ -201,7 +201,7 @@ class RunningAttempt:
         finally:
             following.close()
 
-    def _check_for_stall(self, following: Following) -> None:
+    def _check_for_stall(self, following: LiveStreams) -> None:
         """If no rank moves any more, set ``verdict``, which ends the run, and report which rank holds the others up."""
         now = time.monotonic()
         slow_network, stall = self._watch.check_network(now), self._watch.check(now)

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     Launcher: TypeAlias = AgentLauncher | GrantedLauncher
     """Runs a rendered plan on the hosts of one cluster."""
-    Following: TypeAlias = Streams | JobFollower
+    LiveStreams: TypeAlias = Streams | JobFollower
     """The live streams of one attempt."""
 
 
 def create(cluster: Cluster) -> Launcher:
     """Return the launcher that ``cluster.launcher`` names, bound to the cluster. Raises UsageError, HostError."""
-    # imported here, as the command of a finished run needs neither
+    # imported here, as a command whose run is finished needs neither. Granted hosts are those that a scheduler chooses
     from pipeline.cluster.launchers.agent_launcher import AgentLauncher
     from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 

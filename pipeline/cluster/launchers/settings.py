@@ -215,7 +215,8 @@ def checked_container(image: str, launcher: Capabilities) -> str:
 
 def requested_container(cluster: Cluster) -> RequestedContainer | None:
     """Return the container that agents are to start; None: they start none."""
-    if cluster.container is None or not cluster.asks_environment:  # Slurm's, which can't be asked, are in it already
+    # on Slurm, where hosts can't be asked for their environment, agents run in the container already
+    if cluster.container is None or not cluster.asks_environment:
         return None
     return RequestedContainer(cluster.container, tuple(_mounts(cluster)), gpus=cluster.device == "cuda")
 
@@ -235,7 +236,7 @@ def _mounts(cluster: Cluster) -> list[str]:
 
 
 def image_digest_here(cluster: Cluster) -> str | None:
-    """Return the digest of the image, where no host has to be asked for it; None: one has, or there is no image.
+    """Return the digest of the image if this computer knows it; None: only a host knows it, or there is no image.
 
     That is a file on a file system shared with Slurm's nodes, or a digest in the name of a pod's image. Raises
     UsageError: the file can't be read.

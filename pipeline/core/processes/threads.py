@@ -1,4 +1,4 @@
-"""Start threads, whose exceptions are all reported. No other module of the controller half starts any."""
+"""Start threads, whose exceptions are all reported. Besides this module only the node agent and trainers start any."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def new(
 ) -> threading.Thread:
     """Create a thread that will call ``target(*args)`` once started; the process doesn't wait for a ``daemon``.
 
-    ``on_error`` is called in that thread with one line about any exception. It must put an event, an answer or a
-    message where another thread waits for one.
+    ``on_error`` is called in that thread with one line about any exception. It must wake a thread that waits for
+    this one's result, which else waits for ever.
     """
     return threading.Thread(target=_run, args=(target, args, on_error), name=name, daemon=daemon)
 
@@ -101,7 +101,8 @@ class WaitReports:
     """Print lines with ``say``; after ``every_s`` without a line, report the activity last given to ``doing``.
 
     The pauses between reports double until another line is printed. Use it as a context manager around the work, and
-    call it with each line; any thread may do so. A live view takes the waits each second by ``on_wait`` instead.
+    call it with each line; any thread may do so. With ``on_wait`` (a live view) no report
+    is printed: it is called each second with what is waited for.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ PYTHON = PublishedLayout(
 )
 CATALOGUE = Catalogue(
     layouts=(BINARY, PYTHON),
-    downloads=(  # one layout only, so that every mirror gives the same digest
+    downloads=(  # the same archive at each mirror, so that the digest of the data doesn't depend on it
         DownloadRequest(
             name="cifar-10-python.tar.gz",
             urls=(

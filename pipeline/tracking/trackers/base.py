@@ -18,8 +18,8 @@ class TrackerError(Exception):
 class Tracker(ABC):
     """The record of one run. The recorder calls ``begin``, then ``log`` while there are points, and ``end``.
 
-    If a method raises, the recorder begins again with a new object: until the run's end as often as necessary, after it
-    for some seconds, later by `doit record`. Neither the training nor MLflow's record waits for it.
+    If a method raises, the recorder begins again with a new object: without limit while the run goes on, for some
+    seconds after its end, and then only by `doit record`. Neither the training nor MLflow's record waits for it.
 
     Attributes:
         live: False: record the run in one go once it has ended.
@@ -35,8 +35,8 @@ class Tracker(ABC):
     def begin(self, run: Description) -> Mapping[str, Mark]:
         """Begin the record, or continue it after a kill or an earlier attempt.
 
-        Return ``mark`` of the last point of each metric that the record already holds: only later points are logged. A
-        tracker that can't tell starts a new record and returns nothing.
+        Return the ``mark`` (pipeline.tracking.points) of each recorded metric's last point: only later points are
+        logged. A tracker that can't tell starts a new record and returns nothing.
         """
 
     @abstractmethod

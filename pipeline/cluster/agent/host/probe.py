@@ -1,4 +1,4 @@
-"""The host's facts for a launch and for preflight's checks, its network among them; no package is imported."""
+"""The host's facts for a launch and for preflight's checks, with its network; installed packages aren't imported."""
 
 from __future__ import annotations
 
