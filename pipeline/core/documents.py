@@ -15,7 +15,9 @@ from pipeline.core.files import sha256_bytes, write_atomic
 from trainers.contract.seal import sealed_text
 
 _LARGEST_BYTES = 1 << 30
+_DEEPEST = 64  # nested objects and lists. Paceline's documents have six levels, and its functions recurse over them
 _SEAL = re.compile(rb',\n  "sha256": "([0-9a-f]{64})"\n}\n\Z')
+_BRACKETS_AND_TEXTS = re.compile(rb'[\[\]{}]|"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SEAL_BYTES = 96  # the seal and all that follows it have fewer
 
 
@@ -29,6 +31,8 @@ class UnsealedError(DamagedError):
 
 def parse(data: bytes) -> dict[str, Any]:
     """Parse a JSON object. Raises DamagedError."""
+    if _is_too_deep(data):
+        raise DamagedError(f"is nested more than {_DEEPEST} deep")
     try:
         value = json.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -40,6 +44,22 @@ def parse(data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DamagedError(f"holds {json.dumps(value)[:40]}, not an object")
     return value
+
+
+def _is_too_deep(data: bytes) -> bool:
+    """Return True if objects and lists are nested too deep. Brackets inside of texts don't count."""
+    if data.count(b"{") + data.count(b"[") <= _DEEPEST:  # too few to be
+        return False
+    depth = 0
+    for match in _BRACKETS_AND_TEXTS.finditer(data):
+        token = match[0]
+        if token in (b"{", b"["):
+            depth += 1
+        elif token in (b"}", b"]"):
+            depth -= 1
+        if depth > _DEEPEST:
+            return True
+    return False
 
 
 def content(path: Path) -> bytes:

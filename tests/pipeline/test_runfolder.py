@@ -241,6 +241,13 @@ def test_a_configuration_or_a_key_that_is_not_what_was_written_is_altered_in_lis
     assert status(finished).startswith(f"{finished.key}  {row.what}\n")
 
 
+def test_a_configuration_nested_deeper_than_any_is_altered_and_recursed_over_by_nobody(finished: RunFolder) -> None:
+    key = finished.read_key()
+    assert key is not None
+    (finished.path / "config.json").write_text('{"a":' * 600 + "1" + "}" * 600)
+    assert finished.config_altered(key) == "can't be read"
+
+
 @pytest.mark.parametrize("name", ["result.json", "summary.json", "metrics.jsonl", "checkpoints/final.pt"])
 def test_lists_and_status_call_the_same_runs_altered(finished: RunFolder, name: str) -> None:
     path = finished.path / name
