@@ -148,4 +148,4 @@ def test_what_doit_refuses_the_application_refuses_with_the_same_line(line: str,
 def test_the_application_takes_hosts_and_a_script_by_name_as_doit_does(line: str, printed: str) -> None:
     argv = [sys.executable, "-m", "pipeline", *line.split()]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(printed)
+    assert printed in done.stdout
