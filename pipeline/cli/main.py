@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.core import places
 from pipeline.core.errors import PacelineError, UsageError, os_reason
-from pipeline.core.files import write_atomic
+from pipeline.core.files import temporary_prefix, write_atomic
 from pipeline.core.processes import git, signals
 
 signals.leave_on_ctrl_c()  # before the other imports, as in pipeline.cli.loader, which comes behind doit's own
@@ -151,18 +151,33 @@ def refuse_name(name: str) -> None:
 
 
 def _write(folder: Path) -> None:
-    """Write the template's files, dodo.py last, as it makes the folder a project. On an error, remove them again."""
-    is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.parent / temporary_prefix(f".{folder.name}")
     try:
-        for source in sorted(TEMPLATE.rglob("*.txt"), key=lambda path: path.name == "dodo.py.txt"):
+        for source in sorted(path for path in TEMPLATE.rglob("*.txt") if path.is_file()):
             name = source.relative_to(TEMPLATE).as_posix().removesuffix(".txt")
-            target = folder / name.replace(NAME_THERE, folder.name)
-            target.parent.mkdir(exist_ok=True, parents=True)
+            target = temporary / name.replace(NAME_THERE, folder.name)
+            target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(source.read_text("utf-8").replace(NAME_THERE, folder.name), encoding="utf-8")
+        if folder.is_dir():
+            _fill(folder, temporary)
+        else:
+            temporary.rename(folder)
     except BaseException:
-        for path in [folder] if is_new else [*folder.iterdir()]:  # not an empty folder that a shell may stand in
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _fill(folder: Path, made: Path) -> None:
+    """Move all of ``made`` into an empty folder that a shell may stand in; last dodo.py, which makes it a project."""
+    moved: list[Path] = []
+    try:
+        for item in sorted(made.iterdir(), key=lambda item: item.name == "dodo.py"):
+            moved.append(item.rename(folder / item.name))
+        made.rmdir()
+    except BaseException:
+        for item in moved:
+            shutil.rmtree(item) if item.is_dir() else item.unlink()
         raise
 
 

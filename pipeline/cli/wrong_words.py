@@ -6,7 +6,6 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from doit.cmd_run import Run
 from doit.cmdparse import CmdOption, CmdParse, CmdParseError
@@ -121,8 +120,9 @@ def _about_key(word: str, verb: str) -> str | None:
 
 def _choices(word: str) -> list[str]:
     """Return ``experiment=quickstart`` for ``quickstart``, and for the path of its file."""
-    name = Path(word).stem
-    return [f"{group.name}={name}" for group in groups() if name in group.options]
+    file = re.fullmatch(r"(?:conf/)?(?:(\w+)/)?([\w-]+)\.ya?ml", word)
+    folder, name = file.groups() if file else (None, word)
+    return [f"{group.name}={name}" for group in groups() if name in group.options and folder in (None, group.name)]
 
 
 # --------------------------------------------------------------------------------------------- flags

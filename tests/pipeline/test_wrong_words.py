@@ -15,7 +15,7 @@ from tests.integration import preloaded
     ("line", "word", "meant"),
     [
         ("train quickstart", "quickstart", "a choice is written with its group: doit train experiment=quickstart"),
-        ("train experiment/digits.yaml", "experiment/digits.yaml", "doit train dataset=digits or experiment=digits"),
+        ("train experiment/digits.yaml", "experiment/digits.yaml", "with its group: doit train experiment=digits"),
         ("train digits", "digits", "doit train dataset=digits or experiment=digits"),
         ("delete cf0848", "delete", "did you mean doit clean?"),
         ("accelerate launch train.py", "accelerate", "did you mean doit torchrun --nproc-per-node RANKS train.py?"),

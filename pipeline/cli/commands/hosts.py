@@ -94,6 +94,8 @@ def _only_one_under_way(runs_dir: Path) -> RunFolder | None:
 def lab(current: Session) -> None:
     """Start the lab, remove it, or say how to reach its hosts."""
     options = current.invocation.options
+    if {"down", "hosts"} <= options.keys():
+        raise UsageError("doit lab takes --down, which removes the lab, or --hosts N, which raises it; not both")
     if current.invocation.is_on("down"):
         with waiting(note, "removing the lab"):
             removed = labs.down(ROOT)
