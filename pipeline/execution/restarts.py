@@ -156,7 +156,7 @@ def _next_start_of_script(run_dir: Path, settings: ScriptConfig, unfetched: Laun
     if (own := resumable.get(workdir.BY_ITSELF)) is not None:
         return f"from {own.name}, which the script looks for by itself"
     if not settings.resumes:
-        parts = ["from the beginning: no argument of the script has the placeholder {resume}"]
+        parts = ["from the beginning: no argument of the script has {resume}"]
         if saved or elsewhere:
             kept = "its checkpoints stay in place" if saved else f"checkpoints that {elsewhere} are fetched"
             parts.append(f"{kept}, and it goes on from them if it reads them by itself")
