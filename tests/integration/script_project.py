@@ -40,3 +40,14 @@ def script_project(tmp_path: Path) -> Project:
     words = [f"program.script='{folder}/train.py'", "program.args.out={run}", "cluster.nproc_per_node=2"]
     apart = "cluster.env.PACELINE_PROJECT=/nowhere"  # or the stand-in of torchrun would count as the project's
     return Project(tmp_path, words=[*words, apart, "tracking=none"])
+
+
+def without_arguments(project: Project) -> None:
+    """Leave out the script's arguments and its number of ranks, for a test that gives others."""
+    project.words = [word for word in project.words if "nproc" not in word and "args" not in word]
+
+
+def use_script(project: Project, text: str) -> None:
+    """Put another script in the place of the project's, without its arguments and its number of ranks."""
+    (project.folder / "my scripts/train.py").write_text(text)
+    without_arguments(project)

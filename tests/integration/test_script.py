@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.commands import ROOT, Project
-from tests.integration.script_project import script_project
+from tests.integration.script_project import script_project, without_arguments
 from tests.integration.test_own_models import typed
 from tests.integration.test_provenance import copied
 
@@ -88,7 +88,7 @@ def test_a_script_that_reads_its_settings_by_exec_is_swept_as_it_runs_alone(proj
     for name, text in {**files, "data/chars/meta.txt": "abcdefgh"}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    project.words = [word for word in project.words if "nproc" not in word and "args" not in word]
+    without_arguments(project)
     told = ["program.torchrun=false", 'program.args=[config/small.py,"--rate=${program.env.RATE}"]']
     told += [r"program.metrics_pattern='iter (?P<step>\d+): loss (?P<loss>[\d.]+)'"]
     told += ["program.inputs=[configurator.py,config/small.py,'data/chars/*']", "program.env.RATE=0.5,0.25"]

@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.lab import Lab
 from tests.integration.commands import Project, interrupt, running, wait_for_step
-from tests.integration.script_project import script_project
+from tests.integration.script_project import script_project, use_script
 from tests.waiting import wait_until
 
 IN_CI = [pytest.mark.long, pytest.mark.ci]
@@ -81,8 +81,7 @@ sys.exit(3 if step < 4 else 0)
 @pytest.mark.long
 @pytest.mark.parametrize("words", ["[logs]", pytest.param("[saves,'{resume}']", marks=IN_CI)])
 def test_a_script_that_advances_before_each_failure_is_started_again(project: Project, words: str) -> None:
-    (project.folder / "my scripts/train.py").write_text(FAILS_AT_EACH_STEP)
-    project.words = [word for word in project.words if "nproc" not in word and "args" not in word]
+    use_script(project, FAILS_AT_EACH_STEP)
     alone = ("program.torchrun=false", "cluster.nproc_per_node=1", "cluster.max_restarts=3")
     done = project.doit("train", f"program.args={words}", *alone)
     assert done.returncode == 0, done.stdout
@@ -106,8 +105,7 @@ for epoch in range(first, 6):
 def test_what_a_killed_attempt_printed_is_recorded_up_to_where_the_next_one_goes_on(
     project: Project, host: str, request: pytest.FixtureRequest
 ) -> None:
-    (project.folder / "my scripts/train.py").write_text(PRINTS_AND_IS_KILLED)
-    project.words = [word for word in project.words if "nproc" not in word and "args" not in word]
+    use_script(project, PRINTS_AND_IS_KILLED)
     words = ["program.args=['{checkpoints}']", "cluster.nproc_per_node=1", "cluster.max_restarts=1"]
     if host:
         lab: Lab = request.getfixturevalue("lab")
@@ -140,8 +138,7 @@ for step in range(int(saved.read_text()) + 1 if saved.exists() else 1, 61):
 @pytest.mark.long
 @pytest.mark.lab
 def test_what_a_host_printed_after_its_command_was_killed_is_kept_and_recorded(project: Project, lab: Lab) -> None:
-    (project.folder / "my scripts/train.py").write_text(PRINTS_ON)
-    project.words = [word for word in project.words if "nproc" not in word and "args" not in word]
+    use_script(project, PRINTS_ON)
     words = ["program.args=['{checkpoints}']", "cluster.nproc_per_node=1", "cluster.lease_s=5"]
     words += ["cluster=pssh", f"cluster.ssh_config='{lab.ssh_config}'", "cluster.hosts=[node0]"]
     child = project.start("train", *words)
@@ -165,8 +162,7 @@ def test_what_a_host_printed_after_its_command_was_killed_is_kept_and_recorded(p
 def test_a_child_that_outlives_its_script_is_named_behind_the_runs_end(project: Project) -> None:
     """It has dropped the environment of its script."""
     words = "['sleep', '600'], env={}, start_new_session=True"
-    (project.folder / "my scripts/train.py").write_text(f"import subprocess\nsubprocess.Popen({words})\n")
-    project.words = [word for word in project.words if "nproc" not in word and "args" not in word]
+    use_script(project, f"import subprocess\nsubprocess.Popen({words})\n")
     done = project.doit("train", "program.torchrun=false", "cluster.nproc_per_node=1")
     assert done.returncode == 0, done.stdout
     child = re.search(
@@ -208,9 +204,8 @@ def test_each_process_of_a_script_gets_one_sigterm_and_three_seconds(
     project: Project, tmp_path: Path, torchrun: str, number: int
 ) -> None:
     (tmp_path / "said").mkdir()
-    (project.folder / "my scripts/train.py").write_text(COUNTS_SIGNALS.replace("FOLDER", str(tmp_path / "said")))
+    use_script(project, COUNTS_SIGNALS.replace("FOLDER", str(tmp_path / "said")))
     ranks, project.whole = 2 if torchrun == "true" else 1, True  # torch's own torchrun
-    project.words = [word for word in project.words if "nproc" not in word and "args" not in word]
     child = project.start("train", f"program.torchrun={torchrun}", f"cluster.nproc_per_node={ranks}")
     wait_until(lambda: len([*(tmp_path / "said").glob("begun-*")]) == ranks, child)
     child.send_signal(number)
@@ -242,9 +237,8 @@ def test_a_rank_that_saves_within_a_second_has_saved_and_one_that_ignores_sigter
 ) -> None:
     place = tmp_path / "said"
     place.mkdir()
-    (project.folder / "my scripts/train.py").write_text(SAVES_OR_IGNORES.replace("FOLDER", str(place)))
+    use_script(project, SAVES_OR_IGNORES.replace("FOLDER", str(place)))
     project.whole = True  # torch's own torchrun
-    project.words = [word for word in project.words if "nproc" not in word and "args" not in word]
     child = project.start("train", "cluster.nproc_per_node=2")
     wait_until(lambda: all((path := place / f"pid-{rank}").exists() and path.read_text() for rank in range(2)), child)
     ranks = [psutil.Process(int((place / f"pid-{rank}").read_text())) for rank in range(2)]
@@ -368,8 +362,7 @@ for step in range(first + 1, 5):
 @pytest.mark.long
 @pytest.mark.lab
 def test_each_host_goes_on_from_its_own_files_and_those_of_all_come_back(project: Project, lab: Lab) -> None:
-    (project.folder / "my scripts/train.py").write_text(OF_TWO_HOSTS)
-    project.words = [word for word in project.words if "nproc" not in word and "args" not in word]
+    use_script(project, OF_TWO_HOSTS)
     hosts = ["cluster=two_node", "cluster.nproc_per_node=1", f"cluster.ssh_config='{lab.ssh_config}'"]
     done = project.doit(
         "train", "program.args.to={checkpoints}", "program.args.resume={resume}", *hosts, "cluster.max_restarts=1"
