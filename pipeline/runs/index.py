@@ -93,6 +93,11 @@ def find(runs_dir: Path, named: str) -> RunFolder:
     return folder
 
 
+def has_runs(runs_dir: Path) -> bool:
+    """Whether there is any run, of whatever state; reads no file."""
+    return any(_keys(runs_dir))
+
+
 def names_run(runs_dir: Path, word: str) -> bool:
     """Whether the key of a run begins with ``word``."""
     return bool(word) and any(key.startswith(word) for key in _keys(runs_dir))

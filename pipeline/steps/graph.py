@@ -176,7 +176,8 @@ def unneeded(graph: Graph, data_dir: Path) -> tuple[dict[Path, str], dict[Path, 
     steps = step_folders.steps_dir(graph.runs_dir)
     names = {path.parent.name.rpartition("-")[0] for path in steps.glob(f"[!.]*/{step_folders.RECORD}")}
     made = {path: record for name in names for path, record in step_folders.earlier_versions(graph.runs_dir, name)}
-    packed = {path for path in made if any(origin.is_relative_to(path) for origin in _data_origins(data_dir))}
+    origins = _data_origins(data_dir)
+    packed = {path for path in made if any(origin.is_relative_to(path) for origin in origins)}
     stays = {path: why for path, record in made.items() if (why := _why_stays(graph, path, record, path in packed))}
     # A folder that stays keeps the folders it was made from, so repeat until nothing is added.
     while more := {path: why for path in made if path not in stays and (why := _needed_by(path, made, stays))}:

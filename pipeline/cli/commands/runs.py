@@ -150,7 +150,7 @@ def runs(current: Session) -> None:
     differing = differences(comparable)
     if as_json:
         answer([{**asdict(row), "bytes": sizes_bytes[row.key], "differs": differing[row.key]} for row in rows])
-    elif not rows and not index.rows(runs_dir):
+    elif not index.has_runs(runs_dir):
         say(f"no runs under {relative(runs_dir)} yet; start one: doit train experiment=quickstart")
     elif not rows:
         say(f"no run under {relative(runs_dir)} matches these values")

@@ -53,8 +53,9 @@ class Registry:
         """End all attempts whose ids begin so, registered or not; return the processes that live on."""
         for path, entry in self.entries(attempt_prefix).items():
             end_entry(path, entry)
-        if find_processes(attempt_prefix):  # their registration was removed, perhaps with the run's folder
-            end_tree(attempt_prefix, TERM_GRACE_S)
+        if not find_processes(attempt_prefix):  # usually: one look at all processes is enough
+            return set()
+        end_tree(attempt_prefix, TERM_GRACE_S)  # their registration was removed, perhaps with the run's folder
         return find_processes(attempt_prefix)
 
     def refuse_start(self, run_id: str) -> None:
