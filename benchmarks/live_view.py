@@ -25,8 +25,7 @@ from pathlib import Path
 from pipeline.cluster.events import LogLine
 from pipeline.core.specs import LaunchPlan, NodePlan
 from pipeline.live.screen import Screen
-from pipeline.live.state import RunState
-from pipeline.live.watching import RunPicture
+from pipeline.live.state import RunPicture, RunState
 from trainers.contract.beats import NodeBeat, Phase, RankBeat, Usage
 
 RANKS = 8

@@ -22,8 +22,6 @@ from pipeline.core.errors import PacelineError, os_reason
 from pipeline.core.processes import process
 from pipeline.core.processes.threads import waiting
 from pipeline.live.screen import Picture, Screen, is_live, plain_width
-from pipeline.live.state import SweepState
-from pipeline.live.watching import SweepPicture
 
 _OF_A_TRIAL = re.compile(r"trial +\d+ \| ")
 
@@ -42,11 +40,6 @@ def screen(picture: Callable[[], Picture], *, of_trials: bool = False) -> Screen
     if level != QUIET and is_live(sys.stderr, os.environ):
         return Screen(picture(), is_shown=is_shown, as_typed=as_typed)
     return Screen(width=plain_width(sys.stderr, os.environ), is_shown=is_shown, as_typed=as_typed)
-
-
-def screen_of_sweep(state: SweepState, runs_dir: Path) -> Screen:
-    """Return the screen of a sweep in this state."""
-    return screen(lambda: SweepPicture(state, runs_dir), of_trials=True)
 
 
 def subscriber(

@@ -11,7 +11,6 @@ from pipeline.cluster import launchers, preflight, starts
 from pipeline.cluster.agent.requests import MakeEnvironmentRequest, PutWheelsRequest, WarmEnvironment
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import AttemptSpec, Environment, LockFile, PackSource
-from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.launchers.transport.agent_client import Payload
 from pipeline.cluster.launchers.transport.answers import Answer, ssh_command
 from pipeline.cluster.launchers.transport.payload import append
@@ -55,13 +54,13 @@ class Hosts:
         self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None], check: Callable[[], None]
     ) -> None:
         """Wait until a scheduler grants the hosts of one attempt, if the cluster has one. Raises HostError."""
-        if isinstance(self.launcher, GrantedLauncher):
+        if not isinstance(self.launcher, AgentLauncher):
             self.cluster = self.launcher.grant(spec, modules, say, check)
             self.forget_facts()
 
     def give_back(self, spec: AttemptSpec) -> None:
         """Return granted hosts to the scheduler."""
-        if isinstance(self._launcher, GrantedLauncher):
+        if self._launcher is not None and not isinstance(self._launcher, AgentLauncher):
             self._launcher.stop(spec.run_key, spec.run_dir)
 
     def facts(

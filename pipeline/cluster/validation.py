@@ -7,13 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from pipeline.cluster import networks
-from pipeline.cluster.agent.host.environments import OLDEST_PYTHON
 from pipeline.cluster.agent.host.hardware import count_gpus
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
 from pipeline.core.tables import counted
 from pipeline.keys.installed import version
-from trainers.contract.host_facts import HostFacts
+from trainers.contract.host_facts import OLDEST_PYTHON, HostFacts
 
 
 def validate_hosts(cluster: Cluster, facts: Sequence[HostFacts], *, backend: str = "auto") -> None:

@@ -166,7 +166,7 @@ def _owners(name: str, folder: str) -> dict[str, list[str]]:
         if not listed and is_site and name in _declared(distribution):
             inside = [""]
         if inside:
-            paths[_normal(distribution.name)] = inside
+            paths[normal_name(distribution.name)] = inside
     shared = len(paths) > 1  # a sole owner needs no list of parts
     return {label: _topmost(inside) if shared else [] for label, inside in paths.items()}
 
@@ -174,7 +174,7 @@ def _owners(name: str, folder: str) -> dict[str, list[str]]:
 def _declared(distribution: Distribution) -> list[str]:
     """Return the top-level modules of a distribution without a file list (Debian): top_level.txt, else its name."""
     declared = distribution.read_text("top_level.txt")
-    return declared.split() if declared is not None else [_normal(distribution.name).replace("-", "_")]
+    return declared.split() if declared is not None else [normal_name(distribution.name).replace("-", "_")]
 
 
 def _topmost(files: Sequence[str]) -> list[str]:
@@ -190,7 +190,8 @@ def _above(name: str) -> Iterator[str]:
     return (".".join(parts[:count]) for count in range(1, len(parts)))
 
 
-def _normal(name: str) -> str:
+def normal_name(name: str) -> str:
+    """Return a distribution's name as an index compares it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

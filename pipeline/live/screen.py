@@ -13,14 +13,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from pipeline.core.printable import program_lines, takes_colours, without_host
 from pipeline.core.processes import threads
 from pipeline.core.specs import Wait
 from pipeline.core.tables import folded
-from pipeline.live.state import RunState, ShownLine, SweepState
+from pipeline.live.state import RunState, ShownLine
 from trainers.contract.beats import NodeBeat
+
+if TYPE_CHECKING:
+    from pipeline.live.sweep_state import SweepState
 
 FRAME_S = 0.5  # between two looks into the queue
 _REDRAW_S = 1.0  # after which a view is drawn again although no line was added

@@ -1,17 +1,23 @@
-"""What the live view knows of a run or a sweep, and how each event changes it. Pure: times are passed in."""
+"""What the live view knows of a run, and how events and the files of its folder change it: times are passed in."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from pipeline.cluster.events import LogLine, NodeExit, NodeLost, NodeSilent
-from pipeline.core.specs import LaunchPlan, State, Wait
+from pipeline.core import program as programs
+from pipeline.core.specs import LaunchPlan, Wait
+from pipeline.runs import checkpoints, metrics_file
+from pipeline.runs.contents import what_runs
 from pipeline.runs.metrics_file import MetricsRow
-from pipeline.sweep.trial import TrialBegan, TrialEnded, words_of_trial
+from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat, Phase, Usage, phase_words
 
 LOSSES = ("train/loss", "loss", "val/loss")
@@ -95,6 +101,21 @@ class RunState:
     def loss(self) -> float | None:
         """The newest loss; None before the first."""
         return next((self.metrics[name] for name in LOSSES if name in self.metrics), None)
+
+
+def first_state(key: str, config: Mapping[str, Any]) -> RunState:
+    """Return the state of a run before any event; ``config`` is the content of its config.json."""
+    trainer = config.get("trainer")
+    is_ours = programs.of(config).is_ours
+    settings: Mapping[str, Any] = trainer if isinstance(trainer, Mapping) and is_ours else {}
+    batch, epochs = settings.get("global_batch_size"), settings.get("epochs")
+    return RunState(
+        key=key,
+        title=what_runs(config),
+        first_doing="starting" if is_ours else "running",  # a script needs to report nothing
+        batch=batch if isinstance(batch, int) else 0,
+        epochs=epochs if isinstance(epochs, int) else 0,
+    )
 
 
 def after(state: RunState, event: object, now: float) -> RunState:
@@ -186,105 +207,55 @@ def _with_warning(state: RunState, text: str) -> RunState:
     return replace(state, warnings=state.warnings + 1, warning=text)
 
 
-# ------------------------------------------------------------------------------------------------- a sweep
-@dataclass(frozen=True, kw_only=True)
-class TrialState:
-    """A running trial."""
+# -------------------------------------------------------------- from events, and from files of the run folder
+class GrowingFile:
+    """Read lines that are added to a file. Of a file above ``most_bytes``, only the end is read at first."""
 
-    words: str  # the overrides that set it apart: lr=0.1 seed=2
-    began: float
-    run: RunState
-    best: float = math.nan  # value of the sweep's metric so far; NaN: none
+    def __init__(self, path: Path, most_bytes: int | None = None) -> None:
+        self._path, self._most_bytes = path, most_bytes
+        self._at: int | None = None
 
-
-@dataclass(frozen=True, kw_only=True)
-class EndedTrial:
-    """An ended trial, perhaps from an earlier command. ``epochs``: how far it came (0: unknown)."""
-
-    words: str
-    state: State
-    value: float = math.nan
-    epochs: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepState:
-    """The state of a sweep, with its trials by their numbers."""
-
-    name: str
-    total: int
-    at_once: int
-    metric: str
-    maximize: bool = True
-    ended: Mapping[int, EndedTrial] = field(default_factory=lambda: MappingProxyType({}))
-    running: Mapping[int, TrialState] = field(default_factory=lambda: MappingProxyType({}))
-    took_s: tuple[float, ...] = ()  # the durations of finished trials
-    best: EndedTrial | None = None  # the one with the best value so far
-
-    @property
-    def done(self) -> int:
-        """The number of ended trials, whatever their end."""
-        return len(self.ended)
+    def lines(self) -> list[bytes]:
+        """Return the lines since the last call; none if the file can't be read now. Follows a file that was cut."""
+        with suppress(OSError), self._path.open("rb") as file:
+            size = file.seek(0, 2)
+            start = max(0, size - self._most_bytes) if self._most_bytes else 0
+            cut = self._at is None and start > 0  # in the middle of a line
+            self._at = file.seek(start if self._at is None else min(self._at, size))
+            data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._at += len(whole)
+            return whole.splitlines()[1 if cut else 0 :]
+        return []
 
 
-def after_trial_event(state: SweepState, event: TrialBegan | TrialEnded, now: float) -> SweepState:
-    """Return the state after a trial has begun or ended; ``now`` in seconds of a monotonic clock."""
-    if isinstance(event, TrialBegan):
-        run = RunState(key=event.key, title="")
-        trial = TrialState(words=words_of_trial(event.chosen), began=now, run=run)
-        running = {**state.running, event.number: trial}
-        ended = {number: trial for number, trial in state.ended.items() if number != event.number}  # it is tried again
-        return replace(state, running=running, ended=ended)
-    running = {number: trial for number, trial in state.running.items() if number != event.number}
-    known = state.running.get(event.number)  # None: it ended before this command looked
-    if event.again:
-        return replace(state, running=running)
-    took_s = (now - known.began,) if known is not None and event.state is State.FINISHED else ()
-    value = event.metrics.get(state.metric, math.nan)
-    ended_trial = EndedTrial(
-        words=words_of_trial(event.chosen),
-        state=event.state,
-        value=_best_of(state, value, math.nan if known is None else known.best),
-        epochs=0 if known is None else known.run.epoch,
-    )
-    ended = {**state.ended, event.number: ended_trial}
-    best = _better(state, replace(ended_trial, value=value))
-    return replace(state, running=running, ended=ended, took_s=(*state.took_s, *took_s), best=best)
+class FolderNews:
+    """Read new lines of a run's metrics.jsonl and new checkpoints, each once."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir, self._metrics = run_dir, GrowingFile(run_dir / run_folder.METRICS)
+        self._saved = 0
+
+    def look(self) -> Iterator[MetricsRow | Saved]:
+        """Take what has arrived since the last call."""
+        yield from filter(None, map(metrics_file.parse, self._metrics.lines()))
+        with suppress(OSError):
+            newest = checkpoints.newest_step(self._run_dir)
+            if newest != self._saved:
+                self._saved = newest
+                yield Saved(step=newest)
 
 
-def after_run_event(state: SweepState, number: int, event: object, now: float) -> SweepState:
-    """Return the state after an event of a running trial; events of ended trials change nothing."""
-    trial = state.running.get(number)
-    if trial is None:
-        return state
-    value = event.metrics.get(state.metric, math.nan) if isinstance(event, MetricsRow) else math.nan
-    trial = replace(trial, run=after(trial.run, event, now), best=_best_of(state, trial.best, value))
-    return replace(state, running={**state.running, number: trial})
+class RunPicture:
+    """The state of a run from events (``take``), and from metrics and checkpoints in ``run_dir``."""
 
+    def __init__(self, state: RunState, run_dir: Path) -> None:
+        self.state = state
+        self._news = FolderNews(run_dir)
 
-def left_s(state: SweepState, now: float) -> float | None:
-    """Return the estimated seconds until the last trial ends, by the durations so far; None: unknown yet."""
-    done = {number: trial.run.done for number, trial in state.running.items()}  # from 0 to 1
-    times_s = [*state.took_s] or [
-        (now - trial.began) / done[number] for number, trial in state.running.items() if done[number] >= 0.05
-    ]
-    if not times_s:
-        return None
-    usual_s = sum(times_s) / len(times_s)
-    remaining_s = [max(0.0, usual_s * (1 - done[number])) for number in state.running]
-    waiting = max(0, state.total - state.done - len(state.running))
-    if not waiting:
-        return max(remaining_s, default=0.0)
-    return max(usual_s, (sum(remaining_s) + waiting * usual_s) / max(1, state.at_once))
+    def take(self, event: Any, now: float) -> None:
+        self.state = after(self.state, event, now)
 
-
-def _best_of(state: SweepState, *values: float) -> float:
-    numbers = [value for value in values if not math.isnan(value)]
-    return (max if state.maximize else min)(numbers, default=math.nan)
-
-
-def _better(state: SweepState, candidate: EndedTrial) -> EndedTrial | None:
-    if math.isnan(candidate.value):
-        return state.best
-    best = math.nan if state.best is None else state.best.value
-    return candidate if _best_of(state, candidate.value, best) != best else state.best
+    def look(self, now: float) -> None:
+        for event in self._news.look():
+            self.take(event, now)

@@ -19,7 +19,8 @@ from rich.text import Text
 from pipeline.core.printable import printable
 from pipeline.core.specs import State
 from pipeline.core.tables import counted, file_size, folded, quantity
-from pipeline.live.state import HostState, RunState, SweepState, left_s
+from pipeline.live.state import HostState, RunState
+from pipeline.live.sweep_state import SweepState, left_s
 from trainers.contract.beats import Phase, phase_words
 
 

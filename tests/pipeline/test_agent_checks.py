@@ -226,7 +226,7 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_answers_of_nvidia_smi_are_told_as_they_are(smi: Path) -> None:
     smi.write_text(SMI.format(throttle="echo '0, 0x0000000000000000'"))
     smi.chmod(0o755)
-    assert hardware.nvidia_smi(30.0) == NvidiaSmi(
+    assert usage.nvidia_smi(30.0) == NvidiaSmi(
         devices="0, GPU-1, NVIDIA H100 80GB HBM3, 81559, 4, 0\n", throttling="0, 0x0000000000000000\n\n"
     )
 
@@ -235,12 +235,12 @@ def test_the_answers_of_nvidia_smi_are_told_as_they_are(smi: Path) -> None:
 def test_an_nvidia_smi_that_hangs_is_not_waited_for(smi: Path) -> None:
     smi.write_text(SMI.format(throttle="exec sleep 60"))
     smi.chmod(0o755)
-    assert (hardware.nvidia_smi(1.0) or NvidiaSmi(throttling="x")).throttling.strip() == ""
+    assert (usage.nvidia_smi(1.0) or NvidiaSmi(throttling="x")).throttling.strip() == ""
 
 
 def test_a_host_without_nvidia_smi_tells_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert hardware.nvidia_smi(1.0) is None
+    assert usage.nvidia_smi(1.0) is None
 
 
 def test_processor_time_leaves_idle_and_waiting_out() -> None:

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from pipeline.cluster import preflight
-from pipeline.cluster.agent.host import hardware
+from pipeline.cluster.agent import wire
+from pipeline.cluster.agent.host import usage
 from pipeline.cluster.agent.node import user_name
 from pipeline.cluster.agent.requests import ClaimRequest
 from pipeline.cluster.agent.running import claims
@@ -233,7 +234,7 @@ def test_runs_and_processes_of_others_on_the_gpus_of_the_ranks_are_named_with_si
     assert found.runs == ("bob's run a",)
     assert len(found.processes) == 1
     assert re.fullmatch(
-        rf"alice's /opt/venv/bin/python, -u \(pid 4242\) is on GPU 1 since {claims.clock(NOW)}", found.processes[0]
+        rf"alice's /opt/venv/bin/python, -u \(pid 4242\) is on GPU 1 since {wire.clock(NOW)}", found.processes[0]
     )
     with pytest.raises(HostError, match=r"1 of 3 hosts is busy:\n  node0 is busy: bob's run a; alice's") as caught:
         preflight.refuse_occupied([found], 3)
@@ -265,12 +266,12 @@ def test_whose_a_process_on_a_gpu_is_and_since_when_is_told_with_nvidia_smis_ans
     fake.write_text(f"#!/bin/sh\ncase $1 in *compute-apps*) echo 'GPU-ab, {os.getpid()}, 10, python'; esac\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    output = hardware.nvidia_smi(5.0)
+    output = usage.nvidia_smi(5.0)
     assert output is not None
     pid, user, since, mark = output.owners.split(", ")
     assert (int(pid), user, mark) == (os.getpid(), user_name(os.getuid()), "")
     assert 0 <= time.time() - float(since) < 86400
-    assert hardware.owner("0") == ""
+    assert usage.owner("0") == ""
 
 
 def waiting(tmp_path: Path, when_busy: str, answers: list[Any]) -> tuple[list[str], Any, Any]:

@@ -22,8 +22,7 @@ import pytest
 
 from pipeline.cluster import launchers
 from pipeline.cluster.agent.files import folders, results
-from pipeline.cluster.agent.node import identity
-from pipeline.cluster.agent.running.follow import newest_write_ms
+from pipeline.cluster.agent.node import identity, newest_write_ms
 from pipeline.cluster.attempt.running import of_step
 from pipeline.cluster.launchers import agent_launcher
 from pipeline.cluster.launchers.pssh import PsshConfig

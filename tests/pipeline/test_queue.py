@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.cli.commands import hosts
-from pipeline.cluster.agent.running import claims
+from pipeline.cluster.agent import wire
 from pipeline.cluster.attempt import run as attempt
 from pipeline.core.errors import UsageError
 from pipeline.core.locks import FileLock
@@ -30,7 +30,7 @@ def test_runs_and_other_processes_are_listed_by_host_and_who_waits_below() -> No
     cluster = Cluster(launcher="pssh", hosts=(Host(name="node0", nproc_per_node=2), Host(name="node1")), device="cuda")
     wait = HostWait(key="cf0848aa0011", host="node0", who="alice's run has GPU 0", since=NOW)
     found = hosts.queue_of(cluster, [busy, told(1)], [wait])
-    at = claims.clock(NOW)
+    at = wire.clock(NOW)
     head, first, second, process, last = hosts.queue_text(found).splitlines()
     assert head.split() == ["host", "user", "run", "on", "since"]
     assert first.split("  ") == ["node0", "alice", "run 5a0c12ab34cd (resnet18)", "GPU 0", at]

@@ -5,6 +5,9 @@
 from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
+OLDEST_PYTHON = (3, 11)
+"""Of a host, for trainers/."""
+
 
 class Limit(NamedTuple):
     """A limit of processes of the login; None: no limit."""

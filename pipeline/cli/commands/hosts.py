@@ -13,7 +13,7 @@ from pipeline.cli.commands import train
 from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster import hosts, launchers, preflight
-from pipeline.cluster.agent.running.claims import clock
+from pipeline.cluster.agent.wire import clock
 from pipeline.cluster.attempt.run import stop_run
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import PackSource

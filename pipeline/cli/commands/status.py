@@ -15,22 +15,16 @@ from pipeline.cli.finished import other_hardware
 from pipeline.cli.loader import leave_if_interrupted
 from pipeline.cli.output import answer, note, say, say_log, wants_json
 from pipeline.cli.session import Session, relative
-from pipeline.cli.terminal import screen, screen_of_sweep
+from pipeline.cli.terminal import screen
 from pipeline.cluster.events import LogLine
 from pipeline.core import locks
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.processes.threads import waiting
 from pipeline.core.specs import State
 from pipeline.core.tables import counted
-from pipeline.live.watching import (
-    AttemptFiles,
-    RunPicture,
-    SweepFiles,
-    first_state,
-    follow,
-    is_under_way,
-    may_go_on_until,
-)
+from pipeline.live.state import RunPicture, first_state
+from pipeline.live.sweep_state import SweepPicture
+from pipeline.live.watching import AttemptFiles, SweepFiles, follow, is_under_way, may_go_on_until
 from pipeline.runs import index
 from pipeline.runs import status as run_status
 from pipeline.runs.folder import RunFolder
@@ -110,7 +104,7 @@ def watch_sweep(folder: SweepFolder) -> None:
     files = SweepFiles(folder)
     state = files.so_far(time.time(), time.monotonic())
     try:
-        with screen_of_sweep(state, folder.path.parent.parent) as shown:
+        with screen(lambda: SweepPicture(state, folder.path.parent.parent), of_trials=True) as shown:
             follow(folder, files, shown)
     except KeyboardInterrupt:
         note("no longer watched; the sweep goes on: doit status --watch")

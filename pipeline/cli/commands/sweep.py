@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+from pipeline.cli import terminal
 from pipeline.cli.commands.train import refuse_unfit
 from pipeline.cli.invocation import Invocation, process_count
 from pipeline.cli.output import answer, note, say, wants_json, width
 from pipeline.cli.session import ROOT, Session
-from pipeline.cli.terminal import screen_of_sweep, start_detached, subscriber
+from pipeline.cli.terminal import start_detached, subscriber
 from pipeline.cli.trials import result_of
 from pipeline.cluster.validation import usable_gpus
 from pipeline.config import compose
@@ -25,7 +26,7 @@ from pipeline.core.specs import State
 from pipeline.core.tables import aligned, counted
 from pipeline.execution.complete import provide_weights
 from pipeline.live.notices import Notifier
-from pipeline.live.state import SweepState
+from pipeline.live.sweep_state import SweepPicture, SweepState
 from pipeline.runs.contents import what_runs
 from pipeline.sweep import folder as folders
 from pipeline.sweep import results as tables
@@ -164,7 +165,7 @@ def run_trials(
     state = SweepState(name=folder.name, total=source.total, at_once=_at_once(trials), metric=metric, maximize=maximize)
     name = f"{counted(source.total, 'trial')} of {what_runs(first.resolved)}"
     with (
-        screen_of_sweep(state, folder.path.parent.parent) as screen,
+        terminal.screen(lambda: SweepPicture(state, folder.path.parent.parent), of_trials=True) as screen,
         Notifier(first.notify, screen.say, kind="sweep", key=folder.name, name=name) as notices,
     ):
         screen.say(headline)

@@ -20,7 +20,7 @@ from pipeline.data import store
 from pipeline.execution import complete, this_computer
 from pipeline.execution.run import Run
 from pipeline.live.notices import Notifier
-from pipeline.live.watching import RunPicture, first_state
+from pipeline.live.state import RunPicture, first_state
 from pipeline.runs import status
 from pipeline.runs.contents import what_runs
 from pipeline.runs.result import Result

@@ -1,4 +1,4 @@
-"""What this node is: its identity, its address, its environment, and its part of a plan."""
+"""What this node is and has: its identity, address and environment, its part of a plan, what a script last wrote."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import hashlib
 import os
 import pwd
 import socket
+import time
 from collections.abc import Sequence
 from typing import BinaryIO
+
+from trainers.contract import run_folder
 
 from .requests import Access, NodeStart
 
 PEERS = 3  # nodes that an isolated node tries to reach; each takes a second if it doesn't answer
+SETTLED_S = 2.0  # a script's checkpoint counts as complete if nothing was written to it for this time
 RANK_OUTPUTS = "ranks/*/attempt_*/*/std*.log"
 """What ranks print, in a node's state folder: a file for each stream."""
 
@@ -130,3 +134,13 @@ def own_number(identities: Sequence[str], access: Access) -> int:
 
 def own_node(nodes: Sequence[NodeStart], access: Access) -> NodeStart:
     return nodes[own_number([node.identity for node in nodes], access)]
+
+
+def newest_write_ms(run_dir: str) -> int:
+    """Return when a script last wrote a checkpoint, in ms of unix time; 0 if there is none, or it may be writing."""
+    newest = 0.0
+    for folder, _, names in os.walk(os.path.join(run_dir, run_folder.CHECKPOINTS)):
+        for name in names:
+            with contextlib.suppress(OSError):  # removed meanwhile
+                newest = max(newest, os.stat(os.path.join(folder, name)).st_mtime)
+    return int(newest * 1000) + 1 if newest and time.time() - newest > SETTLED_S else 0

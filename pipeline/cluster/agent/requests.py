@@ -9,7 +9,7 @@ import json
 from typing import Any, NamedTuple, Optional, Union
 
 from trainers.contract.beats import NodeBeat, NodeExamination
-from trainers.contract.host_facts import Container
+from trainers.contract.host_facts import Container, HeldClaim
 from trainers.contract.records import as_json, from_json
 
 # ------------------------------------------------------------------------------------------------ parts of requests
@@ -46,6 +46,11 @@ class ClaimRequest(NamedTuple):
     group: str  # equal for runs of one controller, which schedules them itself
     title: str  # of the run, for other users of the host
     refuses_others: bool  # whether claims of others on the same devices make the start fail
+
+    def collides_with(self, held: HeldClaim) -> bool:
+        """Whether another run, of another controller, holds one of the requested devices."""
+        is_other = held.attempt_prefix != self.attempt_prefix and held.group != self.group
+        return is_other and not set(held.resources).isdisjoint(self.resources)
 
 
 class NodeStart(NamedTuple):

@@ -26,6 +26,7 @@ UNRESOLVED = "can't resolve it: "
 """Answers of one host about its way to another one."""
 REMOVED = "the run's folder %s was removed while the run was going on; the same command goes on with what is left"
 FULL = (errno.ENOSPC, errno.EDQUOT)
+LONGEST_TITLE = 120  # characters
 LONGEST_LOOK_S = 1.5  # the most that a gap between two looks counts (``Silence``)
 token = ""
 """The token of the request, in front of each answer: random, so no other output is taken for an answer."""
@@ -114,6 +115,17 @@ class Silence:
         self.seconds = 0.0 if is_changed else self.seconds + min(now - self.looked_at, LONGEST_LOOK_S)
         self.looked_at, self.last_state = now, state or self.last_state
         return self.seconds
+
+
+# ------------------------------------------------------------------ messages about other users of a host
+def printable_title(text: str) -> str:
+    """Return the beginning of what another user has called something, without characters that a terminal obeys."""
+    return "".join(mark for mark in text if mark.isprintable())[:LONGEST_TITLE]
+
+
+def clock(unix_time: float) -> str:
+    at = time.localtime(unix_time)
+    return time.strftime("%H:%M" if time.time() - unix_time < 64800 else "%Y-%m-%d %H:%M", at)
 
 
 # ------------------------------------------------------------------ error messages, and the free space that they state

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pipeline.cluster import starts
+from pipeline.cluster.agent.node import newest_write_ms
 from pipeline.cluster.agent.requests import ExamineOrder
-from pipeline.cluster.agent.running.follow import newest_write_ms
 from pipeline.cluster.attempt.failures import HeldTracebacks, is_worth_showing
 from pipeline.cluster.attempt.silent_hosts import SilentHosts
 from pipeline.cluster.attempt.stall_watch import StallWatch

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
 def create(cluster: Cluster) -> Launcher:
     """Return the launcher that ``cluster.launcher`` names, bound to the cluster. Raises UsageError, HostError."""
-    # imported here, as a command whose run is finished needs neither. Granted hosts are those that a scheduler chooses
-    from pipeline.cluster.launchers.agent_launcher import AgentLauncher
-    from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
+    # imported here, as a command needs one of them, and none if its run is finished
+    if capabilities(cluster).hosts_are_granted:  # by a scheduler, which chooses them
+        from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 
-    backend = _backend_class(cluster)(cluster)
-    return GrantedLauncher(backend) if capabilities(cluster).hosts_are_granted else AgentLauncher(backend)
+        return GrantedLauncher(_backend_class(cluster)(cluster))
+    from pipeline.cluster.launchers.agent_launcher import AgentLauncher
+
+    return AgentLauncher(_backend_class(cluster)(cluster))
 
 
 def submission(cluster: Cluster, spec: AttemptSpec) -> str:

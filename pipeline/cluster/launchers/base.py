@@ -9,16 +9,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import IO, TYPE_CHECKING, ClassVar
 
 from pipeline.cluster.agent.requests import Access, JobRequest
-from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.cluster.launchers.settings import capabilities
 from pipeline.cluster.launchers.transport.answers import LATE, Answer, Output
 from pipeline.core.errors import HostError, PacelineError, TrainingError, UsageError
 from pipeline.core.files import sha256_text
 from pipeline.core.processes import process
 from pipeline.core.specs import TRAINING_OUTPUTS, Cluster, Host, Outputs
+
+if TYPE_CHECKING:
+    from pipeline.cluster.launchers.job_folder import JobFolder
 
 NOT_ENDED = "could not be ended there: "
 """The beginning of a host's answer to ``stop`` when something of the run still lives there."""

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster import launchers, starts, validation
-from pipeline.cluster.agent.running.claims import clock, collide, printable
-from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
+from pipeline.cluster.agent.wire import clock, printable_title
+from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.settings import REFUSE, WHEN_BUSY_HINT, busy_policy
 from pipeline.cluster.launchers.transport.agent_client import claim, resources
 from pipeline.cluster.preflight import hardware, versions
@@ -96,7 +96,7 @@ def examine(
     """
     key_versions = key_versions or {}
     with closing(launchers.create(cluster)) as launcher:
-        if isinstance(launcher, GrantedLauncher):
+        if not isinstance(launcher, AgentLauncher):
             lines = launcher.scheduler.rehearse()
             return Report(facts=(), checks=[Check(ALL, "scheduler", State.OK, line) for line in lines])
         facts = launcher.probe(None, names_to_probe(key_versions))
@@ -131,7 +131,7 @@ def versions_on_hosts(cluster: Cluster, key: Mapping[str, str]) -> dict[str, str
     request = canonical_json([where, hosts, dict(key)])
     if request not in _versions_by_request:
         with closing(launchers.create(cluster)) as launcher:
-            if isinstance(launcher, GrantedLauncher):
+            if not isinstance(launcher, AgentLauncher):
                 what = f"cluster.environment=hosts: cluster={cluster.launcher} grants hosts when the run starts"
                 raise UsageError(what, hint="cluster.environment='{torch: 2.9.1}', with the versions of the hosts")
             _versions_by_request[request] = common_versions(launcher.probe(None, names_to_probe(key)), key)
@@ -160,7 +160,7 @@ def occupied(cluster: Cluster, facts: Sequence[HostFacts], attempts: str) -> lis
     occupations = []
     for host, fact in zip(cluster.hosts, facts, strict=True):
         own_claim = claim(cluster, host, attempts, "")
-        runs = tuple(held.description for held in fact.claims if collide(held, own_claim))
+        runs = tuple(held.description for held in fact.claims if own_claim.collides_with(held))
         processes = tuple(_processes(host, fact, attempts)) if cluster.device == "cuda" else ()
         if runs or processes:
             occupations.append(Occupation(host=fact.host, runs=runs, processes=processes))
@@ -171,7 +171,7 @@ def _processes(host: Host, fact: HostFacts, own_attempts: str) -> Iterator[str]:
     known_runs = {own_attempts, *(held.attempt_prefix for held in fact.claims)} - {""}
     devices_of_ranks = set(resources(host, "cuda"))
     owners = {
-        int(pid): (printable(user), f" since {clock(float(since))}", mark)  # its PACELINE_NODE
+        int(pid): (printable_title(user), f" since {clock(float(since))}", mark)  # its PACELINE_NODE
         for pid, user, since, mark in hardware.rows(fact.nvidia_smi.owners if fact.nvidia_smi else "", 4)
         if pid.isdecimal() and since.isdecimal()
     }
@@ -181,7 +181,7 @@ def _processes(host: Host, fact: HostFacts, own_attempts: str) -> Iterator[str]:
         for process in gpu.processes:
             user, since, mark = owners.get(process.pid, ("somebody", "", ""))
             if not any(mark.startswith(prefix) for prefix in known_runs):
-                program = printable(process.program)
+                program = printable_title(process.program)
                 yield f"{user}'s {program} (pid {process.pid}) is on GPU {gpu.index}{since}"
 
 

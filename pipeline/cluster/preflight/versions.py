@@ -9,12 +9,12 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipeline.cluster.agent.host.software import normal
 from pipeline.cluster.preflight.judgement import Check, State, compared, judged
 from pipeline.core.errors import HostError
 from pipeline.core.printable import hydra_value
 from pipeline.core.specs import Cluster
 from pipeline.keys import ABSENT, IMAGE
+from pipeline.keys.installed import normal_name
 from trainers.contract.host_facts import HostFacts
 
 # CUDA's major release → its oldest driver (docs.nvidia.com/deploy/cuda-compatibility, minor versions)
@@ -127,7 +127,7 @@ def _version_on(fact: HostFacts, name: str) -> str | None:
     if name == IMAGE:
         return fact.container and fact.container.digest
     installed = {"torch": fact.torch_version, **fact.packages}
-    return installed.get(normal(name)) or (fact.modules.get(name, ABSENT) if fact.modules is not None else None)
+    return installed.get(normal_name(name)) or (fact.modules.get(name, ABSENT) if fact.modules is not None else None)
 
 
 def _fix(by_host: Mapping[str, dict[str, str]], configured: Versions) -> str:

@@ -6,8 +6,7 @@ import math
 
 from pipeline.cluster.events import LogLine, NodeExit, NodeLost
 from pipeline.core.specs import LaunchPlan, NodePlan
-from pipeline.live.state import RunState, ShownLine, after
-from pipeline.live.watching import first_state
+from pipeline.live.state import RunState, ShownLine, after, first_state
 from pipeline.runs.metrics_file import MetricsRow
 from trainers.contract.beats import NodeBeat, Phase, RankBeat
 

@@ -24,8 +24,7 @@ from tests.pipeline import test_printable
 PROGRAM = """
 import sys, time
 from pipeline.cluster.events import LogLine
-from pipeline.live.watching import RunPicture
-from pipeline.live.state import RunState
+from pipeline.live.state import RunPicture, RunState
 from pipeline.live.screen import Screen
 from pathlib import Path
 words = LogLine(host="node0", rank=0, text="19 steps an epoch, 380 steps")

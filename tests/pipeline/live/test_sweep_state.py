@@ -8,7 +8,7 @@ from rich.console import Console
 
 from pipeline.cluster.events import LogLine
 from pipeline.core.specs import State, Wait
-from pipeline.live.state import SweepState, after_run_event, after_trial_event, left_s
+from pipeline.live.sweep_state import SweepState, after_run_event, after_trial_event, left_s
 from pipeline.live.views import sweep_view
 from pipeline.runs.metrics_file import MetricsRow
 from pipeline.sweep.trial import TrialBegan, TrialEnded, TrialLines, words_of_trial

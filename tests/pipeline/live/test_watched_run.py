@@ -17,8 +17,8 @@ from pipeline.cli.commands import status as watching
 from pipeline.cluster.events import LogLine
 from pipeline.core.errors import PacelineError
 from pipeline.core.specs import LaunchPlan, State
-from pipeline.live.state import Saved
-from pipeline.live.watching import AttemptFiles, FolderNews, follow, is_under_way, may_go_on_until
+from pipeline.live.state import FolderNews, Saved
+from pipeline.live.watching import AttemptFiles, follow, is_under_way, may_go_on_until
 from pipeline.runs import journal, ranks
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import RunLock

@@ -17,7 +17,8 @@ from pipeline.cluster.events import LogLine
 from pipeline.core.errors import UsageError
 from pipeline.core.locks import FileLock
 from pipeline.core.specs import State
-from pipeline.live.watching import SweepFiles, SweepPicture, follow
+from pipeline.live.sweep_state import SweepPicture
+from pipeline.live.watching import SweepFiles, follow
 from pipeline.runs.lock import RunLock
 from pipeline.sweep.folder import SweepFolder, TrialEntry
 from pipeline.sweep.trial import TrialBegan

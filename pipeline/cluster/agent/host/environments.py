@@ -19,11 +19,12 @@ import sysconfig
 import tempfile
 from importlib.util import find_spec
 
+from trainers.contract.host_facts import OLDEST_PYTHON
+
 from ..files.folders import make_folder
 from ..requests import FindEnvironmentRequest, MakeEnvironmentRequest
 from ..wire import say
 
-OLDEST_PYTHON = (3, 11)  # for trainers/
 LAST_LINES = 12
 _REPORT_S = 1.0
 _ENDING_S = 5.0

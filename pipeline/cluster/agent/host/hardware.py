@@ -9,22 +9,12 @@ import re
 import resource
 import shutil
 import subprocess
-import time
 
-from trainers.contract import variables
-from trainers.contract.host_facts import ControlGroup, Hardware, Limit, Limits, NvidiaSmi
+from trainers.contract.host_facts import ControlGroup, Hardware, Limit, Limits
 
-from ..node import control_groups, read_text, user_name
-from ..running.processes import stat_fields
+from ..node import control_groups, read_text
 from ..wire import free_bytes
 
-_SMI_QUERIES = {
-    "devices": "--query-gpu=index,uuid,name,memory.total,ecc.errors.uncorrected.volatile.total",
-    # two names of one field, as an unknown field fails the whole query
-    "throttling, old name": "--query-gpu=index,clocks_throttle_reasons.active",
-    "throttling, new name": "--query-gpu=index,clocks_event_reasons.active",
-    "processes": "--query-compute-apps=gpu_uuid,pid,used_memory,process_name",
-}
 _ARITHMETIC = r"(avx|amx|sse4|asimd|sve)\w*|fma|f16c|bf16|i8mm|fphp|sme2?"
 """Instructions that round in their own way, as Linux names what a processor has."""
 _OTHER_DEVICES = ("/dev/kfd", "/dev/dxg", "/dev/nvhost-*")  # of AMD, of Windows' subsystem for Linux, of a Jetson
@@ -51,58 +41,6 @@ def _gpus_present() -> int:
         )
         return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
     return 0
-
-
-def nvidia_smi(limit_s: float) -> NvidiaSmi | None:
-    """Return nvidia-smi's output, without queries that a hanging driver blocks for ``limit_s``; None without it."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
-    until, outputs = time.monotonic() + limit_s, dict[str, str]()
-    children = {
-        name: subprocess.Popen(
-            [program, query, "--format=csv,noheader,nounits"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-        )
-        for name, query in _SMI_QUERIES.items()
-    }
-    for name, process in children.items():
-        try:
-            outputs[name], _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-    processes = outputs.get("processes", "")
-    return NvidiaSmi(
-        devices=outputs.get("devices"),
-        throttling="\n".join(outputs.get(f"throttling, {which} name", "") for which in ("old", "new")),
-        processes=processes,
-        owners="\n".join(map(owner, re.findall(r"^[^,]*, *(\d+),", processes, re.MULTILINE))),
-    )
-
-
-def owner(pid: str) -> str:
-    """Return ``pid, user, unix seconds of its start, PACELINE_NODE``; empty for a process of another container."""
-    try:
-        user = os.stat(f"/proc/{pid}").st_uid
-        ticks = int(stat_fields(int(pid))[19])
-        with open("/proc/stat", encoding="ascii") as file:
-            boot = next(int(line.split()[1]) for line in file if line.startswith("btime"))
-    except (OSError, ValueError, IndexError, StopIteration):
-        return ""
-    started = boot + ticks / os.sysconf("SC_CLK_TCK")
-    return f"{pid}, {user_name(user)}, {started:.0f}, {variable_of(pid, variables.NODE)}"
-
-
-def variable_of(pid: int | str, name: str) -> str:
-    """Return a variable that a process was started with; '' without it, and for processes of others."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:
-        match = re.search(rb"(?:^|\0)" + re.escape(name).encode() + rb"=([^\0]*)", environ.read())
-        return match.group(1).decode(errors="replace") if match else ""
-    return ""
 
 
 def count_cpus() -> int:

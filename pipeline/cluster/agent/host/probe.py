@@ -23,7 +23,7 @@ from ..running.claims import claims_here
 from ..running.processes import LINUX
 from ..running.warm import warm_up
 from ..wire import Json, free_bytes, in_thread, say
-from . import container, hardware
+from . import container, hardware, usage
 from .reach import encoded_name
 from .software import software
 
@@ -57,7 +57,7 @@ def facts(request: ProbeRequest) -> HostFacts:
         hardware=hardware.hardware(),
         # in a container numactl would have to be in the image, and may not bind memory there
         can_bind_numa=ranks_container is None and hardware.can_bind_numa(),
-        nvidia_smi=hardware.nvidia_smi(request.gpu_s) if request.gpu_s else None,
+        nvidia_smi=usage.nvidia_smi(request.gpu_s) if request.gpu_s else None,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         memory_available_bytes=hardware.memory_available_bytes(),
         shared_memory_free_bytes=hardware.shared_memory_free_bytes(),

@@ -21,7 +21,7 @@ from trainers.contract.host_facts import HeldClaim
 
 from ..node import user_name
 from ..requests import ClaimRequest
-from ..wire import BUSY
+from ..wire import BUSY, LONGEST_TITLE, clock, printable_title
 
 FOLDER = "/tmp/paceline-claims"
 _MODE = 0o1777  # all users make claims there, and remove only their own
@@ -30,7 +30,6 @@ _NUMBER = "000000000"  # agents of older versions order claims by a number, and 
 _NAME = re.compile(r"\d{9}-\d+-\d+")  # number, process, moment
 _MUTEX_S = 5.0  # limit for the folder's lock, which is held for milliseconds
 _MOST_BYTES = 4096
-_LONGEST_TITLE = 120  # characters
 _LATEST = 1e11  # unix seconds; later ones have no date
 
 
@@ -56,7 +55,9 @@ def claim_devices(request: ClaimRequest, folder: str = FOLDER) -> Claim:
         with opened(folder) as folder_fd:
             os.fchmod(folder_fd, _MODE)
     with locked(folder) as folder_fd:
-        others = [claim for claim in living(folder_fd) if collide(claim, request)] if request.refuses_others else []
+        others = (
+            [claim for claim in living(folder_fd) if request.collides_with(claim)] if request.refuses_others else []
+        )
         if others:
             raise SystemExit(BUSY + "; ".join(claim.description for claim in others))
         name = f"{_NUMBER}-{os.getpid()}-{time.monotonic_ns()}"
@@ -79,7 +80,7 @@ def claim_file(request: ClaimRequest, since: float) -> bytes:
         "resources": request.resources,
         "attempts": request.attempt_prefix,
         "group": request.group,
-        "what": request.title[:_LONGEST_TITLE],
+        "what": request.title[:LONGEST_TITLE],
         "since": since,
     }
     return json.dumps(value).encode()
@@ -149,7 +150,7 @@ def read_claim(name: str, folder_fd: int) -> HeldClaim | None:
             resources=tuple(str(resource) for resource in value["resources"]),
             attempt_prefix=str(value["attempts"]),
             group=str(value["group"]),
-            title=printable(str(value["what"])),
+            title=printable_title(str(value["what"])),
             since=since,
             user=user_name(status.st_uid),
         )
@@ -158,25 +159,10 @@ def read_claim(name: str, folder_fd: int) -> HeldClaim | None:
         os.close(descriptor)
 
 
-def collide(held: HeldClaim, request: ClaimRequest) -> bool:
-    """Whether another run, of another controller, holds one of the requested devices."""
-    is_other = held.attempt_prefix != request.attempt_prefix and held.group != request.group
-    return is_other and not set(held.resources).isdisjoint(request.resources)
-
-
-def printable(text: str) -> str:
-    return "".join(mark for mark in text if mark.isprintable())[:_LONGEST_TITLE]
-
-
 def described(claim: HeldClaim) -> str:
     gpus = [name.partition(":")[2] for name in claim.resources if name.startswith("gpu:")]
     devices = f"GPU {' and '.join(gpus)}" if gpus else "its processors"
     return f"{claim.user}'s {claim.title} has {devices} since {clock(claim.since)}"
-
-
-def clock(unix_time: float) -> str:
-    at = time.localtime(unix_time)
-    return time.strftime("%H:%M" if time.time() - unix_time < 64800 else "%Y-%m-%d %H:%M", at)
 
 
 def claims_here(folder: str = FOLDER) -> tuple[HeldClaim, ...]:

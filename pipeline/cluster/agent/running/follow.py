@@ -18,7 +18,7 @@ from trainers.contract.beats import NodeBeat, NodeExamination
 from trainers.contract.records import from_json
 
 from ..host.usage import UsageSampler
-from ..node import own_node
+from ..node import newest_write_ms, own_node
 from ..requests import ExamineOrder, FollowRequest, Lines, NodeEnd, NodeStart, RegistryEntry
 from ..wire import REMOVED, Silence, in_thread, read_record, say, touch, write_json
 from .examination import RankBeats, examine
@@ -27,7 +27,6 @@ from .registry import is_alive
 
 FROZEN_S = 12.0  # without a beat, of which a supervisor gives two a second
 HEARTBEAT_TIMEOUT_S = 8.0
-SETTLED_S = 2.0  # a script's checkpoint counts as complete if nothing was written to it for this time
 LAST_EXAMINATION_S = 2.5  # for examinations under way at the end; one of an unreachable host takes 2 s
 _BEAT_S = 1.0
 
@@ -131,16 +130,6 @@ def newest_checkpoint(run_dir: str) -> int:
     sides = glob.glob(os.path.join(glob.escape(run_dir), "checkpoints/step-*.json"))
     matches = (re.fullmatch(r"step-(\d+)\.json", os.path.basename(path)) for path in sides)
     return max((int(name[1]) for name in matches if name), default=0)
-
-
-def newest_write_ms(run_dir: str) -> int:
-    """Return when a script last wrote a checkpoint, in ms of unix time; 0 if there is none, or it may be writing."""
-    newest = 0.0
-    for folder, _, names in os.walk(os.path.join(run_dir, run_folder.CHECKPOINTS)):
-        for name in names:
-            with contextlib.suppress(OSError):  # removed meanwhile
-                newest = max(newest, os.stat(os.path.join(folder, name)).st_mtime)
-    return int(newest * 1000) + 1 if newest and time.time() - newest > SETTLED_S else 0
 
 
 class GrowingFile:

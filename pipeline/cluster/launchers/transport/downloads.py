@@ -21,8 +21,8 @@ from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import IO, Any
 
+from pipeline.cluster.agent.node import SETTLED_S
 from pipeline.cluster.agent.requests import Access, CollectRequest, NodeStart, TarHead, TarTrailer
-from pipeline.cluster.agent.running.follow import SETTLED_S
 from pipeline.cluster.launchers.transport.answers import parse
 from pipeline.cluster.launchers.transport.payload import message, new_token
 from pipeline.cluster.launchers.transport.streams import Connection, read_some
