@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from pipeline.cluster.agent.host.hardware import hardware
 from pipeline.cluster.validation import usable_gpus
@@ -172,8 +173,10 @@ def _overrides(
     cluster = recipe.config.get("cluster") or {}
     if cluster.get("checkpoint_mirror") or ("checkpoint_mirror" in cluster and overridden & {"cluster", _MIRROR}):
         words.append(f"{_MIRROR}=null")  # a reproduction must not resume from a checkpoint
+    if overridden & {"cluster", *(f"cluster.{name}" for name in _ADDRESSES)}:
+        cluster = (_composed(words) or {}).get("cluster", {})
     for name in _ADDRESSES:
-        file = None if overridden & {"cluster", f"cluster.{name}"} else cluster.get(name)
+        file = cluster.get(name)
         if file and not (project / Path(file).expanduser()).exists():  # such files aren't in the commit
             words.append(f"cluster.{name}={hydra_quoted(str(root / file))}")
     return words
@@ -293,10 +296,20 @@ def _environment_changes(recipe: Recipe) -> list[Difference]:
 
 def _topology_changes(recipe: Recipe, words: Sequence[str], root: Path) -> list[Difference]:
     """Compare the topology of ranks that ``words`` give with the run's, before hours of training."""
+    if (resolved := _composed(words)) is None:
+        return []
     try:
-        resolved = with_script_facts(compose.resolve(compose.compose_config(words)), root)
+        resolved = with_script_facts(resolved, root)
         cluster = build_cluster(resolved["cluster"], root=root, local_gpus=usable_gpus())
     except PacelineError:
-        return []  # overrides of another version: the run's own code checks them
+        return []
     now = content_key.topology(cluster, resolved["trainer"].get("shards", 0))
     return differences({"topology": recipe.parts.get("topology")}, {"topology": now})
+
+
+def _composed(words: Sequence[str]) -> dict[str, Any] | None:
+    """Return the configuration that ``words`` give in this version; None: only the run's own code understands them."""
+    try:
+        return compose.resolve(compose.compose_config(words))
+    except PacelineError:
+        return None

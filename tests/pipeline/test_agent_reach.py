@@ -67,6 +67,22 @@ def test_thirty_two_nodes_reach_each_other_at_every_port_of_the_first(monkeypatc
     assert checked(all_nodes, *range(32)) == [{"taken": {}, "failed": []}] * 32
 
 
+def test_all_ports_of_another_node_are_tried_at_once_so_that_refusals_add_up_to_one_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two, together = nodes(2), threading.Barrier(4)
+    two[0] = two[0]._replace(ports=probe.free_ports(4))
+
+    def dial(self: reach.ReachCheck, node: int, port: int) -> str:
+        together.wait(20.0)
+        return "refused"
+
+    monkeypatch.setattr(reach, "CONNECT_S", 0.1)  # node 0, which isn't there, is waited for
+    monkeypatch.setattr(reach.ReachCheck, "dial", dial)
+    (answer,) = checked(two, 1)
+    assert {item["port"] for item in answer["failed"]} == set(two[0].ports)
+
+
 def test_a_node_has_no_more_connections_open_than_a_process_may_have_files(monkeypatch: pytest.MonkeyPatch) -> None:
     open_of = dict.fromkeys(range(6), 0)
     most, dial = list[int](), reach.ReachCheck.dial

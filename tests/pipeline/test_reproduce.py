@@ -248,7 +248,11 @@ def test_the_runs_words_are_kept_but_for_what_says_where(tmp_path: Path) -> None
     source, ssh_config = words_of(lab, source="/data/a,b.npz")[-2:]
     assert source == "dataset.source='/data/a,b.npz'"
     composed = resolve(compose_config(["cluster=two_node", ssh_config]))
-    assert composed["cluster"]["ssh_config"] == f"{tmp_path}/it's here/.lab/ssh_config"
+    at_home = f"{tmp_path}/it's here/.lab/ssh_config"
+    assert composed["cluster"]["ssh_config"] == at_home
+    bare = replace(made, provenance={**made.provenance, "overrides": []})
+    typed = resolve(compose_config(words_of(bare, "cluster=two_node")))
+    assert typed["cluster"]["ssh_config"] == at_home, "as `train --force` passes its own words on"
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,10 @@ class ReachCheck:
 
     def run(self) -> Json:
         listeners, taken = self.listen()
-        targets = iter([(other, port) for other in self.others for port in self.nodes[other].ports])
-        dialling = [in_thread(self.dial_all, targets, on_error=self.errors.append) for _ in self.others[:AT_ONCE]]
+        targets = [(other, port) for other in self.others for port in self.nodes[other].ports]
+        left = iter(targets)
+        # a thread for each port, because one that refuses is tried until ``limit_s``
+        dialling = [in_thread(self.dial_all, left, on_error=self.errors.append) for _ in targets[:AT_ONCE]]
         for thread in dialling:
             thread.join()
         # nodes that start late can still connect; then the other side closes first, so that the port is free at once
