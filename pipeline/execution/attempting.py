@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from pipeline.cluster import earlier, launchers, starts
 from pipeline.cluster.attempt.run import attach_attempt, run_attempt
@@ -36,8 +37,10 @@ from pipeline.runs.metrics_file import SystemMetrics
 from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat
 from trainers.contract.host_facts import HostFacts
-from trainers.script.metrics.printed import keep_lines
 from trainers.script.settings import ScriptConfig
+
+if TYPE_CHECKING:
+    from pipeline.runs.script_attempts import ScriptAttempts
 
 
 def run_attempts(work: Work) -> None:
@@ -175,7 +178,8 @@ class Attempts:
         folder_lost = lock.lost() or not (run.folder.path / run_folder.CONFIG).exists()
         if number == self.last or folder_lost or (run.folder.path / run_folder.STOP).exists():
             raise error
-        saved = checkpoints.saved_by_script(run.folder.path) if run.config.script is not None else ""
+        script = _script_attempts(run)
+        saved = "" if script is None else script.checkpoints_stamp()
         restarts.note_failure(error, step=_last_step(run, number), saved=saved, now=time.time())
         add_to_journal(run, State.FAILED, number, error.what)
         # the hint about a lost host is for users whose run ends with it
@@ -186,13 +190,8 @@ class Attempts:
         self._work.say("\n".join(lines))
 
 
-def _keep_printed_lines(run: Run) -> None:
-    settings = checkpoints.settings_of(run.folder.path)
-    if settings is None or settings.metrics == "off" or settings.metrics_pattern is not None:
-        return
-    begun = {entry.attempt: entry.time for entry in journal.read(run.folder.journal) if entry.state is State.RUNNING}
-    with suppress(OSError):  # another write reports a full disk
-        keep_lines(run.folder.path, begun)
+def _script_attempts(run: Run) -> ScriptAttempts | None:
+    return checkpoints.script_attempts(run.folder.path, checkpoints.settings_of(run.folder.path))
 
 
 def _last_step(run: Run, number: int) -> int:
@@ -263,7 +262,8 @@ def _subscriber(work: Work, number: int, *, notes: bool) -> Emit:
             case HostsProbed(facts=facts):
                 _record_hosts(work, number, facts)
             case EarlierStartsEnded():
-                _keep_printed_lines(work.run)
+                if (script := _script_attempts(work.run)) is not None:
+                    script.keep_printed_lines()
             case CheckpointSaved():
                 if work.mirror is not None:
                     work.mirror.push()

@@ -11,10 +11,7 @@ from pipeline.cluster import starts, validation
 from pipeline.core.errors import TrainingError
 from pipeline.core.specs import Cluster, LaunchPlan
 from pipeline.execution.run import Run
-from pipeline.runs import checkpoints, journal
-from pipeline.runs.checkpoints import resume_offer
-from trainers.contract import run_folder
-from trainers.script import workdir
+from pipeline.runs import checkpoints
 from trainers.script.settings import ScriptConfig
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
@@ -104,9 +101,6 @@ def clock(unix_time: float) -> str:
 
 
 # ------------------------------------------------------------------------- where the next attempt begins
-NO_CHECKPOINT = "from the beginning: there is no checkpoint yet"
-
-
 def next_start(run: Run, lost: Collection[str] = ()) -> str:
     """Return the end of "it starts …": ``from the checkpoint of step 40``, …. ``lost``: hosts that can't be reached."""
     script = ScriptConfig(**run.config.resolved["program"]) if run.config.script is not None else None
@@ -116,60 +110,26 @@ def next_start(run: Run, lost: Collection[str] = ()) -> str:
 def next_start_in(run_dir: Path, script: ScriptConfig | None, lost: Collection[str] = ()) -> str:
     """Return the same text for a run folder. ``script``: None for Paceline's own trainer."""
     unfinished = starts.unfinished_plan(run_dir)
-    is_lost = unfinished is not None and unfinished.nodes[0].host in lost and not _wrote_here(unfinished, run_dir)
-    within_reach = None if is_lost else unfinished
-    if script is not None:
-        start = _next_start_of_script(run_dir, script, within_reach)
-    else:
-        start = _next_start_of_trainer(run_dir, within_reach)
-    if unfinished is not None and is_lost and start == NO_CHECKPOINT:
-        host, fetched = unfinished.nodes[0].host, f"checkpoints are fetched each {unfinished.checkpoint_fetch_s:g} s"
+    # rank 0 wrote into a folder of its host, which may have files that aren't here
+    is_unfetched = unfinished is not None and Path(unfinished.nodes[0].run_dir) != run_dir.resolve()
+    unfetched = unfinished if is_unfetched else None
+    is_lost = unfetched is not None and unfetched.nodes[0].host in lost
+    within_reach = None if is_lost else unfetched
+    attempts = checkpoints.script_attempts(run_dir, script)
+    start = _next_start_of_trainer(run_dir, within_reach) if attempts is None else attempts.next_start(within_reach)
+    if unfetched is not None and is_lost and not start:
+        host, fetched = unfetched.nodes[0].host, f"checkpoints are fetched each {unfetched.checkpoint_fetch_s:g} s"
         return (
-            f"from the beginning: what attempt {unfinished.attempt} saved is on {host}, which is lost ({fetched}, by "
+            f"from the beginning: what attempt {unfetched.attempt} saved is on {host}, which is lost ({fetched}, by "
             "cluster.checkpoint_fetch_s)"
         )
-    return start
+    return start or "from the beginning: there is no checkpoint yet"
 
 
 def _next_start_of_trainer(run_dir: Path, unfetched: LaunchPlan | None) -> str:
-    """``unfetched``: the newest attempt, if its hosts may hold files that weren't fetched yet."""
     if step := checkpoints.newest_step(run_dir):
         return f"from the checkpoint of step {step}"
-    if unfetched is not None and not _wrote_here(unfetched, run_dir):
+    if unfetched is not None:
         host = unfetched.nodes[0].host
         return f"from the newest checkpoint that attempt {unfetched.attempt} has left on {host}, if there is one"
-    return NO_CHECKPOINT
-
-
-def _wrote_here(plan: LaunchPlan, run_dir: Path) -> bool:
-    """True if rank 0's node wrote into the run folder itself and not into a folder of its host."""
-    return Path(plan.nodes[0].run_dir) == run_dir.resolve()
-
-
-def _next_start_of_script(run_dir: Path, settings: ScriptConfig, unfetched: LaunchPlan | None) -> str:
-    """``unfetched`` as in ``_next_start_of_trainer``."""
-    saved = any(path.is_file() for path in (run_dir / run_folder.CHECKPOINTS).rglob("*"))
-    elsewhere = ""
-    if unfetched is not None and not saved and not _wrote_here(unfetched, run_dir):
-        elsewhere = f"attempt {unfetched.attempt} has left on {unfetched.nodes[0].host}"
-    resumable = workdir.checkpoints_to_resume(settings, run_dir)
-    if (own := resumable.get(workdir.BY_ITSELF)) is not None:
-        return f"from {own.name}, which the script looks for by itself"
-    if not settings.resumes:
-        parts = ["from the beginning: no argument of the script has {resume}"]
-        if saved or elsewhere:
-            kept = "its checkpoints stay in place" if saved else f"checkpoints that {elsewhere} are fetched"
-            parts.append(f"{kept}, and it goes on from them if it reads them by itself")
-        return "; ".join([*parts, *filter(None, [resume_offer(run_dir, settings)])])
-    if elsewhere:
-        return f"from the newest checkpoint that {elsewhere}, if there is one"
-    if resumable:
-        return "from its newest checkpoint"
-    if saved:
-        pattern = f" (program.resume_pattern={settings.resume_pattern})" if settings.resume_pattern else ""
-        return f"from the beginning: {{resume}} finds none in {run_dir / 'checkpoints'}{pattern}; they are set aside"
-    number = journal.attempts(run_dir / run_folder.JOURNAL) + 1
-    for place in sorted(run_dir.glob(f"attempts/{number}/before*"), reverse=True):
-        if (place / run_folder.CHECKPOINTS).exists():
-            return f"from the beginning: its checkpoints were set aside, to {place / 'checkpoints'}"
-    return NO_CHECKPOINT
+    return ""

@@ -19,6 +19,7 @@ from pipeline.core.specs import State
 from pipeline.reproduction.culprits import Kill, state_kinds
 from pipeline.runs import checkpoints, journal, metrics_file
 from pipeline.runs.folder import RunFolder
+from pipeline.runs.script_attempts import ScriptAttempts
 from trainers.contract import run_folder
 from trainers.script.metrics.printed import parse_line, text_of_rank_0
 
@@ -225,5 +226,5 @@ def newest_checkpoint(run_dir: Path) -> Path | None:
     if settings is None:
         return max((run_dir / run_folder.CHECKPOINTS).glob("step-*.pt"), default=None)
     with suppress(OSError):  # removed meanwhile
-        return checkpoints.newest_of_script(run_dir, settings)
+        return ScriptAttempts(run_dir, settings).newest_checkpoint()
     return None

@@ -27,6 +27,7 @@ from pipeline.reproduction.kills import Killer, draw_moments, newest_checkpoint
 from pipeline.reproduction.reproduce import reproduce, train_again
 from pipeline.runs import checkpoints, metrics_file
 from pipeline.runs.folder import RunFolder
+from pipeline.runs.script_attempts import ScriptAttempts
 from trainers.contract import run_folder
 from trainers.script import workdir
 
@@ -92,7 +93,7 @@ def prove(
     if killer.kills and len(killer.kills) < kills:
         say(f"killed {counted(len(killer.kills), 'time')} of {kills}: it had ended before it was time for the others")
     evidence = gather(folder, again, verdict, killer.kills)
-    offer = checkpoints.resume_offer(again.path, settings) if settings is not None else ""
+    offer = ScriptAttempts(again.path, settings).resume_offer() if settings is not None else ""
     proof = Proof(verdict=verdict, evidence=evidence, unproven=unproven, offer=offer)
     if verdict.within_spread or (evidence.is_equal and (verdict.reproduced or verdict.nothing)):  # nothing to explain
         return proof

@@ -9,9 +9,8 @@ import re
 import tempfile
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.core import documents
 from pipeline.core import program as programs
@@ -23,12 +22,11 @@ from pipeline.runs.metrics_file import bad_lines
 from trainers.contract import run_folder
 from trainers.contract.seal import digest_of
 from trainers.core.config import ConfigError
-from trainers.script import workdir
-from trainers.script.files import in_words
 from trainers.script.settings import ScriptConfig
-from trainers.script.workdir import checkpoints_to_resume
 
-_RESUME_OPTION = re.compile(r"""["']--(\w*(?:resume|checkpoint|ckpt|restart)[\w-]*)["']""")
+if TYPE_CHECKING:
+    from pipeline.runs.script_attempts import ScriptAttempts
+
 DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
 
@@ -59,41 +57,6 @@ def go_on_from_checkpoint(run_dir: Path) -> Iterator[str]:
     write_atomic(path, metrics_text)
 
 
-def newest_of_script(run_dir: Path, settings: ScriptConfig) -> Path | None:
-    """Return the newest checkpoint that a script could resume from, even if no argument names one. Raises OSError."""
-    if not settings.resumes:
-        folder = ["{checkpoints}"] if settings.names_checkpoints else []
-        settings = replace(settings, args=["{resume}", *folder])
-    return next(iter(checkpoints_to_resume(settings, run_dir).values()), None)
-
-
-def resume_offer(run_dir: Path, settings: ScriptConfig) -> str:
-    """Return the argument that would give a script the checkpoint that it saved, by an option in its source.
-
-    '' if an argument names it already, or there is no checkpoint. Raises OSError.
-    """
-    if checkpoints_to_resume(settings, run_dir) or (newest := newest_of_script(run_dir, settings)) is None:
-        return ""
-    source = run_dir / run_folder.CODE / (settings.script or "")
-    source_text = source.read_text(encoding="utf-8", errors="replace") if source.is_file() else ""
-    options = _RESUME_OPTION.findall(source_text)
-    work = workdir.copy_of(run_dir, 0)
-    is_in_work = newest.is_relative_to(work)
-    shown = newest.relative_to(work if is_in_work else run_dir)
-    if options:
-        best = min(options, key=lambda name: (not name.startswith("resume"), len(name)))
-        return f"the argument --{best} '{{resume}}' would give it {shown}"
-    if is_in_work:
-        return f"an option of it that takes a checkpoint, as in --resume '{{resume}}', would get {shown}"
-    return ""  # it may read {checkpoints} by itself
-
-
-def saved_by_script(run_dir: Path) -> str:
-    """Return the checkpoints that a script resumes from, and their times, as text to compare; '' without any."""
-    settings = settings_of(run_dir)
-    return "" if settings is None else workdir.checkpoints_stamp(settings, run_dir)
-
-
 def settings_of(run_dir: Path) -> ScriptConfig | None:
     """Return the settings of a script's run; None for the classifier."""
     section = documents.read_or_empty(run_dir / run_folder.CONFIG).get(programs.SECTION) or {}
@@ -103,17 +66,13 @@ def settings_of(run_dir: Path) -> ScriptConfig | None:
         return None
 
 
-def set_aside_of_script(run_dir: Path, attempt: int) -> str | None:
-    """Move away what hosts sent of earlier attempts, for a script that starts over on hosts with their own folders.
-
-    Return where it is, in words; None: there was nothing, or the script resumes from it. Raises OSError.
-    """
-    settings = settings_of(run_dir)
-    if settings is None or checkpoints_to_resume(settings, run_dir):
+def script_attempts(run_dir: Path, settings: ScriptConfig | None) -> ScriptAttempts | None:
+    """Return what a script's attempts left; None (no ``settings``) for the classifier, whose runs need none of it."""
+    if settings is None:
         return None
-    place = run_dir / run_folder.ATTEMPTS / str(attempt) / "before"
-    names = workdir.set_aside(run_dir, 0, place, with_checkpoints=settings.resumes)
-    return f"what earlier attempts left is kept in {place}: {in_words(names)}" if names else None
+    from pipeline.runs.script_attempts import ScriptAttempts  # with nine modules that read what scripts write
+
+    return ScriptAttempts(run_dir, settings)
 
 
 def read_verified(path: Path) -> dict[str, Any]:

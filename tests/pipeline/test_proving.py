@@ -32,8 +32,8 @@ from pipeline.reproduction.culprits import (
 from pipeline.reproduction.kills import Moments, draw_moments, saved_s
 from pipeline.reproduction.proving import Proof
 from pipeline.runs import journal
-from pipeline.runs.checkpoints import resume_offer
 from pipeline.runs.folder import RunFolder
+from pipeline.runs.script_attempts import ScriptAttempts
 from trainers.script import workdir
 from trainers.script.settings import ScriptConfig
 
@@ -329,16 +329,16 @@ def test_a_script_whose_checkpoint_no_argument_names_is_offered_its_own_option(t
     (tmp_path / "code").mkdir()
     (tmp_path / "code/train.py").write_text('add("--resume_from_checkpoint")\nadd("--checkpoints_dir")\n')
     offer = "the argument --resume_from_checkpoint '{resume}' would give it checkpoints/checkpoint-8"
-    assert resume_offer(tmp_path, ScriptConfig(script="train.py")) == offer
-    assert resume_offer(tmp_path, ScriptConfig(script="train.py", args={"resume": "{resume}"})) == ""
+    assert ScriptAttempts(tmp_path, ScriptConfig(script="train.py")).resume_offer() == offer
+    assert ScriptAttempts(tmp_path, ScriptConfig(script="train.py", args={"resume": "{resume}"})).resume_offer() == ""
     (tmp_path / "code/train.py").write_text("pass\n")
-    assert resume_offer(tmp_path, ScriptConfig(script="train.py")) == ""
+    assert ScriptAttempts(tmp_path, ScriptConfig(script="train.py")).resume_offer() == ""
     (tmp_path / "checkpoints/checkpoint-8/model.safetensors").unlink()
     own = workdir.copy_of(tmp_path, 0) / "out/checkpoint-9/model.safetensors"
     own.parent.mkdir(parents=True)
     own.write_bytes(b"x" * 9)
     offer = "an option of it that takes a checkpoint, as in --resume '{resume}', would get out/checkpoint-9"
-    assert resume_offer(tmp_path, ScriptConfig(script="train.py")) == offer
+    assert ScriptAttempts(tmp_path, ScriptConfig(script="train.py")).resume_offer() == offer
 
 
 def test_a_run_that_was_resumed_when_it_was_made_is_the_one_that_differs() -> None:

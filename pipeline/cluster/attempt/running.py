@@ -43,8 +43,8 @@ from pipeline.core.files import write_json
 from pipeline.core.processes import threads
 from pipeline.core.processes.signals import Interruptible
 from pipeline.core.specs import LaunchPlan, Outputs
-from pipeline.runs import journal, ranks
-from pipeline.runs.checkpoints import go_on_from_checkpoint, newest_step, set_aside_of_script
+from pipeline.runs import checkpoints, journal, ranks
+from pipeline.runs.checkpoints import go_on_from_checkpoint, newest_step
 from pipeline.runs.metrics_file import cut_torn_line
 from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat, NodeExamination
@@ -156,7 +156,8 @@ class RunningAttempt:
         if started_elsewhere:
             cut_torn_line(path)
         else:
-            if (kept := set_aside_of_script(self._run_dir, self.plan.attempt)) is not None:
+            script = checkpoints.script_attempts(self._run_dir, checkpoints.settings_of(self._run_dir))
+            if script is not None and (kept := script.set_aside(self.plan.attempt)) is not None:
                 self._show(kept)
             for warning in go_on_from_checkpoint(self._run_dir):
                 self._show(f"warning: {warning}")
