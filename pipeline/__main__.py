@@ -36,6 +36,7 @@ from pipeline.cli.session import Session  # noqa: E402
 from pipeline.config import compose as composing  # noqa: E402
 from pipeline.config.compose import CONF_DIRS, CONFIG_NAME, HYDRA_VERSION_BASE  # noqa: E402
 from pipeline.config.composition_errors import explain  # noqa: E402
+from pipeline.config.overrides.trials import jobs  # noqa: E402
 from pipeline.config.overrides.words import for_hydra  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError  # noqa: E402
@@ -88,7 +89,7 @@ def checked_words() -> tuple[str, ...]:
         typed = composing.read_flags(sys.argv[1:])
         flags = [word for word in sys.argv[1:] if word not in typed.words]
         sys.argv[1:] = [*for_hydra(typed.words), *flags]  # argparse takes words on one side of the flags alone
-        trials = composing.jobs(typed.words) if typed.multirun else []
+        trials = jobs(typed.words) if typed.multirun else []
         if trials and typed.composes:
             composing.compose_config(trials[0])  # Hydra's own error knows no other words than these
         elif typed.composes:

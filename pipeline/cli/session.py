@@ -138,7 +138,7 @@ class Session:
         """Whether the overrides stand for several trials. `doit plan` takes a run or a sweep. Raises UsageError."""
         verb = VERBS.get(self.invocation.verb or "")
         if self.invocation.verb == "plan":
-            from pipeline.config.compose import jobs  # not before: Hydra's parser of overrides
+            from pipeline.config.overrides.trials import jobs  # not before: Hydra's parser of overrides
 
             return len(jobs(self.invocation.overrides)) > 1
         return verb is not None and verb.sweeps

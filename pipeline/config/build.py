@@ -11,11 +11,9 @@ from typing import Any
 
 from pipeline.cluster.validation import check_batch
 from pipeline.config.cluster import build_cluster
-from pipeline.config.own_targets import check_targets
 from pipeline.config.program_section import check_script, describes_script, with_script, with_script_facts
 from pipeline.config.schema import OPTIONS, NotifyConfig, RootConfig, SearchConfig, SweepConfig, TrackingConfig
 from pipeline.config.step_source import Steps, StepSource, with_step, with_step_named
-from pipeline.config.unknown_key import unknown_key
 from pipeline.config.values import refuse_non_finite, refuse_unprintable, typed
 from pipeline.core import program as programs
 from pipeline.core.errors import UsageError
@@ -185,7 +183,10 @@ def _check_together(
     if not programs.of(resolved).is_ours:
         check_script(ScriptConfig(**resolved[programs.SECTION]), cluster)
         return
-    check_targets(train, root, cluster.python_path)
+    if train.targets or train.dataset.name == node.OWN:
+        from pipeline.config.own_targets import check_targets  # describes classes and functions of the user's own
+
+        check_targets(train, root, cluster.python_path)
     if train.trainer.sync_batchnorm and cluster.device != "cuda" and cluster.world_size > 1:
         raise UsageError(
             "trainer.sync_batchnorm=true needs GPUs: torch.nn.SyncBatchNorm has no form for processors",
@@ -242,6 +243,8 @@ def _refuse_unread(resolved: Mapping[str, Any], words: tuple[str, ...]) -> None:
     sections = [item.name for item in dataclasses.fields(RootConfig)]
     for key in resolved:
         if key not in sections:
+            from pipeline.config.unknown_key import unknown_key  # knows other tools' names, for errors alone
+
             values = [word.partition("=")[2] for word in words if word.lstrip("+").startswith(f"{key}=")]
             others = {name: value for name, value in resolved.items() if name in sections}
             raise unknown_key(str(key), values[-1] if values else None, others)

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.launchers import LAUNCHERS
-from pipeline.cluster.launchers.settings import ClusterConfig, HostConfig, checked_container
+from pipeline.cluster.launchers.settings import HOST_FIELDS, ClusterConfig, HostConfig, checked_container
 from pipeline.cluster.validation import visible_gpus, why_unfit
-from pipeline.config.unknown_key import HOST_FIELDS, not_of_a_host
 from pipeline.config.values import encodable, typed
 from pipeline.core.errors import UsageError, os_reason, suggestion
 from pipeline.core.files import expanded
@@ -75,6 +74,8 @@ def _typed_hosts(section: Mapping[str, Any], field: str) -> list[HostConfig]:
     """Return the entries of ``hosts`` or ``spares``. Raises UsageError: an unknown field, which ``++`` can add."""
     for entry in section[field]:
         if unknown := [str(name) for name in entry if name not in HOST_FIELDS]:
+            from pipeline.config.unknown_key import not_of_a_host  # knows other tools' names, for errors alone
+
             raise not_of_a_host(unknown[0], f"cluster.{field} {entry['name']}")
     return [HostConfig(**entry) for entry in section[field]]
 

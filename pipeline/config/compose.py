@@ -12,24 +12,19 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from hydra import compose, initialize_config_dir
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType, ValueType
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.cluster.launchers.settings import MISSING, ClusterConfig
 from pipeline.config import conf_files
-from pipeline.config.composition_errors import explain, explain_interpolation, no_value
 from pipeline.config.conf_files import choice_of
-from pipeline.config.overrides.search_space import refuse_grid_size
-from pipeline.config.overrides.words import SCRIPT_FIELDS, for_hydra, quoted_run
+from pipeline.config.overrides.words import for_hydra, quoted_run
 from pipeline.config.schema import OPTIONS, PROGRAMS, RootConfig, SearchConfig, TrackingConfig, installed_programs
 from pipeline.config.step_source import named_step
-from pipeline.config.values import leaves, texts
+from pipeline.config.values import leaves
 from pipeline.core import redact
 from pipeline.core.errors import UsageError
 from pipeline.core.options import Options
@@ -73,6 +68,8 @@ def compose_now(overrides: Sequence[str], *, with_hydra: bool = False) -> DictCo
     try:
         return compose(CONFIG_NAME, overrides=for_hydra(overrides), return_hydra_config=with_hydra)
     except Exception as error:  # Hydra raises a dozen unrelated types, ValueError and AssertionError among them
+        from pipeline.config.composition_errors import explain  # long, and only for what can't be composed
+
         raise explain(error, list(overrides), _composed_or_none) from error
 
 
@@ -107,11 +104,15 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     """
     try:
         container = OmegaConf.to_container(config, resolve=True)
-        for field, value in leaves(container):
-            if value == MISSING and not field.startswith(_LITERAL_FIELDS):
-                raise no_value(field)
     except OmegaConfBaseException as error:
+        from pipeline.config.composition_errors import explain_interpolation  # as in ``compose_now``
+
         raise explain_interpolation(error, config) from error
+    for field, value in leaves(container):
+        if value == MISSING and not field.startswith(_LITERAL_FIELDS):
+            from pipeline.config.composition_errors import no_value  # as in ``compose_now``
+
+            raise no_value(field)
     assert isinstance(container, dict)  # the root of a Hydra configuration is a mapping
     names = redact.referenced(OmegaConf.to_container(config, resolve=False))
     values = [value for name in names if (value := os.environ.get(name)) and redact.needs_masking(name, value)]
@@ -216,138 +217,6 @@ class _LazyNode(ConfigNode):
     @node.setter
     def node(self, value: DictConfig) -> None:
         self._copy = value
-
-
-# ------------------------------------------------------------------------------- the trials of a sweep
-Overrides = tuple[str, ...]
-
-_ABSENT = object()
-
-
-def jobs(words: Sequence[str]) -> list[Overrides]:
-    """List every combination of the sweep values in Hydra's order: the last word varies fastest. Keep duplicates.
-
-    The sweep values of a named grid, ``sweep=NAME`` (hydra.sweeper.params in conf/sweep/NAME.yaml), come first.
-    A word of the command line replaces the grid's value of the same key.
-
-    Raises UsageError: a word that is no override or has no value, an interval without a search, or too many trials.
-    """
-    with hydra_ready():
-        overrides = parsed_words(words)
-        interval = next((one for one in overrides if one.value_type is ValueType.INTERVAL_SWEEP), None)
-        if interval is not None:
-            raise _interval_in_grid(interval, has_search=any(word.startswith("search=") for word in words))
-        refuse_grid_size(overrides)
-        # Hydra escapes every colon and bracket of a value; a value that doesn't vary stays as it was typed
-        word_by_escaped = {
-            f"{override.get_key_element()}={override.get_value_element_as_str()}": str(override.input_line)
-            for override in overrides
-            if not override.is_delete() and not override.is_sweep_override()
-        }
-        combinations = BasicSweeper.split_arguments(overrides, None)[0]
-        return [tuple(word_by_escaped.get(word, word) for word in combination) for combination in combinations]
-
-
-def _interval_in_grid(interval: Override, *, has_search: bool) -> UsageError:
-    if has_search:
-        return UsageError(
-            f"{interval.input_line}: what a search will choose can't be listed beforehand",
-            hint="doit sweep with the same words and --dry-run, which shows its space and trials so far",
-        )
-    key = interval.get_key_element()
-    return UsageError(
-        f"{interval.input_line}: an interval has no end of values, so only a search can draw from it; "
-        f"add search=tpe, or write {key}=0.01,0.1 or {key}='range(1,5)' for a grid"
-    )
-
-
-def parsed_words(words: Sequence[str]) -> list[Override]:
-    """Parse the words, a named grid's first. Needs ``hydra_ready()``. Raises UsageError."""
-    grid = [word for word in words if word.startswith("sweep=")]
-    params = compose_now(grid, with_hydra=True).hydra.sweeper.params if grid else None
-    return _parsed([*(f"{key}={value}" for key, value in (params or {}).items()), *words])
-
-
-def _parsed(words: Sequence[str]) -> list[Override]:
-    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-    try:
-        return parser.parse_overrides(list(words))
-    except Exception as error:  # Hydra's and the lexer's
-        raise explain(error, list(words), lambda _: None) from error
-
-
-class TrialComposer:
-    """``resolve`` for the many trials of one sweep. Use it within ``hydra_ready()``."""
-
-    def __init__(self) -> None:
-        self._overrides: dict[str, Override] = {}
-        self._compositions: dict[tuple[Overrides, tuple[str, ...]], DictConfig] = {}
-
-    def resolve(self, words: Overrides) -> dict[str, Any]:
-        """Return or raise what composing the words of this one trial by themselves would."""
-        plain = self._plain_overrides(words)
-        config = self._composition(
-            words=tuple(word for word in words if word not in plain),
-            fields=tuple(override.key_or_group for override in plain.values()),
-        )
-        if all(_try_to_set(config, override) for override in plain.values()):
-            return resolve(config)
-        return resolve(compose_now(words))
-
-    def _composition(self, words: Overrides, fields: tuple[str, ...]) -> DictConfig:
-        """Compose ``words`` once; trials with these ``fields`` share the result, as each sets all of them again."""
-        if (words, fields) not in self._compositions:
-            self._compositions[words, fields] = compose_now(words)
-        return self._compositions[words, fields]
-
-    def _plain_overrides(self, words: Overrides) -> dict[str, Override]:
-        """Return the words whose value can be set in a composition: plain ones that share no key with another word."""
-        for word in words:
-            if word not in self._overrides:
-                self._overrides[word] = _parsed(for_hydra([word]))[-1]
-        # options aside: Hydra chooses them before it sets fields, whatever the order of the words
-        fields = {word: self._overrides[word] for word in words if not _chooses_an_option(self._overrides[word])}
-        keys = [override.key_or_group for override in fields.values()]
-        return {
-            word: override
-            for word, override in fields.items()
-            if _is_plain(override) and sum(_contains(override.key_or_group, key) for key in keys) == 1
-        }
-
-
-def _chooses_an_option(override: Override) -> bool:
-    """Return True if the override chooses an option of a group. A word that names a script implies program=script."""
-    group = override.key_or_group
-    if group in SCRIPT_FIELDS:
-        return True
-    chooses = override.type is OverrideType.CHANGE and override.package is None and isinstance(override.value(), str)
-    return chooses and any((folder / group).is_dir() for folder in CONF_DIRS)
-
-
-def _is_plain(override: Override) -> bool:
-    """Return True for ``key=value`` with a simple value or a list, and without an interpolation."""
-    if override.type is not OverrideType.CHANGE or override.package is not None:
-        return False
-    value = override.value()
-    is_simple = value is None or (isinstance(value, str | int | float | bool | list) and value != MISSING)
-    return is_simple and not any("${" in text for text in texts(value))
-
-
-def _try_to_set(config: DictConfig, override: Override) -> bool:
-    """Set the field to the value in its type; return False if it can't be set, so that the trial must be composed."""
-    key, value = override.key_or_group, override.value()
-    try:
-        before = OmegaConf.select(config, key, default=_ABSENT)
-        if before is _ABSENT or OmegaConf.is_dict(before) or OmegaConf.is_list(before) != isinstance(value, list):
-            return False
-        OmegaConf.update(config, key, value, merge=True)
-    except Exception:  # composing reports what is wrong with it
-        return False
-    return True
-
-
-def _contains(key: str, other: str) -> bool:
-    return key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.")
 
 
 # ------------------------------------------------------------------------------- Hydra's own command line

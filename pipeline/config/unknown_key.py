@@ -10,7 +10,7 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
-from pipeline.cluster.launchers.settings import HostConfig
+from pipeline.cluster.launchers.settings import HOST_FIELDS
 from pipeline.config.overrides.words import SCRIPT_FIELDS
 from pipeline.config.schema import OPTIONS, PROGRAMS
 from pipeline.core.errors import UsageError, nearest, suggestion
@@ -51,7 +51,6 @@ ALIASES = {word: name for name, words in _FOREIGN_BY_OWN.items() for word in wor
 RESUME_NAMES = ("resume", "resume_from", "resume_from_checkpoint", "ckpt_path", "checkpoint", "auto_resume", "restore")
 """Options by which other tools continue a run; here the same command does."""
 RESUME_HINT = "the same command goes on where its run was"
-HOST_FIELDS = tuple(item.name for item in fields(HostConfig))
 _HOST_ALIASES = {"slots": "nproc_per_node", "host": "name", "hostname": "name", "ip": "address"}
 """Names of a host's fields in other tools → their names here."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.cluster import launchers
 from pipeline.config import build, compose
 from pipeline.config.build import RunConfig, stored_overrides
-from pipeline.config.compose import Overrides, TrialComposer, jobs
+from pipeline.config.overrides.trials import Overrides, TrialComposer, jobs
 from pipeline.config.schema import SweepConfig
 from pipeline.config.step_source import StepSource, refuse_unused_steps
 from pipeline.core.errors import UsageError

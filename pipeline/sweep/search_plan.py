@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.config import compose
 from pipeline.config.build import search_config
 from pipeline.config.overrides.search_space import Choice, SearchSpace, space
+from pipeline.config.overrides.trials import parsed_words
 from pipeline.config.schema import SearchConfig, SweepConfig
 from pipeline.core import program as programs
 from pipeline.core.errors import UsageError, suggestion
@@ -169,7 +170,7 @@ def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
     override or combination.
     """
     with compose.hydra_ready():
-        search_space = space(compose.parsed_words(words))
+        search_space = space(parsed_words(words))
         factory = TrialFactory(root=root, local_gpus=local_gpus)
         for name in search_space.dimensions:
             if not makes_another_run(name):

@@ -2,14 +2,18 @@
 process of ``recorder_command`` imports mlflow; this package's names are for the controller, and light.
 """
 
-from pipeline.tracking.address import absolute_uri, recorder_env, shown, sqlite_path, sqlite_uri
 from pipeline.tracking.destinations import (
     NO_SUCH_RUN,
+    absolute_uri,
     destinations,
     fetch_command,
     prepare_command,
     recorder_command,
+    recorder_env,
     serve_command,
+    shown,
+    sqlite_path,
+    sqlite_uri,
 )
 
 __all__ = [

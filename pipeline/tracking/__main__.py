@@ -25,10 +25,16 @@ from pipeline.core import masking
 from pipeline.core.errors import PacelineError
 from pipeline.core.processes import threads, unexpected
 from pipeline.core.processes.process import BESIDE, set_priority
-from pipeline.tracking.address import URI_VARIABLE, absolute_uri
-from pipeline.tracking.destinations import NO_SUCH_RUN, PENDING, SETTINGS_VARIABLE, TrackingState
-from pipeline.tracking.mlflow_writer import RECIPE
+from pipeline.tracking.destinations import (
+    NO_SUCH_RUN,
+    PENDING,
+    SETTINGS_VARIABLE,
+    URI_VARIABLE,
+    TrackingState,
+    absolute_uri,
+)
 from pipeline.tracking.recorder import record
+from pipeline.tracking.sent_files import RECIPE
 from pipeline.tracking.store_calls import StoreError, exit_process
 
 _LOOK_S, _GRACE_S = 0.5, 1.0  # interval of looking for the parent; time to end regularly after it is gone

@@ -13,7 +13,7 @@ from pipeline import tracking
 from pipeline.config.build import RunConfig
 from pipeline.core.processes import process
 from pipeline.tracking.destinations import Destination, load
-from pipeline.tracking.mlflow_writer import notes_on_left_out
+from pipeline.tracking.sent_files import notes_on_left_out
 
 PATIENCE_S = 600.0  # a recorder gives up sooner by itself, unless a busy host leaves it no CPU time
 _TRY = "  try: "  # before an error's hint, on a line of its own

@@ -23,7 +23,7 @@ from pipeline.runs import result as results
 from pipeline.runs.acceptance import accepted_for
 from pipeline.runs.contents import chosen_in, makes_another_run, nodes_of, overrides_in, ranks_of, run_name, what_runs
 from pipeline.runs.folder import RunFolder
-from pipeline.tracking.address import redact
+from pipeline.tracking.destinations import redact
 from trainers.contract import run_folder
 
 ENDED = (State.FINISHED, State.PRUNED, State.FAILED, State.KILLED)

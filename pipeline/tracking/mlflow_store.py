@@ -18,8 +18,8 @@ from typing import TypeVar, cast
 from mlflow.exceptions import MlflowException
 
 from pipeline.core.locks import held
-from pipeline.tracking.address import database_login, recorder_env, redact, shown, sqlite_path, sqlite_uri
 from pipeline.tracking.description import DataInput
+from pipeline.tracking.destinations import database_login, recorder_env, redact, shown, sqlite_path, sqlite_uri
 from pipeline.tracking.points import Point
 from pipeline.tracking.store_calls import (
     ANSWER_TIMEOUT_S,

@@ -28,8 +28,16 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.files import temporary_prefix
 from pipeline.core.processes import process
 from pipeline.core.processes.threads import waiting
-from pipeline.tracking.address import database_login, has_credentials, is_here, recorder_env, redact, shown, sqlite_path
-from pipeline.tracking.destinations import prepare_command
+from pipeline.tracking.destinations import (
+    database_login,
+    has_credentials,
+    is_here,
+    prepare_command,
+    recorder_env,
+    redact,
+    shown,
+    sqlite_path,
+)
 
 _START_TIMEOUT_S = 600.0
 _PREPARE_TIMEOUT_S = 600.0  # on a busy host a new database's tables take minutes

@@ -19,9 +19,8 @@ from pipeline.core import masking
 from pipeline.core.errors import PacelineError, text_of
 from pipeline.core.locks import FileLock
 from pipeline.core.redact import secret_values
-from pipeline.tracking.address import redact
 from pipeline.tracking.description import Progress, describe, progress
-from pipeline.tracking.destinations import PENDING, RECORDING, Destination, TrackingState, fingerprints, load
+from pipeline.tracking.destinations import PENDING, RECORDING, Destination, TrackingState, fingerprints, load, redact
 from pipeline.tracking.mlflow_writer import MlflowWriter
 from pipeline.tracking.points import Mark, ReadPosition, last_figures, read_points
 from pipeline.tracking.store_calls import Caller, StoreError

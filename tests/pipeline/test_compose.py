@@ -15,7 +15,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.config import compose
+from pipeline.config import compose, composition_errors
 from pipeline.config.compose import CONF_DIRS, compose_config, register, resolve
 from pipeline.core.errors import UsageError
 from pipeline.core.printable import printable
@@ -115,7 +115,8 @@ def test_composes_what_hydra_main_composes(
     most: int, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compose, "explain", lambda *_: UsageError("refused"))  # the wording has tests of its own
+    # the wording has tests of its own
+    monkeypatch.setattr(composition_errors, "explain", lambda *_: UsageError("refused"))
     monkeypatch.setattr(compose, "compose", hydra.compose)
     refused = 0
     lines = list(_dealt(random.Random(most), most))[:count]

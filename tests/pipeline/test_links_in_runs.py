@@ -10,7 +10,7 @@ import pytest
 from pipeline.reproduction import archive
 from pipeline.runs import status
 from pipeline.runs.folder import RunFolder, leads_out
-from pipeline.tracking import mlflow_writer
+from pipeline.tracking import sent_files
 from tests.pipeline.finished_folder import finished
 
 
@@ -48,14 +48,14 @@ def test_no_link_takes_a_file_of_elsewhere_into_an_export(linked: RunFolder, tmp
 
 
 def test_no_link_takes_a_file_of_elsewhere_into_a_record(linked: RunFolder, tmp_path: Path) -> None:
-    names = {path.relative_to(linked.path).as_posix() for path in mlflow_writer.files_at_end(linked.path, 1)}
+    names = {path.relative_to(linked.path).as_posix() for path in sent_files.files_at_end(linked.path, 1)}
     assert {"attempts/1/b.log", "outputs/best.pt", "outputs/latest.pt"} <= names
     assert not {"attempts/1/a.log", "outputs/leak.txt"} & names
     away = "outputs/leak.txt, attempts/1/a.log: a link leads out of the run folder, so it is not read"
-    assert [*mlflow_writer.notes_on_left_out(linked.path)] == [away]
+    assert [*sent_files.notes_on_left_out(linked.path)] == [away]
     (linked.path / "changes.patch").unlink()
     (linked.path / "changes.patch").symlink_to(tmp_path / "private")
-    assert linked.path / "changes.patch" not in mlflow_writer.files_at_start(linked.path)
+    assert linked.path / "changes.patch" not in sent_files.files_at_start(linked.path)
 
 
 def test_no_log_is_shown_that_a_link_leads_to_elsewhere(linked: RunFolder) -> None:

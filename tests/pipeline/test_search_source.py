@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.config import compose
-from pipeline.config.compose import jobs
+from pipeline.config.overrides.trials import jobs
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.specs import State

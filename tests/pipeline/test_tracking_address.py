@@ -5,7 +5,7 @@ from sqlalchemy.engine import make_url
 
 from pipeline import tracking
 from pipeline.core.errors import UsageError
-from pipeline.tracking.address import database_login, redact, shown, sqlite_path
+from pipeline.tracking.destinations import database_login, redact, shown, sqlite_path
 from pipeline.tracking.store_calls import explained, plain_reason
 
 ROOT = Path("/proj")

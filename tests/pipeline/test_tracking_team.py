@@ -18,8 +18,7 @@ import pytest
 
 from pipeline import tracking
 from pipeline.tracking import recorder
-from pipeline.tracking.address import database_login
-from pipeline.tracking.destinations import DONE, PENDING
+from pipeline.tracking.destinations import DONE, PENDING, database_login
 from pipeline.tracking.store_calls import explained
 from tests import postgres_fixture
 from tests.pipeline import tracking_folder as folder

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -76,6 +76,9 @@ class HostConfig:
     nproc_per_node: int | None = None
     python: str | None = None
     env: dict[str, str] = field(default_factory=dict)
+
+
+HOST_FIELDS = tuple(item.name for item in fields(HostConfig))
 
 
 @dataclass(kw_only=True)

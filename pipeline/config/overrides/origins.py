@@ -15,8 +15,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config import compose, conf_files
-from pipeline.config.compose import parsed_words
 from pipeline.config.conf_files import choice_of
+from pipeline.config.overrides.trials import parsed_words
 from pipeline.config.overrides.words import for_hydra
 from pipeline.core.places import ROOT, shown
 from pipeline.core.redact import without_secrets

@@ -13,7 +13,7 @@ import hydra
 import pytest
 
 from pipeline.config import compose
-from pipeline.config.compose import Overrides, TrialComposer, jobs
+from pipeline.config.overrides.trials import Overrides, TrialComposer, jobs
 from pipeline.core.errors import UsageError
 from pipeline.sweep.expand import Space, expand
 
