@@ -27,15 +27,14 @@ from pipeline.core.processes.threads import waiting
 from pipeline.data import store, trees
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
-from pipeline.execution.initial_weights import InitialWeights
 from pipeline.execution.run import Run, initial_weights_of, prepare
-from pipeline.runs import index
 from pipeline.runs.folder import RunFolder
 from pipeline.tracking.destinations import refuse_missing
 
 if TYPE_CHECKING:  # of Hydra, steps and sweeps nothing is imported before it is needed
     from omegaconf import DictConfig
 
+    from pipeline.execution.initial_weights import InitialWeights
     from pipeline.steps.graph import Graph
     from pipeline.steps.making import DataStep
     from pipeline.sweep.expand import Space
@@ -207,6 +206,8 @@ class Session:
     def folder(self) -> RunFolder:
         """Return the run that ``run=KEY`` names, or this configuration's. Raises UsageError."""
         if (key := self.invocation.options.get("run")) is not None:
+            from pipeline.runs import index  # it lists runs, and most commands name none
+
             return index.find(self.config.runs_dir, key)
         self.refuse_data()
         if self.run is None:

@@ -32,7 +32,7 @@ from pipeline.execution.failure_hints import hinting, with_hint
 from pipeline.execution.restarts import Pauses, Restarts, clock, next_start
 from pipeline.execution.run import Run
 from pipeline.execution.work import OpenAttempt, Say, Work, add_to_journal
-from pipeline.runs import checkpoints, journal, metrics_file, provenance, ranks, recorded_hardware, status
+from pipeline.runs import checkpoints, journal, metrics_file, provenance, ranks, recorded_hardware
 from pipeline.runs.metrics_file import SystemMetrics
 from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat
@@ -258,7 +258,7 @@ def _subscriber(work: Work, number: int, *, notes: bool) -> Emit:
                 if notes:
                     say(text)
             case Doing(what=activity):
-                say.doing(activity if activity is not None else partial(status.under_way, work.run.folder))
+                say.doing(activity if activity is not None else partial(ranks.under_way, work.run.folder))
             case HostsProbed(facts=facts):
                 _record_hosts(work, number, facts)
             case EarlierStartsEnded():
@@ -285,7 +285,7 @@ def _subscriber(work: Work, number: int, *, notes: bool) -> Emit:
 def _record_start(work: Work, number: int) -> None:
     add_to_journal(work.run, State.RUNNING, number)
     work.recorder.start()
-    work.say.doing(partial(status.under_way, work.run.folder))
+    work.say.doing(partial(ranks.under_way, work.run.folder))
 
 
 def _give_hosts_back(work: Work) -> None:

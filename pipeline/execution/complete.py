@@ -21,7 +21,7 @@ from pipeline.core.specs import State
 from pipeline.data import store
 from pipeline.data.trees import Tree, replaced_meanwhile
 from pipeline.evaluation import stored_report
-from pipeline.execution import initial_weights, launch_folder
+from pipeline.execution import launch_folder
 from pipeline.execution.attempting import attach, attempt_to_attach, run_attempts, surviving_attempt
 from pipeline.execution.launch_folder import collect_provenance, prepare_folder, remarks
 from pipeline.execution.restarts import next_start
@@ -43,7 +43,7 @@ def provide_weights(config: RunConfig, root: Path, *, argv: Sequence[str], say: 
     if initial is None or initial.path is not None:
         return
     if initial.url is not None:
-        fetch_weights(config, initial)
+        initial.fetch(config)
     elif config.parent is not None:
         try:
             _train_parent(config.parent, initial.setting, root, argv=argv, say=say)
@@ -52,13 +52,6 @@ def provide_weights(config: RunConfig, root: Path, *, argv: Sequence[str], say: 
         except PacelineError as error:
             what = f"{initial.setting} failed, and this run starts from its weights: {error.what}"
             raise TrainingError(what, hint=error.hint) from error
-
-
-def fetch_weights(config: RunConfig, initial: initial_weights.InitialWeights) -> None:
-    """Download the weights from their address, if they have one. Raises DataError."""
-    if initial.url is not None:
-        is_torchvisions = "://" not in str(config.train.init.weights)
-        initial_weights.fetch(initial.url, config.data_dir, setting=initial.setting, hash_in_name=is_torchvisions)
 
 
 def _train_parent(parent: RunConfig, setting: str, root: Path, *, argv: Sequence[str], say: Say) -> None:

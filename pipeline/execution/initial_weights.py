@@ -54,29 +54,56 @@ class InitialWeights(NamedTuple):
     path: Path | None = None
     pending: str = ""
     url: str | None = None
+    named: Path | None = None  # the user's file that init.weights names
+
+    def with_digest(self, config: RunConfig) -> RunConfig:
+        """Return the configuration with init.sha256 set, which is what the key counts."""
+        init = {**(config.resolved.get("init") or {}), "sha256": self.sha256}
+        return dataclasses.replace(config, resolved={**config.resolved, "init": init})
+
+    def place(self, folder: Path, data_dir: Path) -> None:
+        """Put the weights and a description of their origin into a run folder. Raises PacelineError, OSError."""
+        assert self.sha256 is not None, "a run has a key only once they are known"
+        target = folder / run_folder.INITIAL_WEIGHTS
+        if not (target.is_file() and sha256_of(target, data_dir) == self.sha256):
+            if self.path is None:
+                raise PacelineError(f"{self.setting}: the weights aren't on this computer: {self.pending}")
+            link_or_copy(keep(self.path, self.sha256, data_dir), target)
+        notes = {"said": self.setting, "run": self.run, "sha256": self.sha256}
+        write_json(folder / run_folder.INITIAL_WEIGHTS_NOTES, notes)
+
+    def fetch(self, config: RunConfig) -> None:
+        """Download the weights from their address, if they have one. Raises DataError."""
+        if self.url is not None:
+            is_torchvisions = "://" not in str(config.train.init.weights)
+            fetch(self.url, config.data_dir, setting=self.setting, hash_in_name=is_torchvisions)
 
 
-def find(config: RunConfig, root: Path, of_parent: Callable[[RunConfig, str], InitialWeights]) -> InitialWeights | None:
-    """Return the initial weights; None for fresh ones. Starts nothing.
+ParentRun = tuple[RunFolder | None, str]
+"""The run that ``init.run`` names: its folder (None: no key yet), and why it isn't finished ('': it is)."""
 
-    ``of_parent`` returns the final weights of the run that ``init.run`` names. Raises UsageError: no such run, file or
-    published weights; a file that can't hold weights; another digest than init.sha256.
+
+def find(config: RunConfig, root: Path, parent_of: Callable[[RunConfig], ParentRun]) -> InitialWeights:
+    """Return the initial weights of a configuration that names some. Starts nothing.
+
+    Raises UsageError: no such run, file or published weights; a file that can't hold weights; another digest than
+    init.sha256.
     """
     init = config.train.init
-    if config.script is not None or not init.setting:
-        return None
+    named = local_file(config, root)
     if init.sha256 is not None and (path := kept(init.sha256, config.data_dir)) is not None:
-        return InitialWeights(setting=init.setting, sha256=init.sha256, path=path)
+        return InitialWeights(setting=init.setting, sha256=init.sha256, path=path, named=named)
     try:
-        initial = of_parent(config.parent, init.setting) if config.parent else _of_setting(config, root)
+        if config.parent is None:
+            initial = _of_setting(config, root)
+        else:
+            initial = _of_parent(*parent_of(config.parent), init.setting)
     except (DataError, OSError) as error:
         why = os_reason(error) if isinstance(error, OSError) else error.what
         raise UsageError(f"{init.setting}: {why}") from error
-    if init.sha256 is not None:
-        if initial.sha256 not in (None, init.sha256):
-            raise UsageError(f"{init.setting} has the sha256 {initial.sha256}, and init.sha256 says {init.sha256}")
-        return initial._replace(sha256=init.sha256)
-    return initial
+    if init.sha256 is not None and initial.sha256 not in (None, init.sha256):
+        raise UsageError(f"{init.setting} has the sha256 {initial.sha256}, and init.sha256 says {init.sha256}")
+    return initial._replace(sha256=init.sha256 or initial.sha256, named=named)
 
 
 def local_file(config: RunConfig, root: Path) -> Path | None:
@@ -88,22 +115,10 @@ def local_file(config: RunConfig, root: Path) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
-def with_digest(config: RunConfig, initial: InitialWeights) -> RunConfig:
-    """Return the configuration with init.sha256 set, which is what the key counts."""
-    init = {**(config.resolved.get("init") or {}), "sha256": initial.sha256}
-    return dataclasses.replace(config, resolved={**config.resolved, "init": init})
-
-
-def place(initial: InitialWeights, folder: Path, data_dir: Path) -> None:
-    """Put the weights and a description of their origin into a run folder. Raises PacelineError, OSError."""
-    assert initial.sha256 is not None, "a run has a key only once they are known"
-    target = folder / run_folder.INITIAL_WEIGHTS
-    if not (target.is_file() and sha256_of(target, data_dir) == initial.sha256):
-        if initial.path is None:
-            raise PacelineError(f"{initial.setting}: the weights aren't on this computer: {initial.pending}")
-        link_or_copy(keep(initial.path, initial.sha256, data_dir), target)
-    notes = {"said": initial.setting, "run": initial.run, "sha256": initial.sha256}
-    write_json(folder / run_folder.INITIAL_WEIGHTS_NOTES, notes)
+def _of_parent(folder: RunFolder | None, pending: str, setting: str) -> InitialWeights:
+    if folder is None or pending:
+        return InitialWeights(setting=setting, run=folder.key if folder is not None else None, pending=pending)
+    return of_finished_run(folder, setting)
 
 
 def of_finished_run(folder: RunFolder, setting: str) -> InitialWeights:

@@ -14,7 +14,6 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.tables import first_of
 from pipeline.data.trees import Tree
-from pipeline.execution import initial_weights
 from pipeline.execution.run import VARIABLES, Run
 from pipeline.execution.work import Say, Work
 from pipeline.keys import ABSENT, import_closure, rank_environment, script_files
@@ -82,7 +81,7 @@ def prepare_folder(work: Work) -> None:
     if isinstance(run.pack, Tree):
         run.pack.create()
     if run.initial_weights is not None:
-        initial_weights.place(run.initial_weights, run.folder.path, run.config.data_dir)
+        run.initial_weights.place(run.folder.path, run.config.data_dir)
     prepare(run.folder, inputs_of(run, work.services.code))
     if not matches(run.root, run.folder.code, run.key.parts["code"]):
         raise PacelineError("its code was edited while the run was being prepared", hint="the same command again")
@@ -104,7 +103,7 @@ def _record_variables(run: Run) -> None:
 
 def collect_provenance(run: Run, argv: Sequence[str], now: float, say: Say) -> tuple[provenance.Provenance, bytes]:
     """Return the run's provenance and patch; warn of files of the checkout that the patch can't hold."""
-    weights = initial_weights.local_file(run.config, run.root)
+    weights = run.initial_weights.named if run.initial_weights is not None else None
     origin, patch = provenance.collect(
         run.root,
         run.config.shown_words(argv),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cluster.launchers import settings
 from pipeline.cluster.launchers.base import PackSource
@@ -23,8 +23,6 @@ from pipeline.data import store
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
 from pipeline.evaluation import stored_report
-from pipeline.execution import initial_weights
-from pipeline.execution.initial_weights import InitialWeights
 from pipeline.keys import ABSENT, IMAGE, rank_environment
 from pipeline.keys.content_key import ContentKey, content_key, environment
 from pipeline.keys.import_closure import Closure, import_closure, lacking
@@ -38,6 +36,9 @@ from trainers.contract.data_pack import Manifest
 from trainers.core.config import TrainConfig
 from trainers.observation.input_record import first_change
 from trainers.observation.unkeyed import advice_to_add
+
+if TYPE_CHECKING:
+    from pipeline.execution.initial_weights import InitialWeights, ParentRun
 
 VARIABLES = "variables.json"
 """File of a run folder: digests of the environment variables that ranks of cluster=local inherit from the shell."""
@@ -134,7 +135,7 @@ def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: CodeReader |
     if initial is not None:
         if initial.sha256 is None:
             return None
-        config = initial_weights.with_digest(config, initial)
+        config = initial.with_digest(config)
     remember_in(root, config.runs_dir)
     code = code_of(config, root, read, pack.rank_modules)
     key = content_key(
@@ -270,22 +271,22 @@ def overridden(here: Mapping[str, str], of_cluster: Mapping[str, str]) -> dict[s
 # ----------------------------------------------------------------------------------- the initial weights
 def initial_weights_of(config: RunConfig, root: Path) -> InitialWeights | None:
     """Return the initial weights of a configuration; None for fresh ones. Starts nothing. Raises UsageError."""
-    return initial_weights.find(config, root, partial(_final_weights_of, root))
+    if config.script is not None or not config.train.init.setting:
+        return None
+    from pipeline.execution import initial_weights  # most runs start from fresh ones
+
+    return initial_weights.find(config, root, partial(_parent, root))
 
 
-def _final_weights_of(root: Path, parent: RunConfig, setting: str) -> InitialWeights:
+def _parent(root: Path, parent: RunConfig) -> ParentRun:
     pack = store.find(parent.train.dataset, parent.data_dir)
     run = prepare(parent, root, pack) if pack is not None else None
     if run is None:
-        return InitialWeights(setting=setting, pending="its run is to be trained first, whose key isn't known yet")
+        return None, "its run is to be trained first, whose key isn't known yet"
     if (reason := run.reason) is not None:
-        return InitialWeights(
-            setting=setting, run=run.key.short, pending=f"run {run.key.short} is to be trained first: {reason}"
-        )
+        return run.folder, f"run {run.key.short} is to be trained first: {reason}"
     _, accepted = acceptance.result_or_accepted(run.folder)
-    return initial_weights.of_finished_run(
-        run.folder if accepted is None else acceptance.base_of(run.folder, accepted), setting
-    )
+    return run.folder if accepted is None else acceptance.base_of(run.folder, accepted), ""
 
 
 def refuse_misfits(train: TrainConfig, data: Manifest) -> None:

@@ -18,7 +18,7 @@ from pipeline.core.specs import LaunchPlan, State, Wait
 from pipeline.live.screen import Screen
 from pipeline.live.state import STEPS, GrowingFile
 from pipeline.live.sweep_state import SweepState, after_trial_event
-from pipeline.runs import acceptance, journal, ranks, status
+from pipeline.runs import acceptance, journal, ranks
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
 from pipeline.sweep.folder import SweepFolder, TrialEntry
@@ -81,7 +81,7 @@ def follow(
         if over:
             return
         if screen.is_live and isinstance(folder, RunFolder):
-            screen.tell(Wait(what=status.under_way(folder), for_s=time.monotonic() - since))
+            screen.tell(Wait(what=ranks.under_way(folder), for_s=time.monotonic() - since))
         sleep(_LOOK_S)
 
 

@@ -1,21 +1,34 @@
-"""The last reports of an attempt's ranks, which ``doit status`` and the live view show: who is behind, who is slow."""
+"""What the ranks of the newest attempt do, for ``doit status``, the live view and waits: who is behind, who is slow."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median_low
 
 from pipeline.core import documents
-from pipeline.core.tables import counted
+from pipeline.core.printable import printable, without_colours
+from pipeline.core.tables import counted, first_of
+from pipeline.runs import checkpoints, journal, metrics_file
+from pipeline.runs.contents import nodes_of
+from pipeline.runs.folder import RunFolder
+from trainers.contract import run_folder
 from trainers.contract.beats import Phase, RankBeat, Usage, phase_words
 from trainers.contract.records import as_json, from_json
 
 FILE = "ranks.json"
 SLOWER = 1.2  # times the median; equal hosts differ by less
 LEAST_LOST_S = 2.0  # a smaller loss may be chance
+_HEAD_BYTES = 256 << 10  # torchrun prints its rendezvous at the start of a log
+_TAIL_BYTES = 64 << 10  # enough for the last lines of metrics.jsonl
+_MOST_HOSTS = 4  # hosts that one message names
+_MOST_QUOTED = 120  # characters of a script's line
+_RANK_PREFIX = re.compile(r"^(?:-|\d+) \| ")
+_TORCH_CLIENT_ERROR = re.compile(r"The client socket has (?:failed to connect|timed out)[^\n]*")
 IDLE_S = 5.0  # after which a script's rank counts as idle; waits between two batches are shorter
 
 
@@ -113,3 +126,86 @@ def slow(rows: Sequence[RankRow]) -> list[str]:
         f"more than the median rank's {usual_s:.1f} s, and the others waited {row.own_s - usual_s:.1f} s for it"
         for row in slow
     ]
+
+
+# ------------------------------------------------------------------------------- by the run folder, in words
+def under_way(folder: RunFolder) -> str:
+    """Say what the ranks of the newest attempt do, by rank 0's last metrics; the words follow "still"."""
+    rows = last_rows(folder)
+    if rows and rows[-1].attempt in journal.known_attempts(folder.path)[-1:]:
+        return f"{rows[-1].doing}, last reported step {rows[-1].step}"
+    if (awaited := hosts_awaited(folder)) is not None:
+        return awaited
+    if not folder.program.is_ours:
+        return f"running the script; {no_metric(folder)}"
+    if not rows:
+        return "waiting for the first step; the ranks import torch and read the data"
+    step = checkpoints.newest_step(folder.path)
+    start = f"checkpoint of step {step}" if step else "beginning"
+    return f"starting again from the {start}; the ranks import torch and read the data"
+
+
+def hosts_awaited(folder: RunFolder) -> str | None:
+    """Return which hosts the others wait for in the rendezvous, and why if known; None once all have joined.
+
+    The words complete "still …".
+    """
+    plan = folder.read_json(run_folder.PLAN) or {}
+    nodes = nodes_of(plan)
+    if len(nodes) < 2:
+        return None
+    rendezvous = f"{plan.get('master_addr')}:{plan.get('master_port')}"
+    logs = folder.path / run_folder.ATTEMPTS / str(plan.get("attempt"))
+    log_by_host = {str(node.get("host")): _head(logs / f"{node.get('host')}.log") for node in nodes}
+    joined = [host for host, log in log_by_host.items() if f"torchrun is at {rendezvous}," in log]
+    awaited = [host for host in log_by_host if host not in joined]
+    if not joined or not awaited:
+        return None
+    errors = {host: _TORCH_CLIENT_ERROR.findall(log_by_host[host]) for host in awaited}
+    reasons = [f"{host} says: {lines[-1].strip()}" for host, lines in errors.items() if lines]
+    reason = f": {'; '.join(reasons[:_MOST_HOSTS])}" if reasons else ", where torchrun starts (it imports torch)"
+    have = "has" if len(joined) == 1 else "have"
+    return f"waiting for {first_of(awaited, _MOST_HOSTS)}{reason}; {first_of(joined, _MOST_HOSTS)} {have} come"
+
+
+def _head(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_HEAD_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def no_metric(folder: RunFolder, *, quoted: bool = False) -> str:
+    """Return the age (and ``quoted``, the text) of the newest line, for a script that has logged no metric."""
+    numbers = (int(path.name) for path in folder.path.glob("attempts/*") if path.name.isdigit())
+    logs = [path for path in folder.path.glob(f"attempts/{max(numbers, default=0)}/*.log") if path.stat().st_size]
+    if not logs:
+        return "no metric so far, no line either"
+    newest = max(logs, key=lambda path: path.stat().st_mtime)
+    said = _last_line(newest) if quoted else ""
+    age_s = max(0.0, time.time() - newest.stat().st_mtime)
+    return f"no metric so far, its last line came {age_s:.0f} s ago{f': {said}' if said else ''}"
+
+
+def _last_line(log: Path) -> str:
+    """Return the last line of a log that isn't blank, without its rank; of a progress bar its last state."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    text = next((line for line in reversed(lines) if line.strip()), "")
+    return printable(without_colours(_RANK_PREFIX.sub("", text)).strip())[:_MOST_QUOTED]
+
+
+def outlived(folder: RunFolder) -> Iterator[str]:
+    """Yield ``node1: process 12 (…)`` for each host's processes that outlived their script and had to be ended."""
+    attempt = f"{run_folder.ATTEMPTS}/{journal.attempts(folder.journal)}"
+    for path in sorted(folder.path.glob(f"{attempt}/*.exit.json")):
+        end = folder.read_json(f"{attempt}/{path.name}") or {}
+        if end.get("code") == 0 and end.get("outlived"):
+            yield f"{end.get('host')}: {end['outlived']}"
+
+
+def last_rows(folder: RunFolder) -> list[metrics_file.MetricsRow]:
+    """Return the newest rows of metrics.jsonl."""
+    return metrics_file.rows(folder.path / run_folder.METRICS, tail_bytes=_TAIL_BYTES)

@@ -1,62 +1,21 @@
-"""The progress of a run and the output of its hosts, read from its folder."""
+"""The state of a run and the output of its hosts, read from its folder, for `doit status` and `logs`."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from pipeline.core import locks
 from pipeline.core.errors import UsageError, suggestion
-from pipeline.core.printable import printable, without_colours
 from pipeline.core.specs import UNDER_WAY, State
-from pipeline.core.tables import first_of, quantity
-from pipeline.runs import acceptance, checkpoints, journal, metrics_file, ranks
+from pipeline.core.tables import quantity
+from pipeline.runs import acceptance, journal, metrics_file, ranks
 from pipeline.runs.contents import nodes_of, what_runs
 from pipeline.runs.folder import RunFolder, leads_out, not_read
 from pipeline.runs.index import ALTERED, WITHOUT_RESULT, altered_target, intact_parts
 from pipeline.runs.result import AlteredError
 from trainers.contract import run_folder
-
-_HEAD_BYTES = 256 << 10  # torchrun prints its rendezvous at the start of a log
-_TAIL_BYTES = 64 << 10  # enough for the last lines of metrics.jsonl
-_MOST_HOSTS = 4  # hosts that one message names
-_MOST_QUOTED = 120  # characters of a script's line
-_RANK_PREFIX = re.compile(r"^(?:-|\d+) \| ")
-_TORCH_CLIENT_ERROR = re.compile(r"The client socket has (?:failed to connect|timed out)[^\n]*")
-
-
-def hosts_awaited(folder: RunFolder) -> str | None:
-    """Return which hosts the others wait for in the rendezvous, and why if known; None once all have joined.
-
-    The words complete "still …".
-    """
-    plan = folder.read_json(run_folder.PLAN) or {}
-    nodes = nodes_of(plan)
-    if len(nodes) < 2:
-        return None
-    rendezvous = f"{plan.get('master_addr')}:{plan.get('master_port')}"
-    logs = folder.path / run_folder.ATTEMPTS / str(plan.get("attempt"))
-    log_by_host = {str(node.get("host")): _head(logs / f"{node.get('host')}.log") for node in nodes}
-    joined = [host for host, log in log_by_host.items() if f"torchrun is at {rendezvous}," in log]
-    awaited = [host for host in log_by_host if host not in joined]
-    if not joined or not awaited:
-        return None
-    errors = {host: _TORCH_CLIENT_ERROR.findall(log_by_host[host]) for host in awaited}
-    reasons = [f"{host} says: {lines[-1].strip()}" for host, lines in errors.items() if lines]
-    reason = f": {'; '.join(reasons[:_MOST_HOSTS])}" if reasons else ", where torchrun starts (it imports torch)"
-    have = "has" if len(joined) == 1 else "have"
-    return f"waiting for {first_of(awaited, _MOST_HOSTS)}{reason}; {first_of(joined, _MOST_HOSTS)} {have} come"
-
-
-def _head(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(_HEAD_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def status(folder: RunFolder) -> str:
@@ -109,52 +68,6 @@ def added(folder: RunFolder) -> list[str]:
         return []
     recorded = folder.recorded_files()
     return [name for name in folder.program.files(folder.path) if name not in recorded] if recorded else []
-
-
-def under_way(folder: RunFolder) -> str:
-    """Say what the ranks of the newest attempt do, by rank 0's last metrics; the words follow "still"."""
-    rows = _last_rows(folder)
-    if rows and rows[-1].attempt in journal.known_attempts(folder.path)[-1:]:
-        return f"{rows[-1].doing}, last reported step {rows[-1].step}"
-    if (awaited := hosts_awaited(folder)) is not None:
-        return awaited
-    if not folder.program.is_ours:
-        return f"running the script; {_no_metric(folder)}"
-    if not rows:
-        return "waiting for the first step; the ranks import torch and read the data"
-    step = checkpoints.newest_step(folder.path)
-    start = f"checkpoint of step {step}" if step else "beginning"
-    return f"starting again from the {start}; the ranks import torch and read the data"
-
-
-def _no_metric(folder: RunFolder, *, quoted: bool = False) -> str:
-    """Return the age (and ``quoted``, the text) of the newest line, for a script that has logged no metric."""
-    numbers = (int(path.name) for path in folder.path.glob("attempts/*") if path.name.isdigit())
-    logs = [path for path in folder.path.glob(f"attempts/{max(numbers, default=0)}/*.log") if path.stat().st_size]
-    if not logs:
-        return "no metric so far, no line either"
-    newest = max(logs, key=lambda path: path.stat().st_mtime)
-    said = _last_line(newest) if quoted else ""
-    age_s = max(0.0, time.time() - newest.stat().st_mtime)
-    return f"no metric so far, its last line came {age_s:.0f} s ago{f': {said}' if said else ''}"
-
-
-def _last_line(log: Path) -> str:
-    """Return the last line of a log that isn't blank, without its rank; of a progress bar its last state."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
-    text = next((line for line in reversed(lines) if line.strip()), "")
-    return printable(without_colours(_RANK_PREFIX.sub("", text)).strip())[:_MOST_QUOTED]
-
-
-def outlived(folder: RunFolder) -> Iterator[str]:
-    """Yield ``node1: process 12 (…)`` for each host's processes that outlived their script and had to be ended."""
-    attempt = f"{run_folder.ATTEMPTS}/{journal.attempts(folder.journal)}"
-    for path in sorted(folder.path.glob(f"{attempt}/*.exit.json")):
-        end = folder.read_json(f"{attempt}/{path.name}") or {}
-        if end.get("code") == 0 and end.get("outlived"):
-            yield f"{end.get('host')}: {end['outlived']}"
 
 
 def altered(folder: RunFolder) -> str:
@@ -233,10 +146,11 @@ def _bad_metrics(folder: RunFolder) -> list[tuple[int, str]]:
 
 
 def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
-    rows = _last_rows(folder)
+    rows = ranks.last_rows(folder)
     if not rows:
         ours = "the ranks import torch and read the data"
-        doing = hosts_awaited(folder) or (ours if folder.program.is_ours else _no_metric(folder, quoted=True))
+        doing = ranks.hosts_awaited(folder)
+        doing = doing or (ours if folder.program.is_ours else ranks.no_metric(folder, quoted=True))
         return [f"  step     none yet: {doing}"] if training else []
     last, metrics = rows[-1], {name: value for row in rows for name, value in row.metrics.items()}
     doing = f", {last.doing}" if training and last.attempt in journal.known_attempts(folder.path)[-1:] else ""
@@ -249,7 +163,3 @@ def _ranks(folder: RunFolder, attempt: int, *, training: bool) -> list[str]:
     rows, notes = ranks.read(folder.path / run_folder.ATTEMPTS / str(attempt))
     lines = [f"  ranks    {ranks.lagging(rows)}"] if rows and training else []
     return lines + [f"  {note}" for note in notes]
-
-
-def _last_rows(folder: RunFolder) -> list[metrics_file.MetricsRow]:
-    return metrics_file.rows(folder.path / run_folder.METRICS, tail_bytes=_TAIL_BYTES)

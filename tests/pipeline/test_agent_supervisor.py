@@ -26,7 +26,7 @@ from pipeline.cluster.agent.running import processes, registry, supervisor
 from pipeline.cluster.agent.running.rank_ends import EarlyExits
 from pipeline.cluster.agent.running.supervisor import Rendezvous, Supervisor
 from pipeline.cluster.agent.wire import LONGEST_LOOK_S, Silence
-from pipeline.runs import journal, status
+from pipeline.runs import journal, ranks
 from pipeline.runs.folder import RunFolder
 from tests.agent_records import HERE, node_start, start_request
 from tests.waiting import HANG_S, promised_s
@@ -371,20 +371,20 @@ def waiting(folder: Path, *logs: str) -> RunFolder:
 def test_who_has_not_come_yet_is_named_first(tmp_path: Path) -> None:
     folder = waiting(tmp_path, COME, "", COME)
     told = "waiting for node1, where torchrun starts (it imports torch); node0, node2 have come"
-    assert (status.hosts_awaited(folder), status.under_way(folder)) == (told, told)
+    assert (ranks.hosts_awaited(folder), ranks.under_way(folder)) == (told, told)
 
 
 def test_torchs_own_warning_is_told(tmp_path: Path) -> None:
     warning = "The client socket has failed to connect to [node0]:4711 (errno: 111 - Connection refused)."
     folder = waiting(tmp_path, COME, f"- | [W1122 06:00:00.1 socket.cpp:764] [c10d] {warning}\n")
-    assert status.hosts_awaited(folder) == f"waiting for node1: node1 says: {warning}; node0 has come"
+    assert ranks.hosts_awaited(folder) == f"waiting for node1: node1 says: {warning}; node0 has come"
 
 
 @pytest.mark.parametrize("logs", [("", ""), (COME, COME), (COME,), ()])
 def test_nobody_is_named_before_the_first_has_come_and_when_all_have(tmp_path: Path, logs: tuple[str, ...]) -> None:
-    assert status.hosts_awaited(waiting(tmp_path, *logs)) is None
+    assert ranks.hosts_awaited(waiting(tmp_path, *logs)) is None
 
 
 def test_the_lines_of_an_earlier_start_of_the_attempt_do_not_count(tmp_path: Path) -> None:
     other = COME.replace("4711", "4710")
-    assert status.hosts_awaited(waiting(tmp_path, other + COME, other)) is not None
+    assert ranks.hosts_awaited(waiting(tmp_path, other + COME, other)) is not None

@@ -69,7 +69,7 @@ def test_the_content_of_a_file_counts_in_the_key_and_not_its_name(root: Path) ->
     for name in ("w.pt", str(root / "elsewhere.pth"), f"file://{root}/w.pt"):
         config = configured(root, f"init.weights={name}")
         found = start(root, f"init.weights={name}")
-        parts.append(canonical_config(initial_weights.with_digest(config, found).resolved))
+        parts.append(canonical_config(found.with_digest(config).resolved))
     assert parts[0] == parts[1] == parts[2]
     assert parts[0]["init"] == {"sha256": hashlib.sha256(CONTENT).hexdigest()}
 
@@ -116,7 +116,7 @@ def test_the_key_of_a_run_stands_for_its_final_weights_and_clean_keeps_it_for_wh
     found = start(root, f"init.weights={folder.key[:6]}")
     assert (found.run, found.path) == (folder.key, folder.path / "checkpoints/final.pt")
     other = root / "runs" / "abcdefabcdef"
-    initial_weights.place(found, other, root / "data")
+    found.place(other, root / "data")
     assert (other / "init.pt").read_bytes() == (folder.path / "checkpoints/final.pt").read_bytes()
     why = "run abcdefabcdef, which isn't finished, starts from its weights"
     assert needed(root / "runs") == {folder.key: why}
@@ -284,6 +284,6 @@ def test_a_torchvision_that_can_not_be_imported_is_one_message(root: Path, monke
 def test_the_folder_of_a_run_says_where_its_weights_come_from(root: Path) -> None:
     folder = root / "runs" / "abcdefabcdef"
     write_json(folder / "result.json", {})
-    initial_weights.place(start(root, "init.weights=w.pt"), folder, root / "data")
+    start(root, "init.weights=w.pt").place(folder, root / "data")
     assert (folder / "init.pt").read_bytes() == CONTENT
     assert needed(root / "runs") == {}

@@ -13,7 +13,7 @@ from pipeline.core.files import write_json
 from pipeline.core.locks import held
 from pipeline.core.specs import State
 from pipeline.runs import index as runs
-from pipeline.runs import journal
+from pipeline.runs import journal, ranks
 from pipeline.runs import status as progress
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.journal import Entry
@@ -52,9 +52,9 @@ def test_a_script_is_waited_for_wherever_it_goes_on_from(running: RunFolder) -> 
     write_json(running.path / "config.json", {"program": {"name": "script", "args": {"resume": "{resume}"}}})
     journal.register_attempt(running.path, "second")
     waits = "running the script; no metric so far, no line either"
-    assert progress.under_way(running) == waits  # rows of the first attempt are there
+    assert ranks.under_way(running) == waits  # rows of the first attempt are there
     (running.path / "metrics.jsonl").unlink()
-    assert progress.under_way(running) == waits
+    assert ranks.under_way(running) == waits
     log = running.path / "attempts" / "2" / "a.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("0 | step 40\n0 | 40/99\r\x1b[32mstep 50\x1b[0m loss 0.3\n\n")
@@ -83,21 +83,21 @@ def test_a_resumed_run_is_starting_until_its_own_metrics_come(running: RunFolder
     path = running.path / "metrics.jsonl"
     path.unlink()
     journal.register_attempt(running.path, "first")
-    assert progress.under_way(running).startswith("waiting for the first step; ")
+    assert ranks.under_way(running).startswith("waiting for the first step; ")
     line = '{"t": 1.0, "step": %d, "epoch": 1, "metrics": {}, "attempt": "%s"}\n'
     path.write_text(line % (40, "first"))
-    assert progress.under_way(running) == "training, last reported step 40"
+    assert ranks.under_way(running) == "training, last reported step 40"
     journal.register_attempt(running.path, "second")
-    assert progress.under_way(running).startswith("starting again from the beginning; the ranks import torch")
+    assert ranks.under_way(running).startswith("starting again from the beginning; the ranks import torch")
     (running.path / "checkpoints").mkdir()
     for name in ("step-00000019.pt", "step-00000038.pt"):
         (running.path / "checkpoints" / name).touch()
-    assert progress.under_way(running).startswith("starting again from the checkpoint of step 38; the ranks import")
+    assert ranks.under_way(running).startswith("starting again from the checkpoint of step 38; the ranks import")
     path.write_text(line % (39, "second"))
-    assert progress.under_way(running) == "training, last reported step 39"
+    assert ranks.under_way(running) == "training, last reported step 39"
     with path.open("a") as file:
         file.write(line.replace(', "attempt"', ', "doing": "evaluating on the test split", "attempt"') % (40, "second"))
-    assert progress.under_way(running) == "evaluating on the test split, last reported step 40"
+    assert ranks.under_way(running) == "evaluating on the test split, last reported step 40"
     with held(running.lock):
         assert "  step     40, epoch 1, evaluating on the test split" in progress.status(running)
     assert "  step     40, epoch 1\n" in f"{progress.status(running)}\n"

@@ -21,7 +21,7 @@ from pipeline.execution import complete, this_computer
 from pipeline.execution.run import Run
 from pipeline.live.notices import Notifier
 from pipeline.live.state import RunPicture, first_state
-from pipeline.runs import status
+from pipeline.runs import ranks
 from pipeline.runs.contents import what_runs
 from pipeline.runs.result import Result
 from trainers.contract import run_folder
@@ -32,7 +32,7 @@ def fetch(current: Session) -> None:
     if current.pack is None:
         _fetch_data(current)
     if (weights := current.initial_weights) is not None and weights.url is not None:
-        complete.fetch_weights(current.config, weights)
+        weights.fetch(current.config)
         current.forget_pack()
 
 
@@ -148,7 +148,7 @@ def _train_in_view(run: Run, cluster: Cluster, *, attach: bool) -> Result:
 
 def _report_end(current: Session, run: Run, result: Result) -> None:
     say(f"FINISHED {run.key.short}: {figures(result)}", folds=True)
-    for line in status.outlived(run.folder):
+    for line in ranks.outlived(run.folder):
         note(f"WARNING: outlived the script and was ended, so what it had not written yet is lost: {line}")
     say(f"  results  {relative(run.folder.result)}", is_detail=True)
     outputs = run.folder.path / run_folder.OUTPUTS
