@@ -26,7 +26,7 @@ from pipeline.data.request import READ, Request
 from pipeline.keys import rank_environment
 from trainers.contract.data_pack import Manifest
 from trainers.core.config import DatasetConfig
-from trainers.observation.input_record import files_changed_meanwhile
+from trainers.observation.input_record import files_changed_meanwhile, record_inputs
 from trainers.observation.notes import Notes
 from trainers.observation.observer import PROJECT, SKIP, hooks
 from trainers.observation.processes import ObservedProgram, zones_of_host
@@ -100,9 +100,8 @@ def _observed_call(dataset: DatasetConfig, work: Workspace, root: Path) -> Notes
 def _record_reads(folder: Path, notes: Notes, known: Collection[Path], root: Path, target: str) -> None:
     """Record in a pack what the function read in addition to ``known``, and warn about these files. Raises OSError."""
     keyed = {os.path.realpath(path) for path in known}
-    record = request.record_reads(
-        notes, root, keyed, [os.path.realpath(path) for path in known if path.suffix != ".py"]
-    )
+    bytewise = [os.path.realpath(path) for path in known if path.suffix != ".py"]
+    record = request.stored_record(record_inputs(notes, root, keyed, bytewise))
     write_json(folder / READ, record)
     if read := [*record["files"]]:
         change = "it changes" if len(read) == 1 else "they change"

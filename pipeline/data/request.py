@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.core import masking
 from pipeline.core.errors import DataError
@@ -22,8 +22,10 @@ from pipeline.keys.content_key import order_in
 from pipeline.keys.import_closure import Closure, import_closure
 from trainers.contract.data_pack import VERSION
 from trainers.core.config import OWN, DatasetConfig
-from trainers.observation.input_record import first_change, record_inputs
-from trainers.observation.notes import Notes
+from trainers.observation.input_changes import first_change
+
+if TYPE_CHECKING:
+    from trainers.observation.input_record import InputRecord
 
 _PACKING = "pipeline.data.packing"
 _IMAGES = "pipeline.data.images"
@@ -117,23 +119,21 @@ def _source_in_name(dataset: DatasetConfig, *, has_files: bool) -> str | None:
 
 
 READ = "read.json"
-"""File in a pack that records what a user-defined function read in addition, in the format of ``record_inputs``."""
+"""File in a pack that records what a user-defined function read in addition, in the format of ``stored_record``."""
 
 
-def record_reads(
-    notes: Notes, root: Path, keyed: Collection[str], bytewise: Collection[str], own: Collection[str] = ()
-) -> dict[str, Any]:
-    """Return what a program read that its key doesn't cover, in the format of ``record_inputs``.
+def stored_record(inputs: InputRecord, own: Collection[str] = ()) -> dict[str, Any]:
+    """Return a program's ``record_inputs`` without secret names, with digests of the variables that its code read.
 
     ``own``: variables that it was given.
     """
-    record = masking.without_secret_names({**record_inputs(notes, root, keyed, bytewise)})
+    record = masking.without_secret_names({**inputs})
     digests = rank_environment.variable_digests(os.environ, own)
     return {**record, "values": {name: digests.get(name, "") for name in record["own_variables"]}}
 
 
 def reads_changed(record: Mapping[str, Any], root: Path, versions: Collection[str] = ()) -> str | None:
-    """Explain what of ``record_reads`` has changed; None: nothing. ``versions``: distributions that the key holds."""
+    """Explain what of ``stored_record`` has changed; None: nothing. ``versions``: distributions that the key holds."""
     changed = first_change(record, root, versions)
     return changed or rank_environment.changed_variables(record, record.get("values"), os.environ)
 

@@ -34,8 +34,7 @@ from pipeline.runs.result import AlteredError
 from trainers.contract import run_folder
 from trainers.contract.data_pack import Manifest
 from trainers.core.config import TrainConfig
-from trainers.observation.input_record import first_change
-from trainers.observation.unkeyed import advice_to_add
+from trainers.observation.input_changes import advice_to_add, first_change
 
 if TYPE_CHECKING:
     from pipeline.execution.initial_weights import InitialWeights, ParentRun

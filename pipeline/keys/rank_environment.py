@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.core.files import sha256_text
 from pipeline.core.printable import hydra_value, shell_word
 from pipeline.core.redact import in_forms, is_secret_name
-from trainers.observation.input_record import host_identity
+from trainers.observation.input_changes import host_identity
 
 _DIFFER_BETWEEN_SHELLS = ("PATH", "SHELL", "*LIBRARY_PATH", "NIX_LD")
 

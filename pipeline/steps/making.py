@@ -22,7 +22,7 @@ from pipeline.core.files import expanded, fsync, remove_leftovers, sha256_file, 
 from pipeline.core.locks import held
 from pipeline.core.places import shown
 from pipeline.core.processes.signals import CTRL_C, Interruptible, Stop
-from pipeline.data.request import record_reads
+from pipeline.data.request import stored_record
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps import step_folders
 from pipeline.steps.graph import Graph, StepStanding
@@ -30,7 +30,7 @@ from pipeline.steps.key import StepVersion, changed, sources_of
 from pipeline.steps.step import PREFIX, Say, Step, split_source
 from pipeline.steps.step_folders import StepRecord
 from pipeline.steps.step_program import ProgramEnd, StepProgram
-from trainers.observation.input_record import files_changed_meanwhile
+from trainers.observation.input_record import files_changed_meanwhile, record_inputs
 from trainers.observation.notes import Notes
 from trainers.observation.unkeyed import joined
 
@@ -150,7 +150,7 @@ class _Maker:
             duration_s = round(time.time() - begun, 3)
             self._refuse_read(end.notes, step, keyed)
             given = {*step.env, *(step.args if isinstance(step.command, str) else ()), "out", "PYTHONPATH"}
-            reads = record_reads(end.notes, root, keyed, inputs, given)
+            reads = stored_record(record_inputs(end.notes, root, keyed, inputs), given)
             self._warn_of_files(program, [*reads["files"]])
             record = StepRecord(
                 name=step.name,

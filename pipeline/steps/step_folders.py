@@ -34,7 +34,7 @@ class StepRecord(StepVersion):
     key: str = ""
     digest: str
     files: Mapping[str, str]  # the sha256 of each output by its path in ``out``
-    dependencies: Mapping[str, Any]  # what the step read besides its key, in the format of ``record_reads``
+    dependencies: Mapping[str, Any]  # what the step read besides its key, in the format of ``stored_record``
     duration_s: float = 0.0
     unix_time: float = 0.0
 

@@ -16,7 +16,7 @@ from pipeline.keys.content_key import ContentKey
 from pipeline.runs import index, status
 from pipeline.runs.folder import RunFolder
 from tests.pipeline import finished_folder
-from trainers.observation.input_record import host_identity
+from trainers.observation.input_changes import host_identity
 from trainers.script.outputs import digests_of_results
 
 SCRIPT = {"name": "script", "script": "a.py"}

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import glob
 import os
-import platform
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 from trainers.observation import observer
+from trainers.observation.input_changes import (
+    distributions_in,
+    host_identity,
+    matching_names,
+    present_digest,
+    present_digest_of_names,
+    times_of,
+)
 from trainers.observation.notes import Note, Notes
-from trainers.observation.observer import watch
 from trainers.observation.unkeyed import OUTSIDE_PREFIX, Places, is_bookkeeping
 
 _SECRET_NAME = re.compile("TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH")
@@ -77,19 +83,12 @@ def record_inputs(
     return record
 
 
-def host_identity() -> str:
-    """Return what tells this host from others: a record's files are those of one host."""
-    with suppress(OSError):
-        return f"{platform.node()} {Path('/etc/machine-id').read_text(encoding='ascii').strip()}"
-    return platform.node()
-
-
 def files_changed_meanwhile(notes: Notes, root: Path, keyed: Mapping[str, str]) -> list[str]:
     """Return files of the key that had another content when they were opened. ``keyed``: real path → sha256."""
     top, changed = os.path.realpath(root), set[str]()
     for note in notes.of(observer.READ, zones=(observer.PROJECT, observer.OUTSIDE)):
         path = os.path.realpath(_absolute(note, top))
-        if path in keyed and note.digest != keyed[path] and note.digest != _digest(path, note.digest):
+        if path in keyed and note.digest != keyed[path] and note.digest != present_digest(path, note.digest):
             changed.add(_relative(path, top))
     return sorted(changed)
 
@@ -102,7 +101,7 @@ def _files(
         path = _absolute(note, top)
         included = bytewise if note.access == observer.TEXT else keyed
         if os.path.realpath(path) not in included and not is_bookkeeping(note.path):
-            digest = _digest(path, "") if note.access == observer.TEXT else note.digest
+            digest = present_digest(path, "") if note.access == observer.TEXT else note.digest
             files.setdefault(_relative(path, top), (digest, _stamp(path, digest)))
     return dict(sorted(files.items()))
 
@@ -117,7 +116,7 @@ def _folders(notes: Notes, top: str, zones: Collection[str]) -> dict[str, tuple[
         path = _absolute(note, top)
         if not is_bookkeeping(f"{note.path}/"):
             own_names = sorted(created.get(path, ()))
-            without = own_names if _digest_of_names(path, own_names) == note.digest else []
+            without = own_names if present_digest_of_names(path, own_names) == note.digest else []
             folders.setdefault(_relative(path, top), (note.digest, without))
     return dict(sorted(folders.items()))
 
@@ -161,10 +160,10 @@ def _looked_for(notes: Notes, root: Path, keyed: Collection[str]) -> dict[str, l
     )
     for note in notes.of(*accesses, zones=(observer.PROJECT,)):
         if note.access == observer.PATTERN_SEARCHED:
-            matches[note.path] = _matching_names(root, note.path)
+            matches[note.path] = matching_names(root, note.path)
         elif (note.access != observer.MODULE_MISSING or note.path.endswith(".py")) and not is_bookkeeping(note.path):
             pattern = glob.escape(note.path)
-            now = _matching_names(root, pattern)
+            now = matching_names(root, pattern)
             if note.access == observer.EXISTS and now and str(root / note.path) not in keyed:
                 matches[pattern] = now
             elif note.access != observer.EXISTS and not now:  # else it was created meanwhile
@@ -172,39 +171,7 @@ def _looked_for(notes: Notes, root: Path, keyed: Collection[str]) -> dict[str, l
     return dict(sorted(matches.items()))
 
 
-def first_change(record: Mapping[str, Any], root: Path | None = None, keyed: Collection[str] = ()) -> str | None:
-    """Describe the first difference of a record and the present. ``keyed``: distributions of the key."""
-    for node in record.get("nodes") or ():
-        if (change := first_change(node, root, keyed)) is not None:
-            return change
-    if record.get("host") != host_identity():
-        return None  # a record of another host's files
-    for name, (digest, stamp) in (record.get("files") or {}).items():
-        path = os.path.join(root or "/", name)  # noqa: PTH118
-        with suppress(OSError):
-            if stamp is not None and _times(path) == stamp:
-                continue
-        if (now := _digest(path, digest)) != digest:
-            return f"{name}, which it read and its key lacks, {'changed' if now else 'is gone'}"
-    for name, (digest, without) in (record.get("folders") or {}).items():
-        if _digest_of_names(os.path.join(root or "/", name), without) != digest:  # noqa: PTH118
-            return f"the names in the folder {name or '.'}, which it listed, changed"
-    for path in record.get("absent") or ():
-        if os.path.lexists(path):
-            return f"{path}, which it looked for in vain, has appeared since"
-    for pattern, known in (record.get("looked_for") or {}).items():
-        if different := {*_matching_names(root or Path("/"), pattern)} ^ {*known}:
-            name = min(different)
-            return f"{name}, which it looked for, {'is gone' if name in known else 'is new'}"
-    return _version_change(record.get("installed") or {}, keyed)
-
-
 # Installed distributions.
-
-
-class _Distribution(NamedTuple):
-    version: str
-    info_folder: str  # name of its .dist-info folder
 
 
 def installed(modules: Collection[str], path: Iterable[str]) -> dict[str, tuple[str, str]]:
@@ -215,42 +182,12 @@ def installed(modules: Collection[str], path: Iterable[str]) -> dict[str, tuple[
     line = re.compile(rf"^(?:{'|'.join(map(re.escape, sorted(names)))})[/.]", re.MULTILINE)
     distributions: dict[str, tuple[str, str]] = {}
     for folder in filter(None, path):
-        for name, distribution in _distributions(folder).items():
+        for name, distribution in distributions_in(folder).items():
             with suppress(OSError):
                 text = Path(folder, distribution.info_folder, "RECORD").read_text(encoding="utf-8")
                 if names and name not in distributions and line.search(text):
                     distributions[name] = (distribution.version, folder)
     return dict(sorted(distributions.items()))
-
-
-def _version_change(recorded: Mapping[str, Sequence[str]], keyed: Collection[str]) -> str | None:
-    """Describe the first distribution of a record that has changed."""
-    listed: dict[str, dict[str, _Distribution]] = {}
-    for name, (version, folder) in recorded.items():
-        if name in keyed:
-            continue
-        is_folder_there = os.path.isdir(folder)  # noqa: PTH112
-        folders = [folder] if is_folder_there else sys.path  # a venv may have been moved
-        for place in folders:
-            if place not in listed:
-                listed[place] = _distributions(place)
-        now = next((listed[place][name].version for place in folders if name in listed[place]), None)
-        if now is None and is_folder_there:
-            return f"{name}, which it imported and its key lacks, was {version} and isn't installed any more"
-        if now not in (None, version):
-            return f"{name}, which it imported and its key lacks, was {version} and is {now}"
-    return None
-
-
-def _distributions(folder: str) -> dict[str, _Distribution]:
-    """Return the distributions in a folder by their normalised names, as the names of their .dist-info folders say."""
-    distributions = {}
-    with suppress(OSError):  # an archive, or a missing folder
-        for entry in sorted(os.listdir(folder)):  # noqa: PTH208
-            if entry.endswith(".dist-info"):
-                name, _, version = entry.removesuffix(".dist-info").partition("-")
-                distributions[re.sub(r"[-_.]+", "-", name).lower()] = _Distribution(version, entry)
-    return distributions
 
 
 # Paths and digests.
@@ -273,34 +210,11 @@ def _in_checkout(note: Note, places: Places | None) -> str:
     return os.path.join(os.path.realpath(top), note.path.removeprefix(OUTSIDE_PREFIX)) if top else ""  # noqa: PTH118
 
 
-def _matching_names(root: Path, pattern: str) -> list[str]:
-    return sorted(glob.glob(pattern, root_dir=root, recursive=True))  # noqa: PTH207  (which takes hidden ones, too)
-
-
-def _times(path: str) -> list[int]:
-    state = os.stat(path)  # noqa: PTH116
-    return [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
-
-
 def _stamp(path: str, digest: str) -> list[int] | None:
     """Return the stamp by which a file needs no hashing; None if it changed, or may change without a trace."""
     with suppress(OSError):
-        times = _times(path)
+        times = times_of(path)
         is_settled = time.time_ns() - times[2] > _SETTLED_NS
-        if is_settled and _digest(path, digest) == digest and _times(path) == times:
+        if is_settled and present_digest(path, digest) == digest and times_of(path) == times:
             return times
     return None
-
-
-def _digest(path: str, like: str) -> str:
-    """Return the file's present digest, of the same kind as ``like``; '' if it can't be read."""
-    with suppress(OSError):
-        return watch.digest_of(path, as_stamp=":" in like)
-    return ""
-
-
-def _digest_of_names(path: str, without: Collection[str]) -> str:
-    """Return the digest of the present names in a folder; '' if it can't be read."""
-    with suppress(OSError):
-        return watch.digest_of_names(path, without)
-    return ""

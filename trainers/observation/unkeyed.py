@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trainers.contract import run_folder
 from trainers.observation import observer
+from trainers.observation.input_changes import advice_to_add
 from trainers.observation.notes import Note, Notes
 
 OUTSIDE_PREFIX = f"{run_folder.SCRIPT_OUTSIDE}/"
@@ -172,13 +173,6 @@ def unkeyed_warnings(unkeyed: Collection[Unkeyed], field: str = "program.inputs"
             f"{advice_to_add(field, looked_for)}{more}"
         )
     return lines
-
-
-def advice_to_add(field: str, paths: Sequence[str]) -> str:
-    """Return ``add it to program.inputs: 'program.inputs=[a.txt]'``; without the word if that would be long."""
-    word = f"{field}=[{','.join(paths)}]"
-    can_be_typed = len(word) <= 60 and re.fullmatch(r"[\w.,=/\[\]-]+", word) is not None
-    return f"add {'it' if len(paths) == 1 else 'them'} to {field}" + (f": '{word}'" if can_be_typed else "")
 
 
 def outside_warning(

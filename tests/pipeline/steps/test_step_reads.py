@@ -13,7 +13,7 @@ import pytest
 from pipeline.core.errors import PacelineError
 from pipeline.steps.step import StepError
 from tests.pipeline.steps.conftest import StepProject
-from trainers.observation.input_record import first_change
+from trainers.observation.input_changes import first_change
 
 
 @pytest.mark.slow

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.trainers.script.runs import ROOT, ScriptRun
-from trainers.observation.input_record import first_change
-from trainers.observation.observer import SKIP
-from trainers.observation.observer.watch import HASHED_BYTES
+from trainers.observation.input_changes import first_change
+from trainers.observation.observer import HASHED_BYTES, SKIP
 from trainers.observation.processes import zones_of_host
 from trainers.observation.unkeyed import Unkeyed, unkeyed_warnings
 

@@ -1,9 +1,20 @@
 """Code in each observed Python process, which notes the files, folders, variables and modules that it reads.
 
-Below: the names of zones and accesses in the notes. ``trainers.observation.processes`` starts the code by a
-``sitecustomize.py``, before all other code. Standard library only and Python >= 3.8, as a script may start another
-interpreter. Nothing may raise: an audit hook's exception aborts the operation.
+Below: the names of zones and accesses in the notes, and their digests. ``trainers.observation.processes`` starts the
+code by a ``sitecustomize.py``, before all other code. Standard library only and Python >= 3.8, as a script may start
+another interpreter. Nothing may raise: an audit hook's exception aborts the operation.
 """
+
+# This module runs at the start of each process, when os.path is loaded and pathlib isn't.
+# ruff: noqa: PTH208
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # importing typing would take longer than this whole module
+    import hashlib
+    from collections.abc import Iterable
 
 WORK = "work"
 """Zone: the copy of the project in which the program runs."""
@@ -38,3 +49,32 @@ FOLDER_LISTED = "folder-listed"  # all names in a folder outside of the copy
 
 VARIABLE = "variable"  # a variable of the environment was read by its name
 IMPORTED = "imported"  # a module was imported; the note has its top-level name
+
+HASHED_BYTES = 64 << 20  # a larger file is identified by size and modification time
+original_stat, original_open = os.stat, os.open  # ``hooks`` puts others into their places
+
+
+def digest_of(path: str, as_stamp: bool = False) -> str:
+    """Return the sha256 of a regular file, or ``SIZE:MTIME_NS`` if it is large or ``as_stamp``. Raises OSError."""
+    state = original_stat(path)
+    if as_stamp or state.st_size > HASHED_BYTES:
+        return f"{state.st_size}:{state.st_mtime_ns}"
+    hashed, file = _sha256(b""), original_open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    try:
+        while part := os.read(file, 1 << 20):
+            hashed.update(part)
+    finally:
+        os.close(file)
+    return hashed.hexdigest()
+
+
+def digest_of_names(folder: str, without: Iterable[str] = ()) -> str:
+    """Return the sha256 of the names in a folder, except ``__pycache__`` and ``without``. Raises OSError."""
+    names = sorted(name for name in os.listdir(folder) if name != "__pycache__" and name not in without)
+    return _sha256("\n".join(names).encode(errors="surrogateescape")).hexdigest()
+
+
+def _sha256(content: bytes) -> hashlib._Hash:
+    import hashlib  # only when needed: it loads OpenSSL, which would delay the start of every script
+
+    return hashlib.sha256(content)

@@ -8,8 +8,8 @@ import os
 import sys
 from _thread import get_ident
 
-from . import ARGUMENT_MISSING, OUTSIDE, PROJECT, SKIP, WORK
-from .watch import CHANGES, IMPORT_SYSTEM, MOST_CACHED, Watch, absolute, as_text, exists, original_open, original_stat
+from . import ARGUMENT_MISSING, OUTSIDE, PROJECT, SKIP, WORK, original_open, original_stat
+from .watch import CHANGES, IMPORT_SYSTEM, MOST_CACHED, Watch, absolute, as_text, exists
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ A file is hashed when it is first opened, so that a later edit of it is detected
 """
 
 # This module runs at the start of each process, when os.path is loaded and pathlib isn't.
-# ruff: noqa: PTH100, PTH109, PTH112, PTH114, PTH118, PTH119, PTH120, PTH208
+# ruff: noqa: PTH100, PTH109, PTH112, PTH114, PTH118, PTH119, PTH120
 from __future__ import annotations
 
 import os
@@ -19,6 +19,7 @@ from . import (
     EXISTS,
     FOLDER_LISTED,
     FOLDER_MISSING,
+    HASHED_BYTES,
     IMPORTED,
     MADE_FOLDER,
     MODULE_MISSING,
@@ -36,19 +37,20 @@ from . import (
     VARIABLE,
     WORK,
     WRITTEN,
+    digest_of,
+    digest_of_names,
+    original_open,
+    original_stat,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing would take longer than this whole module
-    import hashlib
     from collections.abc import Callable, Iterable
     from typing import Any
 
-HASHED_BYTES = 64 << 20  # a larger file is identified by size and modification time
 MOST_CACHED = 20_000  # largest number of paths in each set and cache of the observer
 CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC  # flags of an open that may change the file
 IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
-original_stat, original_open = os.stat, os.open  # ``hooks`` puts others into their places
 
 _ALL_HASHED_BYTES = 512 << 20  # total of one process; later files are identified by size and modification time, too
 _MOST_NOTES = 20_000  # of one process
@@ -60,32 +62,6 @@ _STANDARD_MODULES = frozenset(getattr(sys, "stdlib_module_names", ()))
 _OBSERVED_CODE = 3
 """Depth of the observed code's frame for ``sys._getframe`` in a method of Watch, which a handler of the audit hook (or
 a function called by a replacement) calls."""
-
-
-def digest_of(path: str, as_stamp: bool = False) -> str:
-    """Return the sha256 of a regular file, or ``SIZE:MTIME_NS`` if it is large or ``as_stamp``. Raises OSError."""
-    state = original_stat(path)
-    if as_stamp or state.st_size > HASHED_BYTES:
-        return f"{state.st_size}:{state.st_mtime_ns}"
-    hashed, file = _sha256(b""), original_open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-    try:
-        while part := os.read(file, 1 << 20):
-            hashed.update(part)
-    finally:
-        os.close(file)
-    return hashed.hexdigest()
-
-
-def digest_of_names(folder: str, without: Iterable[str] = ()) -> str:
-    """Return the sha256 of the names in a folder, except ``__pycache__`` and ``without``. Raises OSError."""
-    names = sorted(name for name in os.listdir(folder) if name != "__pycache__" and name not in without)
-    return _sha256("\n".join(names).encode(errors="surrogateescape")).hexdigest()
-
-
-def _sha256(content: bytes) -> hashlib._Hash:
-    import hashlib  # only when needed: it loads OpenSSL, which would delay the start of every script
-
-    return hashlib.sha256(content)
 
 
 class Unobserved:
