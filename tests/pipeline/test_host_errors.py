@@ -122,11 +122,25 @@ def test_what_a_host_says_instead_of_an_answer_is_shown_without_secrets_and_cont
         ("", "paceline: no program came on standard input\n", 1, "reads standard input", "[[ $- == *i* ]]"),
     ],
 )  # fmt: skip
-def test_what_is_known_of_a_login_is_said(stdout: str, stderr: str, code: int, meaning: str, mends: str) -> None:
+def test_what_is_known_of_a_login_is_said_with_what_it_printed(
+    stdout: str, stderr: str, code: int, meaning: str, mends: str
+) -> None:
     why, hint = without_answer(stdout, stderr, code=code)
     assert meaning in why
     assert why.endswith(f"; it said:\n      {(stdout or stderr).strip()}")
     assert mends in str(hint)
+
+
+def test_a_start_file_that_ends_the_login_by_exec_is_no_matter_of_the_interpreter() -> None:
+    why, hint = without_answer(
+        "\n\necho paceline: a shell took its standard input for commands; exit 97\n8\x9c", code=0
+    )
+    assert why.endswith("prints what it reads (`exec cat`)"), "the compressed agent isn't quoted"
+    assert "~/.bashrc" in str(hint)
+    why, _ = without_answer("", "/root/.bashrc: line 3: exec: zsh: not found\n", code=127)
+    assert why.startswith("its login ended with exit code 127 and no answer")
+    why, _ = without_answer("", "sh: 1: exec: /opt/python: Permission denied\n", code=126)
+    assert why.startswith("its interpreter can't be run")
 
 
 def test_a_host_that_is_slow_is_told_with_the_setting_and_one_that_refuses_without() -> None:

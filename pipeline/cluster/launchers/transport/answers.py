@@ -202,6 +202,7 @@ _UNREACHABLE = re.compile(
 _SLOW = re.compile(r"(Connection timed out|Operation timed out|Connection to \S+ port \d+ timed out|not responding)")
 _REFUSED = re.compile(r"^(?:\S+@\S+: )?(Permission denied \([\w,@.-]+\))\.?\s*$", re.MULTILINE)
 _OFFENDING = re.compile(r"^Offending \S+ key in (.+):\d+\s*$", re.MULTILINE)
+_CHANGED = re.compile(r"^Host key for (\S+) has changed", re.MULTILINE)
 _TOO_OLD = re.compile(rf"^(.+): Python (\S+) {TOO_OLD}\s*$", re.MULTILINE)
 
 _MOST_LINES = 5
@@ -264,6 +265,8 @@ def ssh_error(host: Host, output: Output, ssh_config: str | None) -> tuple[str, 
         where = _OFFENDING.search(stderr)
         file = f" -f {shlex.quote(where[1])}" if where else ""
         name = f"[{host.name}]:{host.port}" if host.port and host.port != 22 else host.name  # as known_hosts has it
+        if changed := _CHANGED.search(stderr):  # for an alias of ~/.ssh/config known_hosts has its HostName
+            name = changed[1]
         return (
             "its host key is another one than known_hosts has: it was reinstalled, or somebody stands between",
             f"ssh-keygen{file} -R {shlex.quote(name)} once you know why, then {ssh} true",
@@ -299,6 +302,9 @@ def _login_error(host: Host, output: Output, ssh: str) -> tuple[str, str]:
     if re.search(f"(?m)^{TAKEN_FOR_COMMANDS}", text):  # at the start of a line, as a login may print what was sent
         what = "a start file of its login puts another shell in the place of the login shell, also where nobody types"
         return what + quotation, f"write it as `[[ $- == *i* ]] && exec zsh` in {_START_FILES}"
+    if re.search(f"(?m)^echo {TAKEN_FOR_COMMANDS}", text):  # all that was sent; the rest of it is compressed
+        what = "a start file of its login puts a program in its place that prints what it reads (`exec cat`)"
+        return what, f"let it run only where somebody types (`[[ $- == *i* ]]`): see {_START_FILES}"
     if re.search(f"(?m)^{NO_PROGRAM}", text):
         what = "a start file of its login reads standard input, which is how the node agent gets there"
         return what + quotation, f"let it read only where somebody types (`[[ $- == *i* ]]`): see {_START_FILES}"
@@ -321,7 +327,7 @@ def interpreter_error(host: Host, output: Output, ssh: str) -> tuple[str, str] |
             f"no such interpreter there: cluster.python={value}{absent[1]}; its login has PATH={absent[2]}",
             f"{_OTHER_PYTHON}, or install Python there ({ssh} ls /usr/bin/python3), or fix PATH in {_START_FILES}",
         )
-    refused = re.search(r"^.*\bexec: (.*)$", output.stderr, re.MULTILINE)
+    refused = re.search(r"^sh: .*\bexec: (.*)$", output.stderr, re.MULTILINE)  # start files have another name than sh
     if output.code in (126, 127) and refused and "restricted" not in refused[1]:
         return f"its interpreter can't be run: cluster.python={value}: {refused[1]}", _OTHER_PYTHON
     return None
