@@ -48,12 +48,13 @@ def translated(line: str, folder: Path) -> list[str]:
             "program.args.lr='1e-3'", "program.args.debug=true", "program.args.b=2", "program.args.layers=[3,4]",
         ]),
         ("run train.py --on true --zip 007", ["program.args.on='true'", "program.args.zip='007'"]),
-        ("run train.py fit --lr=0.1 model=x", ["program.args=[fit,'--lr=0.1','model=x']"]),
-        ("run train.py --a 1 --a 2", ["program.args=['--a',1,'--a',2]"]),
-        ("run train.py --lr 0.1 --z 1", ["program.args=['--lr',0.1,'--z',1]"]),
-        ("run train.py --b 1 --lr=0.1", ["program.args=['--b',1,'--lr=0.1']"]),
+        ("run train.py fit --lr 1 --seed=0 model=x", [
+            "program.args._1=fit", "program.args.lr=1", "program.args._2='--seed=0'", "program.args._3='model=x'",
+        ]),
+        ("run train.py --in 1 --in 2", ["program.args.in=1", "program.args._1='--in'", "program.args._2=2"]),
+        ("run train.py --lr 0.1 --z 1", ["program.args.lr=0.1", "program.args._1='--z'", "program.args._2=1"]),
         ("run train.py --resume {resume} --name {x}", ["program.args.resume='{resume}'", "program.args.name='{{x}}'"]),
-        ("run tracking=none train.py tracking=none", ["program.args=['tracking=none']", "tracking=none"]),
+        ("run tracking=none train.py tracking=none", ["program.args._1='tracking=none'", "tracking=none"]),
         ("run -m package.train --lr 0.1", ["program.module=package.train", "program.args.lr=0.1"]),
         ("run --cluster two_node train.py", ["cluster=two_node"]),
     ],
@@ -64,17 +65,21 @@ def test_a_line_becomes_the_overrides_that_start_the_same_words(line: str, overr
     assert [word for word in overrides if word not in found] == []
 
 
-def test_a_swept_flag_is_there_or_not_among_arguments_without_names_too() -> None:
-    line = ScriptLine(script="train.py", args=["3"], sweep=["debug=true,false", "lr=1,2"])
-    found = [word for word in overrides_of(line, ROOT, ROOT, splits=False) if "args" in word]
-    assert found == ["program.args=[3,'--debug','--lr',1]", "program.args.1='--debug',null", "program.args.3=1,2"]
-    assert words(["3", None, "--lr", 2]) == ["3", "--lr", "2"]
+def test_a_swept_flag_is_there_or_not(folder: Path) -> None:
+    found = translated("run --sweep debug=true,false --sweep lr=1,2 train.py 3", folder)
+    assert found[-3:] == ["program.args._1=3", "program.args.debug=true,false", "program.args.lr=1,2"]
 
 
-@pytest.mark.parametrize("line", ["--lr 0.1 --debug", "fit --lr=0.1", "-- --x", "--neg -1", "-v -v", "--a b c --d"])
+def test_a_swept_option_with_several_words_behind_it_is_refused(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"of 0\.3 digits behind --lr not all may be its values"):
+        translated("run --sweep lr=0.1,0.2 train.py --lr 0.3 digits", folder)
+
+
+@pytest.mark.parametrize(
+    "line", ["--lr 0.1 --debug", "fit --lr=0.1", "-- --x", "--neg -1", "-v -v", "--ab c d -e", "--_1 x", "--a 1 --bc 2"]
+)
 def test_the_arguments_are_passed_on_as_they_are(line: str) -> None:
-    named = torchrun_line._named(line.split())
-    assert named is None or words(named) == line.split()
+    assert words(torchrun_line._named(line.split())) == line.split()
 
 
 @pytest.mark.parametrize(
@@ -82,11 +87,13 @@ def test_the_arguments_are_passed_on_as_they_are(line: str) -> None:
     [
         ("run --sweep lr=0.1,0.01 train.py --lr 1 --epochs 3", "program.args.lr=0.1,0.01"),
         ("run --sweep lr=0.1,0.01 train.py", "program.args.lr=0.1,0.01"),
-        ("run --sweep lr=0.1,0.01 train.py fit --lr 1", "program.args.2=0.1,0.01"),
-        ("run --sweep lr=0.1,0.01 train.py fit --lr=1", "program.args.1='--lr=0.1','--lr=0.01'"),
+        ("run --sweep lr=0.1,0.01 train.py fit --lr 1", "program.args.lr=0.1,0.01"),
+        ("run --sweep lr=0.1,0.01 train.py fit --lr=1", "program.args._2='--lr=0.1','--lr=0.01'"),
         ("sweep run train.py --lr 0.1,0.01", "program.args.lr=0.1,0.01"),
         ("run --sweep lr=1e-3,0.1,1.50 train.py", "program.args.lr='1e-3',0.1,'1.50'"),
-        ("run --sweep lr=1e-3,x train.py fit --lr 1", "program.args.2='1e-3',x"),
+        ("run --sweep optim.lr=1,2 train.py model.size=3", "program.args._2='optim.lr=1','optim.lr=2'"),
+        ("run --sweep z=1,2 train.py --z 0", "program.args._2=1,2"),
+        ("run --sweep lr=1e-3,x train.py fit --lr 1", "program.args.lr='1e-3',x"),
         ("run --sweep seed=range(3) train.py", "program.args.seed=range(3)"),
         ("run --sweep lr='1e-3',2 train.py", "program.args.lr='1e-3',2"),
     ],
@@ -102,8 +109,8 @@ def test_every_flag_can_be_swept(line: str, trials: str, folder: Path) -> None:
     [
         ("run train.py --data images", "program.args.data={folder}/images"),
         ("run train.py --data ./large.bin", "program.args.data={folder}/large.bin"),
-        ("run train.py images", "program.args=[{folder}/images]"),
-        ("run train.py fit", "program.args=[fit]"),  # may be a subcommand
+        ("run train.py images", "program.args._1={folder}/images"),
+        ("run train.py fit", "program.args._1=fit"),  # may be a subcommand
         ("run train.py --dir .", "program.args.dir=."),  # the folder that it is started in
         ("run train.py --config small.json", "program.args.config=small.json"),
         ("run train.py --output-dir images", "program.args.output-dir=images"),

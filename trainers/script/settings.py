@@ -50,7 +50,7 @@ class ScriptConfig(ProgramConfig):
         module: instead of script, a Python module that is run as python -m runs it.
         command: instead of script, a program that isn't Python, with what precedes args.
         args: a mapping, each entry --name value (-n of one letter; true: --name alone, false or null: left out, a list:
-            --name a b); or a list, taken literally but for null, which is left out.
+            --name a b), and _1, _2, … a value alone; or a list, taken literally but for null, which is left out.
         workdir: the folder in the snapshot in which it is started; empty: the snapshot's own.
         inputs: globs of the files that it reads, relative to the project or to the script's folder.
         outputs: globs of what it shall leave, relative to workdir or {run}.
@@ -239,7 +239,14 @@ def _placed(args: Any) -> list[tuple[str, list[str]]]:
     return [(f"program.args.{name}", _option(name, f"program.args.{name}", value)) for name, value in given.items()]
 
 
+def is_bare(name: str) -> bool:
+    """Whether the name in ``program.args`` (``_1``) stands for a word without an option in front of it."""
+    return re.fullmatch(r"_\d+", name) is not None
+
+
 def _option(name: str, field_: str, value: Any) -> list[str]:
+    if is_bare(name):
+        return [_word(field_, value)]
     flag = f"-{name}" if len(name) == 1 else f"--{name}"
     if value is True:
         return [flag]

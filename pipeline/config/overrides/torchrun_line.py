@@ -21,7 +21,7 @@ from pipeline.core.files import canonical_json, sha256_file, sha256_text
 from pipeline.core.places import HOME
 from pipeline.core.printable import hydra_value
 from pipeline.core.processes.process import python_answer
-from trainers.script.settings import PLACEHOLDERS, escaped, is_resume, words
+from trainers.script.settings import PLACEHOLDERS, escaped, is_bare, is_resume
 
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@]*=")
 _IMPORT_S = 120.0  # for an import of torch on a busy computer
@@ -229,9 +229,7 @@ def overrides_of(line: ScriptLine, folder: Path, root: Path, *, splits: bool) ->
     if not line.with_torchrun:
         yield "program.torchrun=false"
     arguments = [_argument(word, before, folder) for before, word in zip(["", *line.args], line.args, strict=False)]
-    args, sweeps = [argument.word for argument in arguments], _sweeps(line)
-    named = _named(args)
-    yield from _listed(args, sweeps) if named is None else _by_name(named, sweeps, splits=splits)
+    yield from _by_name(_named([argument.word for argument in arguments]), _sweeps(line), splits=splits)
     inputs = [Path(os.path.relpath(one.input, root)).as_posix() for one in arguments if one.input is not None]
     typed_inputs = [word for word in line.overrides if word.startswith(_INPUTS) and word.endswith("]")]
     patterns = [*map(hydra_value, inputs), *(word[len(_INPUTS) : -1] for word in typed_inputs)]
@@ -279,68 +277,59 @@ def _ranks(line: ScriptLine) -> Iterator[str]:
         raise UsageError(f"--nproc-per-node={count} must be a whole number from 1, gpu or auto")
 
 
-def _named(args: Sequence[str]) -> dict[str, Any] | None:
-    """Return the arguments as a mapping for ``program.args``.
+def _named(args: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments as a mapping for ``program.args``, which gives the same words again.
 
-    None if a mapping would give other words: for positional arguments, ``--lr=0.1``, or a repeated name.
+    A word that no option with a name takes (a positional argument, ``--lr=0.1``, an option that comes again) is named
+    by its number: ``_1``.
     """
-    texts_by_name: dict[str, list[str]] = {}
-    values: list[str] | None = None
+    mapping: dict[str, Any] = {}
+    option, n_bare = "", 0
     for word in args:
         match = _FLAG.fullmatch(word)
-        if match is not None:
-            name = match["long"] or match["short"]
-            if name in texts_by_name:
-                return None
-            values = texts_by_name[name] = []
-        elif values is None or _LIKE_A_FLAG.match(word):
-            return None
+        name = (match["long"] or match["short"]) if match is not None else ""
+        if name and name not in mapping and not is_bare(name):
+            option, mapping[name] = name, []
+        elif option and not _LIKE_A_FLAG.match(word):
+            mapping[option].append(word)
         else:
-            values.append(word)
-    mapping = {
-        name: True if not texts else texts[0] if len(texts) == 1 else texts for name, texts in texts_by_name.items()
-    }
-    return mapping if words(mapping) == [*args] else None
+            n_bare += 1
+            option, mapping[f"_{n_bare}"] = "", word
+    values = {name: value[0] if len(value) == 1 else value for name, value in mapping.items() if not is_bare(name)}
+    return {name: True if value == [] else values.get(name, value) for name, value in mapping.items()}
 
 
 def _by_name(named: Mapping[str, Any], sweeps: Mapping[str, str], *, splits: bool) -> Iterator[str]:
+    left, before = dict(sweeps), ""
     for name, value in named.items():
-        if name in sweeps or (splits and isinstance(value, str) and "," in value):
-            yield f"program.args.{name}={_as_typed(sweeps.get(name, value))}"
+        flag, before = before, value if is_bare(name) else ""
+        is_value = is_bare(name) and flag.startswith("-")  # of an option without a name: --z, of one letter
+        values = left.pop(flag.lstrip("-") if is_value else name, None)
+        if values is not None and isinstance(value, list):
+            raise UsageError(
+                f"--sweep {name}={values}: of {shlex.join(value)} behind --{name} not all may be its values",
+                hint=f"leave --{name} out, or put the script's other arguments in front of the options",
+            )
+        option = value.partition("=")[0] if is_bare(name) else ""
+        if option != value and (swept := option.lstrip("-")) in left:  # --lr=0.1, or Hydra's lr=0.1
+            yield f"program.args.{name}={_each_with(option, left.pop(swept))}"
+        elif values is not None or (splits and isinstance(value, str) and "," in value and not is_bare(name)):
+            yield f"program.args.{name}={_as_typed(values or value)}"
         elif isinstance(value, list):
             yield f"program.args.{name}=[{','.join(map(_value, value))}]"
         else:
             yield f"program.args.{name}={'true' if value is True else _value(value)}"
-    yield from (f"program.args.{name}={_as_typed(values)}" for name, values in sweeps.items() if name not in named)
+    n_bare = sum(map(is_bare, named))
+    for name, values in left.items():
+        if "." in name:  # optim.lr=0.1, an override of a script that uses Hydra itself
+            n_bare += 1
+            yield f"program.args._{n_bare}={_each_with(name, values)}"
+        else:
+            yield f"program.args.{name}={_as_typed(values)}"
 
 
-def _listed(args: Sequence[str], sweeps: Mapping[str, str]) -> Iterator[str]:
-    """Yield the arguments as one list, and each swept value by its position in the list."""
-    listed, trials = [*args], dict[int, str]()
-    for name, values in sweeps.items():
-        if {*values.split(",")} <= {"true", "false"} and f"--{name}" not in args:
-            trials[len(listed)] = values.replace("true", f"'--{name}'").replace("false", "null")
-            listed.append(f"--{name}")
-            continue
-        at = _position(name, args)
-        if at is None:
-            listed += [f"--{name}", values.partition(",")[0]]
-            at = len(listed) - 1
-        begin, equals, _ = listed[at].partition("=")
-        each = (_value(f"{begin}={value}") for value in values.split(","))
-        trials[at] = ",".join(each) if equals else _as_typed(values)
-    yield f"program.args=[{','.join(map(_value, listed))}]"
-    yield from (f"program.args.{at}={values}" for at, values in trials.items())
-
-
-def _position(name: str, args: Sequence[str]) -> int | None:
-    """Return the index of the word that holds the value of an option, or of a Hydra-style ``name=value``."""
-    for at, word in enumerate(args):
-        if word in (f"--{name}", f"-{name}") and at + 1 < len(args):
-            return at + 1
-        if word.startswith((f"--{name}=", f"{name}=")):
-            return at
-    return None
+def _each_with(option: str, values: str) -> str:
+    return ",".join(_value(f"{option}={value}") for value in values.split(","))
 
 
 def _as_typed(values: str) -> str:
@@ -402,7 +391,7 @@ def line_of(overrides: Sequence[str]) -> list[str] | None:
             continue
         text = value[1:-1].replace("\\'", "'") if value[:1] == value[-1:] == "'" and len(value) > 1 else value
         flag = f"-{argument[1]}" if len(argument[1]) == 1 else f"--{argument[1]}"
-        args += [flag] if text == "true" else [flag, text]
+        args += [text] if is_bare(argument[1]) else [flag] if text == "true" else [flag, text]
         if "{{" in text or text in ("false", "null") or (text[:1] in ("[", "{") and text != value[1:-1]):
             return None
     if (
