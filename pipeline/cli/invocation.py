@@ -43,6 +43,11 @@ class Invocation(NamedTuple):
             word for word in self.overrides if word.startswith("paths.runs=") and f"/{REPRODUCTIONS}/" not in word
         )
 
+    @property
+    def names_run(self) -> bool:
+        """Whether a key, or an override that is part of a run, says which run is meant."""
+        return "run" in self.options or not all(word.startswith("paths.") for word in self.overrides)
+
     def is_on(self, option: str) -> bool:
         """Whether the switch is on; off by default."""
         return self.options.get(option, "0").lower() in ON

@@ -185,8 +185,8 @@ _VERBS: Mapping[str, Verb] = {
     "attach": Verb(outlives_closed_stdout=True,
         summary="take over a running training whose command was closed or killed",
         details="Its hosts continue for cluster.lease_s (600 s). attach shows their further output, fetches the "
-        "results and records them. `doit train` with the same words does so too, and starts the run where nothing is "
-        "left.",
+        "results and records them; without words, of the only run under way. `doit train` with the same words does so "
+        "too, and starts the run where nothing is left.",
         options={"run": RUN},
         examples=("attach experiment=quickstart cluster=two_node", "attach cf0848")),
     "sweep": Verb(module="sweep", sweeps=True, outlives_closed_stdout=True,

@@ -13,7 +13,7 @@ from pipeline.core import locks
 from pipeline.core.documents import DamagedError
 from pipeline.core.errors import UsageError, os_reason
 from pipeline.core.errors import nearest as nearest_word
-from pipeline.core.specs import LAST, State
+from pipeline.core.specs import LAST, UNDER_WAY, State
 from pipeline.core.tables import first_of
 from pipeline.keys import content_key
 from pipeline.keys.content_key import KEY_LENGTH, KEY_VERSION, Difference
@@ -91,6 +91,14 @@ def find(runs_dir: Path, named: str) -> RunFolder:
     folder = RunFolder(runs_dir / matches[0])
     folder.refuse_newer()
     return folder
+
+
+def only_under_way(runs_dir: Path, verb: str) -> RunFolder | None:
+    """Return the run that is under way, or None. Raises UsageError, which names ``verb``: several are."""
+    keys = [row.key for row in rows(runs_dir) if row.state in UNDER_WAY]
+    if len(keys) > 1:
+        raise UsageError(f"{len(keys)} runs are under way: {', '.join(keys)}", hint=f"doit {verb} {keys[-1]}")
+    return RunFolder(runs_dir / keys[0]) if keys else None
 
 
 def has_runs(runs_dir: Path) -> bool:

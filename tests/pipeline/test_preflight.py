@@ -68,7 +68,7 @@ def test_a_batch_that_the_ranks_cannot_share_keeps_no_host_from_being_asked(
 
 
 def test_attach_says_that_nothing_is_under_way_where_the_data_was_never_fetched(words: Callable[..., None]) -> None:
-    words("attach")
+    words("attach", "seed=5")
     with pytest.raises(
         UsageError, match="nothing of this run is under way here: its data set was never fetched"
     ) as hit:
@@ -77,14 +77,23 @@ def test_attach_says_that_nothing_is_under_way_where_the_data_was_never_fetched(
     assert hit.value.hint.startswith("doit attach with the words of the command that has started it")
 
 
-def test_attach_takes_the_folder_of_the_data_from_the_run_or_asks_for_it(
-    words: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_attach_without_words_names_no_run_where_none_is_under_way(words: Callable[..., None]) -> None:
     words("attach")
+    with pytest.raises(UsageError, match=r"nothing to attach to: no run under .*runs is under way"):
+        train.attach(session())
+
+
+@pytest.mark.parametrize("named", [True, False])  # without words it is the only run under way
+def test_attach_takes_the_folder_of_the_data_from_the_run_or_asks_for_it(
+    words: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: bool
+) -> None:
+    words("train")
     typed = {"overrides": [*session().config.overrides]}  # of which its hosts are read
     resolved = session().config.resolved
     key = finished(tmp_path / "runs", config=resolved, provenance=typed, result=False).key
-    monkeypatch.setattr(sys, "argv", ["doit", "attach", f"run={key}", f"paths.runs={tmp_path}/runs"])
+    monkeypatch.setattr(
+        sys, "argv", ["doit", "attach", *([f"run={key}"] if named else []), f"paths.runs={tmp_path}/runs"]
+    )
     (tmp_path / "data").mkdir()
     session.cache_clear()
     with pytest.raises(UsageError, match=f"the data of run {key} isn't in {tmp_path}/data\n  try: .*paths.data="):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from pipeline import lab as labs
 from pipeline.cli import named_run
@@ -26,7 +25,6 @@ from pipeline.core.tables import aligned
 from pipeline.data.trees import Tree
 from pipeline.execution import restarts, this_computer
 from pipeline.runs import checkpoints, index, journal
-from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import HostWait, ask_to_stop, note_stopped, waits_under_way
 from trainers.contract.host_facts import HostFacts
 
@@ -65,7 +63,7 @@ def stop(current: Session) -> None:
     by_key = current.invocation.options.get("run", LAST) != LAST  # the last one may be over, and another under way
     by_words = not by_key and not all(word.startswith("paths.") for word in current.invocation.overrides)
     runs_dir = current.config.runs_dir
-    folder = current.folder() if by_key or by_words else _only_one_under_way(runs_dir)
+    folder = current.folder() if by_key or by_words else index.only_under_way(runs_dir, "stop")
     if folder is None:
         say(f"nothing to stop: no run under {relative(runs_dir)} is under way")
         return
@@ -81,14 +79,6 @@ def stop(current: Session) -> None:
         say(f"{folder.key} is stopped on {hosts}; the command that was attached ends as well")
     else:
         say(f"nothing of {folder.key} runs on {hosts}")
-
-
-def _only_one_under_way(runs_dir: Path) -> RunFolder | None:
-    """Return the run that is under way, or None. Raises UsageError: several are."""
-    keys = [row.key for row in index.rows(runs_dir) if row.state in UNDER_WAY]
-    if len(keys) > 1:
-        raise UsageError(f"{len(keys)} runs are under way: {', '.join(keys)}", hint=f"doit stop {keys[-1]}")
-    return RunFolder(runs_dir / keys[0]) if keys else None
 
 
 def lab(current: Session) -> None:

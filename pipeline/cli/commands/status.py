@@ -50,7 +50,7 @@ def status(current: Session) -> None:
         say(line)
     if step_lines and not index.rows(runs_dir):
         return
-    any_run = named is None and _names_no_run(current)
+    any_run = not current.invocation.names_run
     awaited = _await_next(runs_dir) if watches and any_run and sys.stderr.isatty() else None
     folder = awaited or _named_or_newest(current)
     running = trials.sweep_in_progress(runs_dir, folder) if any_run else None
@@ -192,14 +192,10 @@ def _follow_logs(folder: RunFolder, host: str | None) -> None:
                 say_log(event.shown)
 
 
-def _names_no_run(current: Session) -> bool:
-    return all(word.startswith("paths.") for word in current.invocation.overrides)
-
-
 def _named_or_newest(current: Session) -> RunFolder:
     """Return the run that a key or the overrides name, else the one with the latest event. Raises UsageError."""
     invocation, runs_dir = current.invocation, current.config.runs_dir
-    if "run" in invocation.options or not _names_no_run(current):
+    if invocation.names_run:
         return current.folder()
     rows = index.rows(runs_dir)
     if not rows:

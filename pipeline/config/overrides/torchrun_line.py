@@ -37,6 +37,8 @@ _NOT_NEEDED = {
 _OWN_FLAGS = ("--json", "--dry-run", "--force", "--detach", "--prove")
 _OWN_OPTIONS = ("--budget", "--max-trials")
 """Paceline's own too, each with a value."""
+_OF_PACELINE = re.compile(r"(?:cluster|tracking|paths)(?:\.\w+)?=")
+"""The beginning of overrides for a script's run, which hardly any script has itself."""
 _TRANSLATED = ("nnodes", "nproc_per_node", "max_restarts", "module", "no_python")
 
 
@@ -66,6 +68,11 @@ def translated(
     has_verb = any(word in verbs for word in argv[:at])
     begin = [*argv[:at], *([] if has_verb else ["sweep" if line.sweep else "train"]), *own]
     notes = [f"{', '.join(options)}: not needed, as {why}" for why, options in line.not_needed.items()]
+    notes += [
+        f"{word} is an argument of {line.script}, as it stands behind it; Paceline's own words stand in front of it"
+        for word in line.args
+        if _OF_PACELINE.match(word)
+    ]
     return [*begin, *overrides_of(line, folder, root, splits="sweep" in argv[:at])], notes
 
 
@@ -181,6 +188,7 @@ ARGUMENT = re.compile(r"program\.args\.([\w-]+)=(.*)")
 """An override that sets one argument of a script: its name and its value."""
 _INPUTS = "program.inputs=["
 _FLAG = re.compile(r"--(?P<long>[A-Za-z_][\w-]+)|-(?P<short>[A-Za-z])")
+_RESUME = re.compile(r"\{resume(:[^{}]*)?\}")
 _LIKE_A_FLAG = re.compile(r"--?[A-Za-z_]")  # --z, --lr=0.1, -abc: a mapping can't express these
 _PRINTED_ALIKE = re.compile(r"0|-?[1-9]\d{0,15}|-?(?:0|[1-9]\d{0,8})\.(?:0|\d{0,8}[1-9])")
 """Numbers that Python prints as they were typed. Others are passed on as texts."""
@@ -292,6 +300,8 @@ def _named(args: Sequence[str]) -> dict[str, Any]:
             option, mapping[name] = name, []
         elif option and not _LIKE_A_FLAG.match(word):
             mapping[option].append(word)
+            if _RESUME.fullmatch(word):  # one value, which is left out with its option while there is no checkpoint
+                option = ""
         else:
             n_bare += 1
             option, mapping[f"_{n_bare}"] = "", word
