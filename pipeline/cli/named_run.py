@@ -86,6 +86,15 @@ def configuration(invocation: Invocation, resolved: Section, root: Path) -> tupl
     return merged, tuple(folder.overrides())
 
 
+def of_the_run_under_way(invocation: Invocation, resolved: Section, root: Path) -> Invocation:
+    """Return the call with the key of the only run under way. Raises UsageError: several are, or none."""
+    runs_dir = resolved["paths"]["runs"]
+    folder = index.only_under_way(root / expanded(runs_dir, "paths.runs"), invocation.verb or "")
+    if folder is None:
+        raise UsageError(f"nothing to attach to: no run under {runs_dir} is under way", hint="doit status")
+    return invocation._replace(options={**invocation.options, "run": folder.key})
+
+
 def cluster(folder: RunFolder, invocation: Invocation, root: Path, local_gpus: int) -> Cluster:
     """Return the hosts that the run was last started on, reached by conf/ and the typed words.
 

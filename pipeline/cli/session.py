@@ -78,11 +78,12 @@ class Session:
 
     def _built(self) -> RunConfig:
         resolved, words = self._resolved(), self.invocation.overrides
-        if self.invocation.verb == "attach" and not self.invocation.names_run:
-            self._name_run_under_way(Path(resolved["paths"]["runs"]))
-        if self._is_of_named_run:
+        names_none = self.invocation.verb == "attach" and not self.invocation.names_run
+        if names_none or self._is_of_named_run:
             from pipeline.cli import named_run  # not before: attempts and their plans, where run=KEY stands for a run
 
+            if names_none:
+                self.invocation = named_run.of_the_run_under_way(self.invocation, resolved, ROOT)
             resolved, words = named_run.configuration(self.invocation, resolved, ROOT)
         verb = VERBS.get(self.invocation.verb or "")
         try:
@@ -107,13 +108,6 @@ class Session:
         if self.invocation.verb in ("train", "sweep") and (config.tracking.tracker or config.tracking.tensorboard):
             refuse_missing(config.tracking)
         return config
-
-    def _name_run_under_way(self, runs_dir: Path) -> None:
-        """Let ``attach`` without words mean the only run under way. Raises UsageError: several are, or none."""
-        folder = index.only_under_way(ROOT / runs_dir.expanduser(), "attach")
-        if folder is None:
-            raise UsageError(f"nothing to attach to: no run under {runs_dir} is under way", hint="doit status")
-        self.invocation = self.invocation._replace(options={**self.invocation.options, "run": folder.key})
 
     @property
     def _is_of_named_run(self) -> bool:
