@@ -32,6 +32,11 @@ def accept(current: Session) -> None:
     current.refuse_data()
     run = current.run
     if run is None:
+        if all(word.startswith("paths.") for word in current.invocation.overrides):
+            raise UsageError(
+                "accept needs the words of the run that another one shall hold for",
+                hint="doit accept last, followed by the words that doit train would get",
+            )
         raise PacelineError("the data set isn't fetched, so this run has no key yet", hint="doit fetch, then the same")
     try:
         with locked(run.folder, note):
