@@ -107,3 +107,24 @@ def test_a_rank_that_only_lost_its_peer_is_not_blamed(tmp_path: Path, triaged: P
     ended(run, "node0", 0, 10.0, "x", message="RuntimeError: Connection closed by peer [127.0.0.1]:3")
     ended(run, "node1", 3, 20.0, "x", message="ended with signal 11 (SIGSEGV)")
     assert data(triaged, tmp_path)["where"] == "node1 rank 3"
+
+
+def test_of_a_hang_the_rank_that_the_verdict_names_is_shown_with_its_log(tmp_path: Path, triaged: Printed) -> None:
+    why = "training failed: no rank has moved for 15 s: rank 1 on node1 hangs in the script: it sleeps; node0 waits"
+    run = failed(tmp_path, why=why)
+    ended(run, "node0", 0, 10.0, "x", message="ended with signal 15 (SIGTERM)")
+    attempt = run.path / "attempts" / "1"
+    (attempt / "node0.log").write_text("0 | at work\n")
+    (attempt / "node1.log").write_text("1 | waits for the data server\n")
+    found = data(triaged, tmp_path)
+    assert found["where"] == "node1 rank 1"
+    assert found["evidence"]["log of node1"] == "waits for the data server"
+    assert found["next"].startswith(f"see what it waits for: doit logs paths.runs={tmp_path} {run.key}, then ")
+
+
+def test_where_torchrun_could_not_start_its_own_lines_are_the_evidence(tmp_path: Path, triaged: Printed) -> None:
+    run = failed(tmp_path, why="training failed on node1: torchrun ended with exit code 1")
+    (run.path / "attempts" / "1").mkdir(parents=True)
+    (run.path / "plan.json").write_text(json.dumps({"nodes": [{"host": "node1"}]}))
+    (run.path / "attempts" / "1" / "node1.log").write_text("- | Traceback\n- | ImportError: libcudart.so.13\n")
+    assert data(triaged, tmp_path)["evidence"]["log of node1"].endswith("ImportError: libcudart.so.13")

@@ -26,12 +26,13 @@ from trainers.contract import run_folder
 _MOST_FAILED, _MOST_TRACEBACK, _MOST_LOG = 700, 1_000, 800  # characters; the whole answer has at most a thousand tokens
 _LOG_BYTES = 1 << 16
 _LINE = re.compile(r"(?P<rank>\d+|-) \| (?P<text>.*)")  # a line of a host's log; torchrun's lines have - as rank
+_HUNG = re.compile(r"rank (?P<rank>\d+) on (?P<host>\S+) hangs")
 _PROJECT_FRAME = re.compile(r'^  File "(?P<path>[^/"<][^"]*)", line (?P<line>\d+)', re.MULTILINE)
 _FIXES = (  # (pattern in the failure, fix); the first match counts
     (r"No module named '(?P<missing>[^']+)'", "install what brings {missing} on the hosts, or put it into the project"),
     (f"{OUT_OF_MEMORY}|SIGKILL", "give it more memory, or a smaller batch"),
     *OF_SCRIPTS,
-    (r"No space left on device|Disk quota exceeded", "free space on {host}; doit clean says which runs may go"),
+    (r"No space left on device|Disk quota exceeded", "free space on {host}; {clean}"),
     (
         r"No such file or directory: '(?P<missing>[^']+)'",
         "see that {missing} is there; a file that git doesn't track reaches the ranks by program.inputs=[FILE], and "
@@ -39,7 +40,7 @@ _FIXES = (  # (pattern in the failure, fix); the first match counts
     ),
     (r"CUDA|NVIDIA|cuda", "take a host with a GPU, or the processor"),
     (r"another collective|mismatch|op\.preamble", "let every rank join every collective, in one order"),
-    (r"no rank has moved", "see what it waits for: doit logs {key}"),
+    (r"no rank has moved", "see what it waits for: {logs}"),
     (
         r"^training failed: |the run's supervisor on this host|no longer answers|isolated: |not been heard of",
         "{preflight}",
@@ -94,10 +95,15 @@ def examine(folder: RunFolder, runs_dir_words: Sequence[str] = ()) -> Triage:
     failed = failed if len(failed) <= _MOST_FAILED else f"{failed[:_MOST_FAILED]}…"
     host_in_message = next((name for name in run.hosts if name in failed), next(iter(run.hosts), ""))
     host, error = errors[0] if errors else (host_in_message, None)
+    rank = error.rank if error else None
+    places = [f"{name} rank {one.rank}" for name, one in errors]
+    if hung := _HUNG.search(failed):  # the other ranks were only ended
+        host, rank = hung["host"], int(hung["rank"])
+        places = [f"{host} rank {rank}"]
     frames = without_message(error.traceback, error.message) if error else ""
     traceback = shortened(frames, folder.key) if frames.strip() else ""  # the frames of the user's code, and the last
     evidence = {"traceback": _last_lines(traceback, _MOST_TRACEBACK)} if traceback else {}
-    if run.failure and (log := _log(folder, attempt, host, error.rank if error else None)):
+    if run.failure and (log := _log(folder, attempt, host, rank)):
         evidence[f"log of {host}"] = log
     return Triage(
         run=f"{run.key} {run.state}{f', attempt {attempt}' if entries else ''}",
@@ -105,7 +111,7 @@ def examine(folder: RunFolder, runs_dir_words: Sequence[str] = ()) -> Triage:
         state=run.state,
         what=run.what,
         failed=failed,
-        where=", ".join(dict.fromkeys(f"{name} rank {error.rank}" for name, error in errors)),
+        where=", ".join(dict.fromkeys(places)),
         evidence=evidence,
         next=as_typed(_next_step(folder, run, runs_dir_words, host, traceback)),
     )
@@ -136,7 +142,10 @@ def _log(folder: RunFolder, attempt: int, host: str, rank: int | None) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    parsed = [match for line in lines if (match := _LINE.fullmatch(line)) and match["rank"] != "-"]
+    matches = [match for line in lines if (match := _LINE.fullmatch(line))]
+    parsed = [match for match in matches if match["rank"] != "-"]
+    if not parsed:  # torchrun itself could not start
+        return _last_lines("\n".join(match["text"] for match in matches), _MOST_LOG)
     texts = [match["text"] if rank is not None else match[0] for match in parsed if rank in (None, int(match["rank"]))]
     end = next((at for at, text in enumerate(texts) if "Traceback (most recent call last):" in text), len(texts))
     return _last_lines("\n".join(texts[:end]), _MOST_LOG)
@@ -155,17 +164,21 @@ def _next_step(folder: RunFolder, run: ComparedRun, runs_dir_words: Sequence[str
         return f"{train}; it is trained, and this completes it"
     if run.state in UNDER_WAY or run.state == State.KILLED:
         return f"{train}; it starts {next_start_in(folder.path, checkpoints.settings_of(folder.path))}"
-    return f"{_fix(run, host, traceback)}, then {train}"
+    logs = f"{command_line('logs', (), runs_dir_words)} {run.key}"
+    return f"{_fix(run, host, traceback, logs)}, then {train}"
 
 
-def _fix(run: ComparedRun, host: str, traceback: str) -> str:
-    preflight = command_line("preflight", [word for word in run.overrides if word.lstrip("+").startswith("cluster")])
+def _fix(run: ComparedRun, host: str, traceback: str, logs: str) -> str:
+    cluster_words = [word for word in run.overrides if word.lstrip("+").startswith("cluster")]
+    preflight, clean = command_line("preflight", cluster_words), "doit clean says which runs may go"
+    if any(word.startswith("cluster=") and word != "cluster=local" for word in cluster_words):
+        clean = f"{command_line('clean', ['--hosts', *cluster_words])} removes what ended attempts left there"
     for pattern, fix in _FIXES:
         if match := re.search(pattern, run.failure):
             missing = match.groupdict().get("missing", "")
             if "No module" in pattern and (ROOT / f"{missing}.py").is_file():
                 return f"add program.inputs=[{missing}.py], as the code doesn't show the import"
-            return fix.format(missing=missing, host=host, key=run.key, preflight=preflight)
+            return fix.format(missing=missing, host=host, logs=logs, preflight=preflight, clean=clean)
     frames = _PROJECT_FRAME.findall(traceback)
     return f"mend {frames[-1][0]}, line {frames[-1][1]}" if frames else "mend what it names"
 

@@ -332,7 +332,8 @@ class Supervisor:
         for name in RESERVES:
             with contextlib.suppress(OSError):
                 os.unlink(self.path(name))
-        if code != 0 and is_full and all(map(has_only_exit_code, failures)):
+        is_known = "has a full disk" in self.reason
+        if code != 0 and is_full and not is_known and all(map(has_only_exit_code, failures)):
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.node.run_dir)
             self.reason = "; ".join(filter(None, (self.reason, f"the host {full_disk(full, room)}")))
 
