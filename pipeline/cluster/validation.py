@@ -86,11 +86,13 @@ def _unfit(host: Host, fact: HostFacts, backend: str, device: str) -> list[str]:
             f"{fact.python} is Python {fact.python_version}; {oldest} or newer is needed: set cluster.python"
         )
     if fact.torch_version is None:
+        here = (version("torch") or "").partition("+")[0]  # another one would differ from the run's key
+        torch = f"torch=={here}" if here else "torch"
         problems.append(
             f"the image has no torch for its {fact.python}; cluster.container=<an image that has it>"
             if fact.container
-            else f"{fact.python} has no torch; install it there ({fact.python} -m pip install torch, or "
-            f"uv pip install --python {fact.python} torch) "
+            else f"{fact.python} has no torch; install it there ({fact.python} -m pip install {torch}, or "
+            f"uv pip install --python {fact.python} {torch}) "
             "or point cluster.python at an interpreter that has it"
         )
     # the probe counts all GPUs; the configured environment, and runs that share the host, leave fewer
