@@ -147,6 +147,7 @@ def _without_own_paths(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 # ----------------------------------------------------------------------------------- data and environments (doit sync)
+_NO_NETWORK = re.compile(r"NewConnectionError|No matching distribution|name resolution|dns error|[Nn]etwork is unreach")
 _INSTALL_TIMEOUT_S = 7200.0
 
 
@@ -206,7 +207,11 @@ def _make(launcher: AgentLauncher, lock: LockFile, hosts: Sequence[Host], report
         if answer.value is None or "repeat" not in answer.value:
             return launcher.transport.explain(host, answer)
         repeat = str(answer.value["repeat"]).replace("'", "'\\''")
-        return str(answer.reported_error), f"{ssh_command(host, launcher.cluster.ssh_config)} '{repeat}'"
+        error, hint = str(answer.reported_error), f"{ssh_command(host, launcher.cluster.ssh_config)} '{repeat}'"
+        if lock.wheelhouse is None and _NO_NETWORK.search(error):
+            download = f"python -m pip download --no-deps --require-hashes -r {lock.path} -d wheels"
+            hint = f"{download}, then the same command with cluster.wheelhouse=wheels; or once it has a network {hint}"
+        return error, hint
 
     reports.doing(so_far)
     wheelhouse = None if lock.wheelhouse is None else f"{launcher.workdir}/wheelhouse"

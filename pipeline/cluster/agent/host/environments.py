@@ -10,6 +10,7 @@ import fcntl
 import glob
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -74,6 +75,9 @@ def make_environment(request: MakeEnvironmentRequest) -> None:
     say(python=os.path.join(environment, "bin", "python"), packages=count_of(environment))
 
 
+_SAYS_LITTLE = re.compile(r"^Ignoring \S+: markers|Retrying \(")  # lines of pip
+
+
 def remove_unfinished(environment: str) -> None:
     if os.path.islink(environment):
         os.unlink(environment)
@@ -119,7 +123,8 @@ def run_commands(steps: list[list[str]], folder: str) -> str:
             if code != 0:
                 output.seek(0)
                 lines = output.read().decode(errors="replace").splitlines()
-                last_lines = [f"      {line}" for line in lines if line.strip()][-LAST_LINES:]
+                shown = [line for line in lines if line.strip() and not _SAYS_LITTLE.search(line)]
+                last_lines = [f"      {line}" for line in shown or lines][-LAST_LINES:]
                 what = f"{os.path.basename(argv[0])} ended with code {code} while it made the environment:"
                 return "\n".join([what, *last_lines])
     return ""
