@@ -27,7 +27,6 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.errors import HydraException  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
-from pipeline.cli import clone  # noqa: E402
 from pipeline.cli.commands import sweep, train  # noqa: E402
 from pipeline.cli.invocation import Invocation  # noqa: E402
 from pipeline.cli.loader import leave, runs_dir_before_composing, with_options_of  # noqa: E402
@@ -76,9 +75,9 @@ def refuse_another_clone() -> None:
     """The folder that the command is started in decides, as dodo.py does for `doit`."""
     here = places.enclosing(Path.cwd())
     try:
-        clone.refuse_outside()
-        clone.refuse_other_code(here or places.ROOT)
-        clone.refuse_hiding_modules(places.ROOT)
+        places.refuse_outside()
+        places.refuse_other_code(here or places.ROOT)
+        places.refuse_hiding_modules(places.ROOT)
     except PacelineError as error:
         leave(error)
 

@@ -1,15 +1,19 @@
-"""Parse the typed command line (sys.argv): the verb, the Hydra overrides in their order, and the verb's own options.
+"""Parse the command line (sys.argv): the verb, Hydra overrides in their order, its own options; where it was typed.
 
 A verb's flags and a run's bare key become words first: ``stop cf0848 --json`` is ``stop run=cf0848 json=1``.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
+
+from doit import get_initial_workdir
 
 from pipeline.cli.verbs import ON, VERBS, Option
 from pipeline.core.errors import UsageError, nearest
@@ -224,3 +228,27 @@ def _names_run(word: str, verb: str) -> bool:
     if "run" not in entry.options or entry.arguments or is_override(word) or word.startswith("-"):
         return False
     return word not in VERBS and (_KEY.fullmatch(word) is not None or "|" in entry.options["run"].value)
+
+
+# ------------------------------------------------------------------------------- where it was typed
+STARTED_IN = "PACELINE_STARTED_IN"
+"""The variable in which a command that is started anew finds the folder where it was typed."""
+
+_remembered: list[str] = []
+
+
+def typed_in() -> Path:
+    """Return the folder where the command was typed, which doit leaves for that of the dodo.py."""
+    folders = [os.environ.get(STARTED_IN), *_remembered, get_initial_workdir()]
+    return Path(next(filter(None, folders), None) or os.getcwd())  # noqa: PTH109
+
+
+def remember_typed_in() -> None:
+    """Remember that the command was typed in this folder, before it is left for the project's."""
+    _remembered[:] = [os.getcwd()]  # noqa: PTH109
+
+
+def leave_for(folder: Path) -> None:
+    """Go to another folder, in which the command is restarted; its variable keeps the one where it was typed."""
+    os.environ[STARTED_IN] = str(typed_in())
+    os.chdir(folder)

@@ -11,7 +11,7 @@ import gc  # noqa: E402
 import re  # noqa: E402
 import sys  # noqa: E402
 import traceback  # noqa: E402
-from collections.abc import Sequence  # noqa: E402
+from collections.abc import Mapping, Sequence  # noqa: E402
 from contextlib import suppress  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any, NoReturn  # noqa: E402
@@ -26,7 +26,7 @@ from doit.cmd_run import Run  # noqa: E402
 from doit.exceptions import InvalidCommand  # noqa: E402
 from doit.task import Task  # noqa: E402
 
-from pipeline.cli import clone, invocation  # noqa: E402
+from pipeline.cli import invocation  # noqa: E402
 from pipeline.cli.invocation import without_verbosity  # noqa: E402
 from pipeline.cli.output import as_typed, begin_answer, coloured, note, outlive_closed_stdout, refuse  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
@@ -58,8 +58,8 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         unexpected.keep_in(runs_dir_before_composing())
         doit_cmd.traceback = _OneLine
         try:
-            clone.refuse_outside()
-            clone.refuse_hiding_modules(places.ROOT)
+            places.refuse_outside()
+            places.refuse_hiding_modules(places.ROOT)
             if sys.argv[1:2] == ["dumpdb"]:
                 raise UsageError("doit keeps no database here: run folders say what is finished", hint="doit runs")
             _start_with_overrides()
@@ -79,10 +79,10 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
 
     def setup(self, opt_values: Any) -> None:
         """Load dodo.py, if it belongs to the same clone as this package."""
-        dodo = clone.dodo_file(opt_values)
+        dodo = _dodo_file(opt_values)
         if dodo.is_file():
             try:
-                clone.refuse_other_code(dodo.resolve().parent)
+                places.refuse_other_code(dodo.resolve().parent)
             except PacelineError as error:
                 leave(error)
         super().setup(opt_values)
@@ -137,6 +137,14 @@ def runs_dir_before_composing() -> Path:
     return places.ROOT / "runs"
 
 
+def _dodo_file(options: Mapping[str, Any]) -> Path:
+    """Return the file that doit is about to load by its options ``-f``, ``-k`` and DOIT_FILE."""
+    here = Path.cwd()
+    folders = (here, *here.parents) if options["seek_file"] else (here,)
+    named = [folder / str(options["dodoFile"]) for folder in folders]
+    return next((path for path in named if path.exists()), named[0])
+
+
 def _start_with_overrides() -> None:
     """Restart doit, which has copied the words, if flags, a key or a torchrun line among them are translated."""
     words, notes = invocation.flags_as_words(sys.argv[1:]), list[str]()
@@ -144,7 +152,7 @@ def _start_with_overrides() -> None:
         from pipeline.config.overrides import torchrun_line  # the settings of scripts: for such a line alone
 
         with waiting(note, "reading torchrun's options, for which torch is imported"):
-            words, notes = torchrun_line.translated(words, clone.typed_in(), places.ROOT, VERBS)
+            words, notes = torchrun_line.translated(words, invocation.typed_in(), places.ROOT, VERBS)
     if words != sys.argv[1:]:
         for line in notes:
             note(line)

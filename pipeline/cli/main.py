@@ -22,8 +22,8 @@ signals.leave_on_ctrl_c()  # before the other imports, as in pipeline.cli.loader
 
 from doit.doit_cmd import DoitMain  # noqa: E402
 
-from pipeline.cli import clone  # noqa: E402
 from pipeline.cli import help as pages  # noqa: E402
+from pipeline.cli import invocation  # noqa: E402
 from pipeline.cli.invocation import HELP_WORDS  # noqa: E402
 from pipeline.cli.loader import leave  # noqa: E402
 from pipeline.cli.output import COMMAND_VARIABLE, answer, as_typed, wants_json  # noqa: E402
@@ -45,12 +45,12 @@ def main() -> int:
         if project is None:
             return _without_project(words)
         try:
-            clone.refuse_other_code(project)
+            places.refuse_other_code(project)
         except UsageError:
             if HELP_WORDS.isdisjoint(words[:1]) or pages.requested(words) is None:
                 raise
             return _without_project(words)
-        clone.remember_typed_in()
+        invocation.remember_typed_in()
         os.chdir(places.ROOT)
     except (PacelineError, OSError) as error:
         leave(error)
@@ -61,9 +61,9 @@ def main() -> int:
 def _without_project(words: list[str]) -> int:
     text = pages.requested(words or ["help"])
     if text is None:
-        raise clone.no_project()
+        raise places.no_project()
     text = as_typed(text)
-    print(text if words else f"{text}\n\nThere is no project here: {clone.INIT}", flush=True)
+    print(text if words else f"{text}\n\nThere is no project here: {places.INIT}", flush=True)
     return 0
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from doit import get_initial_workdir
 from doit.exceptions import TaskError, TaskFailed
 
-from pipeline.cli import clone, invocation
+from pipeline.cli import invocation
 from pipeline.cli.loader import Exit, Loader, leave
 from pipeline.cli.output import finish_answer, refuse, say
 from pipeline.cli.verbs import VERBS, Verb
@@ -124,7 +124,7 @@ def _need_loader() -> None:
     words = itertools.takewhile(lambda word: word != "torchrun" and not word.endswith(".py"), sys.argv[1:])
     names_file = any(word.startswith(("-f", "--file")) for word in words)  # behind the script, -f is the script's
     if project not in (None, started_in) and not names_file:
-        clone.leave_for(project)
+        invocation.leave_for(project)
         process.replace([sys.executable, "-m", "doit", *sys.argv[1:]])
     message = f"doit was started where no pyproject.toml names Paceline's loader; {ROOT} has it"
     leave(UsageError(message, hint=f"cd {shlex.quote(str(ROOT))}, then the same command without -k or -f"))

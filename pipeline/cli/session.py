@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import tracking
-from pipeline.cli import clone
+from pipeline.cli import invocation
 from pipeline.cli.invocation import Invocation, parse
 from pipeline.cli.output import note
 from pipeline.cli.verbs import VERBS
@@ -231,7 +231,7 @@ class Session:
 def session() -> Session:
     """Return the session of this process's command line."""
     typed = parse(sys.argv[1:])
-    overrides = for_project(typed.overrides, clone.typed_in(), ROOT)
+    overrides = for_project(typed.overrides, invocation.typed_in(), ROOT)
     return Session(typed._replace(overrides=overrides))
 
 

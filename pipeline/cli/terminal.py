@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli import clone
+from pipeline.cli import invocation
 from pipeline.cli.invocation import QUIET, VERBOSE, verbosity
 from pipeline.cli.output import answer, answer_event, as_typed, is_warning, note, say, wants_json
 from pipeline.cli.session import relative
@@ -82,7 +82,7 @@ def start_detached(runs_dir: Path, name: str, lock: Path | None = None) -> None:
     Raises PacelineError: it can't be started, or failed at once.
     """
     log = runs_dir / _LOGS / f"{name}.log"
-    env = process.of_this_clone({clone.STARTED_IN: str(clone.typed_in())})
+    env = process.of_this_clone({invocation.STARTED_IN: str(invocation.typed_in())})
     words = [word for word in sys.argv[1:] if not _DETACH.fullmatch(word)]
     try:
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -7,22 +7,28 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline import lab
 from pipeline.cluster import launchers, preflight, starts
+from pipeline.cluster.agent.host.hardware import count_cpus
 from pipeline.cluster.agent.requests import MakeEnvironmentRequest, PutWheelsRequest, WarmEnvironment
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import AttemptSpec, Environment, LockFile, PackSource
 from pipeline.cluster.launchers.transport.agent_client import Payload
 from pipeline.cluster.launchers.transport.answers import Answer, ssh_command
 from pipeline.cluster.launchers.transport.payload import append
+from pipeline.cluster.validation import visible_gpus
 from pipeline.core import places
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.processes.threads import WaitReports
 from pipeline.core.specs import Cluster, Host, LaunchPlan
+from pipeline.core.tables import counted
 from pipeline.keys import rank_environment
 from trainers.contract.host_facts import HostFacts
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers import Launcher
+
+_MAX_RANKS_PER_CORE = 2  # more than this is worth a warning
 
 
 class Hosts:
@@ -221,3 +227,39 @@ def _make(launcher: AgentLauncher, lock: LockFile, hosts: Sequence[Host], report
     if rows:
         what = f"the environment could not be made on {len(rows)} of {launcher.cluster.nnodes} hosts"
         raise HostError("\n".join([what, *rows]), hint=hints[0] if hints else None)
+
+
+# ------------------------------------------------------------------------- what is known before any host is asked
+def check_cluster(cluster: Cluster, *, root: Path, local_gpus: int) -> str:
+    """Return a warning, or ''. Raises UsageError: no GPU here, or the lab isn't up."""
+    if not launchers.capabilities(cluster).is_this_computer:
+        refuse_without_lab(cluster, root)
+        return ""
+    (host,) = cluster.hosts
+    gpus = visible_gpus(local_gpus, host.env)
+    if cluster.device == "cuda" and not gpus:
+        raise UsageError(
+            "cluster.device=cuda: this computer has no GPU that CUDA may see",
+            hint="cluster.device=cpu, or a cluster that has GPUs: cluster=pssh cluster.hosts=[HOST]",
+        )
+    ranks, cores = host.nproc_per_node, count_cpus()
+    if cluster.device == "cuda" or ranks <= _MAX_RANKS_PER_CORE * cores:
+        return ""
+    return (
+        f"WARNING: {ranks} ranks on {counted(cores, 'core')}: they wait for each other; "
+        f"cluster.nproc_per_node={cores} is faster"
+    )
+
+
+def refuse_without_lab(cluster: Cluster, root: Path) -> None:
+    """Raise UsageError if the hosts are those of this project's lab and it isn't up."""
+    config = cluster.ssh_config
+    if config is None or Path(config).resolve() != (root / ".lab" / "ssh_config").resolve():
+        return
+    lab_status = lab.status(root)
+    if lab_status is None or not lab_status.running:
+        state, hosts = ("isn't up", cluster.hosts) if lab_status is None else ("is down", lab_status.hosts)
+        raise UsageError(
+            f"the lab of this project {state}, and {config} names its hosts",
+            hint=f"doit lab --hosts {len(hosts)}; or hosts of your own: cluster=pssh cluster.hosts=[HOST1,HOST2]",
+        )

@@ -12,9 +12,18 @@ from typing import Any
 from pipeline.cluster.validation import check_batch
 from pipeline.config.cluster import build_cluster
 from pipeline.config.program_section import check_script, describes_script, with_script, with_script_facts
-from pipeline.config.schema import OPTIONS, NotifyConfig, RootConfig, SearchConfig, SweepConfig, TrackingConfig
+from pipeline.config.schema import (
+    OPTIONS,
+    NotifyConfig,
+    RootConfig,
+    SearchConfig,
+    SweepConfig,
+    TrackingConfig,
+    refuse_non_finite,
+    refuse_unprintable,
+    typed,
+)
 from pipeline.config.step_source import Steps, StepSource, with_step, with_step_named
-from pipeline.config.values import refuse_non_finite, refuse_unprintable, typed
 from pipeline.core import program as programs
 from pipeline.core.errors import UsageError
 from pipeline.core.files import expanded

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.settings import HOST_FIELDS, ClusterConfig, HostConfig, checked_container
 from pipeline.cluster.validation import visible_gpus, why_unfit
-from pipeline.config.values import encodable, typed
+from pipeline.config.schema import encodable, typed
 from pipeline.core.errors import UsageError, os_reason, suggestion
 from pipeline.core.files import expanded
 from pipeline.core.redact import HIDDEN, hide, is_secret_name, secret_values, split, without_secrets

@@ -22,9 +22,16 @@ from pipeline.cluster.launchers.settings import MISSING, ClusterConfig
 from pipeline.config import conf_files
 from pipeline.config.conf_files import choice_of
 from pipeline.config.overrides.words import for_hydra, quoted_run
-from pipeline.config.schema import OPTIONS, PROGRAMS, RootConfig, SearchConfig, TrackingConfig, installed_programs
+from pipeline.config.schema import (
+    OPTIONS,
+    PROGRAMS,
+    RootConfig,
+    SearchConfig,
+    TrackingConfig,
+    installed_programs,
+    leaves,
+)
 from pipeline.config.step_source import named_step
-from pipeline.config.values import leaves
 from pipeline.core import redact
 from pipeline.core.errors import UsageError
 from pipeline.core.options import Options

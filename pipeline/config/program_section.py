@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.values import leaves
+from pipeline.config.schema import leaves
 from pipeline.core import program as programs
 from pipeline.core.errors import UsageError
 from pipeline.core.places import shown

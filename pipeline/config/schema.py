@@ -1,20 +1,24 @@
-"""The settings classes of the whole configuration; ``compose.register`` makes them Hydra's schemas.
+"""The settings classes of the whole configuration, and checks of values; ``compose.register`` makes Hydra's schemas.
 
 The schema of an option is the settings class in the option's module (``OPTIONS``), so both halves read the same fields.
 """
 
 from __future__ import annotations
 
+import math
 import shlex
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.settings import MISSING, ClusterConfig
+from pipeline.core import redact
 from pipeline.core.errors import UsageError
 from pipeline.core.options import Options, source_of_installed
 from pipeline.data.datasets import DATASETS
 from trainers.core import config as node
+from trainers.core.config import ConfigError
 from trainers.script.settings import ProgramConfig, ScriptConfig
 
 if TYPE_CHECKING:  # it imports Hydra
@@ -192,3 +196,73 @@ def installed_programs() -> dict[str, str]:
     """Return the files of the scripts that other packages offer as ``program=NAME``; '' for a missing file."""
     modules = node.installed_options("paceline.programs")
     return {name: str(source_of_installed(module) or "") for name, module in modules.items()}
+
+
+# ------------------------------------------------------------------------------- values of any section
+def typed(settings: type[Any], raw: Mapping[str, Any]) -> Any:
+    """Return an instance of ``settings`` from the values in ``raw`` that are fields of it.
+
+    Other values are left from another launcher's section, if ``cluster.launcher=NAME`` changed only the launcher.
+
+    Raises UsageError: a value that can't work.
+    """
+    known = {item.name for item in fields(settings)}
+    try:
+        return settings(**{name: value for name, value in raw.items() if name in known})
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+
+
+def leaves(value: Any, field: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value in plain containers that is no list or mapping, with its field: ``cluster.hosts[0].name``."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from leaves(inner, f"{field}.{name}" if field else str(name))
+    elif isinstance(value, list):
+        for at, inner in enumerate(value):
+            yield from leaves(inner, f"{field}[{at}]")
+    else:
+        yield field, value
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Yield every text in plain containers, at any depth."""
+    return (inner for _, inner in leaves(value) if isinstance(inner, str))
+
+
+def refuse_unprintable(resolved: Mapping[str, Any]) -> None:
+    """Refuse control characters, which no name, path or address can hold. Raises UsageError.
+
+    Texts in ``program.args`` may hold them, and values of ``env`` are checked separately.
+    """
+    for name, value in _outside_env(resolved):
+        if not isinstance(value, str):
+            continue
+        if not name.startswith("program.args") and any(mark < " " or mark == "\x7f" for mark in value):
+            raise UsageError(f"{redact.in_field(name, value)} holds a control character; take it out")
+        encodable(name, value)
+
+
+def refuse_non_finite(resolved: Mapping[str, Any]) -> None:
+    """Refuse inf and NaN: no key can be computed from them. Raises UsageError."""
+    for name, value in _outside_env(resolved):
+        if isinstance(value, float) and not math.isfinite(value):
+            if name.startswith("program.args"):
+                raise UsageError(
+                    f"{name}={value}: what was typed there (12e4567, inf) is read as a number, and no finite one; in "
+                    "quotes it reaches the script as it is typed",
+                    hint=f"\"{name}='TEXT'\"",
+                )
+            raise UsageError(f"{name}={value} must be a finite number")
+
+
+def _outside_env(resolved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((field, value) for field, value in leaves(resolved) if "env" not in field.split("."))
+
+
+def encodable(field: str, value: str) -> None:
+    """Refuse a text that can't be encoded as UTF-8. Raises UsageError."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{field} is not text: it holds bytes that are not UTF-8") from error

@@ -1,11 +1,17 @@
 """Where Paceline's own code lies, and which project this process works on: a clone, or one made by `paceline init`.
 
-A project of `paceline init` uses the installed code, and its conf/ takes precedence over Paceline's.
+A project of `paceline init` uses the installed code, and its conf/ takes precedence over Paceline's. Commands in other folders are refused.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shlex
+import sys
 from pathlib import Path
+
+from pipeline.core.errors import UsageError
 
 HOME = Path(__file__).resolve().parents[2]
 """The folder that contains ``pipeline`` and ``trainers``: a clone, or site-packages."""
@@ -68,3 +74,60 @@ def _root() -> Path:
 
 ROOT = _root()
 """The project: the one around the working directory, else the clone of this code."""
+
+
+# ------------------------------------------------------------------------------- refusals of other folders
+INIT = "paceline init my_project, then cd my_project; where your script is already: paceline init ."
+
+
+def no_project() -> UsageError:
+    """Return the error of a command outside of every project."""
+    return UsageError(f"no project here: neither {Path.cwd()} nor a folder above has one", hint=INIT)
+
+
+def refuse_outside() -> None:
+    """Refuse to start outside of a project if Paceline is installed. Raises UsageError."""
+    if IS_INSTALLED and enclosing(Path.cwd()) is None:
+        raise no_project()
+
+
+def refuse_other_code(root: Path) -> None:
+    """Refuse to go on if this process runs other code than that of ``root``, the folder of the dodo.py.
+
+    In a clone, pipeline/ and trainers/ must come from it; a project of its own must be the one that Python was started
+    for. Otherwise another clone's code would be trained into that clone's folders. Raises UsageError.
+    """
+    if not is_clone(root):
+        if root != ROOT.resolve():
+            hint = f"cd {shlex.quote(str(root))}, then the same command without -f"
+            raise UsageError(f"{root} is another project than {ROOT}", hint=hint)
+        return
+    for name in PACKAGES:
+        folder = _folder_of(name)
+        if folder != (root / name).resolve():
+            raise UsageError(
+                f"this is the clone {root}, but Python takes {name} from {folder or 'nowhere'}, which the active "
+                "environment or PYTHONPATH puts first",
+                hint=f"export PYTHONPATH={shlex.quote(str(root))}, then the same command; or activate this clone's own "
+                "environment (make install makes it)",
+            )
+
+
+def _folder_of(name: str) -> Path | None:
+    """Return the place that an import of the package would load; imports nothing."""
+    if name == __name__.partition(".")[0]:
+        return HOME / name
+    spec = importlib.util.find_spec(name)
+    return Path(os.path.realpath(spec.origin)).parent if spec and spec.origin else None
+
+
+def refuse_hiding_modules(root: Path) -> None:
+    """Refuse modules in ``root`` that would hide one of Python's or Paceline's by their name. Raises UsageError."""
+    ours = frozenset[str]() if code_of(root) == root else MODULES
+    for path in root.iterdir():
+        whose = "Python" if path.stem in sys.stdlib_module_names else "Paceline" if path.stem in ours else None
+        if whose and (path.suffix == ".py" or (path / "__init__.py").exists()):
+            raise UsageError(
+                f"{path} has the name of {whose}'s own module {path.stem}, and is imported instead of it",
+                hint=f"mv {path.name} my_{path.name}, or any other name that {whose} hasn't",
+            )

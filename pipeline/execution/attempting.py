@@ -28,8 +28,7 @@ from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.core.errors import HostError, Killed, TrainingError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.specs import SCRIPT_OUTPUTS, TRAINING_OUTPUTS, UNDER_WAY, Cluster, LaunchPlan, Outputs, State
-from pipeline.execution.failure_hints import hinting, with_hint
-from pipeline.execution.restarts import Pauses, Restarts, clock, next_start
+from pipeline.execution.restarts import Pauses, Restarts, clock, hinting, next_start, with_hint
 from pipeline.execution.run import Run
 from pipeline.execution.work import OpenAttempt, Say, Work, add_to_journal
 from pipeline.runs import checkpoints, journal, metrics_file, provenance, ranks, recorded_hardware

@@ -20,8 +20,7 @@ from pipeline.core.processes.threads import WaitReports
 from pipeline.core.specs import State
 from pipeline.data import store
 from pipeline.data.trees import Tree, replaced_meanwhile
-from pipeline.evaluation import stored_report
-from pipeline.execution import launch_folder
+from pipeline.execution import launch_folder, stored_report
 from pipeline.execution.attempting import attach, attempt_to_attach, run_attempts, surviving_attempt
 from pipeline.execution.launch_folder import collect_provenance, prepare_folder, remarks
 from pipeline.execution.restarts import next_start

@@ -24,7 +24,7 @@ from pipeline.core.specs import Cluster, Host, LaunchPlan, NodePlan
 from pipeline.core.tables import counted
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
-from pipeline.evaluation import stored_report
+from pipeline.execution import stored_report
 from pipeline.execution.initial_weights import InitialWeights
 from pipeline.execution.restarts import next_start
 from pipeline.execution.run import Run, initial_weights_of

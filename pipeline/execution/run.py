@@ -22,7 +22,7 @@ from pipeline.core.tables import first_of
 from pipeline.data import store
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
-from pipeline.evaluation import stored_report
+from pipeline.execution import stored_report
 from pipeline.keys import ABSENT, IMAGE, rank_environment
 from pipeline.keys.content_key import ContentKey, content_key, environment
 from pipeline.keys.import_closure import Closure, import_closure, lacking

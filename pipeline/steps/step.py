@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]  # OmegaConf raises its errors
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.values import texts
+from pipeline.config.schema import texts
 from pipeline.core import redact
 from pipeline.core.errors import UsageError, suggestion, text_of
 from pipeline.core.files import refuse_odd_pattern

@@ -25,7 +25,7 @@ from pipeline.core.processes import process, threads
 from pipeline.core.processes.signals import Stop
 from pipeline.core.processes.threads import waiting
 from pipeline.core.specs import Cluster
-from pipeline.evaluation import stored_report
+from pipeline.execution import stored_report
 from pipeline.execution.launch_folder import collect_provenance
 from pipeline.execution.run import Run
 from pipeline.execution.work import RunServices

@@ -14,7 +14,7 @@ from pipeline.core.errors import PacelineError, UsageError
 from pipeline.evaluation import report as evaluations
 from pipeline.evaluation.__main__ import serve
 from pipeline.evaluation.report import evaluate
-from pipeline.evaluation.stored_report import format_report, make, most_confused
+from pipeline.execution.stored_report import format_report, make, most_confused
 from pipeline.runs.folder import RunFolder
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import clone
+from pipeline.cli import invocation
 from pipeline.cli.commands import reproduce
 from pipeline.cli.session import session
 from pipeline.core import documents
@@ -42,7 +42,7 @@ def test_files_are_meant_from_the_folder_where_the_command_was_typed(
     folder: RunFolder, tmp_path: Path, printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (typed_in := tmp_path / "typed").mkdir()
-    monkeypatch.setattr(clone, "typed_in", lambda: typed_in)
+    monkeypatch.setattr(invocation, "typed_in", lambda: typed_in)
     monkeypatch.setattr("pipeline.reproduction.archive.check_parts", lambda *_: None)  # no project's sources here
     printed(reproduce.export, tmp_path / "runs", f"run={KEY}", "to=mine.tar.gz")
     assert reproduce._to_reproduce(session(), "mine.tar.gz", tmp_path / "scratch").key == KEY

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.core.errors import TrainingError
 from pipeline.core.specs import Cluster, Host
-from pipeline.execution import failure_hints as hints
+from pipeline.execution import restarts as hints
 
 HERE = Cluster(launcher="local", hosts=(Host(name="localhost", nproc_per_node=1),))
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from doit.doit_cmd import DoitMain
 
-from pipeline.cli import clone, main
 from pipeline.cli import help as pages
+from pipeline.cli import invocation, main
 from pipeline.cli.output import COMMAND_VARIABLE
 from pipeline.cli.verbs import VERBS
 from pipeline.config.conf_files import groups
+from pipeline.core import places
 from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT
 from tests.integration import preloaded
@@ -96,8 +97,8 @@ def test_help_as_it_is_typed(words: list[str], code: int, said: str) -> None:
 def test_help_behind_a_script_is_the_scripts_own_and_not_this_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(DoitMain, "run", lambda _, words: started.append(words) or 0)
-    monkeypatch.setattr(clone, "refuse_other_code", lambda _: None)
-    monkeypatch.setattr(clone, "remember_typed_in", lambda: None)
+    monkeypatch.setattr(places, "refuse_other_code", lambda _: None)
+    monkeypatch.setattr(invocation, "remember_typed_in", lambda: None)
     monkeypatch.setenv(COMMAND_VARIABLE, "doit")
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.argv", ["paceline", "run", "train.py", "--help"])
@@ -111,7 +112,7 @@ def test_help_is_answered_in_the_folder_of_another_clone_and_nothing_else(
     def refuse(_: Path) -> None:
         raise UsageError("this is the clone /b")
 
-    monkeypatch.setattr(clone, "refuse_other_code", refuse)
+    monkeypatch.setattr(places, "refuse_other_code", refuse)
     monkeypatch.setenv(COMMAND_VARIABLE, "doit")
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.argv", ["paceline", "--help"])

@@ -14,7 +14,7 @@ import pytest
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 
 from hydra_plugins.paceline_plugins import PacelineSearchPath
-from pipeline.cli import clone
+from pipeline.cli import invocation
 from pipeline.cli import main as new_project
 from pipeline.config import compose
 from pipeline.config.conf_files import groups
@@ -197,11 +197,11 @@ def test_the_closure_has_pacelines_sources_wherever_they_lie(project: Path) -> N
 
 @pytest.mark.parametrize("name", ["trainers.py", "pipeline/__init__.py", "paceline.py"])
 def test_a_module_of_the_project_with_a_name_of_pacelines_is_refused(project: Path, name: str) -> None:
-    clone.refuse_hiding_modules(project)
+    places.refuse_hiding_modules(project)
     (project / name).parent.mkdir(exist_ok=True)
     (project / name).touch()
     with pytest.raises(UsageError, match="has the name of Paceline's own module"):
-        clone.refuse_hiding_modules(project)
+        places.refuse_hiding_modules(project)
 
 
 def test_a_restarted_command_learns_where_it_was_typed_from_a_variable_of_pacelines(
@@ -209,13 +209,13 @@ def test_a_restarted_command_learns_where_it_was_typed_from_a_variable_of_paceli
 ) -> None:
     monkeypatch.setenv("PACELINE_STARTED_IN", str(project / "data"))  # such variables are kept from scripts and keys
     monkeypatch.chdir(project.parent)
-    clone.leave_for(project)
-    assert (Path.cwd(), clone.typed_in()) == (project, project / "data")
+    invocation.leave_for(project)
+    assert (Path.cwd(), invocation.typed_in()) == (project, project / "data")
 
 
 def test_a_dodo_of_another_project_is_refused(project: Path) -> None:
     with pytest.raises(UsageError, match=f"{project} is another project than {places.ROOT}"):
-        clone.refuse_other_code(project)
+        places.refuse_other_code(project)
 
 
 def test_a_folder_with_a_script_becomes_a_project_and_keeps_its_files(

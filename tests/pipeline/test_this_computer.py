@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from pipeline import lab
+from pipeline.cluster import hosts
 from pipeline.config.cluster import build_cluster
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster
-from pipeline.execution import this_computer
 
 
 def cluster(root: Path, *words: str, gpus: int = 0) -> Cluster:
@@ -22,7 +22,7 @@ def cluster(root: Path, *words: str, gpus: int = 0) -> Cluster:
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(this_computer, "count_cpus", lambda: 2)
+    monkeypatch.setattr(hosts, "count_cpus", lambda: 2)
 
 
 @pytest.mark.parametrize(
@@ -36,15 +36,15 @@ def test_ranks_that_this_computer_cannot_have_are_refused(
     tmp_path: Path, words: list[str], gpus: int, said: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        this_computer.check_cluster(cluster(tmp_path, *words, gpus=gpus), root=tmp_path, local_gpus=gpus)
+        hosts.check_cluster(cluster(tmp_path, *words, gpus=gpus), root=tmp_path, local_gpus=gpus)
     assert said in str(caught.value)
 
 
 def test_more_than_two_ranks_on_a_core_are_warned_of(tmp_path: Path) -> None:
     four, five = (cluster(tmp_path, f"cluster.nproc_per_node={ranks}") for ranks in (4, 5))
-    assert this_computer.check_cluster(four, root=tmp_path, local_gpus=0) == ""
+    assert hosts.check_cluster(four, root=tmp_path, local_gpus=0) == ""
     warned = "WARNING: 5 ranks on 2 cores: they wait for each other; cluster.nproc_per_node=2 is faster"
-    assert this_computer.check_cluster(five, root=tmp_path, local_gpus=0) == warned
+    assert hosts.check_cluster(five, root=tmp_path, local_gpus=0) == warned
 
 
 def test_a_lab_that_is_not_up_is_refused_at_once_with_the_command_that_raises_it(
@@ -52,10 +52,10 @@ def test_a_lab_that_is_not_up_is_refused_at_once_with_the_command_that_raises_it
 ) -> None:
     of_lab = cluster(tmp_path, "cluster=two_node")
     with pytest.raises(UsageError, match=r"the lab of this project isn't up, and .*\n  try: doit lab --hosts 2; or"):
-        this_computer.check_cluster(of_lab, root=tmp_path, local_gpus=0)
+        hosts.check_cluster(of_lab, root=tmp_path, local_gpus=0)
     raised: Any = SimpleNamespace(running=True, hosts=(1, 2))
     monkeypatch.setattr(lab, "status", lambda _: raised)
-    assert this_computer.check_cluster(of_lab, root=tmp_path, local_gpus=0) == ""
+    assert hosts.check_cluster(of_lab, root=tmp_path, local_gpus=0) == ""
     elsewhere = cluster(tmp_path, "cluster=two_node", f"cluster.ssh_config={tmp_path}/own")
     monkeypatch.setattr(lab, "status", lambda _: None)
-    assert this_computer.check_cluster(elsewhere, root=tmp_path, local_gpus=0) == ""
+    assert hosts.check_cluster(elsewhere, root=tmp_path, local_gpus=0) == ""

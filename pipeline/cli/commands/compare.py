@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli import clone, trials
+from pipeline.cli import invocation, trials
 from pipeline.cli.commands.runs import RUNS_DIR, filter_of
 from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import Session, relative
@@ -227,7 +227,7 @@ def _output_file(current: Session) -> Path | None:
     option = current.invocation.options.get("file")
     if option is None:
         return None
-    return replaceable_path(clone.typed_in() / expanded(option, f"file={option}"), f"file={option}")
+    return replaceable_path(invocation.typed_in() / expanded(option, f"file={option}"), f"file={option}")
 
 
 def _write(target: Path, content: str | bytes) -> None:

@@ -9,6 +9,7 @@ from pipeline import diagnostics
 from pipeline.cli.output import answer, note, say, wants_json, width
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster import preflight as checks
+from pipeline.cluster.hosts import refuse_without_lab
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.preflight import Report
 from pipeline.config.build import refuse_uneven
@@ -16,7 +17,6 @@ from pipeline.core.errors import HostError, PacelineError, UsageError
 from pipeline.core.processes.threads import waiting
 from pipeline.core.specs import Cluster
 from pipeline.core.tables import counted
-from pipeline.execution import this_computer
 from pipeline.execution.run import code_of, versions
 from trainers.contract import run_folder
 
@@ -25,7 +25,7 @@ def preflight(current: Session) -> None:
     """Check that the hosts can train. Raises PacelineError: a check failed."""
     as_json, measures, is_deep = wants_json(), current.invocation.is_on("measure"), current.invocation.is_on("deep")
     cluster = current.config.cluster.with_spares
-    this_computer.refuse_without_lab(cluster, ROOT)
+    refuse_without_lab(cluster, ROOT)
     hear: Callable[[str], None] = (lambda _: None) if as_json else note
     unreached: HostError | None = None
     try:

@@ -14,7 +14,7 @@ from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cluster import hosts, launchers, preflight
 from pipeline.cluster.agent.wire import clock
 from pipeline.cluster.attempt.run import stop_run
-from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.hosts import Hosts, refuse_without_lab
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.validation import usable_gpus
 from pipeline.core.errors import UsageError
@@ -23,7 +23,7 @@ from pipeline.core.processes.threads import WaitReports, waiting
 from pipeline.core.specs import LAST, UNDER_WAY, Cluster
 from pipeline.core.tables import aligned
 from pipeline.data.trees import Tree
-from pipeline.execution import restarts, this_computer
+from pipeline.execution import restarts
 from pipeline.runs import checkpoints, index, journal
 from pipeline.runs.lock import HostWait, ask_to_stop, note_stopped, waits_under_way
 from trainers.contract.host_facts import HostFacts
@@ -113,7 +113,7 @@ def queue(current: Session) -> None:
         raise UsageError(
             f"{cluster.launcher} has a queue of its own", hint="squeue, kubectl get pods, or what your scheduler has"
         )
-    this_computer.refuse_without_lab(cluster, ROOT)
+    refuse_without_lab(cluster, ROOT)
     with waiting(note, "asking the hosts"), closing(Hosts(cluster)) as hosts:
         facts = hosts.facts(None)
     state = queue_of(cluster, facts, waits_under_way(config.runs_dir))

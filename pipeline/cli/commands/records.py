@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline import tracking
-from pipeline.cli import clone
+from pipeline.cli import invocation
 from pipeline.cli.loader import leave_if_interrupted
 from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import ROOT, Session, relative
@@ -20,7 +20,7 @@ from pipeline.core.processes import process
 from pipeline.core.processes.threads import waiting
 from pipeline.core.specs import LAST, UNDER_WAY
 from pipeline.core.tables import aligned
-from pipeline.evaluation import stored_report
+from pipeline.execution import stored_report
 from pipeline.execution.exported import exported_file
 from pipeline.runs import acceptance, index, journal
 from pipeline.runs.folder import RunFolder, check_parts
@@ -149,7 +149,7 @@ def predict(current: Session) -> None:
         )
     if wants_json():
         answer({"key": folder.key, "images": [image.as_json() for image in images]}, error=error)
-    say(aligned([image.as_row(clone.typed_in()) for image in images]))
+    say(aligned([image.as_row(invocation.typed_in()) for image in images]))
     if result.synthetic:
         say("SYNTHETIC DATA: the network was trained on noise, so this means nothing", folds=True)
     if error is not None:
@@ -158,21 +158,21 @@ def predict(current: Session) -> None:
 
 def _named_images(current: Session) -> tuple[RunFolder, list[Path]]:
     """Return the run (``run=``, the first bare word, or the newest) and the image files."""
-    invocation = current.invocation
-    words, runs_dir = [*invocation.arguments], current.config.runs_dir
-    named = invocation.options.get("run")
+    typed = current.invocation
+    words, runs_dir = [*typed.arguments], current.config.runs_dir
+    named = typed.options.get("run")
     if named is None and words and not _image(words[0]).is_file():
         named = words.pop(0)
     if not words:
         raise UsageError("which images? doit predict takes a run and image files", hint="doit predict last cat.jpg")
     folder, images = with_results(index.find(runs_dir, named or LAST)), [_image(word) for word in words]
     if not any(image.is_file() for image in images):  # before the network is exported
-        raise UsageError(f"{words[0]}: there is no such image in {clone.typed_in()}")
+        raise UsageError(f"{words[0]}: there is no such image in {invocation.typed_in()}")
     return folder, images
 
 
 def _image(word: str) -> Path:
-    return clone.typed_in() / Path(word).expanduser()
+    return invocation.typed_in() / Path(word).expanduser()
 
 
 def _classified(folder: RunFolder, network: Path, images: Sequence[Path], top: int) -> list[ClassifiedImage]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import tracking
-from pipeline.cli import clone
+from pipeline.cli import invocation
 from pipeline.cli.commands.accept import settle_acceptance
 from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import ROOT, Session, relative
@@ -37,7 +37,7 @@ def export(current: Session) -> None:
     folder = current.folder()
     option = current.invocation.options.get("to")
     if option:
-        to = replaceable_path(clone.typed_in() / expanded(option, f"to={option}"), f"to={option}")
+        to = replaceable_path(invocation.typed_in() / expanded(option, f"to={option}"), f"to={option}")
     else:
         to = current.config.runs_dir / "exports" / f"{folder.key}.tar.gz"
     with waiting(note, "packing the archive"):
@@ -113,7 +113,7 @@ def reproduce_run(current: Session, folder: RunFolder) -> None:
 def _to_reproduce(current: Session, named: str, scratch: Path) -> RunFolder:
     """Return the run folder; an archive or a run of another host in MLflow is unpacked below ``scratch``."""
     try:
-        archive = clone.typed_in() / Path(named).expanduser()
+        archive = invocation.typed_in() / Path(named).expanduser()
         is_archive = archive.is_file()
     except (OSError, RuntimeError):  # too long for a file; the home of nobody
         is_archive = False

@@ -11,13 +11,14 @@ from pipeline.cli.invocation import process_count
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.cli.terminal import screen, start_detached, subscriber
+from pipeline.cluster.hosts import check_cluster
 from pipeline.cluster.validation import unused_warning, usable_gpus
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.processes.threads import waiting
 from pipeline.core.specs import Cluster
 from pipeline.core.tables import counted
 from pipeline.data import store
-from pipeline.execution import complete, this_computer
+from pipeline.execution import complete
 from pipeline.execution.run import Run
 from pipeline.live.notices import Notifier
 from pipeline.live.state import RunPicture, first_state
@@ -164,5 +165,5 @@ def _report_end(current: Session, run: Run, result: Result) -> None:
 
 def refuse_unfit(cluster: Cluster) -> None:
     """Refuse a cluster that can't work, as far as this computer shows it; warn of a slow one. Raises UsageError."""
-    if warning := this_computer.check_cluster(cluster, root=ROOT, local_gpus=usable_gpus()):
+    if warning := check_cluster(cluster, root=ROOT, local_gpus=usable_gpus()):
         note(warning)

@@ -16,8 +16,7 @@ from pipeline.core import documents, locks
 from pipeline.core.places import ROOT
 from pipeline.core.redact import hide
 from pipeline.core.specs import LAST, UNDER_WAY, State
-from pipeline.execution.failure_hints import OF_SCRIPTS, OUT_OF_MEMORY
-from pipeline.execution.restarts import next_start_in
+from pipeline.execution.restarts import OF_SCRIPTS, OUT_OF_MEMORY, next_start_in
 from pipeline.execution.run import lacking_files
 from pipeline.runs import checkpoints, index, journal
 from pipeline.runs.folder import RunFolder

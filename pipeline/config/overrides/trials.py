@@ -16,7 +16,7 @@ from pipeline.config.compose import CONF_DIRS, compose_now, hydra_ready, resolve
 from pipeline.config.composition_errors import explain
 from pipeline.config.overrides.search_space import refuse_grid_size
 from pipeline.config.overrides.words import SCRIPT_FIELDS, for_hydra
-from pipeline.config.values import texts
+from pipeline.config.schema import texts
 from pipeline.core.errors import UsageError
 
 Overrides = tuple[str, ...]
