@@ -1,6 +1,7 @@
 """Where Paceline's own code lies, and which project this process works on: a clone, or one made by `paceline init`.
 
-A project of `paceline init` uses the installed code, and its conf/ takes precedence over Paceline's. Commands in other folders are refused.
+A project of `paceline init` uses the installed code, and its conf/ takes precedence over Paceline's. Commands in other
+folders are refused.
 """
 
 from __future__ import annotations

@@ -139,7 +139,10 @@ def _next_start_of_trainer(run_dir: Path, unfetched: LaunchPlan | None) -> str:
 
 
 # ------------------------------------------------------------------------- hints about failures of the ranks' code
-_MISSING_FILE = re.compile(r"No such file or directory: '(?P<path>[^']+)'")
+_MISSING_FILE = re.compile(
+    r"No such file or directory: '([^']+)'|FileNotFoundError: (\S+) not found\.|config directory '([^']+)'"
+)
+"""As Python, numpy and Hydra say it."""
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>\w+)")
 
 OUT_OF_MEMORY = r"out of memory|MemoryError|can(?:no|')t allocate memory"
@@ -248,9 +251,15 @@ def file_hint(failure: str, run: Run) -> str | None:
     match = _MISSING_FILE.search(failure)
     if match is None:
         return None
-    path = match["path"]
+    path = next(filter(None, match.groups()))
     if run.config.script is not None:
-        here = (run.root / run.config.script.workdir / path).resolve()
+        # Hydra names it with the folder of the run's copy of the project
+        in_project = re.sub(r"^/.*?/code/", f"{run.root}/", path)
+        here = (run.root / run.config.script.workdir / in_project).resolve()
+        if here.is_dir() and run.root in here.parents:
+            inputs = [*run.config.script.inputs, f"{here.relative_to(run.root)}/"]
+            word = shlex.quote(f"program.inputs=[{','.join(inputs)}]")
+            return f"{word} in front of the script takes the folder along"
         if here.is_file() and here.is_relative_to(run.root):
             return _inputs_hint(here.relative_to(run.root), run.config.script.inputs)
         if not path.startswith("../") or not here.exists() or here.is_relative_to(run.root):
