@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.notebook import CommandError as CommandError
     from pipeline.notebook import Run as Run
+    from pipeline.notebook import UsageError as UsageError
     from pipeline.notebook import compare as compare
     from pipeline.notebook import plot as plot
     from pipeline.notebook import run as run
@@ -193,7 +194,7 @@ def _write(metrics: dict[str, Any], **row: Any) -> None:
 
 # ------------------------------------------------------------------------------------------ in a notebook
 _PACKAGE = ("pipeline", "notebook")  # in parts: a whole name would count as an import of every script
-_NOTEBOOK = ("CommandError", "Run", "compare", "plot", "run", "runs", "sweep", "train")
+_NOTEBOOK = ("CommandError", "Run", "UsageError", "compare", "plot", "run", "runs", "sweep", "train")
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
@@ -28,7 +28,8 @@ from pipeline.comparing import curves, drawing
 from pipeline.comparing.comparison import Comparison as Differences
 from pipeline.comparing.comparison import compare as compared
 from pipeline.comparing.curves import FORMATS
-from pipeline.core.errors import PacelineError, UsageError, suggestion
+from pipeline.core.errors import PacelineError, suggestion
+from pipeline.core.errors import UsageError as UsageError
 from pipeline.core.files import write_atomic
 from pipeline.core.printable import hydra_text, hydra_value
 from pipeline.core.processes import process, threads
@@ -401,7 +402,7 @@ class Comparison:
 class Plot:
     """Curves of one metric. A cell shows them; ``save`` writes a file."""
 
-    _bands: tuple[curves.Band, ...]
+    _bands: tuple[curves.Band, ...] = field(repr=False)
     metric: str
     x: str
     log: bool

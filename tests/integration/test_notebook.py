@@ -15,7 +15,6 @@ import torch
 
 import paceline
 from pipeline.cli.session import session
-from pipeline.core.errors import UsageError
 from tests.integration.commands import ALONE, ROOT, Project
 from tests.waiting import HANG_S, wait_until
 
@@ -68,9 +67,11 @@ def test_wrong_values_are_errors_with_what_was_meant(project: Project) -> None:
     with pytest.raises(paceline.CommandError, match=r"did you mean quickstart\?") as caught:
         paceline.train(*project.overrides, "experiment=quikstart", quiet=True)
     assert caught.value.code == "usage"
-    with pytest.raises(UsageError, match=r"name is the last part of \d+ fields\n  try: dataset__name=… or model__name"):
+    with pytest.raises(
+        paceline.UsageError, match=r"name is the last part of \d+ fields\n  try: dataset__name=… or model__name"
+    ):
         paceline.train(*project.overrides, name="x", quiet=True)
-    with pytest.raises(UsageError, match="no such run"):
+    with pytest.raises(paceline.UsageError, match="no such run"):
         paceline.run("zzz", project.overrides[0])
 
 
