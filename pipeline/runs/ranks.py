@@ -181,11 +181,11 @@ def no_metric(folder: RunFolder, *, quoted: bool = False) -> str:
     numbers = (int(path.name) for path in folder.path.glob("attempts/*") if path.name.isdigit())
     logs = [path for path in folder.path.glob(f"attempts/{max(numbers, default=0)}/*.log") if path.stat().st_size]
     if not logs:
-        return "no metric so far, no line either"
+        return "no logged metric so far, no line either"
     newest = max(logs, key=lambda path: path.stat().st_mtime)
     said = _last_line(newest) if quoted else ""
     age_s = max(0.0, time.time() - newest.stat().st_mtime)
-    return f"no metric so far, its last line came {age_s:.0f} s ago{f': {said}' if said else ''}"
+    return f"no logged metric so far, its last line came {age_s:.0f} s ago{f': {said}' if said else ''}"
 
 
 def _last_line(log: Path) -> str:

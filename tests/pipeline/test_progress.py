@@ -51,7 +51,7 @@ def test_a_run_whose_command_died_says_so_and_one_that_is_held_does_not(running:
 def test_a_script_is_waited_for_wherever_it_goes_on_from(running: RunFolder) -> None:
     write_json(running.path / "config.json", {"program": {"name": "script", "args": {"resume": "{resume}"}}})
     journal.register_attempt(running.path, "second")
-    waits = "running the script; no metric so far, no line either"
+    waits = "running the script; no logged metric so far, no line either"
     assert ranks.under_way(running) == waits  # rows of the first attempt are there
     (running.path / "metrics.jsonl").unlink()
     assert ranks.under_way(running) == waits
@@ -61,7 +61,7 @@ def test_a_script_is_waited_for_wherever_it_goes_on_from(running: RunFolder) -> 
     os.utime(log, (time.time() - 7.2,) * 2)
     with held(running.lock):
         assert (
-            "  step     none yet: no metric so far, its last line came 7 s ago: step 50 loss 0.3\n"
+            "  step     none yet: no logged metric so far, its last line came 7 s ago: step 50 loss 0.3\n"
             in progress.status(running)
         )
 
