@@ -16,6 +16,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.printable import printable
 from pipeline.core.processes.threads import waiting
 from pipeline.core.tables import counted
+from pipeline.execution.run import Run
 from pipeline.runs import acceptance, recorded_hardware
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import Result, first_metrics, nonfinite_note
@@ -70,7 +71,14 @@ def is_finished(current: Session) -> bool:
         answer_with(result, run.folder)
     if other := other_hardware(result.fields):
         say(f"  finished on other hardware: {other}; bits unverified here", folds=True)
+    warn_of_variables(run)
     return True
+
+
+def warn_of_variables(run: Run) -> None:
+    """Warn of variables of this shell that the run's code reads, as its ranks don't get them."""
+    if text := run.variables_not_passed:
+        note(f"WARNING: {text}")
 
 
 def _record_what_is_missing(current: Session, folder: RunFolder) -> None:

@@ -83,6 +83,14 @@ class Run:
         return key_lacks(self.folder, self.key) if self.sealed else None
 
     @property
+    def variables_not_passed(self) -> str | None:
+        """A text that names variables of this shell that the finished run's code read and its ranks don't get."""
+        names = (self.folder.read_json(run_folder.DEPENDENCIES) or {}).get("own_variables") or ()
+        of_hosts = (name for host in self.config.cluster.hosts for name in host.env)
+        keyed = {*(self._program.get("env") or {}), *of_hosts}
+        return rank_environment.read_but_not_passed(names, keyed, os.environ)
+
+    @property
     def unread_log(self) -> str | None:
         """The reason to search the finished run's log for metrics again; None if there is none."""
         if self.metrics_pattern is None or self.metrics_pattern == pattern_before(self.folder):

@@ -94,6 +94,8 @@ DECIDING = (
 )
 """Variables that change arithmetic or the choice of code. Those that a shell sets are not passed on, with a message."""
 
+_OF_TORCHRUN = ("*RANK", "*WORLD_SIZE", "MASTER_*", "TORCHELASTIC_*", "PACELINE_*")
+
 _DESCRIBES = ("*_VERSION", "*_SHA256", "*_URL", "*_ROOT", "*_HOME", "*_modshare")
 """Variables by which container images and module systems describe installed software; dropped without a message."""
 
@@ -133,10 +135,21 @@ def not_passed(dropped: Mapping[str, Mapping[str, str]], *, whose: str) -> list[
     return [f"{', '.join(names)}: {_sentence(variables, whose)}" for variables, names in hosts.items()]
 
 
+def read_but_not_passed(names: Iterable[str], keyed: Iterable[str], environ: Mapping[str, str]) -> str | None:
+    """Describe the variables of this shell that a program's own code reads (``names``) and that its ranks don't get;
+    None if there are none. ``keyed``: those that the configuration sets. DECIDING ones are reported at the start.
+    """
+    known = (*PASSED, *ALWAYS, *DECIDING, *_OF_TORCHRUN, *keyed)
+    missed = [(name, environ[name]) for name in names if name in environ and not matches(name, known)]
+    return _sentence(missed, "this shell, read by the code,") if missed else None
+
+
 def _sentence(variables: Sequence[tuple[str, str]], whose: str) -> str:
-    open_ = [(name, "…" if is_secret_name(name) else value) for name, value in variables]
-    seen = ", ".join(f"{name}={_shown(value)}" for name, value in open_)
-    words = " ".join(shell_word(f"cluster.env.{name}={hydra_value(value)}") for name, value in open_)
+    seen = ", ".join(f"{name}={'…' if is_secret_name(name) else _shown(value)}" for name, value in variables)
+    values = {
+        name: f"'${{oc.env:{name}}}'" if is_secret_name(name) else hydra_value(value) for name, value in variables
+    }
+    words = " ".join(shell_word(f"cluster.env.{name}={value}") for name, value in values.items())
     one = len(variables) == 1
     return (
         f"{seen} of {whose} {'is' if one else 'are'}n't passed to the ranks; {words} "

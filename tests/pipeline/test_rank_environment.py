@@ -19,6 +19,7 @@ from pipeline.keys.rank_environment import (
     not_passed,
     of_report,
     passed,
+    read_but_not_passed,
 )
 
 SHELL = "this shell"
@@ -126,3 +127,12 @@ def test_the_pythonpath_of_the_project_itself_is_nothing_to_take_along(
     for folder in (tmp_path, places.HOME):
         assert hosts._without_own_paths({"PYTHONPATH": str(folder), "NCCL_ALGO": "Tree"}) == {"NCCL_ALGO": "Tree"}
     assert hosts._without_own_paths({"PYTHONPATH": "/else"}) == {"PYTHONPATH": "/else"}
+
+
+def test_variables_of_this_shell_that_the_code_reads_and_does_not_get_are_named_with_the_way_to_pass_them() -> None:
+    environ = {"LR": "0.2", "A_TOKEN": "hidden", "USER": "me", "RANK": "3", "OMP_X": "1", "UNREAD": "1", "SET": "1"}
+    text = read_but_not_passed(["A_TOKEN", "LR", "OMP_X", "RANK", "SET", "UNSET", "USER"], ["SET"], environ)
+    assert text is not None
+    assert text.startswith("A_TOKEN=…, LR=0.2 of this shell, read by the code, aren't passed to the ranks; ")
+    assert r"""cluster.env.A_TOKEN='\${oc.env:A_TOKEN}'" "cluster.env.LR='0.2'" takes them along""" in text
+    assert read_but_not_passed(["USER"], [], environ) is None

@@ -6,7 +6,7 @@ import shlex
 import sys
 from dataclasses import replace
 
-from pipeline.cli.finished import answer_with, figures, is_finished
+from pipeline.cli.finished import answer_with, figures, is_finished, warn_of_variables
 from pipeline.cli.invocation import process_count
 from pipeline.cli.output import note, say
 from pipeline.cli.session import ROOT, Session, relative
@@ -159,6 +159,7 @@ def _report_end(current: Session, run: Run, result: Result) -> None:
     place = current.invocation.runs_dir_words
     say(f"  repeat   doit {shlex.join(['reproduce', run.key.short, *place])}", is_detail=True)
     answer_with(result, run.folder)
+    warn_of_variables(run)
     if (lacks := run.key_lacks) is not None:
         note(f"WARNING: {lacks}; until then it does not count as finished, and the same command runs it again")
 
