@@ -24,9 +24,8 @@ from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT as ROOT
 from pipeline.core.processes import unexpected
 from pipeline.core.processes.threads import waiting
-from pipeline.data import store, trees
+from pipeline.data import store
 from pipeline.data.manifest import Pack
-from pipeline.data.trees import Tree
 from pipeline.execution.run import Run, initial_weights_of, prepare
 from pipeline.runs.folder import RunFolder
 from pipeline.tracking.destinations import refuse_missing
@@ -34,6 +33,7 @@ from pipeline.tracking.destinations import refuse_missing
 if TYPE_CHECKING:  # of Hydra, steps and sweeps nothing is imported before it is needed
     from omegaconf import DictConfig
 
+    from pipeline.data.trees import Tree
     from pipeline.execution.initial_weights import InitialWeights
     from pipeline.steps.graph import Graph
     from pipeline.steps.making import DataStep
@@ -171,6 +171,8 @@ class Session:
         if self.config.step is not None and self.config.step.path is None:
             return None
         if self.config.script is not None:
+            from pipeline.data import trees  # for scripts alone
+
             return trees.tree(self.config.script.data, self.config.data_dir)
         return store.find(self.config.train.dataset, self.config.data_dir)
 

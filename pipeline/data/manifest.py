@@ -39,6 +39,14 @@ class Pack(NamedTuple):
         """Modules that ranks must import in addition to read this pack."""
         return () if self.manifest.encoding is None else ("trainers.data.encoded",)
 
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """Paths in it that arguments of a script stand for, as in ``trees.Tree``."""
+        return ()
+
+    def create(self) -> None:
+        """Do nothing: it is complete, as ``trees.Tree`` is not before a launch."""
+
 
 def read(folder: Path) -> Pack | None:
     """Return the pack in ``folder``; None if it is absent or altered. Hashes only files with other stamps."""

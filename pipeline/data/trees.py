@@ -49,6 +49,17 @@ class Tree(NamedTuple):
         described = {"files": sizes_bytes, "sha256": dict(self.contents), "empty": [*self.empty]}
         write_json(self.path / MANIFEST, {"digest": self.digest, **described})
 
+    def replaced_meanwhile(self, data: Sequence[DataPath], data_dir: Path) -> tuple[str, ...]:
+        """Return the files of a script's data that are gone or other than when the run began."""
+        if self.path is None:
+            return ()
+        try:
+            now = tree(data, data_dir)
+        except DataError as error:  # gone, or being written to
+            return (error.what,)
+        changed = [name for name, sha256 in self.contents.items() if now.contents.get(name) != sha256]
+        return tuple(_below_source(name, self) for name in sorted(changed))
+
 
 def _link(pack: Path, link: Path, source: Path) -> None:
     if link.parent != pack and link.parent.is_symlink():  # a link there would lead into the user's folder
@@ -95,18 +106,6 @@ def changed_files(now: Tree, old_digest: str, data_dir: Path) -> list[str]:
             change = "added" if name not in before else "removed" if name not in now.contents else "changed"
             changes.append(f"{_below_source(name, now)} {change}")
     return changes
-
-
-def replaced_meanwhile(before: Tree, data: Sequence[DataPath], data_dir: Path) -> tuple[str, ...]:
-    """Return the files of a script's data that are gone or other than ``before``, when the run began."""
-    if before.path is None:
-        return ()
-    try:
-        now = tree(data, data_dir)
-    except DataError as error:  # gone, or being written to
-        return (error.what,)
-    changed = [name for name, sha256 in before.contents.items() if now.contents.get(name) != sha256]
-    return tuple(_below_source(name, before) for name in sorted(changed))
 
 
 def _below_source(name: str, tree: Tree) -> str:

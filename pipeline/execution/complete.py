@@ -19,7 +19,7 @@ from pipeline.core.processes.signals import Interruptible
 from pipeline.core.processes.threads import WaitReports
 from pipeline.core.specs import State
 from pipeline.data import store
-from pipeline.data.trees import Tree, replaced_meanwhile
+from pipeline.data.manifest import Pack
 from pipeline.execution import launch_folder, stored_report
 from pipeline.execution.attempting import attach, attempt_to_attach, run_attempts, surviving_attempt
 from pipeline.execution.launch_folder import collect_provenance, prepare_folder, remarks
@@ -246,9 +246,9 @@ def _complete(work: Work, signals: Interruptible) -> None:
 def _with_changes_of_data(run: Run, summary: Mapping[str, Any]) -> Mapping[str, Any]:
     """Add files of a script's data that were replaced while its ranks read them: the run then doesn't count."""
     shared = launchers.capabilities(run.config.cluster).shares_run_dir
-    if not (shared and run.config.script is not None and isinstance(run.pack, Tree)):
+    if not shared or run.config.script is None or isinstance(run.pack, Pack):
         return summary
-    replaced = replaced_meanwhile(run.pack, run.config.script.data, run.config.data_dir)
+    replaced = run.pack.replaced_meanwhile(run.config.script.data, run.config.data_dir)
     if not replaced:
         return summary
     return {**summary, "unkeyed": {**summary.get("unkeyed", {}), **dict.fromkeys(replaced, contents.REPLACED)}}

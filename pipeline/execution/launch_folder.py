@@ -13,7 +13,6 @@ from pipeline.core import documents
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.tables import first_of
-from pipeline.data.trees import Tree
 from pipeline.execution.run import VARIABLES, Run
 from pipeline.execution.work import Say, Work
 from pipeline.keys import ABSENT, import_closure, rank_environment, script_files
@@ -78,8 +77,7 @@ def prepare_folder(work: Work) -> None:
         *run.folder.path.glob(f"{run_folder.NODES}/*/{run_folder.DEPENDENCIES}"),
     ):
         path.unlink(missing_ok=True)
-    if isinstance(run.pack, Tree):
-        run.pack.create()
+    run.pack.create()
     if run.initial_weights is not None:
         run.initial_weights.place(run.folder.path, run.config.data_dir)
     prepare(run.folder, inputs_of(run, work.services.code))

@@ -21,7 +21,6 @@ from pipeline.core.specs import Cluster
 from pipeline.core.tables import first_of
 from pipeline.data import store
 from pipeline.data.manifest import Pack
-from pipeline.data.trees import Tree
 from pipeline.execution import stored_report
 from pipeline.keys import ABSENT, IMAGE, rank_environment
 from pipeline.keys.content_key import ContentKey, content_key, environment
@@ -37,6 +36,7 @@ from trainers.core.config import TrainConfig
 from trainers.observation.input_changes import advice_to_add, first_change
 
 if TYPE_CHECKING:
+    from pipeline.data.trees import Tree
     from pipeline.execution.initial_weights import InitialWeights, ParentRun
 
 VARIABLES = "variables.json"
@@ -126,8 +126,7 @@ class Run:
         """The data to send to the hosts; None if there is none."""
         if self.pack.path is None:
             return None
-        inside = self.pack.inside if isinstance(self.pack, Tree) else ()
-        return PackSource(path=self.pack.path.resolve(), digest=self.pack.digest, inside=inside)
+        return PackSource(path=self.pack.path.resolve(), digest=self.pack.digest, inside=self.pack.inside)
 
 
 def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: CodeReader | None = None) -> Run | None:

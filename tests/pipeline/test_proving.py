@@ -16,7 +16,7 @@ import torch
 
 from pipeline.core.specs import State
 from pipeline.keys.content_key import Difference
-from pipeline.reproduction import culprits, kills, proving
+from pipeline.reproduction import culprits, proving
 from pipeline.reproduction.compare import Verdict, is_time
 from pipeline.reproduction.culprits import (
     OPTIMIZER,
@@ -29,8 +29,7 @@ from pipeline.reproduction.culprits import (
     state_kinds,
     tensors_in,
 )
-from pipeline.reproduction.kills import Moments, draw_moments, saved_s
-from pipeline.reproduction.proving import Proof
+from pipeline.reproduction.proving import Moments, Proof, draw_moments, saved_s
 from pipeline.runs import journal
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.script_attempts import ScriptAttempts
@@ -291,7 +290,7 @@ def test_progress_is_that_of_the_log_however_slow_the_computer_is(tmp_path: Path
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     drawn = Moments(shares=(0.5,), positions=tuple((epoch, 0) for epoch in range(9)), first_row_s=1.0, trained_s=8.0)
-    progress, log = kills._Progress(drawn, 2), tmp_path / "attempts/2/host.log"
+    progress, log = proving._Progress(drawn, 2), tmp_path / "attempts/2/host.log"
     log.parent.mkdir(parents=True)
     shares = []
     for epoch in range(2, 5):

@@ -239,7 +239,7 @@ def test_data_that_changed_while_a_run_went_on_is_named_and_data_that_was_only_t
     (data / "touched.txt").write_text("a")
     (data / "removed.txt").unlink()
     (data / "added.txt").write_text("a")
-    replaced = trees.replaced_meanwhile(before, named(data), tmp_path / "packs")
+    replaced = before.replaced_meanwhile(named(data), tmp_path / "packs")
     assert replaced == ("texts/removed.txt", "texts/replaced.txt")
 
 
