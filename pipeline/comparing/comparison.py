@@ -205,6 +205,9 @@ def text(comparison: Comparison, width: int) -> str:
     """Format for a terminal of ``width`` columns; tables with too many groups continue below."""
     runs = sum(len(group.runs) for group in comparison.groups)
     lines = [f"{counted(len(comparison.groups), 'configuration')}, {counted(runs, 'run')}"]
+    if alike := sum(len(run.alike) for group in comparison.groups for run in group.runs):
+        came, counts = ("came out as another one", "counts") if alike == 1 else ("came out as others", "count")
+        lines += wrapped(f"{counted(alike, 'more run')} {came} of them and {counts} once", width)
     lines += ["", *_metrics(comparison, width)]
     for against in comparison.against:
         lines += ["", *wrapped(f"{against.label} against {comparison.groups[0].label}: {claim(against)}", width)]
@@ -216,7 +219,8 @@ def text(comparison: Comparison, width: int) -> str:
         lines += ["", *wrapped(f"{group.label}  {group.title}", width)]
         for run in group.runs:
             seed = "" if run.seed is None else f"seed {run.seed}"
-            notes = "; ".join(filter(None, (seed, run.reservation, run.nonfinite, run.failure)))
+            alike = f"{', '.join(run.alike)} came out the same" if run.alike else ""
+            notes = "; ".join(filter(None, (seed, alike, run.reservation, run.nonfinite, run.failure)))
             lines += wrapped(f"   {run.key}  {notes}".rstrip(), width)
     for part in PARTS:
         if rows := comparison.parts.get(part):
@@ -381,7 +385,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 def _group(group: Group) -> dict[str, Any]:
     about = {"label": group.label, "n": group.n, "reservation": group.reservation}
     about |= {"words": list(group.words), "what": group.first.what, "of": len(group.runs)}
-    names = ("key", "state", "seed", "reservation", "failure", "nonfinite", "command")
+    names = ("key", "state", "seed", "reservation", "failure", "nonfinite", "command", "alike")
     runs = []
     for run in group.runs:
         metrics = {name: json_number(value) for name, value in run.figures.items()}

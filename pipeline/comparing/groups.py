@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,20 @@ from pipeline.core.redact import hide, without_secrets
 from pipeline.core.specs import State
 from pipeline.core.tables import counted
 from pipeline.keys.content_key import ORDER, canonical_config, flat, is_reordered
-from pipeline.runs import acceptance, index, journal
+from pipeline.reproduction.compare import is_time
+from pipeline.runs import acceptance, index, journal, metrics_file
 from pipeline.runs.contents import hosts_of, nodes_of, overrides_in, short_field_names, short_value
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import ALTERED, RunRow
-from pipeline.runs.result import AlteredError
+from pipeline.runs.result import AlteredError, Result
 from pipeline.steps.step_folders import PastStep, past_step
 from pipeline.sweep.results import SEEDS, Statistic, statistic
 from trainers.contract import run_folder
 
 SPEEDS = ("images_per_s", "train_s")
 """Figures of a result that are no metrics but are compared like metrics."""
+_ARGS = "program.args"
+_ORDER_OF_ARGS = f"{ORDER}.{_ARGS}"
 _PARTS = ("version", "config", "code", "data", "environment", "topology")
 
 
@@ -49,6 +52,8 @@ class ComparedRun(RunRow):
     planned_nodes: tuple[Mapping[str, Any], ...]  # those of plan.json
     verdict: Mapping[str, Any] | None = None  # the latest result of `doit reproduce`, or None
     weights_sha256: str | None = None
+    outputs: Mapping[str, str] = field(default_factory=dict)  # file → digest of what it left, without its metrics
+    alike: tuple[str, ...] = ()  # keys of runs of its group that came out the same, which count no further
     made_with: PastStep | None = None  # the user-defined step that its data comes from, or None
 
     @property
@@ -82,6 +87,11 @@ class ComparedRun(RunRow):
     def command(self) -> str:
         """The command line for the run."""
         return command_line("train", self.overrides)
+
+
+def _outputs(result: Result | None) -> dict[str, str]:
+    digests = {} if result is None else dict(result.fields.get("outputs_sha256") or {})
+    return {name: digest for name, digest in digests.items() if name != run_folder.METRICS}
 
 
 def command_line(verb: str, words: Sequence[str], runs_dir_words: Sequence[str] = ()) -> str:
@@ -134,6 +144,7 @@ def read(folder: RunFolder) -> ComparedRun:
         planned_nodes=tuple(nodes_of(plan)),
         verdict=documents.read_or_none(folder.path.parent / REPRODUCTIONS / folder.key / "verdict.json"),
         weights_sha256=None if result is None else result.fields.get("weights_sha256"),
+        outputs=_outputs(result),
         made_with=past_step(folder, config),
     )
 
@@ -216,12 +227,11 @@ def grouped(runs: Sequence[ComparedRun]) -> list[Group]:
     """
     by_configuration: dict[str, list[ComparedRun]] = {}
     for run in {run.key: run for run in runs}.values():
-        fields = {name: value for name, value in flat_config(run).items() if name not in SEEDS}
-        by_configuration.setdefault(_text({**run.parts, "config": fields}), []).append(run)
+        by_configuration.setdefault(_text({**run.parts, "config": flat_config(run)}), []).append(run)
     members = sorted(by_configuration.values(), key=lambda group: not any(run.counts for run in group))
     differing = differing_fields([group[0] for group in members])
     groups = []
-    for number, group in enumerate(members):
+    for number, group in enumerate(map(_once_each, members)):
         values: dict[str, list[float]] = {}
         for name, value in (item for run in group if run.counts for item in run.figures.items()):
             values.setdefault(name, []).append(value)
@@ -234,14 +244,46 @@ def grouped(runs: Sequence[ComparedRun]) -> list[Group]:
 
 
 def flat_config(run: ComparedRun) -> dict[str, Any]:
-    """Return dotted field → value of the configuration that decides the run; empty if it is unknown."""
-    return dict(flat(run.config)) if run.config else {}
+    """Return dotted field → value of the configuration that decides the run, except its seed; empty if unknown."""
+    fields = {name: value for name, value in flat(run.config) if name not in SEEDS} if run.config else {}
+    if isinstance(order := fields.pop(_ORDER_OF_ARGS, None), list):
+        others = [name for name in order if name != "seed"]
+        fields |= {_ORDER_OF_ARGS: others} if others != sorted(others) else {}
+    if fields.get(_ARGS, ...) is None:  # as with a seed alone
+        del fields[_ARGS]
+    return fields
+
+
+def _once_each(group: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """Leave out a script's runs that are the training of another one, certainly: without a seed of its own or with the
+    same one, and with equal metrics and files."""
+    kept = list[ComparedRun]()
+    for run in sorted(group, key=lambda run: run.seed is None):
+        alike = next((one for one in kept if run.seed in (None, one.seed) and _came_out_alike(run, one)), None)
+        if alike is None:
+            kept.append(run)
+        else:
+            kept[kept.index(alike)] = replace(alike, alike=(*alike.alike, run.key))
+    return kept
+
+
+def _came_out_alike(first: ComparedRun, second: ComparedRun) -> bool:
+    if not (first.counts and second.counts and first.config.get("program") and first.outputs == second.outputs):
+        return False
+    rows, others = (
+        [
+            (row.step, {name: value for name, value in row.metrics.items() if not is_time(name)})
+            for row in metrics_file.rows(run.folder / run_folder.METRICS)
+        ]
+        for run in (first, second)
+    )
+    return rows == others and bool(rows or first.outputs.keys() - {run_folder.OUTPUT_DIGESTS})
 
 
 def differing_fields(runs: Sequence[ComparedRun]) -> list[str]:
     """Return configuration fields that differ between runs with a known configuration, except the seed."""
     known = [flat_config(run) for run in runs if run.config]
-    names = sorted({name for fields in known for name in fields} - set(SEEDS))
+    names = sorted({name for fields in known for name in fields})
     differing = [name for name in names if len({_text(fields.get(name)) for fields in known}) > 1]
     return [name for name in differing if not name.startswith(f"{ORDER}.") or is_reordered(name, known)]
 

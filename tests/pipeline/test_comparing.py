@@ -237,6 +237,34 @@ def test_scripts_are_compared_by_what_they_are_told(tmp_path: Path, compared: Pr
     assert [run["seed"] for group in found["configurations"] for run in group["runs"]] == [0, 1, 0, 1]
 
 
+def test_the_same_training_counts_once_with_and_without_its_default_seed(tmp_path: Path, compared: Printed) -> None:
+    def script(args: dict[str, Any] | None, score: float) -> str:
+        program = {"name": "script", "script": "train.py", "args": args, "command": []}
+        made = {"program": "script", "outputs_sha256": {"metrics.jsonl": str(args), "outputs.json": "a"}}
+        return trained(tmp_path, 0, accuracy=score, summary=made, program=program).key
+
+    untyped, zero = script(None, 0.5), script({"seed": 0}, 0.5)
+    keys = [untyped, zero, script({"seed": 1}, 0.5)]
+    (group,) = data(compared, tmp_path, *keys)["configurations"]
+    assert (group["n"], [(run["key"], run["alike"]) for run in group["runs"]]) == (
+        2, [(zero, [untyped]), (keys[2], [])],
+    )  # fmt: skip
+    text = compared(tmp_path, *keys)
+    assert "1 more run came out as another one of them and counts once" in text
+    assert f"seed 0; {untyped} came out the same" in text
+    (group,) = data(compared, tmp_path, script({"b": 1, "seed": 0}, 0.6), script({"b": 1}, 0.7))["configurations"]
+    assert group["n"] == 2
+
+
+def test_the_place_of_a_seed_among_arguments_makes_no_other_configuration(tmp_path: Path, compared: Printed) -> None:
+    keys = [
+        trained(tmp_path, 0, accuracy=number / 10, program={"name": "script", "args": args}).key
+        for number, args in enumerate(({"seed": 1, "lr": 0.1}, {"lr": 0.1}, {"lr": 0.1, "seed": 2}))
+    ]
+    (group,) = data(compared, tmp_path, *keys)["configurations"]
+    assert group["n"] == 3
+
+
 def test_arguments_in_another_order_are_shown_as_the_two_orders(tmp_path: Path, compared: Printed) -> None:
     keys = [
         trained(tmp_path, 0, metrics={"score": 1.0}, program={"name": "script", "args": args}).key
