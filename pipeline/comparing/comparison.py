@@ -219,8 +219,8 @@ def text(comparison: Comparison, width: int) -> str:
         lines += ["", *wrapped(f"{group.label}  {group.title}", width)]
         for run in group.runs:
             seed = "" if run.seed is None else f"seed {run.seed}"
-            alike = f"{', '.join(run.alike)} came out the same" if run.alike else ""
-            notes = "; ".join(filter(None, (seed, alike, run.reservation, run.nonfinite, run.failure)))
+            repeated = f"{', '.join(run.alike)} came out the same" if run.alike else ""
+            notes = "; ".join(filter(None, (seed, repeated, run.reservation, run.nonfinite, run.failure)))
             lines += wrapped(f"   {run.key}  {notes}".rstrip(), width)
     for part in PARTS:
         if rows := comparison.parts.get(part):

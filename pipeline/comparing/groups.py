@@ -20,7 +20,7 @@ from pipeline.core.printable import printable, shell_line
 from pipeline.core.redact import hide, without_secrets
 from pipeline.core.specs import State
 from pipeline.core.tables import counted
-from pipeline.keys.content_key import ORDER, canonical_config, flat, is_reordered
+from pipeline.keys.content_key import ORDER, canonical_config, flat, is_reordered, names_in_order
 from pipeline.reproduction.compare import is_time
 from pipeline.runs import acceptance, index, journal, metrics_file
 from pipeline.runs.contents import hosts_of, nodes_of, overrides_in, short_field_names, short_value
@@ -289,15 +289,10 @@ def differing_fields(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def field_value(fields: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a field of ``flat_config``; of ``order.X``, the order of the names in X, as text.
-
-    Only names that aren't sorted have such a field; sorted ones are taken from the fields of X.
-    """
+    """Return the value of a field of ``flat_config``; of ``order.X``, the order of the names in X, as text."""
     if not name.startswith(f"{ORDER}."):
         return fields.get(name)
-    inside = f"{name.removeprefix(f'{ORDER}.')}."
-    in_order = sorted({field.removeprefix(inside).partition(".")[0] for field in fields if field.startswith(inside)})
-    return ", ".join(map(str, fields.get(name) or in_order))
+    return ", ".join(names_in_order(name, fields))
 
 
 def metrics_of(groups: Sequence[Group]) -> list[str]:

@@ -4,6 +4,7 @@ the code (a digest of each file's syntax tree), the digest of the data, the envi
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 import platform
@@ -267,10 +268,8 @@ class Difference:
             return f"{self.field} {change}"
         if self.part == "data":
             return f"data: {str(self.old)[:12]} → {str(self.new)[:12]}"
-        if self.part == "config" and self.field.startswith(f"{ORDER}."):  # sorted names are not recorded
-            in_order = sorted(self.old or self.new)
-            old, new = (", ".join(names or in_order) for names in (self.old, self.new))
-            return f"order of {self.field.removeprefix(f'{ORDER}.')}: {old} → {new}"
+        if self.part == "config" and self.field.startswith(f"{ORDER}."):
+            return f"order of {self.field.removeprefix(f'{ORDER}.')}: {', '.join(self.old)} → {', '.join(self.new)}"
         mark = "" if self.part == "environment" else ":"
         return f"{self.field}{mark} {_text(self.old)} → {_text(self.new)}"
 
@@ -286,23 +285,34 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Differen
             continue
         before, after = dict(flat(old.get(part))), dict(flat(new.get(part)))
         for field in sorted(before.keys() | after.keys()):
-            is_order = field.startswith(f"{ORDER}.") and not is_reordered(field, (before, after))
-            if before.get(field) != after.get(field) and not is_order:
-                changed.append(Difference(part=part, field=field, old=before.get(field), new=after.get(field)))
+            old_value, new_value = before.get(field), after.get(field)
+            if part == "config" and old_value != new_value and field.startswith(f"{ORDER}."):
+                old_value, new_value = _orders_of_common_names(field, before, after)
+            if old_value != new_value:
+                changed.append(Difference(part=part, field=field, old=old_value, new=new_value))
     return changed
 
 
 def is_reordered(field: str, configs: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if two ``flat`` configurations have the same names below ``field`` in another order."""
+    """Return True if two ``flat`` configurations have names below ``field`` in common, in another order."""
+    distinct = {canonical_json(names_in_order(field, fields)): fields for fields in configs}.values()
+    pairs = (_orders_of_common_names(field, *pair) for pair in itertools.combinations(distinct, 2))
+    return any(first != second for first, second in pairs)
+
+
+def names_in_order(field: str, fields: Mapping[str, Any]) -> list[str]:
+    """Return the names of the mapping whose order ``field`` records; sorted ones have no such field."""
     inside = f"{field.removeprefix(f'{ORDER}.')}."
-    orders = {
-        (
-            canonical_json(fields.get(field)),
-            canonical_json([name for name in sorted(fields) if name.startswith(inside)]),
-        )
-        for fields in configs
-    }
-    return len({names for _, names in orders}) < len(orders)
+    names = {name.removeprefix(inside).partition(".")[0] for name in fields if name.startswith(inside)}
+    return [*map(str, fields.get(field) or sorted(names))]
+
+
+def _orders_of_common_names(
+    field: str, first: Mapping[str, Any], second: Mapping[str, Any]
+) -> tuple[list[str], list[str]]:
+    orders = names_in_order(field, first), names_in_order(field, second)
+    one, two = orders[0] or sorted(orders[1]), orders[1] or sorted(orders[0])  # those inside of a list have no fields
+    return [name for name in one if name in two], [name for name in two if name in one]
 
 
 def nearest(finished: Mapping[str, Mapping[str, Any]], new: Mapping[str, Any]) -> tuple[str, list[Difference]] | None:

@@ -60,3 +60,20 @@ def test_a_key_of_another_version_says_so_instead_of_naming_every_file() -> None
     assert [
         str(item) for item in differences(old, {**OLD, "version": 2, "code": {"trainers/training/loop.py": "z"}})
     ] == ["key version 1 → 2: another Paceline's digests of code can't be compared", "torch 2.13.0 → 2.14.0"]
+
+
+def test_another_order_of_the_arguments_in_common_is_named_and_makes_a_run_farther() -> None:
+    def run(*names: str) -> dict[str, Any]:
+        order = {} if [*names] == sorted(names) else {"order": {"program.args": [*names]}}
+        return changed(config={"program": {"args": dict.fromkeys(names, 1)}, **order})
+
+    new = run("lr", "epochs")
+    found = nearest({"a": run("epochs", "lr", "seed"), "b": run("epochs", "lr")}, new)
+    assert found is not None
+    assert found[0] == "b"
+    assert [str(item) for item in differences(run("seed", "lr", "epochs"), run("epochs", "lr"))] == [
+        "order of program.args: lr, epochs → epochs, lr", "program.args.seed: 1 → (absent)",
+    ]  # fmt: skip
+    assert [str(item) for item in differences(run("seed", "lr"), run("lr"))] == ["program.args.seed: 1 → (absent)"]
+    moved = changed(code={"order.py": "a"}), changed(code={"order.py": "b"})
+    assert [str(item) for item in differences(*moved)] == ["order.py changed"]
