@@ -165,8 +165,11 @@ class Attempts:
             raise HostError("\n".join([error.what, *idle]), hint=error.hint, hosts=error.hosts) from error
         if not pauses.doing:
             until = f"{clock(time.time() + pauses.limit_s)} (cluster.restart_wait_s={pauses.limit_s:g})"
-            names = ", ".join(error.hosts)
-            say(f"{error}\nattempt {number} waits until {until} for {names}, which took part before")
+            names, configured = ", ".join(error.hosts), {host.label for host in restarts.configured.hosts}
+            took_part = "which took part before"
+            if unknown := [host for host in error.hosts if host not in configured]:
+                took_part = f"of which {', '.join(unknown)} is a spare that has never answered: is its name right?"
+            say(f"{error}\nattempt {number} waits until {until} for {names}, {took_part}")
             pauses.doing = f"waiting for {names} to answer"
             say.doing(pauses.doing)
         time.sleep(pause_s)

@@ -29,7 +29,7 @@ class Restarts:
         """``keeps_hosts``: a sweep assigned the hosts, so none is replaced. ``begun_before``: an earlier command began
         the run, and may have been killed after a host was lost.
         """
-        self.cluster, self.shards = cluster, shards
+        self.configured, self.cluster, self.shards = cluster, cluster, shards
         self._keeps_hosts = keeps_hosts
         self.has_failed = False  # an attempt of this command, so the next one is a restart
         self.replaces = begun_before and cluster.settings.max_restarts > 0  # whether silent hosts may be replaced

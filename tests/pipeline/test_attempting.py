@@ -121,6 +121,27 @@ def test_a_restart_keeps_the_connections_unless_a_host_is_gone() -> None:
 
 
 @pytest.mark.usefixtures("unlaunched")
+def test_a_spare_that_does_not_answer_is_waited_for_as_one_that_may_have_a_wrong_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said, tries = list[str](), iter([True, False])
+    settings = LaunchSettings(max_restarts=1, restart_wait_s=60.0)
+    cluster = Cluster(launcher="pssh", hosts=(Host(name="a"),), spares=(Host(name="b"),), settings=settings)
+
+    def run_attempt(*_: object) -> None:
+        if next(tries):
+            raise HostError("probe: b: Could not resolve hostname", hosts=["b"])
+
+    monkeypatch.setattr(attempting, "run_attempt", run_attempt)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    restarts = Restarts(cluster)
+    restarts.note_failure(TrainingError("a no longer answers", cause="host", gone=["a"]), step=1, now=0.0)
+    restarts.replace(["a"])
+    Attempts(work_that_says(said), restarts, last=2).make_one(2)
+    assert said[0].endswith("for b, of which b is a spare that has never answered: is its name right?")
+
+
+@pytest.mark.usefixtures("unlaunched")
 @pytest.mark.parametrize("limit_s", [60.0, 0.0])
 def test_a_restart_waits_for_a_host_that_took_part_before(monkeypatch: pytest.MonkeyPatch, limit_s: float) -> None:
     """A host that was restarted refuses connections until its ssh server is up."""
