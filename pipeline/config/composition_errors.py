@@ -83,6 +83,13 @@ class Word(NamedTuple):
         return self.mark + self.name
 
     @property
+    def as_list_of_texts(self) -> str:
+        """The override with each element of its flat list as a text, quoted for a shell; '' if it is no such list."""
+        flat = re.fullmatch(r"['\"]?\[([^\[\]{}()'\"]+)\]?['\"]?", self.value)
+        texts = [hydra_value(text.strip()) for text in flat[1].split(",")] if flat else []
+        return shell_word(f"{self.key}=[{','.join(texts)}]") if texts else ""
+
+    @property
     def quoted(self) -> str:
         """The override with its value as one text, quoted for a shell."""
         return shell_word(f"{self.key}={QuotedString(self.value, Quote.single).with_quotes()}")
@@ -309,9 +316,10 @@ def _no_override(failure: CompositionFailure) -> UsageError | None:
     elif value.startswith("~"):  # Hydra's mark of a deletion
         why = f": a value that begins with ~ needs quotes: {word.quoted}"
     elif _BEGINS_AN_EXPRESSION.match(value):
+        as_list = f"as a list of texts it is {texts}; " if (texts := word.as_list_of_texts) else ""
         why = (
             " as a list [a,b], a mapping {a: 1} or a function range(1,3), whose texts with blanks or signs are in "
-            f"quotes; if all of it is a text, it needs quotes: {word.quoted}"
+            f"quotes; {as_list}if all of it is a text, it needs quotes: {word.quoted}"
         )
     else:
         are_values = "," in value and "'" not in value and '"' not in value
@@ -363,7 +371,8 @@ def _other(failure: CompositionFailure) -> UsageError:
     elif _A_LIST in text or "to Dict[" in text:
         reason = f"it has fields of its own; write {key}.NAME=VALUE"
     elif value and "is not a ListConfig, list or" in text:
-        reason = f"a list is wanted there; write '{key}=[{value}]'"
+        as_list = word.as_list_of_texts or f"'{key}=[{value}]'"
+        reason = f"a list is wanted there; write {as_list}"
     return UsageError(f"{word.text}: {reason}")
 
 

@@ -152,6 +152,9 @@ def test_composes_what_hydra_main_composes(
          ["seed=1,2", "several values are a sweep", "train them all: doit sweep trainer.epochs=2 seed=1,2"]),
         ("tracking.experiment=a,b",
          ["tracking.experiment=a,b", "\"tracking.experiment='a,b'\" for a text with a comma"]),
+        ("cluster.sbatch=[--signal=TERM@120,-x]",
+         ["as a list of texts it is \"cluster.sbatch=['--signal=TERM@120','-x']\""]),
+        ("trainer.freeze='[a=b]'", ["a list is wanted there; write \"trainer.freeze=['a=b']\""]),
         ("seed=[1", ["seed=[1 can't be read as a list", "if all of it is a text, it needs quotes: \"seed='[1'\""]),
         (
             "++cluster.env={'A-B': 1}",

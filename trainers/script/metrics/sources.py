@@ -129,8 +129,9 @@ def _row_of_cells(cells: Mapping[str, str]) -> Row | None:
     numbers = {
         name.strip(): number for name, text in cells.items() if name and (number := _number_in(text)) is not None
     }
-    epoch = _whole(numbers.pop("epoch", None))
-    steps = [numbers.pop(name) for name in _STEPS if name in numbers]
+    titles = {name.lower(): name for name in numbers}  # also Epoch, Step
+    epoch = _whole(numbers.pop(titles.get("epoch", ""), None))
+    steps = [numbers.pop(titles[name]) for name in _STEPS if name in titles]
     step = _whole(steps[0]) if steps else epoch
     if step is None or not numbers:
         return None
