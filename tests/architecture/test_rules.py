@@ -129,9 +129,13 @@ def test_looking_around_imports_neither_torch_nor_mlflow_nor_hydra(words: list[s
     assert done.stdout.splitlines()[-1] == "LOADED 0 []"
 
 
-def test_a_run_without_steps_of_ones_own_loads_nothing_of_them() -> None:
-    code = "import sys, pipeline.cli.finished, pipeline.config.memo, pipeline.execution.run"
-    shown = "print([name for name in sys.modules if name.startswith('pipeline.steps')])"
+def test_the_start_of_a_run_loads_nothing_of_other_kinds_of_runs() -> None:
+    others = {
+        *("hydra", "numpy", "pipeline.steps", "pipeline.sweep", "pipeline.runs.index", "trainers.script.workdir"),
+        *("pipeline.cluster.agent.running", "pipeline.cluster.launchers.granted_launcher"),
+    }
+    code = "import sys, pipeline.cli.finished, pipeline.config.memo, pipeline.cli.commands.train"
+    shown = f"print(sorted({others!r} & sys.modules.keys()))"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; {shown}"], cwd=ROOT, capture_output=True, text=True, check=True
     )
