@@ -172,6 +172,8 @@ def test_without_engine_image_or_folder_a_host_says_how_to_get_it(
     said = r"has no image torch:1 .*; podman says: Error: torch:1: image not known; there: podman pull torch:1"
     with pytest.raises(SystemExit, match=said):
         container.find_image("torch:1", str(tmp_path), gpus=False, mounts=())
+    with pytest.raises(SystemExit, match=r"; here: podman save localhost/torch \| ssh HOST podman load"):
+        container.find_image("localhost/torch", str(tmp_path), gpus=False, mounts=())
     found = Container(f"{tmp_path}/podman", "torch:1", DIGEST, gpus=False)
     with pytest.raises(
         SystemExit, match=r"has no /no/folder, which the ranks' container is to see; cluster\.container_mounts"

@@ -23,7 +23,7 @@ from trainers.contract.host_facts import Container
 from ..node import sha256_of_rest
 from ..requests import NodeStart
 from ..running.processes import LINUX, find_processes, remove_container, stat_fields
-from ..wire import THERE, Json, read_json, write_json
+from ..wire import HERE, THERE, Json, read_json, write_json
 from . import software
 
 ENGINES = ("podman", "docker")
@@ -105,8 +105,11 @@ def find_image(name: str, workdir: str, *, gpus: bool, mounts: Iterable[str]) ->
             digest = f"sha256:{done.stdout.strip().rpartition(':')[2]}"
             return Container(engine, digest, digest, gpus, tuple(mounts))
         errors.append(f"{os.path.basename(engine)} says: {last_line(done.stderr)}")
-    pull = f"{os.path.basename(engines[0])} pull {name}"
-    raise SystemExit(f"has no image {name} (cluster.container); {'; '.join(errors)}{THERE}{pull}")
+    first = os.path.basename(engines[0])
+    mend = f"{THERE}{first} pull {name}"
+    if name.startswith("localhost/"):  # made on a computer, and in no registry
+        mend = f"{HERE}{first} save {name} | ssh HOST {first} load"
+    raise SystemExit(f"has no image {name} (cluster.container); {'; '.join(errors)}{mend}")
 
 
 def engines_here(names: tuple[str, ...], image: str) -> list[str]:

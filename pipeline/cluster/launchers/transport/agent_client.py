@@ -140,16 +140,17 @@ class AgentClient:
         return why, WHEN_BUSY_HINT if BUSY in (answer.reported_error or "") else hint
 
     def failures(self, answers: Mapping[str, Answer], explain: Explain) -> tuple[list[str], list[str]]:
-        """Return a row for each host that failed, and the fixes, each once."""
-        rows, hints = list[str](), list[str]()
+        """Return a row for each host that failed, and the fixes, each once, also if only the host's name differs."""
+        rows, hints = list[str](), dict[str, str]()
         for host in self.cluster.hosts:
             answer = answers.get(host.label)
             if answer is None or answer.error is None:
                 continue
             why, hint = explain(host, answer)
             rows.append(f"  {host.label}: {why}")
-            hints.extend([hint] if hint and hint not in hints else [])
-        return rows, hints
+            if hint:
+                hints.setdefault(hint.replace(host.label, "HOST"), hint)
+        return rows, [*hints.values()]
 
     def reported_counts(self, labels: Sequence[str]) -> dict[str, int]:
         """Return host label → the newest count that its agent has reported, for another thread.
