@@ -30,6 +30,8 @@ LOGS_TOO = "import paceline\npaceline.log(1, loss=1.0)\nprint('accuracy: 0.5')\n
         ("{'eval_loss': 0.25, 'epoch': 2}", {"eval_loss": 0.25}, (2, None, None)),
         ("Epoch [3/10], Step [100/600], Loss: 0.45", {"loss": 0.45}, (3, 100, 600)),
         ("Train Epoch: 1 [640/60000 (1%)]\tLoss: 0.925", {"train/loss": 0.925}, (1, 640, 60000)),
+        ("Accuracy of the network on the 10,000 test images: 16.5 %", {"test/accuracy": 16.5},
+         (None, None, None)),
         ("Test set: Average loss: 0.0282, Accuracy: 9908/10000 (99%)", {"test/loss": 0.0282, "test/accuracy": 0.9908},
          (None, None, None)),
         ("iter 10: loss 3.2123, time 12.22ms, mfu 1.2%", {"loss": 3.2123}, (None, 10, None)),

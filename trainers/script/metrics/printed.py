@@ -217,6 +217,10 @@ _PAIR = re.compile(
     rf"(?P<number>{_NUMBER})(?:/(?P<whole>\d+))?(?![\w.]*\w|[,:-]\d|/|\s*(?:%\s*\||->|→|=>))",
     re.IGNORECASE,
 )
+_OF_MODEL = re.compile(
+    rf"\b(?P<name>accuracy|loss) of (?:the|our) [\w-]+ on (?:the )?(?:[\d,]+ )?{_SPLIT} [a-z]+\s*:", re.IGNORECASE
+)
+"""``Accuracy of the network on the 10000 test images: 55 %``, as PyTorch's tutorials print it."""
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LONGEST_CHARACTERS = 4_000  # characters; a longer line is not meant for users
 _SETTING_PARTS = {
@@ -278,6 +282,7 @@ def parse_line(text: str, split_before: str = "") -> PrintedLine:
     text = _COLOURS.sub("", text)
     if _SETTINGS.search(text):  # printed before the training
         return PrintedLine({})
+    text = _OF_MODEL.sub(r"\g<split> \g<name>:", text)
     first = _FIRST_SPLIT.match(text)
     split = _SPLITS[first["split"].lower()] if first else split_before if _SUMMARY.match(text) else ""
     values: dict[str, set[float]] = {}
