@@ -158,6 +158,10 @@ OF_SCRIPTS = (  # (pattern in the failure, hint); the first match counts
         "pass the folder of its data on this computer as an argument of the script, which takes it along as data; if "
         "the script has a fixed path in the project, put program.inputs=[data/*] in front of the script",
     ),
+    (
+        r"environment variable (?:RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT) expected, but not set",
+        "torchrun starts the ranks of this script: doit torchrun --nproc-per-node N SCRIPT",
+    ),
     (r"EOF when reading a line", "a run has no keyboard: let the script take the answer as an argument"),
     (
         r"(?:unrecognized arguments|[Nn]o such option):.*(?P<what>--(?:nnodes|nproc[-_]per[-_]node|max[-_]restarts))\b",

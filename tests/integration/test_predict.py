@@ -35,6 +35,9 @@ def test_images_are_classified_by_the_network_of_a_run(project: Project, tmp_pat
     assert "none.png can't be read: No such file or directory; 1 of 2 images" in broken.stdout
     lacking = project.doit("predict", "last", "none.png")
     assert "none.png: there is no such image in" in lacking.stdout
+    folder = project.doit("predict", "last", f"{tmp_path}/")
+    assert f"{tmp_path}/ is a folder; doit predict takes image files" in folder.stdout
+    assert f"try: doit predict last {tmp_path}/*" in folder.stdout
 
 
 @pytest.mark.ci

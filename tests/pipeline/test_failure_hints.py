@@ -103,6 +103,8 @@ def test_the_folder_of_a_scripts_own_hydra_configuration_is_named_as_an_input(tm
          "pass the folder of its data on this computer as an argument of the script, which takes it along as data; if "
          "the script has a fixed path in the project, put program.inputs=[data/*] in front of the script"),
         ("EOFError: EOF when reading a line", "a run has no keyboard: let the script take the answer as an argument"),
+        ("ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK "
+         "expected, but not set", "torchrun starts the ranks of this script: doit torchrun --nproc-per-node N SCRIPT"),
         ("train.py: error: unrecognized arguments: --nproc-per-node 2",
          "--nproc-per-node is an option of torchrun, whose options stand in front of the script: doit torchrun "
          "--nproc-per-node N SCRIPT"),

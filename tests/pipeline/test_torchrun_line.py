@@ -77,6 +77,16 @@ def test_a_swept_option_with_several_words_behind_it_is_refused(folder: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("typed", "replaced"),
+    [("--lr 0.3 --epochs 1", ["--lr 0.3"]), ("--lr=0.3", ["--lr=0.3"]), ("--epochs 1", []), ("--lr --epochs 1", [])],
+)
+def test_a_value_that_a_sweep_replaces_is_named(typed: str, replaced: list[str], folder: Path) -> None:
+    line = f"run --sweep lr=0.1,0.2 train.py {typed}"
+    notes = torchrun_line.translated(line.split(), folder, ROOT, VERBS)[1]
+    assert notes == [f"--sweep lr=0.1,0.2 replaces {word}" for word in replaced]
+
+
+@pytest.mark.parametrize(
     "line", ["--lr 0.1 --debug", "fit --lr=0.1", "-- --x", "--neg -1", "-v -v", "--ab c d -e", "--_1 x", "--a 1 --bc 2"]
 )
 def test_the_arguments_are_passed_on_as_they_are(line: str) -> None:

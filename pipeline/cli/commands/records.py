@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -167,6 +168,9 @@ def _named_images(current: Session) -> tuple[RunFolder, list[Path]]:
         raise UsageError("which images? doit predict takes a run and image files", hint="doit predict last cat.jpg")
     folder, images = with_results(index.find(runs_dir, named or LAST)), [_image(word) for word in words]
     if not any(image.is_file() for image in images):  # before the network is exported
+        if images[0].is_dir():
+            hint = f"doit predict {named or LAST} {shlex.quote(words[0].rstrip('/'))}/*"
+            raise UsageError(f"{words[0]} is a folder; doit predict takes image files", hint=hint)
         raise UsageError(f"{words[0]}: there is no such image in {invocation.typed_in()}")
     return folder, images
 

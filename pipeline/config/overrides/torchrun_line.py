@@ -73,7 +73,18 @@ def translated(
         for word in line.args
         if _OF_PACELINE.match(word)
     ]
+    notes += _replaced_by_sweeps(line)
     return [*begin, *overrides_of(line, folder, root, splits="sweep" in argv[:at])], notes
+
+
+def _replaced_by_sweeps(line: ScriptLine) -> Iterator[str]:
+    """Yield a note for each value of the script's line that a sweep's values replace."""
+    sweeps = _sweeps(line)
+    for word, following in zip(line.args, [*line.args[1:], "--end"], strict=True):
+        option, equals, _ = word.partition("=")
+        name = option.lstrip("-")
+        if name in sweeps and (equals or (_LIKE_A_FLAG.match(word) and not _LIKE_A_FLAG.match(following))):
+            yield f"--sweep {name}={sweeps[name]} replaces {word if equals else f'{word} {following}'}"
 
 
 def _own_flags(typed: Sequence[str]) -> tuple[list[str], list[str]]:
