@@ -80,7 +80,7 @@ def translated(
 def _replaced_by_sweeps(line: ScriptLine) -> Iterator[str]:
     """Yield a note for each value of the script's line that a sweep's values replace."""
     sweeps = _sweeps(line)
-    for word, following in zip(line.args, [*line.args[1:], "--end"], strict=True):
+    for word, following in zip(line.args, [*line.args[1:], "--end"], strict=False):
         option, equals, _ = word.partition("=")
         name = option.lstrip("-")
         if name in sweeps and (equals or (_LIKE_A_FLAG.match(word) and not _LIKE_A_FLAG.match(following))):
