@@ -64,7 +64,8 @@ def locked(folder: RunFolder, say: Callable[[str], None], stop: Stop | None = No
     lock = RunLock(folder)
     if not lock.take():
         say(f"another command is training {folder.key}; waiting for it")
-        lock.wait(meanwhile=lambda: _heed(stop))
+        ended_before = _stop_ns(folder)
+        lock.wait(meanwhile=lambda: _heed(stop, folder, ended_before))
     try:
         runs_dir = folder.path.parent
         inside = (folder.path / name for name in _WRITTEN_IN)
@@ -79,9 +80,21 @@ def locked(folder: RunFolder, say: Callable[[str], None], stop: Stop | None = No
         lock.release()
 
 
-def _heed(stop: Stop | None) -> None:
+def _heed(stop: Stop | None, folder: RunFolder, ended_before: int) -> None:
     if stop is not None and stop.requested:
         raise Killed(f"stopped by {stop.by} while it waited for another command")
+    if _stop_ns(folder) > ended_before:
+        raise Killed(
+            f"doit stop has ended {folder.key}, and so this command, which only waited for it",
+            hint="the same command starts it again",
+        )
+
+
+def _stop_ns(folder: RunFolder) -> int:
+    """Return when `doit stop` was typed for the command that holds the lock; 0: it wasn't."""
+    with suppress(OSError):
+        return (folder.path / run_folder.STOP).stat().st_mtime_ns
+    return 0
 
 
 def ask_to_stop(folder: RunFolder) -> None:

@@ -14,7 +14,7 @@ from pipeline.core.errors import Killed, PacelineError, TrainingError
 from pipeline.core.locks import is_held
 from pipeline.core.processes.signals import Stop
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.lock import RunLock, locked
+from pipeline.runs.lock import RunLock, ask_to_stop, locked
 from tests.read_only import mounted
 from tests.waiting import HANG_S
 
@@ -90,6 +90,33 @@ def test_waiting_ends_when_the_command_is_stopped(folder: RunFolder) -> None:
         locked(folder, lambda _: None, stop),
     ):
         pass
+
+
+def test_a_command_that_only_waited_ends_when_the_run_is_stopped(folder: RunFolder) -> None:
+    folder.path.mkdir(parents=True)
+    said: list[str] = []
+
+    def stop_then(text: str) -> None:
+        said.append(text)
+        threading.Timer(0.3, ask_to_stop, [folder]).start()
+
+    with (
+        locked(folder, print),
+        pytest.raises(Killed, match=f"doit stop has ended {folder.key}, and so this command, which only waited for it"),
+        locked(folder, stop_then),
+    ):
+        pass
+    assert said
+
+
+def test_a_command_typed_after_the_stop_waits_and_begins(folder: RunFolder) -> None:
+    folder.path.mkdir(parents=True)
+    first = RunLock(folder)
+    assert first.take()
+    ask_to_stop(folder)
+    threading.Timer(0.3, first.release).start()
+    with locked(folder, lambda _: None) as lock:
+        assert not lock.lost()
 
 
 def test_a_look_at_the_lock_writes_nothing_and_needs_no_file(folder: RunFolder, tmp_path: Path) -> None:
