@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pipeline.core import locks
@@ -50,7 +51,7 @@ def status(folder: RunFolder) -> str:
             )
     lines.append(f"  hosts    {_hosts(plan, config)}")
     training = last is not None and last.state is State.RUNNING and locks.is_held(folder.lock)
-    lines += [] if _curves_altered(folder) else _metrics(folder, training=training)
+    lines += _metrics(folder, training=training)
     lines += _ranks(folder, last.attempt if last is not None else 0, training=training)
     lines += list(dict.fromkeys(_unreadable(folder) + altered))
     lines += [f"  {name} was added after the run; it is none of its outputs" for name in added(folder)]
@@ -145,18 +146,25 @@ def _bad_metrics(folder: RunFolder) -> list[tuple[int, str]]:
     return [(number, "") for number in metrics_file.bad_lines(path)] if path.is_file() else []
 
 
+def latest(folder: RunFolder) -> metrics_file.MetricsRow | None:
+    """Return the last row of metrics.jsonl with the last value of each metric; None: no row, or an altered file."""
+    rows = [] if _curves_altered(folder) else ranks.last_rows(folder)
+    return (
+        replace(rows[-1], metrics={name: row.metrics[name] for row in rows for name in row.metrics}) if rows else None
+    )
+
+
 def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
-    rows = ranks.last_rows(folder)
-    if not rows:
+    last = latest(folder)
+    if last is None:
         ours = "the ranks import torch and read the data"
         doing = ranks.hosts_awaited(folder)
         doing = doing or (ours if folder.program.is_ours else ranks.no_metric(folder, quoted=True))
         return [f"  step     none yet: {doing}"] if training else []
-    last, metrics = rows[-1], {name: value for row in rows for name, value in row.metrics.items()}
     doing = f", {last.doing}" if training and last.attempt in journal.known_attempts(folder.path)[-1:] else ""
     epoch = "" if last.epoch is None else f", epoch {last.epoch}"
     lines = [f"  step     {last.step}{epoch}{doing}"]
-    return lines + [f"  {name:<20} {quantity(name, value)}" for name, value in sorted(metrics.items())]
+    return lines + [f"  {name:<20} {quantity(name, value)}" for name, value in sorted(last.metrics.items())]
 
 
 def _ranks(folder: RunFolder, attempt: int, *, training: bool) -> list[str]:

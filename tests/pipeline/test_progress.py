@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
 
 import pytest
 
+from pipeline.cli.commands.status import status
 from pipeline.core.errors import UsageError
 from pipeline.core.files import write_json
 from pipeline.core.locks import held
@@ -17,6 +19,7 @@ from pipeline.runs import journal, ranks
 from pipeline.runs import status as progress
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.journal import Entry
+from tests.pipeline.conftest import Printed
 
 KEY = "0123456789ab"
 
@@ -46,6 +49,14 @@ def test_a_run_whose_command_died_says_so_and_one_that_is_held_does_not(running:
     assert (
         "  hosts    a (2), pssh\n  step     2, epoch 1\n  lr                   0.5\n  train/loss           2" in shown
     )
+
+
+def test_the_answer_in_json_has_the_step_and_the_metrics_of_a_run_under_way(
+    running: RunFolder, printed: Printed
+) -> None:
+    with held(running.lock):
+        found = json.loads(printed(status, running.path.parent, KEY, "json=1"))["data"]
+    assert (found["step"], found["epoch"], found["metrics"]) == (2, 1, {"lr": 0.5, "train/loss": 2.0})
 
 
 def test_a_script_is_waited_for_wherever_it_goes_on_from(running: RunFolder) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from pipeline.cli import trials
 from pipeline.cli.commands import steps
@@ -66,11 +67,19 @@ def status(current: Session) -> None:
             raise PacelineError(f"run {folder.key} was removed while it was watched", hint="doit runs")
     row = index.row(folder)
     if wants_json():
-        answer({**asdict(row), "folder": str(folder.path)})
+        answer(_as_json(folder, row))
         return
     say(run_status.status(folder), folds=True)
     if other := other_hardware({"hosts": row.hosts, "hardware": row.hardware}):
         say(f"  bits     unverified here, finished on other hardware: {other}", folds=True)
+
+
+def _as_json(folder: RunFolder, row: index.RunRow) -> dict[str, Any]:
+    """Return the row with its step; a run without figures of a result has the newest values of its metrics."""
+    last = run_status.latest(folder)
+    metrics = row.metrics if row.figures or last is None else last.metrics
+    step, epoch = (None, None) if last is None else (last.step, last.epoch)
+    return {**asdict(row), "metrics": metrics, "step": step, "epoch": epoch, "folder": str(folder.path)}
 
 
 def _await_next(runs_dir: Path) -> RunFolder | None:
@@ -128,7 +137,7 @@ def wait(current: Session) -> None:
         message = f"run {folder.key} is RUNNING, but no command attends it"
         error = PacelineError(message, hint=f"doit attach {folder.key}")
     if wants_json():
-        answer({**asdict(row), "folder": str(folder.path)}, error=error)
+        answer(_as_json(folder, row), error=error)
     if error is not None:
         raise error
     say(f"run {folder.key} is {row.state}")
