@@ -1,4 +1,4 @@
-"""The hosts of a cluster: their launcher, their answers to its probe, and what `doit sync` brings to them."""
+"""The hosts of a cluster: their launcher, their answers to its probe, what `doit sync` brings, what is known before."""
 
 from __future__ import annotations
 
