@@ -71,6 +71,14 @@ def test_a_swept_flag_is_there_or_not(folder: Path) -> None:
     assert found[-3:] == ["program.args._1=3", "program.args.debug=true,false", "program.args.lr=1,2"]
 
 
+@pytest.mark.parametrize("args", ["", " fit", " x.y=1 --z.z 2"])
+def test_a_swept_name_with_a_dot_is_asked_for_in_the_scripts_form(args: str, folder: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"whether the script takes model\.lr=VALUE or --model\.lr VALUE can't be seen"
+    ):
+        translated(f"run --sweep model.lr=1,2 train.py{args}", folder)
+
+
 def test_a_swept_option_with_several_words_behind_it_is_refused(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"of 0\.3 digits behind --lr not all may be its values"):
         translated("run --sweep lr=0.1,0.2 train.py --lr 0.3 digits", folder)
@@ -103,6 +111,11 @@ def test_the_arguments_are_passed_on_as_they_are(line: str) -> None:
         ("sweep run train.py --lr 0.1,0.01", "program.args.lr=0.1,0.01"),
         ("run --sweep lr=1e-3,0.1,1.50 train.py", "program.args.lr='1e-3',0.1,'1.50'"),
         ("run --sweep optim.lr=1,2 train.py model.size=3", "program.args._2='optim.lr=1','optim.lr=2'"),
+        (
+            "run --sweep model.lr=1,2 train.py fit --a.b 3",
+            "program.args._5=1,2",
+        ),  # as Lightning's command line has them
+        ("run --sweep model.lr=1,2 train.py --model.lr 3", "program.args._2=1,2"),
         ("run --sweep z=1,2 train.py --z 0", "program.args._2=1,2"),
         ("run --sweep lr=1e-3,x train.py fit --lr 1", "program.args.lr='1e-3',x"),
         ("run --sweep seed=range(3) train.py", "program.args.seed=range(3)"),

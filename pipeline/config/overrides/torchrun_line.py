@@ -200,6 +200,7 @@ ARGUMENT = re.compile(r"program\.args\.([\w-]+)=(.*)")
 _INPUTS = "program.inputs=["
 _FLAG = re.compile(r"--(?P<long>[A-Za-z_][\w-]+)|-(?P<short>[A-Za-z])")
 _RESUME = re.compile(r"\{resume(:[^{}]*)?\}")
+_LIKE_HYDRA = re.compile(r"[\w.@/+~]+=")  # an override of a script that uses Hydra itself
 _LIKE_A_FLAG = re.compile(r"--?[A-Za-z_]")  # --z, --lr=0.1, -abc: a mapping can't express these
 _PRINTED_ALIKE = re.compile(r"0|-?[1-9]\d{0,15}|-?(?:0|[1-9]\d{0,8})\.(?:0|\d{0,8}[1-9])")
 """Numbers that Python prints as they were typed. Others are passed on as texts."""
@@ -342,11 +343,21 @@ def _by_name(named: Mapping[str, Any], sweeps: Mapping[str, str], *, splits: boo
             yield f"program.args.{name}={'true' if value is True else _value(value)}"
     n_bare = sum(map(is_bare, named))
     for name, values in left.items():
-        if "." in name:  # optim.lr=0.1, an override of a script that uses Hydra itself
-            n_bare += 1
-            yield f"program.args._{n_bare}={_each_with(name, values)}"
-        else:
+        if "." not in name:
             yield f"program.args.{name}={_as_typed(values)}"
+            continue
+        words = [str(value) for bare, value in named.items() if is_bare(bare)]
+        has_options = len(words) < len(named) or any(word.startswith("--") for word in words)
+        if any(_LIKE_HYDRA.match(word) for word in words) == has_options:
+            raise UsageError(
+                f"--sweep {name}={values}: whether the script takes {name}=VALUE or --{name} VALUE can't be seen",
+                hint=f"type it once behind the script as the script takes it: {name}=… or --{name} …",
+            )
+        if has_options:
+            n_bare += 1
+            yield f"program.args._{n_bare}='--{name}'"
+        n_bare += 1
+        yield f"program.args._{n_bare}={_as_typed(values) if has_options else _each_with(name, values)}"
 
 
 def _each_with(option: str, values: str) -> str:
