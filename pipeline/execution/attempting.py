@@ -165,11 +165,10 @@ class Attempts:
             raise HostError("\n".join([error.what, *idle]), hint=error.hint, hosts=error.hosts) from error
         if not pauses.doing:
             until = f"{clock(time.time() + pauses.limit_s)} (cluster.restart_wait_s={pauses.limit_s:g})"
-            names, configured = ", ".join(error.hosts), {host.label for host in restarts.configured.hosts}
-            took_part = "which took part before"
-            if unknown := [host for host in error.hosts if host not in configured]:
-                took_part = f"of which {', '.join(unknown)} is a spare that has never answered: is its name right?"
-            say(f"{error}\nattempt {number} waits until {until} for {names}, {took_part}")
+            names, new = ", ".join(error.hosts), [host for host in error.hosts if host not in restarts.took_part]
+            waits = f"attempt {number} waits until {until} for {names}"
+            spares = f"; {', '.join(new)} has never answered: is the name of the spare right?"
+            say(f"{error}\n{waits}{spares if new else ', which took part before'}")
             pauses.doing = f"waiting for {names} to answer"
             say.doing(pauses.doing)
         time.sleep(pause_s)

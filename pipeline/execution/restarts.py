@@ -29,7 +29,8 @@ class Restarts:
         """``keeps_hosts``: a sweep assigned the hosts, so none is replaced. ``begun_before``: an earlier command began
         the run, and may have been killed after a host was lost.
         """
-        self.configured, self.cluster, self.shards = cluster, cluster, shards
+        self.cluster, self.shards = cluster, shards
+        self.took_part = {host.label for host in cluster.hosts} if begun_before else set[str]()
         self._keeps_hosts = keeps_hosts
         self.has_failed = False  # an attempt of this command, so the next one is a restart
         self.replaces = begun_before and cluster.settings.max_restarts > 0  # whether silent hosts may be replaced
@@ -45,6 +46,7 @@ class Restarts:
         """
         if error.cause in ("config", "cancelled", "outputs"):
             raise error
+        self.took_part |= {host.label for host in self.cluster.hosts}
         failure = re.sub(r"\d+", "#", error.what.partition("\n")[0]), step, saved
         if error.cause != "host" and failure == self._last_failure:
             known = f"at step {step} before" if step else "before, and no logged step or checkpoint tells of progress"
@@ -273,9 +275,12 @@ def file_hint(failure: str, run: Run) -> str | None:
             "makes it data, or move it into the project and name it in program.inputs"
         )
     name = path.partition("/code/")[2] if path.startswith("/") else path.removeprefix("./")
-    if not name or name in run.code.sources or not (run.root / name).is_file():
+    if not name or not (run.root / name).is_file():
         return None
-    return f"model.inputs=[{name}] takes it along: it lies in the project, and not in the run's copy of the code"
+    opened = "ranks start in the run's folder, so open it by a path made of __file__"
+    if name in run.code.sources:
+        return f"{name} is in the run's copy of the code; {opened}"
+    return f"model.inputs=[{name}] takes it along into the run's copy of the code; {opened}"
 
 
 def _inputs_hint(file: Path, inputs: Sequence[str]) -> str:

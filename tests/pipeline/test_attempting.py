@@ -138,7 +138,7 @@ def test_a_spare_that_does_not_answer_is_waited_for_as_one_that_may_have_a_wrong
     restarts.note_failure(TrainingError("a no longer answers", cause="host", gone=["a"]), step=1, now=0.0)
     restarts.replace(["a"])
     Attempts(work_that_says(said), restarts, last=2).make_one(2)
-    assert said[0].endswith("for b, of which b is a spare that has never answered: is its name right?")
+    assert said[0].endswith("for b; b has never answered: is the name of the spare right?")
 
 
 @pytest.mark.usefixtures("unlaunched")

@@ -76,6 +76,8 @@ def test_a_file_of_the_project_that_a_rank_lacks_is_named_with_the_word_that_tak
     assert hints.file_hint(missing_file(path), run) is None
     (tmp_path / "tables/a.npy").touch()
     assert (hints.file_hint(missing_file(path), run) or "").startswith("model.inputs=[tables/a.npy] takes it along")
+    run.code.sources["tables/a.npy"] = tmp_path / "tables/a.npy"
+    assert "open it by a path made of __file__" in (hints.file_hint(missing_file(path), run) or "")
 
 
 def test_a_file_above_the_project_of_a_script_is_named_with_its_place(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ _NOT_NEEDED = {
 _OWN_FLAGS = ("--json", "--dry-run", "--force", "--detach", "--prove")
 _OWN_OPTIONS = ("--budget", "--max-trials")
 """Paceline's own too, each with a value."""
-_OF_PACELINE = re.compile(r"(?:cluster|tracking|paths)(?:\.\w+)?=")
+_OF_PACELINE = re.compile(r"cluster(?:\.\w+)*=|tracking=|paths\.(?:runs|data)=")
 """The beginning of overrides for a script's run, which hardly any script has itself."""
 _TRANSLATED = ("nnodes", "nproc_per_node", "max_restarts", "module", "no_python")
 
@@ -423,7 +423,7 @@ def line_of(overrides: Sequence[str]) -> list[str] | None:
             continue
         text = value[1:-1].replace("\\'", "'") if value[:1] == value[-1:] == "'" and len(value) > 1 else value
         flag = f"-{argument[1]}" if len(argument[1]) == 1 else f"--{argument[1]}"
-        args += [text] if is_bare(argument[1]) else [flag] if text == "true" else [flag, text]
+        args += [text] if is_bare(argument[1]) else [flag] if value == "true" else [flag, text]
         if "{{" in text or text in ("false", "null") or (text[:1] in ("[", "{") and text != value[1:-1]):
             return None
     if (
