@@ -158,4 +158,4 @@ def _summary(error: PacelineError) -> str:
     line = error.what.partition("\n")[0]
     short = line if len(line) <= _MOST_SUMMARY else f"{line[:_MOST_SUMMARY].rstrip()}…"
     hint = f"\n  try: {error.hint}" if error.hint else ""
-    return f"{short} (the whole error is above){hint}"
+    return f"{short}{'' if short == error.what else ' (the whole error is above)'}{hint}"

@@ -319,11 +319,8 @@ def interval(item: MeanDifference) -> str:
 def markdown(comparison: Comparison) -> str:
     """Return tables for a paper, a pull request or a note; the first has one line per configuration."""
     labels = [group.label for group in comparison.groups]
-    figures = []
-    for group in comparison.groups:
-        cells = (cell(group.figures.get(name), group.n, name) for name in comparison.metrics)
-        figures.append((f"{group.label} {group.title}", str(group.n), *cells))
-    lines = [*_markdown_table(("configuration", "n", *comparison.metrics), figures), ""]
+    head, *figures = by_configuration(comparison, comparison.metrics)
+    lines = [*_markdown_table(head, figures), ""]
     lines += ["Mean ± sample standard deviation over seeds.", ""]
     for group in comparison.groups:
         doubt = f" ({escaped(group.reservation)})" if group.reservation else ""
@@ -339,6 +336,15 @@ def markdown(comparison: Comparison) -> str:
         lines += ["", *fenced(diff, "diff")] if diff else []
     lines += ["", RULE] if comparison.against else []
     return "\n".join(lines)
+
+
+def by_configuration(comparison: Comparison, metrics: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the titles and the cells of a table with a line for each configuration."""
+    figures = [("configuration", "n", *metrics)]
+    for group in comparison.groups:
+        cells = (cell(group.figures.get(name), group.n, name) for name in metrics)
+        figures.append((f"{group.label} {group.title}", str(group.n), *cells))
+    return figures
 
 
 def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -16,7 +16,7 @@ from pipeline.comparing.groups import read
 from pipeline.config import compose
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
-from pipeline.core.tables import cut
+from pipeline.core.tables import ENDLESS, cut
 from pipeline.runs import index, journal
 from pipeline.runs.index import RunRow
 from pipeline.runs.status import status
@@ -214,6 +214,16 @@ def test_the_table_says_once_what_the_runs_share_and_fits_the_width(width: int, 
     if width == 160:
         assert shown[0][2].endswith("5 min  lr=0.1 seed=2  0.9944    12 min 34 s  SYNTHETIC DATA  unproven  "
                                        "epochs=20  max_steps=100")  # fmt: skip
+
+
+def test_a_long_error_stays_one_short_line_where_no_terminal_limits_it() -> None:
+    row = RunRow(
+        key="a" * 12, state="FAILED", what="script a.py", nodes="", hosts=(), train_s=None, accuracy=None,
+        synthetic=False, unix_time=0, error="RuntimeError: " + "x" * 900,
+    )  # fmt: skip
+    last = table([ListedRun(row=row)], width=ENDLESS, now=0)[0][-1]
+    assert last.endswith("x…")
+    assert len(last) < 220
 
 
 def test_what_neither_the_name_nor_the_heading_says_stands_in_the_last_column() -> None:

@@ -156,6 +156,13 @@ def test_two_fields_make_a_grid_and_differences_from_the_best_are_drawn(tmp_path
     assert "<title>B optimizer.lr=0.1 trainer.size=64: test/accuracy 0.8690 ± 0.0071</title>" in text
 
 
+def test_a_report_of_several_runs_prints_their_figures(tmp_path: Path, reported: Printed) -> None:
+    keys = [trained(tmp_path, lr=lr, accuracy=accuracy).key for lr, accuracy in ((0.1, 0.9), (0.2, 0.8))]
+    said = reported(tmp_path, *keys)
+    assert re.search(r"^configuration +n +.*test/accuracy", said, re.MULTILINE), said
+    assert re.search(r"^A optimizer\.lr=0\.1 +1 +.*0\.9000", said, re.MULTILINE), said
+
+
 def test_a_run_has_a_page_of_its_own_that_says_why_it_was_made(tmp_path: Path, reported: Printed) -> None:
     base, run = trained(tmp_path), trained(tmp_path, 1)
     verdict = {"reproduced": True, "compared": "weights_sha256"}

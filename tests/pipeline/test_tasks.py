@@ -42,6 +42,15 @@ def test_an_error_that_stands_above_already_is_said_again_in_short_with_what_men
     assert mend == "  try: a smaller batch"
 
 
+def test_an_error_of_one_line_is_not_said_to_be_whole_elsewhere() -> None:
+    def fail() -> None:
+        error = PacelineError("training failed on node1: killed", hint="a smaller batch")
+        error.shown = True
+        raise error
+
+    assert project._action(fail)().message == "training failed on node1: killed\n  try: a smaller batch"
+
+
 def test_a_wrong_word_keeps_its_exit_code_where_tasks_run_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         leave(UsageError("there is no step 'b'"))

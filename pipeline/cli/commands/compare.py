@@ -29,7 +29,7 @@ from pipeline.core.files import expanded, replaceable_path, sha256_text, write_a
 from pipeline.core.printable import takes_colours
 from pipeline.core.redact import hide
 from pipeline.core.specs import State
-from pipeline.core.tables import folded
+from pipeline.core.tables import folded, in_width
 from pipeline.runs import index
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import ALTERED
@@ -179,6 +179,9 @@ def report(current: Session) -> None:
     file = f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}{_SUFFIXES[form]}"
     target = _output_file(current) or current.config.runs_dir / _FOLDER / file
     _write(target, text)
+    if form == "html" and not is_of_sweep:
+        figures = tables.by_configuration(page.comparison, page.columns)
+        say("\n".join(in_width(figures, shutil.get_terminal_size().columns)))
     say(f"\n{page.summary}\n  report       {relative(target)}" if form == "html" else relative(target))
 
 

@@ -234,6 +234,7 @@ _LEFT_COLUMNS = ("key", "state", "age", _NAME)  # in each line; of a failed run 
 _DROPPED_IN_ORDER = ("ranks", "hosts", "size", "time", "age")  # without room for all columns
 _LEAST_NAME, _LEAST_DIFFERS = 14, 14  # the widths that these columns keep, if they need them
 _MOST_METRICS = 2  # of a script: a line has little room
+_MOST_ERROR = 160  # columns of an error, also where no terminal limits a line
 _NAMES_WIDTH = 24  # characters; longer lists of hosts are a number
 
 
@@ -272,7 +273,7 @@ def table(runs: Sequence[ListedRun], *, width: int, now: float) -> Table:
             columns.pop(title, None)
     heading = ": ".join(filter(None, (counted(len(runs), "run"), ", ".join(filter(None, shared)))))
     shown, left_out = _fitted(columns, [width_of(_remarks(run)) for run in runs], width)
-    errors = [without_place(run.row.error) for run in runs]  # there is no room for hosts
+    errors = [cut(without_place(run.row.error), _MOST_ERROR) for run in runs]  # there is no room for hosts
     failures = [_joined(_remarks(run), error) if error else "" for run, error in zip(runs, errors, strict=True)]
     lines = _lines(shown, ["", *failures])
     return [cut(heading, width), *(cut(line, width) for line in lines)], left_out
