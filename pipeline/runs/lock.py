@@ -85,7 +85,7 @@ def _heed(stop: Stop | None, folder: RunFolder, ended_before: int) -> None:
         raise Killed(f"stopped by {stop.by} while it waited for another command")
     if _stop_ns(folder) > ended_before:
         raise Killed(
-            f"doit stop has ended {folder.key}, and so this command, which only waited for it",
+            f"doit stop has ended {folder.key}; what only waited for it ends too",
             hint="the same command starts it again",
         )
 

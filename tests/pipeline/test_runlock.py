@@ -102,7 +102,7 @@ def test_a_command_that_only_waited_ends_when_the_run_is_stopped(folder: RunFold
 
     with (
         locked(folder, print),
-        pytest.raises(Killed, match=f"doit stop has ended {folder.key}, and so this command, which only waited for it"),
+        pytest.raises(Killed, match=f"doit stop has ended {folder.key}; what only waited for it ends too"),
         locked(folder, stop_then),
     ):
         pass
