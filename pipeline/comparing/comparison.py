@@ -219,8 +219,7 @@ def text(comparison: Comparison, width: int) -> str:
         lines += ["", *wrapped(f"{group.label}  {group.title}", width)]
         for run in group.runs:
             seed = "" if run.seed is None else f"seed {run.seed}"
-            repeated = f"{', '.join(run.alike)} came out the same" if run.alike else ""
-            notes = "; ".join(filter(None, (seed, repeated, run.reservation, run.nonfinite, run.failure)))
+            notes = "; ".join(filter(None, (seed, run.repeated, run.reservation, run.nonfinite, run.failure)))
             lines += wrapped(f"   {run.key}  {notes}".rstrip(), width)
     for part in PARTS:
         if rows := comparison.parts.get(part):
@@ -324,7 +323,8 @@ def markdown(comparison: Comparison) -> str:
     lines += ["Mean ± sample standard deviation over seeds.", ""]
     for group in comparison.groups:
         doubt = f" ({escaped(group.reservation)})" if group.reservation else ""
-        lines.append(f"- {group.label}: {', '.join(run.key for run in group.runs)}{doubt}")
+        keys = (f"{run.key} ({run.repeated})" if run.repeated else run.key for run in group.runs)
+        lines.append(f"- {group.label}: {', '.join(keys)}{doubt}")
     for part in PARTS:
         if rows := comparison.parts.get(part):
             lines += ["", *_markdown_table((part, *labels), [(row.name, *row.values) for row in rows])]

@@ -62,6 +62,11 @@ class ComparedRun(RunRow):
         return self.state in (State.FINISHED, index.ACCEPTED)
 
     @property
+    def repeated(self) -> str:
+        """Which runs came out the same and count once with it, or ''."""
+        return f"{', '.join(self.alike)} came out the same" if self.alike else ""
+
+    @property
     def config(self) -> Mapping[str, Any]:
         """The configuration that decides the run."""
         config = self.parts.get("config")

@@ -252,6 +252,7 @@ def test_the_same_training_counts_once_with_and_without_its_default_seed(tmp_pat
     text = compared(tmp_path, *keys)
     assert "1 more run came out as another one of them and counts once" in text
     assert f"seed 0; {untyped} came out the same" in text
+    assert f"{zero} ({untyped} came out the same)" in compared(tmp_path, *keys, "markdown=1")
     (group,) = data(compared, tmp_path, script({"b": 1, "seed": 0}, 0.6), script({"b": 1}, 0.7))["configurations"]
     assert group["n"] == 2
 
