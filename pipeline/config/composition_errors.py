@@ -245,7 +245,12 @@ def _wrong_entry(failure: CompositionFailure) -> UsageError | None:
             kind = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
             place = file.at(root.start_mark.line + 1)
             return UsageError(f"{place}: {kind} stands there, and a file of conf/ has fields, as in seed: 3")
-        if group and not file.is_global and (f"Key '{group}' not in 'RootConfig'" in text or f"@{group}." in text):
+        if file.lines and file.lines[0].startswith("\ufeff"):
+            return UsageError(f"{file.at(1)}: a byte-order mark hides it; save the file as UTF-8 without one")
+        if (misplaced := _wrong_top_level(file)) is not None:
+            return misplaced
+        inside = f"Key '{group}' not in 'RootConfig'" in text or f"@{group}." in text or _NO_OVERRIDE.search(text)
+        if group and not file.is_global and inside:
             return UsageError(
                 f"{file.at(1)}: without {_PACKAGE!r} all that it sets would be fields of {group}, which has none",
                 hint=f"{_PACKAGE} as the first line of the file",
@@ -265,6 +270,27 @@ def _wrong_entry(failure: CompositionFailure) -> UsageError | None:
             )
         if match.re is _NO_OVERRIDE:
             return UsageError(f"{file.at(line)}: there is no group {name!r} to override; {suggestion(name, groups)}")
+    return None
+
+
+def _wrong_top_level(file: ConfigFile) -> UsageError | None:
+    """Explain a value or a name that can't stand at the top of a file; None if there is none.
+
+    That are an option of a group (``dataset: digits``), a text in the place of fields, and ``trainer.epochs: 2``.
+    """
+    is_top, sections = file.is_global or not file.group, typing.get_type_hints(RootConfig)
+    for key, node in file.root.value if is_top and isinstance(file.root, yaml.MappingNode) else ():
+        name, place = str(key.value), file.at(key.start_mark.line + 1)
+        section, dot, field = name.partition(".")
+        if dot and section in sections:
+            nested = f"{section}: and below it, indented, {field}:"
+            return UsageError(f"{place}: {name!r} is one name with a dot", hint=nested)
+        has_fields = name in group_names() or dataclasses.is_dataclass(sections.get(name))
+        if not (has_fields and isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:str"):
+            continue
+        entry = f"- override /{name}: {node.value}" if file.group else f"- {name}: {node.value}"
+        hint = "a blank behind each colon" if ":" in node.value else f"{entry} in the defaults list chooses an option"
+        return UsageError(f"{place}: {name} has fields, and {node.value!r} is none", hint=hint)
     return None
 
 
@@ -362,6 +388,9 @@ def _other(failure: CompositionFailure) -> UsageError:
     word, text = failure.culprit, failure.text
     key, value = word.key, word.value
     reason = _plain_reason(first_line(failure.causes[-1]))
+    if any(isinstance(cause, RecursionError) for cause in failure.causes):
+        places = [file.at(0) for file in failure.files()] or [word.text]
+        return UsageError(f"{places[0]}: its defaults list leads back to itself")
     if _IN_FILE.search(text) and (file := next(failure.files(), None)) is not None:
         return UsageError(f"{file.at(0)}: {'a list stands where fields are wanted' if _A_LIST in text else reason}")
     if match := _RANGE.fullmatch(value):

@@ -15,6 +15,7 @@ from pipeline.core.errors import TrainingError
 from pipeline.core.specs import Cluster, LaunchPlan
 from pipeline.execution.run import Run
 from pipeline.runs import checkpoints
+from trainers.contract import run_folder
 from trainers.script.settings import ScriptConfig
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
@@ -142,7 +143,7 @@ def _next_start_of_trainer(run_dir: Path, unfetched: LaunchPlan | None) -> str:
 
 # ------------------------------------------------------------------------- hints about failures of the ranks' code
 _MISSING_FILE = re.compile(
-    r"No such file or directory: '([^']+)'|FileNotFoundError: (\S+) not found\.|config directory '([^']+)'"
+    r"No such file or directory: '([^']+)'|FileNotFoundError: (\S+) not found\.|config directory '(?P<folder>[^']+)'"
 )
 """As Python, numpy and Hydra say it."""
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>\w+)")
@@ -259,10 +260,9 @@ def file_hint(failure: str, run: Run) -> str | None:
         return None
     path = next(filter(None, match.groups()))
     if run.config.script is not None:
-        # Hydra names it with the folder of the run's copy of the project
-        in_project = re.sub(r"^/.*?/code/", f"{run.root}/", path)
-        here = (run.root / run.config.script.workdir / in_project).resolve()
-        if here.is_dir() and run.root in here.parents:
+        _, is_in_copy, inside = path.rpartition(f"/{run_folder.WORK_COPY}/")  # Hydra names it with the run's copy
+        here = (run.root / inside if is_in_copy else run.root / run.config.script.workdir / path).resolve()
+        if match["folder"] and here.is_dir() and run.root in here.parents:
             inputs = [*run.config.script.inputs, f"{here.relative_to(run.root)}/"]
             word = shlex.quote(f"program.inputs=[{','.join(inputs)}]")
             return f"{word} in front of the script takes the folder along"

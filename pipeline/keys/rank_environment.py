@@ -94,7 +94,11 @@ DECIDING = (
 )
 """Variables that change arithmetic or the choice of code. Those that a shell sets are not passed on, with a message."""
 
-_OF_TORCHRUN = ("*RANK", "*WORLD_SIZE", "MASTER_*", "TORCHELASTIC_*", "PACELINE_*")
+_OF_LAUNCHERS = (
+    *("*RANK", "*WORLD_SIZE", "MASTER_*", "TORCHELASTIC_*", "PACELINE_*"),
+    *("SLURM_*", "PBS_*", "LSB_*", "OMPI_*", "PMI_*", "KUBERNETES_*"),
+)
+"""Variables of torchrun and of jobs, which say where a process runs."""
 
 _DESCRIBES = ("*_VERSION", "*_SHA256", "*_URL", "*_ROOT", "*_HOME", "*_modshare")
 """Variables by which container images and module systems describe installed software; dropped without a message."""
@@ -139,7 +143,7 @@ def read_but_not_passed(names: Iterable[str], keyed: Iterable[str], environ: Map
     """Describe the variables of this shell that a program's own code reads (``names``) and that its ranks don't get;
     None if there are none. ``keyed``: those that the configuration sets. DECIDING ones are reported at the start.
     """
-    known = (*PASSED, *ALWAYS, *DECIDING, *_OF_TORCHRUN, *keyed)
+    known = (*PASSED, *ALWAYS, *DECIDING, *_OF_LAUNCHERS, *keyed)
     missed = [(name, environ[name]) for name in names if name in environ and not matches(name, known)]
     return _sentence(missed, "this shell, read by the code,") if missed else None
 

@@ -14,6 +14,7 @@ import pytest
 from pipeline.core.errors import TrainingError
 from pipeline.core.specs import Cluster, Host
 from pipeline.execution import restarts as hints
+from trainers.contract import run_folder
 
 HERE = Cluster(launcher="local", hosts=(Host(name="localhost", nproc_per_node=1),))
 
@@ -89,11 +90,13 @@ def test_a_file_above_the_project_of_a_script_is_named_with_its_place(tmp_path: 
     hint = hints.file_hint(failure, run) or ""
     assert hint.startswith(f"{tmp_path}/data/X.npy lies above the project, and the script runs in a copy of it")
     assert hints.file_hint("rank 0: FileNotFoundError: ../../data/X.npy not found.", run) == hint, "as numpy says it"
+    assert hints.file_hint(missing_file("../../data"), run) is not None, "a folder is data as well"
 
 
 def test_the_folder_of_a_scripts_own_hydra_configuration_is_named_as_an_input(tmp_path: Path) -> None:
     (tmp_path / "study/conf").mkdir(parents=True)
-    failure = f"rank 0:\nCheck that the config directory '{tmp_path}/runs/k/work/a/code/study/conf' exists and readable"
+    copy = f"{tmp_path}/runs/k/work/a/{run_folder.WORK_COPY}"
+    failure = f"rank 0:\nCheck that the config directory '{copy}/study/conf' exists and readable"
     hint = hints.file_hint(failure, run_of_script(tmp_path, ["a.txt"]))
     assert hint == "'program.inputs=[a.txt,study/conf/]' in front of the script takes the folder along"
 

@@ -84,6 +84,7 @@ def test_a_finished_run_needs_nothing(tmp_path: Path, triaged: Printed) -> None:
         ("ended with signal 9 (SIGKILL)", "", "give it more memory, or a smaller batch, then doit train"),
         ("OSError: [Errno 28] No space left on device", "", "free space on node1; doit clean says"),
         ("EOFError: EOF when reading a line", "", "a run has no keyboard: let the script take the answer"),
+        ("train.py: error: unrecognized arguments: --detach", "", "--detach is an option of this command"),
         ("ValueError: x", '  File "/a/{key}/code/me.py", line 7, in f\n    f()\nValueError: x', "mend me.py, line 7"),
     ],
 )  # fmt: skip

@@ -177,7 +177,8 @@ def _fix(run: ComparedRun, host: str, traceback: str, logs: str) -> str:
             missing = match.groupdict().get("missing", "")
             if "No module" in pattern and (ROOT / f"{missing}.py").is_file():
                 return f"add program.inputs=[{missing}.py], as the code doesn't show the import"
-            return fix.format(missing=missing, host=host, logs=logs, preflight=preflight, clean=clean)
+            known = {"host": host, "logs": logs, "preflight": preflight, "clean": clean}
+            return fix.format(**{**match.groupdict(), "missing": missing, **known})
     frames = _PROJECT_FRAME.findall(traceback)
     return f"mend {frames[-1][0]}, line {frames[-1][1]}" if frames else "mend what it names"
 
