@@ -251,8 +251,9 @@ def reach_of_seeds(recipe: Recipe, runs_dir: Path) -> dict[str, float]:
     at_most = {name: _REACH * statistics.stdev(known) for name, known in values.items() if len(known) >= _FEWEST}
     images = len((recipe.folder.read_json(run_folder.PREDICTIONS) or {}).get("targets") or ())
     if _ACCURACY in values and _ACCURACY not in at_most and images:
-        # Smoothed, so that the share is neither 0 nor 1.
-        share = (recipe.result["metrics"][_ACCURACY] * images + 1) / (images + 2)
+        # Smoothed, so that the share is neither 0 nor 1; a result that somebody has sealed anew may hold anything.
+        accuracy = min(1.0, max(0.0, recipe.result["metrics"][_ACCURACY]))
+        share = (accuracy * images + 1) / (images + 2)
         at_most[_ACCURACY] = _REACH * math.sqrt(share * (1 - share) / images)
     return at_most
 
